@@ -79,7 +79,7 @@ test-browser: $(VENV)/.browser
 	$(BIN)/python -m pytest -m browser tests/frontends/dashboard/browser $(ARGS)
 
 test-torch: .venvs/torch/.test
-	.venvs/torch/bin/python -m pytest -m torch tests/catalog tests/commands/test_new.py tests/embedding/runtime tests/embedding/test_langchain.py tests/examples/test_mteb_model.py tests/examples/test_folders.py $(ARGS)
+	.venvs/torch/bin/python -m pytest -m torch tests/catalog tests/commands/test_new.py tests/text_models/runtime tests/text_server/test_langchain.py tests/examples/test_mteb_model.py tests/examples/test_folders.py $(ARGS)
 
 test-sklearn: .venvs/sklearn/.test
 	.venvs/sklearn/bin/python -m pytest -m sklearn tests/catalog tests/commands/test_new.py tests/examples/test_folders.py $(ARGS)
@@ -88,7 +88,7 @@ test-ray: .venvs/ray/.test
 	.venvs/ray/bin/python -m pytest -m ray -n2 tests/workers/ray tests/manifests/test_on_ray.py $(ARGS)
 
 test-clients: .venvs/clients/.test
-	.venvs/clients/bin/python -m pytest -m clients tests/embedding/clients tests/jobs/test_parquet.py $(ARGS)
+	.venvs/clients/bin/python -m pytest -m clients tests/text_server/clients tests/jobs/test_parquet.py $(ARGS)
 
 test-adapters: .venvs/adapters/.test
 	.venvs/adapters/bin/python -m pytest -m adapters tests/test_adapters.py tests/catalog/adapters $(ARGS)

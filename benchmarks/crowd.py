@@ -29,8 +29,8 @@ from benchmarks.harness.texts import model_directory
 from weir.bench.vectors import WORDS, RunningServer, text_server
 from weir.client import EmbeddingClient
 from weir.client.calls import NEVER
-from weir.embedding.bert_as_service.client import BertTransport
 from weir.errors import WeirError
+from weir.text_server.bert_as_service.client import BertTransport
 
 SMALL = 4  # clients of one sentence a second
 LEAST_SECONDS = 3.0  # of a case, so that each of them has answers

@@ -94,7 +94,7 @@ def _missing(vectors: bool, runtime: str) -> str | None:
     except SettingsError as error:
         return error.message
     if vectors and runtime == "onnx":
-        from weir.embedding.runtime.onnx import has_cuda
+        from weir.text_models.runtime.onnx import has_cuda
 
         return None if has_cuda() else "this onnxruntime does not compute on GPUs (pip install onnxruntime-gpu)"
     return None

@@ -22,7 +22,7 @@ import weir
 from benchmarks.harness.result import markdown, mebibytes
 from benchmarks.harness.texts import model_directory, sample
 from weir.bench.vectors import text_server
-from weir.embedding.model import TextEncoder
+from weir.text_models.model import TextEncoder
 from weir.workers.process.pool import ProcessPool
 
 TEXTS = 300

@@ -50,18 +50,6 @@ from benchmarks import models
 from benchmarks.harness.servers import ROOT, environment
 from benchmarks.models import Grid, Words
 from weir.catalog.registry import Registry
-from weir.embedding.bert_as_service.http import Encode, bert_paths
-from weir.embedding.bert_as_service.settings import ZeroMqSettings
-from weir.embedding.bert_as_service.status import Status
-from weir.embedding.bert_as_service.zeromq import ZeroMqFrontend
-from weir.embedding.bert_as_service.zmtp import COMMAND, GREETING, MORE, frame, ready
-from weir.embedding.encoder import Encoder
-from weir.embedding.exchange import EmbeddingContext
-from weir.embedding.metrics import TextCounts
-from weir.embedding.openai import OpenAI, openai_paths
-from weir.embedding.tei import Tei
-from weir.embedding.texts import Encoded, Encodes, Text, TextFacts, TokenDetail
-from weir.embedding.tokens.tokenizer import Tokenizer
 from weir.frontends.grpc.core import Core
 from weir.frontends.grpc.frontend import GrpcSettings
 from weir.frontends.grpc.server import GrpcServer
@@ -76,6 +64,19 @@ from weir.protocols.account import Account
 from weir.protocols.content_negotiation import compress
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
+from weir.text_models.texts import Text, TokenDetail
+from weir.text_models.tokens.tokenizer import Tokenizer
+from weir.text_server.bert_as_service.http import Encode, bert_paths
+from weir.text_server.bert_as_service.settings import ZeroMqSettings
+from weir.text_server.bert_as_service.status import Status
+from weir.text_server.bert_as_service.zeromq import ZeroMqFrontend
+from weir.text_server.bert_as_service.zmtp import COMMAND, GREETING, MORE, frame, ready
+from weir.text_server.encoder import Encoder
+from weir.text_server.exchange import EmbeddingContext
+from weir.text_server.metrics import TextCounts
+from weir.text_server.protocols.openai import OpenAI, openai_paths
+from weir.text_server.protocols.tei import Tei
+from weir.text_server.texts import Encoded, Encodes, TextFacts
 from weir.wire.kserve_grpc import ModelInferRequest
 from weir.wire.values import ANY_NAMES
 

@@ -29,11 +29,11 @@ from rich.table import Table
 
 from weir import Model, Service
 from weir.bench.vectors import RunningServer, text_server
-from weir.embedding.encoder import Encoder
-from weir.embedding.texts import Text, TokenizeOptions
 from weir.errors import DeadlineExceeded, WeirError
 from weir.messages import Batch
 from weir.testing import FakeClock, FakeExecutor, whole
+from weir.text_models.texts import Text, TokenizeOptions
+from weir.text_server.encoder import Encoder
 
 KEPT = Path(__file__).with_name("sharing.json")
 PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "sharing.png"

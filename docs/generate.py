@@ -19,8 +19,6 @@ from weir import cli, errors
 from weir.app import OF_ASGI
 from weir.catalog.repository.folder import KEYS
 from weir.catalog.repository.triton import PLATFORMS, REFUSED, WARNED
-from weir.embedding.metrics import PaddingMetrics, TextCounts
-from weir.embedding.server_settings import TEXTS
 from weir.frontends.http.pages import Held
 from weir.manifests.monitoring import Queries, groups
 from weir.manifests.yaml import documents
@@ -30,6 +28,8 @@ from weir.protocols.settings import HttpSettings
 from weir.settings import MODEL_PARTS, SERVER_PARTS, Declared, declared_settings
 from weir.telemetry.exposition import Exposition, TritonNames
 from weir.telemetry.recorder import Metrics
+from weir.text_server.metrics import PaddingMetrics, TextCounts
+from weir.text_server.server_settings import TEXTS
 from weir.wire.status import TABLE, codes_of_type
 from weir.wire.tensors import BINARY_ONLY, DTYPES
 

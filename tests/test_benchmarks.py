@@ -25,7 +25,7 @@ from benchmarks.parts.in_process import CALLS as PART
 from benchmarks.parts.overload import OpenLoop
 from benchmarks.parts.padding import simulate
 
-from weir.embedding.packing import written_numbers
+from weir.text_models.packing import written_numbers
 
 
 def result() -> Result:

@@ -12,21 +12,21 @@ import grpc
 import httpx
 import pytest
 from starlette.routing import WebSocketRoute
-from tests.embedding import tiny
-from tests.embedding.bert_as_service.opened import Opened
-from tests.embedding.test_server import SETTINGS
 from tests.served import Served, until
+from tests.text_models import tiny
+from tests.text_server.bert_as_service.opened import Opened
+from tests.text_server.test_server import SETTINGS
 
 import weir.embedding
 from weir.catalog.registry import Registry
-from weir.embedding.bert_as_service.port import Port
-from weir.embedding.bert_as_service.zmtp import GREETING, frame, ready
 from weir.frontends.grpc import core
 from weir.frontends.grpc.aio import AioCore
 from weir.frontends.grpc.core import Core
 from weir.frontends.http.application import make_app
 from weir.protocols.account import Account
 from weir.protocols.settings import HttpSettings
+from weir.text_server.bert_as_service.port import Port
+from weir.text_server.bert_as_service.zmtp import GREETING, frame, ready
 
 MODEL = """
 import weir

@@ -24,9 +24,9 @@ from weir.client.calls import NEVER, Unreachable
 from weir.commands import COMMANDS
 from weir.commands.options import EXAMPLES
 from weir.config import from_texts
-from weir.embedding.server_settings import TEXTS
 from weir.errors import DeadlineExceeded, SettingsError
 from weir.settings import declared_settings
+from weir.text_server.server_settings import TEXTS
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 

@@ -7,7 +7,6 @@ import pytest
 
 from weir.catalog.sources import ModelToServe
 from weir.catalog.targets import ALL_FORMS, default_name
-from weir.embedding.server_settings import TEXTS
 from weir.errors import SettingsError
 from weir.jobs.settings import JobSettings
 from weir.policy.scaling import RANGE_RULE
@@ -20,6 +19,7 @@ from weir.settings import (
     declared_settings,
     read_settings,
 )
+from weir.text_server.server_settings import TEXTS
 
 SPELLED_OUT = (
     "--name --workers --max-batch-size --policy --max-queue-delay --max-queue-size --timeout --predict-timeout "

@@ -17,10 +17,10 @@ import psutil
 from numpy.typing import NDArray
 
 from benchmarks.harness.servers import Server, ask, python_of, script, serving
-from weir.embedding.checkpoint.reading import read_checkpoint
-from weir.embedding.server_settings import INSTALL, installed_model
 from weir.messages import Dispatch, Timing
 from weir.telemetry.recorder import SilentObserver
+from weir.text_models.checkpoint.reading import read_checkpoint
+from weir.text_server.server_settings import INSTALL, installed_model
 
 TEXTS = 512  # asked for by turns: every server has them in the same order, again and again
 STRATA = 8

@@ -17,9 +17,9 @@ from benchmarks.harness.servers import serving, weir_command
 from weir.bench import HttpTarget, LoadSettings, Outcome, Report, run_bench
 from weir.bench.run import Turn
 from weir.bench.target import Ledger
-from weir.embedding.server_settings import INSTALL, installed_model
 from weir.policy.cost.profile import Profile
 from weir.policy.solve.bank import Bank
+from weir.text_server.server_settings import INSTALL, installed_model
 
 SOLVED = "solved"
 COLUMNS = ("load", "policy", "p50, ms", "p99, ms", "mean, ms", "answers/s", "mean batch", "busy, ms each", "errors")
@@ -117,7 +117,7 @@ def _interval(one: Outcome) -> str:
     return f"{mean.value:.1f} ({mean.low:.1f} to {mean.high:.1f})"
 
 
-MODEL = "weir.embedding.model:TextEncoder"
+MODEL = "weir.text_models.model:TextEncoder"
 SENTENCES = Path(__file__).parents[1] / "sentences.jsonl"
 LOADS = (0.3, 0.6, 0.9)
 LARGEST = 64

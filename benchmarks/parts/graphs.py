@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from benchmarks.harness.result import Result, ratio
 from benchmarks.harness.rounds import Measurements, Rounds, spreads
 from benchmarks.harness.texts import COLUMNS, compare, paragraphs
-from weir.embedding.graph.assembly import FUSED as FUSED_DOMAIN
-from weir.embedding.graph.assembly import Numbers
-from weir.embedding.graph.layers import PARTS, EncoderLayers
-from weir.embedding.recipe import Pooling, Precision, Recipe
 from weir.errors import SettingsError
+from weir.text_models.graph.assembly import FUSED as FUSED_DOMAIN
+from weir.text_models.graph.assembly import Numbers
+from weir.text_models.graph.layers import PARTS, EncoderLayers
+from weir.text_models.pooling import Pooling, Precision, Recipe
 
 Array = NDArray[Any]
 TEXTS, MOST_TOKENS, TOGETHER = 96, 256, 8
@@ -103,8 +103,8 @@ def _texts() -> list[Array]:
 
 
 def _checkpoint() -> Any:
-    from weir.embedding.checkpoint.reading import read_checkpoint
-    from weir.embedding.server_settings import INSTALL, installed_model
+    from weir.text_models.checkpoint.reading import read_checkpoint
+    from weir.text_server.server_settings import INSTALL, installed_model
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     folder = installed_model()
@@ -114,7 +114,7 @@ def _checkpoint() -> Any:
 
 
 def _sessions(folder: Path) -> dict[str, Any]:
-    from weir.embedding.graph.building import build
+    from weir.text_models.graph.building import build
 
     checkpoint, recipe = _checkpoint(), Recipe(Pooling.MEAN, normalize=True)
     graphs = {}
@@ -135,7 +135,7 @@ def _sessions(folder: Path) -> dict[str, Any]:
 def _open(graph: Any, folder: Path, as_it_is: bool) -> Any:
     import onnxruntime
 
-    from weir.embedding.graph.building import write
+    from weir.text_models.graph.building import write
 
     folder.mkdir()
     options = onnxruntime.SessionOptions()
@@ -213,8 +213,8 @@ class Fused(Filled):
 def built_as(encoder: type[EncoderLayers], numbers: type[Numbers] = Numbers) -> Iterator[None]:
     """Have graphs built in this form meanwhile."""
     with (
-        patch("weir.embedding.graph.building.EncoderLayers", encoder),
-        patch("weir.embedding.graph.building.Numbers", numbers),
+        patch("weir.text_models.graph.building.EncoderLayers", encoder),
+        patch("weir.text_models.graph.building.Numbers", numbers),
     ):
         yield
 

@@ -9,10 +9,10 @@ from benchmarks.harness.texts import paragraphs
 from weir.batching.batcher import Batcher
 from weir.batching.request_state import RequestBase
 from weir.batching.settings import BatchingSettings
-from weir.embedding.calibration import PADDING_SHARE
 from weir.errors import SettingsError
 from weir.messages import Wakeup
 from weir.policy.rules import Greedy
+from weir.text_server.calibration import PADDING_SHARE
 
 WAITING = (16, 64, 256, 512, 10_000)
 ROWS, TOKENS = 64, 2048
@@ -74,8 +74,8 @@ def measure(run: Run) -> Result:
 
 def token_counts(texts: Sequence[str]) -> list[int]:
     """Return how many tokens each text has for the small model."""
-    from weir.embedding.checkpoint.reading import read_checkpoint
-    from weir.embedding.server_settings import INSTALL, installed_model
+    from weir.text_models.checkpoint.reading import read_checkpoint
+    from weir.text_server.server_settings import INSTALL, installed_model
 
     folder = installed_model()
     if folder is None:

@@ -37,7 +37,7 @@ from benchmarks.harness.texts import (
 )
 from weir.bench.vectors import WORDS
 from weir.client import EmbeddingClient
-from weir.embedding.bert_as_service.client import BertTransport
+from weir.text_server.bert_as_service.client import BertTransport
 
 ALONE, MANY = "Weir, 1 worker", "Weir, 4 workers"
 FORKED = {ALONE: 1, MANY: 4}

@@ -37,17 +37,18 @@ from benchmarks.harness.texts import (
 )
 from benchmarks.parts import text_peers
 from weir import Service
-from weir.embedding.checkpoint.reading import read_checkpoint
-from weir.embedding.encoder import Encoder
-from weir.embedding.exchange import EmbeddingContext, TextExchange
-from weir.embedding.metrics import TextCounts
-from weir.embedding.model import TextEncoder
-from weir.embedding.openai import OPENAI
-from weir.embedding.packing import written_numbers
-from weir.embedding.texts import NO_TOKENIZE_OPTIONS, Encoded, TextFacts, TextTask
 from weir.errors import WeirError
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeExecutor
+from weir.text_models.checkpoint.reading import read_checkpoint
+from weir.text_models.model import TextEncoder
+from weir.text_models.packing import written_numbers
+from weir.text_models.texts import NO_TOKENIZE_OPTIONS
+from weir.text_server.encoder import Encoder
+from weir.text_server.exchange import EmbeddingContext, TextExchange
+from weir.text_server.metrics import TextCounts
+from weir.text_server.protocols.openai import OPENAI
+from weir.text_server.texts import Encoded, TextFacts, TextTask
 
 CLIENTS = (1, 16, 64)
 MOST_MICROSECONDS = 150

@@ -51,7 +51,7 @@ from benchmarks.harness.texts import (
     weir,
     write_bodies,
 )
-from weir.embedding.model import TextEncoder
+from weir.text_models.model import TextEncoder
 
 CLIENTS = (1, 16, 64)
 MANY = CLIENTS[1:]

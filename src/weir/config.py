@@ -18,6 +18,9 @@ import msgspec
 
 from weir.errors import SettingsError, brief
 
+# From version 1.29 onnxruntime reports its use over the network, unless this is set before it is loaded.
+SILENCE = {"ORT_DISABLE_TELEMETRY": "1"}
+
 Rule = tuple[Callable[[Any], bool], str]  # tells whether a value is valid; the text for errors
 
 POSITIVE: Rule = (lambda value: value > 0, "must be greater than 0")

@@ -10,12 +10,12 @@ import pytest
 
 import weir
 from weir.catalog.loading import describe_service, load_target, profile_service, worker_environment
-from weir.embedding.model import TextEncoder
 from weir.errors import ModelError, SettingsError
 from weir.model import Model
 from weir.policy.cost.profile import Profile
 from weir.profiling.items import ProfilingSettings
 from weir.serving.service import Service
+from weir.text_models.model import TextEncoder
 
 SQUARE = """
 import weir
@@ -191,7 +191,7 @@ def test_a_module_of_a_package_is_read_anew_with_its_neighbours_as_they_are(fold
 
 def test_a_module_of_weir_is_not_read_anew() -> None:
     """Its classes would no longer be those that others have imported, which then could not travel to workers by name."""
-    assert load_target("weir.embedding.model:TextEncoder", fresh=True) is TextEncoder
+    assert load_target("weir.text_models.model:TextEncoder", fresh=True) is TextEncoder
 
 
 def test_what_has_no_file_of_python_is_not_read_anew(folder: Path) -> None:

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.embedding.hashing import HashingEncoder, vector_of
-from tests.embedding.served_texts import Served, served
+from tests.text_server.hashing import HashingEncoder, vector_of
+from tests.text_server.served_texts import Served, served
 
 from weir.client.calls import NEVER, Retry, Unreachable
 from weir.client.embedding import ConcurrentEmbeddingClient, EmbeddingClient
-from weir.embedding.bert_as_service.status import Status
 from weir.errors import (
     Cancelled,
     Conflict,
@@ -27,6 +26,7 @@ from weir.errors import (
     Unsupported,
     WeirError,
 )
+from weir.text_server.bert_as_service.status import Status
 
 TEXTS = ["first do it", "then do it right"]
 EXPECTED = np.stack([vector_of(text) for text in TEXTS])

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.documentation.pages import ROOT, read_blocks, run_python
-from tests.embedding import tiny
+from tests.text_models import tiny
 
 from weir.embedding import serve
 

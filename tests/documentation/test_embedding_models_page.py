@@ -4,13 +4,13 @@ import re
 
 import pytest
 from tests.documentation.pages import ROOT
-from tests.embedding.late_models import CASES
-from tests.embedding.runtime.references import CLASSIFIERS, FAMILIES, LABELLERS, READS, SPARSE
+from tests.text_models.late_models import CASES
+from tests.text_models.runtime.references import CLASSIFIERS, FAMILIES, LABELLERS, READS, SPARSE
 
-from weir.embedding.checkpoint.families import FAMILIES as SERVED
+from weir.text_models.checkpoint.families import FAMILIES as SERVED
 
 PAGE = ROOT / "docs" / "reference" / "embedding-models.md"
-# The families that tests compare, by column; yes or no: tests/embedding/graph/test_heads.py.
+# The families that tests compare, by column; yes or no: tests/text_models/graph/test_heads.py.
 COMPARED = {
     "vectors": set(FAMILIES), "scores and labels": {*CLASSIFIERS, *READS}, "labels of tokens": set(LABELLERS), "SPLADE": set(SPARSE),
     "late interaction": {case.partition(",")[0] for case in CASES}, "yes or no": {"qwen2", "qwen3"},

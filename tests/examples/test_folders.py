@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from tests.documentation.pages import ROOT
-from tests.embedding import tiny
 from tests.served import CLEAN, Served, serving
+from tests.text_models import tiny
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from tests.embedding import tiny
+from tests.text_models import tiny
 
 import weir.embedding
 

@@ -8,13 +8,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from weir.embedding.bert_as_service.convert import Bundle
-from weir.embedding.checkpoint.config import read_document
-from weir.embedding.checkpoint.families import read_architecture, read_family
-from weir.embedding.checkpoint.reading import read_layout
-from weir.embedding.checkpoint.tensors import open_tensors
-from weir.embedding.tokens.tokenizer import Tokenizer
 from weir.errors import InvalidRequest, SettingsError
+from weir.text_models.checkpoint.families import read_architecture, read_family
+from weir.text_models.checkpoint.reading import read_layout
+from weir.text_models.checkpoint.tensors import open_tensors
+from weir.text_models.formats import read_document
+from weir.text_models.tokens.tokenizer import Tokenizer
+from weir.text_server.bert_as_service.convert import Bundle
 
 TEXTS = ("First do it, then do it right.", "\u00e9\u4e00 \U0001f600")
 

@@ -15,23 +15,23 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import track
-from tests.embedding.hashing import HashingEncoder
+from tests.text_server.hashing import HashingEncoder
 
-from weir.embedding.bert_as_service.http import read_document, read_fields
-from weir.embedding.cohere import Cohere
-from weir.embedding.exchange import EmbeddingContext, TextExchange
-from weir.embedding.http import TextProtocol
-from weir.embedding.infinity import Infinity
-from weir.embedding.metrics import TextCounts
-from weir.embedding.openai import OPENAI
-from weir.embedding.tei import Tei
-from weir.embedding.texts import TextFacts, TextTask
 from weir.errors import WeirError
 from weir.frontends.http.fast.plan import HeadReader
 from weir.messages import JSON, MSGPACK
 from weir.model import Tensor
 from weir.protocols.content_negotiation import weighted
 from weir.protocols.settings import HttpSettings
+from weir.text_server.bert_as_service.http import read_document, read_fields
+from weir.text_server.exchange import EmbeddingContext, TextExchange
+from weir.text_server.http import TextProtocol
+from weir.text_server.metrics import TextCounts
+from weir.text_server.protocols.cohere import Cohere
+from weir.text_server.protocols.infinity import Infinity
+from weir.text_server.protocols.openai import OPENAI
+from weir.text_server.protocols.tei import Tei
+from weir.text_server.texts import TextFacts, TextTask
 from weir.wire import kserve_grpc, kserve_json, tensors, values, websocket
 from weir.wire.kserve_json import read_generate
 

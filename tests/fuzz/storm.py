@@ -27,15 +27,15 @@ from benchmarks.parsers import Ports, Probe, serving
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
-from tests.embedding import tiny
 from tests.frontends.http.sockets import FILES
 from tests.fuzz.callers import ATTACKS_OF_CALLERS
 from tests.fuzz.hostile import ATTACKS as ATTACKS_OF_STRANGERS
 from tests.fuzz.hostile import SILENT, Room
+from tests.text_models import tiny
 
 from weir.client import EmbeddingClient, GrpcClient, HttpClient, WebSocketClient
-from weir.embedding.bert_as_service.client import BertTransport
 from weir.errors import CapacityError, DeadlineExceeded, Overloaded
+from weir.text_server.bert_as_service.client import BertTransport
 
 ATTACKS = {**ATTACKS_OF_STRANGERS, **ATTACKS_OF_CALLERS}
 WAITING_BYTES = 256 << 20  # an eighth of 2 GB

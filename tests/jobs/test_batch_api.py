@@ -19,9 +19,9 @@ import httpx
 import openai
 import pytest
 from starlette.testclient import TestClient
-from tests.embedding import tiny
 from tests.hosted import Square
 from tests.served import CLEAN, Served, weir, weir_here
+from tests.text_models import tiny
 
 import weir as weir_package
 

@@ -14,7 +14,7 @@ from weir.testing import FakeClock, FakeExecutor
 
 EDGE = ("protocols", "frontends", "jobs", "embedding")
 # It makes a service of its own, to measure a model before the server starts.
-COMPOSES = {"weir.embedding.calibration"}
+COMPOSES = {"weir.text_server.calibration"}
 
 
 def members(protocol: type) -> set[str]:
@@ -51,7 +51,7 @@ def test_requests_enter_by_the_exchange_or_on_the_fast_path() -> None:
             ):
                 found.add(name_of(path))
     fast = {"weir.frontends.http.fast.native", "weir.frontends.http.fast.kserve"}
-    assert found == {"weir.protocols.exchange", "weir.embedding.encoder", *fast}
+    assert found == {"weir.protocols.exchange", "weir.text_server.encoder", *fast}
 
 
 def test_a_service_is_a_handle_and_its_control() -> None:

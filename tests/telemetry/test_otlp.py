@@ -11,8 +11,8 @@ import grpc
 import httpx
 import numpy as np
 import pytest
-from tests.embedding.tiny import sentence_model
 from tests.served import Served, weir
+from tests.text_models.tiny import sentence_model
 from websockets.sync.client import connect
 
 from weir.wire.inference import InferenceRequest, TensorValue

@@ -373,7 +373,7 @@ class RunningServer(NamedTuple):
     def __call__(self) -> EmbeddingClient:
         transport: EmbeddingTransport | None = None
         if self.zmq_ports is not None:
-            from weir.embedding.bert_as_service.client import BertTransport
+            from weir.text_server.bert_as_service.client import BertTransport
 
             transport = BertTransport("127.0.0.1", *self.zmq_ports)
         return EmbeddingClient(self.http, timeout=ANSWER_SECONDS, ignore_all_checks=True, transport=transport)

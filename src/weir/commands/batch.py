@@ -101,9 +101,9 @@ async def _app(targets: list[str], config: list[str] | None) -> "App":
     own: dict[str, list[Any] | None] = {"bulk_workers": [0]}  # there is no other work that it would give way to
     if all(classes):
         return App(settings_of(targets, config, own))
-    from weir.embedding.calibration import no_progress
-    from weir.embedding.server import compose
-    from weir.embedding.server_settings import TEXTS
+    from weir.text_server.calibration import no_progress
+    from weir.text_server.server import compose
+    from weir.text_server.server_settings import TEXTS
 
     server = await compose(settings_of(targets, config, own, TEXTS), lambda name: no_progress)
     return App(server.settings, product=server.product)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from weir.commands.options import Command, only, paragraphs, parameter, settings_parameters, text_of, with_signature
-from weir.embedding.server_settings import TEXT_VARIABLES
 from weir.manifests.settings import OF_KSERVE, OF_KUBERNETES, OF_RAY, manifest_settings
 from weir.settings import declared_settings
+from weir.text_server.server_settings import TEXT_VARIABLES
 
 if TYPE_CHECKING:
     from weir.manifests.settings import Manifest

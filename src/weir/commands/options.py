@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
-from weir.embedding.server_settings import TEXT_VARIABLES, TEXTS
 from weir.errors import SettingsError
 from weir.settings import MODELS, Declared, ServerKind, Settings, declared_settings, read_settings
+from weir.text_server.server_settings import TEXT_VARIABLES, TEXTS
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weir.embedding.server import EmbeddingServer, serve
+    from weir.text_server.server import EmbeddingServer, serve
 
 __all__ = ["EmbeddingServer", "serve"]
 
@@ -16,7 +16,7 @@ __all__ = ["EmbeddingServer", "serve"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'weir.embedding' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module("weir.embedding.server"), name)
+    value = globals()[name] = getattr(import_module("weir.text_server.server"), name)
     return value
 
 

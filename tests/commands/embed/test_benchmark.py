@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.embedding import tiny
 from tests.served import weir_here
+from tests.text_models import tiny
 
 from weir.commands.embed.benchmark import _numbers, _split
-from weir.embedding.bert_as_service.settings import server_last, with_commas
 from weir.errors import SettingsError
+from weir.text_server.bert_as_service.settings import server_last, with_commas
 
 
 def test_numbers_are_readwith_commas_or_spaces() -> None:

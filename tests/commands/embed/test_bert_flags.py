@@ -11,7 +11,9 @@ from typer.main import get_command
 
 from weir.commands.embed import embed
 from weir.commands.embed.serve import _with_stock_ports, old_parameters
-from weir.embedding.bert_as_service.settings import (
+from weir.errors import SettingsError
+from weir.settings import declared_settings, read_settings, value_of
+from weir.text_server.bert_as_service.settings import (
     ELSEWHERE,
     MODEL_DIRECTORY,
     OLD,
@@ -22,9 +24,7 @@ from weir.embedding.bert_as_service.settings import (
     Translated,
     translated,
 )
-from weir.embedding.server_settings import TEXTS
-from weir.errors import SettingsError
-from weir.settings import declared_settings, read_settings, value_of
+from weir.text_server.server_settings import TEXTS
 
 TABLE: list[tuple[str, object, str, object]] = [
     ("max_seq_len", "40", "max_length", 40),

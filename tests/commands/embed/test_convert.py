@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tests.embedding.bert_as_service import bundles
 from tests.served import weir_here
+from tests.text_server.bert_as_service import bundles
 
 
 def test_a_checkpoint_becomes_a_directory_that_can_be_served(tmp_path: Path) -> None:

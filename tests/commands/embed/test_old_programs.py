@@ -14,8 +14,8 @@ import numpy
 import pytest
 import zmq
 from bert_serving.client import BertClient
-from tests.embedding import tiny
 from tests.served import Served
+from tests.text_models import tiny
 
 from weir.bench.vectors import reserve_ports
 

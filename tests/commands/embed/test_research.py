@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from examples.docstrings import labelled
-from tests.embedding import tiny
 from tests.served import weir, weir_here
+from tests.text_models import tiny
 
 
 @pytest.fixture(scope="module")

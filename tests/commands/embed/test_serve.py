@@ -4,8 +4,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.embedding import tiny
 from tests.served import Served, weir_here
+from tests.text_models import tiny
 
 from weir.commands.embed import COMMANDS
 

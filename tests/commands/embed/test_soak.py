@@ -15,15 +15,15 @@ import psutil
 import pytest
 from tests.commands.embed.crowd import MOST as MOST_TEXTS
 from tests.commands.embed.crowd import Crowd
-from tests.embedding import tiny
 from tests.served import Served
+from tests.text_models import tiny
 
 from weir.bench.vectors import reserve_ports
 from weir.client import EmbeddingClient
 from weir.client.calls import NEVER, Unreachable
-from weir.embedding.metrics import MAX_REMEMBERED
-from weir.embedding.server_settings import INSTALL, installed_model
 from weir.errors import CapacityError, Draining, WeirError
+from weir.text_server.metrics import MAX_REMEMBERED
+from weir.text_server.server_settings import INSTALL, installed_model
 
 SECONDS = 120.0
 CLIENTS = 64

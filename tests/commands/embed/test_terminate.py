@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.embedding import tiny
 from tests.served import Served, weir_here
+from tests.text_models import tiny
 
 from weir.bench.vectors import reserve_ports
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from weir.config import SILENCE
 from weir.errors import SettingsError
 from weir.model import DATATYPES as NUMPY
 from weir.model import NONE, Model, Tensor
 from weir.workers.cpus import threads_here
-from weir.workers.process.launch import SILENCE
 
 # The datatypes of the Open Inference Protocol by the names of onnxruntime's element types.
 DATATYPES: Mapping[str, str] = MappingProxyType(

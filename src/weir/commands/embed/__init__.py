@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from weir.commands.options import Command, register
-from weir.embedding.bert_as_service.settings import server_last, with_commas
 from weir.errors import SettingsError
+from weir.text_server.bert_as_service.settings import server_last, with_commas
 
 if TYPE_CHECKING:
-    from weir.embedding.offline import Progress
+    from weir.text_models.offline import Progress
 
 COMMANDS = {  # an example of each command, by name
     "serve": "weir embed serve ./bge-small-en --pooling cls --max-length 512 --workers 2 --zmq-port 5555",
@@ -57,8 +57,8 @@ def directory_of(model: str | None) -> Path:
 
     Raises SettingsError if that is not installed, or the download fails.
     """
-    from weir.embedding.checkpoint.hub import local_directory
-    from weir.embedding.server_settings import INSTALL, installed_model
+    from weir.text_models.checkpoint.hub import local_directory
+    from weir.text_server.server_settings import INSTALL, installed_model
 
     found = local_directory(model) if model else installed_model()
     if found is None:

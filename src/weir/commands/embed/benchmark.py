@@ -158,7 +158,7 @@ def _numbers(name: str, text: str, *, negative: bool = False) -> list[int]:
 
 def _every_layer(directory: str | None) -> list[int]:
     from weir.commands.embed import directory_of
-    from weir.embedding.checkpoint.reading import read_checkpoint
+    from weir.text_models.checkpoint.reading import read_checkpoint
 
     count = read_checkpoint(directory_of(directory)).architecture.layers
     return [-place for place in range(1, count + 1)]

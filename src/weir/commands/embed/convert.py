@@ -22,7 +22,7 @@ def convert(
 
     A classifier trained on top is converted too.
     """
-    from weir.embedding.bert_as_service.convert import convert as convert_checkpoint
+    from weir.text_server.bert_as_service.convert import convert as convert_checkpoint
 
     made = convert_checkpoint(Path(source), Path(target), name=checkpoint, cased=cased)
     typer.echo(f"wrote {made}: weir embed serve {made}")

@@ -39,7 +39,7 @@ def layers(
 
     from weir.commands.embed import bar, directory_of
     from weir.commands.options import STDOUT, can_draw, check_results, print_table, write_atomically
-    from weir.embedding.offline import as_dict, draw, read_labelled, study_layers, table
+    from weir.text_models.offline import as_dict, draw, read_labelled, study_layers, table
 
     texts, labels = read_labelled(file)
     picture = output or (Path("layers.png") if can_draw() else None)

@@ -25,8 +25,8 @@ def search(
     from rich.table import Table
 
     from weir.commands.embed import bar, directory_of
-    from weir.embedding.offline import read_labelled
-    from weir.embedding.offline import search as nearest
+    from weir.text_models.offline import read_labelled
+    from weir.text_models.offline import search as nearest
 
     if not query:
         raise SettingsError("QUERY: is empty, must be a text")

@@ -9,7 +9,8 @@ import typer
 
 from weir._version import __version__
 from weir.commands.options import parameter, settings_of, settings_parameters, with_signature
-from weir.embedding.bert_as_service.settings import (
+from weir.settings import Settings, declared_settings
+from weir.text_server.bert_as_service.settings import (
     BERT_PORT,
     BERT_PORT_OUT,
     ELSEWHERE,
@@ -24,9 +25,8 @@ from weir.embedding.bert_as_service.settings import (
     ZeroMqSettings,
     translated,
 )
-from weir.embedding.flags import MODEL_ID, OTHER_FLAGS, REVISION, SERVED_NAME, OtherFlag, from_other_servers
-from weir.embedding.server_settings import TEXTS
-from weir.settings import Settings, declared_settings
+from weir.text_server.flags import MODEL_ID, OTHER_FLAGS, REVISION, SERVED_NAME, OtherFlag, from_other_servers
+from weir.text_server.server_settings import TEXTS
 
 _STOCK_VERSION = "1.10.0"  # of bert-as-service, whose clients this serves
 
@@ -46,8 +46,8 @@ def _serve(directories: list[str] | None, config: list[str] | None, **options: l
     import asyncio
 
     from weir.console import MeasuringProgress, errors_logged, serve
-    from weir.embedding.server import compose
     from weir.telemetry.logs import logging_to
+    from weir.text_server.server import compose
 
     if options.get(VERSION):
         typer.echo(f"weir {__version__}, for clients of bert-as-service {_STOCK_VERSION}")

@@ -26,6 +26,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import weir
+from weir.config import SILENCE
 from weir.wire.frames import Start, encode_control
 from weir.workers.cpus import THREAD_VARIABLES, share_of_cpus, unpinned
 from weir.workers.process.entry import lower
@@ -37,9 +38,6 @@ Done = Callable[[Popen | OSError], None]
 # Keep the memory that a batch frees for the next batch. By default glibc gives blocks of over 128 KB back to the system at once, and to get
 # them again costs more than all other work: 16 bodies of 600 KB took 375 µs each, and take 25 µs with this. Other C libraries ignore it.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
-
-# From version 1.29 onnxruntime reports its use over the network, unless this is set before it is loaded.
-SILENCE = {"ORT_DISABLE_TELEMETRY": "1"}
 
 
 class Starter:

@@ -1,0 +1,1 @@
+"""Models of texts: checkpoint, tokenizer, network and runtime, without a server."""

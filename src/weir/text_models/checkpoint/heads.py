@@ -1,0 +1,258 @@
+"""The heads of a checkpoint beside its classifier: what makes sparse vectors, token vectors, and labels of tokens of the network's output.
+
+- A language model's head makes the weights of SPLADE: one for each word of the vocabulary.
+- `sparse_linear.pt` and `colbert_linear.pt` are BGE-M3's: a weight for each token of the text, and a vector for each token. They are pickles.
+- `linear.weight` (ColBERT), or a Dense behind a Transformer without a Pooling (PyLate), makes the token vectors of late interaction.
+- A classifier in a model of transformers' class ForTokenClassification labels tokens.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from weir.errors import SettingsError
+from weir.text_models.checkpoint.config import Architecture
+from weir.text_models.checkpoint.hub import PICKLED_HEADS
+from weir.text_models.checkpoint.tensors import TensorFile, open_pickled
+from weir.text_models.formats import JsonDocument
+from weir.text_models.pooling import Pooling
+
+if TYPE_CHECKING:
+    from weir.text_models.checkpoint.onnx_files import OnnxStore
+    from weir.text_models.checkpoint.weights import Store
+
+Array = NDArray[Any]
+
+TOKEN_CLASSIFIER = "ForTokenClassification"  # the end of the names of transformers' classes of models that label tokens
+
+# The head of a language model: names in the files by canonical name. The matrix to the vocabulary may be that of the embeddings.
+BERT_WORDS = {
+    "dense": "cls.predictions.transform.dense", "norm": "cls.predictions.transform.LayerNorm", "decoder": "cls.predictions.decoder",
+    "bias": "cls.predictions.bias",
+}  # fmt: skip
+ROBERTA_WORDS = {
+    "dense": "lm_head.dense",
+    "norm": "lm_head.layer_norm",
+    "decoder": "lm_head.decoder",
+    "bias": "lm_head.bias",
+}
+WORD_HEADS = {
+    "bert": BERT_WORDS,
+    "roberta": ROBERTA_WORDS,
+    "xlm-roberta": ROBERTA_WORDS,
+    "mpnet": ROBERTA_WORDS,
+    "distilbert": {"dense": "vocab_transform", "norm": "vocab_layer_norm", "decoder": "vocab_projector", "bias": "vocab_projector.bias"},
+    "deberta-v2": BERT_WORDS,
+    "albert": {
+        "dense": "predictions.dense", "norm": "predictions.LayerNorm", "decoder": "predictions.decoder", "bias": "predictions.bias",
+    },
+    "electra": {
+        "dense": "generator_predictions.dense", "norm": "generator_predictions.LayerNorm", "decoder": "generator_lm_head",
+        "bias": "generator_lm_head.bias",
+    },
+    "modernbert": {"dense": "head.dense", "norm": "head.norm", "decoder": "decoder", "bias": "decoder.bias"},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WordHead:
+    """A language model's head, from which SPLADE's weights of words are made.
+
+    Attributes:
+        weights: `dense`, `norm` and `decoder`, each with .weight and perhaps .bias.
+        activation: that of the dense layer.
+        sums: whether the weights of a word in all tokens are summed; otherwise the largest counts.
+        twice: whether the logarithm is taken twice.
+    """
+
+    weights: Mapping[str, Array]
+    activation: str
+    sums: bool = False
+    twice: bool = False
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A dense layer: `activation(weight @ vector + bias) + residual @ vector`, all float32.
+
+    Attributes:
+        weight: [out, in].
+        bias: [out], or None.
+        activation: identity, tanh, relu, gelu or sigmoid.
+        residual: [out, in]; None if nothing is added.
+    """
+
+    weight: Array
+    bias: Array | None
+    activation: str = "identity"
+    residual: Array | None = None
+
+
+@dataclass(frozen=True)
+class TokenHead(Dense):
+    """A dense layer on each token.
+
+    Attributes:
+        skips_first: the first token has no vector.
+        before: ModernBERT's dense layer with gelu and normalization before it: `dense` and `norm`, each with .weight and perhaps .bias.
+        first: the dense layers before it, in order.
+    """
+
+    skips_first: bool = False
+    before: Mapping[str, Array] | None = None
+    first: tuple[Dense, ...] = ()
+
+    @property
+    def layers(self) -> tuple[Dense, ...]:
+        """All dense layers, in order."""
+        return (*self.first, self)
+
+
+@dataclass(frozen=True)
+class ModelHeads:
+    """The heads that a checkpoint has; None for those that it lacks.
+
+    Attributes:
+        words: makes a weight for each word of the vocabulary.
+        weights: makes a weight for each token, [1, hidden size].
+        tokens: makes a vector for each token.
+        labels: makes a number for each label of each token.
+        files: the files of heads beside the weights.
+        pickled: the names of pickles with heads that may not be read.
+    """
+
+    words: WordHead | None = None
+    weights: TokenHead | None = None
+    tokens: TokenHead | None = None
+    labels: TokenHead | None = None
+    files: tuple[Path, ...] = ()
+    pickled: tuple[str, ...] = ()
+
+
+def read_heads(
+    directory: Path, config: JsonDocument, architecture: Architecture, store: "Store | OnnxStore", splade: JsonDocument | None, allow_pickle: bool
+) -> ModelHeads:  # fmt: skip
+    """Return the heads in a directory. `splade` is the configuration of a SpladePooling, if modules.json names one.
+
+    Raises SettingsError naming a file or a weight that does not fit.
+    """
+    there = [directory / name for name in PICKLED_HEADS if (directory / name).is_file()]
+    opened = {path.name: open_pickled(path) for path in there} if allow_pickle else {}
+    sparse, late = (opened.get(name) for name in PICKLED_HEADS)
+    return ModelHeads(
+        words=_word_head(config, architecture, store, splade),
+        weights=None if sparse is None else _linear(sparse, "", architecture),
+        tokens=_linear(late, "", architecture, skips_first=True)
+        if late is not None
+        else _stored(store, "linear", architecture),
+        labels=_label_head(store, architecture) if is_token_classifier(config) else None,
+        files=tuple(there) if allow_pickle else (),
+        pickled=() if allow_pickle else tuple(path.name for path in there),
+    )
+
+
+def read_answers(
+    directory: Path, architecture: Architecture, store: "Store | OnnxStore", yes: int | None, no: int | None
+) -> TokenHead:
+    """Return the layer of one number on a decoder's last token: that of the word `yes` minus that of the word `no`, which are token ids.
+
+    Raises SettingsError if the model is no decoder or its vocabulary lacks a word.
+    """
+    rule = f"pooling='yes-no': {directory}"
+    if architecture.classifier_reads is not Pooling.SEP:
+        raise SettingsError(f"{rule} is no decoder, which could answer yes or no")
+    if yes is None or no is None:
+        raise SettingsError(f"{rule} has no tokens for yes and no")
+    name = store.stored.beside("lm_head.weight") or store.stored.words()
+    assert name is not None
+    words = store.files[name][name]
+    return TokenHead(words[yes : yes + 1] - words[no : no + 1], None)
+
+
+def is_token_classifier(config: JsonDocument) -> bool:
+    """Return whether config.json says that the model labels tokens."""
+    named = config.values.get("architectures")
+    return isinstance(named, list) and any(str(each).endswith(TOKEN_CLASSIFIER) for each in named)
+
+
+def _linear(file: TensorFile, name: str, architecture: Architecture, *, skips_first: bool = False) -> TokenHead:
+    """Return the dense layer in a file. Raises SettingsError if it does not take the network's output."""
+    weight, bias = f"{name}weight", f"{name}bias"
+    hidden = architecture.hidden_size
+    if (
+        weight not in file
+        or len(file.shape(weight)) != 2
+        or file.shape(weight)[1] != hidden
+        or not file.floating(weight)
+    ):
+        raise SettingsError(f"{file.path}: must hold {weight!r} of the shape [any, {hidden}]")
+    if bias in file and file.shape(bias) != file.shape(weight)[:1]:
+        raise SettingsError(f"{file.path}: {bias!r} must have as many numbers as {weight!r} has rows")
+    return TokenHead(file[weight], file.get(bias), skips_first=skips_first)
+
+
+def _stored(store: "Store | OnnxStore", name: str, architecture: Architecture) -> TokenHead | None:
+    """Return the dense layer of this name beside the network, or None if there is none."""
+    weight = store.stored.beside(f"{name}.weight")
+    if weight is None:
+        return None
+    return _linear(store.files[weight], weight.removesuffix("weight"), architecture)
+
+
+def _label_head(store: "Store | OnnxStore", architecture: Architecture) -> TokenHead | None:
+    head = _stored(store, "classifier", architecture)
+    if head is None or architecture.family != "modernbert":
+        return head
+    names = [f"{part}.{kind}" for part in ("dense", "norm") for kind in ("weight", "bias")]
+    found = {name: store.stored.beside(f"head.{name}") for name in names}
+    before = {name: store.files[stored][stored] for name, stored in found.items() if stored is not None}
+    if not {"dense.weight", "norm.weight"} <= before.keys():
+        raise SettingsError(f"{store.paths[0]}: has no weights of the head before the classifier")
+    return TokenHead(head.weight, head.bias, before=before)
+
+
+def _word_head(
+    config: JsonDocument, architecture: Architecture, store: "Store | OnnxStore", splade: JsonDocument | None
+) -> WordHead | None:
+    names = WORD_HEADS.get(architecture.family)
+    if names is None or store.stored.beside(f"{names['dense']}.weight") is None:
+        return None
+    wanted = {
+        f"{part}.{kind}": f"{names[part]}.{kind}"
+        for part in ("dense", "norm", "decoder")
+        for kind in ("weight", "bias")
+    }
+    found = {here: store.stored.beside(name) for here, name in wanted.items()}
+    found["decoder.bias"] = found["decoder.bias"] or store.stored.beside(names["bias"])
+    found["decoder.weight"] = found["decoder.weight"] or store.stored.words()
+    weights = {here: store.files[name][name] for here, name in found.items() if name is not None}
+    hidden, words = architecture.hidden_size, architecture.vocab_size
+    inner = architecture.embedding_size or hidden
+    for name, shape in (
+        ("dense.weight", (inner, hidden)),
+        ("norm.weight", (inner,)),
+        ("decoder.weight", (words, inner)),
+    ):
+        if name not in weights or weights[name].shape != shape:
+            raise SettingsError(f"{store.paths[0]}: the language model's head has no {name} of the shape {list(shape)}")
+    activation = (
+        config.text("classifier_activation", default="gelu")
+        if architecture.family == "modernbert"
+        else "gelu"
+        if architecture.family == "electra"
+        else architecture.activation
+    )
+    if splade is None:
+        return WordHead(weights, activation)
+    strategy = splade.text("pooling_strategy", default="max")
+    function = splade.text("activation_function", default="relu")
+    if strategy not in ("max", "sum") or function not in ("relu", "log1p_relu"):
+        raise splade.wrong(
+            "pooling_strategy",
+            f"{strategy}, {function}",
+            "must be max or sum, and the activation_function relu or log1p_relu",
+        )
+    return WordHead(weights, activation, strategy == "sum", function == "log1p_relu")

@@ -1,0 +1,569 @@
+"""The layers of a network as parts of an ONNX graph: embeddings, attention, feed-forward layers.
+
+The choice of operators for CPUs follows measurements (`make bench PART=graphs`). Everything but attention is computed without padding (PackedRows). Sum
+and LayerNormalization are faster than onnxruntime's SkipLayerNormalization; with Add instead of Sum, onnxruntime would fuse them to just that. On GPUs
+the fused operators are faster.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weir.text_models.graph.assembly import FUSED, Assembly, Numbers
+from weir.text_models.graph.distances import alibi_slopes, distance_rows, distance_table, rotary_tables
+
+if TYPE_CHECKING:
+    from weir.text_models.checkpoint.config import Architecture
+
+Array = NDArray[Any]
+PARTS = ("query", "key", "value")
+_INT64 = 7  # onnx.TensorProto's number
+# Added to a score that must not count. float16 has no lower number that onnxruntime's own mask could be added to.
+_HIDDEN = {"float32": -1e30, "float16": -3e4}
+
+
+class PaddedRows:
+    """The layout [batch, length, size] with padding, for GPUs: a GPU would have to wait for the number of tokens to leave out padding.
+
+    A row is the values of one token, or of padding. `axes` are those before the size.
+    """
+
+    axes = 2
+
+    def __init__(self, assembly: Assembly, ids: str) -> None:
+        self._assembly = assembly
+        self._length = assembly.add("Shape", ids, start=1, end=2)
+
+    def select(self, each: str) -> str:
+        """Return the value of an input [batch, length] for each row."""
+        return each
+
+    def by_position(self, table: str) -> str:
+        """Return the row of `table` [positions, size] for the position of each row in its text."""
+        zero = self._assembly.constant([0], "int64")
+        return self._assembly.add("Slice", table, zero, self._length, zero)
+
+    def unpack(self, rows: str) -> str:
+        """Return `rows` as [batch, length, size]."""
+        return rows
+
+    def pack(self, value: str) -> str:
+        """Return `value` [batch, length, size] as rows."""
+        return value
+
+    def split(self, rows: str, count: int, size: int) -> list[str]:
+        """Split `rows` [batch, length, count · size] into `count` values [batch, length, size]."""
+        sizes = self._assembly.constant([size] * count, "int64")
+        return self._assembly.add_several("Split", [rows, sizes], count, axis=-1)
+
+
+class PackedRows:
+    """The layout [tokens, size] without padding, one text after the other, for CPUs. There must be at least one token.
+
+    Everything but attention treats each token by itself, so padding is not computed there. The few copies in each layer cost a CPU little.
+    """
+
+    axes = 1
+
+    def __init__(self, assembly: Assembly, ids: str, mask: str) -> None:
+        self._assembly = assembly
+        found = assembly.add("NonZero", mask)
+        self._cells = assembly.add("Transpose", found, perm=[1, 0])
+        self._columns = assembly.add("Gather", found, self._long(1))
+        # For each cell of [batch, length] the index of its row. A cell of padding gets the row of another token, which attention masks.
+        flat = assembly.add("Reshape", mask, self._long([-1]))
+        number = assembly.add("Sub", assembly.add("CumSum", flat, self._long(0)), self._int(1))
+        number = assembly.add("Max", number, self._int(0))
+        self._numbers = assembly.add("Reshape", number, assembly.add("Shape", ids))
+        self._parts: dict[int, list[str]] = {}
+
+    def select(self, each: str) -> str:
+        """Return the value of an input [batch, length] for each row."""
+        return self._assembly.add("GatherND", each, self._cells)
+
+    def by_position(self, table: str) -> str:
+        """Return the row of `table` [positions, size] for the position of each row in its text."""
+        return self._assembly.add("Gather", table, self._columns)
+
+    def first(self, rows: str) -> str:
+        """Return the first row of each text: [batch, 1, size]."""
+        zero, one = self._long([0]), self._long([1])
+        return self._assembly.add("Gather", rows, self._assembly.add("Slice", self._numbers, zero, one, one))
+
+    def unpack(self, rows: str) -> str:
+        """Return `rows` as [batch, length, size]; padding has the values of any token."""
+        return self._assembly.add("Gather", rows, self._numbers)
+
+    def split(self, rows: str, count: int, size: int) -> list[str]:
+        """Split `rows` [tokens, count · size] into `count` values [batch, length, size], each unpacked with one copy."""
+        parts = self._assembly.add("Reshape", rows, self._long([-1, size]))
+        if count not in self._parts:
+            begin = self._assembly.add("Mul", self._numbers, self._int(count))
+            self._parts[count] = [self._assembly.add("Add", begin, self._int(part)) for part in range(count)]
+        return [self._assembly.add("Gather", parts, place) for place in self._parts[count]]
+
+    def pack(self, value: str) -> str:
+        """Return `value` [batch, length, size] as rows [tokens, size]."""
+        return self._assembly.add("GatherND", value, self._cells)
+
+    def _int(self, value: int) -> str:
+        return self._assembly.constant(value, "int32")
+
+    def _long(self, value: int | list[int]) -> str:
+        return self._assembly.constant(value, "int64")
+
+
+class EncoderLayers:
+    """Adds an encoder to a graph: the embeddings at once, then layer by layer in order.
+
+    `value` is the output of the last part added, in the layout `rows` with the hidden size. Without `positions` no position embeddings are
+    added. `device` is "cpu" or "cuda". `computed` is 1 for each token that has a value, int32 [batch, length]; "": for those that others attend to.
+    """
+
+    def __init__(
+        self, assembly: Assembly, numbers: Numbers, architecture: "Architecture", weights: Mapping[str, Array], *,
+        device: str, positions: bool, computed: str = "",
+    ) -> None:  # fmt: skip
+        self._assembly = assembly
+        self._numbers = numbers
+        self._architecture = architecture
+        self._weights = weights
+        self._fused = device == "cuda"
+        self._positions = positions
+        self._last_norm = ""
+        self._ids = assembly.input("ids", "int32", ("batch", "length"))
+        self._mask = assembly.input("mask", "int32", ("batch", "length"))
+        self.rows = (
+            PaddedRows(assembly, self._ids) if self._fused else PackedRows(assembly, self._ids, computed or self._mask)
+        )
+        self.value = self._embed()
+        self._distances = self._distance_bias() if positions and architecture.relative_buckets else ""
+
+    def _embed(self) -> str:
+        """Add the embeddings of words, positions and types. If there is only one type, its embedding is added to those of the positions."""
+        architecture, weights, numbers = self._architecture, self._weights, self._numbers
+        words = numbers.look_up("words", weights["embeddings.word"], self.rows.select(self._ids))
+        if architecture.embedding_scale != 1.0:
+            words = self._assembly.add(
+                "Mul", words, self._assembly.constant(architecture.embedding_scale, numbers.dtype)
+            )
+        terms = [words]
+        has_table = self._positions and architecture.position_table
+        if has_table or architecture.type_vocab_size == 1:
+            terms += self._positions_and_type(has_table)
+        if architecture.type_vocab_size > 1:
+            types = self.rows.select(self._assembly.input("types", "int32", ("batch", "length")))
+            rows = self._assembly.weight("types-table", weights["embeddings.type"].astype(numbers.dtype))
+            terms.append(self._assembly.add("Gather", rows, types))
+        value = self._assembly.add("Sum", *terms) if len(terms) > 1 else words
+        if architecture.distances is not None:  # DeBERTa makes the hidden size first
+            value = self._project(value)
+        if "embeddings.norm.weight" in weights:
+            value = self._norm(value, "embeddings.norm")
+        return value if architecture.distances is not None else self._project(value)
+
+    def _project(self, value: str) -> str:
+        """Return embeddings in the hidden size."""
+        if not self._architecture.embedding_size:
+            return value
+        name = "embeddings.projection"
+        self._last_norm = ""
+        return self._numbers.dense(
+            value, name, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"), "identity"
+        )
+
+    def _positions_and_type(self, has_table: bool) -> list[str]:
+        """Return the embeddings of positions and of the only type for each row; nothing if they are zeros."""
+        architecture, weights = self._architecture, self._weights
+        size = architecture.embedding_size or architecture.hidden_size
+        counted = has_table and architecture.position_offset > 0
+        table = np.zeros((architecture.max_length if has_table else 1, size), dtype=np.float32)
+        if has_table:
+            table += weights["embeddings.position"][architecture.position_offset :][: architecture.max_length]
+        if counted:  # the last row is the position embedding of padding
+            table = np.concatenate([table, weights["embeddings.position"][architecture.position_offset - 1 :][:1]])
+        if architecture.type_vocab_size == 1:
+            table += weights["embeddings.type"][0]
+        if not table.any():
+            return []
+        rows = self._assembly.weight("positions", table.astype(self._numbers.dtype))
+        if not has_table:
+            return [rows]
+        return [self._counted_positions(rows) if counted else self.rows.by_position(rows)]
+
+    def _counted_positions(self, table: str) -> str:
+        """Return the row of `table` for each row's position, in the families whose positions have an offset: they do not count padding.
+
+        Padding, also a padding token that the text contains, has the last row of the table.
+        """
+        assembly, architecture = self._assembly, self._architecture
+        padding = assembly.add("Equal", self._ids, assembly.constant(architecture.position_offset - 1, "int32"))
+        tokens = assembly.add("Cast", assembly.add("Not", padding), to=_INT64)
+        one = assembly.constant(1, "int64")
+        positions = assembly.add("Sub", assembly.add("CumSum", tokens, one), one)
+        positions = assembly.add("Where", padding, assembly.constant(architecture.max_length, "int64"), positions)
+        return assembly.add("Gather", table, self.rows.select(positions))
+
+    def _distance_bias(self) -> str:
+        """Return the bias [1, heads, length, length] that attention adds for the distance of two tokens. All layers use it."""
+        assembly, longest = self._assembly, self._architecture.max_length
+        table = distance_table(self._weights["relative_bias"], longest)
+        zero, one = assembly.constant(0, "int64"), assembly.constant(1, "int64")
+        first, second = assembly.constant([0], "int64"), assembly.constant([1], "int64")
+        length = assembly.add("Squeeze", assembly.add("Shape", self._ids, start=1, end=2), first)
+        places = assembly.add("Range", zero, length, one)
+        distances = assembly.add(
+            "Sub", assembly.add("Unsqueeze", places, first), assembly.add("Unsqueeze", places, second)
+        )
+        rows = assembly.add("Add", distances, assembly.constant(longest - 1, "int64"))
+        found = assembly.add("Gather", assembly.weight("distances", table.astype(self._numbers.dtype)), rows)
+        return assembly.add("Unsqueeze", assembly.add("Transpose", found, perm=[2, 0, 1]), first)
+
+    def add_layer(self, index: int) -> str:
+        """Add the layer with this index, from 0, and return its output."""
+        name = self._name(index)
+        return self._finish_layer(name, self._attend(name))
+
+    def _name(self, index: int) -> str:
+        """Return the beginning of the names of a layer's weights."""
+        return "layer.0." if self._architecture.shared_layers else f"layer.{index}."
+
+    def add_layer_for_first_token(self, index: int) -> str:
+        """Add the layer with this index for the first token of each text alone, and return its output [batch, 1, hidden size]. For CPUs.
+
+        It is the last layer of a recipe that reads no other tokens.
+        """
+        name = self._name(index)
+        return self._finish_layer(name, self._attend_from_first(name))
+
+    def add_last_layer_both_ways(self, index: int) -> tuple[str, str]:
+        """Add the layer with this index for all tokens, and for the first token of each text alone; return both outputs. No layer can follow."""
+        before = self.value, self._last_norm
+        whole = self.add_layer(index)
+        self.value, self._last_norm = before
+        return whole, self.add_layer_for_first_token(index)
+
+    def _finish_layer(self, name: str, attended: str) -> str:
+        self._add_and_normalize(attended, name + "output", name + "attention_norm")
+        weight, bias = self._weights[f"{name}up.weight"], self._weights[f"{name}up.bias"]
+        activation = self._architecture.activation
+        wide = self._numbers.dense(self.value, name + "up", weight, bias, activation, self._input_ranges())
+        self._add_and_normalize(wide, name + "down", name + "norm")
+        return self.value
+
+    def _attend(self, name: str) -> str:
+        """Add the attention of all heads, without the dense layer after it. The matrices of query, key and value are multiplied as one."""
+        weight, bias = self._concatenated(name, PARTS)
+        if isinstance(self.rows, PackedRows):
+            three, missing = self._numbers.product(self.value, name + "qkv", weight, bias, self._input_ranges())
+            query, key, value = self.rows.split(three, 3, self._architecture.hidden_size)
+            return self.rows.pack(self._multi_head_attention(query, key, value, self._distances, missing))
+        matrix = self._numbers.matrix(name + "qkv.weight", weight)
+        inputs = [self.value, matrix, self._numbers.vector(name + "qkv.bias", bias), self._mask]
+        distances = ["", self._distances] if self._distances else []
+        return self._assembly.add("Attention", *inputs, *distances, domain=FUSED, num_heads=self._architecture.heads)
+
+    def _attend_from_first(self, name: str) -> str:
+        """Add the attention of the first token of each text to all. From here on, `value` is [batch, 1, hidden size]: of the first tokens alone."""
+        assert isinstance(self.rows, PackedRows)
+        ranges = self._input_ranges()
+        key_value = self._numbers.dense(
+            self.value, name + "kv", *self._concatenated(name, PARTS[1:]), "identity", ranges
+        )
+        key, value = self.rows.split(key_value, 2, self._architecture.hidden_size)
+        self.value = self.rows.first(self.value)
+        query = self._numbers.dense(self.value, name + "q", *self._concatenated(name, PARTS[:1]), "identity", ranges)
+        zero, one, two = (self._assembly.constant([number], "int64") for number in range(3))
+        distances = self._distances and self._assembly.add("Slice", self._distances, zero, one, two)
+        return self._multi_head_attention(query, key, value, distances)
+
+    def _multi_head_attention(self, query: str, key: str, value: str, distances: str, bias: str = "") -> str:
+        inputs = [query, key, value, bias, self._mask, *([distances] if distances else [])]
+        return self._assembly.add("MultiHeadAttention", *inputs, domain=FUSED, num_heads=self._architecture.heads)
+
+    def _concatenated(self, name: str, parts: Sequence[str]) -> tuple[Array, Array]:
+        """Return the weight and the bias of several dense layers, concatenated along the outputs. A bias that is missing is zeros."""
+        weights = [self._weights[f"{name}{part}.weight"] for part in parts]
+        found = [self._weights.get(f"{name}{part}.bias") for part in parts]
+        biases = [
+            np.zeros(len(weight), np.float32) if bias is None else bias
+            for weight, bias in zip(weights, found, strict=True)
+        ]
+        return np.concatenate(weights), np.concatenate(biases)
+
+    def _input_ranges(self) -> Array | None:
+        """Return the greatest absolute value expected of each number of `value`, after a layer normalization: three standard deviations."""
+        if not self._last_norm:
+            return None
+        scale, mean = (self._weights.get(f"{self._last_norm}.{part}") for part in ("weight", "bias"))
+        assert scale is not None
+        ranges: Array = 3 * np.abs(scale + self._architecture.norm_offset) + (0 if mean is None else np.abs(mean))
+        return ranges
+
+    def _add_and_normalize(self, value: str, dense: str, norm: str) -> None:
+        """Apply a dense layer to `value`, add the residual `self.value`, and normalize the sum."""
+        out, missing = self._numbers.product(
+            value, dense, self._weights[f"{dense}.weight"], self._weights.get(f"{dense}.bias")
+        )
+        bias_left = [missing] if missing else []
+        if self._fused:
+            attributes: dict[str, Any] = {"domain": FUSED, "epsilon": self._architecture.epsilon}
+            self.value = self._assembly.add(
+                "SkipLayerNormalization", out, self.value, *self._scales(norm), *bias_left, **attributes
+            )
+        else:
+            self.value = self._norm(self._assembly.add("Sum", out, *bias_left, self.value), norm)
+
+    def _norm(self, value: str, name: str) -> str:
+        self._last_norm = name
+        kind = "SimplifiedLayerNormalization" if self._architecture.rms else "LayerNormalization"
+        return self._assembly.add(kind, value, *self._scales(name), axis=-1, epsilon=self._architecture.epsilon)
+
+    def _scales(self, name: str) -> list[str]:
+        """Return the factors of a normalization, and what is added if there is anything."""
+        self._last_norm = name
+        scale, mean = (
+            self._weights[f"{name}.weight"] + np.float32(self._architecture.norm_offset),
+            self._weights.get(f"{name}.bias"),
+        )
+        scales = [self._numbers.vector(f"{name}.weight", scale)]
+        return scales if mean is None else [*scales, self._numbers.vector(f"{name}.bias", mean)]
+
+
+class GeneralLayers(EncoderLayers):
+    """Adds an encoder whose layers differ from those of BERT: rotary positions, near attention, gated feed-forward layers, normalization before them,
+    fewer heads of keys and values, causal attention."""
+
+    def __init__(
+        self, assembly: Assembly, numbers: Numbers, architecture: "Architecture", weights: Mapping[str, Array], *,
+        device: str, positions: bool, computed: str = "",
+    ) -> None:  # fmt: skip
+        super().__init__(
+            assembly, numbers, architecture, weights, device=device, positions=positions, computed=computed
+        )
+        self._fused = False
+        self._fills_up = bool(computed)  # there are tokens to which no token attends, but which have a value
+        self._masks: dict[int, str] = {}
+        self._seeing: dict[int, str] = {}
+        self._rows_of_distances: list[str] = []
+        self._turns: dict[Any, list[str]] = {}
+
+    def add_layer(self, index: int) -> str:
+        """Add the layer with this index, from 0, and return its output."""
+        name, order = self._name(index), self._architecture.order
+        if order == "static":  # the embeddings are all that there is
+            return self.value
+        if order == "post":
+            self._add_and_normalize(self._attend_in(name, index), name + "output", name + "attention_norm")
+            self._add_and_normalize(self._feed(name), name + "down", name + "norm")
+            return self.value
+        self._add_part(
+            name + "attention_norm", name + "output", name + "attention_post_norm", lambda: self._attend_in(name, index)
+        )
+        self._add_part(name + "norm", name + "down", name + "post_norm", lambda: self._feed(name))
+        if self._architecture.final_norm and index == self._architecture.layers - 1:
+            self.value = self._norm(self.value, "final_norm")
+        return self.value
+
+    def _add_part(self, before: str, dense: str, after: str, compute: Callable[[], str]) -> None:
+        """Normalize `value`, compute, apply a dense layer, normalize where there is a norm `after`, and add the residual."""
+        residual = self.value
+        if f"{before}.weight" in self._weights:
+            self.value = self._norm(residual, before)
+        out = self._numbers.dense(
+            compute(), dense, self._weights[f"{dense}.weight"], self._weights.get(f"{dense}.bias"), "identity"
+        )
+        if f"{after}.weight" in self._weights:
+            out = self._norm(out, after)
+        self.value = self._assembly.add("Sum", out, residual)
+
+    def _feed(self, name: str) -> str:
+        """Add the feed-forward layers up to the last dense layer."""
+        activation, ranges = self._architecture.activation, self._input_ranges()
+        if not self._architecture.gated:
+            up = f"{name}up"
+            return self._numbers.dense(
+                self.value, up, self._weights[f"{up}.weight"], self._weights.get(f"{up}.bias"), activation, ranges
+            )
+        both = self._numbers.dense(
+            self.value, name + "gate-up", *self._matrices(name, ("gate", "up")), "identity", ranges
+        )
+        size = self._architecture.intermediate_size
+        gate, up = self._assembly.add_several(
+            "Split", [both, self._assembly.constant([size, size], "int64")], 2, axis=-1
+        )
+        return self._assembly.add("Mul", self._numbers.activate(gate, activation), up)
+
+    def _matrices(self, name: str, parts: Sequence[str]) -> tuple[Array, Array | None]:
+        """Return the weight and the bias of several dense layers, concatenated along the outputs; None if none has a bias."""
+        weight, bias = self._concatenated(name, parts)
+        return weight, bias if any(f"{name}{part}.bias" in self._weights for part in parts) else None
+
+    def _attend_in(self, name: str, index: int) -> str:
+        """Add the attention of all heads, without the dense layer after it."""
+        sizes, rows = self._architecture, self.rows
+        wide, narrow = sizes.heads * sizes.size_of_head, sizes.attended_heads * sizes.size_of_head
+        three = self._numbers.dense(
+            self.value, name + "qkv", *self._matrices(name, PARTS), "identity", self._input_ranges()
+        )
+        if wide == narrow and not sizes.head_norm:
+            query, key, value = rows.split(three, 3, wide)
+        else:
+            parts = self._assembly.add_several(
+                "Split", [three, self._assembly.constant([wide, narrow, narrow], "int64")], 3, axis=-1
+            )
+            if sizes.head_norm:
+                parts[:2] = (
+                    self._norm_heads(parts[0], name + "query_norm", sizes.heads),
+                    self._norm_heads(parts[1], name + "key_norm", sizes.attended_heads),
+                )
+            query, key, value = map(rows.unpack, parts)
+        query, key = self._turned(query, index), self._turned(key, index)
+        key, value = self._repeated(key), self._repeated(value)
+        bias = self._attention_bias(name, index, query, key)
+        inputs = [query, key, value, "", self._mask, *([bias] if bias else [])]
+        distances = sizes.distances
+        compared = (
+            1 if distances is None or not self._positions else 1 + distances.to_position + distances.from_position
+        )
+        scale = sizes.scale / compared**0.5
+        out = self._assembly.add("MultiHeadAttention", *inputs, domain=FUSED, num_heads=sizes.heads, scale=scale)
+        window = sizes.windows[index] if sizes.windows else 0
+        return rows.pack(self._assembly.add("Mul", out, self._sees(window)) if window and self._fills_up else out)
+
+    def _sees(self, window: int) -> str:
+        """Return 1 for a token with a key in its window that tokens attend to, else 0: what attends to nothing gets zeros. [batch, length, 1]."""
+        if window not in self._seeing:
+            add, constant = self._assembly.add, self._assembly.constant
+            near = add("Less", add("Abs", self._pairs()), constant(window, "int64"))
+            attended = add("Unsqueeze", add("Greater", self._mask, constant(0, "int32")), constant([1], "int64"))
+            both = self._numbers.cast(add("And", near, attended), self._numbers.dtype)
+            self._seeing[window] = add("ReduceMax", both, constant([2], "int64"), keepdims=1)
+        return self._seeing[window]
+
+    def _norm_heads(self, rows: str, name: str, heads: int) -> str:
+        """Return `rows` with each head normalized by itself."""
+        kept, size = [0] * self.rows.axes, self._architecture.size_of_head
+        apart = self._assembly.add("Reshape", rows, self._assembly.constant([*kept, heads, size], "int64"))
+        return self._assembly.add(
+            "Reshape", self._norm(apart, name), self._assembly.constant([*kept, heads * size], "int64")
+        )
+
+    def _turned(self, value: str, index: int) -> str:
+        """Return queries or keys [batch, length, heads · size] turned by their positions, if the layer has rotary positions."""
+        rotary = self._architecture.rotary
+        if not (rotary and self._positions):
+            return value
+        each = rotary[index]
+        if each not in self._turns:
+            tables = rotary_tables(each, self._architecture.size_of_head, self._architecture.max_length)
+            names = (f"{part}-{each.theta}-{each.stretch}" for part in ("cos", "sin"))
+            self._turns[each] = [
+                self._assembly.weight(name, table.astype(self._numbers.dtype))
+                for name, table in zip(names, tables, strict=True)
+            ]
+        first = self._assembly.constant([0], "int64")
+        return self._assembly.add("RotaryEmbedding", value, first, *self._turns[each], domain=FUSED)
+
+    def _repeated(self, value: str) -> str:
+        """Return keys or values with as many heads as queries have."""
+        sizes, constant = self._architecture, self._assembly.constant
+        times = sizes.heads // sizes.attended_heads
+        if times == 1:
+            return value
+        apart = self._assembly.add(
+            "Reshape", value, constant([0, 0, sizes.attended_heads, 1, sizes.size_of_head], "int64")
+        )
+        more = self._assembly.add("Expand", apart, constant([1, 1, 1, times, 1], "int64"))
+        return self._assembly.add("Reshape", more, constant([0, 0, sizes.heads * sizes.size_of_head], "int64"))
+
+    def _attention_bias(self, name: str, index: int, query: str, key: str) -> str:
+        """Return what is added to the scores of all pairs of tokens, [1 or batch, 1 or heads, length, length]; "" for nothing."""
+        sizes = self._architecture
+        if sizes.distances is not None and self._positions:
+            return self._distance_scores(name, query, key)
+        if sizes.alibi and self._positions:
+            return self._penalties()
+        window = sizes.windows[index] if sizes.windows else 0
+        return self._visible(window) if window or sizes.causal else ""
+
+    def _pairs(self) -> str:
+        """Return the place of the key minus the place of the query for all pairs of tokens, int64 [length, length]."""
+        add, constant = self._assembly.add, self._assembly.constant
+        length = add("Squeeze", add("Shape", self._ids, start=1, end=2), constant([0], "int64"))
+        places = add("Range", constant(0, "int64"), length, constant(1, "int64"))
+        return add(
+            "Sub", add("Unsqueeze", places, constant([0], "int64")), add("Unsqueeze", places, constant([1], "int64"))
+        )
+
+    def _visible(self, window: int) -> str:
+        """Return 0 for a key that the query attends to, and a very low number for others, [1, 1, length, length]."""
+        if window not in self._masks:
+            add, constant, dtype = self._assembly.add, self._assembly.constant, self._numbers.dtype
+            pairs = self._pairs()
+            seen = add("Less", add("Abs", pairs), constant(window or 1 << 40, "int64"))
+            if self._architecture.causal:
+                seen = add("And", seen, add("LessOrEqual", pairs, constant(0, "int64")))
+            mask = add("Where", seen, constant(0.0, dtype), constant(_HIDDEN[dtype], dtype))
+            self._masks[window] = add("Unsqueeze", mask, constant([0, 1], "int64"))
+        return self._masks[window]
+
+    def _penalties(self) -> str:
+        """Return ALiBi's penalty for each distance, [1, heads, length, length]."""
+        if 0 not in self._masks:
+            add = self._assembly.add
+            slopes = -alibi_slopes(self._architecture.heads)[None, :, None, None].astype(self._numbers.dtype)
+            far = self._numbers.cast(add("Abs", self._pairs()), self._numbers.dtype)
+            self._masks[0] = add("Mul", far, self._assembly.weight("slopes", slopes))
+        return self._masks[0]
+
+    def _distance_scores(self, name: str, query: str, key: str) -> str:
+        """Return DeBERTa's scores of words with distances, [batch, heads, length, length]."""
+        sizes, distances = self._architecture, self._architecture.distances
+        assert distances is not None
+        add, constant = self._assembly.add, self._assembly.constant
+        if not self._rows_of_distances:
+            table = self._assembly.weight("rows-of-distances", distance_rows(distances, sizes.max_length))
+            pairs, last = self._pairs(), constant(sizes.max_length - 1, "int64")
+            # [query, key] for words of queries, [key, query] for words of keys: in both, the place of the query minus that of the key.
+            back = [
+                add("Gather", table, add("Add", add("Neg", pairs), last)),
+                add("Gather", table, add("Add", pairs, last)),
+            ]
+            self._rows_of_distances = [add("Unsqueeze", each, constant([0, 1], "int64")) for each in back]
+        terms = []
+        if distances.to_position:
+            terms.append(self._scores_of(name, query, "position_key", "key", self._rows_of_distances[0]))
+        if distances.from_position:
+            # The scores of keys with distances stand with a row for each key.
+            rows = self._scores_of(name, key, "position_query", "query", self._rows_of_distances[1])
+            terms.append(add("Transpose", rows, perm=[0, 1, 3, 2]))
+        factor = constant(sizes.scale / (1 + len(terms)) ** 0.5, self._numbers.dtype)
+        total = add("Sum", *terms) if len(terms) > 1 else terms[0] if terms else ""
+        return add("Mul", total, factor) if total else ""
+
+    def _scores_of(self, name: str, words: str, own: str, shared: str, rows: str) -> str:
+        """Return the products of `words` [batch, length, heads · size] with the embedding of the distance to each other place."""
+        sizes, distances = self._architecture, self._architecture.distances
+        assert distances is not None
+        add, constant = self._assembly.add, self._assembly.constant
+        part = f"{name}{shared if distances.shared else own}"
+        table = self._distance_embeddings() @ self._weights[f"{part}.weight"].T + self._weights[f"{part}.bias"]
+        heads = table.reshape(len(table), sizes.heads, sizes.size_of_head).transpose(1, 2, 0)
+        matrix = self._assembly.weight(f"{name}{own}.distances", heads.astype(self._numbers.dtype))
+        apart = add("Reshape", words, constant([0, 0, sizes.heads, sizes.size_of_head], "int64"))
+        products = add("MatMul", add("Transpose", apart, perm=[0, 2, 1, 3]), matrix)
+        shape = add("Shape", products, start=0, end=3)
+        length = add("Shape", rows, start=3, end=4)
+        return add("GatherElements", products, add("Expand", rows, add("Concat", shape, length, axis=0)), axis=3)
+
+    def _distance_embeddings(self) -> Array:
+        """Return the embeddings of distances [2 · span, hidden size], normalized if the model does so."""
+        table: Array = self._weights["distances"].astype(np.float32)
+        if "distances.norm.weight" in self._weights:
+            centred = table - table.mean(axis=-1, keepdims=True)
+            deviation = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + self._architecture.epsilon)
+            table = centred / deviation * self._weights["distances.norm.weight"] + self._weights["distances.norm.bias"]
+        return table

@@ -1,0 +1,473 @@
+"""The model that workers run: texts or their tokens in, vectors out.
+
+Texts are tokenized, texts of similar length are computed together, and shorter texts are padded.
+"""
+
+import copy
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weir.errors import InvalidRequest, ModelError
+from weir.messages import JSON
+from weir.model import Measure, Model
+from weir.text_models.late_interaction import QUERY, LateInteraction, maxsim
+from weir.text_models.packing import written_numbers
+from weir.text_models.pooling import OF_SPECIAL_TOKENS, OF_TOKENS, WITH_CLASSIFIER, Pooling
+from weir.text_models.recipe import chosen_recipe
+from weir.text_models.runtime import check_devices, device_of, may_use_gpu, open_runtime
+from weir.text_models.runtime.contract import CPU, RuntimeOptions
+from weir.text_models.texts import Ids, PlainText, TextItem, TextOutput, Tokens, Words
+from weir.wire.schema import any_of
+from weir.wire.values import encode
+
+if TYPE_CHECKING:
+    from weir.text_models.checkpoint.reading import Checkpoint
+    from weir.text_models.pooling import Recipe
+    from weir.text_models.runtime.contract import Runtime
+    from weir.text_models.tokens.tokenizer import Tokenizer
+
+
+# Tokens of one run of the network. On a CPU larger runs gain nothing; on a GPU smaller ones are slower per text.
+RUN_TOKENS_CPU, RUN_TOKENS_GPU = 512, 16384
+BYTES_PER_TOKEN = 4  # of ordinary English
+_OWN = ""  # the output of a text that asks for none
+_OUTPUTS = {Pooling.SPARSE: TextOutput.SPARSE, Pooling.TOKENS: TextOutput.TOKENS, Pooling.NONE: TextOutput.TOKENS}
+_NO_OUTPUT = (*WITH_CLASSIFIER, Pooling.TOKEN_LOGITS, Pooling.YES_NO)
+
+
+class TextEncoder(Model):
+    """A sentence encoder from a directory in the layout of Hugging Face or sentence-transformers.
+
+    An item is `Tokens` or a text: a string, a list of words, a list of token ids with special tokens, or a pair. A pair is a tuple of two strings in Python,
+    and elsewhere an object with `text` and `pair`. An item of the content type application/octet-stream is token ids, int32 little-endian. The output is a
+    vector, or with the pooling `none` a list of vectors, one for each token.
+
+    Args:
+        directory: the model's directory.
+        pooling, layers, mask_special, positions, normalize, dimensions, precision, window: see recipe.Recipe. None stands for the choice of the model's
+            files.
+        bare_layer: see recipe.chosen_recipe.
+        runtime, threads, compiled, gpu_memory_fraction, cache: see runtime.RuntimeOptions.
+        lone_threads: how many threads compute a batch on a CPU while enough other workers have none; as `threads` if it is not more.
+        devices: the device of each worker, repeated if there are more workers: auto, cpu, cuda or cuda:1.
+        max_length: the most tokens of a text, special tokens included; None for the model's own limit.
+        fixed_length: pad every text to `max_length` tokens, and the vectors of its tokens with zeros.
+        truncate: whether longer texts are cut or are errors.
+        special_tokens, pair_separator: see texts.TokenizerOptions.
+        cased: whether capital letters are distinguished; None for the choice of the model's files.
+        run_tokens: the most tokens of one run of the network, where padding counts `padding_cost` times; None for a default of the device.
+        prompt: the name or the text of a prompt that is put before every text; None for the model's own.
+        hide_special: no token attends to the first and the last token, unless the pooling reads one of them.
+        router: the route of the model's Router, such as query; None for its default.
+        dtype: the variant of an ONNX file that the runtime onnx-file computes, see onnx_files.DTYPES.
+        allow_pickle: read the weights of a directory that has them as pickles alone; no code in them is run.
+
+    Raises SettingsError, here or when it is loaded, naming the file or the argument and the rule.
+    """
+
+    # Checked item by item in `preprocess_batch`, which says what is wrong in words.
+    content_types: ClassVar[Sequence[str]] = (JSON,)
+    Input: ClassVar[Any] = Annotated[Any, any_of(PlainText, Words, Ids, TextItem)]
+    Output: ClassVar[Any] = Annotated[Any, any_of(list[float], list[list[float]])]
+    plain_texts: ClassVar[bool] = True
+    padded: ClassVar[bool | None] = True
+    # Short texts, so that they fit where long texts are refused.
+    examples: ClassVar[Sequence[Any]] = ("First do it", "then do it right", "then do it better")
+
+    def __init__(
+        self, directory: str, *, pooling: str | None = None, layers: Sequence[int] | None = None, mask_special: bool = False,
+        positions: bool = True, normalize: bool | None = None, dimensions: int | None = None, precision: str = "fp32",
+        runtime: str = "onnx", devices: Sequence[str] = (), threads: int = 1, compiled: bool = False,
+        gpu_memory_fraction: float | None = None, max_length: int | None = None, fixed_length: bool = False,
+        truncate: bool = True, special_tokens: bool = True, cased: bool | None = None, pair_separator: str | None = None,
+        run_tokens: int | None = None, padding_cost: float = 1.0, cache: str | None = None, window: int | None = None,
+        prompt: str | None = None, hide_special: bool = False, allow_pickle: bool = False, dtype: str | None = None,
+        router: str | None = None, bare_layer: int = -1, lone_threads: int = 1,
+    ) -> None:  # fmt: skip
+        check_devices(devices)
+        self.directory = Path(directory)
+        self.recipe_options: dict[str, Any] = {
+            "pooling": pooling, "layers": layers, "mask_special": mask_special, "positions": positions,
+            "normalize": normalize, "dimensions": dimensions, "precision": precision, "window": window, "bare_layer": bare_layer,
+        }  # fmt: skip
+        self.runtime_options = RuntimeOptions(
+            runtime, threads=threads, cache=None if cache is None else Path(cache), compiled=compiled,
+            gpu_memory_fraction=gpu_memory_fraction, prepacked=lone_threads > threads,
+        )  # fmt: skip
+        self.lone_threads = lone_threads
+        self.devices = list(devices)
+        self.max_length = max_length
+        self.fixed_length = fixed_length
+        self.hide_special = hide_special
+        self.allow_pickle = allow_pickle
+        self.dtype = dtype
+        self.router = router
+        self.truncate = truncate
+        self.tokenizer_options: dict[str, Any] = {
+            "lowercase": None if cased is None else not cased,
+            "special_tokens": special_tokens,
+            "pair_separator": pair_separator,
+        }
+        self.prompt = prompt
+        self.run_tokens = run_tokens
+        self._padding_cost = padding_cost
+        self._checkpoint: Checkpoint
+        self._recipe: Recipe
+        self._hides_special: bool
+        self._late: LateInteraction | None = None
+        self._filling: int | None
+        self._reader: ItemReader
+        self._runtime: Runtime | None = None
+        self._wide: Runtime | None = None
+
+    def load_shared(self) -> None:
+        """Read the model's files and build its graph if the cache has none. Open the graph too if that starts no thread, as workers are forked."""
+        from weir.text_models.checkpoint.reading import read_for
+        from weir.text_models.prompts import server_prompt
+        from weir.text_models.texts import TokenizerOptions
+
+        self._checkpoint = checkpoint = read_for(
+            self.runtime_options.kind,
+            self.directory,
+            allow_pickle=self.allow_pickle,
+            dtype=self.dtype,
+            router=self.router,
+        )
+        self._recipe = chosen_recipe(checkpoint, **self.recipe_options)
+        self._hides_special = self.hide_special and not set(self._recipe.poolings) & set(OF_SPECIAL_TOKENS)
+        self._max_length = min(self.max_length or checkpoint.max_length, checkpoint.architecture.max_length)
+        self._pad_id = checkpoint.architecture.pad_id
+        prompt = server_prompt(self.prompt, checkpoint.prompts)
+        late = checkpoint.layout.late if self._recipe.pooling is Pooling.TOKENS else None
+        tokenizer = checkpoint.tokenizer(
+            TokenizerOptions(
+                **self.tokenizer_options, prompt=prompt, judges=self._recipe.pooling is Pooling.YES_NO, late=late
+            )
+        )
+        vocabulary = checkpoint.architecture.vocab_size
+        tokens = checkpoint.heads.tokens
+        self._poolings = {_OWN: self._recipe.pooling, **poolings_of(self._recipe)}
+        self._skipped = int(tokens is not None and tokens.skips_first)
+        self._type_lead = tokenizer.type_lead
+        self._unweighted_ids = np.array(sorted(tokenizer.unweighted_ids), np.int64)
+        self._reader = ItemReader(
+            tokenizer, max_length=self._max_length, truncate=self.truncate, vocabulary=vocabulary, outputs=poolings_of(self._recipe),
+            before=0 if late is None else max(late.query_length or self._max_length, late.expands_to),
+        )  # fmt: skip
+        self._late, self._filling = late, None
+        if late is not None and tokenizer.late is not None:
+            self._skipped_ids = np.array(sorted(tokenizer.late.skipped), np.int64)
+            self._filling = None if late.attends else tokenizer.late.filling
+        if self.runtime_options.threads == 1 and not self.runtime_options.compiled and not may_use_gpu(self.devices):
+            self._runtime = open_runtime(checkpoint, self._recipe, self.runtime_options, CPU)
+
+    def load(self) -> None:
+        """Open the model on this worker's device, if it is not open yet."""
+        if self._runtime is None:
+            device = device_of(self.runtime_options.kind, self.devices, self.worker_index)
+            self._runtime = open_runtime(self._checkpoint, self._recipe, self.runtime_options, device)
+        if self.lone_threads > self.runtime_options.threads and self._runtime.device == CPU:
+            self._wide = self._runtime.widened(self.lone_threads)
+        if self.run_tokens is None:
+            self.run_tokens = RUN_TOKENS_CPU if self._runtime.device == CPU else RUN_TOKENS_GPU
+
+    def preprocess_batch(self, items: list[Any]) -> list[Any]:
+        """Return the TokenIds of each item, or an InvalidRequest in its place."""
+        return self._reader.read(items)
+
+    def predict(self, batch: "list[TokenIds]") -> list[Any]:
+        """Return the vector of each text, float32 [dimensions], or [tokens, dimensions] for the pooling `none`.
+
+        Of a text that asks for outputs, see Tokens, it is a tuple with the result of each; one pass makes them all. Texts of similar length are computed
+        together, so that there is little padding. Of a pair of late interaction it is the score [1]. A text for which the network computes
+        numbers that are not finite gets a ModelError.
+        """
+        if self._late is None:
+            return self._computed(batch)
+        parts: dict[tuple[bytes, bool], TokenIds] = {}
+        keys = [[(each.ids.tobytes(), each.second == QUERY) for each in parts_of(text)] for text in batch]
+        for text, own in zip(batch, keys, strict=True):  # a query that is ranked with many documents is computed once
+            parts.update(zip(own, parts_of(text), strict=True))
+        results = dict(zip(parts, self._computed(list(parts.values())), strict=True))
+        found = [[results[key] for key in own] for own in keys]
+        return [self._late_result(each, mean=self._late.mean) for each in found]
+
+    @staticmethod
+    def _late_result(parts: list[Any], *, mean: bool) -> Any:
+        """Return the vectors of a text, or the score of a query and a document; the error of a part is that of the whole."""
+        failed = next((part for part in parts if isinstance(part, ModelError)), None)
+        if failed is not None:
+            return copy.copy(failed)  # each caller raises its own
+        return parts[0] if len(parts) == 1 else maxsim(*parts, mean=mean)
+
+    def _computed(self, batch: "list[TokenIds]") -> list[Any]:
+        assert self._runtime is not None
+        alone = self._wide if self._has_idle_cpus else None
+        answers: list[Any] = [None] * len(batch)
+        fixed = self._max_length if self.fixed_length else None
+        lengths = [fixed or len(text.ids) for text in batch]
+        for places in runs(lengths, self.run_tokens or 1, self._padding_cost):
+            texts = [batch[place] for place in places]
+            inputs = padded_inputs(
+                texts, pad_id=self._pad_id, mask_special=self._recipe.mask_special, length=fixed, hide_special=self._hides_special,
+                type_lead=self._type_lead, filling=self._filling,
+            )  # fmt: skip
+            wanted = list(dict.fromkeys(output for text in texts for output in text.outputs or (_OWN,)))
+            if wanted == [_OWN]:
+                results = [(alone or self._runtime).run(*inputs)]
+            else:
+                results = self._runtime.run_several(*inputs, [self._poolings[output] for output in wanted])
+            computed = dict(zip(wanted, results, strict=True))
+            odd = _rows_not_finite(results, texts)
+            for row, (place, text) in enumerate(zip(places, texts, strict=True)):
+                if row in odd:
+                    answers[place] = ModelError(
+                        "the model computed NaN or infinite numbers for this text, must be finite: a wider dtype may help"
+                    )
+                    continue
+                found = [
+                    self._result(self._poolings[output], computed[output][row], text, inputs.pool[row])
+                    for output in text.outputs or (_OWN,)
+                ]
+                answers[place] = tuple(found) if text.outputs else found[0]
+        return answers
+
+    @property
+    def _has_idle_cpus(self) -> bool:
+        return self._share * self.runtime_options.threads >= self.lone_threads
+
+    def _result(self, pooling: Pooling, numbers: Any, text: "TokenIds", pool: Any) -> Any:
+        """Return the result of a pooling for one text: its vector, its terms, or the vectors of its tokens."""
+        if pooling is Pooling.SPARSE:
+            return terms(numbers, text.ids, self._unweighted_ids)
+        if pooling not in OF_TOKENS:
+            return numbers
+        count = len(text.ids)
+        if pooling is Pooling.TOKENS and self._late is not None:
+            own = numbers[:count]
+            return own if text.second == QUERY else own[~np.isin(text.ids, self._skipped_ids)]
+        if pooling is Pooling.NONE and pooling in self._recipe.beside:  # computed without weights
+            return numbers[:count] * pool[:count, None]
+        return self._trim(numbers, count)[self._skipped if pooling is Pooling.TOKENS else 0 :]
+
+    def _trim(self, vectors: Any, count: int) -> Any:
+        """Return the vectors of a text's `count` tokens: without those of padding, or with a fixed length with zeros for them."""
+        if not self.fixed_length:
+            return vectors[:count]
+        vectors[count:] = 0
+        return vectors
+
+    def encode(self, value: Any, content_type: str = JSON) -> bytes:
+        """Return an answer as JSON; of vectors each number has the fewest digits, see packing.packed."""
+        if isinstance(value, np.ndarray):
+            return written_numbers(np.ascontiguousarray(value, np.float32))
+        return encode(value, JSON)
+
+    @classmethod
+    def measure(cls, item: Any) -> Measure:
+        """Return the number of tokens of an item as its cost: exact for tokens, else estimated from its size."""
+        return Measure(cost=float(estimated_tokens(item)))
+
+
+def _rows_not_finite(results: Sequence[NDArray[Any]], texts: "Sequence[TokenIds]") -> set[int]:
+    """Return the rows of the texts for which the network has computed NaN or infinite numbers. Those of padding do not count.
+
+    This is the one check, of vectors, terms, scores and labels alike: no caller gets such a number, and a model whose examples have some does not start.
+    """
+    return {
+        row
+        for result in results
+        if not np.isfinite(result).all()
+        for row, text in enumerate(texts)
+        if not np.isfinite(result[row] if result.ndim < 3 else result[row][: len(text.ids)]).all()
+    }
+
+
+def estimated_tokens(item: Any) -> int:
+    """Return how many tokens `item` has, at least 1: exact for tokens and token ids, an estimate for texts."""
+    if isinstance(item, Tokens):
+        return max(len(item.ids) // 4, 1)
+    if isinstance(item, (bytes, bytearray, memoryview)):
+        return max(len(item) // 4, 1)
+    if isinstance(item, str):
+        return 3 + len(item) // BYTES_PER_TOKEN
+    if isinstance(item, dict):
+        return sum(map(estimated_tokens, item.values())) or 1
+    if isinstance(item, (list, tuple)):
+        return sum(3 + len(part) // BYTES_PER_TOKEN if isinstance(part, str) else 1 for part in item) or 1
+    return 1
+
+
+def terms(weights: NDArray[Any], ids: NDArray[Any], unweighted_ids: NDArray[Any]) -> NDArray[np.float32]:
+    """Return the terms of a text, float32 [terms, 2]: the id of a word and its weight, in order of the ids. float32 has each id exactly, up to 2**24.
+
+    `weights` are those of all words of the vocabulary [words], or those of each token [tokens, 1]; of a token that occurs several times the largest counts,
+    and `unweighted_ids` do not count (see Tokenizer), as in FlagEmbedding.
+    """
+    if weights.ndim == 1:
+        (found,) = np.nonzero(weights > 0)
+        return np.stack([found, weights[found]], axis=1).astype(np.float32)
+    each = weights[: len(ids), 0]
+    counts = (each > 0) & ~np.isin(ids, unweighted_ids)
+    found, places = np.unique(ids[counts], return_inverse=True)
+    largest = np.zeros(len(found), np.float32)
+    np.maximum.at(largest, places, each[counts])
+    return np.stack([found, largest], axis=1).astype(np.float32)
+
+
+class Inputs(NamedTuple):
+    """The arguments of Runtime.run, all [texts, length]."""
+
+    ids: NDArray[Any]
+    mask: NDArray[Any]
+    types: NDArray[Any]
+    pool: NDArray[Any]
+
+
+class TokenIds(NamedTuple):
+    """The token ids of one text, int32 [tokens], and the index at which the second text of a pair begins, 0 for a single text."""
+
+    ids: NDArray[Any]
+    second: int
+    outputs: tuple[str, ...] = ()  # see Tokens
+
+
+def poolings_of(recipe: "Recipe") -> dict[str, Pooling]:
+    """Return the poolings that make the outputs which a text may ask for by name, that of the recipe first; none if a text has labels or a score."""
+    found = ((_OUTPUTS.get(pooling, TextOutput.DENSE), pooling) for pooling in (recipe.pooling, *recipe.beside))
+    return {} if recipe.pooling in _NO_OUTPUT else {output.value: pooling for output, pooling in found}
+
+
+def parts_of(text: TokenIds) -> list[TokenIds]:
+    """Return the query and the document of a pair of late interaction; of a single text that text."""
+    if text.second <= 0:
+        return [text]
+    return [TokenIds(text.ids[: text.second], QUERY), TokenIds(text.ids[text.second :], 0)]
+
+
+def runs(lengths: Sequence[int], run_tokens: int, padding_cost: float = 1.0) -> Iterator[list[int]]:
+    """Divide texts of these lengths, in tokens, into runs of the network. Yield the indices of the texts of each run, the shortest texts first.
+
+    The texts of a run are padded to its longest. A run has at most `run_tokens` tokens, where a token of padding counts `padding_cost`. A longer text is a
+    run of its own.
+    """
+    run: list[int] = []
+    tokens = 0
+    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
+        longest = lengths[place]
+        tokens += longest
+        if run and tokens + padding_cost * (longest * (len(run) + 1) - tokens) > run_tokens:
+            yield run
+            run, tokens = [], longest
+        run.append(place)
+    if run:
+        yield run
+
+
+def padded_inputs(
+    texts: Sequence[TokenIds], *, pad_id: int, mask_special: bool, length: int | None = None, hide_special: bool = False,
+    type_lead: int | None = 0, filling: int | None = None,
+) -> Inputs:  # fmt: skip
+    """Return the arrays of one run, padded with `pad_id` to its longest text, or to `length` tokens.
+
+    With `mask_special` the first and the last token of a text have the weight 0 in the pooling, unless the text has no other token. With
+    `hide_special` these tokens, and the one before the second text of a pair, are also masked in attention; positions do not change. The second
+    text of a pair has the type 1, with `type_lead` tokens before it; None: all tokens have the type 0.
+    To the tokens `filling` at the end of a query of late interaction no token attends.
+    """
+    shape = len(texts), length or max(len(text.ids) for text in texts)
+    ids = np.full(shape, pad_id, np.int32)
+    mask, types = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    pool = np.zeros(shape, np.float32)
+    for row, (tokens, second, _) in enumerate(texts):
+        count = len(tokens)
+        ids[row, :count] = tokens
+        mask[row, :count] = 1
+        if second == QUERY:
+            others = np.flatnonzero(tokens != filling)
+            mask[row, others[-1] + 1 if len(others) else 0 : count] = 0
+        elif second and type_lead is not None:
+            types[row, second - type_lead : count] = 1
+        inner = slice(1, count - 1) if mask_special and count > 2 else slice(0, count)
+        pool[row, inner] = 1
+        if hide_special and count > 2:
+            mask[row, [0, count - 1, *([second - 1] if second > 0 else [])]] = 0
+            pool[row] *= mask[row]
+    return Inputs(ids, mask, types, pool)
+
+
+ITEM_RULE = "must be a text, a list of words or of token ids, or an object with `text` and perhaps `pair`"
+
+
+class ItemReader:
+    """Turns items into token ids. Token ids must be below `vocabulary`; a text has at most `max_length` tokens, and longer ones are cut if `truncate`.
+
+    `outputs` are the names of what a text may ask for. Of a pair of late interaction the query has at most `before` tokens, and the document `max_length`.
+    """
+
+    def __init__(
+        self, tokenizer: "Tokenizer", *, max_length: int, truncate: bool, vocabulary: int, outputs: Collection[str] = (),
+        before: int = 0,
+    ) -> None:  # fmt: skip
+        self._outputs = outputs
+        self._before = before
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+        self._truncate = truncate
+        self._vocabulary = vocabulary
+
+    def read(self, items: Sequence[Any]) -> list[TokenIds | InvalidRequest]:
+        """Return the token ids of each item, or the error in its place. Texts are tokenized in one call."""
+        results: list[Any] = [self._tokens(item) for item in items]
+        texts = [(place, _text(items[place])) for place, result in enumerate(results) if result is None]
+        good = [(place, text) for place, text in texts if not isinstance(text, InvalidRequest)]
+        results_of = dict(texts)
+        if good:
+            results_of |= zip([place for place, _ in good], self._tokenized([text for _, text in good]), strict=True)
+        for place, result in results_of.items():
+            results[place] = result
+        return results
+
+    def _tokens(self, item: Any) -> TokenIds | InvalidRequest | None:
+        """Return the token ids of an item that is bytes, alone or with the index of the second text, or its error; None for another item."""
+        tokens = Tokens(*item) if isinstance(item, tuple) and item and isinstance(item[0], bytes) else Tokens(item)
+        return self._checked(tokens) if isinstance(tokens.ids, bytes) else None
+
+    def _tokenized(self, texts: list[Any]) -> "list[TokenIds | InvalidRequest]":
+        found = self._tokenizer.encode(texts, max_length=self._max_length, truncate=self._truncate)
+        return [
+            each if isinstance(each, InvalidRequest) else TokenIds(np.frombuffer(each.ids, "<i4"), each.second)
+            for each in found
+        ]
+
+    def _checked(self, tokens: Tokens) -> TokenIds | InvalidRequest:
+        if not tokens.ids or len(tokens.ids) % 4:
+            return InvalidRequest(
+                f"token ids of {len(tokens.ids)} bytes: must be one or more, each an int32 of 4 bytes"
+            )
+        ids = np.frombuffer(tokens.ids, "<i4")
+        if len(ids) > self._max_length + (self._before if tokens.second else 0):
+            return InvalidRequest(f"{len(ids)} token ids: must be at most {self._max_length}")
+        if int(ids.min()) < 0 or int(ids.max()) >= self._vocabulary:
+            return InvalidRequest(f"token ids from {ids.min()} to {ids.max()}: must be 0 to {self._vocabulary - 1}")
+        unknown = [name for name in tokens.outputs if name not in self._outputs]
+        if unknown:
+            return InvalidRequest(
+                f"output {unknown[0]!r}: the model makes {', '.join(self._outputs) or 'none by name'}"
+            )
+        return TokenIds(ids, tokens.second, tokens.outputs)
+
+
+def _text(item: Any) -> Any:
+    """Return the item as a Text, or an error."""
+    if isinstance(item, dict):
+        if not {"text"} <= item.keys() <= {"text", "pair"} or not all(isinstance(part, str) for part in item.values()):
+            return InvalidRequest(f"an object with {sorted(map(str, item))}: {ITEM_RULE}, all strings")
+        return (item["text"], item["pair"]) if "pair" in item else item["text"]
+    if isinstance(item, (str, list, tuple)):
+        return item
+    return InvalidRequest(f"an item of type {type(item).__name__}: {ITEM_RULE}")

@@ -1,0 +1,1 @@
+"""A server of texts: vectors, scores and labels, over the protocols of several servers."""

@@ -1,0 +1,322 @@
+"""The HTTP endpoints of bert-as-service: POST /encode, GET /status/server and /status/client, POST /terminate.
+
+The body of POST /encode is JSON, msgpack or a form. A text that is longer than the model reads is cut, unless the settings refuse it. The answer names the
+texts that were cut in `truncated`, and their number in the header X-Weir-Truncated.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+from msgspec import Meta
+from starlette.routing import Route
+
+from weir.errors import InvalidRequest, UnsupportedMediaType, brief
+from weir.frontends.http.asgi import AsgiCall, Endpoint
+from weir.frontends.http.openapi import operation
+from weir.messages import JSON, MSGPACK
+from weir.protocols.access import Control
+from weir.protocols.content_negotiation import accept_of
+from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
+from weir.text_models.packing import packed
+from weir.text_models.texts import Ids, PlainText, Text, TextOptionFields, Words
+from weir.text_server.bert_as_service.status import Status, client_fields
+from weir.text_server.exchange import (
+    EmbeddingContext,
+    TextExchange,
+    check_text,
+    options_of,
+    read_json,
+    read_text,
+    truncated_places,
+)
+from weir.text_server.http import HttpTexts, Listing, TextHead, described_call, listing
+from weir.text_server.texts import Encoded, Truncated
+from weir.wire.schema import any_of
+from weir.wire.schema import read_document as read_declared
+from weir.wire.status import http_code
+from weir.wire.values import DECODE, refuse_names, uncollected, without_nul, words_without_nul
+
+_FORM = "application/x-www-form-urlencoded"
+_MSGPACK = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
+_JSON = ("", "*/*", "application/json", "text/json")
+_PIECE = 64 << 10  # characters of a form that are decoded at once
+_TRUTH = {"true": True, "1": True, "false": False, "0": False}
+
+
+class EncodeBody(TextOptionFields, forbid_unknown_fields=True):
+    """A request for the vectors of texts."""
+
+    texts: Annotated[list[Annotated[Any, any_of(PlainText, Words, Ids)]], Meta(extra_json_schema={"minItems": 1})]
+    id: Any = None
+    is_tokenized: Annotated[bool | None, Meta(description="every text is a list of words")] = None
+    pairs: Annotated[bool | None, Meta(description="every text is a list of two that belong together")] = None
+    model: Annotated[str | None, Meta(description="the first one if it is not given")] = None
+    show_tokens: Annotated[bool | None, Meta(description="the answer has the tokens too")] = None
+
+
+class EncodeLead(TypedDict):
+    """What is answered beside the vectors. `id` is that of the request."""
+
+    id: Any
+    status: Literal[200]
+    truncated: NotRequired[Truncated]
+    tokens: NotRequired[list[list[str]]]
+
+
+class EncodeAnswer(EncodeLead):
+    """The vectors of texts."""
+
+    result: Annotated[list[Any], Meta(description="for each text a vector, or a list with one for each token")]
+
+
+class EncodeError(TypedDict):
+    """What is wrong. `status` is that of HTTP."""
+
+    id: Any
+    type: str
+    description: str
+    status: int
+    details: NotRequired[Any]
+
+
+class EndNotice(TypedDict):
+    """That the server ends."""
+
+    status: Literal[200]
+    description: str
+
+
+def read_document(body: bytes, content_type: str, context: EmbeddingContext) -> dict[str, Any]:
+    """Return the object that a body of JSON, msgpack or a form holds; its fields are not checked. Raises InvalidRequest and UnsupportedMediaType."""
+    media = content_type.partition(";")[0].strip().lower()
+    if media == _FORM and not body.lstrip().startswith(b"{"):  # curl -d sends JSON with this content type, too
+        return _read_form(body, context)
+    if media in _MSGPACK:
+        document = _unpacked(body)
+    elif media in _JSON or media == _FORM or media.endswith("+json"):
+        document = read_json(body, clean="texts")
+    else:
+        raise UnsupportedMediaType(
+            f"Content-Type {content_type!r}: must be application/json, application/msgpack or {_FORM}"
+        )
+    if not isinstance(document, dict):
+        raise InvalidRequest("body: must be an object with id and texts")
+    return document
+
+
+def read_fields(document: dict[str, Any], exchange: TextExchange) -> None:
+    """Read the fields of a body into `exchange`. Raises InvalidRequest naming the field or the text, and the rule, and ModelNotFound."""
+    fields = read_declared(document, EncodeBody)
+    exchange.texts = _texts(fields, exchange.context)
+    exchange.encoder = encoder = exchange.context.encoder(fields.model or "")
+    exchange.options = options_of(
+        fields, encoder, whole_words=bool(fields.is_tokenized), want_tokens=bool(fields.show_tokens)
+    )
+
+
+NAME = "encode"
+
+
+def _unpacked(body: bytes) -> Any:
+    refuse_names(body, MSGPACK)
+    try:
+        with uncollected(len(body)):
+            return DECODE[MSGPACK](body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"body: is not msgpack ({error})") from error
+
+
+def _texts(fields: EncodeBody, context: EmbeddingContext) -> list[Text]:
+    texts, tokenized = fields.texts, fields.is_tokenized
+    context.check_count(len(texts), "texts")
+    if fields.pairs:
+        return [_pair(text, f"texts[{place}]") for place, text in enumerate(texts)]
+    return [read_text(_cleaned(text), f"texts[{place}]", tokenized) for place, text in enumerate(texts)]
+
+
+def _cleaned(text: Any) -> Any:
+    """Return a text or a list of words without the characters that bert-as-service removes."""
+    if isinstance(text, str):
+        return without_nul(text)
+    return words_without_nul(text) if isinstance(text, list) and text and isinstance(text[0], str) else text
+
+
+def _pair(text: Any, where: str) -> Text:
+    if isinstance(text, list) and len(text) == 2:
+        return check_text(_cleaned(text[0]), f"{where}[0]"), check_text(_cleaned(text[1]), f"{where}[1]")
+    raise InvalidRequest(f"{where}: must be two texts (pairs), is {brief(text)}")
+
+
+def _read_form(body: bytes, context: EmbeddingContext) -> dict[str, Any]:
+    """Return the object of a form. The field `texts` is repeated for each text; words of a text are separated by spaces. Raises InvalidRequest."""
+    try:
+        if body.count(b"&") > context.max_texts + 16:
+            raise ValueError("too many fields")
+        fields = _fields_of(body.decode())
+    except (UnicodeDecodeError, ValueError) as error:
+        raise InvalidRequest(f"body: is not a form ({error})") from error
+    document: dict[str, Any] = {name: values[-1] for name, values in fields.items()}
+    for name in ("is_tokenized", "pairs", "truncate", "show_tokens"):
+        if name in document:
+            document[name] = _truth(document[name], name)
+    if "dimensions" in document and document["dimensions"].isdecimal() and len(document["dimensions"]) < 10:
+        document["dimensions"] = int(document["dimensions"])
+    if "texts" in fields:
+        document["texts"] = (
+            [text.split() for text in fields["texts"]] if document.get("is_tokenized") else fields["texts"]
+        )
+    return document
+
+
+def _fields_of(form: str) -> dict[str, list[str]]:
+    """Return the values of each field of a form, in order. Raises ValueError for a field without a value."""
+    fields: dict[str, list[str]] = {}
+    for field in form.split("&"):
+        name, equals, value = field.partition("=")
+        if not equals:
+            raise ValueError(f"bad query field: {brief(field)}")
+        fields.setdefault(_unquoted(name), []).append(_unquoted(value))
+    return fields
+
+
+def _unquoted(text: str) -> str:
+    """Decode a name or a value of a form. It is decoded in pieces, as `urllib.parse.unquote` would make a list of all escapes in memory."""
+    text = text.replace("+", " ")
+    parts, at = [], 0
+    while at < len(text):
+        end = at + _PIECE
+        escape = text.find("%", max(at, end - 2), end)
+        if escape > 0 and end < len(text):  # an escape is not cut
+            end = max(escape, at + 1)
+        parts.append(unquote_to_bytes(text[at:end]))
+        at = end
+    return b"".join(parts).decode(errors="replace")
+
+
+def _truth(text: str, name: str) -> bool:
+    if text.lower() not in _TRUTH:
+        raise InvalidRequest(f"{name}={text[:80]!r}: must be true or false")
+    return _TRUTH[text.lower()]
+
+
+class EncodeProtocol:
+    """The protocol of POST /encode; see TextProtocol. The form of an exchange is the content type of its answer."""
+
+    name = NAME
+    paths = ("/encode",)
+
+    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
+        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, UnsupportedMediaType, and ModelNotFound."""
+        fields = dict(headers)
+        document = read_document(body, fields.get(b"content-type", b"").decode("latin-1"), exchange.context)
+        exchange.identity = document.get("id")
+        read_fields(document, exchange)
+        exchange.form = accept_of(fields.get(b"accept", b"").decode("latin-1"), [JSON, MSGPACK])
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse | Listing:
+        """Return the vectors as JSON or msgpack, as the caller accepts."""
+        write = _as_msgpack if exchange.form == MSGPACK else _as_json
+        return write(exchange.identity, encoded)
+
+    def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
+        """Return the answer for `error` with the fields of bert-as-service: `id`, `type`, `description` and `status`, and `details` if there are any."""
+        value = error_value(error, development=development)
+        status = http_code(error)
+        document: EncodeError = {
+            "id": identity, "type": value["type"], "description": value["message"], "status": status,
+        }  # fmt: skip
+        if value["details"] is not None:
+            document["details"] = value["details"]
+        return HttpResponse(status, error_headers(error), encode_safely(document))
+
+
+ENCODE = EncodeProtocol()
+
+
+class Encode:
+    """The endpoints of bert-as-service. `end` is called to end the server if `control` allows the caller to do so."""
+
+    def __init__(self, context: EmbeddingContext, status: Status, *, control: Control, end: Callable[[], None]) -> None:
+        self._context = context
+        self._status = status
+        self._control = control
+        self._end = end
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        encode = HttpTexts(ENCODE, self._context)
+        endpoint = partial(Endpoint, settings=self._context.http, refuse=encode.refusal)
+        return [
+            Route(ENCODE.paths[0], endpoint(encode), methods=["POST"]),
+            Route("/status/server", endpoint(self.server_status), methods=["GET"]),
+            Route("/status/client", endpoint(self.client_status), methods=["GET"]),
+            Route("/terminate", endpoint(self.terminate), methods=["POST"]),
+        ]
+
+    async def server_status(self, call: AsgiCall) -> HttpResponse:
+        """Return the server's configuration and statistics."""
+        client_name = TextHead(call.headers).client_name(call.peer)
+        self._context.clients.received_command(client_name, door=NAME)
+        return _document(self._status.server_status(client_name))
+
+    async def client_status(self, call: AsgiCall) -> HttpResponse:
+        """Return what is known of the caller, with the fields of bert-as-service, and of all remembered clients."""
+        client_name = TextHead(call.headers).client_name(call.peer)
+        known = self._status.client_status()
+        return _document(client_fields(client_name, known["clients"], self._context.http) | known)
+
+    async def terminate(self, call: AsgiCall) -> HttpResponse:
+        """Make the server finish its accepted requests and end. Raises Unauthorized or Forbidden if the caller may not do so."""
+        self._control.require_http(call.peer, call.headers)
+        asyncio.get_running_loop().call_soon(self._end)
+        notice = EndNotice(status=200, description="the server finishes what it has accepted, and ends")
+        return _document(notice)
+
+
+def _as_json(identity: Any, encoded: Encoded) -> Listing:
+    vectors = encoded.vectors
+    numbers = vectors.size // len(vectors)
+    return listing(_lead(identity, encoded), "result", len(vectors), numbers, lambda a, b: packed(vectors[a:b]))
+
+
+def _as_msgpack(identity: Any, encoded: Encoded) -> HttpResponse:
+    """Return the vectors as the bytes of an array, float32 little-endian, with its shape."""
+    vectors = encoded.vectors.astype("<f4", order="C", copy=False)
+    result = {"shape": list(vectors.shape), "result": vectors.data.cast("B")}
+    document = {**_lead(identity, encoded), **result}
+    return HttpResponse(200, [(b"content-type", MSGPACK.encode())], msgspec.msgpack.encode(document))
+
+
+def _lead(identity: Any, encoded: Encoded) -> EncodeLead:
+    document: EncodeLead = {"id": identity, "status": 200}
+    if cut := truncated_places(encoded):
+        document["truncated"] = cut
+    if encoded.tokens is not None:
+        document["tokens"] = encoded.tokens
+    return document
+
+
+def _document(value: Mapping[str, Any]) -> HttpResponse:
+    return HttpResponse(200, [(b"content-type", JSON.encode()), (b"cache-control", b"no-store")], encode_safely(value))
+
+
+def bert_paths() -> Mapping[str, Any]:
+    """Return the paths of bert-as-service's endpoints, described for OpenAPI with the types in place of their schemas."""
+    page = partial(operation, error=EncodeError, tag="texts")
+    example = {"id": 1, "texts": ["First do it", "then do it right"]}
+    summary = "Encode texts, as bert-as-service does"
+    pages = [
+        ("get", "/status/server", "Show configuration and counts", dict[str, Any]),
+        ("get", "/status/client", "Show what clients have asked", dict[str, Any]),
+        ("post", "/terminate", "Finish what was accepted, and end", EndNotice),
+    ]
+    return {
+        ENCODE.paths[0]: {
+            "post": described_call(ENCODE.paths[0], summary, EncodeBody, example, EncodeAnswer, EncodeError)
+        },
+        **{path: {method: page(method, path, text, answer)} for method, path, text, answer in pages},
+    }

@@ -1,0 +1,724 @@
+"""The ZeroMQ frontend of bert-as-service: one port that receives requests (PULL) and one that publishes answers (PUB).
+
+The first frame of an answer is its topic. The answer goes to every peer that has subscribed to the topic or to a beginning of it. libzmq drops an answer
+if no peer has subscribed yet. Here the answer is kept for a limited time, until a peer subscribes to exactly its topic, as the client that sent the
+request does. A peer that subscribes to a beginning of the topic, such as all topics, also gets the answer, but that does not end its keeping.
+
+This module uses ZMTP directly (zmtp.py) instead of libzmq, which cannot limit the memory that a peer takes: an endless message, or endless
+subscriptions, would grow without bound.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
+
+from structlog.stdlib import BoundLogger
+
+from weir.errors import (
+    CapacityError,
+    Draining,
+    Forbidden,
+    InvalidRequest,
+    ModelError,
+    SettingsError,
+    TooLarge,
+    Unauthorized,
+    WeirError,
+)
+from weir.protocols.access import Control
+from weir.protocols.account import CLAIM, Account
+from weir.protocols.offloading import off_loop
+from weir.serving.settings import LONGEST_TIMEOUT
+from weir.telemetry.logs import get_logger
+from weir.text_models.texts import Text
+from weir.text_server.bert_as_service import frames
+from weir.text_server.bert_as_service.frames import MAX_FRAMES, ZeroMqRequest
+from weir.text_server.bert_as_service.port import Drops, Limits, Peer, Port
+from weir.text_server.bert_as_service.settings import ZeroMqSettings
+from weir.text_server.bert_as_service.status import Status
+from weir.text_server.bert_as_service.zmtp import Event, Received, Subscribed, pack
+from weir.text_server.exchange import EmbeddingContext, TextExchange, TextOptions
+from weir.text_server.texts import Encoded
+from weir.wire.status import http_code
+
+MAX_TOPICS = 256  # subscriptions of one peer
+OVERHEAD = 4096  # bytes that each message counts beside its size, as many small messages take memory too
+_SWEPT_AT_ONCE = 128  # topics that are swept in one turn of the event loop
+_UNREAD_FACTOR = 4  # all clients together may leave this many times as much unread as one may
+
+Frames = Sequence[bytes | memoryview]
+
+
+class Publisher:
+    """Publishes answers to subscribers, and keeps answers without a subscriber for a while.
+
+    A subscriber may leave `max_unread` bytes unread. Above that, no more answers are computed for its topic (`room`) until it has read; if others
+    have subscribed to the same topic and read faster, the answers go to them and are dropped for the slow one. The answers that are kept without a
+    subscriber may have `max_unread` bytes in all; more are dropped. They are dropped after `grace` seconds.
+
+    All of these bytes are charged to `account`. While the account is over its limit, each topic has one answer at a time.
+    """
+
+    def __init__(self, max_unread: int, grace: float, drops: Drops, account: Account) -> None:
+        self._account = account
+        self._max_unread = max_unread
+        self._grace = grace
+        self._drops = drops
+        self._peers: dict[bytes, set[Peer]] = {}  # subscribers by the exact bytes of their subscription
+        self._lengths: Counter[int] = Counter()  # how many of these subscriptions have each length
+        self._unread_peers: set[Peer] = set()  # peers that may have unread answers
+        self._kept: dict[bytes, list[KeptMessage]] = defaultdict(list)
+        self._kept_sizes: Counter[bytes] = Counter()  # bytes by topic
+        self._kept_bytes = 0
+        self._without_subscriber: dict[bytes, float] = {}  # topics without a subscriber, and since when
+        self._reserved: Counter[bytes] = Counter()  # bytes of answers that are being computed, by topic
+        # The sizes of answers that wait in `room`, by topic.
+        self._waiting: dict[bytes, deque[tuple[int, asyncio.Future[None]]]] = {}
+
+    # Subscriptions.
+
+    def subscribe(self, peer: Peer, event: Subscribed) -> None:
+        """Add or remove a subscription of `peer`. Raises TooLarge if the peer would have more than MAX_TOPICS."""
+        if not event.wanted:
+            self._remove(peer, event.topic)
+        elif event.topic not in peer.topics:
+            if len(peer.topics) >= MAX_TOPICS:
+                raise TooLarge(f"subscriptions: more than {MAX_TOPICS}")
+            peer.topics.add(event.topic)
+            if event.topic not in self._peers:
+                self._peers[event.topic] = set()
+                self._lengths[len(event.topic)] += 1
+            self._peers[event.topic].add(peer)
+            self._send_kept(event.topic)  # answers of longer topics are sent by the next sweep
+
+    def forget(self, peer: Peer) -> None:
+        """Forget `peer`, whose connection has ended."""
+        self._unread_peers.discard(peer)
+        self._account.give(peer.charged)
+        peer.charged = 0
+        for topic in list(peer.topics):
+            self._remove(peer, topic)
+
+    def _remove(self, peer: Peer, topic: bytes) -> None:
+        if topic not in peer.topics:
+            return
+        peer.topics.discard(topic)
+        self._peers[topic].discard(peer)
+        if not self._peers[topic]:
+            del self._peers[topic]
+            self._lengths[len(topic)] -= 1
+            if not self._lengths[len(topic)]:
+                del self._lengths[len(topic)]
+
+    def has_subscriber(self, topic: bytes) -> bool:
+        """Return whether a peer has subscribed to `topic` or to a beginning of it."""
+        return bool(self._subscribers(topic))
+
+    def _subscribers(self, topic: bytes) -> set[Peer]:
+        found: set[Peer] = set()
+        for length in self._lengths:
+            if length <= len(topic):
+                found |= self._peers.get(topic[:length], set())
+        return found
+
+    # Room for answers.
+
+    async def room(self, topic: bytes, size: int) -> None:
+        """Wait until an answer of `size` bytes may be computed for `topic`, and reserve room for it. Call `made` afterwards in any case.
+
+        There is room when a subscriber may leave so much unread. An answer that is larger than `max_unread` has room if there is no other.
+        """
+        if topic not in self._waiting and self._has_room(topic, size):
+            self._reserve(topic, size)
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(topic, deque()).append((size, future))
+        try:
+            await future
+        except asyncio.CancelledError:
+            if not future.cancelled():  # the room was reserved already
+                self._reserve(topic, -size)
+            self._wake_waiting(topic)
+            raise
+
+    def made(self, topic: bytes, size: int) -> None:
+        """Release the room of an answer that was published or failed."""
+        self._reserve(topic, -size)
+        self._wake_waiting(topic)
+
+    def _reserve(self, topic: bytes, size: int) -> None:
+        self._reserved[topic] += size  # the account is charged by the request itself
+
+    def on_caught_up(self, peer: Peer) -> None:
+        """Note that `peer` has read all that it was sent: wake those that wait for room on its topics."""
+        for topic in peer.topics:
+            if topic in self._waiting:
+                self._wake_waiting(topic)
+
+    def _has_room(self, topic: bytes, size: int) -> bool:
+        taken = self._reserved[topic] + min((peer.unread for peer in self._subscribers(topic)), default=0)
+        return not taken or (taken + size <= self._max_unread and not self._account.over)
+
+    def _wake_waiting(self, topic: bytes) -> None:
+        """Reserve room for callers of `room` on this topic, in order, as far as there is any."""
+        waiting = self._waiting.get(topic, deque())
+        while waiting:
+            size, future = waiting[0]
+            if not future.done():
+                if not self._has_room(topic, size):
+                    return
+                self._reserve(topic, size)
+                future.set_result(None)
+            waiting.popleft()
+        self._waiting.pop(topic, None)
+        if not self._reserved[topic]:
+            del self._reserved[topic]
+
+    # Answers.
+
+    def publish(self, frames: Frames) -> None:
+        """Send a message to the subscribers of its first frame. Keep it if no peer has subscribed to exactly that topic."""
+        topic = bytes(frames[0])
+        subscribers = self._subscribers(topic)
+        for peer in subscribers:
+            self._write(peer, frames)
+        # A client subscribes to exactly its topic: if no peer has, the client has not got the answer.
+        if topic not in self._peers:
+            self._keep(topic, KeptMessage(frames, delivered=bool(subscribers)))
+
+    def _write(self, peer: Peer, frames: Frames) -> None:
+        unread = peer.unread
+        if unread > self._max_unread or self._exceeds_share(unread):
+            self._drops("answer", f"{unread} bytes of answers are unread (zmq_max_unread)", peer.address)
+            return
+        peer.write(pack(frames))
+        if peer.unread:
+            self._unread_peers.add(peer)
+            self._charge(peer)
+
+    def _exceeds_share(self, unread: int) -> bool:
+        """Return whether all peers together leave too much unread, and a peer with `unread` bytes at least an equal part of it."""
+        most = _UNREAD_FACTOR * self._max_unread
+        return unread * len(self._unread_peers) >= most and self.unread > most
+
+    def _charge(self, peer: Peer) -> None:
+        """Charge the account for what `peer` leaves unread now."""
+        self._account.add(peer.unread - peer.charged)
+        peer.charged = peer.unread
+
+    def _keep(self, topic: bytes, kept: "KeptMessage") -> None:
+        size = size_of(kept.frames) + OVERHEAD
+        if self._kept_bytes + size > self._max_unread or self._account.over:
+            if not kept.delivered:
+                self._drops("answer", "no client has subscribed, and no more answers can be kept (zmq_max_unread)")
+            return
+        self._kept[topic].append(kept)
+        self._kept_sizes[topic] += size
+        self._kept_bytes += size
+        self._account.add(size)
+
+    def _send_kept(self, topic: bytes) -> None:
+        """Send the answers kept for `topic` to the peers that have subscribed to it; also to other subscribers that have not got them."""
+        for kept in self._take(topic):
+            for peer in self._peers[topic] if kept.delivered else self._subscribers(topic):
+                self._write(peer, kept.frames)
+
+    def _send_undelivered(self, topic: bytes, subscribers: set[Peer]) -> None:
+        """Send the answers kept for `topic` once to peers that have subscribed to a beginning of it. They stay kept for their client."""
+        for kept in self._kept.get(topic, ()):
+            if not kept.delivered:
+                kept.delivered = True
+                for peer in subscribers:
+                    self._write(peer, kept.frames)
+
+    def _take(self, topic: bytes) -> "list[KeptMessage]":
+        size = self._kept_sizes.pop(topic, 0)
+        self._kept_bytes -= size
+        self._account.give(size)
+        return self._kept.pop(topic, [])
+
+    @property
+    def unread(self) -> int:
+        """How many bytes of answers have been written to peers and not yet sent."""
+        self._recharge()
+        return sum(peer.charged for peer in self._unread_peers)
+
+    def _recharge(self) -> None:
+        """Charge the account for what all peers leave unread now."""
+        for peer in self._unread_peers:
+            self._charge(peer)
+        self._unread_peers = {peer for peer in self._unread_peers if peer.charged}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are answers that no peer has got, or that are not fully sent."""
+        return any(not kept.delivered for each in self._kept.values() for kept in each) or self.unread > 0
+
+    # Time.
+
+    def sweep(self, topics: Iterable[bytes], now: float) -> Iterator[list[bytes]]:
+        """Deliver or drop kept answers, and yield lists of topics without a subscriber for the grace, a few topics at a time.
+
+        `topics` are the topics of requests under way, `now` is in seconds of time.monotonic. There may be tens of thousands of topics, so the
+        caller is to let other work run between two lists.
+        """
+        swept = {*topics, *self._kept, *self._waiting}
+        left = iter(swept)
+        while some := list(islice(left, _SWEPT_AT_ONCE)):
+            yield self._sweep_some(some, now)
+        self._recharge()
+        self._without_subscriber = {topic: since for topic, since in self._without_subscriber.items() if topic in swept}
+
+    def _sweep_some(self, topics: Iterable[bytes], now: float) -> list[bytes]:
+        abandoned, dropped = [], 0
+        for topic in topics:
+            self._wake_waiting(topic)
+            subscribers = self._subscribers(topic)
+            if topic in self._peers:
+                self._send_kept(topic)
+            elif subscribers:
+                self._send_undelivered(topic, subscribers)
+            if subscribers and topic not in self._kept:
+                self._without_subscriber.pop(topic, None)
+            elif now >= self._without_subscriber.setdefault(topic, now) + self._grace:
+                if not subscribers:
+                    abandoned.append(topic)
+                dropped += sum(not kept.delivered for kept in self._take(topic))
+        if dropped:
+            self._drops("answer", f"no client has subscribed for {self._grace:g} s", times=dropped)
+        return abandoned
+
+
+@dataclass(slots=True)
+class KeptMessage:
+    """A message that no peer with a subscription to exactly its topic has got. `delivered`: peers with a shorter subscription have got it."""
+
+    frames: Frames
+    delivered: bool
+
+
+def size_of(frames: Frames) -> int:
+    """Return the size of `frames` in bytes."""
+    return sum(map(len, frames))
+
+
+FRONTEND = "zeromq"
+CANCELLED_PER_TURN = (
+    16  # requests that are cancelled, or tried again, in one turn of the event loop, which takes a few milliseconds
+)
+CONFIG_DELAY = 0.1  # seconds before the answer to SHOW_CONFIG: a stock client asks for it before it has subscribed
+_FLOAT_BYTES = 4
+_SWEEP_INTERVAL = 0.5  # seconds
+_DRAIN_INTERVAL = 0.02  # seconds between two checks whether all answers have been sent
+_MAX_SUBSCRIPTION = 1024  # bytes of a message at the PUB port
+# Bytes that a request under way counts beside its payload: its task and what that refers to. More than so many would also make each pass of the
+# garbage collector long: 52,000 of them take half a second.
+REQUEST_BYTES = 16 << 10
+RETRYING = 256  # requests that a full queue refused and that try again; the others wait until one of them has ended
+_FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0  # seconds before a request that a full queue refused is tried again
+
+
+class ZeroMqContext(NamedTuple):
+    """What the handler of requests needs. `terminate` makes the server drain and end. The memory of requests is charged to `account`."""
+
+    shared: EmbeddingContext
+    settings: ZeroMqSettings
+    publisher: Publisher
+    status: Status
+    control: Control
+    terminate: Callable[[], None]
+    drops: Drops
+    account: Account
+
+
+class Paced:
+    """Does work in turns of the event loop, CANCELLED_PER_TURN pieces in each. `done` is called when none is left."""
+
+    def __init__(self, done: Callable[[], None] = lambda: None) -> None:
+        self._done = done
+        self._left: deque[Callable[[], object]] = deque()
+        self._runs = False
+
+    def soon(self, work: Callable[[], object]) -> None:
+        """Do `work` in its turn."""
+        self._left.append(work)
+        if not self._runs:
+            self._runs = True
+            asyncio.get_running_loop().call_soon(self._do_some)
+
+    async def turn(self) -> None:
+        """Wait until it is the caller's turn."""
+        come = asyncio.Event()
+        self.soon(come.set)
+        await come.wait()
+
+    def clear(self) -> None:
+        """Forget what is left."""
+        self._left.clear()
+
+    def _do_some(self) -> None:
+        for _ in range(min(CANCELLED_PER_TURN, len(self._left))):
+            self._left.popleft()()
+        self._runs = bool(self._left)
+        if self._runs:
+            asyncio.get_running_loop().call_soon(self._do_some)
+        else:
+            self._done()
+
+
+class RequestHandler:
+    """Answers requests.
+
+    `changed` is called whenever a request has ended. `in_flight` is the size, in bytes, of the requests under way. While `draining`, requests for
+    vectors are refused.
+    """
+
+    def __init__(self, context: ZeroMqContext, changed: Callable[[], None]) -> None:
+        self._context = context
+        self._changed = changed
+        self._encoder = context.shared.encoder()  # requests do not name a model, so the first one answers
+        self._tasks: dict[bytes, set[asyncio.Task[None]]] = {}  # by topic
+        self._cancels = Paced(self._cancelled_all)
+        self._retries = Paced()
+        self._retrying = asyncio.Semaphore(RETRYING)
+        self._cancelling: set[bytes] = set()  # topics whose tasks are all in `_cancels`
+        self.in_flight = 0
+        self.draining = False
+
+    def received(self, message: Received, peer: str) -> None:
+        """Handle a message from the address `peer`. A message that is not a request is dropped; any other gets an answer."""
+        try:
+            request = frames.read_request(message.frames)
+        except InvalidRequest as error:
+            self._context.drops("message", error, peer)
+            return
+        try:
+            if message.size:
+                raise TooLarge(f"a request of {message.size} bytes (zmq_max_message_size)")
+            if request.command:
+                self._command(request, peer)
+            elif self.draining:
+                raise Draining("the server is shutting down")
+            else:
+                self._start(request)
+        except WeirError as error:
+            self._fail(request, error, peer)
+
+    # Vectors.
+
+    def _start(self, request: ZeroMqRequest) -> None:
+        exchange = TextExchange(
+            self._context.shared, FRONTEND, self._encoder, client=_client_name(request), timeout=LONGEST_TIMEOUT
+        )
+        exchange.received(request.size)
+        size = len(request.payload) + REQUEST_BYTES
+        task = asyncio.get_running_loop().create_task(self._answer(request, exchange))
+        self.in_flight += size
+        self._context.account.add(size)
+        topic = request.identity  # the callback must not keep the texts of `request` in memory
+        self._tasks.setdefault(topic, set()).add(task)
+        task.add_done_callback(lambda task: self._ended(topic, size, task))
+
+    def _ended(self, topic: bytes, size: int, task: asyncio.Task[None]) -> None:
+        self.in_flight -= size
+        self._context.account.give(size)
+        tasks = self._tasks[topic]
+        tasks.discard(task)
+        if not tasks:
+            del self._tasks[topic]
+        self._changed()
+
+    async def _answer(self, request: ZeroMqRequest, exchange: TextExchange) -> None:
+        with self._context.account.claim() as claim:
+            CLAIM.set(claim)  # the context is this task's own; the encoder charges the vectors to the claim
+            await self._answer_charged(request, exchange)
+
+    async def _answer_charged(self, request: ZeroMqRequest, exchange: TextExchange) -> None:
+        publisher = self._context.publisher
+        received, topic, room = len(request.payload), request.identity, 0
+        try:
+            size = _FLOAT_BYTES * request.size * self._encoder.dimensions
+            self._check_answer(request.size, size)
+            await publisher.room(topic, size + OVERHEAD)
+            room = size + OVERHEAD
+            texts = await off_loop(received, partial(frames.read_texts, request))
+            request = request._replace(payload=b"")  # free the payload, as the texts are decoded
+            encoded = await self._encode(exchange, texts)
+            self._check_answer(request.size, encoded.vectors.nbytes)
+            if encoded.foreign:
+                exchange.warn_of_ids(encoded.foreign)
+            answer = frames.write_vectors(request, encoded.vectors, encoded.tokens)
+            exchange.delivered(encoded, received, sum(map(len, answer)))
+            publisher.publish(answer)
+        except WeirError as error:
+            self._refuse(request, exchange, error)
+        except Exception as error:  # a bug in the server; the client needs an answer all the same
+            _logger().exception("request failed", door=FRONTEND, client=_client_name(request))
+            self._refuse(request, exchange, ModelError(f"{type(error).__name__} in the server"))
+        finally:
+            if room:
+                publisher.made(topic, room)
+
+    async def _encode(self, exchange: TextExchange, texts: Sequence[Text]) -> Encoded:
+        """Return the vectors. If the queue is full, try again until it has room: stock clients neither send a request again nor state a deadline."""
+        options = TextOptions(whole_words=True, want_tokens=self._context.settings.zmq_show_tokens)
+        try:
+            return await exchange.encode(texts, options, exchange.timeout)
+        except CapacityError as error:
+            wait = self._wait_after(error)
+        if self._retrying.locked():
+            wait = 0.0  # the others' retries show whether there is room
+        async with self._retrying:
+            while True:
+                await asyncio.sleep(wait)
+                await self._retries.turn()
+                try:
+                    return await exchange.encode(texts, options, exchange.timeout)
+                except CapacityError as error:
+                    wait = max(self._wait_after(error), min(2.0 * wait, _LONGEST_WAIT))
+
+    def _wait_after(self, error: CapacityError) -> float:
+        """Return after how many seconds a request that was refused may be tried again. Raises `error` if it is refused for good."""
+        if isinstance(error, Draining) or self.draining:
+            raise error
+        return max(_FIRST_WAIT, error.retry_after or 0.0)
+
+    def _check_answer(self, texts: int, size: int) -> None:
+        most = self._context.settings.zmq_max_answer_size
+        if size > most:
+            raise TooLarge(
+                f"texts: {texts}; their vectors have {size} bytes, an answer may have {most} (zmq_max_answer_size)"
+            )
+
+    def _refuse(self, request: ZeroMqRequest, exchange: TextExchange, error: WeirError) -> None:
+        exchange.refused(http_code(error))
+        self._fail(request, error)
+
+    def _fail(self, request: ZeroMqRequest, error: WeirError, peer: str = "") -> None:
+        refusal = frames.refusal_of(error, http_code(error))
+        self._context.drops("request", f"{refusal.type}: {refusal.message}", peer, _client_name(request))
+        self._context.publisher.publish(frames.write_refusal(request, refusal))
+
+    # Commands.
+
+    def _command(self, request: ZeroMqRequest, peer: str) -> None:
+        self._context.shared.clients.received_command(_client_name(request), door=FRONTEND)
+        if request.command == frames.TERMINATION:
+            self._terminate(request, peer)
+            return
+        status, is_config = self._context.status, request.command == frames.SHOW_CONFIG
+        facts = (status.config if is_config else status.server_status)(_client_name(request))
+        facts["show_tokens_to_client"] = self._context.settings.zmq_show_tokens
+        answer = frames.write_facts(request, facts)
+        if is_config:
+            asyncio.get_running_loop().call_later(CONFIG_DELAY, self._context.publisher.publish, answer)
+        else:
+            self._context.publisher.publish(answer)
+
+    def _terminate(self, request: ZeroMqRequest, peer: str) -> None:
+        """Make the server drain and end, if the peer may do so. Only a subscriber gets an answer: bert-serving-terminate does not subscribe."""
+        publisher = self._context.publisher
+        try:
+            self._context.control.require(peer, None)
+        except (Unauthorized, Forbidden) as error:
+            _logger().warning("refused to end", door=FRONTEND, peer=peer, reason=error.message)
+            if publisher.has_subscriber(request.identity):
+                publisher.publish(frames.write_refusal(request, frames.refusal_of(error, http_code(error))))
+            return
+        _logger().info("ending on request", door=FRONTEND, peer=peer)
+        if publisher.has_subscriber(request.identity):
+            publisher.publish(frames.write_facts(request, {}))
+        self._context.terminate()
+
+    # Ends.
+
+    @property
+    def topics(self) -> list[bytes]:
+        """The topics that have requests under way."""
+        return list(self._tasks)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there are requests under way."""
+        return bool(self._tasks)
+
+    def cancel(self, topic: bytes) -> None:
+        """Cancel all requests of `topic`, a few in each turn of the event loop."""
+        if topic not in self._cancelling:
+            self._cancelling.add(topic)
+            for task in self._tasks.get(topic, ()):
+                self._cancels.soon(task.cancel)
+
+    def _cancelled_all(self) -> None:
+        self._cancelling.clear()
+
+    async def stop(self) -> None:
+        """Cancel all requests, and wait until they have ended."""
+        self._cancels.clear()
+        tasks = [task for tasks in self._tasks.values() for task in tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _client_name(request: ZeroMqRequest) -> str:
+    return request.identity.decode("utf-8", "backslashreplace")
+
+
+def _logger() -> BoundLogger:
+    return get_logger("weir")
+
+
+def end_process() -> None:
+    """End this process as a process manager does: with SIGTERM."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+class ZeroMqFrontend:
+    """Answers requests over ZeroMQ with the first model of `context`.
+
+    Args:
+        context: the models, and what all frontends for texts share.
+        settings: ports and limits.
+        control: decides whether a peer may end the server.
+        status: answers the commands SHOW_CONFIG and SHOW_STATUS.
+        terminate: called to end the server.
+        account: charged for the memory that clients take; other frontends may share it. It also has the limit of connections.
+    """
+
+    def __init__(
+        self, context: EmbeddingContext, settings: ZeroMqSettings, *, control: Control | None = None, status: Status | None = None,
+        terminate: Callable[[], None] = end_process, account: Account | None = None,
+    ) -> None:  # fmt: skip
+        self._settings = settings
+        http = context.http
+        self._host = http.host
+        self.drops = Drops(_logger(), context.counts.dropped)
+        self.clients = context.clients
+        self._account = account = account or Account(http)
+        self._publisher = Publisher(settings.zmq_max_unread, settings.zmq_grace, self.drops, account)
+        shared = ZeroMqContext(
+            context, settings, self._publisher, status or Status(context.encoders, context.clients), control or Control(),
+            terminate, self.drops, account,
+        )  # fmt: skip
+        self._handler = RequestHandler(shared, self._changed)
+        limits = Limits(
+            min(settings.zmq_max_message_size, account.max_bytes), MAX_FRAMES, http.max_connections, settings.zmq_max_in_flight,
+            http.header_timeout, http.body_timeout,
+        )  # fmt: skip
+        self._in = Port("PULL", limits, self.drops, account, self._received)
+        out = limits._replace(max_message=_MAX_SUBSCRIPTION, max_frames=1)
+        self._out = Port(
+            "PUB", out, self.drops, account, self._subscribed, self._publisher.forget, self._publisher.on_caught_up
+        )
+        self._sweeping: asyncio.Handle | None = None
+        self._ended = asyncio.Event()
+
+    @property
+    def address(self) -> str:
+        """The URL of the port for requests."""
+        return f"tcp://{f'[{self._host}]' if ':' in self._host else self._host}:{self.port}"
+
+    @property
+    def port(self) -> int:
+        """The port for requests; 0 if it is not open."""
+        return self._in.number
+
+    @property
+    def port_out(self) -> int:
+        """The port that publishes answers; 0 if it is not open."""
+        return self._out.number
+
+    async def start(self) -> None:
+        """Listen at both ports. Raises SettingsError if one is taken or unusable; then neither is open."""
+        out = self._settings.zmq_port_out
+        await self._in.start(self._host, self._settings.zmq_port or 0, "zmq_port")
+        try:
+            await self._out.start(self._host, self._next_port() if out is None else out, "zmq_port_out")
+        except SettingsError:
+            await self._in.stop()
+            raise
+        self._sweep()
+
+    def _next_port(self) -> int:
+        """Return the port after that for requests, which is the default of clients; 0, any free port, if there is none or the first was free."""
+        return self.port + 1 if self._settings.zmq_port and self.port < 65535 else 0
+
+    def _received(self, peer: Peer, event: Event) -> None:
+        if isinstance(event, Received):
+            self._handler.received(event, peer.address)
+            if not self._in.paused and self._is_full:
+                self._in.pause()
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether no more requests may be read: those under way reach their limit, or the account is over its limit."""
+        in_flight = self._handler.in_flight
+        return in_flight > self._settings.zmq_max_in_flight or (in_flight > 0 and self._account.over)
+
+    def _subscribed(self, peer: Peer, event: Event) -> None:
+        if isinstance(event, Subscribed):
+            self._publisher.subscribe(peer, event)
+
+    def _changed(self) -> None:
+        self._ended.set()
+        if self._in.paused and not self._is_full:
+            self._in.resume()
+
+    def _sweep(self) -> None:
+        now = time.monotonic()
+        for port in (self._in, self._out):
+            port.sweep(now)
+        self._changed()
+        self._sweep_topics(self._publisher.sweep(self._handler.topics, now))
+
+    def _sweep_topics(self, turns: Iterator[list[bytes]]) -> None:
+        """Sweep some topics, and the others in further turns of the event loop."""
+        abandoned = next(turns, None)
+        loop = asyncio.get_running_loop()
+        if abandoned is None:
+            self._sweeping = loop.call_later(_SWEEP_INTERVAL, self._sweep)
+            return
+        for topic in abandoned:
+            self._handler.cancel(topic)
+        self._sweeping = loop.call_soon(self._sweep_topics, turns)
+
+    def refuse(self) -> None:
+        """Refuse requests for vectors from now on."""
+        self._handler.draining = True
+
+    async def drain(self, drain_timeout: float | None = None) -> bool:
+        """Accept no more requests, and wait until all answers have been sent.
+
+        Return False if that is not so after `drain_timeout` seconds (None: wait without limit).
+        """
+        self.refuse()
+        self._in.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(drain_timeout):
+                while self._handler.busy or self._publisher.waiting:
+                    await self._something_ended()
+                return True
+        return False
+
+    async def _something_ended(self) -> None:
+        self._ended.clear()
+        with contextlib.suppress(TimeoutError):  # there is no event when the last byte of an answer has been sent
+            async with asyncio.timeout(_DRAIN_INTERVAL):
+                await self._ended.wait()
+
+    async def stop(self) -> None:
+        """Cancel all requests and close both ports. Idempotent."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
+        await self._handler.stop()
+        await asyncio.gather(self._in.stop(), self._out.stop())

@@ -1,0 +1,374 @@
+"""Measure how large the batches of a text model should be on this machine, once, and keep the result.
+
+On CPUs the best batch is often one text, on GPUs thousands of tokens. At the first start with a model on a machine, a worker like those that will serve
+is measured for a few seconds. Batches of different sizes take turns, so that a disturbance of a second does not make one size alone look slow. Other work
+on the machine can only lengthen a time, so the least time of a size counts, and it is trusted once a second one is close to it.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import platform
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weir.messages import Dispatch, Timing
+from weir.model import Model
+from weir.profiling.machine import cpu_name
+from weir.serving.service import Service
+from weir.telemetry.recorder import SilentObserver
+from weir.text_models.texts import Tokens
+from weir.workers.cpus import cpu_count
+
+SHORT_TEXT = 8  # tokens; max_batch_size is that many times less than max_batch_cost
+MAX_ROWS = 256  # the largest max_batch_size
+GOOD_ENOUGH = 0.97  # of the best throughput; the smallest batch that reaches it is chosen, as callers then wait least
+MIN_BATCH_PRICE = 1 / 16  # of max_batch_cost; a batch is taken to cost at least that beyond its tokens
+PADDING_SHARE = 0.5  # of the price of a batch may be padding; texts are then cheapest (`python -m benchmarks padding`)
+# The server's work for each batch: to form it, to send it and to distribute its answers. The server runs on the same CPUs as the workers.
+SERVER_SECONDS = 3e-4
+FIT_RANGE = 4  # the price of a batch is fitted to batches of at most this many times the budget
+
+
+class Timed(NamedTuple):
+    """A measurement: a batch of `rows` texts, padded to `length` tokens with `padding` tokens of padding in all, took `seconds`."""
+
+    rows: int
+    length: int
+    seconds: float
+    padding: int = 0
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The limits of a batch.
+
+    Attributes:
+        max_batch_cost: the most tokens, padding included.
+        max_batch_size: the most texts.
+        max_padding: the most tokens of padding: half of what a batch costs beyond its tokens, in tokens.
+        tokens_per_second: the throughput of one worker with such batches; 0 if unknown.
+        padding_cost: the time that a token of padding takes, as a share of that of another token.
+    """
+
+    max_batch_cost: float
+    max_batch_size: int
+    max_padding: float
+    tokens_per_second: float
+    padding_cost: float = 1.0
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of a service with this budget."""
+        values = asdict(self)
+        del values["tokens_per_second"]
+        return {"padded": True, **values}
+
+
+def choose(measured: Sequence[Timed]) -> Budget:
+    """Return the smallest budget whose throughput is at least GOOD_ENOUGH of the best, for a load with equally many tokens of each length."""
+    unpadded = [timed for timed in measured if not timed.padding]
+    budgets = sorted({timed.rows * timed.length for timed in unpadded})
+    speeds = {budget: _speed(unpadded, budget, SERVER_SECONDS) for budget in budgets}
+    best = max(speeds.values())
+    budget = next(budget for budget in budgets if speeds[budget] >= GOOD_ENOUGH * best)
+    price, padding_cost = _prices(measured, budget)
+    return Budget(
+        max_batch_cost=float(budget),
+        max_batch_size=min(MAX_ROWS, max(1, budget // SHORT_TEXT)),
+        max_padding=round(PADDING_SHARE * min(max(price, MIN_BATCH_PRICE * budget), budget / 2), 1),
+        tokens_per_second=round(_speed(unpadded, budget), 1),
+        padding_cost=padding_cost,
+    )
+
+
+def cautious_budget(tokens: int) -> Budget:
+    """Return a budget of `tokens` for a machine that could not be measured: padding takes as long as other tokens."""
+    return Budget(
+        max_batch_cost=float(tokens),
+        max_batch_size=min(MAX_ROWS, max(1, tokens // SHORT_TEXT)),
+        max_padding=PADDING_SHARE * MIN_BATCH_PRICE * tokens,
+        tokens_per_second=0.0,
+    )
+
+
+def _speed(measured: Iterable[Timed], budget: int, overhead: float = 0.0) -> float:
+    """Return the tokens per second with batches of at most `budget` tokens, for equally many tokens of each length.
+
+    Each batch takes `overhead` seconds beside what was measured. A text that is longer than the budget is a batch of its own.
+    """
+    by_length: dict[int, list[Timed]] = {}
+    for timed in measured:
+        by_length.setdefault(timed.length, []).append(timed)
+    seconds = 0.0
+    for length, timings in by_length.items():
+        fitting = [timed for timed in timings if timed.rows == 1 or timed.rows * length <= budget]
+        chosen = max(fitting, key=lambda timed: timed.rows)
+        seconds += (chosen.seconds + overhead) / (chosen.rows * length)
+    return len(by_length) / seconds
+
+
+def _prices(measured: Iterable[Timed], budget: int) -> tuple[float, float]:
+    """Return the price of a batch beyond its tokens, in tokens, and the time of a token of padding as a share of that of another token.
+
+    The model seconds = a + b · tokens + c · padding is fitted by least squares of relative errors; the results are a / b and c / b. Without
+    measurements of padding its share is 1.
+    """
+    near = [timed for timed in measured if timed.padding or timed.rows * timed.length <= FIT_RANGE * budget]
+    seconds = np.array([timed.seconds for timed in near])
+    padding = np.array([timed.padding for timed in near], float)
+    tokens = np.array([timed.rows * timed.length for timed in near], float) - padding
+    columns = np.stack([1 / seconds, tokens / seconds, padding / seconds], axis=1)
+    fixed, each, padding_each = np.linalg.lstsq(columns, np.ones(len(near)), rcond=None)[0]
+    if each <= 0:
+        return 0.0, 1.0
+    share = min(max(padding_each / each, 0.0), 1.0) if padding.any() else 1.0
+    return max(0.0, float(fixed / each)), round(float(share), 3)
+
+
+MAX_TOKENS = 32_768  # of a batch
+LONGEST_SECONDS = 0.15  # no larger batch of the same length is measured after one that took longer
+CLEARLY_WORSE = 0.85  # of the best throughput; after two sizes in a row below that, no larger one is measured
+MIN_TIMES, MAX_TIMES = 4, 6  # how many times a size is measured
+SLOW_TIMES = 2  # how many times a size above LONGEST_SECONDS is measured, and every size once MAX_SECONDS have passed
+MAX_SECONDS = 10.0  # of all measurements
+CLOSE = 0.1  # the two least times of a size are close if they differ by at most this share, or by SERVER_SECONDS
+MAX_DOUBTFUL = 0.25  # the share of sizes without two close times above which the measurement is not reliable
+
+
+class Size(NamedTuple):
+    """The size of a batch: `rows` texts of `length` tokens, except that `shorter` of them have a quarter of that length."""
+
+    rows: int
+    length: int
+    shorter: int = 0
+
+    @property
+    def lengths(self) -> list[int]:
+        """The length of each text, in tokens."""
+        return [self.length] * (self.rows - self.shorter) + [max(1, self.length // 4)] * self.shorter
+
+    @property
+    def padding(self) -> int:
+        """The padding of the batch, in tokens."""
+        return self.rows * self.length - sum(self.lengths)
+
+
+class MeasuringRounds:
+    """Decides which sizes of batches to measure, and collects the times.
+
+    For each of `lengths`, in tokens, the sizes are 1, 2, 4 ... texts, until larger batches have a clearly lower throughput. With `mixed` there is one
+    more size for each length, in which most texts are shorter, to measure padding.
+    """
+
+    def __init__(self, lengths: Sequence[int], *, mixed: bool) -> None:
+        self._lengths = lengths
+        self._mixed = mixed
+        self._times: defaultdict[Size, list[float]] = defaultdict(list)
+        self._spent = 0.0
+
+    def note(self, size: Size, seconds: float) -> None:
+        """Add a measurement: a batch of this size took so many seconds."""
+        self._times[size] = sorted([*self._times[size], max(seconds, 1e-9)])
+        self._spent += seconds
+
+    def due(self) -> list[Size]:
+        """Return the sizes to measure next, each once; empty if the measurement is complete."""
+        return [size for length in self._lengths for size in self._sizes_of(length) if self._is_due(size)]
+
+    @property
+    def is_reliable(self) -> bool:
+        """Whether the measurement can be trusted: most sizes have two close times."""
+        sizes = self._sizes()
+        return sum(not self._is_close(size) for size in sizes) <= MAX_DOUBTFUL * len(sizes)
+
+    @property
+    def share(self) -> float:
+        """The estimated share of the measurement that is done, from 0 to 1."""
+        times = [len(self._times[size]) for length in self._lengths for size in self._sizes_of(length)]
+        return sum(min(count, MIN_TIMES) for count in times) / (
+            MIN_TIMES * len(self._lengths) * (MAX_ROWS.bit_length() + 1)
+        )
+
+    def timed(self) -> list[Timed]:
+        """Return each size with its least time."""
+        return [Timed(size.rows, size.length, self._times[size][0], size.padding) for size in self._sizes()]
+
+    def _sizes(self) -> list[Size]:
+        return [size for length in self._lengths for size in self._sizes_of(length) if self._times[size]]
+
+    def _is_due(self, size: Size) -> bool:
+        times = self._times[size]
+        if len(times) < SLOW_TIMES:
+            return True
+        if self._spent >= MAX_SECONDS:
+            return False
+        if len(times) < MIN_TIMES and times[0] < LONGEST_SECONDS:
+            return True
+        return len(times) < MAX_TIMES and not self._is_close(size)
+
+    def _is_close(self, size: Size) -> bool:
+        least, second = self._times[size][:2]
+        return second - least <= max(CLOSE * least, SERVER_SECONDS)
+
+    def _sizes_of(self, length: int) -> list[Size]:
+        """Return the sizes of this length that are worth measuring, by the times so far. The last one may not have been measured."""
+        found: list[Size] = []
+        best, worse, rows = 0.0, 0, 1
+        while worse < 2 and rows <= MAX_ROWS and rows * length <= max(MAX_TOKENS, length):
+            size = Size(rows, length)
+            found.append(size)
+            if not self._times[size]:
+                return found
+            least = self._times[size][0]
+            if least >= LONGEST_SECONDS:
+                break
+            worse = worse + 1 if rows * length / least < CLEARLY_WORSE * best else 0
+            best = max(best, rows * length / least)
+            rows *= 2
+        if self._mixed:
+            most = max(2, found[-1].rows)
+            found.append(Size(most, length, most - max(1, most // 8)))
+        return found
+
+
+VERSION = 4  # of the method. Raise it with each change of the method, so that kept results are measured again
+LENGTHS = (16, 64, 256)  # tokens of texts: a sentence, a paragraph, a page
+
+MAX_KEPT = 1000  # results; the least recently used ones are removed
+
+logger = logging.getLogger("weir")
+
+Progress = Callable[[float, str], None]  # called with the share that is done, from 0 to 1, and what is being measured
+
+
+def no_progress(share: float, what: str) -> None:
+    """Show no progress."""
+
+
+class _BatchTimer(SilentObserver):
+    """Remembers how many seconds the last batch took, from its dispatch to its answer."""
+
+    seconds = 0.0
+
+    def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
+        self.seconds = dispatch.seconds
+
+
+async def budget_for(
+    model: type[Model], params: Mapping[str, Any], *, identity: Mapping[str, Any], max_length: int, folder: Path,
+    safe_tokens: int, fixed: bool = False, vocabulary: int = 100, progress: Progress = no_progress, **settings: Any,
+) -> Budget:  # fmt: skip
+    """Return the best limits of a batch for `model` on this machine: the result kept in `folder`, or else measured now and kept.
+
+    If other work on the machine disturbed the measurement, a cautious budget of `safe_tokens` is returned and nothing is kept. If `folder` cannot be
+    written, the next start measures again.
+
+    Args:
+        model: the class of the model.
+        params: its parameters. They must make it run each batch at once.
+        identity: what is measured, as JSON: the hash of the model's content, the recipe, the runtime and so on. Together with the hardware it is the
+            key of the result.
+        max_length: the most tokens of a text.
+        folder: where results are kept.
+        safe_tokens: the budget, in tokens, after a disturbed measurement.
+        fixed: all texts have `max_length` tokens.
+        vocabulary: token ids are below this.
+        progress: called with the progress.
+        settings: settings of the worker, see Service.
+
+    Raises the error with which the worker fails to start.
+    """
+    kept = folder / f"{_key(identity)}.json"
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        budget = Budget(**json.loads(kept.read_text())["budget"])
+        with suppress(OSError):  # the file may belong to another user
+            os.utime(kept)
+        return budget
+    lengths = [] if fixed else [length for length in LENGTHS if length <= max_length]
+    sizes = lengths or [max_length]
+    progress(0.0, "starting a worker")  # the worker also builds the graph if there is none
+    rounds = await _measure(
+        model, params, MeasuringRounds(sizes, mixed=not fixed), sizes[-1], vocabulary, progress, settings
+    )
+    if not rounds.is_reliable:
+        logger.warning(
+            "other work on the machine disturbed the measurement of batches: they have %s tokens, and the next start measures again",
+            safe_tokens,
+        )
+        return cautious_budget(safe_tokens)
+    measured = rounds.timed()
+    budget = choose(measured)
+    _keep(kept, {"budget": asdict(budget), "identity": dict(identity), "measured": measured})
+    return budget
+
+
+def _key(identity: Mapping[str, Any]) -> str:
+    """Return a hash of what is measured, the method, the hardware and onnxruntime's version."""
+    decides = [VERSION, dict(identity), platform.machine(), cpu_name(), cpu_count(), _version()]
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _version() -> str:
+    try:
+        return version("onnxruntime")
+    except PackageNotFoundError:
+        return ""
+
+
+def _keep(file: Path, result: dict[str, Any]) -> None:
+    temporary = file.with_suffix(f".{os.getpid()}")
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(result))
+        os.replace(temporary, file)
+        for old in sorted(file.parent.iterdir(), key=_used)[:-MAX_KEPT]:
+            old.unlink(missing_ok=True)
+
+
+def _used(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:  # another process has removed it
+        return 0.0
+
+
+async def _measure(
+    model: type[Model], params: Mapping[str, Any], rounds: MeasuringRounds, longest: int, vocabulary: int, progress: Progress,
+    settings: dict[str, Any],
+) -> MeasuringRounds:  # fmt: skip
+    """Measure all sizes that `rounds` asks for, on batches of random token ids; return `rounds`."""
+    timer = _BatchTimer()
+    chosen: dict[str, Any] = {
+        "max_batch_size": MAX_ROWS, "max_queue_size": 2 * MAX_ROWS, "timeout": 600.0, "policy": "greedy",
+        "workers": 1, "pipeline_depth": 1, "padded": False,
+    }  # fmt: skip
+    async with Service(model, params=dict(params), observers=[timer], **(settings | chosen)) as service:
+        progress(0.0, "warming up")
+        await _run(service, Size(1, longest), vocabulary)
+        seed = 0
+        while due := rounds.due():
+            for size in due:
+                progress(rounds.share, _description(size))
+                seed += 1
+                await _run(service, size, vocabulary, seed)
+                rounds.note(size, timer.seconds)
+    progress(1.0, "done")
+    return rounds
+
+
+async def _run(service: Service, size: Size, vocabulary: int, seed: int = 0) -> None:
+    random = np.random.default_rng(seed)
+    texts = [random.integers(0, vocabulary, length, np.int32).astype("<i4") for length in size.lengths]
+    await service.infer_many([Tokens(text.tobytes()) for text in texts])
+
+
+def _description(size: Size) -> str:
+    return f"{size.rows} x {size.length} tokens" + (f", {size.shorter} of them shorter" if size.shorter else "")

@@ -1,0 +1,719 @@
+"""The encoder of a served text model: it tokenizes texts, passes them through the queue of the model's service, and returns their vectors in order.
+
+Only a window of the texts is in the queue at a time: enough to form batches of similar length. The other texts wait here, as strings. Callers share the
+window fairly (fair_queue.py); a text of a caller who has had no more than the others may exceed it.
+"""
+
+import asyncio
+import ctypes
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
+from math import inf
+from threading import Event
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy
+
+from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, Overloaded, WeirError, brief
+from weir.messages import JSON, Dispatch
+from weir.protocols.account import CLAIM, charge
+from weir.serving.settings import LONGEST_TIMEOUT
+from weir.telemetry.tracecontext import Origin, Trace
+from weir.text_models.prompts import prompt_text
+from weir.text_models.texts import NO_TOKENIZE_OPTIONS, Text, TextOutput, TokenDetail, TokenizeOptions, Tokens
+from weir.text_server.fair_queue import CallerQueue
+from weir.text_server.requests import CallTrace, EncodeRequest, OneText, ReadyText, TextRequest, distinct, with_place
+from weir.text_server.texts import Encoded, Phases, TextFacts, texts_bytes
+from weir.text_server.tokenizing import (
+    AT_ONCE_CHARACTERS,
+    CHUNK,
+    TokenizeRequest,
+    TokenizeResult,
+    TokenizerThreads,
+    Tokenizes,
+)
+from weir.wire.cells import LARGE_BYTES
+
+if TYPE_CHECKING:
+    from weir.serving.handle import ModelHandle
+
+
+T = TypeVar("T")
+
+
+class OpenRequests:
+    """Counts the requests that have not ended, and refuses new ones when the server drains."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._closed = False
+        self._emptied = asyncio.Event()
+
+    def begin(self) -> None:
+        """Count a request. Raises Draining if no more are accepted."""
+        if self._closed:
+            raise Draining("the server is shutting down")
+        self._count += 1
+
+    def end(self) -> None:
+        """Note that a request has ended."""
+        self._count -= 1
+        if not self._count:
+            self._emptied.set()
+
+    async def drained(self, timeout: float) -> bool:
+        """Accept no more requests, and wait until all have ended. Return False if some have not after `timeout` seconds."""
+        self._closed = True
+        if self._count:
+            self._emptied.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._emptied.wait()
+        return not self._count
+
+
+SMALL_REQUEST = 16  # texts; such a request has the server's timeout, and may be answered on the fast path
+MAX_HELD = 1_000_000  # texts of all requests together; a larger request is accepted if there is no other
+LARGE_REQUEST = 2_000  # texts; work on more texts at once is done in a thread, as it would block the event loop
+# Free memory is returned to the system so many seconds after a large request: by then its answer has most likely been sent.
+RELEASE_AFTER = (1.0, 5.0, 30.0)
+RETRY_AFTER = 1.0  # seconds
+DEADLINE_SLACK = 2.0  # a request is refused if alone on all workers it needs more than this many times the time left
+LENGTH_DECAY = 0.99  # the factor by which the weight of a text's length falls with each later text
+_NO_TRACE: AbstractContextManager[None] = nullcontext()
+
+
+_FLOAT_BYTES = 4
+_LONGEST_NUMBER = 16  # bytes of a float32 as JSON, with the comma behind it
+_NO_VECTOR = numpy.empty((1, 0), numpy.float32)
+_DECODED_BYTES = 64  # of memory for a token id that is decoded: the string of its token
+DETAIL_BYTES = 200  # of memory for a token that is shown, and there are at most as many tokens as characters
+NO_FACTS = TextFacts()
+
+
+class Encoder:
+    """Implements Encodes over `service`, whose model takes Tokens. It serves one event loop, from the first call to `close`.
+
+    Args:
+        service: the model's service.
+        tokenizer: the model's tokenizer.
+        dimensions: how many numbers a vector of the model has.
+        max_length: the most tokens of a text, special tokens included.
+        name: the model's name; None for that of the service.
+        truncate: whether texts that are too long are cut or refused, for callers who do not state it.
+        split: for such callers, split these texts into pieces instead and combine the vectors, see requests.PieceVectors.
+        normalize: whether vectors have length 1; shortened and combined vectors are then scaled to length 1 again.
+        fixed_length: the number of tokens that every text is padded to, if any.
+        threads: how many threads tokenize; with 0 the event loop does.
+        max_held: the most texts of all requests together.
+        on_round: see TokenizerThreads.
+        facts: what a server tells of the model.
+        max_pooled: see requests.PieceVectors.
+        tokens_per_second: the most tokens that one worker computes in a second, 0 if unknown.
+        of_tokens: whether the model has a vector for each token.
+    """
+
+    def __init__(
+        self, service: "ModelHandle", tokenizer: Tokenizes, *, dimensions: int, max_length: int, name: str | None = None,
+        truncate: bool = True, split: bool = False, normalize: bool = False, fixed_length: int | None = None, threads: int = 2,
+        max_held: int = MAX_HELD, on_round: Callable[[float, float, int], None] | None = None, facts: TextFacts = NO_FACTS,
+        max_pooled: Sequence[bool] | None = None, tokens_per_second: float = 0.0, of_tokens: bool = False,
+    ) -> None:  # fmt: skip
+        self._service = service
+        self._tokenizer = tokenizer
+        self.name = name or service.facts.name
+        self.dimensions = dimensions
+        self.max_length = max_length
+        self._truncate = truncate
+        self._split = split
+        self.facts = facts
+        self._normalize = normalize
+        self._max_pooled = max_pooled
+        self._tokens_per_second = tokens_per_second
+        self._of_tokens = of_tokens
+        self._shortest = fixed_length or 1
+        self._is_small = _LONGEST_NUMBER * dimensions < LARGE_BYTES  # a vector as JSON travels with its batch
+        self._threads = TokenizerThreads(tokenizer, threads, on_round)
+        self._large_request = LARGE_REQUEST if threads else inf
+        self._callers: CallerQueue[EncodeRequest] = CallerQueue()
+        self._max_held = max_held
+        self._held = 0  # texts of requests that have not ended
+        self._under_way = {
+            False: 0,
+            True: 0,
+        }  # texts of those in the queue or being computed, by whether they are bulk work
+        self._pump_scheduled = False
+        # Of the texts that entered the queue: the weighted sum of their lengths, in tokens, and the sum of the weights.
+        self._lengths = self._weight = 0.0
+        self._open_requests = OpenRequests()
+        self._release_timers: list[asyncio.TimerHandle] = []
+
+    @property
+    def window(self) -> int:
+        """How many texts may be in the queue or being computed, except for texts of callers who have had no more than others.
+
+        It is enough to form batches of similar length, and at most half of the queue.
+        """
+        settings = self._service.facts.batching
+        return max(1, min(settings.max_queue_size // 2, max(256, 8 * settings.max_batch_size)))
+
+    def serve(self, service: "ModelHandle") -> None:
+        """Send texts to the queue of `service` from now on. Texts that are in the queue of the previous service stay there."""
+        self._service = service
+
+    async def drain(self) -> bool:
+        """Accept no more requests, and wait until all have ended. Return False if some have not after the service's drain_timeout.
+
+        The service must accept texts meanwhile, as a large request enters its queue little by little.
+        """
+        return await self._open_requests.drained(self._service.facts.settings.drain_timeout)
+
+    def close(self) -> None:
+        """End the threads that tokenize. Texts in the queue fail when the service is closed."""
+        self._release_memory_later(None)
+        self._threads.close()
+
+    async def encode(
+        self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
+        dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
+        prompt: str | None = None, whole_words: bool = False, truncate_left: bool = False, each: bool = False,
+        trace: Trace | Origin = None, outputs: Sequence[TextOutput] = (),
+    ) -> Encoded:  # fmt: skip
+        """Return the vectors of `texts`, in order; see Encodes. Equal texts are computed once.
+
+        The memory of the vectors is charged to the current claim (protocols/account.py); raises Overloaded or TooLarge if it has no room.
+        """
+        if isinstance(texts, str) or not texts:
+            raise InvalidRequest(f"texts: must be a list of one text or more, is {brief(texts)}")
+        if dimensions is not None and not 0 < dimensions <= self.dimensions:
+            raise InvalidRequest(f"dimensions={dimensions}: must be 1 to {self.dimensions}")
+        # Charged for all texts, as the answer has a vector for each of several equal texts.
+        many = len(texts) > self._large_request
+        size = await asyncio.to_thread(texts_bytes, texts) if many else texts_bytes(texts)
+        charge(size + _FLOAT_BYTES * len(texts) * (dimensions or self.dimensions))
+        if self._split and truncate is None:  # a text is tokenized as a whole, one of the request at a time
+            charge(DETAIL_BYTES * max(map(_size, texts)))
+        limit = "" if timeout is None else _stated_limit(timeout)
+        if timeout is None:
+            timeout, limit = self._default_timeout(len(texts))
+        if not 0 < timeout <= LONGEST_TIMEOUT:
+            raise InvalidRequest(f"timeout={timeout!r}: must be more than 0 and at most {LONGEST_TIMEOUT:g} seconds")
+        tokenize_options = TokenizeOptions(self._prompt(prompt), whole_words, truncate_left)
+        loop = asyncio.get_running_loop()
+        began = self._service.now()
+        distinct_texts, places = await asyncio.to_thread(distinct, texts) if many else distinct(texts)
+        request = EncodeRequest(
+            distinct_texts, places, door=door, caller=client or None, priority=priority,
+            deadline=began + timeout, limit=limit, truncate=self._truncate if truncate is None else truncate,
+            future=loop.create_future(), split=self._split and truncate is None, tokenize_options=tokenize_options,
+            began=began,
+        )  # fmt: skip
+        request.outputs = tuple(outputs)
+        request.claim = CLAIM.get() if self._of_tokens or request.outputs else None
+        if want_tokens:
+            request.ids = [b""] * len(distinct_texts)
+        if each:
+            request.errors = {}
+        tracer, service = self._service.tracing, self._service
+        with (
+            _NO_TRACE if tracer is None else CallTrace(tracer, service, self.name, trace, door=door, count=len(texts))
+        ) as request.trace:
+            await self._ended(request, timeout, loop)
+        return (
+            await asyncio.to_thread(self._encoded, request, dimensions) if many else self._encoded(request, dimensions)
+        )
+
+    def encode_one(
+        self, text: Text, done: Callable[[Encoded | WeirError], None], *, door: str, priority: int = 0, timeout: float | None = None,
+        dimensions: int | None = None, truncate: bool | None = None, prompt: str | None = None, truncate_left: bool = False,
+        as_json: bool = False,
+    ) -> Callable[[], None] | None:  # fmt: skip
+        """Encode one text without a task, see Encodes. Most requests have one text, and this takes half the time of `encode`.
+
+        That is for a text whose words are known, while no text of its class waits to enter the queue: it enters at once, so there is no turn to share.
+        """
+        service, bulk = self._service, priority < 0
+        split = self._split and truncate is None
+        if (
+            type(text) is not str
+            or len(text) > AT_ONCE_CHARACTERS
+            or split
+            or self._of_tokens
+            or service.tracing is not None
+        ):
+            return None
+        first = self._callers.next()  # that of the highest priority
+        is_turn = first is None or (first.is_bulk and not bulk)
+        if not is_turn or self._under_way[bulk] >= self.window or self._held >= self._max_held:
+            return None
+        stated = timeout is not None
+        if timeout is None:
+            timeout = service.facts.settings.timeout
+        elif not 0 < timeout <= LONGEST_TIMEOUT:
+            return None
+        began = service.now()
+        options = NO_TOKENIZE_OPTIONS
+        if prompt is not None or truncate_left:
+            options = TokenizeOptions(self._prompt(prompt), False, truncate_left)
+        found = self._tokenizer.at_once(
+            [text], max_length=self.max_length, truncate=self._truncate if truncate is None else truncate,
+            tokenize_options=options,
+        )  # fmt: skip
+        if found is None:
+            return None
+        (result,) = found
+        if isinstance(result, WeirError):
+            raise with_place(result, 0)
+        one = OneText(
+            self, service, result, done, door=door, priority=priority, timeout=timeout, stated=stated, shortest=self._shortest,
+            tag=self._callers.hold(), dimensions=dimensions, began=began, now=service.now(),
+        )  # fmt: skip
+        if as_json and dimensions is None and self._is_small and not result.truncated:
+            one.accept = JSON
+        self._enter_one(one)
+        return one.withdraw
+
+    def _enter_one(self, one: OneText) -> None:
+        """Put `one` into the queue. Raises the error with which the queue refuses it."""
+        try:
+            self._open_requests.begin()
+        except Draining:
+            self._callers.release()
+            raise
+        try:
+            one.service.submit(one, one.arrival)
+        except WeirError as refusal:
+            self._callers.release()
+            self._open_requests.end()
+            raise (_one_too_late(one) if isinstance(refusal, DeadlineExceeded) else with_place(refusal, 0)) from None
+        self._held += 1
+        self._under_way[one.priority < 0] += 1
+        self._lengths = LENGTH_DECAY * self._lengths + one.cost
+        self._weight = LENGTH_DECAY * self._weight + 1.0
+
+    def _leave_one(self, one: OneText) -> bool:
+        """Note that `one` has ended; return False if it had ended before."""
+        if one.ended:
+            return False
+        one.ended = True
+        self._held -= 1
+        self._under_way[one.priority < 0] -= 1
+        self._callers.release()
+        self._open_requests.end()
+        if self._callers.next() is not None:
+            self._pump_soon()
+        return True
+
+    def answered_one(self, one: OneText, output: Any, dispatch: Dispatch) -> None:
+        """Deliver the vector of `one`."""
+        if not self._leave_one(one):
+            return
+        if type(output) is bytes:
+            one.done(
+                Encoded(_NO_VECTOR, [one.count], [one.truncated], dispatch=(dispatch, one.arrival), written=output)
+            )
+            return
+        try:
+            vectors = numpy.asarray(output, numpy.float32).reshape(1, -1)
+            if one.dimensions is not None and one.dimensions < vectors.shape[-1]:
+                vectors = _shortened(vectors, one.dimensions, self._normalize)
+        except Exception as error:  # the output is not a vector: the caller needs an answer
+            one.done(ModelError(f"the vectors could not be put together: {brief(error, 200)}"))
+            return
+        began, arrival, at, now = one.began, one.arrival, dispatch.at, one.service.now()
+        phases = Phases(arrival - began, at - arrival, now - at, now - began)
+        one.done(
+            Encoded(vectors, [one.count], [one.truncated], dispatch=(dispatch, arrival), phases=phases)
+        )  # fmt: skip
+
+    def failed_one(self, one: OneText, error: WeirError) -> None:
+        """Deliver the error of `one`. That of the queue names the time that was left, not the caller's timeout."""
+        if self._leave_one(one):
+            one.done(_one_too_late(one) if isinstance(error, DeadlineExceeded) else with_place(error, 0))
+
+    def withdraw_one(self, one: OneText) -> None:
+        """Cancel `one`, whose caller has left."""
+        if self._leave_one(one):
+            one.service.cancel(one)
+
+    def _prompt(self, prompt: str | None) -> str | None:
+        return None if prompt is None else prompt_text(prompt, self.facts.prompts)
+
+    async def tokenize(
+        self, texts: Sequence[str], *, special: bool, prompt: str | None, timeout: float | None = None
+    ) -> list[list[TokenDetail]]:
+        """Return the tokens of each text, see Encodes. Their memory is charged to the current claim."""
+        charge(DETAIL_BYTES * sum(map(len, texts)))
+        text_of_prompt = self._prompt(prompt)
+        show = partial(self._tokenizer.details, special=special, prompt=text_of_prompt)
+        return await self._each(show, texts, timeout)
+
+    async def decode(
+        self, ids: Sequence[Sequence[int]], *, skip_special: bool, timeout: float | None = None
+    ) -> list[str]:
+        """Return the text of each list of token ids, see Encodes. The memory of the tokens is charged to the current claim."""
+        charge(_DECODED_BYTES * sum(map(len, ids)))
+        return await self._each(partial(self._tokenizer.decode, skip_special=skip_special), ids, timeout)
+
+    async def _each(self, work: Callable[[Any], T], values: Sequence[Any], timeout: float | None) -> list[T]:
+        """Return the result of `work` for each value, which is done in a thread. Raises its error with the place of the value, and DeadlineExceeded; then no
+        further value is worked at."""
+        limit = _own_limit(self._service.facts.settings.timeout) if timeout is None else _stated_limit(timeout)
+        goes_on = Event()
+        goes_on.set()
+        try:
+            async with asyncio.timeout(self._service.facts.settings.timeout if timeout is None else timeout):
+                return await asyncio.to_thread(_each, work, values, goes_on.is_set)
+        except TimeoutError:
+            raise DeadlineExceeded(f"{limit}: the deadline passed before all of {len(values)} were done") from None
+        finally:
+            goes_on.clear()
+
+    def _default_timeout(self, count: int) -> tuple[float, str]:
+        """Return the timeout, in seconds, of a request of `count` texts that states none, and its description for errors."""
+        timeout = self._service.facts.settings.timeout
+        if count <= SMALL_REQUEST:
+            return timeout, _own_limit(timeout)
+        longer = min(timeout * count / SMALL_REQUEST, LONGEST_TIMEOUT)
+        return (
+            longer,
+            f"timeout={longer:g} s, of {count} texts: the server's setting of {timeout:g} s holds for {SMALL_REQUEST}",
+        )
+
+    async def _ended(self, request: EncodeRequest, timeout: float, loop: asyncio.AbstractEventLoop) -> None:
+        """Run the request and wait for its end. Raises the error with which the request ends."""
+        self._open_requests.begin()
+        timer = None
+        try:
+            timer = self._begin(request, timeout, loop)
+            await request.future
+        except asyncio.CancelledError:
+            self._end(request)
+            self._withdraw(request)
+            raise
+        finally:
+            self._open_requests.end()
+            if timer is not None:
+                timer.cancel()
+            if len(request.texts) > self._large_request:
+                self._release_memory_later(loop)
+
+    def _release_memory_later(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Schedule the return of free memory to the system after RELEASE_AFTER seconds, and cancel earlier schedules; with None only cancel."""
+        for timer in self._release_timers:
+            timer.cancel()
+        self._release_timers = []
+        if loop is not None:
+            release = partial(loop.run_in_executor, None, release_free_memory)
+            self._release_timers = [loop.call_later(seconds, release) for seconds in RELEASE_AFTER]
+
+    def _begin(self, request: EncodeRequest, timeout: float, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle:
+        """Accept the request and begin to tokenize. Return the timer that fails the request if it is not all in the queue at its deadline."""
+        self._threads.start()
+        count = len(request.texts)
+        if request.caller is None:
+            request.caller = object()  # not the request itself, which would make a reference cycle
+            request.key = (request.key[0], request.caller)
+        if self._held and self._held + count > self._max_held:
+            raise Overloaded(f"{count} texts: {self._held} wait, at most {self._max_held}", retry_after=RETRY_AFTER)
+        self._held += count
+        self._callers.add(request.key, request)
+        self._tokenize_more(request)
+        return loop.call_later(timeout, self._expire, request)
+
+    # Tokenization.
+
+    def _tokenize_more(self, request: EncodeRequest) -> None:
+        """Have the next texts of the request tokenized, unless enough tokenized texts wait already."""
+        start = request.handed_over
+        if request.is_tokenizing or start >= len(request.texts) or len(request.ready_texts) >= CHUNK:
+            return
+        chunk = request.texts[start : start + CHUNK]
+        request.handed_over = start + len(chunk)
+        request.is_tokenizing = True
+        if request.trace is not None:
+            request.trace.begin_tokenizing()
+        self._threads.add(
+            TokenizeRequest(
+                chunk, self.max_length, request.truncate, partial(self._chunk_tokenized, request, start), request.split,
+                request.tokenize_options,
+            ),
+            sum(map(_size, chunk)) if len(request.texts) <= CHUNK and not request.is_bulk else inf,
+        )  # fmt: skip
+
+    def _chunk_tokenized(self, request: EncodeRequest, start: int, results: Sequence[TokenizeResult]) -> None:
+        found, service = self._store_tokens(request, start, results), self._service
+        if not start:
+            request.tokenized = service.now()
+        if request.ended:
+            return
+        request.ready_texts.extend(found)
+        if not (self._has_memory(request, start, len(results)) and self._can_meet_deadline(request, found)):
+            return
+        if not start and request.handed_over == len(request.texts):
+            request.brief = self._is_brief(found)
+        is_full = not start and request.ready_texts and not service.has_room(1, bulk=request.is_bulk)
+        # The queue is full: it refuses and counts the request, unless the policy lets it grow.
+        if is_full and not self._put(request, self._callers.at_once(), service.now()):
+            return
+        self._callers.wake(request.key, request)
+        self._tokenize_more(request)
+        self._pump()
+
+    def _has_memory(self, request: EncodeRequest, start: int, count: int) -> bool:
+        """Charge the memory of token vectors, now that the lengths are known: the array has as many for each text as for the longest.
+
+        Return whether there is room; if not, fail the request.
+        """
+        longest = max(request.counts[start : start + count], default=0)
+        # What else is made beside dense vectors is charged when it is there.
+        if request.claim is None or longest <= request.charged_tokens or TextOutput.DENSE in request.outputs:
+            return True
+        texts = len(request.texts if request.places is None else request.places)
+        try:
+            request.claim.take(_FLOAT_BYTES * self.dimensions * texts * (longest - request.charged_tokens))
+        except WeirError as error:
+            self._fail(request, error)
+            return False
+        request.charged_tokens = longest
+        return True
+
+    def _can_meet_deadline(self, request: EncodeRequest, found: Sequence[ReadyText]) -> bool:
+        """Return whether the request can meet its deadline at the known token rate; if not, fail the request.
+
+        Texts that are not tokenized yet are assumed to be as long as those in `found`. With an unknown rate the answer is True.
+        """
+        now = self._service.now()
+        rate = self._token_rate(now)
+        if not found or not 0.0 < rate < inf:
+            return True
+        length = sum(self._cost(tokens) for _, _, tokens in found) / len(found)
+        needed, left = request.left * length / rate, request.deadline - now
+        if needed <= DEADLINE_SLACK * left:
+            return True
+        wait = f"{request.left} texts like these take {needed:.3g} s at least, {max(left, 0.0):.3g} s are left"
+        self._fail(request, DeadlineExceeded(f"{request.limit}: cannot be met: {wait}"))
+        return False
+
+    def _token_rate(self, now: float) -> float:
+        """Return the tokens per second that all workers compute, by their last batches, or without recent ones as measured at the start.
+
+        It is 0 or infinity if the rate is unknown.
+        """
+        service = self._service
+        rate = service.control.best_rate(now)
+        if self._weight and rate < inf:
+            return rate * self._lengths / self._weight
+        return self._tokens_per_second * service.control.ready_workers
+
+    def _store_tokens(self, request: EncodeRequest, start: int, results: Sequence[TokenizeResult]) -> list[ReadyText]:
+        """Store the results of the tokenizer; return the texts that can enter the queue. Empty if the request has ended or ends with an error here."""
+        request.is_tokenizing = False
+        if request.trace is not None:
+            request.trace.end_tokenizing(len(results))
+        found: list[ReadyText] = []
+        if request.ended:
+            return found
+        for place, result in enumerate(results, start):
+            if not isinstance(result, WeirError):
+                found += request.add_tokens(place, result, self._normalize, self._max_pooled)
+            elif not request.add_error(place, result):
+                self._fail(request, with_place(result, request.first_place(place)))
+                return []
+        if not request.left:
+            self._end(request)
+        return found
+
+    # From here to the queue.
+
+    def _pump(self) -> None:
+        """Put texts into the queue while there is room in the window; beyond it, texts of callers who have had no more than others.
+
+        Bulk work has a window of its own, and goes in when no other text is ready.
+        """
+        self._pump_scheduled = False
+        window, callers, service = self.window, self._callers, self._service
+        now = service.now()
+        while (request := callers.next()) is not None:
+            bulk = request.is_bulk
+            if self._under_way[bulk] >= window and not (callers.due and service.has_room(1, bulk=bulk)):
+                break
+            self._put(request, callers.charge(self._cost(request.ready_texts[0][2])), now)
+            if request.is_sent:
+                callers.leave(request.key, request)
+            elif not request.ended:
+                self._tokenize_more(request)
+
+    def _is_brief(self, found: Sequence[ReadyText]) -> bool:
+        """Return whether one batch can hold all texts in `found`."""
+        batching = self._service.facts.batching
+        cost = sum(self._cost(tokens) for _, _, tokens in found)
+        return len(found) <= batching.max_batch_size and cost <= (batching.max_batch_cost or inf)
+
+    def _cost(self, tokens: Tokens) -> float:
+        return float(max(len(tokens.ids) // 4, self._shortest))
+
+    def _put(self, request: EncodeRequest, tag: float, now: float) -> bool:
+        """Put the next text of the request into the queue. Return whether the queue accepted it; a refusal ends the request with an error."""
+        service, ready = self._service, request.ready_texts.popleft()
+        text_request = TextRequest(self, service, request, ready, self._cost(ready[2]), tag, now)
+        try:
+            if request.deadline <= now:
+                raise _too_late(request)
+            service.submit(text_request, now)
+        except WeirError as refusal:
+            error = _too_late(request) if isinstance(refusal, DeadlineExceeded) else refusal
+            self._callers.ended(tag)
+            self._fail(request, with_place(error, request.first_place(text_request.place)))
+            return False
+        request.under_way.add(text_request)
+        self._lengths = LENGTH_DECAY * self._lengths + text_request.cost
+        self._weight = LENGTH_DECAY * self._weight + 1.0
+        self._under_way[request.is_bulk] += 1
+        return True
+
+    # Ends.
+
+    def answered(self, text_request: TextRequest, output: Any) -> None:
+        """Store the vector of a text; end the request if it was the last."""
+        request = text_request.request
+        self._leave_queue(text_request)
+        if request.ended:
+            return
+        try:
+            whole = request.put(text_request.place, text_request.piece, output)
+        except WeirError as error:
+            self._fail(request, error)
+            return
+        except (
+            Exception
+        ) as error:  # the output is not a vector, or there is no memory for all: the caller needs an answer
+            failure = ModelError(f"the vectors could not be put together: {brief(error, 200)}")
+            self._fail(request, with_place(failure, request.first_place(text_request.place)))
+            return
+        if whole:
+            self._end(request)
+
+    def failed(self, text_request: TextRequest, error: WeirError) -> None:
+        """Store the error of a text, or end the request with it."""
+        request = text_request.request
+        self._leave_queue(text_request)
+        if not request.ended and request.add_error(text_request.place, error):
+            if not request.left:
+                self._end(request)
+            return
+        if request.ended:
+            return
+        if isinstance(
+            error, DeadlineExceeded
+        ):  # the queue's error names the time that was left, not the caller's timeout
+            error = _too_late(request)
+        self._fail(request, with_place(error, request.first_place(text_request.place)))
+
+    def _leave_queue(self, text_request: TextRequest) -> None:
+        # A text may have left already: one that the queue dropped as too late may be withdrawn before the queue reports it.
+        if text_request not in text_request.request.under_way:
+            return
+        text_request.request.under_way.remove(text_request)
+        self._callers.ended(text_request.tag)
+        self._under_way[text_request.request.is_bulk] -= 1
+        self._pump_soon()
+
+    def _pump_soon(self) -> None:
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _expire(self, request: EncodeRequest) -> None:
+        if not request.is_sent:  # the queue itself checks the deadlines of texts in it
+            self._fail(request, _too_late(request))
+
+    def _fail(self, request: EncodeRequest, error: WeirError) -> None:
+        if not request.ended:
+            self._end(request, error)
+            # In the next turn of the loop: the service may be in the middle of delivering a batch.
+            asyncio.get_running_loop().call_soon(self._withdraw, request)
+
+    def _end(self, request: EncodeRequest, error: WeirError | None = None) -> None:
+        """End the request with its vectors or with `error`, and remove it from the callers' queue. Idempotent."""
+        if request.ended:
+            return
+        request.end(error)
+        self._held -= len(request.texts)
+        request.ready_texts.clear()
+        self._callers.leave(request.key, request)
+        self._pump_soon()  # the caller's next request may be ready
+
+    def _withdraw(self, request: EncodeRequest) -> None:
+        """Cancel the texts of an ended request that are in the queue or being computed."""
+        for text_request in list(request.under_way):
+            text_request.service.cancel(text_request)
+            self._leave_queue(text_request)
+
+    def _encoded(self, request: EncodeRequest, dimensions: int | None) -> Encoded:
+        phases = request.phases(self._service.now())
+        vectors = request.result_array()
+        if dimensions is not None and dimensions < vectors.shape[-1]:
+            vectors = _shortened(vectors, dimensions, self._normalize)
+        tokens = None if request.ids is None else request.per_text([self._tokenizer.tokens(ids) for ids in request.ids])
+        return Encoded(
+            vectors, request.per_text(request.counts), request.per_text(request.truncated), tokens, request.lengths(),
+            request.errors_per_text(), request.take_dispatch(), request.foreign, phases, request.outputs_beside(),
+        )  # fmt: skip
+
+
+def release_free_memory() -> None:
+    """Have the C library return free memory to the system, also from the middle of its heap. This takes milliseconds.
+
+    A C library without `malloc_trim`, such as musl, does nothing.
+    """
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+def _each(work: Callable[[Any], T], values: Sequence[Any], goes_on: Callable[[], bool]) -> list[T]:
+    """Return the result of `work` for each value, as long as it `goes_on`. Raises its error with the place of the value."""
+    results = list[T]()
+    for place, value in enumerate(values):
+        if not goes_on():
+            break
+        try:
+            results.append(work(value))
+        except WeirError as error:
+            raise with_place(error, place) from None
+    return results
+
+
+def _size(text: Any) -> int:
+    if isinstance(text, tuple):
+        return sum(map(_size, text))
+    return len(text) if isinstance(text, (str, list)) else 1
+
+
+def _stated_limit(timeout: float) -> str:
+    return f"timeout={timeout!r} s, which came with the request"
+
+
+def _own_limit(timeout: float) -> str:
+    return f"timeout={timeout:g} s, the server's setting"
+
+
+def _one_too_late(one: OneText) -> WeirError:
+    limit = _stated_limit(one.timeout) if one.stated else _own_limit(one.timeout)
+    return DeadlineExceeded(f"{limit}: the deadline passed before all texts were computed")
+
+
+def _too_late(request: EncodeRequest) -> WeirError:
+    count = len(request.texts)
+    done = f": {count - request.left} of {count} were" if count > 1 else ""
+    return DeadlineExceeded(f"{request.limit}: the deadline passed before all texts were computed{done}")
+
+
+def _shortened(vectors: Any, dimensions: int, normalize: bool) -> Any:
+    short = vectors[..., :dimensions]
+    if not normalize:
+        return numpy.ascontiguousarray(short)
+    lengths = numpy.linalg.norm(short, axis=-1, keepdims=True)
+    return (short / numpy.maximum(lengths, 1e-12)).astype(numpy.float32)

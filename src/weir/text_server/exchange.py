@@ -1,0 +1,344 @@
+"""One request for the vectors of texts, between its protocol and its channel.
+
+A *protocol* is pure: it reads a body into texts and TextOptions, and writes vectors or an error. A *channel* moves bytes and waits: an ASGI call, a
+connection of the fast path, a ZeroMQ message, or the Exchange of a KServe or native request. A TextExchange joins the two: it passes the texts to the
+model's encoder, and counts the request and its answer.
+"""
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy
+
+from weir.errors import InvalidRequest, WeirError, brief, unknown_model
+from weir.protocols.settings import HttpSettings
+from weir.telemetry.tracecontext import Origin, Trace
+from weir.text_models.prompts import chosen_prompt
+from weir.text_models.texts import DIRECTIONS, Text, TextOptionFields, TextOutput
+from weir.text_server.metrics import TextClients, TextCounts
+from weir.text_server.texts import Encoded, Encodes, TextTask
+from weir.wire.values import decode_json, find_half, uncollected, without_halves
+
+TRUNCATED = b"x-weir-truncated"
+FOREIGN = b"x-weir-foreign-ids"
+_MAX_CLIENT_ID = 128
+NOT_SPECIFIED = "default/not-specified"  # what infinity's client sends for a model that its user did not name
+
+
+class EmbeddingContext:
+    """What all requests for vectors share.
+
+    Attributes:
+        encoders: the models by name; the first is the default.
+        http: the settings of HTTP.
+        max_texts: the most texts of one request.
+        counts: counts calls for metrics.
+        clients: counts requests by client.
+        aliases: the models' own names, by their further ones.
+    """
+
+    def __init__(
+        self, encoders: Mapping[str, Encodes], http: HttpSettings, max_texts: int, counts: TextCounts,
+        clients: TextClients | None = None, aliases: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        self.aliases = aliases
+        self.encoders = encoders
+        self.http = http
+        self.max_texts = max_texts
+        self.counts = counts
+        self.clients = clients or TextClients()
+
+    def encoder(self, name: str = "", task: TextTask | None = None) -> Encodes:
+        """Return the model called `name`; for "" the first one, with `task` the first one that was made for it, else the first that can do it.
+
+        Raises ModelNotFound naming the models that exist, and InvalidRequest naming the tasks of a model that cannot do `task`.
+        """
+        name = "" if name == NOT_SPECIFIED else name
+        if not name and task is not None:
+            able = [each for each in self.encoders.values() if task in each.facts.tasks]
+            name = next((each.name for each in [*(each for each in able if each.facts.tasks[0] == task), *able]), "")
+        name = name or next(iter(self.encoders), "")
+        if name not in self.encoders:
+            name = self.aliases.get(name, name)
+        if name not in self.encoders:
+            raise unknown_model(name, self.encoders)
+        if task is not None:
+            check_task(self.encoders[name], task)
+        return self.encoders[name]
+
+    def check_count(self, count: int, field: str) -> None:
+        """Raise InvalidRequest naming `field` unless `count` is 1 to `max_texts`."""
+        if not 1 <= count <= self.max_texts:
+            raise InvalidRequest(f"{field}: has {count} texts, must have 1 to {self.max_texts} (max_texts)")
+
+
+def listed_name(encoder: Encodes) -> str:
+    """Return the name of a model as lists and answers have it."""
+    return encoder.facts.listed or encoder.name
+
+
+class TextOptions(NamedTuple):
+    """The options of a request that the caller may state; see Encodes.encode."""
+
+    dimensions: int | None = None
+    truncate: bool | None = None
+    prompt: str | None = None
+    whole_words: bool = False
+    want_tokens: bool = False
+    truncate_left: bool = False
+    outputs: tuple[TextOutput, ...] = ()
+
+
+NO_OPTIONS = TextOptions()
+
+
+def options_of(
+    fields: TextOptionFields, encoder: Encodes, *, whole_words: bool = False, want_tokens: bool = False,
+    outputs: Sequence[str] | None = None,
+) -> TextOptions:  # fmt: skip
+    """Return the options that `fields` and the names of `outputs` state for a request to `encoder`.
+
+    Raises InvalidRequest naming the field.
+    """
+    direction = fields.truncation_direction
+    if direction is not None and direction not in DIRECTIONS:
+        raise InvalidRequest(f"must be one of {', '.join(DIRECTIONS)}").of("truncation_direction", brief(direction))
+    prompt = chosen_prompt(
+        encoder.facts.prompts, prompt=fields.prompt, prompt_name=fields.prompt_name, input_type=fields.input_type,
+        instruction=fields.instruction,
+    )  # fmt: skip
+    check_dimensions(fields.dimensions, encoder)
+    wanted = () if outputs is None else check_outputs(outputs, encoder, fields.dimensions)
+    return TextOptions(
+        fields.dimensions, fields.truncate, prompt, whole_words, want_tokens, direction == "left", wanted
+    )
+
+
+def check_outputs(names: Sequence[str], encoder: Encodes, dimensions: int | None = None) -> tuple[TextOutput, ...]:
+    """Return the outputs called `names`, in the order in which the model has them; none if they are its own alone.
+
+    Raises InvalidRequest naming those that the model makes, and for `dimensions` without a vector that could be cut.
+    """
+    known = encoder.facts.outputs
+    for name in names:
+        if name not in known:
+            rule = f"model {encoder.name!r} makes {', '.join(known) or 'labels or scores alone'}"
+            raise InvalidRequest(f"{brief(name)}: {rule}").of("outputs")
+    if not names:
+        raise InvalidRequest(f"must name one or more of {', '.join(known)}").of("outputs")
+    if dimensions is not None and TextOutput.DENSE not in names:
+        raise InvalidRequest("of dense vectors alone").of("dimensions", str(dimensions))
+    wanted = tuple(output for output in known if output in names)
+    return () if wanted == known[:1] else wanted
+
+
+class TextExchange:
+    """One request for vectors.
+
+    Attributes:
+        context: what all requests share.
+        door: the name of the endpoint or frontend, for metrics.
+        texts, options, encoder: set by the protocol from the body.
+        identity: the caller's id of the request, which the protocol repeats in the answer.
+        form: the form in which the protocol writes the vectors.
+        as_json: whether the protocol writes the vector of the only text as JSON and nothing else, so that its worker may write it.
+        client: requests of one client share one fair share of the queue; with "" the request has its own.
+        client_name: the client that is counted: `client`, or else the caller's address.
+        priority: higher goes first.
+        timeout: in seconds; None for the server's setting.
+        trace: the request's Origin, or the Trace that the channel has begun.
+        work: computes what the request asks for within a `timeout`, if that is not vectors; its result is then in `found`. With `with_vectors` it is asked for both.
+    """
+
+    __slots__ = (
+        "as_json", "client", "client_name", "context", "door", "encoder", "form", "found", "identity", "options", "priority", "texts", "timeout",
+        "trace", "with_vectors", "work",
+    )  # fmt: skip
+
+    def __init__(
+        self, context: EmbeddingContext, door: str, encoder: Encodes | None = None, *, client: str = "", client_name: str = "local",
+        priority: int = 0, timeout: float | None = None, trace: Trace | Origin = None,
+    ) -> None:  # fmt: skip
+        self.context = context
+        self.door = door
+        self.encoder = encoder
+        self.client = client
+        self.client_name = client or client_name
+        self.priority = priority
+        self.timeout = timeout
+        self.trace = trace
+        self.texts: Sequence[Text] = ()
+        self.options = NO_OPTIONS
+        self.identity: Any = None
+        self.form: Any = None
+        self.as_json = False
+        self.work: Callable[..., Coroutine[Any, Any, Any]] | None = None
+        self.found: Any = None
+        self.with_vectors = False
+
+    @property
+    def model(self) -> str:
+        """The name of the requested model; "" until it is known."""
+        return "" if self.encoder is None else self.encoder.name
+
+    @property
+    def listed_model(self) -> str:
+        """The name of the requested model as lists and answers have it; "" until it is known."""
+        return "" if self.encoder is None else listed_name(self.encoder)
+
+    async def vectors(self) -> Encoded:
+        """Count the request, and return the vectors of its texts; none if it has `work` of another kind. Raises what computes raises."""
+        count = len(self.texts)
+        self.received(count)
+        if self.work is not None:
+            self.found = await self.work(timeout=self.timeout)
+        if self.work is not None and not self.with_vectors:
+            return Encoded(numpy.empty((count, 0), numpy.float32), [0] * count, [False] * count)
+        encoded = await self.encode(self.texts, self.options, self.timeout, self.trace)
+        if encoded.foreign:
+            self.warn_of_ids(encoded.foreign)
+        return encoded
+
+    def encode(
+        self, texts: Sequence[Text], options: TextOptions, timeout: float | None = None, trace: Trace | Origin = None, *,
+        each: bool = False,
+    ) -> Coroutine[Any, Any, Encoded]:  # fmt: skip
+        """Return a coroutine that encodes `texts` without counting them; see Encodes.encode for `each` and the errors."""
+        assert self.encoder is not None  # the protocol sets it
+        return self.encoder.encode(
+            texts, door=self.door, client=self.client, priority=self.priority, timeout=timeout, dimensions=options.dimensions,
+            truncate=options.truncate, want_tokens=options.want_tokens, prompt=options.prompt,
+            whole_words=options.whole_words, truncate_left=options.truncate_left, each=each, trace=trace, outputs=options.outputs,
+        )  # fmt: skip
+
+    def begin_one(self, done: Callable[[Encoded | WeirError], None]) -> Callable[[], object] | None:
+        """Count the request and encode its only text, see Encodes.encode_one; None, and nothing is counted, if it is another request or must go to `vectors`."""
+        options = self.options
+        plain = not (options.whole_words or options.want_tokens or options.outputs or self.client)
+        if len(self.texts) != 1 or self.work is not None or self.encoder is None or not plain:
+            return None
+        withdraw = self.encoder.encode_one(
+            self.texts[0], done, door=self.door, priority=self.priority, timeout=self.timeout, dimensions=options.dimensions,
+            truncate=options.truncate, prompt=options.prompt, truncate_left=options.truncate_left, as_json=self.as_json,
+        )  # fmt: skip
+        if withdraw is not None:
+            self.received(1)
+        return withdraw
+
+    def received(self, texts: int) -> None:
+        """Count the request, which has `texts` texts."""
+        self.context.clients.received(self.client_name, texts, door=self.door)
+
+    def warn_of_ids(self, foreign: int) -> None:
+        """Warn in the log, once for each client, of `foreign` texts sent as token ids of another model."""
+        self.context.clients.warn_of_ids(self.client_name, foreign, self.model)
+
+    def answered(self, texts: int, truncated: int) -> None:
+        """Count the answer: the vectors of `texts` texts, of which `truncated` were cut."""
+        self.context.counts.answered(self.model, self.door, texts, truncated)
+
+    def delivered(self, encoded: Encoded, received_bytes: int, sent_bytes: int) -> None:
+        """Count the answer, which has all vectors in `encoded`, and report the sizes of request and answer."""
+        counts, model = self.context.counts, self.model
+        counts.answered(model, self.door, len(encoded.counts), sum(encoded.truncated))
+        counts.transferred(model, self.door, received_bytes, sent_bytes)
+
+    def refused(self, status: int) -> None:
+        """Count the answer: an error with this HTTP status."""
+        self.context.counts.refused(self.model, self.door, status)
+
+
+# What protocols read.
+
+
+def check_text(text: Any, where: str, *, may_be_empty: bool = False) -> str:
+    """Return `text` if it is a string, and not empty unless it may be. Raises InvalidRequest naming its place `where` and the rule."""
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{where}: must be a text, is {brief(text)}")
+    if not (text or may_be_empty):
+        raise InvalidRequest(f"{where}: must not be empty")
+    return text
+
+
+def read_text(text: Any, where: str, tokenized: bool | None) -> Text:
+    """Return `text` if it is a string, a list of words or a list of token ids; with `tokenized` it must be a list of words.
+
+    Raises InvalidRequest naming its place `where` and the rule.
+    """
+    if not isinstance(text, list):
+        if tokenized:
+            raise InvalidRequest(f"{where}: must be a list of words (is_tokenized), is {brief(text)}")
+        return check_text(text, where)
+    if not text:
+        raise InvalidRequest(f"{where}: must not be empty")
+    kind = type(text[0])
+    if kind not in (str, int) or (kind is int and tokenized) or any(type(each) is not kind for each in text):
+        raise InvalidRequest(f"{where}: must be a text, a list of words, or a list of token ids, is {brief(text)}")
+    return text
+
+
+def check_dimensions(dimensions: int | None, encoder: Encodes) -> None:
+    """Raise InvalidRequest unless `dimensions` is None or 1 to the dimensions of the vectors of `encoder`."""
+    if dimensions is not None and not 1 <= dimensions <= encoder.dimensions:
+        rule = f"must be 1 to {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
+        raise InvalidRequest(rule).of("dimensions", str(dimensions))
+
+
+def check_task(encoder: Encodes, task: TextTask) -> None:
+    """Raise InvalidRequest naming the tasks that there are, unless the model can be called for `task`. The error's details name it as `task`."""
+    tasks = encoder.facts.tasks
+    if task not in tasks:
+        known = ", ".join(tasks) or "none"
+        raise InvalidRequest(
+            f"model {encoder.name!r}: has no task {task}; it has {known}", details={"task": task, "param": "model"}
+        )
+
+
+def check_client(text: str | None, where: str) -> str:
+    """Return the client's id that a request states, "" for None. Raises InvalidRequest naming the field `where` and the rule."""
+    if text is None:
+        return ""
+    if not 0 < len(text) <= _MAX_CLIENT_ID:
+        raise InvalidRequest(f"{where} {text[:40]!r}: must have 1 to {_MAX_CLIENT_ID} characters")
+    return text
+
+
+def check_texts(texts: Any, where: str, context: EmbeddingContext) -> list[str]:
+    """Return `texts` if it is a list of strings that are not empty, as many as a request may have. Raises InvalidRequest naming the place `where`."""
+    if not isinstance(texts, list):
+        raise InvalidRequest(f"must be a list of texts, is {brief(texts)}").of(where)
+    context.check_count(len(texts), where)
+    return [check_text(text, f"{where}[{place}]") for place, text in enumerate(texts)]
+
+
+def read_json(body: bytes, *, clean: str = "") -> Any:
+    """Return the value of the JSON `body`. In the field `clean`, if given, halves of surrogate pairs are read as NULs.
+
+    Raises InvalidRequest; if the error lies in one field, its details name that as `param`.
+    """
+    try:
+        with uncollected(len(body)):
+            return decode_json(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        half = find_half(body)
+        if half is None:
+            raise InvalidRequest(f"body: is not JSON ({error})") from error
+        param = half.where.partition("[")[0] or None
+        if param == clean and (cleaned := without_halves(body)) is not None:
+            return read_json(cleaned)
+        raise InvalidRequest(str(half), details={"param": param}) from error
+
+
+# What protocols write.
+
+
+def truncated_places(encoded: Encoded) -> list[int]:
+    """Return the indices of the texts that were cut."""
+    return [place for place, cut in enumerate(encoded.truncated) if cut]
+
+
+def mark_headers(truncated: int, foreign: int) -> list[tuple[bytes, bytes]]:
+    """Return headers with the numbers of texts that were cut, and that came as token ids of another model. A number of 0 has no header."""
+    return [(name, b"%d" % count) for name, count in ((TRUNCATED, truncated), (FOREIGN, foreign)) if count]

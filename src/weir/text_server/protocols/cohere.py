@@ -1,0 +1,316 @@
+"""The endpoints of Cohere, /v2/embed, /v2/rerank and their first versions below /v1, where Jina's /v1/rerank is, too.
+
+Fields that cannot change an answer here, such as `priority` and `max_tokens_per_doc`, are left unread.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict, cast
+from uuid import uuid4
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.routing import Route
+
+from weir.errors import InvalidRequest, Unsupported, brief
+from weir.frontends.http.asgi import Endpoint
+from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
+from weir.text_models.packing import PACKINGS, PackedVector, Packing, packed, packing_named
+from weir.text_models.texts import PlainText, TextOptionFields
+from weir.text_server.exchange import EmbeddingContext, TextExchange, check_texts, options_of, read_json
+from weir.text_server.http import HttpTexts, JsonList, Listing, described_call
+from weir.text_server.protocols.openai import JSON_HEADER, with_input_field
+from weir.text_server.scores import check_top_n, ranking, read_pairs, relevance, without_nulls
+from weir.text_server.texts import Encoded, TextTask
+from weir.wire.schema import read_document
+from weir.wire.status import http_code
+
+NAME = "cohere"
+_SOME = Meta(min_length=1)
+# Whether a text that is too long is cut, and at which end.
+_CUTS = {"NONE": (False, None), "START": (True, "left"), "END": (True, "right")}
+
+
+class CohereError(TypedDict):
+    """What is wrong: `message` is what Cohere's clients read, and `detail` what Jina's do."""
+
+    id: str
+    message: str
+    detail: str
+
+
+class CohereEmbedRequest(Struct):
+    """A request for the vectors of texts."""
+
+    texts: Annotated[list[PlainText], _SOME] | None = None
+    inputs: Annotated[
+        list[Any] | None, Meta(description="texts in place of `texts`: [{content: [{type: text, text: ...}]}]")
+    ] = None
+    images: Any = None
+    model: Annotated[str | None, Meta(description="the first one if it is not given")] = None
+    input_type: Annotated[
+        str | None, Meta(description="search_query, search_document, classification or clustering")
+    ] = None
+    embedding_types: Annotated[list[str] | None, Meta(extra_json_schema={"items": {"enum": [*PACKINGS]}})] = None
+    truncate: Annotated[str | None, Meta(extra_json_schema={"enum": [*_CUTS, None]})] = None
+    output_dimension: Annotated[int | None, Meta(description="keeps the first numbers of each vector")] = None
+
+
+class CohereRerankRequest(Struct):
+    """A request for the ranking of documents by how well they answer a query."""
+
+    query: PlainText
+    documents: Annotated[list[Any], Meta(min_length=1, description="texts, or objects with `text`")]
+    model: Annotated[str | None, Meta(description="the first one that ranks, if it is not given")] = None
+    top_n: Annotated[int | None, Meta(description="how many of the best are answered")] = None
+    return_documents: Annotated[bool | None, Meta(description="/v1 has them unless it is false, /v2 if it is true")] = (
+        None
+    )
+
+
+class BilledUnits(TypedDict, total=False):
+    """What was computed."""
+
+    input_tokens: int
+    search_units: int
+
+
+class ApiVersion(TypedDict):
+    """The version of the endpoints."""
+
+    version: str
+
+
+class CohereMeta(TypedDict):
+    """What Cohere's clients read beside the result."""
+
+    api_version: ApiVersion
+    billed_units: BilledUnits
+
+
+class CohereVectors(TypedDict):
+    """The vectors of texts: a list, or with `embedding_types` and below /v2 a list for each type."""
+
+    id: str
+    response_type: Literal["embeddings_by_type", "embeddings_floats"]
+    texts: list[str]
+    meta: CohereMeta
+    embeddings: dict[str, list[PackedVector]] | list[list[float]]
+
+
+class DocumentText(TypedDict):
+    """The text of a document."""
+
+    text: str
+
+
+class CohereRank(TypedDict):
+    """A document at its place in the ranking."""
+
+    index: int
+    relevance_score: float
+    document: NotRequired[DocumentText]
+
+
+class CohereTokens(TypedDict):
+    """How many tokens the pairs have, as Jina tells it."""
+
+    total_tokens: int
+    prompt_tokens: int
+
+
+class CohereRanking(TypedDict):
+    """The ranking, the best document first; `object` and `usage` are Jina's."""
+
+    id: str
+    results: list[CohereRank]
+    meta: CohereMeta
+    model: str
+    object: Literal["list"]
+    usage: CohereTokens
+
+
+class CohereForm(NamedTuple):
+    """How vectors are written: in which types, and whether by type."""
+
+    packings: Sequence[Packing]
+    by_type: bool
+
+
+class RankingForm(NamedTuple):
+    """How a ranking is written."""
+
+    top_n: int | None
+    documents: list[str] | None
+
+
+class CohereProtocol:
+    """What the protocols of one version have in common; see TextProtocol."""
+
+    name = NAME
+
+    def __init__(self, version: Literal["1", "2"], endpoint: str) -> None:
+        self.paths = (f"/v{version}/{endpoint}",)
+        self._version = version
+        self._field = "documents" if endpoint == "rerank" else "texts"
+
+    def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
+        """Return the answer for `error` in Cohere's shape, with Jina's field beside it."""
+        message = error_value(with_input_field(error, self._field), development=development)["message"]
+        document = CohereError(id=str(uuid4()), message=message, detail=message)
+        return HttpResponse(http_code(error), error_headers(error), encode_safely(document))
+
+    def _meta(self, **units: int) -> CohereMeta:
+        return {"api_version": {"version": self._version}, "billed_units": cast(BilledUnits, units)}
+
+
+class CohereEmbed(CohereProtocol):
+    """POST /v1/embed and /v2/embed."""
+
+    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
+        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, ModelNotFound, and Unsupported for images."""
+        request = read_document(_object(body), CohereEmbedRequest)
+        if request.images is not None or request.input_type == "image":
+            raise Unsupported("images: only texts are encoded here")
+        types = request.embedding_types
+        if types == []:
+            raise InvalidRequest(f"embedding_types: must name one or more of {', '.join(PACKINGS)}")
+        packings = [packing_named(name, "embedding_types") for name in dict.fromkeys(types or [Packing.FLOAT])]
+        exchange.form = CohereForm(packings, types is not None or self._version == "2")
+        exchange.texts = _texts(request, exchange.context)
+        exchange.encoder = encoder = exchange.context.encoder(request.model or "", TextTask.EMBED)
+        truncate, direction = _cut(request.truncate)
+        fields = TextOptionFields(
+            dimensions=request.output_dimension,
+            truncate=truncate,
+            truncation_direction=direction,
+            input_type=request.input_type,
+        )
+        try:
+            exchange.options = options_of(fields, encoder)
+        except InvalidRequest as error:
+            raise error.renamed({"dimensions": "output_dimension"}) from None
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> Listing:
+        """Return the vectors in each of the types."""
+        vectors, form = encoded.vectors, exchange.form
+        assert exchange.encoder is not None  # `read` sets it
+        ranges = exchange.encoder.facts.ranges
+        by_type = "embeddings_by_type" if form.by_type else "embeddings_floats"
+        lead = {
+            "id": str(uuid4()), "response_type": by_type, "texts": exchange.texts,
+            "meta": self._meta(input_tokens=sum(encoded.counts)),
+        }  # fmt: skip
+        opening = msgspec.json.encode(lead)[:-1] + b',"embeddings":' + (b"{" if form.by_type else b"")
+        lists = []
+        for packing in form.packings:
+            named = opening + (b'"%b":[' % packing.encode() if form.by_type else b"[")
+            lists.append(JsonList(named, len(vectors), vectors.shape[1], partial(_part, vectors, packing, ranges)))
+            opening = b"],"
+        return Listing(lists, b"]}}" if form.by_type else b"]}")
+
+
+def _part(vectors: Any, packing: Packing, ranges: Any, start: int, stop: int) -> list[Any]:
+    return packed(vectors[start:stop], packing, ranges)
+
+
+def _texts(request: CohereEmbedRequest, context: EmbeddingContext) -> list[str]:
+    if request.inputs is None:
+        return check_texts(request.texts, "texts", context)
+    if request.texts is not None:
+        raise InvalidRequest("texts, inputs: only one of them may be given")
+    context.check_count(len(request.inputs), "inputs")
+    return check_texts(
+        [_content(each, f"inputs[{place}]") for place, each in enumerate(request.inputs)], "inputs", context
+    )
+
+
+def _content(value: Any, where: str) -> Any:
+    content = value.get("content") if isinstance(value, dict) else None
+    if (
+        not isinstance(content, list)
+        or len(content) != 1
+        or not isinstance(content[0], dict)
+        or content[0].get("type") != "text"
+    ):
+        raise InvalidRequest(
+            f"{where}={brief(value)}: must be an object whose `content` is a list of one text: {{type: text, text: ...}}"
+        )
+    return content[0].get("text")
+
+
+def _cut(truncate: str | None) -> tuple[bool | None, str | None]:
+    if truncate is None:
+        return None, None
+    if truncate not in _CUTS:
+        raise InvalidRequest(f"truncate={brief(truncate)}: must be one of {', '.join(_CUTS)}")
+    return _CUTS[truncate]
+
+
+class CohereRerank(CohereProtocol):
+    """POST /v1/rerank, which is also Jina's, and /v2/rerank."""
+
+    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
+        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        request = read_document(_object(body), CohereRerankRequest)
+        check_top_n(request.top_n)
+        documents = read_pairs(exchange, request.query, request.documents, "documents", request.model)
+        wanted = request.return_documents
+        shown = self._version == "1" if wanted is None else wanted
+        exchange.form = RankingForm(request.top_n, documents if shown else None)
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
+        """Return the ranking."""
+        top_n, documents = exchange.form
+        results: list[CohereRank] = []
+        for index, score in ranking(relevance(exchange, encoded, raw=False), top_n):
+            rank = CohereRank(index=index, relevance_score=score)
+            if documents is not None:
+                rank["document"] = {"text": documents[index]}
+            results.append(rank)
+        tokens = sum(encoded.counts)
+        answer: CohereRanking = {
+            "id": str(uuid4()), "results": results, "meta": self._meta(search_units=1), "model": exchange.listed_model, "object": "list",
+            "usage": {"total_tokens": tokens, "prompt_tokens": tokens},
+        }  # fmt: skip
+        return HttpResponse(200, [JSON_HEADER], encode_safely(answer))
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    document = read_json(body)
+    if not isinstance(document, dict):
+        raise InvalidRequest("body: must be an object as JSON")
+    return without_nulls(document)
+
+
+class Cohere:
+    """The endpoints of Cohere."""
+
+    def __init__(self, context: EmbeddingContext) -> None:
+        self._context = context
+        protocols = (
+            CohereEmbed("2", "embed"),
+            CohereRerank("2", "rerank"),
+            CohereEmbed("1", "embed"),
+            CohereRerank("1", "rerank"),
+        )
+        self.texts = [HttpTexts(protocol, context) for protocol in protocols]
+
+    def routes(self) -> list[Route]:
+        """Return the routes. Those below /v1 must come before those of OpenAI, which take the rest."""
+        endpoint = partial(Endpoint, settings=self._context.http, refuse=self.texts[0].refusal)
+        return [Route(path, endpoint(each), methods=["POST"]) for each in self.texts for path in each.protocol.paths]
+
+
+def cohere_paths() -> Mapping[str, Any]:
+    """Return the paths of Cohere's endpoints, described for OpenAPI with the types in place of their schemas."""
+    call = partial(described_call, error=CohereError)
+    texts = ["A low dam.", "A bird."]
+    embed = {"texts": texts, "input_type": "search_document", "embedding_types": ["float"]}
+    rerank = {"query": "What is a weir?", "documents": texts, "top_n": 1}
+    return {
+        **{f"/v{version}/embed": {"post": call(f"/v{version}/embed", "Encode texts, as Cohere does", CohereEmbedRequest, embed, CohereVectors)}
+           for version in (1, 2)},
+        **{f"/v{version}/rerank": {"post": call(f"/v{version}/rerank", "Rank documents, as Cohere and Jina do", CohereRerankRequest, rerank, CohereRanking)}
+           for version in (1, 2)},
+    }  # fmt: skip

@@ -1,0 +1,298 @@
+"""The endpoints of infinity: POST /embeddings, /rerank and /classify, and GET /models.
+
+Its /embeddings takes what OpenAI's takes, and its answers have `id` and `created` besides.
+TEI has a /rerank, too: tei.py answers that path, and has the protocol here read and write bodies with `documents`.
+"""
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from uuid import uuid4
+
+from msgspec import Meta, Struct
+from starlette.routing import Route
+
+from weir.errors import InvalidRequest
+from weir.frontends.http.asgi import AsgiCall, Endpoint
+from weir.frontends.http.openapi import operation
+from weir.protocols.openai_errors import OpenAIError
+from weir.protocols.response import Headers, HttpResponse, encode_safely
+from weir.text_models.texts import PlainText
+from weir.text_server.exchange import EmbeddingContext, TextExchange, check_texts, read_json
+from weir.text_server.http import HttpTexts, Listing, described_call
+from weir.text_server.protocols.openai import (
+    JSON_HEADER,
+    EmbeddingsAnswer,
+    EmbeddingsRequest,
+    OpenAIProtocol,
+    TextModelCard,
+    TokenUsage,
+    error_answer,
+    model_card,
+    with_input_field,
+)
+from weir.text_server.scores import check_top_n, labelled, ranking, read_pairs, relevance, without_nulls
+from weir.text_server.texts import Encoded, Encodes, TextTask
+from weir.wire.schema import read_document
+
+NAME = "infinity"
+_SOME = Meta(min_length=1)
+
+
+class RerankRequest(Struct):
+    """A request for the ranking of documents by how well they answer a query."""
+
+    query: PlainText
+    documents: Annotated[list[Any], _SOME]
+    model: Annotated[str | None, Meta(description="the first one that ranks, if it is not given")] = None
+    top_n: Annotated[int | None, Meta(description="how many of the best are answered")] = None
+    return_documents: bool | None = None
+    raw_scores: Annotated[bool | None, Meta(description="true: the model's numbers, not their sigmoids")] = None
+
+
+class ClassifyRequest(Struct):
+    """A request for the labels of texts."""
+
+    input: Annotated[list[PlainText], _SOME]
+    model: Annotated[str | None, Meta(description="the first one that labels texts, if it is not given")] = None
+    raw_scores: Annotated[bool | None, Meta(description="true: the model's numbers, not probabilities")] = None
+
+
+class Relevance(TypedDict):
+    """A document at its place in the ranking; `document` is null unless it was asked for."""
+
+    relevance_score: float
+    index: int
+    document: str | None
+
+
+class InfinityAnswer(TypedDict):
+    """What every answer has."""
+
+    model: str
+    usage: TokenUsage
+    id: str
+    created: int
+
+
+class RerankAnswer(InfinityAnswer):
+    """The ranking, the best document first."""
+
+    object: Literal["rerank"]
+    results: list[Relevance]
+
+
+class LabelScore(TypedDict):
+    """A label with its score."""
+
+    score: float
+    label: str
+
+
+class ClassifyAnswer(InfinityAnswer):
+    """For each text its labels, the likeliest first."""
+
+    object: Literal["classify"]
+    data: list[list[LabelScore]]
+
+
+class RerankForm(NamedTuple):
+    """How a ranking is written."""
+
+    top_n: int | None
+    documents: list[str] | None
+    raw: bool
+
+
+class InfinityProtocol:
+    """What infinity's protocols have in common; see TextProtocol."""
+
+    name = NAME
+    field = "input"  # of the texts
+
+    def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
+        """Return the answer for `error` in OpenAI's shape, as infinity does."""
+        return error_answer(with_input_field(error, self.field), development=development)
+
+
+class InfinityRerank(InfinityProtocol):
+    """Rankings in infinity's form."""
+
+    field = "documents"
+
+    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
+        """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        request = read_document(document, RerankRequest)
+        check_top_n(request.top_n)
+        documents = read_pairs(exchange, request.query, request.documents, "documents", request.model)
+        exchange.form = RerankForm(
+            request.top_n, documents if request.return_documents else None, bool(request.raw_scores)
+        )
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
+        """Return the ranking."""
+        top_n, documents, raw = exchange.form
+        results: list[Relevance] = [
+            {"relevance_score": score, "index": index, "document": None if documents is None else documents[index]}
+            for index, score in ranking(relevance(exchange, encoded, raw=raw), top_n)
+        ]
+        answer = RerankAnswer(object="rerank", results=results, **_answer(exchange, encoded))
+        return HttpResponse(200, [JSON_HEADER], encode_safely(answer))
+
+
+INFINITY_RERANK = InfinityRerank()
+
+
+class ClassifyProtocol(InfinityProtocol):
+    """POST /classify."""
+
+    paths = ("/classify",)
+
+    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
+        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        document = read_json(body)
+        if not isinstance(document, dict):
+            raise InvalidRequest("body: must be an object as JSON")
+        request = read_document(without_nulls(document), ClassifyRequest)
+        exchange.texts = check_texts(request.input, "input", exchange.context)
+        exchange.encoder = exchange.context.encoder(request.model or "", TextTask.PREDICT)
+        exchange.form = bool(request.raw_scores)
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
+        """Return the labels of each text."""
+        assert exchange.encoder is not None  # `read` sets it
+        found = labelled(encoded, exchange.encoder.facts, raw=exchange.form)
+        data: list[list[LabelScore]] = [[{"score": each.score, "label": each.label} for each in row] for row in found]
+        answer = ClassifyAnswer(object="classify", data=data, **_answer(exchange, encoded))
+        return HttpResponse(200, [JSON_HEADER], encode_safely(answer))
+
+
+def _answer(exchange: TextExchange, encoded: Encoded) -> InfinityAnswer:
+    tokens = sum(encoded.counts)
+    return {
+        "model": exchange.listed_model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}, "id": f"weir-{uuid4()}",
+        "created": int(time.time()),
+    }  # fmt: skip
+
+
+class InfinityEmbeddingsAnswer(EmbeddingsAnswer):
+    """The vectors of texts, in order."""
+
+    id: str
+    created: int
+
+
+class EmbeddingsProtocol(OpenAIProtocol):
+    """POST /embeddings: OpenAI's, with the answers of infinity."""
+
+    paths = ("/embeddings",)
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> Listing | HttpResponse:
+        """Return what OpenAI's endpoint returns, with `id` and `created`."""
+        written = super().write(exchange, encoded)
+        more = b',"id":"weir-%b","created":%d}' % (uuid4().hex.encode(), time.time())
+        if isinstance(written, Listing):
+            return written._replace(closing=written.closing.removesuffix(b"}") + more)
+        return HttpResponse(written.status, written.headers, written.body.removesuffix(b"}") + more)
+
+
+# infinity's names of what a model can be called for.
+_CAPABILITIES = {TextTask.EMBED: "embed", TextTask.RERANK: "rerank", TextTask.PREDICT: "classify"}
+
+
+class ModelStats(TypedDict):
+    """How many texts wait for the model, and the most that a batch has; -1 if nobody knows."""
+
+    queue_fraction: float
+    queue_absolute: int
+    results_pending: int
+    batch_size: int
+
+
+class InfinityModelCard(TextModelCard):
+    """A model as infinity describes it. Its client knows no other owner than infinity."""
+
+    stats: ModelStats
+    backend: str
+    capabilities: list[str]
+    dtype: str
+    device: str
+
+
+class InfinityModelList(TypedDict):
+    """The models of texts."""
+
+    object: Literal["list"]
+    data: list[InfinityModelCard]
+
+
+def _card(encoder: Encodes, since: int) -> InfinityModelCard:
+    facts = encoder.facts
+    waiting = -1 if facts.waiting is None else facts.waiting()
+    stats: ModelStats = {
+        "queue_fraction": waiting / facts.max_waiting if facts.max_waiting else 0.0, "queue_absolute": waiting,
+        "results_pending": waiting, "batch_size": facts.max_batch_size or -1,
+    }  # fmt: skip
+    return {
+        **model_card(encoder, since), "owned_by": "infinity", "stats": stats, "backend": "weir",
+        "capabilities": [_CAPABILITIES[task] for task in facts.tasks if task in _CAPABILITIES],
+        "dtype": facts.dtype, "device": facts.device,
+    }  # fmt: skip
+
+
+class InfinityEmbeddings:
+    """The endpoints of infinity that are beside those of OpenAI: its /embeddings and /models."""
+
+    def __init__(self, context: EmbeddingContext) -> None:
+        self._context = context
+        self._since = int(time.time())
+        self.texts = [HttpTexts(EmbeddingsProtocol(), context)]
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        (embeddings,) = self.texts
+        endpoint = partial(Endpoint, settings=self._context.http, refuse=embeddings.refusal)
+        return [
+            Route("/embeddings", endpoint(embeddings), methods=["POST"]),
+            Route("/models", endpoint(self.list_models), methods=["GET"]),
+        ]
+
+    async def list_models(self, call: AsgiCall) -> HttpResponse:
+        """Return the list of the models, with what waits for them."""
+        cards = [_card(encoder, self._since) for encoder in self._context.encoders.values()]
+        return HttpResponse(200, [JSON_HEADER], encode_safely(InfinityModelList(object="list", data=cards)))
+
+
+class Infinity:
+    """The endpoints of infinity for labels; tei.py has those for rankings."""
+
+    def __init__(self, context: EmbeddingContext) -> None:
+        self._context = context
+        self.texts = [HttpTexts(ClassifyProtocol(), context)]
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        endpoint = partial(Endpoint, settings=self._context.http, refuse=self.texts[0].refusal)
+        return [Route(path, endpoint(each), methods=["POST"]) for each in self.texts for path in each.protocol.paths]
+
+
+def infinity_paths() -> Mapping[str, Any]:
+    """Return the paths of infinity's endpoints, described for OpenAPI with the types in place of their schemas."""
+    example = {"input": ["I am happy"]}
+    text = "Label texts, as infinity does"
+    vectors = described_call(
+        "/embeddings", "Encode texts, as infinity does", EmbeddingsRequest, {"input": ["I am happy"]}, InfinityEmbeddingsAnswer, OpenAIError,
+    )  # fmt: skip
+    models = operation(
+        "get",
+        "/models",
+        "List the models of texts, as infinity does",
+        InfinityModelList,
+        error=OpenAIError,
+        tag="texts",
+    )
+    return {
+        "/embeddings": {"post": vectors}, "/models": {"get": models},
+        "/classify": {"post": described_call("/classify", text, ClassifyRequest, example, ClassifyAnswer, OpenAIError)},
+    }  # fmt: skip

@@ -1,0 +1,475 @@
+"""Inference with a text model over protocols that are not made for texts: tensors of the Open Inference Protocol, and items of Weir's native protocol.
+
+A request with tensors succeeds or fails as a whole; each item has a result of its own, a vector or an error. All texts pass through the model's encoder,
+so that clients share the queue fairly.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy
+from numpy.typing import NDArray
+
+from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, UnsupportedMediaType, WeirError, brief
+from weir.messages import JSON, OCTETS, Dispatch
+from weir.model import Tensor
+from weir.protocols.account import room
+from weir.protocols.offloading import values_size
+from weir.serving.inference import (
+    InferenceCall,
+    ItemHead,
+    ItemsResponse,
+    check_outputs,
+    empty_body,
+    integer_of,
+    schedule_of,
+    select_outputs,
+)
+from weir.telemetry.tracecontext import child_of
+from weir.text_models.model import ITEM_RULE
+from weir.text_models.packing import packed
+from weir.text_models.texts import Text, TextItem, TextOptionFields, TextOutput
+from weir.text_server.exchange import (
+    NO_OPTIONS,
+    EmbeddingContext,
+    TextExchange,
+    TextOptions,
+    check_client,
+    check_text,
+    mark_headers,
+    options_of,
+    read_text,
+)
+from weir.text_server.http import TextHead
+from weir.text_server.scores import each_output, sparse_vector
+from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes
+from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, TensorValue
+from weir.wire.schema import read_document
+from weir.wire.status import http_code, kserve_code
+from weir.wire.tensors import TEXT_BYTES
+from weir.wire.values import decode, split
+
+if TYPE_CHECKING:
+    from weir.serving.handle import ModelHandle
+
+INPUTS = (Tensor("input", "BYTES", (-1,)),)
+VECTORS, TRUNCATED = "output", "truncated"
+SPARSE_INDICES, SPARSE_VALUES, OF_TOKENS, TOKEN_COUNTS = "sparse_indices", "sparse_values", "tokens", "token_counts"
+# The tensors of an answer beside the first two, which are only answered where a request names them, by the output that they are of.
+_BESIDE = {TextOutput.SPARSE: (SPARSE_INDICES, SPARSE_VALUES), TextOutput.TOKENS: (OF_TOKENS, TOKEN_COUNTS)}
+
+_TEXT_PARAMETERS = ("truncation_direction", "prompt", "prompt_name", "input_type", "instruction")
+_TRUTH = {"true": True, "false": False}  # some clients send every parameter as a string
+_NO_TOKEN = -1  # the padding of a row of token ids
+
+
+def outputs(
+    dimensions: int, *, of_tokens: bool, size_of_tokens: int = 0, beside: Sequence[TextOutput] = ()
+) -> tuple[Tensor, ...]:
+    """Return the tensors of an answer: the vectors, for each text or with `of_tokens` for each token, whether each text was cut, and those of the outputs
+    `beside`, where the vector of a token has `size_of_tokens` numbers."""
+    shape = (-1, -1, dimensions) if of_tokens else (-1, dimensions)
+    more = {
+        TextOutput.SPARSE: (Tensor(SPARSE_INDICES, "INT64", (-1, -1)), Tensor(SPARSE_VALUES, "FP32", (-1, -1))),
+        TextOutput.TOKENS: (Tensor(OF_TOKENS, "FP32", (-1, -1, size_of_tokens)), Tensor(TOKEN_COUNTS, "INT32", (-1,))),
+    }
+    own = (Tensor(VECTORS, "FP32", shape), Tensor(TRUNCATED, "BOOL", (-1,)))
+    return own + tuple(tensor for output in beside for tensor in more.get(output, ()))
+
+
+def wanted_outputs(request: InferenceRequest, encoder: Encodes) -> list[TextOutput] | None:
+    """Return the outputs whose tensors a request names, the model's own always; None if it names none beside those of the latter."""
+    names = {output.name for output in request.outputs or ()}
+    beside = [output for output, tensors in _BESIDE.items() if names & set(tensors)]
+    return [*encoder.facts.outputs[:1], *beside] if beside else None
+
+
+def read_tensors(exchange: TextExchange, request: InferenceRequest, encoder: Encodes) -> None:
+    """Read texts and options of `request` into `exchange`. Raises InvalidRequest naming the tensor or the parameter, its value and the rule."""
+    parameters = request.parameters
+    tokenized = _flag(parameters, "is_tokenized")
+    (name,) = (tensor.name for tensor in INPUTS)
+    if len(request.inputs) != 1 or request.inputs[0].name != name:
+        names = ", ".join(repr(value.name) for value in request.inputs) or "none"
+        raise InvalidRequest(f"tensors {names}: must be {name!r} alone")
+    value = request.inputs[0]
+    exchange.context.check_count(len(value.array) if value.array.ndim else 1, f"tensor {name!r}")
+    keep = parameters.get("dimensions")
+    exchange.texts = _texts(value, tokenized)
+    fields = TextOptionFields(
+        dimensions=None if keep is None else integer_of("dimensions", keep, 1, encoder.dimensions),
+        truncate=_flag(parameters, "truncate"), **{name: _text(parameters, name) for name in _TEXT_PARAMETERS},
+    )  # fmt: skip
+    wanted = wanted_outputs(request, encoder)
+    exchange.options = options_of(fields, encoder, whole_words=bool(tokenized), outputs=wanted)
+    exchange.client = check_client(_text(parameters, "client"), "parameter 'client'")
+    exchange.client_name = exchange.client or exchange.door
+
+
+def arrays_of(encoded: Encoded) -> dict[str, Any]:
+    """Return the arrays of the answer by the names of the tensors."""
+    arrays = {VECTORS: encoded.vectors, TRUNCATED: numpy.array(encoded.truncated, bool)}
+    if terms := encoded.beside.get(TextOutput.SPARSE):
+        arrays[SPARSE_INDICES] = _filled([each[:, 0].astype(numpy.int64) for each in terms], -1)
+        arrays[SPARSE_VALUES] = _filled([each[:, 1] for each in terms], 0)
+    if tokens := encoded.beside.get(TextOutput.TOKENS):
+        arrays[OF_TOKENS] = _filled(tokens, 0)
+        arrays[TOKEN_COUNTS] = numpy.array(list(map(len, tokens)), numpy.int32)
+    return arrays
+
+
+def _filled(rows: Sequence[NDArray[Any]], filler: int) -> NDArray[Any]:
+    """Return arrays of different lengths as one, filled up with `filler` behind the shorter ones."""
+    filled = numpy.full((len(rows), max(map(len, rows)), *rows[0].shape[1:]), filler, rows[0].dtype)
+    for row, values in zip(filled, rows, strict=True):
+        row[: len(values)] = values
+    return filled
+
+
+def _texts(value: TensorValue, tokenized: bool | None) -> list[Text]:
+    if value.datatype in ("INT32", "INT64"):
+        return _ids(value, tokenized)
+    if value.datatype != "BYTES":
+        raise InvalidRequest(
+            f"tensor {value.name!r}: has datatype {value.datatype!r}, must be BYTES (texts), INT32 or INT64 (token ids)"
+        )
+    shape = value.array.shape
+    rows = value.array.tolist()
+    if len(shape) == 2 and tokenized is not None:
+        return [
+            [_decoded(value, row, word) for word in _unpadded(value, row, words, b"")] for row, words in enumerate(rows)
+        ]
+    if tokenized:
+        raise InvalidRequest(f"tensor {value.name!r}: has shape {list(shape)}, must be [texts, words] (is_tokenized)")
+    if len(shape) == 2 and shape[1] == 2:
+        return [(_decoded(value, row, first), _decoded(value, row, other)) for row, (first, other) in enumerate(rows)]
+    if len(shape) != 1:
+        raise InvalidRequest(
+            f"tensor {value.name!r}: has shape {list(shape)}, must be [texts], [texts, 2] for pairs, or with the parameter "
+            "is_tokenized [texts, words]"
+        )
+    return [_decoded(value, row, text) for row, text in enumerate(rows)]
+
+
+def _ids(value: TensorValue, tokenized: bool | None) -> list[Text]:
+    shape = value.array.shape
+    if tokenized:
+        raise InvalidRequest(f"tensor {value.name!r}: has token ids, must have words (is_tokenized)")
+    if len(shape) != 2:
+        raise InvalidRequest(f"tensor {value.name!r}: has shape {list(shape)}, must be [texts, tokens] for token ids")
+    return [_unpadded(value, row, ids, _NO_TOKEN) for row, ids in enumerate(value.array.tolist())]
+
+
+def _unpadded(value: TensorValue, row: int, elements: list[Any], filler: bytes | int) -> list[Any]:
+    """Return a row of words or token ids without its padding. Raises InvalidRequest if nothing is left."""
+    count = len(elements)
+    while count and elements[count - 1] == filler:
+        count -= 1
+    if not count:
+        raise InvalidRequest(f"tensor {value.name!r}[{row}]: is empty, must have a word or a token id")
+    return elements[:count]
+
+
+def _decoded(value: TensorValue, row: int, text: bytes) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"tensor {value.name!r}[{row}]: must be a text in UTF-8 ({error.reason})") from None
+
+
+def _flag(parameters: Parameters, name: str) -> bool | None:
+    value = parameters.get(name)
+    if isinstance(value, str):
+        value = _TRUTH.get(value.lower(), value)
+    if value is None or isinstance(value, bool):
+        return value
+    raise InvalidRequest(f"parameter {name!r}={brief(value, 40)}: must be true or false")
+
+
+def _text(parameters: Parameters, name: str) -> str | None:
+    value = parameters.get(name)
+    if value is None or isinstance(value, str):
+        return value
+    raise InvalidRequest(f"parameter {name!r}={brief(value, 40)}: must be a text")
+
+
+# Items.
+
+_ID_BYTES = 4
+
+
+class Item(NamedTuple):
+    """One text, and its options."""
+
+    text: Text
+    options: TextOptions = NO_OPTIONS
+
+
+def read_items(head: ItemHead, body: bytes, context: EmbeddingContext, encoder: Encodes) -> list[Item | WeirError]:
+    """Return the items in `body`, in order: one, or with `head.batch` a list, in which an invalid item is replaced by its error.
+
+    Raises InvalidRequest for a body that is invalid as a whole.
+    """
+    if not body:
+        raise empty_body(head)
+    if not head.batch:
+        return [read_item(body if head.content_type == OCTETS else decode(body, head.content_type), encoder)]
+    parts = split(body, head.content_type, context.max_texts)
+    if parts is None:
+        raise InvalidRequest(f"body: has more than {context.max_texts} texts (max_texts)")
+    return [_item_or_error(part, head.content_type, encoder) for part in parts]
+
+
+def _item_or_error(part: bytes, content_type: str, encoder: Encodes) -> Item | WeirError:
+    try:
+        return read_item(decode(part, content_type), encoder)
+    except WeirError as error:
+        return error
+
+
+def read_item(item: Any, encoder: Encodes) -> Item:
+    """Return the text and the options of a decoded item. Raises InvalidRequest naming the field and the rule."""
+    if isinstance(item, bytes):
+        return Item(_token_ids(item))
+    if isinstance(item, (str, list)):
+        return Item(read_text(item, "the item", None))
+    if not isinstance(item, dict):
+        raise InvalidRequest(f"an item of type {type(item).__name__}: {ITEM_RULE}")
+    if "text" not in item:
+        raise InvalidRequest(f"text: is missing; {ITEM_RULE}")
+    fields = read_document(item, TextItem)
+    options = options_of(fields, encoder, whole_words=bool(fields.is_tokenized), outputs=fields.outputs)
+    if fields.outputs and not options.outputs:
+        options = options._replace(outputs=encoder.facts.outputs[:1])
+    if fields.pair is None:
+        return Item(read_text(fields.text, "text", fields.is_tokenized), options)
+    return Item((check_text(fields.text, "text"), check_text(fields.pair, "pair")), options)
+
+
+def _token_ids(item: bytes) -> Text:
+    if not item or len(item) % _ID_BYTES:
+        raise InvalidRequest(f"token ids of {len(item)} bytes: must be one or more, each an int32 of {_ID_BYTES} bytes")
+    ids: list[int] = numpy.frombuffer(item, "<i4").tolist()
+    return ids
+
+
+_ITEM_BYTES = 8  # reading a byte of items counts as reading this many bytes, as items are checked one by one
+_MAX_CONCURRENT = 64  # groups of one request that are encoded at the same time; each group is a request to the encoder
+
+
+class Vector(NamedTuple):
+    """The result of an item: its vector, or one for each token, and whether its text was cut; or the `outputs` that the item asked for."""
+
+    numbers: NDArray[Any]
+    truncated: bool
+    outputs: Mapping[TextOutput, NDArray[Any]] | None = None
+
+    @property
+    def size(self) -> int:
+        """How many numbers there are."""
+        return self.numbers.size if self.outputs is None else sum(each.size for each in self.outputs.values())
+
+
+ItemResult = Vector | WeirError
+
+
+_LARGE = 5_000  # elements of tensors; more are read in a thread, as that takes longer than about a millisecond
+
+
+class TextInference:
+    """Inference with `encoder`; see serving/inference.py. With `of_tokens` the model has a vector for each token and no other; `size_of_tokens` is the size of
+    those that it makes beside."""
+
+    queues_items = False
+
+    def __init__(
+        self, context: EmbeddingContext, encoder: Encodes, *, of_tokens: bool = False, size_of_tokens: int = 0
+    ) -> None:
+        self._context = context
+        self._encoder = encoder
+        self._outputs = outputs(
+            encoder.dimensions, of_tokens=of_tokens, size_of_tokens=size_of_tokens, beside=encoder.facts.outputs[1:]
+        )
+
+    def queues_tensors(self, service: "ModelHandle") -> bool:
+        """Return False: a request is never one entry of the queue."""
+        return False
+
+    def inputs(self, service: "ModelHandle") -> Sequence[Tensor]:
+        """Return the tensors of a request. Token ids are accepted too, as INT32 or INT64."""
+        return INPUTS
+
+    def outputs(self, service: "ModelHandle") -> Sequence[Tensor]:
+        """Return the tensors of an answer."""
+        return self._outputs
+
+    async def infer(self, service: "ModelHandle", request: InferenceRequest, call: InferenceCall) -> InferenceResponse:
+        """Answer a request with tensors. Raises InvalidRequest naming tensor or parameter, value and rule, and what `Encodes.encode` raises."""
+        exchange = TextExchange(self._context, call.door, self._encoder, trace=call.trace)
+        try:
+            await self._read(exchange, service, request, call)
+            encoded = await exchange.vectors()
+        except WeirError as error:
+            exchange.refused(kserve_code(error))
+            raise error.renamed({TEXTS_FIELD: f"tensor {INPUTS[0].name!r}"}) from error.__cause__
+        cut = sum(encoded.truncated)
+        exchange.answered(len(encoded.counts), cut)
+        arrays = arrays_of(encoded)
+        values = select_outputs([tensor for tensor in self._outputs if tensor.name in arrays], request, arrays)
+        counts = {"truncated": cut, "foreign_ids": encoded.foreign}
+        parameters: Parameters = {name: count for name, count in counts.items() if count}
+        return InferenceResponse(
+            service.facts.name, values, version=service.facts.version, id=request.id, parameters=parameters
+        )
+
+    async def _read(
+        self, exchange: TextExchange, service: "ModelHandle", request: InferenceRequest, call: InferenceCall
+    ) -> None:
+        """Read `request` into `exchange`, in a thread if it is large. Raises what `infer` raises for an invalid or late request."""
+        check_outputs(service, request)
+        schedule = schedule_of(request.parameters, service.facts.model)
+        work = partial(read_tensors, exchange, request, self._encoder)
+        many = sum(value.array.size for value in request.inputs) > _LARGE
+        await asyncio.to_thread(work) if many else work()
+        exchange.priority = schedule.priority
+        exchange.timeout = min((each for each in (call.timeout, schedule.timeout) if each is not None), default=None)
+        if exchange.timeout is not None and exchange.timeout <= 0:
+            raise DeadlineExceeded("the deadline passed before the request was read")
+
+    async def infer_items(self, head: ItemHead, body: bytes, call: InferenceCall) -> ItemsResponse:
+        """Answer a body of items: each has a vector or an error. Raises the error of a single item, and of a body that is invalid as a whole."""
+        exchange = TextExchange(self._context, call.door, self._encoder, trace=call.trace)
+        try:
+            options = TextHead([*call.headers])
+            items = await self._items(head, body, call)
+            options.apply_to(exchange, call.peer)
+            exchange.received(len(items))
+            groups = ItemGroups(exchange, head, items)
+            results = await groups.results(call.trace)
+            exchange.warn_of_ids(groups.foreign)
+            if not head.batch and isinstance(results[0], WeirError):
+                raise results[0]
+        except WeirError as error:
+            exchange.refused(http_code(error))
+            raise
+        vectors = [result for result in results if isinstance(result, Vector)]
+        cut = sum(vector.truncated for vector in vectors)
+        exchange.answered(len(vectors), cut)
+        beside = {
+            place: {"truncated": True}
+            for place, result in enumerate(results)
+            if isinstance(result, Vector) and result.truncated
+        }
+        size = TEXT_BYTES * sum(vector.size for vector in vectors)
+        dispatch, arrival = groups.dispatch or (None, 0.0)
+        write = partial(_bodies, results, head.accept)
+        return ItemsResponse(size, write, dispatch, arrival, mark_headers(cut, groups.foreign), beside)
+
+    async def _items(self, head: ItemHead, body: bytes, call: InferenceCall) -> list[Item | WeirError]:
+        read = partial(read_items, head, body, self._context, self._encoder)
+        with room(await values_size(body, head.content_type)):
+            return await call.read(_ITEM_BYTES * len(body), read)
+
+
+class ItemGroups:
+    """The items of one request. Items with equal options are encoded together.
+
+    Attributes:
+        dispatch: the batch of the first answer and the time at which its text entered the queue, see Encoded.
+        foreign: how many items were sent as token ids that seem to be those of another model.
+    """
+
+    def __init__(self, exchange: TextExchange, head: ItemHead, items: list[Item | WeirError]) -> None:
+        self._exchange = exchange
+        self._head = head
+        self._items = items
+        self.dispatch: tuple[Dispatch, float] | None = None
+        self.foreign = 0
+
+    async def results(self, trace: Any) -> list[ItemResult]:
+        """Encode the items and return the result of each. Raises CapacityError if there is one group and that is its result."""
+        alike: dict[TextOptions, list[int]] = {}
+        results: list[Any] = list(self._items)
+        for place, item in enumerate(self._items):
+            if isinstance(item, Item):
+                alike.setdefault(item.options, []).append(place)
+        waiting = iter(alike.items())
+        # The first group has the trace of the request, which the answer names; the spans of the others are siblings.
+        traces = chain([trace], repeat(child_of(trace)))
+        began = asyncio.get_running_loop().time()
+
+        async def encode_next() -> None:
+            for (options, places), own in zip(waiting, traces):  # noqa: B905 - the traces have no end
+                left = self._head.timeout - (asyncio.get_running_loop().time() - began)
+                encoded = await self._encoded(options, places, own, left)
+                if len(alike) == 1 and isinstance(encoded, CapacityError):
+                    raise encoded
+                for row, place in enumerate(places):
+                    results[place] = (
+                        encoded if isinstance(encoded, WeirError) else _item_result(encoded, row, options.outputs)
+                    )
+
+        await asyncio.gather(*[encode_next() for _ in range(min(_MAX_CONCURRENT, len(alike)))])
+        return results
+
+    async def _encoded(
+        self, options: TextOptions, places: list[int], trace: Any, timeout: float
+    ) -> Encoded | WeirError:
+        texts: list[Text] = [item.text for place in places if isinstance(item := self._items[place], Item)]
+        try:
+            if timeout <= 0:
+                raise DeadlineExceeded("the deadline passed before all texts were computed")
+            encoded = await self._exchange.encode(texts, options, timeout, trace, each=True)
+        except WeirError as error:
+            return error
+        self.dispatch = self.dispatch or encoded.dispatch
+        self.foreign += encoded.foreign
+        return encoded
+
+
+def _item_result(encoded: Encoded, row: int, outputs: Sequence[TextOutput] = ()) -> ItemResult:
+    error = encoded.errors[row] if encoded.errors else None
+    if error is not None:
+        return error
+    if outputs:
+        return Vector(encoded.vectors[row], encoded.truncated[row], each_output(encoded, outputs, row))
+    numbers = encoded.vectors[row]
+    return Vector(numbers if encoded.lengths is None else numbers[: encoded.lengths[row]], encoded.truncated[row])
+
+
+def _bodies(results: list[ItemResult], accept: str) -> list[bytes | WeirError]:
+    return [
+        each if isinstance(each, WeirError)
+        else _output(each.numbers, accept) if each.outputs is None
+        else _outputs(each.outputs, accept)
+        for each in results
+    ]  # fmt: skip
+
+
+def _outputs(made: Mapping[TextOutput, NDArray[Any]], accept: str) -> bytes | WeirError:
+    """Return the outputs that an item asked for as an object with each by its name."""
+    if accept == OCTETS:
+        return UnsupportedMediaType(
+            f"accept {OCTETS!r}: has room for one vector; outputs are written as {JSON} or msgpack"
+        )
+    document: dict[str, Any] = {}
+    for output, found in made.items():
+        if output is TextOutput.SPARSE:
+            document[output] = sparse_vector(found)
+        elif accept == JSON:
+            document[output] = packed(found) if found.ndim > 1 else packed(found[None])[0]
+        else:
+            document[output] = found.tolist()
+    return msgspec.json.encode(document) if accept == JSON else msgspec.msgpack.encode(document)
+
+
+def _output(numbers: NDArray[Any], accept: str) -> bytes:
+    if accept == JSON:
+        return bytes(packed(numbers[None])[0])
+    if accept == OCTETS:
+        return numbers.astype("<f4", order="C", copy=False).tobytes()
+    return msgspec.msgpack.encode(numbers.tolist())

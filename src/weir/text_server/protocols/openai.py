@@ -1,0 +1,485 @@
+"""OpenAI's endpoints: POST /v1/embeddings, GET /v1/models. Jina's fields are read, too. infinity.py has the same without /v1.
+
+A text that is longer than the model reads is cut, unless the settings refuse it. The answer names the texts that were cut in `truncated`, and their number
+in the header X-Weir-Truncated. OpenAI itself refuses such texts.
+"""
+
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
+
+import msgspec
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.types import Receive, Scope, Send
+
+from weir.errors import (
+    InvalidRequest,
+    MethodNotAllowed,
+    Unsupported,
+    WeirError,
+    brief,
+)  # fmt: skip
+from weir.frontends.http.asgi import AsgiCall, Endpoint, as_response, identified
+from weir.frontends.http.openapi import operation
+from weir.protocols import openai_errors
+from weir.protocols.openai_errors import OpenAIError, OpenAIErrorValue
+from weir.protocols.response import Headers, HttpResponse, encode_safely
+from weir.text_models.packing import (
+    PACKINGS,
+    PackedVector,
+    Packing,
+    packed,
+    packing_named,
+    unit_vectors,
+    written_numbers,
+)
+from weir.text_models.texts import TOO_LONG, Ids, Outputs, PlainText, Text, TextOptionFields, TextOutput
+from weir.text_server.exchange import (
+    EmbeddingContext,
+    TextExchange,
+    check_text,
+    listed_name,
+    options_of,
+    read_json,
+    truncated_places,
+)
+from weir.text_server.http import HttpTexts, Listing, described_call, listing
+from weir.text_server.scores import SparseVector, each_output, sparse_vector
+from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes, TextTask, Truncated
+from weir.wire.schema import any_of, wrong_field
+
+JSON_HEADER = (b"content-type", b"application/json")
+
+
+def with_input_field(error: BaseException, field: str = "input") -> BaseException:
+    """Return `error` with `field` in place of `texts`, which is the encoder's name for it."""
+    return error.renamed({TEXTS_FIELD: field}) if isinstance(error, WeirError) else error
+
+
+def wrong(message: str, param: str | None = None) -> InvalidRequest:
+    """Return the InvalidRequest for the field `param`."""
+    return InvalidRequest(message, details={"param": param})
+
+
+def error_answer(error: BaseException, *, development: bool = False) -> HttpResponse:
+    """Return the answer for `error` in OpenAI's form."""
+    details = error.details if isinstance(error, WeirError) and isinstance(error.details, dict) else {}
+    code = "context_length_exceeded" if TOO_LONG in details else None
+    return openai_errors.error_answer(error, code=code, development=development)
+
+
+def no_such_path(path: str, known: str) -> HttpResponse:
+    """Return the answer for a path that does not exist. `known` lists the paths that exist."""
+    document: OpenAIErrorValue = {
+        "message": f"{path}: unknown path; available: {known}", "type": "invalid_request_error", "param": None,
+        "code": "unknown_url",
+    }  # fmt: skip
+    return HttpResponse(404, [JSON_HEADER], encode_safely({"error": document}))
+
+
+NAME = "openai"
+UNKNOWN = "/v1/{path:path}"
+_SOME = Meta(min_length=1)
+_NO = Meta(extra_json_schema={"enum": [False, None]})
+_LONGEST_USER = 512  # characters, as the latest users are kept in memory
+_MOST_TOKENS = 1 << 31  # token ids are below this
+
+
+class JinaText(Struct, forbid_unknown_fields=True):
+    """A text as Jina's clients may send it."""
+
+    text: PlainText
+
+
+class EmbeddingsRequest(TextOptionFields, forbid_unknown_fields=True):
+    """A request for the vectors of texts. A field that is null counts as not given."""
+
+    input: Annotated[
+        Any,
+        any_of(
+            PlainText,
+            Annotated[list[Annotated[Any, any_of(PlainText, JinaText)]], _SOME],
+            Ids,
+            Annotated[list[Ids], _SOME],
+        ),
+    ]
+    model: Annotated[str | None, Meta(description="the first one if it is not given")] = None
+    encoding_format: Annotated[str | None, Meta(extra_json_schema={"enum": [*PACKINGS, None]})] = None
+    user: Annotated[str | None, Meta(extra_json_schema={"maxLength": _LONGEST_USER})] = None
+    outputs: Outputs = None
+    # Jina's names of the above, and its further fields.
+    embedding_type: Annotated[str | None, Meta(extra_json_schema={"enum": [*PACKINGS, None]})] = None
+    task: Annotated[str | None, Meta(description="as input_type")] = None
+    normalized: Annotated[bool | None, Meta(description="false leaves the vectors as the model makes them")] = None
+    late_chunking: Annotated[bool | None, _NO] = None
+    return_multivector: Annotated[bool | None, _NO] = None
+    # Infinity's.
+    modality: Annotated[str | None, Meta(extra_json_schema={"enum": ["text", None]})] = None
+    # Fields of OpenAI's clients, or of programs for several servers, that do not affect the vectors.
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+
+
+class NumberedVector(TypedDict):
+    """What was made of one text: its vector, and with `outputs` those alone that they name."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: NotRequired[PackedVector]
+    sparse: NotRequired[SparseVector]
+    tokens: NotRequired[list[PackedVector]]
+
+
+class EmbeddingsForm(NamedTuple):
+    """How the vectors of a request are written."""
+
+    packing: Packing
+    unit_length: bool  # of the vectors of texts
+    outputs: tuple[TextOutput, ...] = ()
+    unit_tokens: bool = False  # whether the vectors of tokens have length 1, too
+    ranges: NDArray[Any] | None = None  # see TextFacts
+
+
+class TokenUsage(TypedDict):
+    """How many tokens the texts have."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsLead(TypedDict):
+    """What is answered beside the vectors."""
+
+    object: Literal["list"]
+    model: str
+    usage: TokenUsage
+    truncated: NotRequired[Truncated]
+
+
+class EmbeddingsAnswer(EmbeddingsLead):
+    """The vectors of texts, in order."""
+
+    data: list[NumberedVector]
+
+
+class TextModelCard(TypedDict):
+    """A model of texts, and what its workers take: `memory_bytes` of each process, where a page that several share counts in parts."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    dimensions: int
+    max_length: int
+    workers: NotRequired[int]
+    threads_per_worker: NotRequired[int]
+    memory_bytes: NotRequired[list[int]]
+
+
+class TextModelList(TypedDict):
+    """The models of texts."""
+
+    object: Literal["list"]
+    data: list[TextModelCard]
+
+
+class OpenAI:
+    """The endpoints of OpenAI: vectors, and the list of the models."""
+
+    def __init__(self, context: EmbeddingContext) -> None:
+        self._context = context
+        self._since = int(time.time())
+        self.texts = [HttpTexts(OPENAI, context)]
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        (embeddings,) = self.texts
+        endpoint = partial(Endpoint, settings=self._context.http, refuse=embeddings.refusal)
+        return [
+            *[Route(path, endpoint(embeddings), methods=["POST"]) for path in OPENAI.paths],
+            Route("/v1/models", endpoint(self.list_models), methods=["GET"]),
+            Route("/v1/models/{model:path}", endpoint(self.show_model), methods=["GET"]),
+            Route(UNKNOWN, _Pages(self.refuse_path)),  # last: whatever the others do not take
+        ]
+
+    async def list_models(self, call: AsgiCall) -> HttpResponse:
+        """Return the list of the models."""
+        cards = [model_card(encoder, self._since) for encoder in self._context.encoders.values()]
+        return HttpResponse(200, [JSON_HEADER], encode_safely(TextModelList(object="list", data=cards)))
+
+    async def show_model(self, call: AsgiCall) -> HttpResponse:
+        """Return the description of one model. Raises ModelNotFound."""
+        return HttpResponse(
+            200, [JSON_HEADER], encode_safely(model_card(self._context.encoder(call.path["model"]), self._since))
+        )
+
+    async def refuse_path(self, request: Request) -> Response:
+        """Answer a path that does not exist, or that does not take the method, from the routes of the application."""
+        path, scope = request.url.path, request.scope
+        routes = [each for each in request.app.routes if isinstance(each, Route) and each.path != UNKNOWN]
+        below = [each for each in routes if each.path.startswith("/v1/")]
+        methods = {
+            method for each in below if each.matches(dict(scope))[0] is Match.PARTIAL for method in _methods(each)
+        }
+        if methods:
+            allow = sorted(methods)
+            refusal = MethodNotAllowed(f"{path}: takes {', '.join(allow)} only", details={"allow": allow})
+            answer = self.texts[0].refusal(refusal)
+        else:
+            known = [f"{method} {with_braces(each)}" for each in below for method in sorted(_methods(each))]
+            self._context.counts.refused("", NAME, 404)
+            answer = no_such_path(path, ", ".join(dict.fromkeys(known)))
+        return as_response(identified(answer, request.headers.raw))
+
+
+class _Pages:
+    """An ASGI application whose requests of all methods `answer` answers."""
+
+    def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        await (await self._answer(Request(scope, receive)))(scope, receive, send)
+
+
+def _methods(route: Route) -> set[str]:
+    return (route.methods or set()) - {"HEAD"}
+
+
+def with_braces(route: Route) -> str:
+    """Return the path of a route as OpenAPI writes it."""
+    return re.sub(r":\w+}", "}", route.path)
+
+
+def model_card(encoder: Encodes, since: int) -> TextModelCard:
+    """Return the description of a model, which was loaded at `since`, in seconds since 1970."""
+    card: TextModelCard = {
+        "id": listed_name(encoder), "object": "model", "created": since,
+        "owned_by": encoder.facts.id.rpartition("/")[0] or "weir",
+        "dimensions": encoder.dimensions, "max_length": encoder.max_length,
+    }  # fmt: skip
+    if encoder.facts.use is not None:
+        use = encoder.facts.use()
+        card["workers"], card["threads_per_worker"], card["memory_bytes"] = use
+    return card
+
+
+class PlainRequest(Struct, forbid_unknown_fields=True):
+    """A request for the vector of one text, as most are. It is decoded in a fifth of the time of any other."""
+
+    input: Annotated[str, _SOME]
+    model: str = ""
+    encoding_format: Literal["float", "base64"] = "float"
+
+
+_decode_plain = msgspec.json.Decoder(PlainRequest).decode
+_LONGEST_PLAIN = 16 << 10  # bytes
+
+
+def _read_plain(body: bytes) -> PlainRequest | None:
+    """Return the request if it is a plain one; None if it is another, or invalid."""
+    try:
+        return _decode_plain(body) if len(body) <= _LONGEST_PLAIN else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+class OpenAIProtocol:
+    """OpenAI's protocol for embeddings; see TextProtocol."""
+
+    name = NAME
+    paths: Sequence[str] = ("/v1/embeddings",)
+
+    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
+        """Read the body into `exchange`. Raises InvalidRequest whose details name the field as `param`, and ModelNotFound."""
+        if (plain := _read_plain(body)) is not None:
+            exchange.texts = [plain.input]
+            exchange.encoder = exchange.context.encoder(plain.model, TextTask.EMBED)
+            is_json, unscaled = plain.encoding_format == "float", exchange.encoder.facts.unscaled
+            exchange.as_json = is_json and not unscaled
+            exchange.form = _PLAIN_FORMS[is_json, unscaled]
+            return
+        request = read_body(body)
+        exchange.texts = _read_input(request.input, exchange.context)
+        packing = request.encoding_format or request.embedding_type
+        field = "encoding_format" if request.encoding_format else "embedding_type"
+        exchange.client = request.user or ""
+        task = None if request.outputs else TextTask.EMBED
+        exchange.encoder = encoder = exchange.context.encoder(request.model or "", task)
+        exchange.options = options_of(request, encoder, outputs=request.outputs)
+        outputs = exchange.options.outputs or (encoder.facts.outputs[:1] if request.outputs else ())
+        unit_length = encoder.facts.unscaled if request.normalized is None else request.normalized
+        exchange.form = EmbeddingsForm(
+            packing_named(packing, field), unit_length, outputs, bool(request.normalized), encoder.facts.ranges
+        )
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> Listing | HttpResponse:
+        """Return the vectors in the requested `encoding_format`, with length 1 unless `normalized` is false. Raises Unsupported if there is one for each token and `outputs` do not name them."""
+        if encoded.written is not None:
+            return _written_one(exchange.listed_model, encoded.counts[0], encoded.written)
+        if exchange.form.outputs:
+            return _written_outputs(exchange.listed_model, exchange.form, encoded)
+        if encoded.vectors.ndim != 2:
+            raise Unsupported(
+                f"model {exchange.model!r} gives a vector for each token of a text: POST /encode has them"
+            )
+        form = exchange.form
+        if len(encoded.vectors) == 1 and form.packing is Packing.FLOAT and not encoded.truncated[0]:
+            vector = unit_vectors(encoded.vectors[0]) if form.unit_length else encoded.vectors[0]
+            return _written_one(exchange.listed_model, encoded.counts[0], written_numbers(vector))
+        return _written(exchange.listed_model, exchange.form, encoded)
+
+    def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
+        """Return the answer for `error` in OpenAI's shape."""
+        return error_answer(with_input_field(error), development=development)
+
+
+OPENAI = OpenAIProtocol()
+
+
+_PLAIN_FORMS = {
+    (is_json, unit_length): EmbeddingsForm(Packing.FLOAT if is_json else Packing.BASE64, unit_length)
+    for is_json in (True, False) for unit_length in (True, False)
+}  # fmt: skip
+_ONE = b'{"object":"list","model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d},"data":[{"object":"embedding","index":0,"embedding":%b}]}'
+
+
+def _written_one(model: str, count: int, numbers: bytes) -> HttpResponse:
+    """Return the same as `_written` does for one vector, whose `numbers` are written already, of a text with `count` tokens."""
+    return HttpResponse(200, [JSON_HEADER], _ONE % (_quoted(model), count, count, numbers))
+
+
+@lru_cache(maxsize=64)
+def _quoted(model: str) -> bytes:
+    return msgspec.json.encode(model)
+
+
+def _written(model: str, form: EmbeddingsForm, encoded: Encoded) -> Listing:
+    vectors = encoded.vectors
+
+    def items(start: int, stop: int) -> list[Any]:
+        part = unit_vectors(vectors[start:stop]) if form.unit_length else vectors[start:stop]
+        found = zip(range(start, stop), packed(part, form.packing, form.ranges), strict=True)
+        return [{"object": "embedding", "index": place, "embedding": vector} for place, vector in found]
+
+    return listing(_lead(model, encoded), "data", len(vectors), vectors.shape[1], items)
+
+
+def _lead(model: str, encoded: Encoded) -> EmbeddingsLead:
+    tokens = sum(encoded.counts)
+    lead: EmbeddingsLead = {
+        "object": "list", "model": model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}
+    }  # fmt: skip
+    if cut := truncated_places(encoded):
+        lead["truncated"] = cut
+    return lead
+
+
+def _written_outputs(model: str, form: EmbeddingsForm, encoded: Encoded) -> Listing:
+    """Return what the request's `outputs` name of each text. Vectors of texts and of tokens have the requested form."""
+
+    def vectors(found: NDArray[Any], unit_length: bool, ranges: NDArray[Any] | None = None) -> list[Any]:
+        return packed(unit_vectors(found) if unit_length else found, form.packing, ranges)
+
+    def item(place: int) -> NumberedVector:
+        made: NumberedVector = {"object": "embedding", "index": place}
+        for output, found in each_output(encoded, form.outputs, place).items():
+            if output is TextOutput.DENSE:
+                made["embedding"] = vectors(found[None], form.unit_length, form.ranges)[0]
+            elif output is TextOutput.SPARSE:
+                made["sparse"] = sparse_vector(found)
+            else:
+                made["tokens"] = vectors(found, form.unit_tokens)
+        return made
+
+    largest = encoded.vectors[0].size + sum(max(each.size for each in found) for found in encoded.beside.values())
+    return listing(
+        _lead(model, encoded),
+        "data",
+        len(encoded.vectors),
+        largest,
+        lambda start, stop: list(map(item, range(start, stop))),
+    )
+
+
+def read_body(body: bytes) -> EmbeddingsRequest:
+    """Return the request that a body is. Raises InvalidRequest whose details name the field (`param`)."""
+    document = read_json(body)
+    if not isinstance(document, dict):
+        raise wrong("body: must be an object as JSON")
+    given = {name: value for name, value in document.items() if value is not None}
+    if "input" not in given:
+        raise wrong(
+            "input: is missing, must be a text, a list of texts, a list of token ids, or a list of such", "input"
+        )
+    try:
+        request = msgspec.convert(given, EmbeddingsRequest)
+    except msgspec.ValidationError as error:
+        field, message = wrong_field(given, EmbeddingsRequest, error)
+        raise wrong(message, field) from None
+    for name in ("late_chunking", "return_multivector"):
+        if getattr(request, name):
+            raise wrong(f"{name}=true: must be false: a text has one vector of its own here", name)
+    if request.modality not in (None, "text"):
+        raise wrong(f"modality={brief(request.modality)}: must be text", "modality")
+    if request.task is not None and request.input_type is not None:
+        raise wrong("task, input_type: only one of them may be given", "task")
+    request.input_type = request.input_type or request.task
+    if request.user and len(request.user) > _LONGEST_USER:
+        raise wrong(f"user: has {len(request.user)} characters, must have at most {_LONGEST_USER}", "user")
+    request.dimensions = request.dimensions or None  # infinity's client sends 0 for all
+    if request.dimensions is not None and request.dimensions < 1:
+        raise wrong(f"dimensions={request.dimensions}: must be 1 or more", "dimensions")
+    return request
+
+
+def _read_input(value: Any, context: EmbeddingContext) -> list[Text]:
+    try:
+        if isinstance(value, str):
+            return [check_text(value, "input")]
+        if not isinstance(value, list):
+            raise InvalidRequest(f"input={brief(value)}: must be a text or a list")
+        if value and type(value[0]) is int:
+            return [_token_ids(value, "input")]
+        context.check_count(len(value), "input")
+        return [_one_text(each, f"input[{place}]") for place, each in enumerate(value)]
+    except InvalidRequest as error:
+        raise wrong(error.message, "input") from None
+
+
+def _one_text(value: Any, where: str) -> Text:
+    if isinstance(value, list):
+        return _token_ids(value, where)
+    return check_text(value["text"] if isinstance(value, dict) and value.keys() == {"text"} else value, where)
+
+
+def _token_ids(value: list[Any], where: str) -> list[int]:
+    if not value:
+        raise InvalidRequest(f"{where}: must not be empty")
+    for place, token in enumerate(value):
+        if type(token) is not int or not 0 <= token < _MOST_TOKENS:
+            raise InvalidRequest(f"{where}[{place}]: must be a token id, is {brief(token, 40)}")
+    return value
+
+
+def openai_paths() -> Mapping[str, Any]:
+    """Return the paths of OpenAI's endpoints, described for OpenAPI with the types in place of their schemas."""
+    page = partial(operation, "get", error=OpenAIError, tag="texts")
+    example = {"input": ["First do it", "then do it right"]}
+    summary = "Encode texts, as OpenAI does"
+    call = partial(described_call, summary=summary, body=EmbeddingsRequest, example=example, answer=EmbeddingsAnswer)
+    return {
+        **{path: {"post": call(path, error=OpenAIError)} for path in OPENAI.paths},
+        "/v1/models": {"get": page("/v1/models", "List the models of texts", TextModelList)},
+        "/v1/models/{model}": {"get": page("/v1/models/{model}", "Describe a model of texts", TextModelCard)},
+    }

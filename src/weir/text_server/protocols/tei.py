@@ -1,0 +1,701 @@
+"""The endpoints of text-embeddings-inference (TEI): /embed, /embed_all, /similarity, /rerank, /predict, /tokenize, /decode, /vertex and /info.
+
+Its /health is Weir's own.
+
+A request names no model there: the first model of the server that can do what the endpoint is for answers. A field `model` chooses another.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+
+from msgspec import Meta, Struct
+from starlette.routing import Route
+
+from weir import __version__
+from weir.errors import (
+    Cancelled,
+    CapacityError,
+    InvalidRequest,
+    ModelError,
+    Overloaded,
+    RequestError,
+    TooLarge,
+    WeirError,
+    brief,
+)
+from weir.frontends.http.asgi import AsgiCall, ClientLeft, Endpoint, unless_left
+from weir.frontends.http.openapi import operation
+from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
+from weir.text_models.packing import packed, similarities, unit_vectors
+from weir.text_models.prompts import prompt_text
+from weir.text_models.texts import TOO_LONG, Ids, PlainText, Text, TextOptionFields, TokenDetail
+from weir.text_server.exchange import (
+    EmbeddingContext,
+    TextExchange,
+    TextOptions,
+    check_text,
+    listed_name,
+    options_of,
+    read_json,
+)
+from weir.text_server.http import HttpTexts, Listing, described_call, listing
+from weir.text_server.protocols.infinity import INFINITY_RERANK, InfinityRerank
+from weir.text_server.scores import labelled, ranking, read_pairs, relevance, terms, without_nulls
+from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes, TextTask
+from weir.wire.schema import any_of, read_document
+from weir.wire.status import http_code
+
+NAME = "tei"
+EMPTY, MANY = "empty", "max_texts"  # keys in an error's details
+# What answers a task for which the model was not made alone.
+OUTPUT_OF_TASK = {TextTask.EMBED: ("dense",), TextTask.EMBED_ALL: ("tokens",), TextTask.EMBED_SPARSE: ("sparse",)}
+
+_JSON_HEADER = (b"content-type", b"application/json")
+_SOME = Meta(min_length=1)
+_Inputs = any_of(PlainText, Annotated[list[PlainText], _SOME], Ids, Annotated[list[Ids], _SOME])
+
+
+class TeiError(TypedDict):
+    """What is wrong. `error_type` is Validation, Empty, Tokenizer, Overloaded, Backend or Unhealthy."""
+
+    error: str
+    error_type: str
+
+
+class EmbedRequest(TextOptionFields, forbid_unknown_fields=False):
+    """A request for the vectors of texts. Fields that there are not are left unread, as TEI does."""
+
+    inputs: Annotated[Any, _Inputs]
+    normalize: Annotated[bool | None, Meta(description="false leaves the vectors as the model makes them")] = None
+    model: Annotated[str | None, Meta(description="the first that can do it, if it is not given")] = None
+
+
+class SentencePair(Struct):
+    """A sentence, and those that it is compared with."""
+
+    source_sentence: PlainText
+    sentences: Annotated[list[PlainText], _SOME]
+
+
+class SimilarityRequest(Struct):
+    """A request for the cosines between a sentence and others."""
+
+    inputs: SentencePair
+    parameters: TextOptionFields | None = None
+    model: str | None = None
+
+
+class TeiRerankRequest(TextOptionFields, forbid_unknown_fields=False):
+    """A request for the ranking of texts by how well they answer a query."""
+
+    query: PlainText
+    texts: Annotated[list[str], _SOME]
+    raw_scores: bool | None = None
+    return_text: bool | None = None
+    model: str | None = None
+
+
+class PipelineParameters(Struct):
+    """What clients of Hugging Face's hosted pipelines state beside a text."""
+
+    top_k: Annotated[int, Meta(ge=1)] | None = None
+    function_to_apply: Literal["none", "sigmoid", "softmax"] | None = None
+
+
+class PredictRequest(TextOptionFields, forbid_unknown_fields=False):
+    """A request for the labels of texts or pairs: a text, a pair as a list of two texts, or a list with a list of one or two texts for each."""
+
+    inputs: Annotated[Any, any_of(PlainText, list[PlainText], list[list[PlainText]])]
+    raw_scores: bool | None = None
+    model: str | None = None
+    parameters: Annotated[
+        PipelineParameters | None,
+        Meta(description="huggingface_hub's form: the labels of one text are then in a list of one, too"),
+    ] = None
+
+
+class TokenizeBody(Struct):
+    """A request for the tokens of texts."""
+
+    inputs: Annotated[Any, any_of(PlainText, Annotated[list[PlainText], _SOME])]
+    add_special_tokens: bool | None = None
+    prompt_name: str | None = None
+    model: str | None = None
+
+
+class DecodeBody(Struct):
+    """A request for the texts of token ids."""
+
+    ids: Annotated[Any, any_of(Ids, Annotated[list[Ids], _SOME])]
+    skip_special_tokens: bool | None = None
+    model: str | None = None
+
+
+class VertexBody(Struct):
+    """Several requests in one, as Vertex AI sends them: each is what /rerank takes, or what the first model of the server is for."""
+
+    instances: list[dict[str, Any]]
+
+
+class VertexAnswer(TypedDict):
+    """The answers, in the order of the requests."""
+
+    predictions: list[Any]
+
+
+class TeiRank(TypedDict, total=False):
+    """A text at its place in the ranking."""
+
+    index: int
+    score: float
+    text: str
+
+
+class TeiTerm(TypedDict):
+    """A term of a sparse vector: the id of a token of the vocabulary, and its weight."""
+
+    index: int
+    value: float
+
+
+class TeiToken(TypedDict):
+    """One token of a text: it stands for the bytes of UTF-8 from `start` to `stop`. A special token stands for none."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+class Shown(NamedTuple):
+    """How the answer of a request is written: raw scores, texts beside them, one input or several, vectors of length 1, the best labels alone."""
+
+    raw: bool = False
+    documents: list[str] | None = None
+    single: bool = False
+    unit_length: bool = False
+    top: int | None = None
+    independent: bool | None = None
+
+
+class TeiProtocol:
+    """What TEI's protocols have in common; see TextProtocol."""
+
+    name = NAME
+    field = "inputs"  # of the texts
+
+    def __init__(self, *paths: str) -> None:
+        self.paths = paths
+
+    def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
+        """Return the answer for `error` in TEI's shape."""
+        return error_answer(error, self.field, development=development)
+
+
+class EmbedProtocol(TeiProtocol):
+    """POST /embed, and with `task` EMBED_ALL /embed_all."""
+
+    def __init__(self, *paths: str, task: TextTask = TextTask.EMBED) -> None:
+        super().__init__(*paths)
+        self._task = task
+
+    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
+        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        request = _read(body, EmbedRequest, "inputs")
+        exchange.texts = read_inputs(request.inputs, exchange.context)
+        exchange.encoder = encoder = exchange.context.encoder(request.model or "", self._task)
+        exchange.options = _options(request, encoder, self._task)
+        exchange.form = Shown(unit_length=request.normalize is not False and self._task is TextTask.EMBED)
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> Listing:
+        """Return the vectors as a list."""
+        vectors, lengths, unit_length = encoded.vectors, encoded.lengths, exchange.form.unit_length
+
+        def items(start: int, stop: int) -> list[Any]:
+            part = vectors[start:stop]
+            if lengths is None:
+                return packed(unit_vectors(part) if unit_length else part)
+            return [packed(vector[None, :length])[0] for vector, length in zip(part, lengths[start:stop], strict=True)]
+
+        return listing(None, "", len(vectors), vectors[0].size, items, compute_headers(exchange, encoded))
+
+
+class SparseProtocol(TeiProtocol):
+    """POST /embed_sparse."""
+
+    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
+        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        request = _read(body, EmbedRequest, "inputs")
+        exchange.texts = read_inputs(request.inputs, exchange.context)
+        exchange.encoder = encoder = exchange.context.encoder(request.model or "", TextTask.EMBED_SPARSE)
+        request.dimensions = None  # of dense vectors alone
+        exchange.options = _options(request, encoder, TextTask.EMBED_SPARSE)
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> Listing:
+        """Return the terms of each text."""
+
+        def items(start: int, stop: int) -> list[Any]:
+            return [
+                [{"index": index, "value": value} for index, value in terms(encoded, row)] for row in range(start, stop)
+            ]
+
+        return listing(
+            None, "", len(encoded.vectors), encoded.vectors[0].size, items, compute_headers(exchange, encoded)
+        )
+
+
+class SimilarityProtocol(TeiProtocol):
+    """POST /similarity."""
+
+    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
+        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        request = _read(body, SimilarityRequest, "inputs")
+        sentences = request.inputs.sentences
+        _check_count(len(sentences) + 1, "inputs.sentences", exchange.context)
+        source = check_text(request.inputs.source_sentence, "inputs.source_sentence")
+        exchange.texts = [
+            source,
+            *(check_text(text, f"inputs.sentences[{place}]") for place, text in enumerate(sentences)),
+        ]
+        exchange.encoder = encoder = exchange.context.encoder(request.model or "", TextTask.EMBED)
+        exchange.options = _options(request.parameters or TextOptionFields(), encoder)
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
+        """Return how similar each sentence is, by the function of the model."""
+        assert exchange.encoder is not None  # `read` sets it
+        found = similarities(encoded.vectors[0], encoded.vectors[1:], exchange.encoder.facts.similarity)
+        return _answer(packed(found[None])[0], compute_headers(exchange, encoded))
+
+
+class RerankProtocol(TeiProtocol):
+    """POST /rerank, in TEI's form; a body with `documents` is in infinity's, and the request's identity says so."""
+
+    field = "texts"
+
+    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
+        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        document = _object(body)
+        if "documents" in document:
+            exchange.identity = INFINITY_RERANK
+            return INFINITY_RERANK.read_document(exchange, document)
+        request = _read_object(document, TeiRerankRequest, "texts")
+        exchange.context.encoder(request.model or "", TextTask.RERANK)
+        _check_count(len(request.texts), "texts", exchange.context)
+        left = (request.truncation_direction or "").lower() == "left"
+        documents = read_pairs(
+            exchange, request.query, request.texts, "texts", request.model, request.truncate, left=left
+        )
+        exchange.form = Shown(bool(request.raw_scores), documents if request.return_text else None)
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse | Listing:
+        """Return the texts by their ranks."""
+        form = exchange.form
+        if not isinstance(form, Shown):
+            return INFINITY_RERANK.write(exchange, encoded)
+        ranks: list[TeiRank] = []
+        for index, score in ranking(relevance(exchange, encoded, raw=form.raw)):
+            rank = TeiRank(index=index, score=score)
+            ranks.append(rank if form.documents is None else {**rank, "text": form.documents[index]})
+        return _answer(ranks, compute_headers(exchange, encoded))
+
+    def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
+        """Return the answer for `error` in the shape of the one whose form the body has."""
+        if isinstance(identity, InfinityRerank):
+            return identity.error_answer(error, development=development)
+        return super().error_answer(error, development=development)
+
+
+class PredictProtocol(TeiProtocol):
+    """POST /predict."""
+
+    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
+        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        request = _read(body, PredictRequest, "inputs")
+        exchange.texts, single = _sequences(request.inputs, exchange.context)
+        exchange.encoder = encoder = exchange.context.encoder(request.model or "", TextTask.PREDICT)
+        request.dimensions = None  # of vectors alone
+        exchange.options = _options(request, encoder)
+        pipeline = request.parameters
+        if pipeline is None:
+            exchange.form = Shown(bool(request.raw_scores), single=single)
+            return
+        function = pipeline.function_to_apply
+        independent = None if function is None else function == "sigmoid"
+        exchange.form = Shown(function == "none", top=pipeline.top_k, independent=independent)
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
+        """Return the labels of each text, the likeliest first."""
+        assert exchange.encoder is not None  # `read` sets it
+        form: Shown = exchange.form
+        rows = labelled(encoded, exchange.encoder.facts, raw=form.raw, independent=form.independent)
+        found = [[each._asdict() for each in row[: form.top]] for row in rows]
+        return _answer(found[0] if form.single else found, compute_headers(exchange, encoded))
+
+
+class TokenizeProtocol(TeiProtocol):
+    """POST /tokenize."""
+
+    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
+        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        request = _read(body, TokenizeBody, "inputs")
+        values = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+        _check_count(len(values), "inputs", exchange.context)
+        texts = [check_text(text, f"inputs[{place}]") for place, text in enumerate(values)]
+        exchange.encoder = encoder = exchange.context.encoder(request.model or "")
+        options = options_of(TextOptionFields(prompt_name=request.prompt_name), encoder)
+        exchange.texts = texts
+        exchange.form = prompt_text(options.prompt or "", encoder.facts.prompts)
+        exchange.work = partial(
+            encoder.tokenize, texts, special=request.add_special_tokens is not False, prompt=options.prompt or ""
+        )
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> Listing:
+        """Return the tokens of each text."""
+        tokens: list[list[TokenDetail]] = exchange.found
+
+        def items(start: int, stop: int) -> list[Any]:
+            texts = zip(exchange.texts[start:stop], tokens[start:stop], strict=True)
+            return [with_byte_offsets(f"{exchange.form}{text}", tokens_of) for text, tokens_of in texts]
+
+        return listing(None, "", len(tokens), len(TokenDetail._fields) * max(map(len, tokens)), items)
+
+
+def with_byte_offsets(text: str, tokens: Sequence[TokenDetail]) -> list[TeiToken]:
+    """Return the tokens of `text`, behind its prompt, with their offsets in bytes of UTF-8, as those of TEI are, in place of characters."""
+    sizes = None if text.isascii() else [0, *accumulate(len(character.encode()) for character in text)]
+
+    def offset(place: int | None) -> int | None:
+        return place if place is None or sizes is None else sizes[place]
+
+    return [
+        {"id": each.id, "text": each.text, "special": each.special, "start": offset(each.start), "stop": offset(each.stop)}
+        for each in tokens
+    ]  # fmt: skip
+
+
+class DecodeProtocol(TeiProtocol):
+    """POST /decode."""
+
+    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
+        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        request = _read(body, DecodeBody, "ids")
+        ids = request.ids
+        if not isinstance(ids, list) or not ids:
+            raise InvalidRequest(
+                f"ids={brief(ids)}: must be a list of token ids, or a list of such", details={EMPTY: True}
+            )
+        lists = ids if isinstance(ids[0], list) else [ids]
+        _check_count(len(lists), "ids", exchange.context)
+        for place, each in enumerate(lists):
+            if not isinstance(each, list):
+                raise InvalidRequest(f"ids[{place}]={brief(each)}: must be a list of token ids")
+        exchange.encoder = encoder = exchange.context.encoder(request.model or "")
+        exchange.texts = lists
+        exchange.work = partial(encoder.decode, lists, skip_special=request.skip_special_tokens is not False)
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
+        """Return the text of each list."""
+        return _answer(exchange.found, [])
+
+
+class Tei:
+    """The endpoints of TEI. What POST / and /invocations take is what the first model of the server is for."""
+
+    def __init__(self, context: EmbeddingContext) -> None:
+        self._context = context
+        embed, rerank, predict, sparse = ["/embed"], ["/rerank"], ["/predict"], ["/embed_sparse"]
+        tasks = next((encoder.facts.tasks for encoder in context.encoders.values()), ())
+        ways = {TextTask.RERANK: rerank, TextTask.PREDICT: predict, TextTask.EMBED_SPARSE: sparse}
+        default = ways.get(tasks[0], embed) if tasks else embed
+        # A ranking is known by its fields; a model that ranks labels what else there is.
+        self._instance_path = predict[0] if default is rerank else default[0]
+        default += ["/", "/invocations"]
+        protocols = (
+            EmbedProtocol(*embed), EmbedProtocol("/embed_all", task=TextTask.EMBED_ALL), SparseProtocol(*sparse),
+            SimilarityProtocol("/similarity"),
+            RerankProtocol(*rerank), PredictProtocol(*predict), TokenizeProtocol("/tokenize"), DecodeProtocol("/decode"),
+        )  # fmt: skip
+        self.texts = [HttpTexts(protocol, context) for protocol in protocols]
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        endpoint = partial(Endpoint, settings=self._context.http, refuse=self.texts[0].refusal)
+        return [
+            *[Route(path, endpoint(each), methods=["POST"]) for each in self.texts for path in each.protocol.paths],
+            Route("/vertex", endpoint(self.vertex), methods=["POST"]),
+            Route("/info", endpoint(self.info), methods=["GET"]),
+        ]
+
+    async def info(self, call: AsgiCall) -> HttpResponse:
+        """Return what is known of the first model."""
+        return _answer(model_info(self._context.encoder(), self._context), [(b"cache-control", b"no-store")])
+
+    async def vertex(self, call: AsgiCall) -> HttpResponse | None:
+        """Answer each instance as the endpoint for it does; the first error, in the order of the instances, is the answer to all. None if the caller has left."""
+        instances = (await call.read(VertexBody)).instances
+        _check_count(len(instances), "instances", self._context)
+        try:
+            answers = await unless_left(self._answers(call, instances), call.receive)
+        except ClientLeft:
+            return None
+        wrong = next((answer for answer in answers if answer.status != 200), None)
+        body = b'{"predictions":[%b]}' % b",".join(answer.body for answer in answers)
+        return HttpResponse(200, [_JSON_HEADER], body) if wrong is None else wrong
+
+    async def _answers(self, call: AsgiCall, instances: Sequence[dict[str, Any]]) -> list[HttpResponse]:
+        """Return the answer to each of `instances`. Raises Cancelled if one has none."""
+        endpoints = {path: each for each in self.texts for path in each.protocol.paths}
+        headers = [(name, value) for name, value in call.headers if name not in _OF_WHOLE_BODY]
+        waiting = iter(enumerate(instances))
+        answers: dict[int, HttpResponse] = {}
+
+        async def answer_next() -> None:
+            for place, instance in waiting:
+                path = "/rerank" if {"query", "texts"} <= instance.keys() else self._instance_path
+                # In HTTP 1.0 no answer is sent in parts.
+                part = call._replace(headers=headers, body=encode_safely(instance), receive=_never, version="1.0")
+                answer = await endpoints[path](part)
+                if answer is None:
+                    raise Cancelled(f"instances[{place}]: was cancelled")
+                answers[place] = answer
+
+        await asyncio.gather(*[answer_next() for _ in range(min(_MAX_INSTANCES, len(instances)))])
+        return [answers[place] for place in range(len(instances))]
+
+
+_MAX_INSTANCES = 64  # of one request to /vertex that are computed at the same time
+_OF_WHOLE_BODY = (b"accept-encoding", b"content-encoding", b"content-length", b"x-request-id")
+
+
+async def _never() -> Any:
+    """Wait: that the caller leaves is noticed once for all instances."""
+    await asyncio.Event().wait()
+
+
+class TeiInfo(TypedDict):
+    """What TEI tells of its model."""
+
+    model_id: str
+    served_model_name: str
+    model_sha: str | None
+    model_dtype: str
+    model_type: dict[str, Any]
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int | None
+    max_batch_requests: int | None
+    max_client_batch_size: int
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+    sha: str | None
+    docker_label: str | None
+    similarity_fn_name: str
+
+
+def model_info(encoder: Encodes, context: EmbeddingContext) -> TeiInfo:
+    """Return what is known of a model, with TEI's fields."""
+    facts = encoder.facts
+    return {
+        "model_id": encoder.facts.id or encoder.name, "served_model_name": listed_name(encoder), "model_sha": None, "model_dtype": facts.dtype, "model_type": _model_type(encoder),
+        "max_concurrent_requests": facts.max_waiting, "max_input_length": encoder.max_length,
+        "max_batch_tokens": facts.max_batch_tokens, "max_batch_requests": facts.max_batch_size,
+        "max_client_batch_size": context.max_texts, "auto_truncate": facts.truncates, "tokenization_workers": 2,
+        "version": __version__, "sha": None, "docker_label": None, "similarity_fn_name": facts.similarity,
+    }  # fmt: skip
+
+
+_POOLINGS = {"sep": "last_token", "sparse": "splade"}  # TEI's names where ours differ
+
+
+def _model_type(encoder: Encodes) -> dict[str, Any]:
+    facts = encoder.facts
+    if facts.tasks[0] not in (TextTask.RERANK, TextTask.PREDICT):
+        return {"embedding": {"pooling": _POOLINGS.get(facts.pooling, facts.pooling)}}
+    names = {str(place): label for place, label in enumerate(facts.labels)}
+    kind = "reranker" if TextTask.RERANK in facts.tasks else "classifier"
+    return {kind: {"id2label": names, "label2id": {label: int(place) for place, label in names.items()}}}
+
+
+# What the protocols read and write alike.
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    document = read_json(body)
+    if not isinstance(document, dict):
+        raise InvalidRequest("body: must be an object as JSON")
+    return without_nulls(document)
+
+
+def _read(body: bytes, declared: Any, field: str) -> Any:
+    return _read_object(_object(body), declared, field)
+
+
+def _read_object(document: dict[str, Any], declared: Any, field: str) -> Any:
+    if document.get(field) in ("", []):
+        raise InvalidRequest(f"{field}: must not be empty", details={EMPTY: True})
+    return read_document(document, declared)
+
+
+def _options(fields: TextOptionFields, encoder: Encodes, task: TextTask | None = None) -> TextOptions:
+    if fields.truncation_direction is not None:
+        fields.truncation_direction = (
+            fields.truncation_direction.lower()
+        )  # TEI has Left and Right, and its clients left and right
+    outputs = OUTPUT_OF_TASK.get(task) if task is not None and task != encoder.facts.tasks[0] else None
+    return options_of(fields, encoder, outputs=outputs)
+
+
+def _check_count(count: int, field: str, context: EmbeddingContext) -> None:
+    if count > context.max_texts:
+        raise InvalidRequest(
+            f"{field}: has {count} texts, must have at most {context.max_texts} (max_texts)",
+            details={MANY: context.max_texts},
+        )
+
+
+def read_inputs(value: Any, context: EmbeddingContext) -> list[Text]:
+    """Return the texts of `inputs`: a text, a list of texts, a list of token ids, or a list of such. Raises InvalidRequest naming the place."""
+    if isinstance(value, str):
+        return [check_text(value, "inputs")]
+    if not isinstance(value, list) or not value:
+        raise InvalidRequest(f"inputs={brief(value)}: must be a text or a list")
+    if type(value[0]) is int:
+        return [_ids(value, "inputs")]
+    _check_count(len(value), "inputs", context)
+    return [
+        _ids(each, f"inputs[{place}]") if isinstance(each, list) else _text(each, place)
+        for place, each in enumerate(value)
+    ]
+
+
+def _text(value: Any, place: int) -> str:
+    if value == "":
+        raise InvalidRequest(f"inputs[{place}]: must not be empty", details={EMPTY: True})
+    return check_text(value, f"inputs[{place}]")
+
+
+def _ids(value: list[Any], where: str) -> list[int]:
+    if not value or any(type(each) is not int for each in value):
+        raise InvalidRequest(f"{where}: must be a text or a list of token ids, is {brief(value)}")
+    return value
+
+
+def _sequences(value: Any, context: EmbeddingContext) -> tuple[list[Text], bool]:
+    """Return the texts and pairs of `inputs` of /predict, and whether they are a single one."""
+    if isinstance(value, str):
+        return [check_text(value, "inputs")], True
+    if not isinstance(value, list) or not value:
+        raise InvalidRequest(f"inputs={brief(value)}: must be a text, a pair of texts, or a list of such in lists")
+    if isinstance(value[0], str):
+        return [_sequence(value, "inputs")], True
+    _check_count(len(value), "inputs", context)
+    return [_sequence(each, f"inputs[{place}]") for place, each in enumerate(value)], False
+
+
+def _sequence(value: Any, where: str) -> Text:
+    if not isinstance(value, list) or not 1 <= len(value) <= 2:
+        raise InvalidRequest(f"{where}={brief(value)}: must be a list of one text or two")
+    is_pair = len(value) == 2
+    texts = [check_text(text, f"{where}[{place}]", may_be_empty=is_pair) for place, text in enumerate(value)]
+    return texts[0] if len(texts) == 1 else (texts[0], texts[1])
+
+
+def compute_headers(exchange: TextExchange, encoded: Encoded) -> Headers:
+    """Return TEI's headers: how many characters and tokens were computed, and how long that took, in milliseconds."""
+    assert exchange.encoder is not None  # `read` sets it
+    phases = encoded.phases
+    total = b"%d" % (1000 * phases.total)
+    return [
+        (b"x-compute-type", exchange.encoder.facts.device.encode()),
+        (b"x-compute-time", total),
+        (b"x-compute-characters", b"%d" % sum(map(_characters, exchange.texts))),
+        (b"x-compute-tokens", b"%d" % sum(encoded.counts)),
+        (b"x-total-time", total),
+        (b"x-tokenization-time", b"%d" % (1000 * phases.tokenize)),
+        (b"x-queue-time", b"%d" % (1000 * phases.queue)),
+        (b"x-inference-time", b"%d" % (1000 * phases.compute)),
+    ]
+
+
+def _characters(text: Text) -> int:
+    return len(text) if isinstance(text, str) else sum(len(part) for part in text if isinstance(part, str))
+
+
+def _answer(value: Any, headers: Headers) -> HttpResponse:
+    return HttpResponse(200, [_JSON_HEADER, *headers], encode_safely(value))
+
+
+def error_answer(error: BaseException, field: str = "inputs", *, development: bool = False) -> HttpResponse:
+    """Return the answer for `error` in TEI's shape, `{"error", "error_type"}`, with TEI's codes where it has one. `field` has the texts."""
+    status, kind = _codes(error)
+    named = error.renamed({TEXTS_FIELD: field}) if isinstance(error, WeirError) else error
+    message = error_value(named, development=development)["message"]
+    return HttpResponse(status, error_headers(error), encode_safely(TeiError(error=message, error_type=kind)))
+
+
+def _codes(error: BaseException) -> tuple[int, str]:
+    details = error.details if isinstance(error, WeirError) and isinstance(error.details, dict) else {}
+    status = http_code(error)
+    if isinstance(error, ModelError) or "task" in details:
+        return 424, "Backend"
+    if isinstance(error, InvalidRequest):
+        if EMPTY in details:
+            return 400, "Empty"
+        return (413 if TOO_LONG in details or MANY in details else 422), "Validation"
+    if isinstance(error, Overloaded):
+        return status, "Overloaded"
+    if isinstance(error, (RequestError, TooLarge)):
+        return status, "Validation"
+    return status, "Unhealthy" if isinstance(error, CapacityError) else "Backend"
+
+
+def tei_paths() -> Mapping[str, Any]:
+    """Return the paths of TEI's endpoints, described for OpenAPI with the types in place of their schemas."""
+    page = partial(operation, "get", error=TeiError, tag="texts")
+    call = partial(described_call, error=TeiError)
+    query, texts = "What is a weir?", ["A low dam.", "A bird."]
+    pairs = {"source_sentence": texts[0], "sentences": texts}
+    vectors: Sequence[tuple[str, str, Any, Any, Any]] = [
+        ("/embed", "Encode texts, as TEI does", EmbedRequest, {"inputs": texts}, list[list[float]]),
+        (
+            "/embed_all",
+            "Encode each token of texts, as TEI does",
+            EmbedRequest,
+            {"inputs": texts},
+            list[list[list[float]]],
+        ),
+        (
+            "/similarity",
+            "Compare a sentence with others, as TEI does",
+            SimilarityRequest,
+            {"inputs": pairs},
+            list[float],
+        ),
+        (
+            "/embed_sparse",
+            "Encode texts as weights of their terms, as TEI does",
+            EmbedRequest,
+            {"inputs": texts},
+            list[list[TeiTerm]],
+        ),
+        ("/predict", "Label texts, as TEI does", PredictRequest, {"inputs": texts[0]}, Any),
+        ("/tokenize", "Show the tokens of texts, as TEI does", TokenizeBody, {"inputs": texts}, list[list[TeiToken]]),
+        ("/decode", "Show the texts of token ids, as TEI does", DecodeBody, {"ids": [[1, 2]]}, list[str]),
+        ("/rerank", "Rank texts, as TEI and infinity do", Any, {"query": query, "texts": texts}, Any),
+        (
+            "/vertex",
+            "Answer several requests in one, as TEI does for Vertex AI",
+            VertexBody,
+            {"instances": [{"inputs": texts[0]}]},
+            VertexAnswer,
+        ),
+    ]
+    return {
+        **{path: {"post": call(path, text, body, example, answer)} for path, text, body, example, answer in vectors},
+        "/info": {"get": page("/info", "Describe the first model of texts, as TEI does", TeiInfo)},
+    }

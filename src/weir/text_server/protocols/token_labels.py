@@ -1,0 +1,184 @@
+"""POST /predict_tokens: the labels of the tokens of texts, such as names of persons and places, in the form of transformers' pipeline.
+
+Labels that begin with B- and I- begin and continue what is labelled. Tokens that continue it are joined to one entity, unless each is wanted.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
+
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+from starlette.routing import Route
+
+from weir.errors import InvalidRequest, brief
+from weir.frontends.http.asgi import Endpoint
+from weir.protocols.response import Headers, HttpResponse, encode_safely
+from weir.text_models.texts import PlainText, TokenDetail
+from weir.text_server.exchange import EmbeddingContext, TextExchange, TextOptions, check_texts, read_json
+from weir.text_server.http import HttpTexts, described_call
+from weir.text_server.protocols.tei import TeiError, TeiProtocol, compute_headers
+from weir.text_server.scores import Label, likeliest, without_nulls
+from weir.text_server.texts import Encoded, TextFacts, TextTask
+from weir.wire.schema import any_of, read_document
+
+PATH = "/predict_tokens"
+STRATEGIES = ("simple", "none")
+_OUTSIDE = ("O",)  # the labels of tokens that are nothing, which are left out unless the request names others
+
+
+class TokenLabelParameters(Struct):
+    """How entities are made of tokens."""
+
+    aggregation_strategy: Annotated[
+        str | None, Meta(description="simple joins tokens to entities", extra_json_schema={"enum": [*STRATEGIES, None]})
+    ] = None
+    ignore_labels: Annotated[
+        list[str] | None, Meta(description="labels that are left out: O unless others are named")
+    ] = None
+
+
+class TokenLabelRequest(Struct):
+    """A request for the labels of tokens."""
+
+    inputs: Annotated[Any, any_of(PlainText, Annotated[list[PlainText], Meta(min_length=1)])]
+    parameters: TokenLabelParameters | None = None
+    truncate: bool | None = None
+    model: Annotated[str | None, Meta(description="the first one that labels tokens, if it is not given")] = None
+
+
+class Entity(TypedDict):
+    """A part of a text with its label: `entity_group` of joined tokens, `entity` of one. `start` and `end` count characters."""
+
+    score: float
+    word: str
+    start: int
+    end: int
+    entity_group: NotRequired[str]
+    entity: NotRequired[str]
+
+
+class TokenLabelForm(NamedTuple):
+    """How the answer is written: tokens joined, which labels are left out, and for one text or several."""
+
+    joined: bool
+    ignored: frozenset[str]
+    single: bool
+
+
+class LabelledToken(NamedTuple):
+    """A token that is not a special one, with its likeliest label."""
+
+    label: str
+    score: float
+    start: int
+    end: int
+
+
+class TokenLabels(TeiProtocol):
+    """POST /predict_tokens; see TextProtocol. Errors have TEI's shape."""
+
+    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
+        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        document = read_json(body)
+        if not isinstance(document, dict):
+            raise InvalidRequest("body: must be an object as JSON")
+        request = read_document(without_nulls(document), TokenLabelRequest)
+        single = isinstance(request.inputs, str)
+        texts = check_texts([request.inputs] if single else request.inputs, "inputs", exchange.context)
+        parameters = request.parameters or TokenLabelParameters()
+        strategy = parameters.aggregation_strategy
+        if strategy not in (None, *STRATEGIES):
+            raise InvalidRequest(f"aggregation_strategy={brief(strategy)}: must be one of {', '.join(STRATEGIES)}")
+        ignored = _OUTSIDE if parameters.ignore_labels is None else parameters.ignore_labels
+        exchange.form = TokenLabelForm(strategy != "none", frozenset(ignored), single)
+        exchange.encoder = encoder = exchange.context.encoder(request.model or "", TextTask.PREDICT_TOKENS)
+        exchange.texts = texts
+        exchange.options = TextOptions(truncate=request.truncate, prompt="")
+        exchange.work = partial(encoder.tokenize, texts, special=True, prompt="")
+        exchange.with_vectors = True
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
+        """Return the entities of each text."""
+        assert exchange.encoder is not None  # `read` sets it
+        form, facts, rows = exchange.form, exchange.encoder.facts, range(len(exchange.texts))
+        lengths = encoded.lengths or [len(encoded.vectors[row]) for row in rows]
+        found = [
+            _entities(str(exchange.texts[row]), encoded.vectors[row][: lengths[row]], exchange.found[row], facts, form)
+            for row in rows
+        ]
+        headers = [(b"content-type", b"application/json"), *compute_headers(exchange, encoded)]
+        return HttpResponse(200, headers, encode_safely(found[0] if form.single else found))
+
+
+def _entities(
+    text: str, logits: NDArray[Any], details: Sequence[TokenDetail], facts: TextFacts, form: TokenLabelForm
+) -> list[Entity]:  # fmt: skip
+    """Return the entities of one text, given the logits of the tokens that were computed and all of its tokens."""
+    tokens = list(_labelled(likeliest(logits, facts), details))
+    if not form.joined:
+        return [
+            {
+                "entity": each.label,
+                "score": each.score,
+                "word": text[each.start : each.end],
+                "start": each.start,
+                "end": each.end,
+            }
+            for each in tokens
+            if each.label not in form.ignored
+        ]
+    entities: list[Entity] = []
+    for group in _groups(tokens):
+        name, start, end = _split_label(group[0].label)[1], group[0].start, group[-1].end
+        if name not in form.ignored:
+            score = sum(each.score for each in group) / len(group)
+            entities.append({"entity_group": name, "score": score, "word": text[start:end], "start": start, "end": end})
+    return entities
+
+
+def _labelled(labels: Sequence[Label], details: Sequence[TokenDetail]) -> Iterator[LabelledToken]:
+    # Of a text that was cut, the last token that was computed is the special one at the end.
+    last = len(labels) - 1 if len(details) > len(labels) else len(labels)
+    for label, detail in zip(labels[:last], details, strict=False):
+        if detail.start is not None and detail.stop is not None:
+            yield LabelledToken(label.label, label.score, detail.start, detail.stop)
+
+
+def _groups(tokens: Sequence[LabelledToken]) -> list[list[LabelledToken]]:
+    """Return the tokens in groups of one entity each: a token joins the one before if their labels are the same and it does not begin another."""
+    groups: list[list[LabelledToken]] = []
+    before = ""
+    for token in tokens:
+        begins, name = _split_label(token.label)
+        if groups and name == before and not begins:
+            groups[-1].append(token)
+        else:
+            groups.append([token])
+        before = name
+    return groups
+
+
+def _split_label(label: str) -> tuple[bool, str]:
+    """Return whether a label begins an entity, and its name without B- and I-."""
+    return (label.startswith("B-"), label[2:]) if label[:2] in ("B-", "I-") else (False, label)
+
+
+class LabelsOfTokens:
+    """The endpoint for labels of tokens."""
+
+    def __init__(self, context: EmbeddingContext) -> None:
+        self._context = context
+        self.texts = [HttpTexts(TokenLabels(PATH), context)]
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        (labels,) = self.texts
+        return [Route(PATH, Endpoint(labels, settings=self._context.http, refuse=labels.refusal), methods=["POST"])]
+
+
+def token_label_paths() -> Mapping[str, Any]:
+    """Return the path of the endpoint, described for OpenAPI with the types in place of their schemas."""
+    example = {"inputs": "Ada lives in Paris"}
+    summary = "Label the tokens of texts, as transformers does"
+    return {PATH: {"post": described_call(PATH, summary, TokenLabelRequest, example, Any, TeiError)}}

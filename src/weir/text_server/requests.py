@@ -1,0 +1,475 @@
+"""The state of a request for vectors: its texts, the vectors and errors that have arrived, and its spans in a trace."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy
+
+from weir.errors import CapacityError, DeadlineExceeded, WeirError
+from weir.messages import Dispatch
+from weir.serving.calls import InProcessRequest
+from weir.telemetry.tracecontext import CURRENT, Origin, Trace, attributes_of_frontend, child_of
+from weir.text_models.pooling import Pooling
+from weir.text_models.texts import NO_TOKENIZE_OPTIONS, Text, TextOutput, Tokenized, TokenizeOptions, Tokens
+from weir.text_server.texts import TEXTS_FIELD, Encoded, Phases
+
+if TYPE_CHECKING:
+    from weir.protocols.account import Claim
+    from weir.serving.delivery import Tracer
+    from weir.serving.handle import ModelHandle
+    from weir.text_server.encoder import Encoder
+
+
+_MAX_POOLINGS = (Pooling.MAX, Pooling.HIERARCHICAL)
+
+
+def max_pooled_places(poolings: Sequence[Pooling], size: int) -> list[bool]:
+    """Return for each of a vector's `size` numbers whether pieces of a text are combined by their maximum (True) or their mean (False).
+
+    It is the maximum where the pooling takes the maximum over tokens.
+    """
+    parts = [
+        part for each in poolings for part in ((Pooling.MEAN, Pooling.MAX) if each is Pooling.MEAN_MAX else (each,))
+    ]
+    return [part in _MAX_POOLINGS for part in parts for _ in range(size // len(parts))]
+
+
+class PieceVectors:
+    """Combines the vectors of the pieces of one text.
+
+    The result is the mean of the vectors, weighted by `weights`, the number of tokens of each piece, but the maximum where `max_pooled` is True
+    (None: nowhere). With `normalize` it is scaled to length 1. If each token has a vector, the result is all vectors in order; of `terms` [terms, 2] it is each
+    term once, with its largest weight.
+    """
+
+    __slots__ = ("_found", "_left", "_max_pooled", "_normalize", "_terms", "_weights")
+
+    def __init__(
+        self, weights: list[int], normalize: bool, max_pooled: Sequence[bool] | None = None, *, terms: bool = False
+    ) -> None:
+        self._terms = terms
+        self._max_pooled = max_pooled
+        self._weights = weights
+        self._left = len(weights)
+        self._found: list[Any] = [None] * len(weights)
+        self._normalize = normalize
+
+    def put(self, piece: int, vector: Any) -> Any:
+        """Store the vector of a piece. Return the vector of the text once all pieces have theirs, else None."""
+        self._found[piece] = vector
+        self._left -= 1
+        if self._left:
+            return None
+        if vector.ndim > 1:
+            together = numpy.concatenate(self._found)
+            return _each_term_once(together) if self._terms else together
+        mean = numpy.average(self._found, axis=0, weights=self._weights)
+        if self._max_pooled is not None:
+            mean = numpy.where(self._max_pooled, numpy.max(self._found, axis=0), mean)
+        if self._normalize:
+            mean /= max(float(numpy.linalg.norm(mean)), 1e-12)
+        return mean.astype(numpy.float32)
+
+
+def _each_term_once(terms: Any) -> Any:
+    words, places = numpy.unique(terms[:, 0], return_inverse=True)
+    weights = numpy.zeros(len(words), numpy.float32)
+    numpy.maximum.at(weights, places, terms[:, 1])
+    return numpy.stack([words, weights], axis=1)
+
+
+ReadyText = tuple[int, int, Tokens]  # the index of a text, the index of a piece of it, and the tokens of the piece
+
+
+class EncodeRequest:
+    """One request for vectors.
+
+    Attributes:
+        texts: the distinct texts of the request.
+        places: for each text of the caller its index in `texts`; None if all texts are distinct.
+        ready_texts: tokenized texts that are not in the queue yet.
+        under_way: texts that are in the queue or being computed.
+        handed_over: how many texts have been given to the tokenizer.
+        is_tokenizing: whether the tokenizer has texts of the request now.
+        left: how many texts have neither a vector nor an error.
+        limit: where the deadline came from, for errors.
+        brief: whether one batch can hold the whole request.
+        ids: the token ids of each text, kept only if the caller wants tokens.
+        errors: the errors of texts by index, kept only if an error of one text does not end the request.
+        dispatch: the batch of the text that was answered first, and the time at which that text entered the queue.
+        vectors: an array [texts, dimensions], or a list of an array [tokens, dimensions] for each text; None before the first.
+        pieces: the outputs of texts that were split, by index, one for each output.
+        foreign: how many texts were sent as token ids of another tokenizer.
+        claim: the account that is charged for the vectors of tokens; None if each text has one vector.
+        charged_tokens: for how many tokens of each text the claim was charged.
+        outputs: what is made of each text; none for the model's own output alone.
+        beside: of several outputs the second and further ones: for each its result of each text.
+        began, tokenized: when the request began, and when its first texts were tokenized, by the service's clock.
+    """
+
+    __slots__ = (
+        "began", "brief", "caller", "charged_tokens", "claim", "counts", "deadline", "dispatch", "door", "ended", "errors", "foreign", "future",
+        "beside", "handed_over", "ids", "is_tokenizing", "key", "left", "limit", "outputs", "pieces", "places", "ready_texts", "split", "texts", "tokenize_options",
+        "tokenized", "trace", "truncate", "truncated", "under_way", "vectors",
+    )  # fmt: skip
+
+    def __init__(
+        self, texts: list[Text], places: list[int] | None, *, door: str, caller: Any, priority: int, deadline: float, limit: str,
+        truncate: bool, future: "asyncio.Future[None]", split: bool = False, tokenize_options: TokenizeOptions = NO_TOKENIZE_OPTIONS,
+        began: float = 0.0,
+    ) -> None:  # fmt: skip
+        count = len(texts)
+        self.began = self.tokenized = began
+        self.texts = texts
+        self.places = places
+        self.door = door
+        self.caller = caller
+        self.key = (priority, caller)
+        self.deadline = deadline
+        self.limit = limit
+        self.truncate = truncate
+        self.split = split
+        self.tokenize_options = tokenize_options
+        self.future = future
+        self.brief = False
+        self.left = count
+        self.counts = [0] * count
+        self.truncated = [False] * count
+        self.ids: list[bytes] | None = None
+        self.errors: dict[int, WeirError] | None = None
+        self.dispatch: tuple[Dispatch, float] | None = None
+        self.vectors: Any = None
+        self.pieces: dict[int, list[PieceVectors]] = {}
+        self.handed_over = 0
+        self.is_tokenizing = False
+        self.ready_texts: deque[ReadyText] = deque()
+        self.under_way: set[TextRequest] = set()
+        self.foreign = 0
+        self.ended = False
+        self.trace: CallTrace | None = None
+        self.claim: Claim | None = None
+        self.charged_tokens = 1
+        self.outputs: tuple[TextOutput, ...] = ()
+        self.beside: list[list[Any]] = []
+
+    @property
+    def ready(self) -> bool:
+        """Whether a text of the request can enter the queue."""
+        return bool(self.ready_texts)
+
+    @property
+    def is_bulk(self) -> bool:
+        """Whether the request is bulk work."""
+        return self.key[0] < 0
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether all texts of the request have entered the queue."""
+        return self.handed_over == len(self.texts) and not self.is_tokenizing and not self.ready_texts
+
+    def add_tokens(
+        self, place: int, found: Tokenized | list[Tokenized], normalize: bool, max_pooled: Sequence[bool] | None = None
+    ) -> list[ReadyText]:
+        """Store the tokens of a text or of its pieces; return what enters the queue for it. For the other arguments see PieceVectors."""
+        pieces = found if isinstance(found, list) else [found]
+        counts = [len(piece.ids) // 4 for piece in pieces]
+        self.counts[place] = sum(counts)
+        self.foreign += pieces[0].foreign
+        self.truncated[place] = any(piece.truncated for piece in pieces)
+        if self.ids is not None:
+            self.ids[place] = b"".join(piece.ids for piece in pieces)
+        if len(pieces) > 1:
+            self.pieces[place] = [
+                PieceVectors(counts, normalize, max_pooled, terms=output is TextOutput.SPARSE)
+                for output in self.outputs or (None,)
+            ]
+        return [(place, number, Tokens(piece.ids, piece.second, self.outputs)) for number, piece in enumerate(pieces)]
+
+    def put(self, place: int, piece: int, output: Any) -> bool:
+        """Store the vector of a text, or of one of its pieces. Return whether all texts now have a vector or an error.
+
+        Raises Overloaded or TooLarge if there is no memory for vectors of so many rows.
+        """
+        found: list[Any] = [numpy.asarray(each, numpy.float32) for each in (output if self.outputs else (output,))]
+        if place in self.pieces:
+            found = [pieces.put(piece, each) for pieces, each in zip(self.pieces[place], found, strict=True)]
+            if found[0] is None:
+                return False
+        vector = found[0]
+        if vector.ndim > 1:
+            self._charge(*vector.shape)
+        if len(found) > 1:
+            self._put_beside(place, found[1:])
+        if self.vectors is None:
+            count, create = len(self.texts), numpy.empty if self.errors is None else numpy.zeros
+            self.vectors = create((count, *vector.shape), numpy.float32) if vector.ndim == 1 else [None] * count
+        self.vectors[place] = vector
+        self.left -= 1
+        return not self.left
+
+    def _put_beside(self, place: int, found: list[Any]) -> None:
+        """Store the second and further outputs of a text. Raises what Claim.take does."""
+        if not self.beside:
+            self.beside = [[None] * len(self.texts) for _ in found]
+        if self.claim is not None:
+            self.claim.take(sum(each.nbytes for each in found))
+        for results, each in zip(self.beside, found, strict=True):
+            results[place] = each
+
+    def outputs_beside(self) -> dict[TextOutput, list[Any]]:
+        """Return the second and further outputs of the caller's texts; of a text with an error None."""
+        beside = self.beside or [[None] * len(self.texts) for _ in self.outputs[1:]]
+        return {
+            output: self.per_text(results) for output, results in zip(self.outputs[1:], beside, strict=True)
+        }  # fmt: skip
+
+    def _charge(self, rows: int, size: int) -> None:
+        """Charge the memory of a text with more rows than were charged, such as terms: the array has as many for each text. Raises what Claim.take does."""
+        if self.claim is not None and rows > self.charged_tokens:
+            texts = len(self.texts if self.places is None else self.places)
+            self.claim.take(4 * size * texts * (rows - self.charged_tokens))
+            self.charged_tokens = rows
+
+    def add_error(self, place: int, error: WeirError) -> bool:
+        """Store the error of a text if the error does not end the request; return whether the request goes on."""
+        if self.errors is None or isinstance(error, (CapacityError, DeadlineExceeded)):
+            return False
+        if place not in self.errors:  # another piece of the text may have failed too
+            self.errors[place] = error
+            self.left -= 1
+        return True
+
+    def end(self, error: WeirError | None = None) -> None:
+        """End the request, with its vectors or with `error`. Idempotent."""
+        self.ended = True
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(None)
+        else:
+            self.future.set_exception(error)
+
+    def result_array(self) -> Any:
+        """Return the vectors of the caller's texts as in `Encoded.vectors`; a text with an error has zeros."""
+        vectors = self.vectors
+        if vectors is None:  # all have errors
+            vectors = numpy.zeros((len(self.texts), 0), numpy.float32)
+        if isinstance(vectors, list):
+            there = [(place, vector) for place, vector in enumerate(vectors) if vector is not None]
+            longest = max(len(vector) for _, vector in there)
+            filled = numpy.zeros((len(vectors), longest, there[0][1].shape[1]), numpy.float32)
+            for place, vector in there:
+                filled[place, : len(vector)] = vector
+            vectors = filled
+        return vectors if self.places is None else vectors[self.places]
+
+    def lengths(self) -> list[int] | None:
+        """Return how many vectors each text of the caller has; None if each text has one."""
+        if not isinstance(self.vectors, list):
+            return None
+        return self.per_text([0 if vector is None else len(vector) for vector in self.vectors])
+
+    def take_dispatch(self) -> tuple[Dispatch, float] | None:
+        """Return `dispatch` and forget it. The batch refers to this request, so keeping it would make a reference cycle."""
+        taken, self.dispatch = self.dispatch, None
+        return taken
+
+    def phases(self, now: float) -> Phases:
+        """Return how long the request took, which ends `now`."""
+        if self.dispatch is None:
+            return Phases(self.tokenized - self.began, 0.0, 0.0, now - self.began)
+        dispatch, arrival = self.dispatch
+        return Phases(self.tokenized - self.began, dispatch.at - arrival, now - dispatch.at, now - self.began)
+
+    def errors_per_text(self) -> list[WeirError | None] | None:
+        """Return the error or None of each text of the caller; None if there are no errors."""
+        return self.per_text([self.errors.get(place) for place in range(len(self.texts))]) if self.errors else None
+
+    def per_text(self, values: list[Any]) -> list[Any]:
+        """Return a value for each text of the caller, given `values` for the distinct texts."""
+        return values if self.places is None else [values[place] for place in self.places]
+
+    def first_place(self, place: int) -> int:
+        """Return the first index, in the caller's list, of the text with the index `place` in `texts`."""
+        return place if self.places is None else self.places.index(place)
+
+
+class TextRequest(InProcessRequest):
+    """One text, or a piece of one, as a request in the queue of `service`. It reports its answer or error to `encoder`."""
+
+    def __init__(
+        self,
+        encoder: "Encoder",
+        service: "ModelHandle",
+        request: EncodeRequest,
+        ready: ReadyText,
+        cost: float,
+        tag: float,
+        now: float,
+    ) -> None:
+        self.encoder = encoder
+        self.service = service
+        self.request = request
+        self.place, self.piece, self.payload = ready
+        self.cost = cost
+        self.tag = tag
+        self.brief = request.brief
+        self.arrival = now
+        self.timeout = request.deadline - now
+        self.deadline = request.deadline
+        self.priority = request.key[0]
+        self.door = request.door
+        if request.trace is not None:
+            self.trace = request.trace.text_trace()
+
+    def finish(self, output: Any, dispatch: Dispatch) -> None:
+        """Deliver the vector."""
+        if self.request.dispatch is None:
+            self.request.dispatch = dispatch, self.arrival
+        self.encoder.answered(self, output)
+
+    def fail(self, error: WeirError) -> None:
+        """Deliver the error."""
+        self.encoder.failed(self, error)
+
+
+class OneText(InProcessRequest):
+    """A request for the vector of one text that enters the queue as it comes, see Encoder.encode_one. Its answer or error goes to `encoder`.
+
+    Attributes:
+        done: is called once with the answer or the error, unless the request is withdrawn.
+        timeout: seconds from `began` to the deadline. It is the same for all requests that state none, so that they wait in the order of their deadlines.
+        stated: whether the timeout came with the request, and not from the server's settings.
+        dimensions: how many numbers of the vector are kept; None for all.
+        count, truncated: how many tokens the text has, and whether it was cut.
+        began: when the request began, by the service's clock.
+        ended: whether it has its answer or error, or was withdrawn.
+    """
+
+    brief = True
+    ended = False
+
+    def __init__(
+        self, encoder: "Encoder", service: "ModelHandle", found: Tokenized, done: Callable[[Encoded | WeirError], None], *,
+        door: str, priority: int, timeout: float, stated: bool, shortest: int, tag: float, dimensions: int | None, began: float,
+        now: float,
+    ) -> None:  # fmt: skip
+        ids, second, self.truncated, _ = found
+        self.encoder = encoder
+        self.service = service
+        self.payload = Tokens(ids, second)
+        self.count = count = len(ids) // 4
+        self.done = done
+        self.door = door
+        self.priority = priority
+        self.arrival = now
+        self.timeout = timeout
+        self.deadline = began + timeout
+        self.stated = stated
+        self.cost = float(count if count > shortest else shortest)
+        self.tag = tag
+        self.dimensions = dimensions
+        self.began = began
+
+    def finish(self, output: Any, dispatch: Dispatch) -> None:
+        """Deliver the vector."""
+        self.encoder.answered_one(self, output, dispatch)
+
+    def fail(self, error: WeirError) -> None:
+        """Deliver the error."""
+        self.encoder.failed_one(self, error)
+
+    def withdraw(self) -> None:
+        """Take the text back, as its caller has left."""
+        self.encoder.withdraw_one(self)
+
+
+def distinct(texts: Sequence[Text]) -> tuple[list[Text], list[int] | None]:
+    """Return the distinct texts, and for each of `texts` its index among them, None if all are distinct. Lists are never equal."""
+    if len(texts) == 1:
+        return list(texts), None
+    found: dict[Any, int] = {}
+    first: list[Text] = []
+    places = []
+    for text in texts:
+        key = text if isinstance(text, (str, tuple)) and _is_text(text) else id(text)
+        place = found.setdefault(key, len(first))
+        if place == len(first):
+            first.append(text)
+        places.append(place)
+    return (first, places) if len(first) < len(texts) else (list(texts), None)
+
+
+def _is_text(text: Any) -> bool:
+    return isinstance(text, str) or all(isinstance(part, str) for part in text)
+
+
+def with_place(error: WeirError, place: int) -> WeirError:
+    """Return `error` with the index of the text at fault before its message. Errors of capacity and deadlines, which no text causes, are unchanged."""
+    if isinstance(error, (CapacityError, DeadlineExceeded)):
+        return error
+    return error.at(TEXTS_FIELD, place)
+
+
+MAX_SPANS = 128  # of each kind in one request: a large request has no spans for its other texts and tokenizer calls
+
+
+class CallTrace:
+    """The span of one request for the vectors of `count` texts: a context manager that begins and ends it.
+
+    `trace` is the request's Origin, or the Trace that an endpoint has begun. Entering makes the trace the current one of the task,
+    so that the endpoint can name it in its answer.
+    """
+
+    __slots__ = (
+        "_attributes", "_began", "_door", "_model", "_others", "_service", "_spans", "_tokenizing_since", "_trace", "_tracer",
+    )  # fmt: skip
+
+    def __init__(
+        self, tracer: "Tracer", service: "ModelHandle", model: str, trace: Trace | Origin, *, door: str, count: int
+    ) -> None:
+        self._tracer = tracer
+        self._service = service
+        self._model = model
+        self._door = door
+        self._attributes = {"weir.model": model, **attributes_of_frontend(door), "weir.texts": count}
+        self._trace = trace if isinstance(trace, Trace) else tracer.new(trace)
+        self._others = Trace(self._trace.trace_id, self._trace.span_id, sampled=False)
+        # How many more spans there may be of tokenizer calls and of texts.
+        self._spans = [MAX_SPANS, MAX_SPANS if self._trace.sampled else 0]
+        self._began = self._tokenizing_since = service.now()
+
+    def __enter__(self) -> Self:
+        CURRENT.set(self._trace)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._tracer.ended(
+            f"encode {self._model}", self._trace, self._began, self._service.now(), attributes=self._attributes,
+            error=error if isinstance(error, WeirError) else None, inside=self._door == "python",
+        )  # fmt: skip
+
+    def text_trace(self) -> Trace | Origin:
+        """Return the trace of the next text: a child of this span for the first MAX_SPANS texts, and unsampled for the others."""
+        if not self._spans[1]:
+            return self._others
+        self._spans[1] -= 1
+        return child_of(self._trace)
+
+    def begin_tokenizing(self) -> None:
+        """Note that texts are given to the tokenizer."""
+        self._tokenizing_since = self._service.now()
+
+    def end_tokenizing(self, count: int) -> None:
+        """Record a span for the tokenization of `count` texts, from the last `begin_tokenizing` until now."""
+        if self._spans[0]:
+            self._spans[0] -= 1
+            attributes: dict[str, Any] = {"weir.texts": count}
+            self._tracer.step(
+                "tokenize", self._trace, self._tokenizing_since, self._service.now(), attributes=attributes
+            )

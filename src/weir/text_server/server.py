@@ -1,0 +1,422 @@
+"""A server of text models: the product that adds texts to a server, and a server in a thread of a program.
+
+with weir.embedding.serve("./bge-small-en", port=0) as server:
+    print(server.url)
+"""
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from urllib.parse import urlsplit
+
+import uvloop
+from prometheus_client.registry import Collector
+from starlette.routing import BaseRoute
+
+from weir.app import App
+from weir.catalog.sources import ModelToServe
+from weir.errors import SettingsError
+from weir.frontends.frontend import Frontend, FrontendContext
+from weir.frontends.http.auth_middleware import Refuse
+from weir.frontends.http.fast.plan import RouteHandler
+from weir.messages import Observer
+from weir.protocols.access import is_loopback
+from weir.serving.delivery import methods_of
+from weir.settings import Settings
+from weir.text_models.pooling import OF_TOKENS, Pooling
+from weir.text_server.bert_as_service.http import ENCODE, Encode, bert_paths
+from weir.text_server.bert_as_service.settings import ZeroMqSettings
+from weir.text_server.bert_as_service.status import Status, stock_fields
+from weir.text_server.bert_as_service.zeromq import ZeroMqFrontend
+from weir.text_server.calibration import Budget, Progress, no_progress
+from weir.text_server.encoder import Encoder
+from weir.text_server.exchange import EmbeddingContext
+from weir.text_server.http import FastTexts, HttpTexts
+from weir.text_server.metrics import PaddingMetrics, TextClients, TextCounts
+from weir.text_server.protocols.cohere import Cohere, cohere_paths
+from weir.text_server.protocols.infinity import Infinity, InfinityEmbeddings, infinity_paths
+from weir.text_server.protocols.kserve import TextInference
+from weir.text_server.protocols.openai import OpenAI, openai_paths
+from weir.text_server.protocols.tei import Tei, tei_paths
+from weir.text_server.protocols.token_labels import LabelsOfTokens, token_label_paths
+from weir.text_server.server_settings import given_settings
+from weir.text_server.settings import CallerSettings
+from weir.text_server.text_model import ServedTextModel, read_model, share_workers
+
+if TYPE_CHECKING:
+    from weir.client.embedding import EmbeddingTransport
+    from weir.frontends.grpc.services import AddedCalls
+
+
+_ZMQ_PORT = 5555  # of bert-as-service
+
+
+def text_routes(context: EmbeddingContext) -> tuple[list[list[HttpTexts]], list[BaseRoute]]:
+    """Return what answers requests for vectors, scores and labels, in lists whose protocols write errors alike, and the routes of them all."""
+    openai, infinity = OpenAI(context), InfinityEmbeddings(context)
+    others = (Cohere(context), Tei(context), Infinity(context), LabelsOfTokens(context))
+    # OpenAI's route takes every other path below /v1, and infinity's /embeddings begins as TEI's /embed does.
+    texts = [part.texts for part in (openai, infinity, *others)]
+    return texts, [route for part in (infinity, *others, openai) for route in part.routes()]
+
+
+def text_paths() -> Mapping[str, Any]:
+    """Return the OpenAPI descriptions of these endpoints, by path."""
+    return {**openai_paths(), **tei_paths(), **cohere_paths(), **infinity_paths(), **token_label_paths()}
+
+
+class EmbeddingProduct:
+    """The Product that adds text models to a server: their encoders, endpoints, metrics and the ZeroMQ frontend; see weir.app.
+
+    `models` have the directories of text models, or their ids on the Hugging Face Hub, as targets, and the settings of text models among their settings.
+    """
+
+    def __init__(self, models: Sequence[ModelToServe], callers: CallerSettings, zeromq: ZeroMqSettings) -> None:
+        """Download what is named by its id, and read the models' files. Raises SettingsError naming the file of a model that cannot be used."""
+        self._specs = share_workers([read_model(model) for model in models])
+        self._models = [ServedTextModel(spec) for spec in self._specs]
+        self._callers = callers
+        self._zeromq = zeromq
+        self._clients = TextClients()
+        self._counts = TextCounts(self._clients, self._transferred)
+        self._padding = PaddingMetrics()
+        self._budgets: dict[str, Budget] = {}
+        self._encoders: dict[str, Encoder] = {}
+        self._inferences: dict[str, TextInference] = {}
+        self._zeromq_frontend: ZeroMqFrontend | None = None
+        self._labels: dict[str, str] = {}
+        self._told: Sequence[Callable[[str, str, int, int], None]] = []  # of the observers that count bytes
+        self._texts: list[list[HttpTexts]] = []  # those in a list write errors alike
+        self._context: FrontendContext
+        self._shared: EmbeddingContext
+        self._status: Status
+
+    async def calibrate(self, progress: Callable[[str], Progress]) -> None:
+        """Measure how large the batches of each model should be. It is optional; call it before `models`.
+
+        `progress` takes the name of a model, and returns the callable to which the progress of its measurement is reported. Raises the error with
+        which a worker fails to start.
+        """
+        for model in self._models:
+            budget = await model.budget(progress(model.name))
+            if budget is not None:
+                self._budgets[model.name] = budget
+
+    @property
+    def models(self) -> list[ModelToServe]:
+        """The models for the server's registry, in the measured batches."""
+        return [spec.served(self._budgets.get(spec.name)) for spec in self._specs]
+
+    def observers(self) -> Sequence[Observer]:
+        """Return the observer that counts padding."""
+        for model, served in zip(self._models, self.models, strict=True):
+            params = served.params
+            self._padding.models[model.name] = model.run_shapes(params["run_tokens"], params["padding_cost"])
+        return [self._padding]
+
+    def routes(self, context: FrontendContext) -> Sequence[BaseRoute]:
+        """Return the routes of the HTTP endpoints, of OpenAI and of bert-as-service. The services of the models must be in the registry."""
+        self._context = context
+        self._encoders = {
+            model.name: model.encoder(context.registry.get(model.name), self._budgets.get(model.name))
+            for model in self._models
+        }
+        self._status = Status(self._encoders, self._clients, self._stock_fields)
+        self._shared = shared = EmbeddingContext(
+            self._encoders,
+            context.settings.http,
+            self._callers.max_texts,
+            self._counts,
+            self._clients,
+            context.registry.aliases,
+        )
+        self._inferences = {model.name: model.inference(shared, self._encoders[model.name]) for model in self._models}
+        self._told = methods_of(context.observers, "transferred")
+        self._attach()
+        context.registry.changed.append(self._attach)
+        encode = Encode(shared, self._status, control=context.control, end=context.end)
+        self._texts, routes = text_routes(shared)
+        self._texts.append([HttpTexts(ENCODE, shared)])
+        return [*routes, *encode.routes()]
+
+    def fast_routes(self, context: FrontendContext) -> Sequence[RouteHandler]:
+        """Return the handlers for the fast path. They answer requests with small answers, so none for vectors of tokens."""
+        large = set(OF_TOKENS) - {Pooling.SPARSE}
+        models = {model.name for model in self._models if model.recipe.pooling not in large}
+        return [FastTexts(alike, models) for alike in self._texts]
+
+    def grpc_calls(self, context: FrontendContext, most: int) -> "AddedCalls":
+        """Return TEI's services."""
+        from weir.frontends.grpc.services import AddedCalls
+        from weir.text_server.protocols.tei_grpc import SERVICES, handlers  # grpcio is optional
+
+        return AddedCalls(SERVICES, handlers(self._shared, most, development=context.settings.http.development))
+
+    def paths(self) -> Mapping[str, Any]:
+        """Return the OpenAPI descriptions of the endpoints, by path."""
+        return {**text_paths(), **bert_paths()}
+
+    def refusals(self) -> Mapping[str, Refuse]:
+        """Return the functions that write errors, by the beginning of the paths that they are for."""
+        refusals = {
+            path: each.refusal for texts in self._texts for each in texts for path in each.protocol.paths if path != "/"
+        }
+        alike = {
+            "/info": "/embed",
+            "/models": "/embeddings",
+            "/status": "/encode",
+            "/terminate": "/encode",
+            "/vertex": "/embed",
+            "/v1": "/v1/embeddings",
+        }
+        refusals |= {path: refusals[other] for path, other in alike.items()}
+        return dict(sorted(refusals.items(), key=lambda item: -len(item[0])))  # /embeddings before /embed
+
+    def frontends(self, context: FrontendContext) -> Sequence[Frontend]:
+        """Return the ZeroMQ frontend, if its port is set.
+
+        Raises SettingsError if an API key is required and the host is not a loopback address, as ZeroMQ cannot send keys.
+        """
+        if self._zeromq.zmq_port is None:
+            return []
+        host = context.settings.http.host
+        if context.access.required and not is_loopback(host):
+            raise SettingsError(
+                f"api_key, zmq_port={self._zeromq.zmq_port}, host={host!r}: ZeroMQ cannot send a key: with api_key, host must be a "
+                "loopback address, or zmq_port must not be set"
+            )
+        self._zeromq_frontend = ZeroMqFrontend(
+            self._shared, self._zeromq, control=context.control, status=self._status, terminate=context.end,
+            account=None if context.kserve is None else context.kserve.account,
+        )  # fmt: skip
+        return [self._zeromq_frontend]
+
+    def to_try(self, curl: str, url: str) -> Sequence[str]:
+        """Return command lines that call each HTTP endpoint, and the URL of the dashboard. `curl` is the command with its options."""
+        texts = '{"id": 1, "texts": ["First do it", "then do it right"]}'
+        return [
+            f"  {curl} -d '{texts}' {url}/encode",
+            f"  {curl} -H 'Content-Type: application/json' -d '{{\"input\": \"First do it\"}}' {url}/v1/embeddings",
+            f"  {url}/dashboard",
+        ]
+
+    def collectors(self) -> Sequence[Collector]:
+        """Return the collectors of metrics: calls, texts and padding."""
+        return [self._counts, self._padding]
+
+    def clients(self) -> Sequence[Mapping[str, Any]]:
+        """Return a row for each active client, the one that sent the latest request first."""
+        return [
+            {
+                "client": row["identity"], "frontend": row["door"], "requests": row["num_request"], "texts": row["num_total_seq"],
+                "seconds ago": round(row["last"], 1),
+            }
+            for row in self._clients.table() if row["active"]
+        ]  # fmt: skip
+
+    async def prepare(self) -> None:
+        """Do nothing: the first worker builds the graphs, in a process of their own."""
+
+    async def start(self) -> None:
+        """Remove graphs from a cache that is too large. The models of this server are loaded and keep theirs."""
+        for model in self._models:
+            await asyncio.to_thread(model.prune)
+
+    async def drain(self) -> bool:
+        """Finish the requests for vectors. Return False if some have not ended after the drain_timeout of their service."""
+        return all(await asyncio.gather(*[encoder.drain() for encoder in self._encoders.values()]))
+
+    async def stop(self) -> None:
+        """End the threads that tokenize."""
+        for encoder in self._encoders.values():
+            encoder.close()
+
+    def _attach(self) -> None:
+        """Attach encoders and inference to the current services, as a model may have been loaded again."""
+        for name, encoder in self._encoders.items():
+            service = self._context.registry.services.get(name)
+            if service is not None:
+                self._labels[name] = service.facts.label
+                service.inference = self._inferences[name]
+                encoder.serve(service)
+
+    def _transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
+        label = self._labels[model]
+        for transferred in self._told:
+            transferred(label, door, received_bytes, sent_bytes)
+
+    def _stock_fields(self) -> Mapping[str, Any]:
+        spec, model = self._specs[0], self._models[0]
+        service = self._context.registry.get(model.name)
+        settings, zeromq = self._context.settings.http, self._zeromq_frontend
+        ports = None if zeromq is None else (zeromq.port, zeromq.port_out)
+        return stock_fields(service, spec, model, settings, ports, show_tokens=self._zeromq.zmq_show_tokens)
+
+
+class TextServer(NamedTuple):
+    """The settings of a server, which include its models, and the product that it serves."""
+
+    settings: Settings
+    product: EmbeddingProduct
+
+
+async def compose(settings: Settings, progress: Callable[[str], Progress]) -> TextServer:
+    """Return the server with `settings` of the kind TEXTS, after measuring the models where that is necessary.
+
+    For `progress` see `EmbeddingProduct.calibrate`. Raises SettingsError naming the file of a model that cannot be used, and the error with which a
+    worker fails to start.
+    """
+    product = EmbeddingProduct(settings.models, settings.more["Callers"], settings.more["ZeroMQ"])
+    await product.calibrate(progress)
+    return TextServer(settings._replace(models=product.models), product)
+
+
+class EmbeddingServer:
+    """A server of text models in a thread of this process.
+
+    Each of `directories` is DIRECTORY or NAME=DIRECTORY, where an id on the Hugging Face Hub may stand for the directory; without any, the small model that can be installed is served. The settings are those of
+    `weir embed serve`, as keyword arguments. Environment variables and files are not read.
+
+    As a context manager, the server is ready when the block begins, and has finished all accepted requests when the block ends. Otherwise call `start`,
+    wait for `is_ready`, and call `close`.
+    """
+
+    def __init__(self, *directories: str | os.PathLike[str], **settings: Any) -> None:
+        """Read the models, and measure them where that is necessary.
+
+        Raises SettingsError naming the setting or the file and the rule, and the error with which a worker fails to start.
+        """
+        checked = given_settings([os.fspath(directory) for directory in directories], settings)
+        with ThreadPoolExecutor(1) as thread:  # an event loop may be running in this thread
+            server = thread.submit(asyncio.run, compose(checked, lambda name: no_progress)).result()
+        self._app = App(server.settings, product=server.product)
+        self._runner: asyncio.Runner
+        self._loop: asyncio.AbstractEventLoop
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self.is_ready = threading.Event()
+        self._started_or_ended = threading.Event()  # the server is ready, or has ended before it was
+
+    @property
+    def url(self) -> str:
+        """The URL of the HTTP frontend."""
+        return self._app.server.address
+
+    @property
+    def addresses(self) -> list[str]:
+        """The URL of each frontend, HTTP first."""
+        return [frontend.address for frontend in self._app.frontends]
+
+    @property
+    def zmq_ports(self) -> tuple[int, int] | None:
+        """The ports of the ZeroMQ frontend for requests and for answers; None without such a frontend."""
+        zeromq_frontends = [each for each in self._app.frontends if isinstance(each, ZeroMqFrontend)]
+        return (zeromq_frontends[0].port, zeromq_frontends[0].port_out) if zeromq_frontends else None
+
+    def start(self) -> None:
+        """Begin to serve, without waiting for the models. Raises SettingsError if it was called before."""
+        if self._thread is not None:
+            raise SettingsError("this server has been started already")
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._loop = self._runner.get_loop()
+        self._thread = threading.Thread(target=self._run, name="weir-embedding-server", daemon=True)
+        self._thread.start()
+
+    def wait_until_ready(self, timeout: float | None = None) -> None:
+        """Wait until all models are loaded. Raises the error with which the start failed, and TimeoutError after `timeout` seconds."""
+        if not self._started_or_ended.wait(timeout):
+            raise TimeoutError(f"the models are not loaded after {timeout:g} s")
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Finish all accepted requests, and end the server. Idempotent."""
+        if self._thread is None:
+            return
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, so the server has ended already
+            self._loop.call_soon_threadsafe(self._app.end)
+        self._thread.join()
+
+    @staticmethod
+    def shutdown(
+        url: str = "http://localhost:8000", *, token: str | None = None, port_out: int | None = None, timeout: float = 5.0
+    ) -> None:  # fmt: skip
+        """Make a server finish its accepted requests and end, without waiting for the end. It need not be a server of this process.
+
+        Args:
+            url: the address of the server: http://HOST:PORT, or tcp://HOST:PORT for ZeroMQ.
+            token: the server's control token. A server without one can be ended from its own machine only. ZeroMQ cannot send a token.
+            port_out: the port for answers, with ZeroMQ; by default the next one.
+            timeout: seconds to wait for the answer.
+
+        Raises Unauthorized or Forbidden if the server refuses, Unreachable if no server listens there, and DeadlineExceeded without an answer in time.
+        """
+        from weir.client.embedding import EmbeddingClient, EmbeddingTransport
+
+        transport: EmbeddingTransport | None = None
+        if url.lower().startswith("tcp://"):
+            transport = _over_zeromq(url, token, port_out)
+            port_out = None
+        with EmbeddingClient(
+            url, token=token, port_out=port_out, timeout=timeout, ignore_all_checks=True, transport=transport
+        ) as client:
+            client.terminate()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the server has ended, by `close` or by a request, for at most `timeout` seconds."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def __enter__(self) -> Self:
+        self.start()
+        try:
+            self.wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        try:
+            with self._runner:
+                self._runner.run(self._app.run(self._ready, signals=False))
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._started_or_ended.set()
+
+    def _ready(self) -> None:
+        self.is_ready.set()
+        self._started_or_ended.set()
+
+
+def _over_zeromq(url: str, token: str | None, port_out: int | None) -> "EmbeddingTransport":
+    from weir.text_server.bert_as_service.client import BertTransport
+
+    if token is not None:
+        raise SettingsError(
+            f"{url}, token: over ZeroMQ no token can be sent: name the server's HTTP address, such as http://localhost:8000"
+        )
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or _ZMQ_PORT
+    except ValueError as error:
+        raise SettingsError(f"{url}: {error}") from None
+    if not host:
+        raise SettingsError(f"{url}: must be tcp://HOST:PORT")
+    return BertTransport(host, port, port_out)
+
+
+def serve(*directories: str | os.PathLike[str], **settings: Any) -> EmbeddingServer:
+    """Return a server of the models in `directories`, not started yet; see EmbeddingServer."""
+    return EmbeddingServer(*directories, **settings)

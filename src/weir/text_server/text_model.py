@@ -1,0 +1,499 @@
+"""A text model in the server's process: its settings, and what the server needs of its files. Only the workers load the weights."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weir.catalog.sources import ModelToServe
+from weir.errors import SettingsError
+from weir.text_models.checkpoint.hub import local_directory, parse_target
+from weir.text_models.checkpoint.onnx_files import RUNTIME, find_file, wanted_names
+from weir.text_models.checkpoint.reading import CONFIG, read_for
+from weir.text_models.formats import read_document
+from weir.text_models.graph.cache import cache_directory, graphs_folder, prune
+from weir.text_models.model import RUN_TOKENS_CPU, RUN_TOKENS_GPU, TextEncoder, poolings_of, runs
+from weir.text_models.packing import read_ranges
+from weir.text_models.pooling import OF_TOKENS, WITH_CLASSIFIER, WITH_HEAD, Pooling, Precision, Recipe
+from weir.text_models.prompts import server_prompt
+from weir.text_models.recipe import chosen_recipe, dimensions_of
+from weir.text_models.runtime import may_use_gpu
+from weir.text_models.texts import TextOutput, TokenizerOptions
+from weir.text_server.calibration import MAX_TOKENS, Budget, Progress, budget_for
+from weir.text_server.encoder import Encoder
+from weir.text_server.metrics import RunShapes
+from weir.text_server.protocols.kserve import TextInference
+from weir.text_server.requests import max_pooled_places
+from weir.text_server.settings import ComputingSettings, TextSettings
+from weir.text_server.texts import TextFacts, TextTask, WorkersUse
+from weir.workers.cpus import affinity, cpu_count, cpu_quota
+from weir.workers.process.shared import SharedPool
+from weir.workers.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from weir.serving.handle import ModelHandle
+    from weir.text_models.checkpoint.reading import Checkpoint
+    from weir.text_server.exchange import EmbeddingContext
+
+
+TARGET = "weir.text_models.model:TextEncoder"
+MOST_LONE_THREADS = 4  # a single text is too little work for more
+
+
+class TextModelSpec(NamedTuple):
+    """A text model to serve: its name, its directory, and its settings. `settings` are those of its queue and workers, by name.
+
+    `repository` is its id on the hub, without a revision; "" for a directory.
+    `cpus` is its share of the CPUs that this process may use; None for all. `pool` has the workers that it shares with other models; None if it has its own.
+    """
+
+    name: str
+    directory: Path
+    text: TextSettings
+    computing: ComputingSettings
+    settings: dict[str, Any]
+    repository: str = ""
+    aliases: tuple[str, ...] = ()
+    cpus: int | None = None
+    pool: SharedPool | None = None
+
+    @property
+    def listed(self) -> str:
+        """The name that lists and answers have: one that it was given, else its id, else that of its directory."""
+        return self.repository if self.repository.rpartition("/")[2] == self.name else self.name
+
+    @property
+    def own_cpus(self) -> int:
+        """How many CPUs its workers and their threads may use together."""
+        return self.cpus or cpu_count()
+
+    @property
+    def workers(self) -> int:
+        """The number of workers, at most: as set, else one for each CPU, or for each `threads` CPUs, if processes compute with onnxruntime on CPUs; else 1.
+
+        Single texts gain little from a second thread, and workers with onnxruntime share the weights. Workers with torch share nothing.
+        """
+        if "workers" in self.settings:
+            return WorkerSettings(workers=self.settings["workers"]).most_workers
+        if not self._share_weights:
+            return 1
+        return max(1, self.own_cpus // int(self.settings.get("threads") or 1))
+
+    @property
+    def _share_weights(self) -> bool:
+        computing = self.computing
+        are_alike = self.settings.get("executor", "process") == "process" and computing.runtime != "torch"
+        return are_alike and not may_use_gpu(computing.device_map)
+
+    @property
+    def bulk_workers(self) -> int:
+        """The number of workers of idle priority for bulk work: as set, else one for each worker, if that is a process that computes with onnxruntime on
+        CPUs. None where models share workers; and none where the kernel limits CPU time, of which bulk work would use up that of the others.
+        Raises SettingsError if models that share workers are to have some."""
+        stated: int | None = self.settings.get("bulk_workers")
+        if stated and self.pool is not None:
+            raise SettingsError(
+                f"bulk_workers={stated}: text models that share workers can have none for bulk work alone"
+            )
+        if stated is not None:
+            return stated
+        limited = cpu_quota() < len(affinity())
+        return 0 if not self._share_weights or self.pool is not None or limited else self.workers
+
+    @property
+    def threads(self) -> int:
+        """The number of threads of a worker: as set, else its share of the CPUs that this process may use."""
+        stated: int | None = self.settings.get("threads")
+        return stated or max(1, self.own_cpus // self.workers)
+
+    @property
+    def lone_threads(self) -> int:
+        """The number of threads of a batch that runs alone: those of all workers, at most MOST_LONE_THREADS. Those of a worker if the settings state
+        them, or its CPUs."""
+        stated = self.settings.get("threads") or self.settings.get("cpu_affinity")
+        if stated or not self._share_weights or self.computing.runtime != "onnx":
+            return self.threads
+        return max(self.threads, min(self.workers * self.threads, MOST_LONE_THREADS))
+
+    @property
+    def kind_of_workers(self) -> str:
+        """Whatever must agree for it to share workers with another model; "" if its workers are not processes and share nothing."""
+        if self.settings.get("executor", "process") != "process":
+            return ""
+        stated = {each.name: self.settings[each.name] for each in fields(WorkerSettings) if each.name in self.settings}
+        computing = self.computing
+        return repr((stated, computing.runtime == "torch", computing.device_map, computing.gpu_memory_fraction))
+
+    @property
+    def wants_calibration(self) -> bool:
+        """Whether the size of batches is to be measured: it is not set, and the setting `calibrate` is on."""
+        is_stated = "max_batch_cost" in self.settings or self.settings.get("executor") == "external"
+        return self.computing.calibrate and not is_stated
+
+    def params(self, run_tokens: int | None = None, padding_cost: float = 1.0) -> dict[str, Any]:
+        """Return the arguments of TextEncoder. `run_tokens` holds unless the settings state another number; see TextEncoder for `padding_cost`."""
+        text, computing = self.text, self.computing
+        return {
+            "directory": str(self.directory), "pooling": text.pooling, "window": text.window, "layers": text.layers or None,
+            "mask_special": text.mask_special, "positions": text.positions, "normalize": text.normalize,
+            "dimensions": text.dimensions, "precision": computing.precision, "runtime": computing.runtime,
+            "devices": computing.device_map, "threads": self.threads, "lone_threads": self.lone_threads, "compiled": computing.compile,
+            "gpu_memory_fraction": computing.gpu_memory_fraction, "max_length": text.max_length,
+            "fixed_length": text.fixed_length, "truncate": text.truncate and not text.split, "special_tokens": text.special_tokens,
+            "cased": text.cased, "pair_separator": text.pair_separator, "prompt": text.prompt,
+            "run_tokens": run_tokens if computing.run_tokens is None else computing.run_tokens,
+            "padding_cost": padding_cost, "cache": computing.cache, "hide_special": text.hide_special,
+            "allow_pickle": computing.allow_pickle, "dtype": computing.dtype, "router": text.router, "bare_layer": text.bare_layer,
+        }  # fmt: skip
+
+    def worker_settings(self) -> dict[str, Any]:
+        """Return the settings of the queue and the workers. Raises SettingsError for what only models that wait gain from."""
+        if (stated := self.settings.get("worker_concurrency", 1)) != 1:
+            raise SettingsError(
+                f"worker_concurrency={stated}: is for models that wait, and text models compute: set workers"
+            )
+        settings = {key: value for key, value in self.settings.items() if key != "threads"}
+        if settings.get("executor", "process") == "process":
+            settings.setdefault("workers", self.workers)
+            settings["threads"] = self.threads  # limits other libraries in a worker process, too
+            settings["bulk_workers"] = self.bulk_workers
+        if self.pool is not None:
+            settings["executor"] = self.pool.member
+        return settings
+
+    def served(self, budget: Budget | None = None) -> ModelToServe:
+        """Return the model for the registry, with the batches of `budget` unless the settings state others."""
+        settings = {**(budget.settings() if budget is not None else {}), **self.worker_settings()}
+        run_tokens = None if budget is None else int(settings["max_batch_cost"])
+        params = self.params(run_tokens, settings.get("padding_cost", 1.0))
+        return ModelToServe(TARGET, self.name, params, [], settings, aliases=self.aliases)
+
+
+def share_workers(specs: Sequence[TextModelSpec], count: int | None = None) -> list[TextModelSpec]:
+    """Return the models of one server with their shares of its `count` CPUs, None for those that this process may use, and their pools.
+
+    They are one budget of threads. Models that state neither workers nor threads share workers, if their other settings of workers agree; a model that
+    states either has workers of its own, and those that share have what it leaves. Where settings differ there are several pools, which divide that.
+    """
+    left = count or cpu_count()
+    alike: dict[str, list[TextModelSpec]] = {}
+    for spec in specs:
+        if {"workers", "threads"} & spec.settings.keys():
+            left -= spec.workers * spec.threads if {"workers", "threads"} <= spec.settings.keys() else spec.workers
+        else:
+            alike.setdefault(spec.kind_of_workers or f"{len(alike)}", []).append(spec)
+    each, more = divmod(max(left, len(alike)), len(alike)) if alike else (0, 0)
+    placed = {id(spec): spec for spec in specs}
+    for place, those in enumerate(alike.values()):
+        pool = SharedPool() if len(those) > 1 else None
+        for spec in those:
+            placed[id(spec)] = spec._replace(
+                cpus=each + (place < more),
+                pool=pool,
+                computing=spec.computing if pool is None else _part_of_gpu(spec, len(those)),
+            )
+    return [placed[id(spec)] for spec in specs]
+
+
+def _part_of_gpu(spec: TextModelSpec, models: int) -> ComputingSettings:
+    """Return the settings of one of several models in a worker: torch has one limit of memory for a process, onnxruntime one for each model."""
+    fraction = spec.computing.gpu_memory_fraction
+    if fraction is None or spec.computing.runtime == "torch":
+        return spec.computing
+    return replace(spec.computing, gpu_memory_fraction=fraction / models)
+
+
+def fetched(model: ModelToServe) -> ModelToServe:
+    """Return `model` with a directory as its target: a model that is named by its id on the hub is downloaded. Raises SettingsError."""
+    source = parse_target(model.target)
+    onnx = partial(wanted_names, model.settings.get("runtime", "onnx"), model.settings.get("dtype"))
+    directory = local_directory(model.target, allow_pickle=bool(model.settings.get("allow_pickle")), onnx=onnx)
+    return model if isinstance(source, Path) else model._replace(target=str(directory))
+
+
+def read_model(named: ModelToServe) -> TextModelSpec:
+    """Return the specification of a model whose target is a directory or an id, which is downloaded. Raises SettingsError naming a setting that breaks
+    its rule, and what `fetched` raises."""
+    source, model = parse_target(named.target), fetched(named)
+    rest = dict(model.settings)
+    text = TextSettings(**_take_fields(TextSettings, rest))
+    computing = ComputingSettings(**_take_fields(ComputingSettings, rest))
+    directory = Path(model.target).expanduser().resolve()
+    computing = _with_onnx_file(model.name, directory, computing)
+    repository = "" if isinstance(source, Path) else source.repository
+    return TextModelSpec(model.name, directory, text, computing, rest, repository, model.aliases)
+
+
+def _with_onnx_file(name: str, directory: Path, computing: ComputingSettings) -> ComputingSettings:
+    """Return the settings with the runtime that computes an ONNX file, if one is to be served; the log says which, and why."""
+    config = directory / CONFIG
+    names = wanted_names(computing.runtime, computing.dtype, config if config.is_file() else None)
+    file = find_file(directory, names) if names else None
+    if file is None or computing.runtime == RUNTIME:
+        return computing if not computing.dtype or computing.runtime == RUNTIME else replace(computing, runtime=RUNTIME)
+    if not computing.dtype:
+        kind = read_document(config).values.get("model_type")
+        logger.info("%s: model_type %s is not computed from weights here: %s is served", name, kind, file)
+    return replace(computing, runtime=RUNTIME)
+
+
+def _take_fields(kind: type[Any], settings: dict[str, Any]) -> dict[str, Any]:
+    return {each.name: settings.pop(each.name) for each in fields(kind) if each.name in settings}
+
+
+logger = logging.getLogger("weir")
+
+# Settings that a worker for measurement shares with those that will serve.
+_WORKER_SETTINGS = ("executor", "env", "cpu_affinity", "threads", "start_timeout", "predict_timeout")
+
+
+class ServedTextModel:
+    """The files of a text model that the server reads: architecture, recipe and tokenizer."""
+
+    def __init__(self, spec: TextModelSpec) -> None:
+        """Read the directory. Raises SettingsError naming the file or the setting, and the rule."""
+        text = spec.text
+        computing = spec.computing
+        checkpoint = read_for(
+            computing.runtime,
+            spec.directory,
+            allow_pickle=computing.allow_pickle,
+            dtype=computing.dtype,
+            router=text.router,
+        )
+        if text.max_length is not None and text.max_length > checkpoint.architecture.max_length:
+            raise SettingsError(
+                f"{spec.name}: max_length={text.max_length}: the model reads at most {checkpoint.architecture.max_length} tokens"
+            )
+        self.name = spec.name
+        self.recipe = chosen_recipe(
+            checkpoint, pooling=text.pooling, layers=text.layers or None, mask_special=text.mask_special,
+            positions=text.positions, normalize=text.normalize, dimensions=text.dimensions,
+            precision=spec.computing.precision, window=text.window, bare_layer=text.bare_layer,
+        )  # fmt: skip
+        logger.info("%s: %s", spec.name, described(checkpoint, self.recipe, text))
+        if checkpoint.heads.pickled:
+            logger.info(
+                "%s: %s are pickles, and not read without --allow-pickle",
+                spec.name,
+                ", ".join(checkpoint.heads.pickled),
+            )
+        self.dimensions = dimensions_of(checkpoint, self.recipe)
+        self._ranges = None if text.ranges is None else read_ranges(Path(text.ranges), self.dimensions)
+        self.max_length = text.max_length or checkpoint.max_length
+        self._spec = spec
+        self._checkpoint = checkpoint
+        self._late = checkpoint.layout.late if self.recipe.pooling is Pooling.TOKENS else None
+        if self._late is not None and text.split:
+            raise SettingsError(
+                f"{spec.name}: split=True: texts of late interaction are not read in pieces: leave it out"
+            )
+        self._tokenizer = checkpoint.tokenizer(
+            TokenizerOptions(
+                lowercase=None if text.cased is None else not text.cased, special_tokens=text.special_tokens,
+                word_special_tokens=text.word_special_tokens, pair_separator=text.pair_separator,
+                prompt=server_prompt(text.prompt, checkpoint.prompts), judges=self.recipe.pooling is Pooling.YES_NO,
+                late=self._late,
+            )
+        )  # fmt: skip
+
+    @property
+    def cased(self) -> bool:
+        """Whether the tokenizer distinguishes capital letters from small ones."""
+        return self._tokenizer.cased
+
+    @property
+    def tasks(self) -> tuple[TextTask, ...]:
+        """What the model can be called for, as its recipe gives vectors of texts, of tokens, or the numbers of a classifier; what it was made for first."""
+        if self.recipe.pooling is Pooling.LOGITS:
+            return (
+                (TextTask.RERANK, TextTask.PREDICT)
+                if self._checkpoint.architecture.labels == 1
+                else (TextTask.PREDICT,)
+            )
+        if self._late is not None:
+            return (TextTask.EMBED_ALL, TextTask.RERANK)
+        return tuple(_TASKS.get(pooling, TextTask.EMBED) for pooling in (self.recipe.pooling, *self.recipe.beside))
+
+    @property
+    def weights_file(self) -> Path:
+        """The file with the weights, or the index of a model in parts."""
+        return self._checkpoint.store.paths[0]
+
+    @property
+    def cache(self) -> Path:
+        """The cache directory of its graph and of the measurement of its batches."""
+        stated = self._spec.computing.cache
+        return Path(stated) if stated else cache_directory()
+
+    def prune(self) -> None:
+        """Remove the least recently used graphs that no process uses, until the cache has at most max_cache_size bytes."""
+        for folder in prune(graphs_folder(self.cache), self._spec.computing.max_cache_size):
+            logger.info("%s: removed, as the cache is larger than max_cache_size", folder)
+
+    async def budget(self, progress: Progress) -> Budget | None:
+        """Return the best limits of a batch on this machine, measured now if they are not known; None if they are not to be measured.
+
+        Raises the error with which a worker fails to start.
+        """
+        spec = self._spec
+        if not spec.wants_calibration:
+            return None
+        params = spec.params(MAX_TOKENS)
+        settings = {key: spec.settings[key] for key in _WORKER_SETTINGS if key in spec.settings}
+        return await budget_for(
+            TextEncoder, params, identity=self._identity(), max_length=self.max_length,
+            safe_tokens=self._run_tokens, fixed=spec.text.fixed_length, folder=self.cache / "budgets",
+            vocabulary=self._checkpoint.architecture.vocab_size, progress=progress, **settings,
+        )  # fmt: skip
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what decides the speed of the model, as JSON: its parameters except those that do not affect speed, its content and executor."""
+        params = self._spec.params()
+        for name in (
+            "directory", "cache", "truncate", "cased", "pair_separator", "prompt", "special_tokens", "hide_special", "run_tokens",
+            "padding_cost", "allow_pickle",
+        ):  # fmt: skip
+            del params[name]
+        executor = self._spec.settings.get("executor", "process")
+        return {**params, "content": self._checkpoint.content_hash(), "executor": executor}
+
+    @property
+    def _run_tokens(self) -> int:
+        """The most tokens of a run of the network, unless a setting or a measurement states another number."""
+        return RUN_TOKENS_GPU if may_use_gpu(self._spec.computing.device_map) else RUN_TOKENS_CPU
+
+    def run_shapes(self, run_tokens: int | None, padding_cost: float) -> RunShapes:
+        """Return how workers divide batches into runs with these arguments of TextEncoder, to count the padding."""
+        run_tokens = self._run_tokens if run_tokens is None else run_tokens
+        cut = partial(runs, run_tokens=run_tokens, padding_cost=padding_cost)
+        return RunShapes(cut, self.max_length if self._spec.text.fixed_length else 0, padding_cost)
+
+    def inference(self, context: "EmbeddingContext", encoder: Encoder) -> TextInference:
+        """Return the inference of the model for protocols that are not made for texts. It encodes with `encoder`."""
+        tokens = next(
+            (pooling for pooling in self.recipe.beside if pooling in OF_TOKENS and pooling is not Pooling.SPARSE), None
+        )
+        size = (
+            0
+            if tokens is None
+            else dimensions_of(self._checkpoint, replace(self.recipe, pooling=tokens, joined=(), dimensions=None))
+        )
+        return TextInference(context, encoder, of_tokens=self.recipe.pooling in OF_TOKENS, size_of_tokens=size)
+
+    def encoder(self, service: "ModelHandle", budget: Budget | None = None) -> Encoder:
+        """Return the encoder of the model over `service`, which has the batches of `budget`."""
+        dense = self._checkpoint.dense and self.recipe.pooling not in OF_TOKENS
+        whole = dimensions_of(self._checkpoint, replace(self.recipe, dimensions=None))
+        max_pooled = None if dense else max_pooled_places(self.recipe.poolings, whole)[: self.dimensions]
+        return Encoder(
+            service, self._tokenizer, dimensions=self.dimensions, max_length=self.max_length, name=self.name,
+            truncate=self._spec.text.truncate, split=self._spec.text.split, normalize=self.recipe.normalize,
+            fixed_length=self.max_length if self._spec.text.fixed_length else None, facts=self._facts(service), max_pooled=max_pooled,
+            tokens_per_second=0.0 if budget is None else budget.tokens_per_second, of_tokens=self.recipe.pooling in OF_TOKENS,
+        )  # fmt: skip
+
+    def _facts(self, service: "ModelHandle") -> TextFacts:
+        pooling, batching = self.recipe.pooling, service.facts.batching
+        max_tokens = batching.max_batch_cost
+        return TextFacts(
+            id=self._spec.repository, listed=self._spec.listed,
+            tasks=self.tasks, outputs=tuple(map(TextOutput, poolings_of(self.recipe))), labels=self._checkpoint.labels if pooling in _LABELLED else (),
+            independent_labels=self._checkpoint.independent_labels, prompts=self._checkpoint.prompts, pooling="+".join(each.value for each in self.recipe.poolings),
+            dtype=_ONNX_DTYPES.get(self._spec.computing.dtype or "", _DTYPES[self.recipe.precision]), device="gpu" if may_use_gpu(self._spec.computing.device_map) else "cpu",
+            truncates=self._spec.text.truncate, max_batch_size=batching.max_batch_size,
+            max_batch_tokens=None if max_tokens is None else int(max_tokens), max_waiting=batching.max_queue_size,
+            similarity=self._checkpoint.layout.similarity, ranges=self._ranges, use=_Use(service, self._spec.threads), unscaled=not self.recipe.normalize,
+            waiting=lambda: int(service.control.state(brief=True)["waiting"]),
+        )  # fmt: skip
+
+
+def described(checkpoint: "Checkpoint", recipe: Recipe, text: TextSettings) -> str:
+    """Return which layer and pooling are served, and why, as a line for the log."""
+    poolings = "+".join(each.value for each in recipe.poolings)
+    if recipe.pooling in (*WITH_CLASSIFIER, *WITH_HEAD):
+        served = f"serves the {poolings} of its head"
+    elif checkpoint.onnx is not None:
+        served = f"serves {poolings} of the vectors of tokens in {checkpoint.onnx.path.name}"
+    else:
+        layers = "the last layer" if recipe.layers == (-1,) else f"layers {', '.join(map(str, recipe.layers))}"
+        served = f"pools {layers} by {poolings}"
+    if text.pooling is not None:
+        return f"{served}, as --pooling states"
+    if checkpoint.poolings:
+        return f"{served}, as its modules.json states"
+    if checkpoint.judges:
+        stated = (
+            "its modules.json states"
+            if checkpoint.layout.answers
+            else "a reranker that is a language model answers; --pooling sep makes vectors"
+        )
+        return f"{served}, as {stated}"
+    if checkpoint.pooling_of_head is not None:
+        return f"{served}, as its files state"
+    whose = "as sentence-transformers does" if recipe.layers == (-1,) else "as --bare-layer or --layers states"
+    more = "; if it is a reranker, --pooling yes-no scores pairs" if recipe.pooling is Pooling.SEP else ""
+    return f"{served}, {whose}: its files state no pooling, which --pooling and --layers choose{more}"
+
+
+_USE_IS_NEWS = (
+    1.0  # seconds in which what workers take is not measured again: the kernel counts all pages of a process each time
+)
+
+
+class _Use:
+    """Returns what the workers of `service` take, as it was at most _USE_IS_NEWS seconds ago."""
+
+    def __init__(self, service: "ModelHandle", threads: int) -> None:
+        self._service = service
+        self._threads = threads
+        self._at = -_USE_IS_NEWS
+        self._memory: dict[int, int | None] = {}
+
+    def __call__(self) -> WorkersUse:
+        now = time.monotonic()
+        workers = self._service.control.state(brief=True)["workers"]
+        pids = dict.fromkeys(each["pid"] for each in workers if each["pid"] is not None)
+        if now - self._at >= _USE_IS_NEWS or pids.keys() != self._memory.keys():
+            self._at, self._memory = now, {pid: memory_of(pid) for pid in pids}
+        memory = [bytes_of for bytes_of in self._memory.values() if bytes_of is not None]
+        return WorkersUse(self._service.control.workers.most_workers, self._threads, memory)
+
+
+def memory_of(pid: int) -> int | None:
+    """Return the memory of a process in bytes, where a page that several processes share counts in parts (PSS); None if the kernel does not say."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")), None)
+
+
+# What a model with one of these poolings can be called for.
+_TASKS = {
+    Pooling.NONE: TextTask.EMBED_ALL,
+    Pooling.TOKENS: TextTask.EMBED_ALL,
+    Pooling.SPARSE: TextTask.EMBED_SPARSE,
+    Pooling.TOKEN_LOGITS: TextTask.PREDICT_TOKENS,
+    Pooling.YES_NO: TextTask.RERANK,
+}
+_LABELLED = (Pooling.LOGITS, Pooling.TOKEN_LOGITS)
+_DTYPES = {
+    Precision.FP32: "float32",
+    Precision.FP16: "float16",
+    Precision.BF16: "bfloat16",
+    Precision.INT8: "int8",
+}  # as TEI and torch call them
+_ONNX_DTYPES = {
+    "fp16": "float16",
+    "float16": "float16",
+    "int8": "int8",
+    "uint8": "uint8",
+    "q8": "int8",
+    "q4": "q4",
+    "q4f16": "q4f16",
+    "bnb4": "bnb4",
+}

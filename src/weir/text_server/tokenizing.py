@@ -1,0 +1,242 @@
+"""Threads that tokenize the texts of requests, off the event loop.
+
+The tokenizer is Rust and releases the interpreter's lock, so it runs while models compute and the event loop serves. Requests that arrive while all
+threads are busy are tokenized together. The first thread takes urgent requests only, so that a small request never waits for a large one.
+
+To tokenize a sentence takes less time than to wake a thread, above all where models use all CPUs. So the event loop tokenizes requests itself if their
+words are known (words.py), which takes microseconds; and very small other requests, for a small share of its time.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from threading import Thread
+from typing import Protocol
+
+from weir.errors import Draining, InvalidRequest, ModelError, WeirError
+from weir.text_models.texts import NO_TOKENIZE_OPTIONS, Text, TokenDetail, Tokenized, TokenizeOptions
+
+CHUNK = 64  # texts that a thread tokenizes in one call
+AT_ONCE_CHARACTERS = (
+    4_000  # a request of at most so many is tokenized on the event loop if its words are known, in about 0.1 ms
+)
+URGENT_CHARACTERS = 20_000  # a larger request takes milliseconds and is not urgent
+INLINE_CHARACTERS = 1_000  # a request of at most so many, about 0.25 ms, may be tokenized on the event loop
+REST_FACTOR = 10  # after tokenizing for t seconds, the event loop leaves this work to the threads for 10 t
+
+
+class Tokenizes(Protocol):
+    """The tokenizer that an encoder needs. Several threads call it at the same time."""
+
+    def encode(
+        self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
+    ) -> Sequence[Tokenized | InvalidRequest]:
+        """Return for each text its tokens or its error, in order; see `Tokenizer.encode`."""
+
+    def at_once(
+        self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
+    ) -> Sequence[Tokenized | InvalidRequest] | None:
+        """Return what `encode` returns if that takes microseconds, else None; see `Tokenizer.at_once`."""
+
+    def split(
+        self, text: Text, *, max_length: int, tokenize_options: TokenizeOptions
+    ) -> Sequence[Tokenized] | InvalidRequest:
+        """Return a long text, or a pair, in pieces of at most `max_length` tokens, or its error. It is never called with token ids."""
+
+    def tokens(self, ids: bytes) -> list[str]:
+        """Return the tokens of `ids`, int32 little-endian, as strings."""
+
+    def details(self, text: str, *, special: bool = True, prompt: str | None = None) -> list[TokenDetail]:
+        """Return the tokens of a whole text; see `Tokenizer.details`."""
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Return the text of token ids; see `Tokenizer.decode`."""
+
+
+TokenizeResult = Tokenized | list[Tokenized] | WeirError  # a list holds the pieces of one text
+
+
+class TokenizeRequest:
+    """Texts of one caller to be tokenized. `done` is called with a result for each text, on the thread of the event loop.
+
+    A text of more than `max_length` tokens is split into pieces with `split`, cut with `truncate`, and is an error otherwise.
+    """
+
+    __slots__ = ("done", "tokenize_options", "max_length", "split", "texts", "truncate")
+
+    def __init__(
+        self, texts: Sequence[Text], max_length: int, truncate: bool, done: Callable[[Sequence[TokenizeResult]], None],
+        split: bool = False, tokenize_options: TokenizeOptions = NO_TOKENIZE_OPTIONS,
+    ) -> None:  # fmt: skip
+        self.split = split
+        self.tokenize_options = tokenize_options
+        self.texts = texts
+        self.max_length = max_length
+        self.truncate = truncate
+        self.done = done
+
+
+class TokenizerThreads:
+    """A pool of `threads` threads that tokenize for one event loop; with 0 threads the event loop tokenizes.
+
+    `on_round` is called after each call of the tokenizer with (begin, end, number of texts), in seconds of time.monotonic, on the thread of the
+    event loop.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizes, threads: int = 2, on_round: Callable[[float, float, int], None] | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._count = threads
+        self._on_round = on_round
+        self._urgent: deque[TokenizeRequest] = deque()
+        self._bulk: deque[TokenizeRequest] = deque()
+        # One True for each waiting request, so that a thread wakes up; False ends a thread.
+        self._for_first: SimpleQueue[bool] = SimpleQueue()
+        self._for_rest: SimpleQueue[bool] = SimpleQueue() if threads > 1 else self._for_first
+        self._threads: list[Thread] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._inline_from = 0.0  # the instant from which the event loop may tokenize again
+
+    def start(self) -> None:
+        """Start the threads, for the running loop. Idempotent."""
+        if self._loop is not None and len(self._threads) == self._count:
+            return
+        self._loop = asyncio.get_running_loop()
+        for number in range(len(self._threads), self._count):
+            queue = self._for_rest if number else self._for_first
+            only_urgent = number == 0 and self._count > 1
+            thread = Thread(target=self._work, args=(queue, only_urgent), name=f"weir-read-{number}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def close(self) -> None:
+        """End the threads; requests that no thread has begun fail with Draining. Call it on the thread of the event loop. Idempotent."""
+        self._fail_waiting()
+        for number in range(len(self._threads)):
+            (self._for_rest if number else self._for_first).put(False)
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+        self._loop = None
+
+    def _fail_waiting(self) -> None:
+        while waiting := _take(self._urgent) or _take(self._bulk):
+            for request in waiting:
+                if self._loop is not None and not self._loop.is_closed():  # a closed loop has no callers
+                    request.done([Draining("the server stopped before the texts were read")] * len(request.texts))
+
+    def add(self, request: TokenizeRequest, characters: float) -> None:
+        """Tokenize `request`, which has so many `characters`; with infinity it is not urgent. Call it on the thread of the event loop."""
+        if characters <= AT_ONCE_CHARACTERS and not request.split and self._done_at_once(request):
+            return
+        if not self._count:
+            asyncio.get_running_loop().call_soon(self._run, [request])
+        elif characters <= INLINE_CHARACTERS and (began := time.monotonic()) >= self._inline_from:
+            self._run([request])
+            ended = time.monotonic()
+            self._inline_from = ended + REST_FACTOR * (ended - began)
+        elif characters <= URGENT_CHARACTERS:
+            self._urgent.append(request)
+            self._for_first.put(True)
+        else:
+            self._bulk.append(request)
+            self._for_rest.put(True)
+
+    def _done_at_once(self, request: TokenizeRequest) -> bool:
+        """Tokenize `request` if all its words are known, or nearly all. Return whether that was so."""
+        began = time.monotonic()
+        try:
+            results = self._tokenizer.at_once(
+                request.texts, max_length=request.max_length, truncate=request.truncate,
+                tokenize_options=request.tokenize_options,
+            )  # fmt: skip
+        except Exception:  # a thread meets it again, and answers with it
+            return False
+        if results is None:
+            return False
+        self._deliver([request], [results], began, time.monotonic())
+        return True
+
+    def _work(self, wake: "SimpleQueue[bool]", only_urgent: bool) -> None:
+        # Each wake-up stands for one request, so the thread looks into both queues each time: the request may be in either.
+        queues = (self._urgent,) if only_urgent else (self._urgent, self._bulk)
+        while wake.get():
+            for queue in queues:
+                self._work_off(queue)
+
+    def _work_off(self, queue: "deque[TokenizeRequest]") -> None:
+        # A method of its own: a variable of `_work` would keep the finished requests alive until the next wake-up.
+        if requests := _take(queue):
+            self._run(requests)
+
+    def _run(self, requests: list[TokenizeRequest]) -> None:
+        began = time.monotonic()
+        results = self._results(requests)
+        assert self._loop is not None  # set before the threads are started
+        try:
+            self._loop.call_soon_threadsafe(self._deliver, requests, results, began, time.monotonic())
+        except RuntimeError:
+            return  # the loop is closed and has no callers
+
+    def _results(self, requests: list[TokenizeRequest]) -> list[Sequence[TokenizeResult]]:
+        try:
+            return self._tokenized(requests)
+        except (
+            BaseException
+        ) as error:  # callers need an answer; a panic of Rust is a BaseException, but not an Exception
+            if len(requests) > 1:  # one request is at fault, so each is tokenized by itself
+                return [self._results([request])[0] for request in requests]
+            failure = ModelError(f"the texts could not be turned into tokens: {error!r}")
+            return [[failure] * len(requests[0].texts)]
+
+    def _tokenized(self, requests: list[TokenizeRequest]) -> list[Sequence[TokenizeResult]]:
+        """Return the results of each request. Requests with the same options are tokenized in one call."""
+        groups: dict[tuple[int, bool, TokenizeOptions], list[TokenizeRequest]] = {}
+        for request in requests:
+            key = (request.max_length, request.truncate or request.split, request.tokenize_options)
+            groups.setdefault(key, []).append(request)
+        found: dict[int, Sequence[TokenizeResult]] = {}
+        for (max_length, truncate, tokenize_options), members in groups.items():
+            texts = [text for request in members for text in request.texts]
+            results = iter(
+                self._tokenizer.encode(
+                    texts, max_length=max_length, truncate=truncate, tokenize_options=tokenize_options
+                )
+            )
+            for request in members:
+                mine: list[TokenizeResult] = [next(results) for _ in request.texts]
+                if request.split:
+                    mine = [self._split(request, *each) for each in zip(request.texts, mine, strict=True)]
+                found[id(request)] = mine
+        return [found[id(request)] for request in requests]
+
+    def _split(self, request: TokenizeRequest, text: Text, result: TokenizeResult) -> TokenizeResult:
+        """Return the pieces of a text that was cut. Token ids stay cut, as they include special tokens that the caller placed."""
+        if not isinstance(result, Tokenized) or not result.truncated or isinstance(text[0], int):
+            return result
+        pieces = self._tokenizer.split(text, max_length=request.max_length, tokenize_options=request.tokenize_options)
+        return pieces if isinstance(pieces, InvalidRequest) else list(pieces)
+
+    def _deliver(
+        self, requests: list[TokenizeRequest], results: list[Sequence[TokenizeResult]], began: float, ended: float
+    ) -> None:
+        for request, result in zip(requests, results, strict=True):
+            request.done(result)
+        if self._on_round is not None:
+            self._on_round(began, ended, sum(map(len, results)))
+
+
+def _take(queue: "deque[TokenizeRequest]") -> list[TokenizeRequest]:
+    """Take requests of about CHUNK texts from the front of `queue`; none if another thread took them first."""
+    taken: list[TokenizeRequest] = []
+    count = 0
+    try:
+        while count < CHUNK:
+            taken.append(queue.popleft())
+            count += len(taken[-1].texts)
+    except IndexError:
+        pass
+    return taken

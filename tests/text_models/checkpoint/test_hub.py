@@ -1,0 +1,294 @@
+"""Models by their id: from a hub on this machine, by the real package, in processes of their own as its variables are read at its import."""
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.text_models import tiny
+from tests.text_models.hub import TOKEN, Hub, hash_of, running
+from tests.text_models.onnx_files import export
+
+from weir.errors import SettingsError
+from weir.text_models.checkpoint.hub import ModelId, RepositoryFile, parse_target, wanted_files
+from weir.text_models.checkpoint.tensors import open_tensors
+
+LOAD = """
+import sys
+from weir.text_models.checkpoint.hub import local_directory
+from weir.text_models.checkpoint.reading import read_checkpoint
+from weir.errors import SettingsError
+try:
+    directory = local_directory(sys.argv[1], allow_pickle="pickle" in sys.argv)
+    read_checkpoint(directory, allow_pickle="pickle" in sys.argv).tokenizer()
+except SettingsError as error:
+    sys.exit(str(error))
+print(directory)
+"""
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    """A hub with the repository acme/small, which has files of all kinds."""
+    folder = tiny.sentence_model(tmp_path / "small", dense=20)
+    for more in (
+        "README.md",
+        "train.json",
+        "tf_model.h5",
+        "onnx/model.onnx",
+        "openvino/config.json",
+        "pytorch_model.bin",
+    ):
+        (folder / more).parent.mkdir(exist_ok=True)
+        (folder / more).write_bytes(b"x")
+    with running(Hub({"acme/small": folder})) as hub:
+        yield hub
+
+
+class Home:
+    """A cache for the hub's files, and processes that use it."""
+
+    def __init__(self, hub: Hub, folder: Path) -> None:
+        self.hub = hub
+        self.folder = folder
+
+    def load(
+        self, *words: str, limit: int | None = None, program: str = LOAD, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Load a model in a process; `limit` is the size, in bytes, beyond which it can write no file."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "WEIR_"))}
+        environment |= {"HF_HOME": str(self.folder), "HF_ENDPOINT": self.hub.url, "HF_HUB_DISABLE_TELEMETRY": "1"}
+        bound = None if limit is None else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        return subprocess.run(
+            [sys.executable, "-c", program, *words], env=environment | variables, capture_output=True, text=True, check=False,
+            preexec_fn=bound,
+        )  # fmt: skip
+
+    def error(self, *words: str, limit: int | None = None, **variables: str) -> str:
+        """Return the error of a process that fails with one line."""
+        done = self.load(*words, limit=limit, **variables)
+        assert done.returncode == 1, done
+        line = done.stderr.splitlines()[-1]
+        assert line.startswith(words[0]), done.stderr
+        return line
+
+    def directory(self, *words: str, **variables: str) -> Path:
+        """Return the directory of a model that is loaded."""
+        done = self.load(*words, limit=None, **variables)
+        assert not done.returncode, done.stderr
+        return Path(done.stdout.strip())
+
+
+LOAD_ONNX = """
+import sys
+from functools import partial
+from weir.text_models.checkpoint.hub import local_directory
+from weir.text_models.checkpoint.onnx_files import wanted_names
+from weir.text_models.checkpoint.reading import read_for
+from weir.text_models.model import TextEncoder
+from weir.errors import SettingsError
+dtype = sys.argv[2] if len(sys.argv) > 2 else None
+try:
+    directory = local_directory(sys.argv[1], onnx=partial(wanted_names, "onnx", dtype))
+except SettingsError as error:
+    sys.exit(str(error))
+model = TextEncoder(str(directory), runtime="onnx-file", dtype=dtype)
+model.load_shared()
+print(directory)
+"""
+
+
+@pytest.fixture
+def home(hub: Hub, tmp_path: Path) -> Home:
+    return Home(hub, tmp_path / "home")
+
+
+NEEDED = [
+    "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors", "config.json", "config_sentence_transformers.json",
+    "model.safetensors", "modules.json", "sentence_bert_config.json", "tokenizer.json", "tokenizer_config.json",
+]  # fmt: skip
+
+
+def test_only_what_is_needed_is_loaded_and_only_once(hub: Hub, home: Home) -> None:
+    directory = home.directory("acme/small")
+    assert directory.is_relative_to(
+        home.folder / "hub" / "models--acme--small" / "snapshots" / hub.commit("acme/small")
+    )
+    assert sorted(hub.fetched()) == NEEDED
+    hub.requests.clear()
+    assert home.directory("acme/small@main") == directory
+    assert hub.fetched() == []
+    hub.requests.clear()
+    assert home.directory("acme/small", HF_HUB_OFFLINE="1") == directory
+    assert hub.requests == []
+
+
+def test_of_a_family_that_is_not_computed_the_onnx_file_alone_is_loaded(tmp_path: Path) -> None:
+    folder = tiny.sentence_model(tmp_path / "new", dense=20)
+    export(folder, folder / "onnx" / "model.onnx", beside=True)
+    (folder / "onnx" / "model_fp16.onnx").write_bytes((folder / "onnx" / "model.onnx").read_bytes())
+    config = (folder / "config.json").read_text().replace('"model_type": "bert"', '"model_type": "funnel"')
+    (folder / "config.json").write_text(config)
+    with running(Hub({"acme/new": folder})) as hub:
+        home = Home(hub, tmp_path / "home")
+        done = home.load("acme/new", program=LOAD_ONNX)
+        assert not done.returncode, done.stderr
+        fetched = {"onnx/model.onnx", "onnx/model.onnx_data", *NEEDED} - {"model.safetensors"}
+        assert set(hub.fetched()) == fetched
+        hub.requests.clear()
+        assert home.load("acme/new", program=LOAD_ONNX, HF_HUB_OFFLINE="1").stdout == done.stdout
+        assert hub.requests == []
+        refused = home.load("acme/new", "q4", program=LOAD_ONNX).stderr.splitlines()[-1]
+    there = "onnx/model.onnx, onnx/model_fp16.onnx"
+    rule = f"acme/new: has no model_q4.onnx: there are {there}; --runtime torch serves what transformers reads"
+    assert refused == rule
+
+
+def test_a_commit_and_a_branch_are_revisions(hub: Hub, home: Home) -> None:
+    hub.branches |= {"v1.5", "refs/pr/5"}
+    commit = hub.commit("acme/small")
+    assert home.directory(f"acme/small@{commit}").name == commit
+    assert home.directory("acme/small@v1.5").name == commit
+    assert home.directory("acme/small@refs/pr/5").name == commit
+    assert f"{hub.url} has no revision 'v2' of acme/small" in home.error("acme/small@v2")
+
+
+def test_what_the_hub_does_not_have_or_does_not_show(hub: Hub, home: Home) -> None:
+    assert f"is no directory here, and {hub.url} has no such model" in home.error("acme/none")
+    hub.gated.add("acme/small")
+    assert f"is gated: accept its terms at {hub.url}/acme/small, and set HF_TOKEN" in home.error("acme/small")
+    assert home.directory("acme/small", HF_TOKEN=TOKEN).is_dir()
+
+
+def test_without_the_hub_the_cache_serves(hub: Hub, home: Home) -> None:
+    assert "is not, or not wholly, in the cache" in home.error("acme/small", HF_HUB_OFFLINE="1")
+    closed = "http://127.0.0.1:1"
+    assert "http://127.0.0.1:1 cannot be read: " in home.error("acme/small", HF_ENDPOINT=closed)
+    directory = home.directory("acme/small")
+    done = home.load("acme/small", HF_ENDPOINT=closed)
+    assert done.stdout.strip() == str(directory)
+    assert "cannot be reached: the files in the cache are served" in done.stderr
+
+
+def test_what_is_cut_off_is_kept_and_continued(hub: Hub, home: Home) -> None:
+    file = hub.folders["acme/small"] / "model.safetensors"
+    tiny.save(file, {**open_tensors(file), "more": np.zeros(4 << 20, np.float32)})
+    chunk = 10 << 20  # bytes that the package receives at once
+    hub.cut["model.safetensors"] = chunk + 1000
+    error = home.error("acme/small")
+    assert "answered 503" in error
+    assert "what has arrived is kept, and the next start continues" in error
+    assert "is not, or not wholly, in the cache" in home.error("acme/small", HF_HUB_OFFLINE="1")
+    hub.cut.clear()
+    hub.requests.clear()
+    directory = home.directory("acme/small")
+    ranges = [
+        range_
+        for method, path, range_ in hub.requests
+        if method == "GET" and path.endswith("/model.safetensors") and "2_Dense" not in path
+    ]
+    assert ranges == [f"bytes={chunk}-"]
+    assert (directory / "model.safetensors").read_bytes() == file.read_bytes()
+
+
+def test_what_was_left_of_another_file_is_found_out(hub: Hub, home: Home) -> None:
+    file = hub.folders["acme/small"] / "model.safetensors"
+    tiny.save(file, {**open_tensors(file), "more": np.zeros(1 << 20, np.float32)})
+    blobs = home.folder / "hub" / "models--acme--small" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / f"{hash_of(file)}.weir.incomplete").write_bytes(b"x" * 1000)
+    assert "model.safetensors is not what" in home.error("acme/small")
+    assert (home.directory("acme/small") / "model.safetensors").read_bytes() == file.read_bytes()
+
+
+def test_an_etag_that_is_a_path_is_refused(hub: Hub, home: Home) -> None:
+    file = hub.folders["acme/small"] / "model.safetensors"
+    tiny.save(file, {**open_tensors(file), "more": np.zeros(1 << 20, np.float32)})
+    hub.tags["model.safetensors"] = "../../../../taken"
+    assert "model.safetensors has the ETag '../../../../taken': must be letters" in home.error("acme/small")
+    assert not list(home.folder.parent.rglob("taken*"))
+
+
+def test_a_cache_that_cannot_grow(hub: Hub, home: Home) -> None:
+    file = hub.folders["acme/small"] / "model.safetensors"
+    tiny.save(file, {**open_tensors(file), "more": np.zeros(4 << 20, np.float32)})
+    error = home.error("acme/small", limit=11 << 20)
+    assert f"the cache {home.folder / 'hub'} cannot grow: File too large; what has arrived is kept" in error
+    assert home.directory("acme/small").is_dir()
+
+
+def test_pickles_are_loaded_only_where_they_are_allowed(hub: Hub, home: Home) -> None:
+    folder = hub.folders["acme/small"]
+    (folder / "model.safetensors").unlink()
+    error = home.error("acme/small")
+    assert "has only pickles for pytorch_model.bin" in error
+    assert "--allow-pickle" in error
+    assert hub.fetched() == []
+    assert "pytorch_model.bin: is broken, or is no archive of tensors" in home.load("acme/small", "pickle").stderr
+    assert "pytorch_model.bin" in hub.fetched()
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("BAAI/bge-small-en-v1.5", ModelId("BAAI/bge-small-en-v1.5")), ("bert-base-uncased", ModelId("bert-base-uncased")),
+        ("a/b@refs/pr/3", ModelId("a/b", "refs/pr/3")), ("/a/b", Path("/a/b")), ("./a", Path("a").resolve()), ("a/b/c", Path("a/b/c").resolve()),
+        ("a--b/c", Path("a--b/c").resolve()), ("a/b@", Path("a/b@").resolve()), ("tests", Path("tests").resolve()),
+    ],
+)  # fmt: skip
+def test_targets_are_directories_or_ids(target: str, expected: ModelId | Path) -> None:
+    assert parse_target(target) == expected
+
+
+def chosen(*paths: str, allow_pickle: bool = False) -> list[str]:
+    return [
+        file.path
+        for file in wanted_files(
+            "it", [RepositoryFile(path, 1) for path in ("config.json", *paths)], allow_pickle=allow_pickle
+        )
+    ]
+
+
+def test_one_form_of_the_weights_is_chosen() -> None:
+    parts = ["model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert chosen("model.safetensors", *parts) == ["config.json", "model.safetensors"]
+    assert chosen(*parts, "pytorch_model.bin", "other.safetensors") == ["config.json", *parts]
+    assert chosen("0_Transformer/model.safetensors", "0_Transformer/config.json", "onnx/model.onnx") == [
+        "config.json", "0_Transformer/model.safetensors", "0_Transformer/config.json",
+    ]  # fmt: skip
+    pickled = ["pytorch_model.bin", "sparse_linear.pt", "colbert_linear.pt", "optimizer.pt"]
+    assert chosen(*pickled, allow_pickle=True) == ["config.json", *pickled[:3]]
+    assert chosen("model.safetensors", *pickled) == ["config.json", "model.safetensors"]
+    with pytest.raises(SettingsError, match="it: has no weights"):
+        chosen("tf_model.h5")
+    with pytest.raises(SettingsError, match=r"it: has neither config.json nor modules.json"):
+        wanted_files("it", [RepositoryFile("model.gguf", 1)])
+
+
+def test_a_server_by_id(hub: Hub, home: Home, tmp_path: Path) -> None:
+    program = """
+import json, urllib.request, weir.embedding
+with weir.embedding.serve("acme/small", port=0, calibrate=False, workers=1) as server:
+    body = json.dumps({"model": "small", "input": ["do it"]}).encode()
+    request = urllib.request.Request(server.url + "/v1/embeddings", body, {"Content-Type": "application/json"})
+    print(len(json.load(urllib.request.urlopen(request))["data"][0]["embedding"]))
+"""
+    environment = os.environ | {
+        "HF_HOME": str(home.folder),
+        "HF_ENDPOINT": hub.url,
+        "WEIR_CACHE": str(tmp_path / "cache"),
+    }
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "20", done.stderr
+
+
+def test_an_id_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", "from weir.cli import main; main()", "embed", "serve", "acme/small@@v1"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode
+    assert "acme/small@@v1: must be a directory with a model, or the id of one" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,146 @@
+"""What a graph holds, and what comes after its pooling."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from safetensors.numpy import load_file, save_file
+from tests.text_models import tiny
+from tests.text_models.graph.running import Running, running
+
+from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
+from weir.text_models.graph.assembly import Assembly, Numbers, Output, balance, quantize
+from weir.text_models.graph.building import build
+from weir.text_models.pooling import Pooling, Precision, Recipe
+
+TEXTS = [np.array([0, 5, 6, 2]), np.array([0, 2]), np.array([0, 7, 8, 9, 10, 11, 2])]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return read_checkpoint(tiny.model(tmp_path_factory.mktemp("models") / "bert", tokenizer=False))
+
+
+@pytest.fixture
+def whole(plain: Checkpoint, tmp_path: Path) -> Running:
+    return running(build(plain, Recipe(Pooling.MEAN)), tmp_path / "whole")
+
+
+def test_layers_above_the_highest_that_is_read_are_not_there(plain: Checkpoint) -> None:
+    nodes = {
+        layers: [one.op_type for one in onnx.load_from_string(build(plain, Recipe(Pooling.MEAN, layers=layers)).model).graph.node]
+        for layers in ((-1,), (-2,), (-3, -2))
+    }  # fmt: skip
+    assert [found.count("MultiHeadAttention") for found in nodes.values()] == [3, 2, 2]
+
+
+def test_of_the_last_layer_only_what_is_read_is_computed(plain: Checkpoint) -> None:
+    kinds = {
+        pooling: [one.op_type for one in onnx.load_from_string(build(plain, Recipe(pooling)).model).graph.node]
+        for pooling in (Pooling.CLS, Pooling.POOLER, Pooling.SEP)
+    }
+    # What attention made of all tokens becomes rows of tokens again, after the ids and the types; of the first token alone it need not.
+    assert [found.count("GatherND") for found in kinds.values()] == [4, 4, 6]
+    assert [found.count("MultiHeadAttention") for found in kinds.values()] == [3, 3, 3]
+
+
+def test_what_is_filled_up_is_not_looked_at(plain: Checkpoint, whole: Running) -> None:
+    ids = np.full((2, 6), plain.architecture.vocab_size, np.int32)  # no token's number
+    mask = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]], np.int32)
+    ids[0, :4], ids[1] = TEXTS[0], TEXTS[2][:6]
+    given = {"ids": ids, "mask": mask, "types": np.where(mask, 0, 9).astype(np.int32), "pool": mask.astype(np.float32)}
+    (vectors,) = whole.session.run(["vectors"], given)
+    assert np.allclose(vectors, whole([TEXTS[0], TEXTS[2][:6]]), atol=1e-6)
+    assert np.allclose(vectors[:1], whole([TEXTS[0]]), atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "mpnet"])
+def test_padding_within_a_text_has_no_place(family: str, tmp_path: Path) -> None:
+    """As in transformers: its position is that of padding, and the tokens behind it are one place nearer."""
+    one = read_checkpoint(tiny.model(tmp_path / "one", family, tokenizer=False))
+    other = tiny.model(tmp_path / "other", family, tokenizer=False)
+    weights = load_file(other / "model.safetensors")
+    word, position = (next(name for name in weights if f"{kind}_embeddings" in name) for kind in ("word", "position"))
+    weights[word][20] = weights[word][1]  # another token of the same meaning, which is no padding
+    counted, offset = weights[position].copy(), one.architecture.position_offset
+    weights[position][offset : offset + 5] = counted[[offset, offset + 1, 1, offset + 2, offset + 3]]
+    save_file(weights, other / "model.safetensors")
+    texts, same = [np.array([0, 5, 1, 6, 2]), np.array([0, 5, 1])], [np.array([0, 5, 20, 6, 2]), np.array([0, 5, 20])]
+    found = running(build(one, Recipe(Pooling.MEAN)), tmp_path / "graph")(texts)
+    expected = running(build(read_checkpoint(other), Recipe(Pooling.MEAN)), tmp_path / "other-graph")(same)
+    assert np.allclose(found, expected, atol=1e-6)
+
+
+def test_only_vectors_leave_it_and_only_what_is_used_goes_in(plain: Checkpoint, tmp_path: Path) -> None:
+    cls = running(build(plain, Recipe(Pooling.CLS)), tmp_path / "cls")
+    assert set(cls.types) == {"ids", "mask", "types"}
+    roberta = read_checkpoint(tiny.model(tmp_path / "roberta", "roberta", tokenizer=False))
+    mean = running(build(roberta, Recipe(Pooling.MEAN)), tmp_path / "mean")
+    assert set(mean.types) == {"ids", "mask", "pool"}
+    assert [(one.name, one.shape) for one in mean.session.get_outputs()] == [("vectors", ["batch", 32])]
+
+
+def test_vectors_are_cut_then_brought_to_length_one(plain: Checkpoint, whole: Running, tmp_path: Path) -> None:
+    expected = whole(TEXTS)[:, :5]
+    cut = running(build(plain, Recipe(Pooling.MEAN, dimensions=5, normalize=True)), tmp_path / "cut")
+    assert np.allclose(cut(TEXTS), expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", [Pooling.NONE, Pooling.MEAN, Pooling.MAX, Pooling.WEIGHTED_MEAN, Pooling.MEAN_SQRT])
+def test_a_text_of_which_no_token_counts_becomes_zeros(pooling: Pooling, plain: Checkpoint, tmp_path: Path) -> None:
+    run = running(build(plain, Recipe(pooling, mask_special=True, normalize=True)), tmp_path / "graph")
+    vectors = run(TEXTS, mask_special=True)
+    assert not vectors[1].any()
+    assert np.isfinite(vectors).all()
+    assert vectors[0].any()
+
+
+def test_dense_layers_follow_the_pooling(whole: Running, tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(tiny.sentence_model(tmp_path / "dense", dense=20, tokenizer=False))
+    run = running(build(checkpoint, Recipe(Pooling.MEAN)), tmp_path / "graph")
+    (dense,) = checkpoint.dense
+    assert dense.bias is not None
+    assert np.allclose(run(TEXTS), np.tanh(whole(TEXTS) @ dense.weight.T + dense.bias), atol=1e-5)
+
+
+def test_each_activation_is_what_its_name_says(tmp_path: Path) -> None:
+    value = np.linspace(-4, 4, 33, dtype=np.float32)
+    inner = np.sqrt(2 / np.pi) * (value + 0.044715 * value**3)
+    known = {
+        "gelu": value * (1 + np.vectorize(math.erf)(value / math.sqrt(2))) / 2, "gelu_new": value * (1 + np.tanh(inner)) / 2,
+        "relu": np.maximum(value, 0), "silu": value / (1 + np.exp(-value)), "tanh": np.tanh(value),
+        "sigmoid": 1 / (1 + np.exp(-value)), "identity": value,
+    }  # fmt: skip
+    for activation, expected in known.items():
+        for precision in (Precision.FP32, Precision.INT8):
+            assembly = Assembly("weights.bin")
+            numbers = Numbers(assembly, precision, "cpu")
+            given = assembly.input("pool", "float32", ("batch", "length"))
+            # One number in, one out, times 1.
+            column = assembly.add("Unsqueeze", given, assembly.constant([2], "int64"))
+            bent = numbers.dense(column, "one", np.ones((1, 1), np.float32), np.zeros(1, np.float32), activation)
+            graph = assembly.finish("activation", {"vectors": Output(bent, ("batch", "length", 1))})
+            run = running(graph, tmp_path / f"{activation}-{precision.value}")
+            found = run.session.run(["vectors"], {"pool": value[None]})[0].ravel()
+            # Eight bits have steps of 8 / 255.
+            assert np.abs(found - expected).max() < (1e-5 if precision is Precision.FP32 else 0.04)
+
+
+@pytest.mark.parametrize("bits", [8, 7])
+def test_whole_numbers_and_scales_are_the_matrix(bits: int) -> None:
+    weight = np.random.RandomState(0).standard_normal((50, 20)).astype(np.float32)
+    weight[:, 3] = 0
+    values, scale = quantize(weight, bits)
+    assert np.abs(values).max() == 2 ** (bits - 1) - 1
+    assert np.abs(values * scale - weight).max() <= scale.max() / 2 * 1.001
+
+
+def test_balancing_leaves_the_product_as_it_is_and_evens_the_inputs() -> None:
+    random = np.random.RandomState(0)
+    weight, reach = random.standard_normal((6, 8)), np.array([1, 1, 1, 100, 1, 1, 1, 1e-9])
+    factors = balance(weight, reach)
+    value = random.standard_normal(8) * reach
+    assert np.allclose((value / factors) @ (weight * factors).T, value @ weight.T)
+    assert (reach / factors)[:7].max() / (reach / factors)[:7].min() < 25

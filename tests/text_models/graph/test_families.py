@@ -1,0 +1,145 @@
+"""Each family whose layers differ from BERT's, against networks in plain numpy (reference.py)."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.text_models import tiny
+from tests.text_models.graph.reference import Network
+from tests.text_models.graph.running import Array, cosines, running
+
+from weir.errors import SettingsError
+from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
+from weir.text_models.graph.building import build
+from weir.text_models.graph.distances import alibi_slopes
+from weir.text_models.pooling import Pooling, Precision, Recipe
+
+FAMILIES = [*tiny.MORE_FAMILIES]
+EXACT = 0.99999
+random = np.random.default_rng(11)
+TEXTS = [random.integers(5, 150, count) for count in (7, 40, 1, 23)]
+SECONDS = [3, 0, 0, 11]  # where the second text of a pair begins
+
+Made = tuple[Checkpoint, list[Array]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
+    """Return the checkpoint of a family, and the vectors of the tokens of each text; each is computed once."""
+    folder, known = tmp_path_factory.mktemp("models"), dict[str, Made]()
+
+    def get(family: str) -> Made:
+        if family not in known:
+            directory = tiny.model(folder / family, family, tokenizer=False)
+            network = Network(directory)
+            types = [
+                np.where(np.arange(len(text)) >= second, 1 if second else 0, 0)
+                for text, second in zip(TEXTS, SECONDS, strict=True)
+            ]
+            tokens = [network.tokens(text, type_) for text, type_ in zip(TEXTS, types, strict=True)]
+            known[family] = read_checkpoint(directory), tokens
+        return known[family]
+
+    return get
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_those_of_the_reference_whatever_the_batch(
+    family: str, device: str, made: Callable[[str], Made], tmp_path: Path
+) -> None:
+    # A CPU runs the graphs for GPUs too.
+    checkpoint, expected = made(family)
+    run = running(build(checkpoint, Recipe(Pooling.NONE), device), tmp_path / "graph")
+    together = run(TEXTS, SECONDS)
+    for place, (text, tokens) in enumerate(zip(TEXTS, expected, strict=True)):
+        alone = run([text], [SECONDS[place]], width=checkpoint.architecture.max_length)[0]
+        for found in (together[place], alone):
+            assert cosines(found[: len(text)], tokens).min() >= EXACT
+            assert np.abs(found[: len(text)] - tokens).max() < 1e-4
+
+
+POOLED: dict[Pooling, Callable[[Array], Array]] = {
+    Pooling.CLS: lambda tokens: tokens[0],
+    Pooling.SEP: lambda tokens: tokens[-1],
+    Pooling.MEAN: lambda tokens: tokens.sum(axis=0) / len(tokens),
+    Pooling.MAX: lambda tokens: tokens.max(axis=0),
+    Pooling.MEAN_SQRT: lambda tokens: tokens.sum(axis=0) / np.sqrt(len(tokens)),
+    Pooling.WEIGHTED_MEAN: lambda tokens: np.average(tokens, axis=0, weights=np.arange(1, len(tokens) + 1)),
+}
+
+
+@pytest.mark.parametrize("pooling", POOLED)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_pooling(family: str, pooling: Pooling, made: Callable[[str], Made], tmp_path: Path) -> None:
+    checkpoint, expected = made(family)
+    found = running(build(checkpoint, Recipe(pooling)), tmp_path / "graph")(TEXTS, SECONDS)
+    assert cosines(found, np.stack([POOLED[pooling](tokens) for tokens in expected])).min() >= EXACT
+
+
+@pytest.mark.parametrize(("precision", "least"), [(Precision.FP16, 0.999), (Precision.INT8, 0.97)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fewer_bits_come_close(
+    family: str, precision: Precision, least: float, made: Callable[[str], Made], tmp_path: Path
+) -> None:
+    checkpoint, expected = made(family)
+    found = running(build(checkpoint, Recipe(Pooling.MEAN, precision=precision)), tmp_path / "graph")(TEXTS, SECONDS)
+    assert cosines(found, np.stack([tokens.mean(axis=0) for tokens in expected])).mean() >= least
+
+
+@pytest.mark.parametrize(
+    "family", ["electra", "albert", "deberta-v3", "nomic-bert", "gte", "jina-bert", "qwen2-both-ways"]
+)
+def test_without_positions_the_order_does_not_count(family: str, made: Callable[[str], Made], tmp_path: Path) -> None:
+    checkpoint, _ = made(family)
+    run = running(build(checkpoint, Recipe(Pooling.MEAN, positions=False)), tmp_path / "graph")
+    assert np.allclose(run([TEXTS[3]]), run([TEXTS[3][::-1]]), atol=1e-5)
+
+
+def test_earlier_layers_are_not_normalized_as_the_last(made: Callable[[str], Made], tmp_path: Path) -> None:
+    """As in transformers, the vectors of a layer before the last are those between layers."""
+    checkpoint, expected = made("qwen3")
+    both = running(build(checkpoint, Recipe(Pooling.NONE, layers=(-2, -1))), tmp_path / "both")([TEXTS[0]])[0]
+    before = running(build(checkpoint, Recipe(Pooling.NONE, layers=(-2,))), tmp_path / "one")([TEXTS[0]])[0]
+    assert np.allclose(both[:, :32], before, atol=1e-6)
+    assert np.allclose(both[:, 32:], expected[0], atol=1e-4)
+
+
+def test_all_layers_of_albert_share_their_weights(made: Callable[[str], Made]) -> None:
+    checkpoint, _ = made("albert")
+    graph = build(checkpoint, Recipe(Pooling.MEAN))
+    one = sum(weight.nbytes for _, weight in graph.weights)
+    assert one < sum(value.nbytes for value in checkpoint.weights().values()) * 1.2
+
+
+def test_slopes_of_numbers_of_heads_that_are_no_powers_of_two() -> None:
+    assert np.allclose(alibi_slopes(8), 2.0 ** -np.arange(1, 9))
+    assert np.allclose(alibi_slopes(12), [*2.0 ** -np.arange(1, 9), *2.0 ** -np.array([0.5, 1.5, 2.5, 3.5])])
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "rule"),
+    [
+        ("albert", {"num_hidden_groups": 2}, "num_hidden_groups=2: must be 1"),
+        ("deberta-v2", {"relative_attention": False}, "relative_attention=False: must be true"),
+        ("deberta-v2", {"conv_kernel_size": 3}, "conv_kernel_size=3: must be 0"),
+        ("modernbert", {"layer_types": ["full_attention"]}, "must name full_attention or sliding_attention for each of 3 layers"),
+        ("modernbert", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "must be null"),
+        ("nomic-bert", {"prenorm": True}, "prenorm=True: must be false"),
+        ("nomic-bert", {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction=0.5: must be 1"),
+        ("gte", {"layer_norm_type": "rms_norm"}, "must be layer_norm"),
+        ("gte", {"logn_attention_scale": True}, "logn_attention_scale=True: must be false"),
+        ("jina-bert", {"feed_forward_type": "original"}, "must be geglu or reglu"),
+        ("qwen2", {"num_key_value_heads": 3}, "num_key_value_heads=3: must divide the 4 heads"),
+        ("qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling={'rope_type': 'yarn', 'factor': 4.0}: must be null"),
+    ],
+)  # fmt: skip
+def test_variants_that_are_not_computed(family: str, values: dict[str, object], rule: str, tmp_path: Path) -> None:
+    directory = tiny.model(tmp_path, family, tokenizer=False)
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    with pytest.raises(SettingsError) as caught:
+        read_checkpoint(directory)
+    assert rule in caught.value.message

@@ -1,0 +1,221 @@
+"""Random checkpoints of transformers' own configuration classes: the onnx runtime gives what transformers gives, in each pooling.
+
+JinaBERT v2 has no class in transformers; graph/test_families.py compares it with plain numpy.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.text_models import tiny, tiny_tokens
+from tests.text_models.graph.running import cosines
+from tests.text_models.runtime.references import (
+    CLASSIFIERS,
+    EXACT,
+    FAMILIES,
+    LABELLERS,
+    READS,
+    SIZES,
+    SPARSE,
+    VOCABULARY,
+    opened,
+    save,
+)
+
+from weir.text_models.checkpoint.reading import read_checkpoint
+from weir.text_models.model import TextEncoder, TokenIds, padded_inputs
+from weir.text_models.packing import Packing, quantized
+from weir.text_models.pooling import Pooling, Recipe
+from weir.text_models.runtime import open_runtime
+from weir.text_models.runtime.contract import Runtime, RuntimeOptions
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+POOLINGS = [Pooling.NONE, Pooling.MEAN, Pooling.MAX, Pooling.CLS, Pooling.SEP, Pooling.WEIGHTED_MEAN, Pooling.MEAN_SQRT]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("model"), request.param)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_vectors_are_those_of_transformers(directory: Path, pooling: Pooling, tmp_path: Path) -> None:
+    checkpoint, chance = read_checkpoint(directory), np.random.default_rng(5)
+    texts = [TokenIds(chance.integers(5, VOCABULARY, count).astype(np.int32), 0) for count in (7, 40, 1, 23)]
+    inputs = padded_inputs(texts, pad_id=checkpoint.architecture.pad_id, mask_special=False)
+    found, expected = (_opened(directory, kind, pooling, tmp_path).run(*inputs) for kind in ("onnx", "torch"))
+    kept = inputs.mask > 0 if pooling is Pooling.NONE else slice(None)
+    assert cosines(found[kept], expected[kept]).min() >= EXACT
+    assert np.abs(found[kept] - expected[kept]).max() < 2e-4
+
+
+def _opened(directory: Path, kind: str, pooling: Pooling, cache: Path) -> Runtime:
+    return open_runtime(read_checkpoint(directory), Recipe(pooling), RuntimeOptions(kind, cache=cache))
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        *((family, {}) for family in CLASSIFIERS),
+        *((family, {"classifier_pooling": each}) for family, reads in READS.items() for each in reads),
+    ],
+)
+def test_classifiers_are_those_of_transformers(family: str, more: dict[str, Any], tmp_path: Path) -> None:
+    directory = save(tmp_path / "model", family, kind="SequenceClassification", num_labels=3, **more)
+    assert read_checkpoint(directory).architecture.labels == 3
+    texts = [
+        TokenIds(np.random.default_rng(5).integers(5, VOCABULARY, count).astype(np.int32), 0) for count in (7, 40, 3)
+    ]
+    if family in ("qwen2", "qwen3", "gemma3-causal"):  # whose tokenizers may append the padding token
+        texts.append(TokenIds(np.array([7, 8, 9, 1, 1], np.int32), 0))
+    inputs = padded_inputs(texts, pad_id=1, mask_special=False)
+    found, expected = (
+        _opened(directory, kind, Pooling.CLASSIFICATION, tmp_path).run(*inputs) for kind in ("onnx", "torch")
+    )
+    assert np.abs(found - expected).max() < 1e-4
+    assert np.ptp(found, axis=0).max() > 0.05  # texts differ
+
+
+@pytest.mark.parametrize("family", ["modernbert", "nomic-bert", "gte", "qwen3", "gemma3", "deberta-v3"])
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
+def test_texts_are_encoded_as_by_sentence_transformers(family: str, pooling: str, tmp_path: Path) -> None:
+    import sentence_transformers
+
+    vocabulary = tiny_tokens.write(tmp_path, "bert")
+    save(tmp_path, family, vocab_size=vocabulary, pad_token_id=0)
+    tiny.sentence_files(tmp_path, pooling=pooling, prompts={"query": "find: "})
+    texts = ["First do it", "then do it right, " * 4, "do"]
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
+    ours = TextEncoder(str(tmp_path), prompt="query", cache=str(tmp_path / "cache"))
+    ours.load_shared()
+    ours.load()
+    found = np.stack(ours.predict(ours.preprocess_batch(texts)))
+    assert cosines(found, theirs.encode(texts, prompt_name="query")).min() >= EXACT
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_routes_are_those_of_sentence_transformers(whole: bool, tmp_path: Path) -> None:
+    import torch
+    from sentence_transformers import SentenceTransformer, models
+
+    (tmp_path / "network").mkdir()
+    vocabulary = tiny_tokens.write(tmp_path / "network", "bert")
+    save(tmp_path / "network", "bert", vocab_size=vocabulary, pad_token_id=0)
+    tiny.sentence_files(tmp_path / "network")
+
+    def network() -> list[Any]:
+        return [models.Transformer(str(tmp_path / "network")), models.Pooling(32, pooling_mode="mean")]
+
+    torch.manual_seed(0)
+    heads = [models.Dense(32, size) for size in (20, 12)]
+    parts = [[*network(), heads[0]], [*network(), heads[1]]] if whole else [[head] for head in heads]
+    router = models.Router.for_query_document(query_modules=parts[0], document_modules=parts[1])
+    theirs = SentenceTransformer(modules=[router] if whole else [*network(), router], device="cpu")
+    theirs.save_pretrained(str(tmp_path / "model"))
+    for route, encode in (("query", theirs.encode_query), ("document", theirs.encode_document)):
+        ours = TextEncoder(str(tmp_path / "model"), router=route, cache=str(tmp_path / "cache"))
+        ours.load_shared()
+        ours.load()
+        found = np.stack(ours.predict(ours.preprocess_batch(["First do it", "do"])))
+        assert found.shape[1] == {"query": 20, "document": 12}[route]
+        assert cosines(found, encode(["First do it", "do"])).min() >= EXACT
+
+
+@pytest.mark.parametrize("family", SPARSE)
+@pytest.mark.parametrize("strategy", ["max", "sum"])
+def test_sparse_vectors_are_those_of_sentence_transformers(family: str, strategy: str, tmp_path: Path) -> None:
+    import torch
+    import transformers
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.sparse_encoder.modules import MLMTransformer, SpladePooling
+
+    name, given = FAMILIES[family]
+    (tmp_path / "network").mkdir()
+    vocabulary = tiny_tokens.write(tmp_path / "network", "bert")
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **given, "vocab_size": vocabulary, "pad_token_id": 0})
+    network = transformers.AutoModelForMaskedLM.from_config(config)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weight_name, weight in network.named_parameters():
+            weight.normal_(0, 0.15)
+            if "norm" in weight_name.lower() and weight_name.endswith("weight"):
+                weight.add_(1.0)
+    network.save_pretrained(tmp_path / "network")
+    theirs = SparseEncoder(modules=[MLMTransformer(str(tmp_path / "network")), SpladePooling(strategy)], device="cpu")
+    theirs.save_pretrained(str(tmp_path / "model"))
+    texts = ["First do it", "then do it right, " * 4, "do"]
+    ours = TextEncoder(str(tmp_path / "model"), cache=str(tmp_path / "cache"))
+    ours.load_shared()
+    ours.load()
+    expected = theirs.encode(texts, convert_to_sparse_tensor=False)
+    for terms, row in zip(ours.predict(ours.preprocess_batch(texts)), expected, strict=True):
+        found = np.zeros(vocabulary, np.float32)
+        found[terms[:, 0].astype(int)] = terms[:, 1]
+        assert cosines(found, row.numpy()) >= EXACT
+
+
+@pytest.mark.parametrize("family", LABELLERS)
+def test_labels_of_tokens_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    directory = save(tmp_path / "model", family, kind="TokenClassification", num_labels=4)
+    checkpoint = read_checkpoint(directory)
+    texts = [
+        TokenIds(np.random.default_rng(5).integers(5, VOCABULARY, count).astype(np.int32), 0) for count in (7, 40, 3)
+    ]
+    inputs = padded_inputs(texts, pad_id=1, mask_special=False)
+    found = open_runtime(checkpoint, Recipe(Pooling.TOKEN_LOGITS), RuntimeOptions("onnx", cache=tmp_path)).run(*inputs)
+    network = transformers.AutoModelForTokenClassification.from_pretrained(directory)
+    with torch.inference_mode():
+        expected = network(
+            torch.tensor(inputs.ids).long(), attention_mask=torch.tensor(inputs.mask).long()
+        ).logits.numpy()
+    assert np.abs(found - expected)[inputs.mask > 0].max() < 2e-4
+
+
+@pytest.mark.parametrize(("family", "kind"), [("bert", "MaskedLM"), ("qwen3", "CausalLM"), ("modernbert", "")])
+def test_a_directory_of_transformers_alone_is_served_as_by_sentence_transformers(
+    family: str, kind: str, tmp_path: Path
+) -> None:
+    import sentence_transformers
+
+    vocabulary = tiny_tokens.write(tmp_path, "bert")
+    save(tmp_path, family, kind=kind, vocab_size=vocabulary, pad_token_id=0)
+    texts = ["First do it", "then do it right, " * 4, "do"]
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
+    assert cosines(np.stack(opened(tmp_path).results(texts)), theirs.encode(texts)).min() >= EXACT
+
+
+def test_static_embeddings_are_those_of_sentence_transformers(tmp_path: Path) -> None:
+    import sentence_transformers
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+    from tokenizers import Tokenizer
+
+    tiny_tokens.write(tmp_path, "bert")
+    table = np.random.default_rng(5).normal(size=(tiny_tokens.size("bert"), 24)).astype(np.float32)
+    module = StaticEmbedding(Tokenizer.from_file(str(tmp_path / "tokenizer.json")), embedding_weights=table)
+    theirs = sentence_transformers.SentenceTransformer(modules=[module], device="cpu")
+    theirs.save_pretrained(str(tmp_path / "model"))
+    texts = ["First do it", "then do it right, " * 90, "do"]
+    assert cosines(np.stack(opened(tmp_path / "model").results(texts)), theirs.encode(texts)).min() >= EXACT
+
+
+@pytest.mark.parametrize("packing", [Packing.INT8, Packing.UINT8])
+def test_integers_in_ranges_are_those_of_sentence_transformers(packing: Packing) -> None:
+    from sentence_transformers.util.quantization import quantize_embeddings
+
+    random = np.random.default_rng(5)
+    vectors, ranges = (
+        random.normal(size=(20, 32)).astype(np.float32),
+        np.sort(random.normal(size=(2, 32)), axis=0).astype(np.float32),
+    )
+    expected = quantize_embeddings(vectors, precision=packing.value, ranges=ranges)
+    np.testing.assert_array_equal(quantized(vectors, packing, ranges), expected)

@@ -1,0 +1,164 @@
+"""Servers of tiny classifiers: documents are ranked and texts are labelled, by every protocol, as each is by itself."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tests.text_models import tiny
+from tests.text_server.test_server import SETTINGS
+
+import weir.embedding
+from weir.embedding import EmbeddingServer
+from weir.errors import SettingsError
+from weir.text_models.checkpoint.reading import read_checkpoint
+from weir.text_models.model import TextEncoder
+from weir.text_models.pooling import Pooling
+
+QUERY = "who reads this"
+DOCUMENTS = [
+    "first do it",
+    "a weir holds the water back",
+    "it",
+    "the mill turns faster than yesterday, and the river rises",
+    "it",
+]
+LABELS = {"0": "sad", "1": "glad", "2": "mad"}
+
+
+@pytest.fixture(scope="module", params=tiny.FAMILIES)
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of three models of a family: one that ranks, one that labels, and one that does neither."""
+    folder = tmp_path_factory.mktemp(request.param)
+    tiny.model(folder / "ranker", request.param, labels=1)
+    tiny.model(folder / "labeller", request.param, labels=3, id2label=LABELS)
+    tiny.sentence_model(folder / "plain", request.param)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(directory: Path) -> Iterator[httpx.Client]:
+    models = [directory / name for name in ("plain", "ranker", "labeller")]
+    with (
+        weir.embedding.serve(*models, cache=str(directory / "cache"), **SETTINGS) as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
+        yield client
+
+
+def logits(model: Path, texts: list[Any]) -> Any:
+    """Return the numbers of the classifier of each text or pair, computed one by one."""
+    encoder = TextEncoder(str(model), cache=str(model.parent / "cache"), devices=["cpu"])
+    encoder.load_shared()
+    encoder.load()
+    return np.concatenate([np.stack(encoder.predict(encoder.preprocess_batch([text]))) for text in texts])
+
+
+def test_every_protocol_ranks_as_each_pair_is_scored_alone(client: httpx.Client, directory: Path) -> None:
+    numbers = logits(directory / "ranker", [(QUERY, document) for document in DOCUMENTS])[:, 0]
+    order = sorted(range(len(DOCUMENTS)), key=lambda place: (-numbers[place], place))
+    said = {"query": QUERY, "documents": DOCUMENTS}
+    tei = client.post("/rerank", json={"query": QUERY, "texts": DOCUMENTS, "raw_scores": True}).json()
+    infinity = client.post("/rerank", json={**said, "model": "ranker", "top_n": 3}).json()["results"]
+    cohere = client.post("/v2/rerank", json={**said, "model": "ranker"}).json()["results"]
+    jina = client.post("/v1/rerank", json={**said, "top_n": 1}).json()["results"]
+    by_score = sorted(tei, key=lambda each: each["index"])
+    np.testing.assert_allclose([each["score"] for each in by_score], numbers, atol=1e-5)
+    assert sorted(each["index"] for each in cohere) == [0, 1, 2, 3, 4]
+    assert [each["index"] for each in cohere][:3] == [each["index"] for each in infinity]
+    np.testing.assert_allclose(
+        [each["relevance_score"] for each in cohere], 1 / (1 + np.exp(-numbers[order])), atol=1e-5
+    )
+    assert jina[0]["document"]["text"] == DOCUMENTS[order[0]]
+
+
+def test_every_protocol_labels_as_each_text_is_labelled_alone(client: httpx.Client, directory: Path) -> None:
+    texts: list[Any] = [DOCUMENTS[0], (DOCUMENTS[1], DOCUMENTS[2])]
+    powers = np.exp(logits(directory / "labeller", texts))
+    expected = powers / powers.sum(axis=1, keepdims=True)
+    tei = client.post("/predict", json={"inputs": [[texts[0]], list(texts[1])], "model": "labeller"}).json()
+    infinity = client.post("/classify", json={"input": DOCUMENTS[:1], "model": "labeller"}).json()["data"]
+    for row, found in zip(expected, tei, strict=True):
+        assert {each["label"] for each in found} == set(LABELS.values())
+        assert [each["score"] for each in found] == sorted((each["score"] for each in found), reverse=True)
+        by_label = {each["label"]: each["score"] for each in found}
+        np.testing.assert_allclose([by_label[LABELS[str(place)]] for place in range(3)], row, atol=1e-5)
+    assert [each["label"] for each in infinity[0]] == [each["label"] for each in tei[0]]
+
+
+def test_labels_of_one_text_as_hosted_pipelines_answer_them(client: httpx.Client, directory: Path) -> None:
+    def found(**parameters: Any) -> Any:
+        body = {"inputs": DOCUMENTS[0], "parameters": parameters, "model": "labeller"}
+        return client.post("/predict", json=body).json()
+
+    plain = client.post("/predict", json={"inputs": DOCUMENTS[0], "model": "labeller"}).json()
+    numbers = np.sort(logits(directory / "labeller", [DOCUMENTS[0]])[0])[::-1]
+    assert found() == [plain]
+    assert found(top_k=1, function_to_apply="softmax") == [plain[:1]]
+    np.testing.assert_allclose([each["score"] for each in found(function_to_apply="none")[0]], numbers, atol=1e-5)
+    sigmoids = [each["score"] for each in found(top_k=2, function_to_apply="sigmoid")[0]]
+    np.testing.assert_allclose(sigmoids, 1 / (1 + np.exp(-numbers[:2])), atol=1e-5)
+    assert "top_k" in found(top_k=0)["error"]
+
+
+def test_each_task_finds_the_model_that_has_it(client: httpx.Client) -> None:
+    assert len(client.post("/embed", json={"inputs": "it"}).json()[0]) == tiny.HIDDEN
+    assert client.post("/v2/rerank", json={"query": "a", "documents": ["b"]}).json()["model"] == "ranker"
+    assert client.post("/predict", json={"inputs": "a"}).json()[0]["label"] in LABELS.values()  # a ranker has one, too
+    wrong = client.post("/rerank", json={"query": "a", "documents": ["b"], "model": "labeller"})
+    assert "model 'labeller': has no task rerank; it has predict" in wrong.text
+    vectors = client.post("/v1/embeddings", json={"input": "a", "model": "ranker"})
+    assert vectors.status_code == 400 and "has no task embed; it has rerank, predict" in vectors.text
+    assert client.get("/info").json()["model_type"] == {"embedding": {"pooling": "mean"}}
+
+
+def test_a_pair_that_is_too_long_is_cut_or_refused(client: httpx.Client) -> None:
+    long = "do it " * 100
+    assert client.post("/rerank", json={"query": "a", "texts": [long]}).headers["x-weir-truncated"] == "1"
+    refused = client.post("/rerank", json={"query": "a", "texts": ["b", long], "truncate": False})
+    assert refused.status_code == 413 and refused.json()["error"].startswith(
+        "texts[1]: the text has more than the 64 tokens"
+    )
+    nul = client.post("/rerank", json={"query": "a", "documents": ["b", "\0"]})
+    assert nul.json()["error"]["message"].startswith("documents[1]: ") and nul.status_code == 400
+    nul = client.post("/v2/rerank", json={"query": "a", "documents": ["b", "\0"]})
+    assert nul.json()["message"].startswith("documents[1]: ")
+
+
+@pytest.fixture
+def served_alone(tmp_path: Path) -> EmbeddingServer:
+    tiny.model(tmp_path / "labeller", labels=3, id2label=LABELS, problem_type="multi_label_classification")
+    return weir.embedding.serve(tmp_path / "labeller", cache=str(tmp_path / "cache"), **SETTINGS)
+
+
+def test_labels_may_hold_together_as_the_files_state(served_alone: EmbeddingServer, tmp_path: Path) -> None:
+    numbers = logits(tmp_path / "labeller", ["it"])[0]
+    with served_alone as server:
+        found = {each["label"]: each["score"] for each in httpx.post(f"{server.url}/", json={"inputs": "it"}).json()}
+        info = httpx.get(f"{server.url}/info").json()
+    np.testing.assert_allclose([found[LABELS[str(place)]] for place in range(3)], 1 / (1 + np.exp(-numbers)), atol=1e-5)
+    assert info["model_type"]["classifier"]["id2label"] == LABELS
+
+
+def test_a_pooling_that_is_stated_makes_vectors_of_a_classifier(tmp_path: Path) -> None:
+    model = tiny.model(tmp_path / "labeller", labels=3)
+    with weir.embedding.serve(model, pooling="mean", cache=str(tmp_path / "cache"), **SETTINGS) as server:
+        assert len(httpx.post(f"{server.url}/embed", json={"inputs": "it"}).json()[0]) == tiny.HIDDEN
+
+
+def test_files_that_name_too_few_labels_are_refused(tmp_path: Path) -> None:
+    model = tiny.model(tmp_path, labels=3, id2label={"0": "sad", "1": "glad", "3": "mad"})
+    checkpoint = read_checkpoint(model)
+    with pytest.raises(SettingsError, match=r"id2label=.*: must have a text for each number from 0 to 2"):
+        print(checkpoint.labels)
+
+
+def test_only_what_was_trained_to_label_texts_does(tmp_path: Path) -> None:
+    assert read_checkpoint(tiny.model(tmp_path / "one", labels=3)).classifies
+    assert not read_checkpoint(
+        tiny.model(tmp_path / "two", labels=3, architectures=["BertForTokenClassification"])
+    ).classifies
+    assert not read_checkpoint(tiny.model(tmp_path / "three")).classifies
+    assert Pooling.LOGITS.value == "logits"

@@ -1,0 +1,97 @@
+"""A small real encoder: the vector of a text is the mean of its words' vectors, which come of their hashes."""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from weir.errors import InvalidRequest, WeirError
+from weir.telemetry.tracecontext import Origin, Trace
+from weir.text_models.texts import Text, TextOutput, TokenDetail
+from weir.text_server.texts import Encoded, TextFacts
+
+DIMENSIONS = 8
+MAX_LENGTH = 6
+
+
+def words_of(text: Text) -> list[str]:
+    if isinstance(text, str):
+        return text.split()
+    if isinstance(text, tuple):
+        return [*str(text[0]).split(), "|||", *str(text[1]).split()]
+    return [str(word) for word in text]
+
+
+def vector_of(text: Text, dimensions: int = DIMENSIONS) -> NDArray[Any]:
+    """Return the vector of one text."""
+    digests = [hashlib.blake2b(word.encode(), digest_size=DIMENSIONS).digest() for word in words_of(text)[:MAX_LENGTH]]
+    rows: NDArray[Any] = numpy.array([list(digest) for digest in digests], "float32")
+    return numpy.asarray(rows.mean(axis=0)[:dimensions])
+
+
+class Hashing:
+    """Encodes; a text `!fail` fails, `!wait` waits until it is cancelled or `released`, `!raise` raises what nobody expects."""
+
+    name = "hashing"
+    dimensions = DIMENSIONS
+    max_length = MAX_LENGTH
+    facts = TextFacts()
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.cancelled = 0
+        self.refusals: list[WeirError] = []  # what the next calls raise
+        self.released = asyncio.Event()
+
+    def encode_one(self, text: Text, done: Any, **said: Any) -> None:
+        """Leave it to `encode`."""
+
+    async def encode(
+        self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
+        dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
+        prompt: str | None = None, whole_words: bool = False, truncate_left: bool = False, each: bool = False,
+        trace: Trace | Origin = None, outputs: Sequence[TextOutput] = (),
+    ) -> Encoded:  # fmt: skip
+        """Return the vectors of `texts`."""
+        said = {"client": client, "priority": priority, "timeout": timeout, "texts": list(texts), "tokens": want_tokens}
+        self.asked.append({**said, "truncate": truncate, "door": door, "prompt": prompt, "whole_words": whole_words})
+        if self.refusals:
+            raise self.refusals.pop(0)
+        for place, text in enumerate(texts):
+            await self._obey(place, text)
+        words = [words_of(text) for text in texts]
+        cut = [len(each) > MAX_LENGTH for each in words]
+        if truncate is False and any(cut):
+            raise InvalidRequest(f"texts[{cut.index(True)}]: is longer than {MAX_LENGTH} tokens")
+        vectors = numpy.stack([vector_of(text, dimensions or DIMENSIONS) for text in texts])
+        tokens = [each[:MAX_LENGTH] for each in words] if want_tokens else None
+        return Encoded(vectors, [min(len(each), MAX_LENGTH) for each in words], cut, tokens)
+
+    async def tokenize(
+        self, texts: Sequence[str], *, special: bool, prompt: str | None, timeout: float | None = None
+    ) -> list[list[TokenDetail]]:
+        """Nobody asks."""
+        return []
+
+    async def decode(
+        self, ids: Sequence[Sequence[int]], *, skip_special: bool, timeout: float | None = None
+    ) -> list[str]:
+        """Nobody asks."""
+        return []
+
+    async def _obey(self, place: int, text: Text) -> None:
+        if not isinstance(text, str):
+            return
+        if not text.strip() or text == "!fail":
+            raise InvalidRequest(f"texts[{place}]: {text!r} cannot be encoded")
+        if text == "!raise":
+            raise RuntimeError("nobody expects this")
+        if text == "!wait":
+            try:
+                await self.released.wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise

@@ -1,0 +1,281 @@
+"""The door of bert-as-service over HTTP: JSON, msgpack and forms."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any
+from urllib.parse import parse_qs
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+from tests.described import answer_faults, body_faults
+from tests.text_server.hashing import HashingEncoder, vector_of, words_of
+from tests.text_server.served_texts import served
+
+from weir.catalog.registry import Registry
+from weir.errors import Overloaded
+from weir.frontends.http.openapi import openapi
+from weir.protocols.account import Account
+from weir.text_server.bert_as_service import http as bert_http
+
+TEXTS = ["first do it", "then do it right"]
+EXPECTED = [vector_of(text).tolist() for text in TEXTS]
+DESCRIBED = openapi(Registry([]), bert_http.bert_paths())
+FORM = "application/x-www-form-urlencoded"
+
+
+def asked(
+    encoder: HashingEncoder, ask: Callable[[httpx.AsyncClient], Awaitable[httpx.Response]], **said: Any
+) -> httpx.Response:
+    async def main() -> httpx.Response:
+        async with served(encoder, **said) as server:
+            return await ask(server.client)
+
+    return asyncio.run(main())
+
+
+def post(encoder: HashingEncoder, **sent: Any) -> httpx.Response:
+    return asked(encoder, lambda client: client.post("/encode", **sent))
+
+
+@pytest.mark.parametrize("identity", [123, "abc", None])
+def test_json_is_answered_with_id_result_and_status(identity: Any) -> None:
+    answer = post(HashingEncoder(), json={"id": identity, "texts": TEXTS, "is_tokenized": False})
+    assert answer.json() == {"id": identity, "result": EXPECTED, "status": 200}
+
+
+def test_a_form_has_each_text_once() -> None:
+    answer = post(HashingEncoder(), data={"id": "7", "texts": TEXTS})
+    assert answer.json() == {"id": "7", "result": EXPECTED, "status": 200}
+
+
+def test_a_form_of_words_has_spaces_between_them() -> None:
+    encoder = HashingEncoder()
+    assert post(encoder, data={"id": "7", "texts": TEXTS, "is_tokenized": "true"}).json()["result"] == EXPECTED
+    assert encoder.heard[0].texts == [text.split() for text in TEXTS]
+
+
+def test_what_curl_sends_is_json() -> None:
+    answer = post(HashingEncoder(), content=b'{"id": 1, "texts": ["first do it"]}', headers={"content-type": FORM})
+    assert answer.json()["result"] == EXPECTED[:1]
+
+
+@pytest.mark.parametrize(("said", "texts"), [
+    ({"texts": [["do", "it"], ["now"]], "is_tokenized": True}, [["do", "it"], ["now"]]),
+    ({"texts": [["do", "it"]]}, [["do", "it"]]),  # the server sees by itself that they are words
+    ({"texts": [[101, 7, 102]]}, [[101, 7, 102]]),
+    ({"texts": [["do it", "now"]], "pairs": True}, [("do it", "now")]),
+])  # fmt: skip
+def test_texts_may_be_words_token_ids_or_pairs(said: Any, texts: Any) -> None:
+    encoder = HashingEncoder()
+    answer = post(encoder, json={"id": 1, **said})
+    assert encoder.heard[0].texts == texts
+    assert answer.json()["result"] == [vector_of(" ".join(words_of(text))).tolist() for text in texts]
+
+
+def test_how_texts_are_read_may_be_chosen() -> None:
+    encoder = HashingEncoder()
+    post(encoder, json={"id": 1, "texts": [["do", "it"]], "is_tokenized": True, "prompt": "query"})
+    post(encoder, json={"id": 1, "texts": [["do", "it"]]})
+    assert [(heard.said["whole_words"], heard.said["prompt"]) for heard in encoder.heard] == [
+        (True, "query"),
+        (False, None),
+    ]
+
+
+def test_msgpack_carries_the_bytes_of_the_array() -> None:
+    body = msgspec.msgpack.encode({"id": 1, "texts": TEXTS, "dimensions": 4, "show_tokens": True})
+    headers = {"content-type": "application/msgpack", "accept": "application/msgpack"}
+    answer = post(HashingEncoder(), content=body, headers=headers)
+    said = msgspec.msgpack.decode(answer.content)
+    assert (said["id"], said["status"], said["shape"]) == (1, 200, [2, 4])
+    assert said["tokens"] == [text.split() for text in TEXTS]
+    np.testing.assert_array_equal(np.frombuffer(said["result"], "<f4").reshape(2, 4), np.array(EXPECTED)[:, :4])
+
+
+def test_each_token_may_have_its_vector() -> None:
+    answer = post(HashingEncoder(per_token=True), json={"id": 1, "texts": TEXTS})
+    assert np.array(answer.json()["result"]).shape == (2, 4, 8)
+
+
+def test_a_text_that_was_cut_is_named() -> None:
+    answer = post(HashingEncoder(), json={"id": 1, "texts": ["short", "one two three four five six seven"]})
+    assert answer.json()["truncated"] == [1] and answer.headers["x-weir-truncated"] == "1"
+
+
+WRONG: list[tuple[Any, str]] = [
+    ({"id": 1}, "texts: is missing"),
+    ({"texts": "one"}, "texts='one': must be a list"),
+    ({"texts": []}, "texts: has 0 texts"),
+    ({"texts": ["a"] * 51}, "texts: has 51 texts, must have 1 to 50 (max_texts)"),
+    ({"texts": ["a", ""]}, "texts[1]: must not be empty"),
+    ({"texts": ["a", None]}, "texts[1]: must be a text, is None"),
+    ({"texts": ["a", ["b", 3]]}, "texts[1]: must be a text, a list of words, or a list of token ids"),
+    ({"texts": [["b"], []]}, "texts[1]: must not be empty"),
+    ({"texts": ["a b"], "is_tokenized": True}, "texts[0]: must be a list of words (is_tokenized)"),
+    ({"texts": [[1]], "is_tokenized": True}, "texts[0]: must be"),
+    ({"texts": [["a", "b", "c"]], "pairs": True}, "texts[0]: must be two texts (pairs)"),
+    ({"texts": ["a"], "dimensions": 9}, "dimensions=9: must be 1 to 8"),
+    ({"texts": ["a"], "dimensions": "3"}, "dimensions='3': must be an integer or null"),
+    ({"texts": ["a"], "colour": 3}, "colour: unknown field; available: texts, id"),
+    ([1], "body: must be an object"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "rule"), WRONG)
+def test_what_is_wrong_is_named(said: Any, rule: str) -> None:
+    answer = post(HashingEncoder(), json=said)
+    document = answer.json()
+    assert (answer.status_code, document["status"], document["type"]) == (400, 400, "InvalidRequest")
+    assert rule in document["description"]
+
+
+@pytest.mark.parametrize(("body", "rule"), WRONG)
+def test_the_description_refuses_what_the_server_refuses(body: Any, rule: str) -> None:
+    # What a text may be depends on other fields, and some limits on the server: these it does not describe.
+    beyond = ("(is_tokenized)", "texts[0]: must be", "(pairs)", "(max_texts)", "1 to 8")
+    assert bool(body_faults(DESCRIBED, "/encode", body)) != rule.endswith(beyond)
+
+
+@pytest.mark.parametrize("body", [
+    {"id": 1, "texts": ["one two three four five six seven"], "show_tokens": True}, {"texts": [[3, 4], ["a"], "b"], "model": None},
+    {"texts": [["a", "b"]], "pairs": True}, {"id": {"a": 1}, "texts": [3]},
+])  # fmt: skip
+def test_answers_are_as_described(body: Any) -> None:
+    async def main() -> None:
+        async with served(HashingEncoder()) as server:
+            answers = {"/encode": await server.client.post("/encode", json=body)}
+            for path in ("/status/server", "/status/client"):
+                answers[path] = await server.client.get(path)
+            answers["/terminate"] = await server.client.post("/terminate")
+        for path, answer in answers.items():
+            assert answer_faults(DESCRIBED, path, answer) == [], answer.text
+        assert bool(body_faults(DESCRIBED, "/encode", body)) == (answers["/encode"].status_code == 400)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("sent", "status", "rule"), [
+    ({"content": b"{"}, 400, "body: is not JSON"),
+    ({"content": b"\xff", "headers": {"content-type": "application/msgpack"}}, 400, "body:"),
+    ({"content": b"a;b", "headers": {"content-type": FORM}}, 400, "body: is not a form"),
+    ({"data": {"texts": "a", "is_tokenized": "perhaps"}}, 400, "is_tokenized='perhaps': must be true or false"),
+    ({"content": b"a", "headers": {"content-type": "text/csv"}}, 415, "Content-Type 'text/csv'"),
+    ({"json": {"texts": ["a"]}, "headers": {"accept": "text/csv"}}, 415, "Accept 'text/csv'"),
+    ({"json": {"texts": ["a"], "model": "other"}}, 404, "available: hashing"),
+])  # fmt: skip
+def test_what_cannot_be_read_is_refused(sent: Any, status: int, rule: str) -> None:
+    answer = post(HashingEncoder(), **sent)
+    assert answer.status_code == answer.json()["status"] == status
+    assert rule in answer.json()["description"]
+
+
+def test_an_error_of_the_line_keeps_the_id() -> None:
+    encoder = HashingEncoder()
+    encoder.error = Overloaded("the line is full", retry_after=0.25)
+    answer = post(encoder, json={"id": 5, "texts": TEXTS})
+    assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
+    assert answer.json() == {
+        "id": 5, "type": "Overloaded", "description": "the line is full", "status": 429, "details": {"retry_after": 0.25},
+    }  # fmt: skip
+
+
+def test_what_is_wrong_with_the_texts_keeps_the_id_too() -> None:
+    assert post(HashingEncoder(), json={"id": 5, "texts": [3]}).json()["id"] == 5
+    assert post(HashingEncoder(), data={"id": "5", "texts": ""}).json()["id"] == "5"
+
+
+@pytest.mark.parametrize(("body", "place"), [
+    (rb'{"id": {"a": "\ud800"}, "texts": ["a"]}', "id.a: is not valid Unicode"),
+    (rb'{"\ud800": 1}', "body: is not valid Unicode"),
+    (rb'{"texts": ["a"], "prompt": "ab\ud800"}', "prompt: is not valid Unicode: character 2 is half of a surrogate pair"),
+    (rb'{"texts": ["a", "' + rb"\ud800" * 10_001 + b'"]}', "texts[1]: is not valid Unicode"),
+    (rb'{"texts": ["\ud83d\ude00"]', "body: is not JSON"),
+    (rb'{"texts": ' + b"[" * 100_000 + rb'"\ud800', "body: is not JSON"),
+])  # fmt: skip
+def test_half_of_a_surrogate_pair_is_named_by_its_place(body: bytes, place: str) -> None:
+    answer = post(HashingEncoder(), content=body, headers={"x-request-id": "r1"})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (400, "r1")
+    assert answer.json()["description"].startswith(place)
+
+
+@pytest.mark.parametrize(("body", "texts"), [
+    (rb'{"texts": ["first\u0000 do", "it\ud800", "\u0000", "\udc00"]}', ["first do", "it", " ", " "]),
+    (rb'{"texts": [["a", "b\ud800"], ["\u0000", "\ud83d\ude00"]]}', [["a", "\ufffd"], ["\ufffd", "\U0001f600"]]),
+    (rb'{"texts": [["a\u0000", "b\ud800"]], "pairs": true}', [("a", "b")]),
+])  # fmt: skip
+def test_what_is_no_character_is_left_out_of_a_text_as_there(body: bytes, texts: Any) -> None:
+    encoder = HashingEncoder()
+    assert post(encoder, content=body).status_code == 200
+    assert encoder.heard[0].texts == texts
+
+
+def test_what_is_nested_too_deeply_is_refused() -> None:
+    answer = post(HashingEncoder(), content=b"\x91" * 100_000, headers={"content-type": "application/msgpack"})
+    assert answer.status_code == 400 and answer.json()["description"].startswith("body: is not msgpack")
+
+
+def test_pages_of_other_origins_may_ask() -> None:
+    async def main() -> httpx.Response:
+        async with served(HashingEncoder(), cors_origins=["*"]) as server:
+            headers = {"origin": "http://elsewhere"}
+            return await server.client.post("/encode", json={"id": 1, "texts": ["a"]}, headers=headers)
+
+    assert asyncio.run(main()).headers["access-control-allow-origin"] == "*"
+
+
+def test_the_state_is_shown() -> None:
+    async def run() -> tuple[Any, Any]:
+        async with served(HashingEncoder()) as server:
+            await server.client.post("/encode", json={"texts": TEXTS}, headers={"x-client-id": "me"})
+            await server.client.post("/v1/embeddings", json={"input": TEXTS})
+            state = await server.client.get("/status/server")
+            return state.json(), (await server.client.get("/status/client", headers={"x-client-id": "me"})).json()
+
+    server, client = asyncio.run(run())
+    assert server["max_seq_len"] == 6 and server["models"]["hashing"]["dimensions"] == 8
+    assert server["statistic"]["num_total_seq"] == 4 and server["statistic"]["num_sys_request"] == 1
+    assert (client["identity"], client["num_request"]) == ("me", 1)
+    assert {row["identity"]: row["door"] for row in client["clients"]} == {"me": "encode", "127.0.0.1": "openai"}
+
+
+def test_who_may_control_the_server_may_end_it() -> None:
+    async def run() -> None:
+        async with served(HashingEncoder()) as server:
+            from_elsewhere = await server.client.post("/terminate", headers={"x-forwarded-for": "10.0.0.1"})
+            assert from_elsewhere.status_code == 403 and not server.ended.is_set()
+            assert (await server.client.post("/terminate")).json()["status"] == 200
+            await server.ended.wait()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("piece", [4, 5, 7, 1 << 16])
+def test_forms_are_read_as_python_reads_them(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bert_http, "_PIECE", piece)
+    chance = Random(piece)
+    pieces = ["a", "%41", "%", "%4", "%zz", "+", "\u00e9", "%C3%A9", "="]
+    for _ in range(500):
+        fields = ["".join(chance.choices(pieces, k=chance.randrange(9))) for _ in range(chance.randrange(1, 4))]
+        form = "&".join(f"{field}={field}" for field in fields)
+        assert bert_http._fields_of(form) == parse_qs(form, keep_blank_values=True, strict_parsing=True)
+    with pytest.raises(ValueError, match="bad query field: 'no field'"):
+        bert_http._fields_of("a=1&no field")
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/msgpack", "application/x-msgpack; x=1"])
+def test_the_values_of_a_long_body_are_charged_while_it_is_read(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    charged: list[int] = []
+    take = Account.take
+
+    def taking(account: Account, size_bytes: int) -> None:
+        take(account, size_bytes)
+        charged.append(size_bytes)
+
+    monkeypatch.setattr(Account, "take", taking)
+    encode = msgspec.json.encode if "json" in kind else msgspec.msgpack.encode
+    body = encode({"id": 1, "texts": ["ab"] * 20_000})
+    post(HashingEncoder(), content=body, headers={"content-type": kind})
+    assert max(charged) > 20_000 * 40

@@ -1,0 +1,271 @@
+"""The client of bert-as-service, as PyPI has it, against the door."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import numpy
+import pytest
+import zmq
+from bert_serving.client import BertClient, ConcurrentBertClient
+from tests.text_server.bert_as_service.hashing import DIMENSIONS, MAX_LENGTH, vector_of
+from tests.text_server.bert_as_service.opened import Connect, Opened
+from tests.text_server.text_models import Summing, Words
+
+from weir import Service
+from weir.errors import ModelNotReady, Overloaded
+from weir.protocols.settings import HttpSettings
+from weir.serving.settings import LONGEST_TIMEOUT
+from weir.testing import FakeClock
+from weir.text_server.bert_as_service.port import Port
+from weir.text_server.bert_as_service.settings import ZeroMqSettings
+from weir.text_server.bert_as_service.zeromq import ZeroMqFrontend
+from weir.text_server.encoder import Encoder
+from weir.text_server.exchange import EmbeddingContext
+from weir.text_server.metrics import TextCounts
+
+TEXTS = ["First do it", "then do it right", "then do it better"]
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Opened]:
+    with Opened(zmq_show_tokens=True) as opened:
+        yield opened
+
+
+@pytest.fixture
+def connect(opened: Opened) -> Iterator[Connect]:
+    """Returns a stock client of the door; all are closed at the end."""
+    with ExitStack() as stack:
+
+        def made(to: Opened = opened, kind: Any = BertClient, **said: Any) -> Any:
+            said = {"port": to.port, "port_out": to.port_out, "timeout": 20_000, **said}
+            return stack.enter_context(kind(ip="127.0.0.1", **said))
+
+        yield made
+
+
+def expected(texts: list[Any]) -> Any:
+    return numpy.stack([vector_of(text) for text in texts])
+
+
+def test_texts_become_vectors(connect: Connect) -> None:
+    vectors = connect().encode(TEXTS)
+    assert vectors.shape == (3, DIMENSIONS)
+    assert vectors.dtype == numpy.float32
+    assert (vectors == expected(TEXTS)).all()
+    assert connect(output_fmt="list").encode(TEXTS) == expected(TEXTS).tolist()
+
+
+def test_texts_may_be_words_already(connect: Connect, opened: Opened) -> None:
+    words = [text.split() for text in TEXTS]
+    assert (connect().encode(words, is_tokenized=True) == expected(TEXTS)).all()
+    assert opened.encoder.asked[-1]["texts"] == words
+    assert opened.encoder.asked[-1]["whole_words"]
+
+
+def test_tokens_are_shown(connect: Connect) -> None:
+    vectors, tokens = connect().encode(TEXTS, show_tokens=True)
+    assert (vectors == expected(TEXTS)).all()
+    assert tokens == [text.split() for text in TEXTS]
+
+
+def test_a_pair_of_texts_is_one(connect: Connect, opened: Opened) -> None:
+    connect().encode(["who ||| me", " ||| none"])
+    assert opened.encoder.asked[-1]["texts"] == [("who", "me"), " ||| none"]
+
+
+def test_answers_are_fetched_later(connect: Connect) -> None:
+    client = connect()
+    for text in TEXTS:
+        client.encode([text], blocking=False)
+    assert (client.fetch_all(sort=True, concat=True) == expected(TEXTS)).all()
+    for text in TEXTS:
+        client.encode([text], blocking=False)
+    assert {answer.id for answer in client.fetch()} == {5, 6, 7}  # number 1 asked for the configuration
+
+
+def test_batches_of_a_generator_are_encoded(connect: Connect) -> None:
+    answers = list(connect().encode_async(([text] for text in TEXTS), max_num_batch=2))
+    assert sorted(answer.id for answer in answers) == [2, 3]
+
+
+def test_the_server_tells_about_itself(connect: Connect) -> None:
+    client = connect(show_server_config=True, identity=b"asks#about@it")
+    client.encode(TEXTS)
+    assert client.server_config["max_seq_len"] == MAX_LENGTH
+    assert client.server_config["client"] == "asks#about@it"
+    statistic = client.server_status["statistic"]
+    assert statistic["num_data_request"] >= 1
+    assert statistic["num_total_seq"] >= 3
+    assert client.status["num_request"] == 5
+
+
+def test_silence_ends_with_the_timeout(connect: Connect) -> None:
+    client = connect(timeout=200)
+    with pytest.raises(TimeoutError):
+        client.encode(["!wait"])
+    client = connect()
+    assert (client.encode(TEXTS) == expected(TEXTS)).all()
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["fine", "!fail"], r"InvalidRequest: texts\[1\]: '!fail' cannot be encoded"),
+        (["!raise"], "ModelError: RuntimeError in the server"),
+    ],
+)
+def test_what_is_refused_raises_and_is_logged_with_the_client(
+    connect: Connect, caplog: pytest.LogCaptureFixture, texts: list[str], said: str
+) -> None:
+    with Opened() as opened, caplog.at_level("WARNING", "weir"):
+        client = connect(opened, identity=b"the one", timeout=-1)  # it would wait for ever
+        with pytest.raises(TypeError, match=f"refused by the server: {said}"):
+            client.encode(texts)
+        assert (client.encode(TEXTS) == expected(TEXTS)).all()
+    assert "'client': 'the one'" in caplog.text and said.split(":")[0] in caplog.text
+
+
+def test_what_is_refused_raises_where_it_is_fetched(connect: Connect) -> None:
+    client = connect(timeout=-1)
+    for texts in (["a"], ["!fail"], ["b"]):
+        client.encode(texts, blocking=False)
+    with pytest.raises(TypeError, match="cannot be encoded"):
+        client.fetch_all()
+
+
+def test_a_request_that_is_too_large_raises(connect: Connect) -> None:
+    with Opened(zmq_max_message_size=100_000, zmq_max_answer_size=32 * 1000) as opened:
+        client = connect(opened, timeout=-1)
+        with pytest.raises(TypeError, match=r"TooLarge: a request of 30\d{4} bytes \(zmq_max_message_size\)"):
+            client.encode(["x" * 300_000])
+        with pytest.raises(
+            TypeError, match=r"TooLarge: texts: 1001; their vectors have 32032 bytes; an answer may have 32000"
+        ):
+            client.encode(["a"] * 1001)
+        assert client.encode(["a"] * 1000).shape == (1000, 8)
+        opened.call(opened.door.refuse)
+        with pytest.raises(TypeError, match="Draining: the server is shutting down"):
+            client.encode(["a"])
+
+
+def test_what_is_no_character_is_left_out(connect: Connect, opened: Opened) -> None:
+    vectors = connect(timeout=-1).encode(["First\0 do it", "then \ud83ddo it right", "then do it better"])
+    assert (vectors == expected(TEXTS)).all()
+    assert opened.encoder.asked[-1]["texts"] == TEXTS
+
+
+def test_an_identity_may_be_anything(connect: Connect) -> None:
+    for identity in (b"a#b@c", b"#", b"@1#2@", "für".encode(), b"\xff\xfe", b"0"):
+        assert (connect(identity=identity).encode(TEXTS) == expected(TEXTS)).all()
+
+
+def test_many_clients_get_their_own_answers(connect: Connect) -> None:
+    clients = [connect(ignore_all_checks=True) for _ in range(24)]
+    texts = [[f"text {client} {place}" for place in range(1 + client % 5)] for client in range(24)]
+    with ThreadPoolExecutor(24) as threads:
+        for _ in range(5):
+            for mine, vectors in zip(
+                texts, threads.map(lambda one, mine: one.encode(mine), clients, texts), strict=True
+            ):
+                assert (vectors == expected(mine)).all()
+
+
+def test_threads_share_a_concurrent_client(connect: Connect) -> None:
+    client = connect(kind=ConcurrentBertClient, max_concurrency=4)
+    with ThreadPoolExecutor(4) as threads:
+        for vectors in threads.map(lambda _: client.encode(texts=TEXTS), range(40)):
+            assert (vectors == expected(TEXTS)).all()
+
+
+def test_clients_of_one_identity_all_hear_an_answer(connect: Connect) -> None:
+    asking, hearing = connect(identity=b"one"), connect(identity=b"one")
+    asking.encode(TEXTS)
+    hearing.receiver.setsockopt(zmq.RCVTIMEO, 20_000)
+    frames = hearing.receiver.recv_multipart()
+    while len(frames) == 3:  # the configuration that the other one asked for
+        frames = hearing.receiver.recv_multipart()
+    assert numpy.frombuffer(frames[2], "float32").tolist() == expected(TEXTS).ravel().tolist()
+
+
+def test_what_a_full_line_refuses_waits(connect: Connect, opened: Opened) -> None:
+    client = connect()
+
+    def refuse() -> None:
+        opened.encoder.refusals = [Overloaded("full", retry_after=0.01), ModelNotReady("not yet")]
+
+    opened.call(refuse)
+    assert (client.encode(TEXTS) == expected(TEXTS)).all()
+
+
+def test_a_stock_request_has_all_the_time_that_its_client_listens(connect: Connect, opened: Opened) -> None:
+    connect().encode(TEXTS)
+    assert opened.encoder.asked[-1]["timeout"] == LONGEST_TIMEOUT
+
+
+def test_what_takes_longer_than_requests_may_is_answered_to_a_stock_client() -> None:
+    words = Words()
+    words.gate.clear()
+
+    async def main() -> None:
+        clock = FakeClock()
+        async with Service(Summing, executor="inline", clock=clock, max_batch_size=8, timeout=0.05) as service:
+            encoder = Encoder(service, words, dimensions=DIMENSIONS, max_length=MAX_LENGTH)
+            door = ZeroMqFrontend(
+                EmbeddingContext({"words": encoder}, HttpSettings(), 1, TextCounts()), ZeroMqSettings(zmq_port=0)
+            )
+            await door.start()
+            asked = asyncio.create_task(asyncio.to_thread(ask, door.port, door.port_out))
+            await asyncio.to_thread(words.began.wait)
+            clock.advance(0.1)
+            words.gate.set()
+            assert (await asked).shape == (100, 4)
+            assert words.rounds == [64, 36]  # read by a thread, which the gate holds up
+            await door.stop()
+            encoder.close()
+
+    def ask(port: int, port_out: int) -> Any:
+        with BertClient("127.0.0.1", port, port_out, timeout=20_000) as client:
+            return client.encode([f"{number} times" for number in range(100)])
+
+    asyncio.run(main())
+
+
+def test_a_question_about_the_server_holds_up_nobody(connect: Connect) -> None:
+    client = connect()
+    client._send(b"SHOW_CONFIG")
+    number = client._send(b'["First do it"]', 1)
+    assert client._recv().id == number  # the configuration waits for those who have just come
+
+
+def test_a_client_outlives_the_server(connect: Connect) -> None:
+    with Opened() as first:
+        client = connect(first)
+        assert (client.encode(TEXTS) == expected(TEXTS)).all()
+    answer: list[Any] = []
+    asking = threading.Thread(target=lambda: answer.append(client.encode(TEXTS)))  # while nobody is there
+    asking.start()
+    with Opened(port=first.port, port_out=first.port_out):
+        asking.join(20)
+        assert (answer[0] == expected(TEXTS)).all()
+        assert (client.encode(TEXTS) == expected(TEXTS)).all()
+
+
+def test_a_broken_connection_is_made_anew(connect: Connect) -> None:
+    with Opened() as opened:
+        client = connect(opened)
+        opened.call(partial(_end_all, opened.door._out))
+        assert (client.encode(TEXTS) == expected(TEXTS)).all()  # kept until the client is back
+        opened.call(partial(_end_all, opened.door._in))
+        opened.until(lambda: any(peer._parser.ready for peer in opened.door._in.peers))
+        assert (client.encode(TEXTS) == expected(TEXTS)).all()
+
+
+def _end_all(port: Port) -> None:
+    for peer in list(port.peers):
+        peer.transport.abort()

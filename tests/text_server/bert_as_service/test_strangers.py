@@ -1,0 +1,543 @@
+"""Whoever finds the ports: garbage, scans and floods are dropped, and take no memory; who serves goes on serving."""
+
+import contextlib
+import random
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import numpy
+import psutil
+import pytest
+import zmq
+from tests.text_server.bert_as_service.hashing import vector_of
+from tests.text_server.bert_as_service.opened import Opened
+
+from weir.client.embedding import EncodeCall
+from weir.errors import Overloaded, WeirError
+from weir.protocols.account import Account
+from weir.protocols.settings import HttpSettings
+from weir.text_server.bert_as_service import zeromq
+from weir.text_server.bert_as_service.client import BertTransport
+from weir.text_server.bert_as_service.zeromq import CANCELLED_PER_TURN, MAX_TOPICS
+from weir.text_server.bert_as_service.zmtp import GREETING, LONG, MORE, Received, ZmtpParser, frame, ready
+from weir.text_server.metrics import MAX_REMEMBERED
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Opened]:
+    with Opened() as opened:
+        yield opened
+
+
+def still_serves(opened: Opened) -> None:
+    with opened.client() as client:
+        assert (client.encode(["a b"]) == numpy.stack([vector_of("a b")])).all()
+
+
+def memory() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+def connected(port: int, kind: str | None = None) -> socket.socket:
+    """Return a connection; of a socket of `kind`, after the handshake, if that is said."""
+    found = socket.create_connection(("127.0.0.1", port), timeout=20)
+    if kind is not None:
+        found.sendall(GREETING + ready(kind))
+        left = len(GREETING) + len(ready("PULL" if kind == "PUSH" else "PUB"))
+        while left:
+            left -= len(found.recv(left))
+    return found
+
+
+def message(*frames: bytes) -> bytes:
+    return b"".join(frame(each, MORE if place + 1 < len(frames) else 0) for place, each in enumerate(frames))
+
+
+def ends(stranger: socket.socket, data: bytes = b"") -> bool:
+    """Send `data` and tell whether the other side ends the connection, which it may do before all of it is sent."""
+    with contextlib.suppress(ConnectionError):
+        stranger.sendall(data)
+        while stranger.recv(1 << 16):
+            pass
+    stranger.close()
+    return True
+
+
+def floods(stranger: socket.socket, chunks: Sequence[bytes]) -> int:
+    """Send until the other side ends the connection; return how much was sent."""
+    sent = 0
+    with contextlib.suppress(OSError):
+        for chunk in chunks:
+            stranger.sendall(chunk)
+            sent += len(chunk)
+    stranger.close()
+    return sent
+
+
+def test_what_is_not_zeromq_is_ended_at_once(opened: Opened) -> None:
+    generator = random.Random(4)
+    heads = (
+        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"\x16\x03\x01\x02\x00",
+        b"SSH-2.0-x\r\n",
+        b"\xff" + bytes(8) + b"\x7e",
+    )
+    old = GREETING[:10] + b"\x01\x00" + GREETING[12:]
+    secured = GREETING[:12] + b"CURVE".ljust(20, b"\0") + GREETING[32:]
+    noise = [bytes(generator.randrange(255) for _ in range(200)) for _ in range(20)]
+    for port in (opened.port, opened.port_out):
+        for head in (*heads, old, secured, *noise):
+            stranger = connected(port)
+            assert ends(stranger, head)
+    still_serves(opened)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        frame(b"\x05READY\x0bSocket-Type\x00\x00\x00\x03REP", 4),
+        frame(b"\x05READY\x0bSocket-Type\x00\x00\x00\xffPUSH", 4),
+        frame(b"\x05READY\xffx", 4),
+        frame(b"\x05HELLO", 4),
+        frame(b"", 4),
+        frame(b"\x09x", 4),
+        frame(b"no handshake"),
+        b"\x80\x00",
+        b"\x05\x00",
+        b"\x06" + struct.pack(">Q", 1 << 20),
+    ],
+)
+def test_a_wrong_handshake_ends_the_connection(opened: Opened, said: bytes) -> None:
+    stranger = connected(opened.port)
+    assert ends(stranger, GREETING + said)
+
+
+def test_what_is_no_request_is_dropped(opened: Opened) -> None:
+    before = opened.door.drops.counts["message"]
+    wrong = (
+        [b"one"],
+        [b"me", b"[]", b"1"],
+        [b"me", b'["a"]', b"one", b"1"],
+        [b"me", b'["a"]', b"1", b"\xb2"],
+        [b"me", b'["a"]', b"1" * 40, b"1"],
+        [b"", b'["a"]', b"1", b"1"],
+        [b"m" * MIB, b'["a"]', b"1", b"1"],
+    )
+    context = zmq.Context()
+    sender = context.socket(zmq.PUSH)
+    sender.connect(opened.url)
+    for frames in wrong:
+        sender.send_multipart(frames)
+    opened.until(lambda: opened.door.drops.counts["message"] == before + len(wrong))
+    refused = opened.door.drops.counts["request"]
+    for payload in (b"{", b"[1]", b"[]", b'["a", "b"]', b'[["a", 1]]', b"\xff", b"[" * 5000):
+        sender.send_multipart([b"me", payload, b"1", b"1"])
+    sender.send_multipart([b"0", b"TERMINATION", b"0", b"0", b"no json"])
+    opened.until(lambda: opened.door.drops.counts["request"] == refused + 7)
+    context.destroy(linger=0)
+    assert not opened.ended.is_set()
+    still_serves(opened)
+
+
+def test_nothing_larger_than_allowed_is_taken(opened: Opened) -> None:
+    before = memory()
+    huge = connected(opened.port, "PUSH")
+    assert ends(huge, bytes((LONG,)) + struct.pack(">Q", 1 << 40))
+    part = frame(b"x" * (MIB // 2), MORE)
+    assert floods(connected(opened.port, "PUSH"), [part] * 400) < 100 * MIB  # libzmq takes all of it
+    parts = connected(opened.port, "PUSH")
+    assert ends(parts, frame(b"", MORE) * 6)
+    topics = connected(opened.port_out, "SUB")
+    assert ends(topics, b"".join(frame(b"\1" + b"%d" % number) for number in range(MAX_TOPICS + 1)))
+    for topic in (b"\1" + b"x" * 400, b"\1" + b"x" * MIB, b"\2x", b""):
+        stranger = connected(opened.port_out, "SUB")
+        assert ends(stranger, message(topic))
+    assert memory() - before < 60 * MIB
+    still_serves(opened)
+
+
+def test_libzmq_takes_a_message_without_end() -> None:
+    """Why the door does not use it: its limits are for a frame, and for whole messages."""
+    with zmq.Context() as context, context.socket(zmq.PULL) as pull:
+        pull.setsockopt(zmq.MAXMSGSIZE, MIB)
+        pull.setsockopt(zmq.RCVHWM, 2)
+        stranger = connected(pull.bind_to_random_port("tcp://127.0.0.1"), "PUSH")
+        before = memory()
+        assert floods(stranger, [frame(b"x" * (MIB // 2), MORE)] * 120) > 59 * MIB
+        assert memory() - before > 30 * MIB
+
+
+def test_scans_leave_nothing_behind(opened: Opened) -> None:
+    def scan(times: int) -> None:
+        for number in range(times):
+            port = (opened.port, opened.port_out)[number % 2]
+            stranger = connected(port)
+            stranger.sendall((b"\x00" * 50, GREETING, GREETING[:20], b"x" * 2000)[number % 4])
+            stranger.close()
+        opened.until(lambda: not opened.door._in.peers and not opened.door._out.peers)
+
+    scan(300)
+    before = memory()
+    scan(2000)
+    assert memory() - before < 5 * MIB
+    # The last of them may have been accepted only after the look at the peers.
+    opened.until(lambda: opened.door._in.held == opened.door._out.held == 0)
+    still_serves(opened)
+
+
+def test_who_asks_under_many_names_fills_no_table(opened: Opened) -> None:
+    sender = connected(opened.port, "PUSH")
+    for number in range(2 * MAX_REMEMBERED):
+        sender.sendall(message(b"client-%d" % number, b"SHOW_CONFIG", b"1", b"0"))
+    opened.until(lambda: opened.door.clients.system_requests >= 2 * MAX_REMEMBERED)
+    sender.close()
+    assert len(opened.door.clients.table()) <= MAX_REMEMBERED
+    opened.until(lambda: opened.door._publisher._kept_bytes > 0)
+    still_serves(opened)
+
+
+def test_so_many_connections_may_be_open() -> None:
+    with Opened(http=HttpSettings(max_connections=8)) as opened:
+        few = [connected(opened.port, "PUSH") for _ in range(8)]
+        for _ in range(20):
+            assert ends(connected(opened.port))
+        for each in few:
+            each.close()
+        opened.until(lambda: not opened.door._in.peers)
+        still_serves(opened)
+
+
+def test_who_is_slow_to_say_something_is_not_waited_for() -> None:
+    with Opened(http=HttpSettings(header_timeout=0.1, body_timeout=0.1)) as opened:
+        assert ends(connected(opened.port))
+        stranger = connected(opened.port, "PUSH")
+        assert ends(stranger, message(b"me", b"[]")[:-1])
+        still_serves(opened)
+
+
+def test_unfinished_messages_are_bounded_together_and_all_come_whole() -> None:
+    with Opened(zmq_max_in_flight=2 * MIB) as opened:
+        payload = b'["%b"]' % (b"x" * MIB)
+        strangers = [connected(opened.port, "PUSH") for _ in range(8)]
+        listening = connected(opened.port_out, "SUB")
+        listening.sendall(message(b"\1me"))
+        halves = []
+        for number, each in enumerate(strangers):
+            said = message(b"me", payload, b"%d" % number, b"1")
+            each.settimeout(1e-3)
+            sent = 0
+            with contextlib.suppress(TimeoutError):
+                while sent < MIB:
+                    sent += each.send(said[sent : sent + (64 << 10)])
+            halves.append(said[sent:])
+        opened.until(lambda: sum(peer.is_held_back for peer in opened.door._in.peers) >= 5)
+        assert opened.call(lambda: opened.door._in.held) < 5 * MIB
+        with ThreadPoolExecutor(8) as threads:
+            for each, half in zip(strangers, halves, strict=True):
+                each.settimeout(20)
+                threads.submit(each.sendall, half)
+        opened.until(lambda: len(opened.encoder.asked) == 8)
+        assert opened.call(lambda: opened.door._in.held) == 0
+        assert not opened.door.drops.counts["connection"]
+        for each in (*strangers, listening):
+            each.close()
+        still_serves(opened)
+
+
+def test_a_message_that_waits_for_others_goes_on_when_they_leave() -> None:
+    with Opened(zmq_max_in_flight=MIB) as opened:
+        first, second = (connected(opened.port, "PUSH") for _ in range(2))
+        first.sendall(frame(b"me", MORE) + frame(b"x" * 2 * MIB)[: MIB + 20])
+        opened.until(lambda: opened.door._in.held > MIB)
+        said = message(b"me", b'["%b"]' % (b"x" * 200_000), b"1", b"1")
+        second.sendall(said[:100_000])
+        opened.until(lambda: any(peer.is_held_back for peer in opened.door._in.peers))
+        first.close()
+        opened.until(lambda: not any(peer.is_held_back for peer in opened.door._in.peers))
+        second.sendall(said[100_000:])
+        opened.until(lambda: len(opened.encoder.asked) == 1)
+        second.close()
+
+
+def test_while_much_is_under_way_nothing_is_read() -> None:
+    with Opened(zmq_max_in_flight=500_000) as opened:
+        with opened.client() as client:
+            for _ in range(20):
+                client.encode(["!wait", "x" * 200_000], blocking=False)
+            opened.until(lambda: opened.door._in.paused)
+            assert len(opened.encoder.asked) < 20
+            late = connected(opened.port, "PUSH")
+            opened.call(opened.encoder.released.set)
+            assert len(client.fetch_all()) == 20
+            late.close()
+        opened.until(lambda: not opened.door._in.paused)
+
+
+def test_a_message_that_was_kept_waiting_gets_its_time() -> None:
+    with Opened(http=HttpSettings(body_timeout=0.2)) as opened:
+        kept = connected(opened.port, "PUSH")
+        opened.until(lambda: len(opened.door._in.peers) == 1)
+        kept.sendall(frame(b"half")[:-1])
+        opened.until(lambda: opened.door._in.held > 0)
+
+        def paused() -> None:
+            opened.door._handler.in_flight += 1 << 40
+            opened.door._in.pause()
+
+        opened.call(paused)
+        began = time.monotonic()
+        opened.until(lambda: time.monotonic() > began + 0.3)
+
+        def resumed() -> int:
+            opened.door._handler.in_flight -= 1 << 40
+            opened.door._in.resume()
+            opened.door._in.sweep(time.monotonic())
+            return opened.door.drops.counts["connection"]
+
+        assert opened.call(resumed) == 0
+        opened.until(lambda: not opened.door._in.peers)
+        kept.close()
+
+
+def test_what_clients_hold_is_in_the_account_of_all_endpoints() -> None:
+    account = Account(HttpSettings(max_waiting_bytes=2 * MIB))
+    text = b'["!wait","' + b"x" * (MIB // 2) + b'"]'
+    with Opened(account=account, zmq_grace=0.5) as opened:
+        asking, listening = connected(opened.port, "PUSH"), connected(opened.port_out, "SUB")
+        opened.until(lambda: account.connections == 2)
+        asking.sendall(message(b"a", text, b"1", b"2"))
+        opened.until(lambda: len(opened.encoder.asked) == 1)
+        assert MIB // 2 < account.held_bytes < MIB
+        asking.sendall(message(b"a", text, b"2", b"2")[: MIB // 4])
+        opened.until(lambda: account.held_bytes > 3 * MIB // 4)  # a message that has not come whole
+        asking.close()
+        opened.until(lambda: account.held_bytes < MIB and account.connections == 1)
+        opened.call(opened.encoder.released.set)
+        opened.until(lambda: opened.door.drops.counts["answer"] == 1)  # kept for who may come, and given up
+        opened.until(lambda: account.held_bytes == 0)
+        listening.close()
+        opened.until(lambda: account.connections == 0)
+
+
+def test_nothing_more_is_read_while_the_account_is_full() -> None:
+    account = Account(HttpSettings(max_waiting_bytes=MIB))
+    with Opened(account=account) as opened:
+        with opened.client() as client:
+            for _ in range(8):
+                client.encode(["!wait", "x" * (MIB // 4)], blocking=False)
+            opened.until(lambda: opened.door._in.paused)
+            assert len(opened.encoder.asked) < 8
+            assert MIB // 2 < account.held_bytes < 2 * MIB  # what comes next would be too much
+            opened.call(opened.encoder.released.set)
+            assert len(client.fetch_all()) == 8
+        opened.until(lambda: account.held_bytes == 0)
+
+
+def test_connections_of_other_endpoints_leave_less_for_these() -> None:
+    account = Account(HttpSettings(max_connections=3))
+    account.counters.append(lambda: 2)
+    with Opened(account=account) as opened:
+        first = connected(opened.port, "PUSH")
+        opened.until(lambda: account.connections == 3)
+        assert ends(connected(opened.port))
+        first.close()
+        opened.until(lambda: account.connections == 2)
+
+
+def test_who_does_not_read_gets_no_more() -> None:
+    with Opened(zmq_max_unread=MIB) as opened:
+        with opened.client("slow") as asking:
+            slow = connected(opened.port_out, "SUB")
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.sendall(message(b"\1slow") + message(b"\1slo") + message(b"\0nothing"))
+            opened.until(lambda: len(opened.door._publisher._peers) >= 2)
+            texts = ["a"] * 20_000  # 640 kB of vectors
+            while not opened.door.drops.counts["answer"]:
+                assert asking.encode(texts).shape == (20_000, 8)
+            assert opened.call(lambda: opened.door._publisher.unread) < 2 * MIB
+            assert opened.call(lambda: opened.door._publisher.waiting)
+            slow.sendall(frame(b"\x04PING\x00\x01abc", 4) * 100)  # not answered either
+            slow.close()
+        still_serves(opened)
+
+
+MANY = b"[" + b",".join([b'"a"'] * 20_000) + b"]"  # their vectors have 640 kB
+
+
+def listening_narrowly(opened: Opened, topic: bytes) -> socket.socket:
+    """Return a connection that listens to a topic, for which the system takes little."""
+    found = socket.socket()
+    found.settimeout(20)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    found.connect(("127.0.0.1", opened.port_out))
+    found.sendall(GREETING + ready("SUB") + message(b"\1" + topic))
+    found.recv(len(GREETING + ready("PUB")), socket.MSG_WAITALL)
+    opened.until(lambda: topic in opened.door._publisher._peers)
+    return found
+
+
+def test_no_answer_is_lost_to_who_reads_late() -> None:
+    with Opened(zmq_max_unread=MIB) as opened:
+        with connected(opened.port, "PUSH") as asking, listening_narrowly(opened, b"late") as listening:
+            for number in range(12):
+                asking.sendall(message(b"late", MANY, b"%d" % number, b"20000"))
+            opened.until(lambda: opened.door._publisher.unread > MIB // 2 and bool(opened.door._publisher._waiting))
+            got: list[bytes | bytearray] = []
+            stream = ZmtpParser("PULL", 1 << 30, 5)
+            list(stream.feed(GREETING + ready("PUSH")))
+            while len(got) < 12:
+                got += [
+                    event.frames[3] for event in stream.feed(listening.recv(1 << 20)) if isinstance(event, Received)
+                ]
+        assert got == [b"%d" % number for number in range(12)]
+        assert not opened.door.drops.counts["answer"]
+        opened.until(lambda: not (opened.door._publisher._reserved or opened.door._publisher._waiting))
+
+
+def test_who_hardly_reads_is_not_waited_for() -> None:
+    with Opened(zmq_max_unread=MIB, http=HttpSettings(body_timeout=0.3), zmq_grace=0.2) as opened:
+        with connected(opened.port, "PUSH") as asking, listening_narrowly(opened, b"stuck") as listening:
+            for number in range(12):
+                asking.sendall(message(b"stuck", MANY, b"%d" % number, b"20000"))
+            opened.until(lambda: not opened.door._out.peers)
+            assert ends(listening)
+            opened.until(lambda: not opened.door._handler.busy)
+            assert not opened.door._publisher._waiting
+        still_serves(opened)
+
+
+def test_who_has_gone_costs_nothing() -> None:
+    with Opened(zmq_grace=0.2) as opened:
+        asking = connected(opened.port, "PUSH")
+        asking.sendall(message(b"nobody", b'["!wait"]', b"1", b"1"))
+        opened.until(lambda: opened.encoder.cancelled == 1)
+        asking.sendall(message(b"nobody", b'["a"]', b"2", b"1"))
+        opened.until(lambda: opened.door.drops.counts["answer"] == 1)
+        assert not opened.call(lambda: opened.door._publisher.waiting)
+        asking.close()
+
+
+def test_who_asks_much_and_leaves_holds_up_nobody() -> None:
+    with Opened(zmq_grace=0.2) as opened:
+        turns: list[int] = []
+
+        def look() -> None:
+            turns.append(opened.encoder.cancelled)
+            opened._loop.call_soon(look)
+
+        asking = connected(opened.port, "PUSH")
+        asking.sendall(b"".join(message(b"nobody", b'["!wait"]', b"%d" % number, b"1") for number in range(1000)))
+        opened.until(lambda: len(opened.encoder.asked) == 1000)
+        opened.call(look)
+        asking.close()
+        opened.until(lambda: opened.encoder.cancelled == 1000)
+        opened.until(lambda: not opened.door._handler.busy)
+        assert max(after - before for before, after in pairwise(turns)) <= 2 * CANCELLED_PER_TURN
+        still_serves(opened)
+
+
+def test_while_the_queue_is_full_only_some_requests_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zeromq, "RETRYING", 8)
+    with Opened() as opened:
+        opened.encoder.refusals = [Overloaded("full")] * 100_000
+        asking = connected(opened.port, "PUSH")
+        asking.sendall(b"".join(message(b"me", b'["a%d"]' % number, b"%d" % number, b"1") for number in range(100)))
+
+        def asked() -> Counter[str]:
+            return Counter(said["texts"][0] for said in opened.encoder.asked)
+
+        opened.until(lambda: len(asked()) == 100 and max(asked().values()) > 3)
+        assert len([text for text, times in opened.call(asked).items() if times > 1]) == 8
+        opened.call(opened.encoder.refusals.clear)
+        opened.until(lambda: not opened.door._handler.busy)
+        assert set(opened.call(asked)) == {f"a{number}" for number in range(100)}
+        asking.close()
+
+
+def test_an_answer_waits_for_who_comes_back(opened: Opened) -> None:
+    asking, listening = connected(opened.port, "PUSH"), connected(opened.port_out, "SUB")
+    asking.sendall(message(b"late", b'["a b"]', b"7", b"1"))
+    opened.until(lambda: [bytes(each.frames[-1]) for each in opened.door._publisher._kept[b"late"]] == [b"7"])
+    listening.sendall(frame(b"\x09SUBSCRIBElate", 4) + frame(b"\x04PING\x00\x01abc", 4))
+    expected = frame(b"\x04PONGabc", 4)
+    got = b""
+    while not got.endswith(expected):
+        got += listening.recv(1 << 16)
+    assert vector_of("a b").tobytes() in got
+    listening.sendall(frame(b"\x06CANCELlate", 4))
+    opened.until(lambda: not opened.door._publisher._subscribers(b"late"))
+    asking.sendall(message(b"late", b'["a b"]', b"8", b"1"))
+    opened.until(lambda: [bytes(each.frames[-1]) for each in opened.door._publisher._kept[b"late"]] == [b"8"])
+    listening.sendall(message(b"\1lat"))
+    assert listening.recv(1 << 16).startswith(message(b"late", b"")[:6])
+    asking.close()
+    listening.close()
+
+
+@pytest.mark.parametrize("overheard", [b"", b"la"])
+def test_a_stranger_who_listens_to_all_takes_no_answer_away(opened: Opened, overheard: bytes) -> None:
+    stranger = connected(opened.port_out, "SUB")
+    stranger.sendall(message(b"\1" + overheard))
+    opened.until(lambda: bool(opened.door._publisher._subscribers(b"later")))
+    asking, listening = connected(opened.port, "PUSH"), connected(opened.port_out, "SUB")
+    asking.sendall(message(b"later", b'["a b"]', b"7", b"1"))
+    assert vector_of("a b").tobytes() in read_until(stranger, b"7")
+    listening.sendall(message(b"\1later"))
+    assert vector_of("a b").tobytes() in read_until(listening, b"7")
+    opened.until(lambda: not opened.door._publisher._kept)
+    for each in (stranger, asking, listening):
+        each.close()
+
+
+def read_until(connection: socket.socket, end: bytes) -> bytes:
+    got = b""
+    while not got.endswith(end):
+        got += connection.recv(1 << 16)
+    return got
+
+
+def test_no_more_is_kept_for_who_does_not_come_than_allowed() -> None:
+    with Opened(zmq_max_unread=20_000) as opened:
+        asking = connected(opened.port, "PUSH")
+        for number in range(100):
+            asking.sendall(message(b"nobody", b'["a b"]', b"%d" % number, b"1"))
+        opened.until(lambda: opened.encoder.asked[99:] != [])
+        opened.until(lambda: opened.door.drops.counts["answer"] > 50)
+        assert opened.door._publisher._kept_bytes <= 20_000
+        asking.close()
+
+
+def test_only_this_machine_may_end_the_server(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = [b"0", b"TERMINATION", b"0", b"0"]
+    opened.call(lambda: opened.door._handler.received(Received(stock), "192.0.2.7"))
+    assert not opened.ended.is_set()
+    sender = connected(opened.port, "PUSH")
+    sender.sendall(message(*stock))
+    assert opened.ended.wait(20)
+    sender.close()
+
+
+def test_a_client_bears_strange_answers(opened: Opened) -> None:
+    transport = BertTransport("127.0.0.1", opened.port, opened.port_out, identity="me")
+    for answer in ([b"me"], [b"me", b"{}", b"one"], [b"me2", b"{}", b"1"], [b"me", b"{}", b"7"]):
+        transport._deliver(answer)
+    for place, answer in enumerate(
+        (
+            [b"{", b""], [b"{}", b""], [b"[]", b""], [b"{}", b"1234"], [b'{"error": 3}'],
+            [b'{"dtype": "float32", "shape": [3], "tokens": ""}', b"1234"], [b'{"dtype": "O", "shape": [1], "tokens": ""}', b"12345678"],
+        )
+    ):  # fmt: skip
+        future = transport.start(EncodeCall(["!wait"]), 20.0)
+        transport._deliver([b"me", *answer, b"%d" % (1 + place)])
+        with pytest.raises(WeirError, match="something other than vectors"):
+            future.result(20.0)
+    assert transport.config(20.0)["max_seq_len"] == 6
+    transport.close()
+    transport.close()

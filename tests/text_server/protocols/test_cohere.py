@@ -1,0 +1,99 @@
+"""Cohere's and Jina's endpoints over encoders without a model."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.text_server.hashing import HashingEncoder, vector_of
+from tests.text_server.protocols.test_tei import TEXTS, post, ranker
+
+from weir.errors import Overloaded
+from weir.text_models.packing import Packing, quantized
+from weir.text_server.texts import TextFacts
+
+EXPECTED = np.stack([vector_of(text) for text in TEXTS])
+
+
+def test_vectors_come_in_all_the_types_that_are_requested() -> None:
+    types = ["float", "int8", "ubinary", "base64"]
+    answer = post(
+        "/v2/embed", {"model": "hashing", "texts": TEXTS, "input_type": "search_query", "embedding_types": types}
+    ).json()
+    assert answer["response_type"] == "embeddings_by_type" and answer["texts"] == TEXTS
+    assert list(answer["embeddings"]) == types
+    np.testing.assert_array_equal(np.array(answer["embeddings"]["float"], np.float32), EXPECTED)
+    assert answer["embeddings"]["int8"] == quantized(EXPECTED, Packing.INT8).tolist()
+    assert answer["embeddings"]["ubinary"] == quantized(EXPECTED, Packing.UBINARY).tolist()
+    assert answer["meta"] == {"api_version": {"version": "2"}, "billed_units": {"input_tokens": 11}}
+
+
+def test_the_first_version_answers_a_list() -> None:
+    answer = post("/v1/embed", {"texts": TEXTS}).json()
+    assert answer["response_type"] == "embeddings_floats"
+    np.testing.assert_array_equal(np.array(answer["embeddings"], np.float32), EXPECTED)
+    assert list(post("/v1/embed", {"texts": TEXTS, "embedding_types": ["int8"]}).json()["embeddings"]) == ["int8"]
+
+
+@pytest.mark.parametrize(("said", "expected"), [
+    ({"truncate": "NONE"}, {"truncate": False}), ({"truncate": "START"}, {"truncate": True, "truncate_left": True}),
+    ({"truncate": "END"}, {"truncate": True, "truncate_left": False}), ({"output_dimension": 4}, {"dimensions": 4}),
+    ({"input_type": "search_query"}, {"prompt": "query"}), ({"input_type": "search_document"}, {"prompt": None}),
+])  # fmt: skip
+def test_options_are_passed_on(said: Any, expected: Any) -> None:
+    encoder = HashingEncoder(facts=TextFacts(prompts={"query": "query: "}))
+    assert post("/v2/embed", {"texts": ["a"], "input_type": "clustering", **said}, encoder).status_code == 200
+    assert encoder.heard[0].said.items() >= expected.items()
+
+
+def test_texts_may_come_as_content() -> None:
+    encoder = HashingEncoder()
+    post(
+        "/v2/embed",
+        {"inputs": [{"content": [{"type": "text", "text": "a"}]}, {"content": [{"type": "text", "text": "b"}]}]},
+        encoder,
+    )
+    assert encoder.heard[0].texts == ["a", "b"]
+
+
+def test_documents_are_ranked_with_their_texts_below_the_first_version() -> None:
+    said = {
+        "model": "ranker",
+        "query": "q",
+        "documents": ["bird", "dam", "weir"],
+        "top_n": 2,
+        "max_tokens_per_doc": 4096,
+    }
+    answer = post("/v2/rerank", said, ranker()).json()
+    assert [(each["index"], "document" in each) for each in answer["results"]] == [(2, False), (1, False)]
+    assert answer["results"][0]["relevance_score"] == pytest.approx(0.98201, abs=1e-5)
+    assert answer["meta"]["billed_units"] == {"search_units": 1}
+    jina = post("/v1/rerank", said, ranker()).json()
+    assert [each["document"] for each in jina["results"]] == [{"text": "weir"}, {"text": "dam"}]
+    assert jina["usage"]["total_tokens"] == 9 and jina["model"] == "ranker"
+
+
+@pytest.mark.parametrize(("path", "document", "status", "rule"), [
+    ("/v2/embed", {"texts": []}, 400, "texts"), ("/v2/embed", {}, 400, "texts: must be a list of texts, is None"),
+    ("/v2/embed", {"texts": ["a"], "truncate": "LEFT"}, 400, "truncate='LEFT': must be one of NONE, START, END"),
+    ("/v2/embed", {"texts": ["a"], "embedding_types": ["int4"]}, 400, "embedding_types='int4': must be one of float"),
+    ("/v2/embed", {"texts": ["a"], "embedding_types": []}, 400, "embedding_types: must name one or more"),
+    ("/v2/embed", {"texts": ["a"], "output_dimension": 9}, 400, "output_dimension=9: must be 1 to 8"),
+    ("/v2/embed", {"texts": ["a"], "input_type": "question"}, 400, "input_type='question': must be one of"),
+    ("/v2/embed", {"images": ["a"], "input_type": "image"}, 501, "images: only texts are encoded here"),
+    ("/v2/embed", {"texts": ["a"], "inputs": [{}]}, 400, "texts, inputs: only one of them may be given"),
+    ("/v2/embed", {"inputs": [{"content": [{"type": "image_url"}]}]}, 400, "inputs[0]"),
+    ("/v2/embed", {"texts": ["a"], "model": "b"}, 404, "unknown model 'b'; available"),
+    ("/v2/rerank", {"query": "a", "documents": ["b"]}, 400, "model 'hashing': has no task rerank; it has embed"),
+    ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, 400, "top_n=0: must be 1 or more"),
+    ("/v2/rerank", [], 400, "body: must be an object"),
+])  # fmt: skip
+def test_what_is_wrong_has_coheres_shape(path: str, document: Any, status: int, rule: str) -> None:
+    answer = post(path, document)
+    assert answer.status_code == status and rule in answer.json()["message"] == answer.json()["detail"]
+
+
+def test_what_does_not_fit_in_now_says_when_to_come_again() -> None:
+    encoder = HashingEncoder()
+    encoder.error = Overloaded("full", retry_after=2.0)
+    answer = post("/v2/embed", {"texts": ["a"]}, encoder)
+    assert answer.status_code == 429 and answer.headers["retry-after"] == "2"

@@ -1,0 +1,279 @@
+"""TEI's endpoints over encoders without a model: what is asked, what is answered, its headers and errors."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tests.text_server.hashing import HashingEncoder, vector_of
+from tests.text_server.served_texts import MAX_TEXTS, Served, served
+
+from weir.errors import DeadlineExceeded, Draining, ModelError, Overloaded
+from weir.text_models.packing import unit_vectors
+from weir.text_server.texts import TextFacts, TextTask
+
+TEXTS = ["first do it", "then do it right", "then do it better"]
+UNIT = unit_vectors(np.stack([vector_of(text) for text in TEXTS]))
+HEADERS = {
+    "x-compute-type": "cpu", "x-compute-time": "7", "x-compute-characters": "44", "x-compute-tokens": "11",
+    "x-total-time": "7", "x-tokenization-time": "1", "x-queue-time": "2", "x-inference-time": "3",
+}  # fmt: skip
+
+
+def ranker() -> HashingEncoder:
+    """Return a model that ranks: the number of each document is known."""
+    encoder = HashingEncoder("ranker", facts=TextFacts(tasks=(TextTask.RERANK, TextTask.PREDICT), labels=("LABEL_0",)))
+    encoder.scores = {"dam": [2.0], "bird": [-2.0], "weir": [4.0], "twin": [2.0]}
+    return encoder
+
+
+def labeller(independent: bool = False) -> HashingEncoder:
+    """Return a model that labels."""
+    facts = TextFacts(tasks=(TextTask.PREDICT,), labels=("sad", "glad", "mad"), independent_labels=independent)
+    encoder = HashingEncoder("labeller", facts=facts)
+    encoder.scores = {"dam": [0.0, 1.0, -1.0], "bird": [3.0, 0.0, 0.0]}
+    return encoder
+
+
+def asked(ask: Callable[[Served], Awaitable[Any]], *encoders: HashingEncoder) -> Any:
+    """Return what `ask` returns on a server of `encoders`."""
+
+    async def main() -> Any:
+        async with served(*(encoders or (HashingEncoder(),))) as server:
+            return await ask(server)
+
+    return asyncio.run(main())
+
+
+def post(path: str, document: Any, *encoders: HashingEncoder) -> httpx.Response:
+    """Return the answer to one call."""
+    answer: httpx.Response = asked(lambda server: server.client.post(path, json=document), *encoders)
+    return answer
+
+
+@pytest.mark.parametrize("path", ["/embed", "/", "/invocations"])
+def test_vectors_have_length_one_and_the_headers_tell_the_work(path: str) -> None:
+    answer = post(path, {"inputs": TEXTS, "parameters": {}, "options": {"wait_for_model": True}})
+    np.testing.assert_allclose(answer.json(), UNIT, rtol=1e-6)
+    assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+
+
+@pytest.mark.parametrize(("said", "expected"), [
+    ({"truncate": True, "truncation_direction": "Left"}, {"truncate": True, "truncate_left": True}),
+    ({"truncate": False, "truncation_direction": "right"}, {"truncate": False, "truncate_left": False}),
+    ({"prompt_name": "query", "dimensions": 3}, {"prompt": "query", "dimensions": 3}),
+    ({"prompt_name": None}, {"prompt": None}),
+])  # fmt: skip
+def test_options_are_passed_on(said: Any, expected: Any) -> None:
+    encoder = HashingEncoder(facts=TextFacts(prompts={"query": "query: "}))
+    assert post("/embed", {"inputs": "one", "normalize": False, **said}, encoder).status_code == 200
+    assert encoder.heard[0].said.items() >= expected.items()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "texts"),
+    [("one", ["one"]), ([4, 5], [[4, 5]]), ([[4], [5, 6]], [[4], [5, 6]]), (["a", "b"], ["a", "b"])],
+)
+def test_inputs_are_texts_or_token_ids(inputs: Any, texts: Any) -> None:
+    encoder = HashingEncoder()
+    answer = post("/embed", {"inputs": inputs, "normalize": False}, encoder)
+    assert encoder.heard[0].texts == texts and len(answer.json()) == len(texts)
+
+
+def test_each_token_may_have_a_vector() -> None:
+    answer = post(
+        "/embed_all", {"inputs": ["one two", "three"]}, HashingEncoder(), HashingEncoder("tokens", per_token=True)
+    )
+    assert [len(each) for each in answer.json()] == [2, 1]
+
+
+def test_a_sentence_is_compared_with_others() -> None:
+    said = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}, "parameters": {"truncate": True}}
+    np.testing.assert_allclose(post("/similarity", said).json(), UNIT[1:] @ UNIT[0], rtol=1e-5)
+
+
+def test_a_sentence_is_compared_by_the_function_of_the_model() -> None:
+    said = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}}
+    encoder = HashingEncoder(facts=TextFacts(similarity="euclidean"))
+    vectors = np.stack([vector_of(text) for text in TEXTS])
+    expected = -np.linalg.norm(vectors[1:] - vectors[0], axis=1)
+    np.testing.assert_allclose(post("/similarity", said, encoder).json(), expected, rtol=1e-5)
+
+
+def test_texts_are_ranked_by_the_first_model_that_ranks() -> None:
+    encoder = ranker()
+    answer = post(
+        "/rerank", {"query": "q", "texts": ["bird", "dam", "weir", "twin"], "truncate": True}, HashingEncoder(), encoder
+    )
+    assert [each["index"] for each in answer.json()] == [2, 1, 3, 0]  # of equal ones the first goes first
+    np.testing.assert_allclose(
+        [each["score"] for each in answer.json()], [0.98201, 0.88080, 0.88080, 0.11920], atol=1e-5
+    )
+    assert encoder.heard[0].texts == [("q", "bird"), ("q", "dam"), ("q", "weir"), ("q", "twin")]
+    assert answer.headers["x-compute-characters"] == "19"
+
+
+def test_raw_scores_and_texts_are_answered_on_request() -> None:
+    said = {"query": "q", "texts": ["bird", "dam"], "raw_scores": True, "return_text": True}
+    expected = [{"index": 1, "score": 2.0, "text": "dam"}, {"index": 0, "score": -2.0, "text": "bird"}]
+    assert post("/rerank", said, ranker()).json() == expected
+    assert post("/", said, ranker()).json() == expected
+
+
+@pytest.mark.parametrize(("inputs", "texts"), [
+    ("dam", ["dam"]), (["dam", "bird"], [("dam", "bird")]), ([["dam"], ["dam", "bird"]], ["dam", ("dam", "bird")]),
+])  # fmt: skip
+def test_texts_and_pairs_are_labelled(inputs: Any, texts: Any) -> None:
+    encoder = labeller()
+    answer = post("/predict", {"inputs": inputs}, encoder).json()
+    assert encoder.heard[0].texts == texts
+    first = answer[0] if len(texts) > 1 else answer
+    assert sum(each["score"] for each in first) == pytest.approx(1.0)
+    assert [each["label"] for each in first] == (
+        ["glad", "sad", "mad"] if texts[0] == "dam" else ["sad", "glad", "mad"]
+    )
+
+
+def test_labels_that_do_not_exclude_each_other_have_scores_of_their_own() -> None:
+    found = {each["label"]: each["score"] for each in post("/predict", {"inputs": "dam"}, labeller(True)).json()}
+    assert found == pytest.approx({"sad": 0.5, "glad": 0.731058, "mad": 0.268941}, abs=1e-5)
+    raw = post("/predict", {"inputs": "dam", "raw_scores": True}, labeller()).json()
+    assert [each["score"] for each in raw] == [1.0, 0.0, -1.0]
+
+
+def test_tokens_are_shown_and_put_together_again() -> None:
+    encoder = HashingEncoder(facts=TextFacts(prompts={"query": "query: "}))
+    shown = post("/tokenize", {"inputs": ["one two"], "prompt_name": "query"}, encoder).json()
+    assert [each["text"] for each in shown[0]] == ["<s>", "query:", "one", "two"]
+    assert shown[0][0] == {"id": 0, "text": "<s>", "special": True, "start": None, "stop": None}
+    assert shown[0][2] == {"id": 3, "text": "one", "special": False, "start": 7, "stop": 10}
+    assert len(post("/tokenize", {"inputs": "one two", "add_special_tokens": False}).json()[0]) == 2
+    assert post("/decode", {"ids": [0, 4, 5]}).json() == ["4 5"]
+    assert post("/decode", {"ids": [[0, 4], [5]], "skip_special_tokens": False}).json() == ["0 4", "5"]
+
+
+def test_offsets_of_tokens_are_bytes_of_utf_8() -> None:
+    text = "ein Wehr für Größe 🐟 da"
+    encoder = HashingEncoder(facts=TextFacts(prompts={"query": "für: "}))
+    for prompt_name, whole in ((None, text), ("query", f"für: {text}")):
+        (tokens,) = post("/tokenize", {"inputs": text, "prompt_name": prompt_name}, encoder).json()
+        body = whole.encode()
+        assert [body[each["start"] : each["stop"]].decode() for each in tokens if not each["special"]] == whole.split()
+
+
+def test_the_first_model_is_described() -> None:
+    def info(*encoders: HashingEncoder) -> Any:
+        return asked(lambda server: server.client.get("/info"), *encoders).json()
+
+    plain = info(HashingEncoder(), ranker())
+    assert plain["model_id"] == "hashing" and plain["model_type"] == {"embedding": {"pooling": "mean"}}
+    assert (plain["max_input_length"], plain["max_client_batch_size"], plain["auto_truncate"]) == (6, MAX_TEXTS, True)
+    assert info(ranker())["model_type"] == {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}
+    assert info(labeller())["model_type"]["classifier"]["label2id"] == {"sad": 0, "glad": 1, "mad": 2}
+
+
+@pytest.mark.parametrize(("path", "document", "status", "kind", "rule"), [
+    ("/embed", {"inputs": ""}, 400, "Empty", "inputs: must not be empty"),
+    ("/embed", {"inputs": []}, 400, "Empty", "inputs: must not be empty"),
+    ("/embed", {"inputs": ["a", ""]}, 400, "Empty", "inputs[1]: must not be empty"),
+    ("/embed", {}, 422, "Validation", "inputs: is missing"),
+    ("/embed", [], 422, "Validation", "body: must be an object"),
+    ("/embed", {"inputs": ["a", 3]}, 422, "Validation", "inputs[1]: must be a text, is 3"),
+    ("/embed", {"inputs": 3}, 422, "Validation", "inputs=3: must be a text or a list"),
+    ("/embed", {"inputs": [[]]}, 422, "Validation", "inputs[0]: must be a text or a list of token ids"),
+    ("/embed", {"inputs": ["a"] * 51}, 413, "Validation", "inputs: has 51 texts, must have at most 50 (max_texts)"),
+    ("/embed", {"inputs": "a b c d e f g", "truncate": False}, 413, "Validation", "inputs[0]: has 7 tokens"),
+    ("/embed", {"inputs": "a", "dimensions": 9}, 422, "Validation", "dimensions=9: must be 1 to 8"),
+    ("/embed", {"inputs": "a", "prompt_name": "q"}, 422, "Validation", "prompt_name='q': unknown prompt; available: none"),
+    ("/embed", {"inputs": "a", "truncation_direction": "up"}, 422, "Validation", "must be one of left, right"),
+    ("/embed", {"inputs": "a", "model": "b"}, 404, "Validation", "unknown model 'b'; available: hashing"),
+    ("/embed_all", {"inputs": "a"}, 424, "Backend", "model 'hashing': has no task embed_all; it has embed"),
+    ("/rerank", {"query": "a", "texts": ["b"]}, 424, "Backend", "model 'hashing': has no task rerank; it has embed"),
+    ("/rerank", {"query": "a", "texts": []}, 400, "Empty", "texts: must not be empty"),
+    ("/rerank", {"query": "a"}, 422, "Validation", "texts: is missing"),
+    ("/predict", {"inputs": "b"}, 424, "Backend", "model 'hashing': has no task predict; it has embed"),
+    ("/predict", {"inputs": ["a", "b", "c"]}, 422, "Validation", "must be a list of one text or two"),
+    ("/predict", {"inputs": 4}, 422, "Validation", "inputs=4: must be"),
+    ("/similarity", {"inputs": {"sentences": ["a"]}}, 422, "Validation", "inputs.source_sentence: is missing"),
+    ("/similarity", {"inputs": {"source_sentence": "a", "sentences": [""]}}, 422, "Validation", "inputs.sentences"),
+    ("/tokenize", {"inputs": [4]}, 422, "Validation", "inputs[0]: must be a text, is 4"),
+    ("/decode", {"ids": "a"}, 400, "Empty", "ids='a': must be a list of token ids"),
+    ("/decode", {"ids": [[4], 5]}, 422, "Validation", "ids[1]=5: must be a list of token ids"),
+])  # fmt: skip
+def test_what_is_wrong_has_teis_shape(path: str, document: Any, status: int, kind: str, rule: str) -> None:
+    answer = post(path, document)
+    assert (answer.status_code, answer.json()["error_type"]) == (status, kind)
+    assert rule in answer.json()["error"]
+
+
+@pytest.mark.parametrize(("error", "status", "kind"), [
+    (Overloaded("full", retry_after=2.0), 429, "Overloaded"), (Draining("ending"), 503, "Unhealthy"), (ModelError("no"), 424, "Backend"),
+    (DeadlineExceeded("late"), 408, "Backend"), (ValueError("a bug"), 500, "Backend"),
+])  # fmt: skip
+def test_what_fails_has_teis_shape(error: Exception, status: int, kind: str) -> None:
+    encoder = HashingEncoder()
+    encoder.error = error
+    answer = post("/embed", {"inputs": "a"}, encoder)
+    assert (answer.status_code, answer.json()["error_type"]) == (status, kind)
+
+
+def weigher() -> HashingEncoder:
+    """Return a model that weighs the terms of texts."""
+    encoder = HashingEncoder("weigher", facts=TextFacts(tasks=(TextTask.EMBED_SPARSE,)))
+    encoder.lists = {"one": [[7, 0.5], [30_000, 1.25]], "two": [], "three": [[9, 2.0]]}
+    return encoder
+
+
+def test_texts_have_the_weights_of_their_terms() -> None:
+    answer = post("/embed_sparse", {"inputs": ["one", "two", "three"], "truncate": True}, HashingEncoder(), weigher())
+    assert answer.json() == [
+        [{"index": 7, "value": 0.5}, {"index": 30_000, "value": 1.25}],
+        [],
+        [{"index": 9, "value": 2.0}],
+    ]
+    assert post("/", {"inputs": "two"}, weigher()).json() == [[]]
+    wrong = post("/embed_sparse", {"inputs": "one"})
+    assert wrong.status_code == 424 and "has no task embed_sparse; it has embed" in wrong.json()["error"]
+
+
+# What Vertex AI, SageMaker and OpenAPI's clients look for.
+
+
+def test_a_body_of_vertex_ai_has_an_answer_for_each_instance() -> None:
+    instances = [{"inputs": TEXTS[0]}, {"inputs": TEXTS[1:], "normalize": True}]
+    answer = post("/vertex", {"instances": instances, "parameters": {}})
+    first, second = answer.json()["predictions"]
+    np.testing.assert_allclose([*first, *second], UNIT, rtol=1e-6)
+
+
+def test_instances_are_for_the_task_of_the_first_model_unless_they_are_to_be_ranked() -> None:
+    ranking, label = {"query": "q", "texts": ["bird", "dam"]}, {"inputs": ["q", "dam"], "raw_scores": True}
+    found = post("/vertex", {"instances": [ranking, label]}, ranker()).json()["predictions"]
+    assert [each["index"] for each in found[0]] == [1, 0]
+    assert found[1] == [{"label": "LABEL_0", "score": 2.0}]
+    (labels,) = post("/vertex", {"instances": [{"inputs": "dam"}]}, labeller()).json()["predictions"]
+    assert labels[0]["label"] == "glad"
+
+
+def test_the_first_wrong_instance_is_the_answer_to_all() -> None:
+    answer = post("/vertex", {"instances": [{"inputs": "one"}, {"inputs": ""}, {}]})
+    assert (answer.status_code, answer.json()["error_type"]) == (400, "Empty")
+    answer = post("/vertex", {"instances": "one"})
+    assert (answer.status_code, answer.json()["error_type"]) == (422, "Validation")
+    answer = post("/vertex", {"instances": [{"inputs": "one"}] * (MAX_TEXTS + 1)})
+    assert (answer.status_code, answer.json()["error_type"]) == (413, "Validation")
+    assert post("/vertex", {"instances": []}).json() == {"predictions": []}
+
+
+def test_the_endpoints_of_sagemaker_and_of_teis_description_are_there() -> None:
+    async def ask(server: Served) -> list[httpx.Response]:
+        paths = ("/ping", "/health", "/api-doc/openapi.json", "/openapi.json")
+        return [await server.client.get(path) for path in paths]
+
+    ping, health, described, same = asked(ask)
+    assert (ping.status_code, ping.json()) == (health.status_code, health.json())
+    documents = [response.json() for response in (described, same)]
+    assert [document.pop("servers") for document in documents] == [[{"url": ".."}], [{"url": "."}]]
+    assert documents[0] == documents[1] and "/embed" in documents[0]["paths"]

@@ -1,0 +1,441 @@
+"""Small requests on the fast path, answered as the ASGI application answers them; and answers that are written bit by bit."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import openai
+import pytest
+from tests.text_server.hashing import DIMENSIONS, HashingEncoder, vector_of
+from tests.text_server.served_texts import MAX_TEXTS, Served, served
+
+from weir.errors import Cancelled, DeadlineExceeded, ModelError, Overloaded
+from weir.frontends.http.fast.handover import HandOver
+from weir.messages import Dispatch, Reason, Wakeup
+from weir.telemetry.tracecontext import CURRENT, Trace
+from weir.text_models.texts import TextOutput
+from weir.text_server.encoder import SMALL_REQUEST
+from weir.text_server.http import Listing, listing, send_listing
+from weir.text_server.protocols.openai import OpenAIProtocol
+from weir.text_server.texts import TextFacts, TextTask
+
+OPENAI, ENCODE = "/v1/embeddings", "/encode"
+LONG = "one two three four five six seven"
+FORM = "application/x-www-form-urlencoded"
+MSGPACK = "application/msgpack"
+
+
+@pytest.fixture
+def handed_over(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+    """The beginnings of what was left to the ASGI application."""
+    found: list[bytes] = []
+    go_on = HandOver.go_on
+
+    def noted(self: HandOver, lane: Any, transport: Any, replay: bytes) -> None:
+        found.append(replay)
+        go_on(self, lane, transport, replay)
+
+    monkeypatch.setattr(HandOver, "go_on", noted)
+    yield found
+
+
+@asynccontextmanager
+async def dialled(server: Served) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection of one's own."""
+    reader, writer = await asyncio.open_connection(server.client.base_url.host, server.client.base_url.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+def request(path: str, document: Any, *headers: str, version: str = "1.1") -> bytes:
+    """Return a request as bytes."""
+    body = json.dumps(document).encode()
+    lines = [f"POST {path} HTTP/{version}", "host: t", f"content-length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+async def answer_on(reader: asyncio.StreamReader) -> tuple[int, bytes, bytes]:
+    """Read one answer: its code, its head in lower case, and its body."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    return int(head.split()[1]), head, await reader.readexactly(length)
+
+
+def said_of(answer: httpx.Response) -> tuple[int, dict[str, str], bytes]:
+    """Return what must be alike, however it was answered."""
+    return answer.status_code, {name: value for name, value in answer.headers.items() if name != "date"}, answer.content
+
+
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    (OPENAI, {"json": {"input": "one text"}}),
+    (OPENAI, {"json": {"input": ["one", "two", "one"], "encoding_format": "base64", "dimensions": 3, "user": "me"}}),
+    (OPENAI, {"json": {"input": [LONG, "two"]}, "headers": {"x-request-id": "r1", "x-client-id": "me"}}),
+    (OPENAI, {"json": {"input": LONG, "truncate": False}, "headers": {"x-request-id": "r2"}}),
+    (OPENAI, {"json": {"input": "a", "dimensions": 9}}),
+    (OPENAI, {"json": {"input": ""}, "headers": {"x-request-id": "r3"}}),
+    (OPENAI, {"json": {"input": "a", "model": "other"}}),
+    (OPENAI, {"json": {"input": "a"}, "headers": {"x-request-timeout": "soon"}}),
+    (OPENAI, {"json": {"input": "a"}, "headers": {"x-client-id": "m" * 200}}),
+    (OPENAI, {"json": {"input": "a"}, "headers": {"x-request-id": "r" * 300}}),
+    (OPENAI, {"json": {"input": "a"}, "headers": {"content-encoding": "br"}}),
+    (OPENAI, {"json": {"input": [f"text {number}" for number in range(16)]}, "headers": {"accept-encoding": "gzip"}}),
+    (OPENAI, {"json": {"input": [f"text {number}" for number in range(17)]}}),
+    (OPENAI, {"content": b'{"input": "\xff"}'}),
+    (OPENAI, {"content": b""}),
+    (ENCODE, {"json": {"id": 7, "texts": ["one", ["two", "words"]], "is_tokenized": None}}),
+    (ENCODE, {"json": {"id": 7, "texts": ["one", LONG], "show_tokens": True}}),
+    (ENCODE, {"json": {"id": 7, "texts": [["a", "b"]], "pairs": True}}),
+    (ENCODE, {"json": {"id": 7, "texts": ["one"]}, "headers": {"accept": MSGPACK}}),
+    (ENCODE, {"json": {"id": 7, "texts": ["one"]}, "headers": {"accept": "text/html"}}),
+    (ENCODE, {"json": {"id": 7, "texts": ["one"], "dimensions": 0}}),
+    (ENCODE, {"json": {"id": 7, "texts": [""]}}),
+    (ENCODE, {"json": {"id": 7, "text": "one"}}),
+    (ENCODE, {"content": b"texts=one+two&texts=three&id=4", "headers": {"content-type": FORM}}),
+    (ENCODE, {"content": b"one", "headers": {"content-type": "text/plain"}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "said"), CALLS)
+def test_the_fast_lane_answers_as_the_application_does(path: str, said: dict[str, Any]) -> None:
+    async def main() -> list[Any]:
+        found = []
+        for fast in (True, False):
+            encoder = HashingEncoder()
+            async with served(encoder, fast=fast) as server:
+                answers = [said_of(await server.client.post(path, **said)) for _ in range(3)]
+                assert answers[0] == answers[1] == answers[2]
+                found.append((answers[0], encoder.heard, server.counted()))
+        return found
+
+    fast, slow = asyncio.run(main())
+    assert fast == slow
+
+
+@pytest.mark.parametrize("error", [
+    Overloaded("full", retry_after=2.0), DeadlineExceeded("late"), ModelError("no"), Cancelled("gone"), ValueError("a bug"),
+])  # fmt: skip
+@pytest.mark.parametrize("path", [OPENAI, ENCODE])
+def test_errors_of_the_encoder_have_the_shape_of_the_endpoint(
+    path: str, error: Any, handed_over: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> httpx.Response:
+        encoder = HashingEncoder()
+        encoder.error = error
+        async with served(encoder) as server:
+            said = {"input": "a"} if path == OPENAI else {"id": 5, "texts": ["a"]}
+            return await server.client.post(path, json=said, headers={"x-request-id": "r1"})
+
+    answer = asyncio.run(main())
+    assert answer.headers["x-request-id"] == "r1" and not handed_over
+    document = answer.json()
+    assert set(document) >= ({"error"} if path == OPENAI else {"id", "type", "description", "status"})
+    assert ("a bug" in caplog.text) == isinstance(error, ValueError) and "a bug" not in answer.text
+
+
+def test_small_calls_stay_on_it(handed_over: list[bytes]) -> None:
+    async def main() -> None:
+        async with served(HashingEncoder()) as server:
+            for count in (1, SMALL_REQUEST, MAX_TEXTS, 1):
+                answer = await server.client.post(OPENAI, json={"input": [f"text {place}" for place in range(count)]})
+                assert len(answer.json()["data"]) == count
+            async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+                await client.embeddings.create(model="hashing", input="a")
+
+    asyncio.run(main())
+    assert not handed_over
+
+
+PAIRS = {"query": "a", "documents": ["b", "c"]}
+
+
+@pytest.mark.parametrize(("path", "said"), [
+    ("/embeddings", {"input": "a"}), ("/embed", {"inputs": "a"}), ("/rerank", {"query": "a", "texts": ["b"]}),
+    ("/rerank", PAIRS), ("/v1/rerank", PAIRS), ("/v2/rerank", PAIRS), ("/v2/embed", {"texts": ["a"]}), ("/predict", {"inputs": "a"}),
+    ("/classify", {"input": ["a"]}), ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}), ("/tokenize", {"inputs": "a"}),
+    ("/decode", {"ids": [1]}), ("/embed?once=1", {"inputs": "a"}),
+    ("/rerank", {"query": "a", "texts": ["b"] * MAX_TEXTS}), ("/v2/rerank", {"query": "a", "documents": ["b"] * MAX_TEXTS}),
+    (OPENAI, {"input": ["a", "b"], "outputs": ["dense", "sparse"]}),
+])  # fmt: skip
+def test_small_calls_of_every_protocol_stay_on_it(path: str, said: Any, handed_over: list[bytes]) -> None:
+    tasks = (TextTask.EMBED, TextTask.RERANK, TextTask.PREDICT)
+    facts = TextFacts(tasks=tasks, labels=tuple("abcdefgh"), outputs=tuple(TextOutput))
+
+    async def main() -> httpx.Response:
+        async with served(HashingEncoder(facts=facts)) as server:
+            return await server.client.post(path, json=said)
+
+    assert asyncio.run(main()).status_code == 200
+    assert not handed_over
+
+
+@pytest.mark.parametrize(("said", "headers"), [
+    ({"input": [f"text {place}" for place in range(SMALL_REQUEST + 1)]}, []),
+    ({"input": "a" * 40_000}, []),
+    ({"input": "a", "outputs": ["dense", "tokens"]}, []),
+    ({"input": "a"}, ["expect: 100-continue"]),
+    ({"input": "a"}, ["content-encoding: identity", "x-request-priority: high"]),
+    ({"input": "a", "model": "tokens"}, []),
+])  # fmt: skip
+def test_what_is_more_than_that_is_left_to_the_application(
+    said: Any, headers: list[str], handed_over: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weir.text_server.http.LONG_ANSWER", 1000)  # bytes
+
+    async def main() -> None:
+        facts = TextFacts(outputs=tuple(TextOutput))
+        encoders = HashingEncoder(facts=facts), HashingEncoder("tokens", per_token=True, facts=TextFacts())
+        async with served(*encoders, hot=["hashing"]) as server, dialled(server) as (reader, writer):
+            # The next request has arrived with it, and is answered after it.
+            writer.write(
+                request(OPENAI, said, *headers) + request(OPENAI, {"input": "next", "encoding_format": "base64"})
+            )
+            first = await answer_on(reader) if "expect: 100-continue" not in headers else None
+            if first is None:
+                assert b"100" in await reader.readuntil(b"\r\n\r\n")
+                first = await answer_on(reader)
+            assert first[0] in (200, 400, 501)
+            assert (await answer_on(reader))[0] == 200
+            assert [heard.texts for heard in encoders[0].heard][-1] == ["next"]
+
+    asyncio.run(main())
+    assert len(handed_over) == 1
+
+
+def test_requests_behind_one_another_are_answered_in_order(handed_over: list[bytes]) -> None:
+    async def main() -> None:
+        async with served(HashingEncoder()) as server, dialled(server) as (reader, writer):
+            writer.write(b"".join(request(ENCODE, {"id": place, "texts": ["a"]}) for place in range(5)))
+            for place in range(5):
+                assert json.loads((await answer_on(reader))[2])["id"] == place
+
+    asyncio.run(main())
+    assert not handed_over
+
+
+def test_http_1_0_gets_its_answer_and_the_end() -> None:
+    async def main() -> None:
+        async with served(HashingEncoder()) as server, dialled(server) as (reader, writer):
+            writer.write(request(ENCODE, {"id": 1, "texts": ["a"]}, version="1.0"))
+            status, head, _ = await answer_on(reader)
+            assert status == 200 and b"connection: close" in head and await reader.read() == b""
+
+    asyncio.run(main())
+
+
+def test_who_leaves_has_his_call_cancelled_and_the_others_have_theirs() -> None:
+    async def main() -> None:
+        encoder = HashingEncoder()
+        encoder.gate, encoder.entered, encoder.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        async with served(encoder) as server, dialled(server) as (reader, writer):
+            async with dialled(server) as (_, leaving):
+                leaving.write(request(OPENAI, {"input": "first"}))
+                await encoder.entered.wait()
+                writer.write(request(OPENAI, {"input": "second"}))
+            await encoder.left.wait()
+            encoder.gate.set()
+            assert (await answer_on(reader))[0] == 200
+            assert server.counted()["weir_text_calls_total", "hashing", "openai", "200"] == 1
+
+    asyncio.run(main())
+
+
+def test_a_span_is_named_in_its_own_answer_only() -> None:
+    class Traced(HashingEncoder):
+        async def encode(self, texts: Any, **said: Any) -> Any:
+            if texts != ["bare"]:
+                CURRENT.set(Trace(len(self.heard) + 1, 2))
+            return await super().encode(texts, **said)
+
+    async def main() -> list[bytes]:
+        encoder = Traced()
+        encoder.one_by_one = False  # as that of a service that traces
+        async with served(encoder) as server, dialled(server) as (reader, writer):
+            writer.write(b"".join(request(OPENAI, {"input": text}) for text in ("one", "", "bare", "two")))
+            return [(await answer_on(reader))[1] for _ in range(4)]
+
+    found = asyncio.run(main())
+    assert [b"traceparent: 00-" in head for head in found] == [True, False, False, True]
+
+
+def test_a_server_that_ends_finishes_it_and_refuses_the_next() -> None:
+    async def main() -> None:
+        encoder = HashingEncoder()
+        encoder.gate, encoder.entered = asyncio.Event(), asyncio.Event()
+        async with served(encoder) as server, dialled(server) as (reader, writer), dialled(server) as (other, late):
+            writer.write(request(OPENAI, {"input": "a"}))
+            await encoder.entered.wait()
+            server.server.refuse()
+            late.write(request(OPENAI, {"input": "b"}))
+            status, head, body = await answer_on(other)
+            assert status == 503 and b"connection: close" in head and b"retry-after" in head
+            assert json.loads(body)["error"]["code"] == "service_unavailable"
+            assert server.server.busy == 1
+            encoder.gate.set()
+            status, head, _ = await answer_on(reader)
+            assert status == 200 and b"connection: close" in head and await server.server.drain(5.0)
+
+    asyncio.run(main())
+
+
+def test_a_head_that_is_none_is_refused_in_the_words_of_the_endpoint() -> None:
+    async def main() -> None:
+        async with served(HashingEncoder()) as server, dialled(server) as (reader, writer):
+            writer.write(f"POST {OPENAI} HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n".encode())
+            status, _, body = await answer_on(reader)
+            assert status == 400 and json.loads(body)["error"]["type"] == "invalid_request_error"
+
+    asyncio.run(main())
+
+
+def test_callers_at_a_unix_socket_are_local(tmp_path: Any) -> None:
+    async def main() -> None:
+        async with served(HashingEncoder(), uds=str(tmp_path / "s")) as server:
+            reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
+            writer.write(request(ENCODE, {"texts": ["a"]}))
+            assert (await answer_on(reader))[0] == 200
+            writer.close()
+            assert [row["identity"] for row in server.clients.table()] == ["local"]
+
+    asyncio.run(main())
+
+
+TEXTS = ["one two three four five six seven", *(f"text {number}" for number in range(MAX_TEXTS - 1))]
+EXPECTED = [vector_of("one two three four five six"), *(vector_of(text) for text in TEXTS[1:])]
+
+
+def listed(asked: list[int]) -> Listing:
+    def items(start: int, stop: int) -> list[Any]:
+        asked.append(stop)
+        return list(range(start, stop))
+
+    return listing({"id": 1}, "result", 10, 30_000, items)
+
+
+@pytest.mark.parametrize("path", ["/encode", "/v1/embeddings"])
+def test_the_largest_answers_come_in_bits_and_say_the_same(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    said = {"texts": TEXTS} if path == "/encode" else {"input": TEXTS}
+    found: list[httpx.Response] = []
+
+    async def main() -> None:
+        async with served(HashingEncoder(), fast=False) as server:
+            for largest in (1_000_000, 100):
+                monkeypatch.setattr("weir.text_server.http._STREAMED_ABOVE", largest)
+                monkeypatch.setattr("weir.text_server.http._NUMBERS_PER_PART", 10 * DIMENSIONS)
+                found.append(await server.client.post(path, json=said, headers={"x-request-id": "r1"}))
+            sizes.append(server.counted()["weir_texts_total", "hashing", "encode" if path == "/encode" else "openai"])
+
+    sizes: list[float] = []
+    asyncio.run(main())
+    whole, bits = found
+    assert "content-length" in whole.headers and bits.headers["transfer-encoding"] == "chunked"
+    assert whole.json() == bits.json() and sizes == [2 * MAX_TEXTS]
+    vectors = bits.json()["result"] if path == "/encode" else [each["embedding"] for each in bits.json()["data"]]
+    np.testing.assert_array_equal(np.array(vectors, np.float32), EXPECTED)
+    assert bits.json()["truncated"] == [0]
+    for header, value in (("x-request-id", "r1"), ("x-weir-truncated", "1")):
+        assert whole.headers[header] == bits.headers[header] == value
+
+
+def test_what_is_asked_for_beside_the_vectors_counts_as_part_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.text_server.http._STREAMED_ABOVE", 2 * DIMENSIONS)
+    monkeypatch.setattr("weir.text_server.http._NUMBERS_PER_PART", 8 * DIMENSIONS)
+    written: list[tuple[int, int]] = []
+    write = OpenAIProtocol.write
+
+    def noted(self: OpenAIProtocol, exchange: Any, encoded: Any) -> Any:
+        found = write(self, exchange, encoded)
+        assert isinstance(found, Listing)
+        written.append((found.lists[0].length, found.lists[0].numbers))
+        return found
+
+    monkeypatch.setattr(OpenAIProtocol, "write", noted)
+
+    async def main() -> httpx.Response:
+        async with served(HashingEncoder(facts=TextFacts(outputs=tuple(TextOutput)))) as server:
+            said = {"input": ["a", "one two three"], "outputs": ["dense", "tokens"]}
+            return await server.client.post(OPENAI, json=said)
+
+    answer = asyncio.run(main())
+    assert answer.headers["transfer-encoding"] == "chunked"
+    assert [len(each["tokens"]) for each in answer.json()["data"]] == [1, 3]
+    assert written == [(2, 4 * DIMENSIONS)]  # no part has more than it may, as the longest text has 1 + 3 vectors
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/encode", {"texts": ["a"]}),
+        ("/v1/embeddings", {"input": "a"}),
+        ("/embed", {"inputs": "a"}),
+        ("/v1/embeddings", {"input": ["a"] * 20}),  # a task of its own
+    ],
+)
+def test_an_answer_says_that_its_texts_waited_for_a_worker_to_start(path: str, said: dict[str, Any]) -> None:
+    batch = Dispatch(1, 0, [], None, 1, 1.0, Reason.IDLE, 1, 0.0, None, Wakeup.ARRIVAL, 12.0)
+    batch.woken_at = 11.5
+    encoder = HashingEncoder()
+
+    async def main() -> None:
+        async with served(encoder) as server:
+            assert "x-start-time" not in (await server.client.post(path, json=said)).headers
+            encoder.dispatch = batch, 10.0
+            assert (await server.client.post(path, json=said)).headers["x-start-time"] == "1.500000"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("at_once", [1, 90_000, 300_000])
+def test_whole_it_says_the_same_as_in_bits(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    monkeypatch.setattr("weir.text_server.http._NUMBERS_PER_PART", at_once)
+    made = listed([])
+    assert msgspec.json.decode(made.whole().body) == {"id": 1, "result": list(range(10))}
+    assert made.whole().body == b"".join(made.parts())
+
+
+def test_a_client_of_http_1_0_gets_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.text_server.http._STREAMED_ABOVE", 100)
+
+    async def ask(server: Served) -> bytes:
+        reader, writer = await asyncio.open_connection(server.client.base_url.host, server.client.base_url.port)
+        body = msgspec.json.encode({"texts": TEXTS})
+        writer.write(b"POST /encode HTTP/1.0\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        return answer
+
+    async def main() -> bytes:
+        async with served(HashingEncoder()) as server:
+            return await ask(server)
+
+    head, _, body = asyncio.run(main()).partition(b"\r\n\r\n")
+    assert b"chunked" not in head.lower() and len(msgspec.json.decode(body)["result"]) == MAX_TEXTS
+
+
+def test_who_does_not_read_on_has_nothing_more_written() -> None:
+    asked: list[int] = []
+
+    async def main() -> None:
+        gate, full, bodies = asyncio.Event(), asyncio.Event(), list[bytes]()
+
+        async def send(message: Any) -> None:
+            bodies.append(message.get("body", b""))
+            if len(bodies) == 3:
+                full.set()
+                await gate.wait()
+
+        sending = asyncio.ensure_future(send_listing(send, listed(asked), []))
+        await full.wait()
+        assert asked == [2, 4]  # two bits of two items: no other is made
+        gate.set()
+        assert await sending == len(b"".join(bodies))
+        assert msgspec.json.decode(b"".join(bodies)) == {"id": 1, "result": list(range(10))}
+
+    asyncio.run(main())

@@ -1,0 +1,165 @@
+import asyncio
+from typing import Any
+
+import numpy
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from tests.batching.mill import Asked
+from tests.text_server.text_models import Summing
+
+from weir import Service
+from weir.messages import Dispatch, Reason, Request, Timing, Wakeup
+from weir.text_models.texts import Tokens
+from weir.text_server.bert_as_service.status import Status
+from weir.text_server.metrics import PaddingMetrics, RunShapes, TextClients
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_the_stock_statistic_has_is_counted() -> None:
+    clock = Clock()
+    clients = TextClients(clock)
+    for client, texts, after in (("a", 3, 0.0), ("b", 1, 0.5), ("a", 1, 0.25)):
+        clock.now += after
+        clients.received(client, texts, door="zeromq")
+    clients.received_command("c", door="http")
+    assert clients.statistics() == {
+        "num_data_request": 3, "num_total_seq": 5, "num_sys_request": 1, "num_total_request": 4, "num_total_client": 3,
+        "num_active_client": 3, "avg_request_per_client": 1.0, "min_request_per_client": 0, "max_request_per_client": 2,
+        "num_min_request_per_client": 1, "num_max_request_per_client": 1, "avg_size_per_request": 5 / 3,
+        "min_size_per_request": 1, "max_size_per_request": 3, "num_min_size_per_request": 2,
+        "num_max_size_per_request": 1, "avg_last_two_interval": 0.375, "min_last_two_interval": 0.25,
+        "max_last_two_interval": 0.5, "num_min_last_two_interval": 1, "num_max_last_two_interval": 1,
+        "avg_request_per_second": 3.0, "min_request_per_second": 2.0, "max_request_per_second": 4.0,
+        "num_min_request_per_second": 1, "num_max_request_per_second": 1,
+    }  # fmt: skip
+
+
+def test_without_requests() -> None:
+    assert TextClients().statistics() == {
+        "num_data_request": 0, "num_total_seq": 0, "num_sys_request": 0, "num_total_request": 0, "num_total_client": 0,
+        "num_active_client": 0,
+    }  # fmt: skip
+
+
+def test_clients_are_active_for_three_minutes() -> None:
+    clock = Clock()
+    clients = TextClients(clock)
+    clients.received("a", 1, door="zeromq")
+    clock.now += 179.0
+    clients.received("b", 2, door="http")
+    assert clients.active == 2
+    clock.now += 2.0
+    assert clients.active == 1
+    assert clients.table() == [
+        {"identity": "b", "door": "http", "num_request": 1, "num_total_seq": 2, "last": 2.0, "active": True},
+        {"identity": "a", "door": "zeromq", "num_request": 1, "num_total_seq": 1, "last": 181.0, "active": False},
+    ]
+
+
+def test_the_clients_heard_of_last_are_remembered() -> None:
+    clients = TextClients(max_remembered=3)
+    for name in ("a", "b", "c", "a", "d"):
+        clients.received(name, 1, door="zeromq")
+    assert [row["identity"] for row in clients.table()] == ["d", "a", "c"]
+    for number in range(10_000):
+        clients.received(f"client {number}", number, door="zeromq")
+    assert clients.statistics()["num_total_client"] == 3
+    assert len(clients._sizes) == len(clients._intervals) == 3
+
+
+class Encoder:
+    dimensions, max_length = 8, 6
+
+
+def test_the_status_says_what_stock_clients_look_for() -> None:
+    clients = TextClients()
+    served: Any = {"one": Encoder(), "two": Encoder()}
+    status = Status(served, clients, lambda: {"pooling_layer": [-2]})
+    config = status.config("me")
+    assert (config["server_version"], config["max_seq_len"], config["client"]) == ("1.10.0", 6, "me")
+    assert config["show_tokens_to_client"] is False
+    assert config["pooling_layer"] == [-2]
+    assert config["models"]["two"] == {"dimensions": 8, "max_seq_len": 6}
+    clients.received("me", 4, door="zeromq")
+    assert status.server_status()["statistic"]["num_total_seq"] == 4
+    assert status.client_status()["clients"][0]["identity"] == "me"
+
+
+def test_a_client_whose_token_ids_are_of_another_model_is_named_in_the_log_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clients = TextClients()
+    clients.warn_of_ids("stranger", 1, "mini")  # nobody knows it
+    clients.received("chain", 2, door="openai")
+    with caplog.at_level("WARNING", "weir"):
+        for _ in range(3):
+            clients.warn_of_ids("chain", 2, "mini")
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("client 'chain' sent 2 texts as token ids that the tokenizer of 'mini' would not produce")
+    assert "check_embedding_ctx_length=False" in line
+
+
+TIMING = Timing(0.0, 0.0, 0.0)
+
+
+def cut(*lengths: int) -> Dispatch:
+    """Return a batch of texts."""
+    requests: list[Request] = [Asked(Tokens(bytes(4 * length))) for length in lengths]
+    return Dispatch(1, 0, requests, None, len(requests), 0.0, Reason.IDLE, 0, 0.0, None, Wakeup.ARRIVAL, 0.0)
+
+
+def test_a_batch_is_filled_up_to_its_longest() -> None:
+    waste = PaddingMetrics()
+    waste.models["m"] = RunShapes()
+    waste.computed("m", cut(10, 4, 7), TIMING, 0.0)
+    waste.computed("other", cut(10, 4, 7), TIMING, 0.0)
+    assert (dict(waste.tokens), dict(waste.padding)) == ({"m": 21}, {"m": 9})
+
+
+def test_workers_may_cut_it_into_runs_or_fill_it_up_further() -> None:
+    waste = PaddingMetrics()
+    waste.models["m"] = RunShapes(lambda lengths: [[1, 2], [0]])
+    waste.computed("m", cut(10, 4, 7), TIMING, 0.0)
+    assert (waste.tokens["m"], waste.padding["m"]) == (21, 3)
+    waste.models["m"] = RunShapes(fixed_length=16)
+    waste.computed("m", cut(20, 4), TIMING, 0.0)
+    assert waste.padding["m"] == 3 + 16
+
+
+def test_padding_may_take_less_time_than_tokens() -> None:
+    waste = PaddingMetrics()
+    waste.models["m"] = RunShapes(padding_cost=0.25)
+    waste.computed("m", cut(10, 4, 8), TIMING, 0.0)
+    assert (waste.tokens["m"], waste.padding["m"]) == (22, 2.0)
+
+
+def test_what_metrics_show() -> None:
+    async def main() -> None:
+        waste = PaddingMetrics()
+        waste.models["summing"] = RunShapes()
+        async with Service(Summing, executor="inline", observers=[waste], max_batch_size=4) as service:
+            texts = [Tokens(numpy.arange(length, dtype="<i4").tobytes()) for length in (3, 9, 3, 9)]
+            await service.infer_many(texts)
+        registry = CollectorRegistry()
+        registry.register(waste)
+        text = generate_latest(registry).decode()
+        assert 'weir_tokens_total{model="summing"} 24.0' in text
+        assert 'weir_padding_tokens_total{model="summing"} 12.0' in text
+
+    asyncio.run(main())
+
+
+def test_a_text_that_only_the_worker_reads_has_what_it_was_thought_to_have() -> None:
+    waste = PaddingMetrics()
+    waste.models["m"] = RunShapes()
+    dispatch = cut(8)
+    dispatch.requests.append(Asked("a text", cost=5.0))
+    waste.computed("m", dispatch, TIMING, 0.0)
+    assert (waste.tokens["m"], waste.padding["m"]) == (13, 3)

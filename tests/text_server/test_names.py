@@ -1,0 +1,122 @@
+"""A model answers to its id on the hub, to its short name and to the names it was given, wherever a request names a model."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tests.text_models import tiny
+
+import weir.embedding
+from weir.client.embedding import EmbeddingClient
+from weir.jobs.requests import check_endpoint
+from weir.text_server import text_model
+from weir.text_server.server import EmbeddingServer
+
+SETTINGS: dict[str, Any] = {"port": 0, "executor": "thread", "threads": 1, "device_map": ["cpu"], "calibrate": False}
+IDS = ("acme/tiny", "other/tiny", "acme/second")
+NAMES = ("acme/tiny", "tiny")  # of the first model
+GIVEN = ("team/mine", "mine", "acme/second", "second")  # of the third
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server of three models of the hub, of which two have the same short name, and one has names of its own."""
+    home = tmp_path_factory.mktemp("hub")
+    folders = {name: tiny.sentence_model(home / name, seed=seed) for seed, name in enumerate(IDS)}
+
+    def local_directory(target: str, **_: Any) -> Path:
+        return folders[target.partition("@")[0]]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_model, "local_directory", local_directory)
+        targets = ("acme/tiny@main", "other/tiny", "team/mine,mine=acme/second")
+        with weir.embedding.serve(*targets, cache=str(home / "cache"), allow_control=True, **SETTINGS) as server:
+            assert isinstance(server, EmbeddingServer)
+            yield server.url
+
+
+@pytest.fixture
+def http(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url) as client:
+        yield client
+
+
+def vectors_of(http: httpx.Client, model: str) -> Any:
+    answer = http.post("/v1/embeddings", json={"input": "one text", "model": model})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize(
+    ("names", "listed"), [(NAMES, "acme/tiny"), (("other/tiny",), "other/tiny"), (GIVEN, "team/mine")]
+)
+def test_bodies_may_have_any_of_its_names(http: httpx.Client, names: tuple[str, ...], listed: str) -> None:
+    answers = [vectors_of(http, name) for name in names]
+    assert {answer["model"] for answer in answers} == {listed}
+    vectors = [answer["data"][0]["embedding"] for answer in answers]
+    assert all(vector == vectors[0] for vector in vectors)
+    for name in names:
+        same = http.post("/embed", json={"inputs": "one text", "model": name}).json()
+        np.testing.assert_allclose(same[0], vectors[0], atol=1e-6)
+
+
+def test_models_of_one_short_name_are_not_mixed_up(http: httpx.Client) -> None:
+    first, second = (vectors_of(http, name)["data"] for name in ("tiny", "other/tiny"))
+    assert first != second and first == vectors_of(http, "acme/tiny")["data"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "acme%2Ftiny", "other/tiny", "other%2Ftiny", *GIVEN, "team%2Fmine"])
+def test_paths_may_have_any_of_its_names_percent_encoded_or_plain(http: httpx.Client, name: str) -> None:
+    body = {"inputs": [{"name": "input", "shape": [1], "datatype": "BYTES", "data": ["one text"]}]}
+    for path in (f"/v2/models/{name}/infer", f"/infer/{name}", f"/infer/{name}/batch"):
+        payload: Any = body if path.startswith("/v2") else ["one text"] if path.endswith("batch") else "one text"
+        answer = http.post(path, json=payload)
+        assert answer.status_code == 200, (path, answer.text)
+    for path in (f"/v1/models/{name}", f"/models/{name}", f"/models/{name}/policy", f"/v2/models/{name}"):
+        assert http.get(path).status_code == 200, path
+    for part in ("ready", "config", "stats"):
+        assert http.get(f"/v2/models/{name}/{part}").status_code == 200, part
+    assert http.post(f"/v2/repository/models/{name}/load", json={}).status_code == 200
+
+
+def test_lists_have_the_ids_and_their_owners(http: httpx.Client) -> None:
+    cards = http.get("/v1/models").json()["data"]
+    assert [(card["id"], card["owned_by"]) for card in cards] == [
+        ("acme/tiny", "acme"), ("other/tiny", "other"), ("team/mine", "acme"),
+    ]  # fmt: skip
+    info = http.get("/info").json()
+    assert (info["model_id"], info["served_model_name"]) == ("acme/tiny", "acme/tiny")
+    assert http.get("/v2/models").json()["models"] == ["tiny", "other/tiny", "team/mine"]
+
+
+def test_metrics_count_a_model_once_whatever_it_is_called(http: httpx.Client) -> None:
+    for name in NAMES:
+        vectors_of(http, name)
+    lines = [line for line in http.get("/metrics").text.splitlines() if "acme/tiny" in line]
+    assert not lines and 'model="other/tiny"' in http.get("/metrics").text
+
+
+def test_the_client_takes_any_of_its_names(url: str) -> None:
+    with (
+        EmbeddingClient(url, model="acme/tiny", check_length=False) as client,
+        EmbeddingClient(url, model="tiny", check_length=False) as short,
+    ):
+        np.testing.assert_array_equal(client.encode(["one text"]), short.encode(["one text"]))
+
+
+def test_a_name_that_is_not_there_is_not_found(http: httpx.Client) -> None:
+    for name in ("acme/none", "acme", "acme/tiny/more", "acme/tiny/ready"):
+        assert http.post(f"/v2/models/{name}/infer", json={"inputs": []}).status_code == 404, name
+        assert http.post("/v1/embeddings", json={"input": "x", "model": name}).status_code == 404, name
+    unknown = http.post("/v2/models/acme/tiny/inferr", json={})
+    assert unknown.status_code == 404 and "unknown path" in unknown.text
+
+
+@pytest.mark.parametrize(
+    "path", ["/infer/acme/tiny", "/v2/models/acme/tiny/infer", "/v2/models/acme%2Ftiny/versions/1/infer"]
+)
+def test_jobs_may_have_paths_with_such_names(path: str) -> None:
+    assert check_endpoint(path) == path

@@ -1,0 +1,137 @@
+"""Several text models of one server: they share workers and one budget of threads, and the server says what each of them takes."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tests.hosted import Square
+from tests.text_models import tiny
+
+import weir.embedding
+from weir.errors import SettingsError
+from weir.serving.service import Service
+from weir.testing import FakeExecutor
+from weir.text_server import text_model
+from weir.text_server.settings import ComputingSettings, TextSettings
+from weir.text_server.text_model import TextModelSpec, memory_of, share_workers
+from weir.workers.cpus import cpu_count
+
+
+def spec(**settings: Any) -> TextModelSpec:
+    computing = ComputingSettings(device_map=["cpu"])
+    return TextModelSpec("small", Path("small"), TextSettings(), computing, settings)
+
+
+@pytest.mark.parametrize(("stated", "cpus", "expected"), [
+    ([{}], 8, [(8, 1, 0)]),
+    ([{}, {}], 8, [(8, 1, 1), (8, 1, 1)]),
+    ([{}, {"spin": 0.0}, {"spin": 0.0}], 8, [(4, 1, 0), (4, 1, 1), (4, 1, 1)]),
+    ([{"executor": "thread"}, {"executor": "thread"}], 8, [(1, 4, 0), (1, 4, 0)]),
+    ([{}, {"spin": 0.0}, {"spin": 0.1}], 2, [(1, 1, 0), (1, 1, 0), (1, 1, 0)]),
+    ([{"workers": 2, "threads": 3}, {}], 8, [(2, 3, 0), (2, 1, 0)]),
+    ([{"workers": 3}, {}, {}], 8, [(3, 2, 0), (5, 1, 1), (5, 1, 1)]),
+])  # fmt: skip
+def test_models_share_the_cpus(
+    stated: list[dict[str, Any]], cpus: int, expected: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weir.text_server.text_model.cpu_count", lambda: cpus)
+    specs = share_workers([spec(**each) for each in stated])
+    assert [(each.workers, each.threads, int(each.pool is not None)) for each in specs] == expected
+    assert len({id(each.pool) for each in specs if each.pool is not None}) <= 1
+
+
+@pytest.mark.parametrize(("stated", "cpus", "expected"), [
+    ({}, 1, 1),
+    ({}, 2, 2),
+    ({}, 64, 4),
+    ({"workers": 2}, 2, 2),
+    ({"workers": 1}, 8, 8),
+    ({"workers": 2}, 16, 8),
+    ({"threads": 1}, 2, 1),
+    ({"threads": 2}, 8, 2),
+    ({"cpu_affinity": [[0], [1]]}, 2, 1),
+    ({"executor": "thread"}, 8, 8),
+])  # fmt: skip
+def test_a_batch_alone_has_the_threads_of_all_workers_unless_their_number_is_stated(
+    stated: dict[str, Any], cpus: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weir.text_server.text_model.cpu_count", lambda: cpus)
+    assert spec(**stated).params()["lone_threads"] == expected
+
+
+def test_only_models_with_workers_of_their_own_have_some_for_bulk_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.text_server.text_model.affinity", lambda: [0, 1])
+    monkeypatch.setattr("weir.text_server.text_model.cpu_count", lambda: 2)
+    monkeypatch.setattr("weir.text_server.text_model.cpu_quota", lambda: 2.0)
+    assert [spec().bulk_workers, spec(bulk_workers=1).bulk_workers] == [2, 1]
+    assert [each.bulk_workers for each in share_workers([spec(), spec()])] == [0, 0]
+    shared = share_workers([spec(bulk_workers=1), spec(bulk_workers=1)])
+    with pytest.raises(SettingsError, match="bulk_workers=1: text models that share workers can have none"):
+        shared[0].worker_settings()
+    monkeypatch.setattr("weir.text_server.text_model.cpu_quota", lambda: 1.5)
+    assert spec().bulk_workers == 0
+
+
+def test_models_in_one_worker_share_the_memory_of_a_gpu() -> None:
+    specs = [
+        spec()._replace(computing=ComputingSettings(runtime=runtime, gpu_memory_fraction=0.5))
+        for runtime in ("onnx", "onnx", "torch", "torch")
+    ]
+    assert [each.computing.gpu_memory_fraction for each in share_workers(specs)] == [0.25, 0.25, 0.5, 0.5]
+
+
+def test_two_models_of_a_server_share_its_workers(tmp_path: Path) -> None:
+    first = tiny.sentence_model(tmp_path / "first")
+    second = tiny.sentence_model(tmp_path / "second", "distilbert")
+    settings: dict[str, Any] = {"port": 0, "device_map": ["cpu"], "calibrate": False, "cache": str(tmp_path / "cache")}
+    with (
+        weir.embedding.serve(first, second, **settings) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
+
+        def vectors() -> list[Any]:
+            models = ("first", "second")
+            answers = [http.post("/v1/embeddings", json={"input": "it", "model": model}).json() for model in models]
+            return [answer["data"][0]["embedding"] for answer in answers]
+
+        def workers(model: str) -> list[int]:
+            return [worker["pid"] for worker in http.get(f"/models/{model}").json()["workers"]]
+
+        before, pids = vectors(), workers("first")
+        cards = http.get("/v1/models").json()["data"]
+        assert http.get("/v1/models/first").json()["workers"] == cards[0]["workers"]
+        assert workers("second") == pids
+        assert len(pids) == cards[0]["workers"] == cards[1]["workers"] == cpu_count()
+        assert http.post("/v2/repository/models/second/load").status_code == 200
+        np.testing.assert_allclose(vectors(), before, rtol=1e-5)
+        assert workers("first") == workers("second") != pids
+        http.post("/v2/repository/models/second/unload").raise_for_status()
+        assert http.post("/v1/embeddings", json={"input": "it", "model": "first"}).status_code == 200
+    assert all(card["threads_per_worker"] == 1 for card in cards)
+    assert all(len(card["memory_bytes"]) == card["workers"] and min(card["memory_bytes"]) > 1 << 20 for card in cards)
+
+
+def test_the_memory_of_a_process_that_there_is_not_is_unknown() -> None:
+    assert memory_of(1 << 30) is None
+
+
+def test_the_memory_of_workers_is_not_measured_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = list[int]()
+
+    def memory_of(pid: int) -> int:
+        measured.append(pid)
+        return pid
+
+    monkeypatch.setattr(text_model, "memory_of", memory_of)
+    executor = FakeExecutor()
+    service = Service(Square, executor=executor)
+    use = text_model._Use(service, 1)
+    pids = [7]
+    monkeypatch.setattr(executor, "states", lambda: [SimpleNamespace(pid=pid) for pid in pids])
+    assert [use().memory_bytes for _ in range(3)] == [[7]] * 3
+    pids.append(8)
+    assert [use().memory_bytes for _ in range(3)] == [[7, 8]] * 3
+    assert measured == [7, 7, 8]
