@@ -12,7 +12,7 @@ from weir import Service
 from weir.serving.handle import ModelControl, ModelFacts, ModelHandle
 from weir.testing import FakeClock, FakeExecutor
 
-EDGE = ("protocols", "frontends", "jobs", "embedding")
+EDGE = ("protocols", "frontends", "jobs", "text_server")
 # It makes a service of its own, to measure a model before the server starts.
 COMPOSES = {"weir.text_server.calibration"}
 

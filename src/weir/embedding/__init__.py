@@ -1,4 +1,4 @@
-"""A server of sentence vectors: texts in, vectors out. It uses Weir's public interfaces.
+"""The public names of the server of texts, which text_server/ implements: texts in, vectors out.
 
 with weir.embedding.serve("./bge-small-en", port=0) as server:
     print(server.url)
