@@ -7,7 +7,7 @@ import pytest
 from tests.documentation.pages import ROOT
 
 PAGE = ROOT / "docs" / "how-to" / "use-clients-of-texts.md"
-TESTS = ROOT / "tests" / "embedding" / "clients" / "test_stock_clients.py"
+TESTS = ROOT / "tests" / "text_server" / "clients" / "test_stock_clients.py"
 OTHERS = {"the_page_shows_how"}  # no client's
 
 

@@ -18,6 +18,7 @@ from weir.text_server import text_model
 from weir.text_server.settings import ComputingSettings, TextSettings
 from weir.text_server.text_model import TextModelSpec, memory_of, share_workers
 from weir.workers.cpus import cpu_count
+from weir.workers.executor import READY
 
 
 def spec(**settings: Any) -> TextModelSpec:
@@ -130,7 +131,9 @@ def test_the_memory_of_workers_is_not_measured_again_at_once(monkeypatch: pytest
     service = Service(Square, executor=executor)
     use = text_model._Use(service, 1)
     pids = [7]
-    monkeypatch.setattr(executor, "states", lambda: [SimpleNamespace(pid=pid) for pid in pids])
+    monkeypatch.setattr(
+        executor, "states", lambda: [SimpleNamespace(index=0, state=READY, reason="", pid=pid) for pid in pids]
+    )
     assert [use().memory_bytes for _ in range(3)] == [[7]] * 3
     pids.append(8)
     assert [use().memory_bytes for _ in range(3)] == [[7, 8]] * 3

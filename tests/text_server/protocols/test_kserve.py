@@ -36,7 +36,7 @@ LONG = "it " * 20
 PAIRS = [["do it", "right"], [LONG, "it"]]
 SETTINGS: dict[str, Any] = {"port": 0, "executor": "thread", "threads": 1, "device_map": ["cpu"], "calibrate": False}
 
-TRITON = Path(__file__).parent / "clients" / "triton_grpc.py"
+TRITON = Path(__file__).parents[1] / "clients" / "triton_grpc.py"
 Clients = Callable[[], Any]
 
 
