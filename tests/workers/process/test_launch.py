@@ -16,6 +16,7 @@ from tests.workers.models import Forked, SharesNothing, Square, forked_from
 from tests.workers.pools import Pool, Recorder, make_pool, started
 
 import weir
+from weir.config import SILENCE
 from weir.errors import ModelError
 from weir.messages import OBJECT, Batch
 from weir.policy.cost.profile import Profile
@@ -23,7 +24,6 @@ from weir.workers.cpus import THREAD_VARIABLES
 from weir.workers.local import make_runner
 from weir.workers.process.launch import (
     MALLOC,
-    SILENCE,
     Launch,
     Popen,
     Template,
