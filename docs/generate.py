@@ -19,6 +19,7 @@ from weir import cli, errors
 from weir.app import OF_ASGI
 from weir.catalog.repository.folder import KEYS
 from weir.catalog.repository.triton import PLATFORMS, REFUSED, WARNED
+from weir.config import GONE
 from weir.frontends.http.pages import Held
 from weir.manifests.monitoring import Queries, groups
 from weir.manifests.yaml import documents
@@ -131,7 +132,11 @@ def settings_page() -> str:
 
 
 def _settings_table(declared: Iterable[Declared]) -> str:
-    rows = ((f"`{_flag(each)}`", _default(each.default), _meaning(each)) for each in declared)
+    rows = (
+        (f"`{_flag(each)}`", _default(each.default), _meaning(each))
+        for each in declared
+        if each.help != GONE
+    )
     return _table(("flag", "default", "meaning"), rows)
 
 
@@ -346,7 +351,9 @@ from typing import Any, TypedDict
 
 def keywords() -> str:
     """Return the module of the settings as keyword arguments."""
-    catalog = declared_settings()
+    catalog = {
+        name: declared for name, declared in declared_settings().items() if declared.help != GONE
+    }
     # `executor` is an argument of its own where a service is made, and may be an object; `timeout` is one of InProcess.
     apart = ("executor", "timeout")
     common = [

@@ -138,7 +138,7 @@ def _notes(run: Run, excesses: list[float], late: list[float]) -> list[str]:
     seconds = CELL * run.rounds * run.seconds
     return [
         f"![Measured mean response time over the predicted one, and their difference]({PICTURE.parent.name}/{PICTURE.name})",
-        f"{seconds:g} s of Poisson arrivals at each load, the same for all policies, with `loop_spin={LOOP_SPIN:g}`; arrivals from {COUNTED[0]:.0%} to {COUNTED[1]:.0%} "
+        f"{seconds:g} s of Poisson arrivals at each load, the same for all policies; arrivals from {COUNTED[0]:.0%} to {COUNTED[1]:.0%} "
         f"of the time count, from their intended instants (requests left {np.mean(late):.3f} ms late on the mean). Of {SEEDS} seeded traces the one is taken on which the "
         "*simulated* response times are nearest to the stationary ones; what is measured has no part in the choice. In brackets: 95 % intervals; *off by*: from theory. Cost is the mean "
         "response time in ms + 10 · the mean power in W. *solved* has the best table for the load; `auto` solves tables while it serves, and estimates the rate.",
@@ -232,7 +232,6 @@ def _against_rules(result: Result, load: float, seen: dict[str, Any], predicted:
         )
 
 
-LOOP_SPIN = 0.001
 COUNTED = (0.1, 0.97)  # shares of the arrivals between which they count: warm by then, and followed by others
 AFTER = 0.3  # seconds that the last ones get
 PATIENCE = 3600.0  # seconds: nothing expires, and no wait but the policy's own ends
@@ -317,7 +316,7 @@ async def served(
 async def serve_trace(policy: str, rate: float, seconds: float, seed: int, stretches: int) -> dict[str, Any]:
     """Return what came of `seconds` of load at `rate` requests/s."""
     instants = trace(rate, seconds, seed)
-    ledger, intended, late_ms = await served(policy, instants, loop_spin=LOOP_SPIN)
+    ledger, intended, late_ms = await served(policy, instants)
     costs = stretch_costs(ledger, intended, stretches)
     return account(ledger, intended, policy, instants) | {"stretch_costs": costs, "late_ms": float(np.mean(late_ms))}
 

@@ -84,8 +84,6 @@ class CommonKeywords(TypedDict, total=False):
     """Responses buffered for a slow reader before its stream is closed"""
     backpressure: bool
     """In-process calls wait while the queue is full instead of failing"""
-    loop_spin: float
-    """Seconds around expected events during which the event loop polls instead of sleeping; uses CPU"""
 
 
 class ServiceKeywords(CommonKeywords, total=False):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
+from weir.config import GONE
 from weir.errors import SettingsError
 from weir.settings import MODELS, Declared, ServerKind, Settings, declared_settings, read_settings
 from weir.text_server.server_settings import TEXT_VARIABLES, TEXTS
@@ -97,6 +98,8 @@ def option(declared: Declared) -> Any:
 
 
 def _help(declared: Declared) -> str:
+    if declared.help == GONE:
+        return GONE
     text = declared.help[0].upper() + declared.help[1:]
     default = declared.found or declared.default
     if default not in (None, [], {}):
@@ -140,7 +143,7 @@ class Command(TyperCommand):
         return super().parse_args(context, words)
 
     def _options(self) -> list[Any]:
-        """Return the options that are explained; those without a help are old names."""
+        """Return the options that are explained; those without a help are old names, and settings that have gone."""
         options: list[Any] = [each for each in self.params if each.param_type_name == "option"]
         return [each for each in options if each.help]
 

@@ -11,7 +11,7 @@ the service's clock.
 import asyncio
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from weir.batching.batcher import Batcher
 from weir.batching.bulk import is_bulk
@@ -32,10 +32,6 @@ from weir.serving.backpressure import BackpressureQueue, WaitingCall
 from weir.serving.delivery import Delivery, discard, logger
 from weir.workers.executor import Block, Executor
 from weir.workers.run.steps import copies
-
-if TYPE_CHECKING:
-    from weir.serving.loop_spin import Alertness
-
 
 # Seconds. uvloop's timers count whole milliseconds, and asyncio sleeps for whole ones. A timer that fired early by less than a
 # millisecond is armed again for at least this long, so that it does not fire again and again.
@@ -67,9 +63,6 @@ class Timer:
 
     Arming it for a later instant than it is already armed for does nothing. It then fires once too early, which costs less than
     cancelling and arming a timer for every batch.
-
-    For the last `spin` seconds before an instant, the event loop polls without sleeping, so that the timer is not late by the
-    millisecond that event loops count in.
     """
 
     def __init__(self, clock: Callable[[], float], loop: asyncio.AbstractEventLoop, due: Callable[[], None]) -> None:
@@ -79,7 +72,6 @@ class Timer:
         self._armed: float | None = None
         self._handle: Cancellable | None = None
         self._fired_early = False
-        self.spin = 0.0
 
     def arm(self, when: float | None) -> None:
         """Fire at `when` at the latest, in seconds of the clock; None changes nothing."""
@@ -93,22 +85,8 @@ class Timer:
             self._handle = self._loop.call_soon(self._fire)
         elif isinstance(self._clock, TimekeepingClock):
             self._handle = self._clock.call_at(when, self._fire)
-        elif self.spin:
-            self._handle = self._approach(left)
         else:
             self._handle = self._loop.call_later(max(left, LOOP_TICK if self._fired_early else 0.0), self._fire)
-
-    def _approach(self, left: float) -> Cancellable:
-        early = left - self.spin - LOOP_TICK
-        return self._loop.call_later(early, self._come_near) if early > 0.0 else self._loop.call_soon(self._come_near)
-
-    def _come_near(self) -> None:
-        assert self._armed is not None  # disarming cancels this call
-        left = self._armed - self._clock()
-        if left > 0.0:
-            self._handle = self._approach(left)
-        else:
-            self._fire()
 
     def cancel(self) -> None:
         """Disarm the timer."""
@@ -177,7 +155,6 @@ class Driver:
         # Workers that get no more batches. The event is set when the worker has no batch left.
         self._leaving: dict[int, asyncio.Event] = {}
         self._accepted: dict[int, Request] = {}  # by id(), see note_accepted
-        self._alertness: Alertness | None = None
         self._no_worker = no_worker
         self._start_bulk = start_bulk  # None also once it has been called
         self._woken_at: float | None = None  # when there was a worker again after there had been none
@@ -216,8 +193,6 @@ class Driver:
         finally:
             self.phase = DriverPhase.STOPPED
             self.not_ready_reason, self.failed = "stopped", ""
-            if self._alertness is not None:
-                self._alertness.close()
             self._fail_all(lambda request: Draining("the service stopped before the response was ready"))
             if self.streaming:
                 for each in self.batcher.running.values():
@@ -237,11 +212,6 @@ class Driver:
         self._poll(Wakeup.ARRIVAL, self._clock())
         await self._emptied.wait()
         limit.cancel()
-
-    def stay_alert(self, alertness: "Alertness") -> None:
-        """Let `alertness` keep the event loop awake around expected events, until the driver is stopped."""
-        self._alertness = alertness
-        self._timer.spin = alertness.seconds
 
     def _drain_limit(self, limit: Timer, give_up: float) -> None:
         if self._clock() >= give_up:
@@ -426,8 +396,6 @@ class Driver:
         if not events.final and (failed := events.failed()):
             # The worker may not know: a part of a stream may have been lost on its way here.
             self.executor.cancel(worker, events.batch_id, failed)
-        if self._alertness is not None:
-            self._alertness.expect(now, now)
         for request, error in refused:
             self._end(request, error, now)
         self._note_if_emptied()
@@ -472,8 +440,6 @@ class Driver:
         self._poll(Wakeup.ARRIVAL, now)
         if self._no_worker is not None and not self.batcher.workers:
             self._no_worker()
-        if self._alertness is not None:
-            self._alertness.expect(now, now)
 
     def _timer_due(self) -> None:
         now = self._clock()
@@ -528,8 +494,6 @@ class Driver:
                 self._could_not_run(dispatch, batch, error)
             if not self._handed_later:
                 self._delivery.dispatched(dispatch)
-            if self._alertness is not None:
-                self._alertness.expect(now + self.batcher.service.expected(dispatch.rows), now)
 
     def _note_woken(self, dispatch: Dispatch, woken_at: float) -> None:
         """Tell a batch that its requests have waited for a worker to start; the first one that has not is the last to be asked."""

@@ -2,18 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
 from weir.batching.batcher import Batcher
+from weir.config import GONE
 from weir.errors import Conflict, ModelNotReady, SettingsError
 from weir.messages import Observer
 from weir.model import Model
 from weir.policy.decision import complete
 from weir.policy.loading import load_policy
 from weir.serving.delivery import Delivery, tracer_among
-from weir.serving.driver import Driver, DriverPhase, TimekeepingClock, sleep
+from weir.serving.driver import Driver, DriverPhase, sleep
 from weir.serving.handle import ModelFacts
 from weir.serving.hooks import Hook, HookedExecutor
 from weir.serving.settings import Composed
@@ -206,10 +207,6 @@ class Generation:
         """Start the workers, on the running event loop; return when all are ready. Raises what the executor raises."""
         began = self._clock()
         await self.driver.start()
-        if self.settings.loop_spin and not isinstance(self._clock, TimekeepingClock):
-            from weir.serving.loop_spin import stay_alert
-
-            await stay_alert(self.driver, self.settings.loop_spin, self._clock)
         self.window.forget()
         if self.tuner is not None:
             self.tuner.open()
@@ -329,7 +326,9 @@ class Generation:
 
     def _settings(self) -> dict[str, Any]:
         """Return the settings of all three kinds; a value that JSON cannot represent is replaced by its repr."""
-        merged = asdict(self.batching) | asdict(self.workers) | asdict(self.settings)
+        kinds = (self.batching, self.workers, self.settings)
+        gone = {each.name for kind in kinds for each in fields(kind) if each.metadata["help"] == GONE}
+        merged = {name: value for kind in kinds for name, value in asdict(kind).items() if name not in gone}
         # Values of environment variables are often secret: only their names are shown.
         merged["env"] = [sorted(variables) for variables in self.workers.env]
         return {key: value if isinstance(value, JSON_TYPES) else repr(value) for key, value in merged.items()}
