@@ -1,5 +1,6 @@
 """Each model sees the modules of its own folder first, whatever else is served beside it."""
 
+import asyncio
 import importlib
 import sys
 import threading
@@ -12,9 +13,14 @@ from tests.catalog.repository.shelf import services
 from tests.served import Served
 
 from weir.catalog.adapters.triton_utils import load_class
-from weir.catalog.loading import load_target
+from weir.catalog.loading import ServiceMaker, load_target
+from weir.catalog.manager import Manager
+from weir.catalog.registry import Registry
 from weir.catalog.repository.folder import FolderRepository
+from weir.catalog.sources import ModelToServe, TargetRepository
+from weir.errors import InvalidRequest
 from weir.settings import read_model_table
+from weir.workers import imports
 from weir.workers.imports import FOLDER, ModelFolder, folder_of
 
 MODEL = """
@@ -134,17 +140,86 @@ def test_a_name_is_apart_only_where_it_is_taken(folder: Path) -> None:
     assert getattr(module, FOLDER) is two and module.__file__ == str(folder / "two" / "isolated_taken.py")
 
 
-def test_what_was_loaded_before_the_last_time_is_forgotten(tmp_path: Path) -> None:
+def test_what_an_ended_model_has_loaded_is_forgotten(tmp_path: Path) -> None:
     def loaded() -> int:
-        return sum(name.startswith("weir_model_grows_1_") for name in sys.modules)
+        return sum(name.startswith("weir_model_grows_1") for name in sys.modules)
 
     write(tmp_path / "grows" / "1", "grows")
     folder = FolderRepository(tmp_path, read_model_table)
-    counts = []
-    for _ in range(5):
-        services(folder, "grows")
-        counts.append(loaded())
-    assert counts[0] > 0 and counts[1:] == [2 * counts[0]] * 4
+    (first,) = services(folder, "grows")
+    one = loaded()
+    (second,) = services(folder, "grows")  # the first one may still serve
+    assert one > 1 and loaded() == 2 * one - 1
+    imports.release(first.generation)
+    assert loaded() == one
+    imports.release(second.generation)
+    assert loaded() == 0
+
+
+def manager_of(*targets: str) -> Manager:
+    """Return a manager of these models, which run in this process once they are loaded."""
+    models = [ModelToServe(each, each.rpartition(":")[2], {}, [], {"executor": "thread"}) for each in targets]
+    return Manager(Registry([]), TargetRepository(models), ServiceMaker(()))
+
+
+def test_a_target_that_cannot_be_loaded_leaves_no_names_taken(folder: Path) -> None:
+    async def check() -> None:
+        write(folder / "alpha", "Alpha", "isolated_main.py")
+        (folder / "alpha" / "isolated_broken.py").write_text("import utils\nraise ValueError('broken')\n")
+        write(folder / "beta", "Beta", "isolated_main.py")
+        manager = manager_of(
+            "alpha/isolated_broken.py:Broken", "alpha/isolated_main.py:Missing", "beta/isolated_main.py:Beta"
+        )
+        for name in ("Broken", "Missing"):
+            with pytest.raises(InvalidRequest):
+                await manager.load_model(name)
+        await manager.load_model("Beta")
+        assert manager.registry.get("Beta").generation.model.__module__ == "isolated_main"
+        await manager.stop()
+        assert "isolated_main" not in sys.modules
+
+    asyncio.run(check())
+
+
+def test_the_names_of_an_unloaded_models_modules_are_free_for_another_folder(folder: Path) -> None:
+    async def check() -> None:
+        for name in ("Alpha", "Beta"):
+            write(folder / name.lower(), name, "isolated_main.py")
+        manager = manager_of("alpha/isolated_main.py:Alpha", "beta/isolated_main.py:Beta")
+        path = list(sys.path)
+        for name in ("Alpha", "Beta", "Alpha"):
+            await manager.load_model(name)
+            service = manager.registry.get(name)
+            assert service.generation.model.__module__ == "isolated_main"
+            assert set(await service.infer(1)) == {name}
+            assert name == importlib.import_module("utils").NAME  # as pickles find it
+            await manager.unload_model(name)
+            assert "utils" not in sys.modules and sys.path == path
+
+    asyncio.run(check())
+
+
+def test_a_folder_keeps_its_names_while_one_of_its_models_runs(folder: Path) -> None:
+    async def check() -> None:
+        for name in ("Alpha", "Beta"):
+            write(folder / name.lower(), name, "isolated_main.py")
+        write(folder / "alpha", "More", "isolated_more.py")
+        manager = manager_of(
+            "alpha/isolated_main.py:Alpha", "alpha/isolated_more.py:More", "beta/isolated_main.py:Beta"
+        )
+        for name in ("Alpha", "More", "Alpha"):  # the last replaces the first
+            await manager.load_model(name)
+        await manager.unload_model("Alpha")
+        assert "utils" in sys.modules
+        await manager.load_model("Beta")
+        for name, answer in (("More", "More"), ("Beta", "Beta")):
+            assert set(await manager.registry.get(name).infer(1)) == {answer}
+        assert manager.registry.get("Beta").generation.model.__module__ != "isolated_main"
+        await manager.unload_model("More")
+        await manager.unload_model("Beta")
+        assert "utils" not in sys.modules
+
+    asyncio.run(check())
 
 
 def test_threads_may_import_at_the_same_time(folder: Path) -> None:

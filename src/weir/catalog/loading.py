@@ -66,7 +66,8 @@ def load_target(target: str, *, fresh: bool = False, trust: Trust | None = None)
     is_own = module.__name__.partition(".")[0] == "weir"
     if fresh and not is_own and module.__name__ in before and str(module.__file__).endswith(".py"):
         module = read_anew(target, module.__name__, Path(str(module.__file__)))
-    return class_in(module, name, target)
+    with imports.reading(getattr(module, FOLDER, None)):
+        return class_in(module, name, target)
 
 
 def _load_on_platform(model: ModelToServe) -> type[Model] | type[Service]:
@@ -91,32 +92,37 @@ def _load_file(target: str, path: Path) -> ModuleType:
     while (folder / "__init__.py").is_file():  # a file of a package may use relative imports
         parts.insert(0, folder.name)
         folder = folder.parent
-    _add_to_path(folder)  # for what loads modules by name, such as pickles
     models = folder_of(str(folder))
+    models.put_on_path()
     name = models.name_of(parts[0], is_own=True)
     if len(parts) > 1 and name != parts[0]:
         raise SettingsError(
             f"TARGET {target!r}: its name is taken by module {parts[0]!r} of "
             f"{getattr(sys.modules[parts[0]], '__file__', None) or 'the interpreter'}; the names of packages must differ"
         )
-    return _import(target, ".".join([name, *parts[1:]]))
+    with imports.reading(models):
+        return _import(target, ".".join([name, *parts[1:]]))
 
 
 def _load_module(target: str, name: str) -> ModuleType:
-    _add_to_path(Path.cwd())
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
     if not all(part.isidentifier() for part in name.split(".")):
         raise SettingsError(f"TARGET {target!r}: {_FORM}; {name!r} is neither a module's name nor a .py file")
     top, _, rest = name.partition(".")
+    folder = None
     present = sys.modules.get(top)
     if not rest and (
         present is None or hasattr(present, FOLDER)
     ):  # a file of the working directory, as far as is known
-        name = folder_of(str(Path.cwd())).name_of(top)
+        folder = folder_of(str(Path.cwd()))
+        name = folder.name_of(top)
     for depth, part in enumerate(parts := name.split(".")):
         if _is_missing(".".join(parts[: depth + 1]), target):
             where = f"package {'.'.join(parts[:depth])!r}" if depth else f"{Path.cwd()} or on sys.path"
             raise SettingsError(f"TARGET {target!r}: no module {part!r} in {where}{_similar_file(part, depth)}")
-    return _import(target, name)
+    with imports.reading(folder):
+        return _import(target, name)
 
 
 def read_anew(target: str, name: str, path: Path, folder: ModelFolder | None = None) -> ModuleType:
@@ -175,11 +181,6 @@ def _describe(error: BaseException) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     inside = [frame for frame in frames if frame.filename not in (__file__, imports.__file__)]
     return f"{text} ({inside[-1].filename}, line {inside[-1].lineno})" if inside else text
-
-
-def _add_to_path(folder: Path) -> None:
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
 
 
 def class_in(module: ModuleType, name: str, target: str) -> type[Model] | type[Service]:
@@ -320,10 +321,21 @@ def make_service(
     """Return a service of one model, which is not started. `kind` is its class or function, if the program has it already.
 
     `parameters` of a load call override the model's settings. With `fresh`, its code is read again even if it is already
-    imported. This imports the model's code, which may take long: beside a running event loop, call it in a thread.
+    imported. This imports the model's code, which may take long: beside a running event loop, call it in a thread. The folder of
+    that code keeps the names of its modules until imports.release gets the service's generation.
     Raises SettingsError naming the model, and InvalidRequest for a parameter.
     """
     found = _class_of(model, fresh) if kind is None else _checked_class(kind)
+    with imports.reading(imports.folder_that_has(found)):
+        service = _service_of(found, model, observers, parameters, fresh=fresh)
+    imports.hold(service.generation, (found, service.generation.model))
+    return service
+
+
+def _service_of(
+    found: type[Model] | type[Service], model: ModelToServe, observers: Sequence[Observer],
+    parameters: Parameters | None, *, fresh: bool,
+) -> Service:  # fmt: skip
     if parameters:
         model = apply(parameters, model, found.model if issubclass(found, Service) else found)
     arguments: dict[str, Any] = {

@@ -36,6 +36,7 @@ from weir.serving.delivery import logger
 from weir.serving.driver import NOT_STARTED
 from weir.serving.generation import Generation
 from weir.serving.service import Service
+from weir.workers import imports
 
 T = TypeVar("T")
 
@@ -296,6 +297,7 @@ class Manager:
         """Make no more changes, drain and stop all models; see Service.stop. Idempotent."""
         await self._changes.close()
         await self.registry.stop(drain_timeout)
+        _release(service.generation for service in self.registry.all)
 
     async def drain(self, drain_timeout: float | None = None) -> None:
         """Make no more changes and accept no more requests; return when all accepted ones have ended, or after
@@ -437,7 +439,7 @@ class Manager:
             for chain in dependents(name, self.registry.all):
                 chain.check(find)
         except SettingsError as error:
-            await asyncio.gather(*[service.stop(0.0) for service in new])
+            await _discard(new)
             self._states.failed(name, new[0].version, error.message)
             raise _failed(name, error) from error
 
@@ -454,6 +456,7 @@ class Manager:
         self._check_dependents(name, ending)
         with self._states.during(name, ending, "UNLOADING"):
             await asyncio.gather(*[service.stop() for service in ending.values()])
+        _release(service.generation for service in ending.values())
         self._keep(name, [service for key, service in running.items() if key not in ending])
         self._states.forget(name, ending)
 
@@ -525,7 +528,7 @@ class Manager:
                 await self._load_steps(services)
                 await asyncio.gather(*[service.start() for service in services])
         except BaseException as error:
-            await asyncio.gather(*[service.stop(0.0) for service in services])
+            await _discard(services)
             if isinstance(error, WeirError):
                 for version in versions:
                     self._states.failed(name, version, error.message)
@@ -543,7 +546,7 @@ class Manager:
                 for _ in range(0 if has_them else self._endpoints.added(name)):
                     await service.add_worker()
         except BaseException as error:
-            await asyncio.gather(*[service.stop(0.0) for service in new])
+            await _discard(new)
             if isinstance(error, WeirError):
                 self._states.failed(name, default, error.message)
                 raise _failed(name, error) from error
@@ -591,9 +594,22 @@ class Manager:
     async def _retire(self, former: Sequence[Generation]) -> None:
         """Drain and stop generations that were replaced; log what fails."""
         ends = await asyncio.gather(*[generation.stop() for generation in former], return_exceptions=True)
+        _release(former)
         for generation, end in zip(former, ends, strict=True):
             if isinstance(end, Exception):
                 logger.error("model %r: the one that was replaced did not end well", generation.label, exc_info=end)
+
+
+async def _discard(services: Sequence[Service]) -> None:
+    """Stop services that were made and are not going to be used."""
+    await asyncio.gather(*[service.stop(0.0) for service in services])
+    _release(service.generation for service in services)
+
+
+def _release(ended: Iterable[Generation]) -> None:
+    """Let other models have the names of the modules of generations that have ended."""
+    for generation in ended:
+        imports.release(generation)
 
 
 def _version(reading: ModelReading, version: str | None) -> ModelToServe:

@@ -1,15 +1,19 @@
 """Lets the code of each model see the modules of its own folder first, whatever else the process serves.
 
-Two models often have a module of the same name (utils.py). The first keeps the name; that of the other is imported under a name apart. The
-`import` statements of a model's code, wherever it is and whenever they run, find the right one: Python looks `__import__` up among the builtins of
-the module in which the statement is, and the modules of a model have their own.
+Two models often have a module of the same name (utils.py). The first keeps the name until the last model of its folder has ended; that of the other
+is imported under a name apart. The `import` statements of a model's code, wherever it is and whenever they run, find the right one: Python looks
+`__import__` up among the builtins of the module in which the statement is, and the modules of a model have their own.
+
+What finds modules by a text at run time (`importlib.import_module`, pickle) gets in the server's process the module of the model that has the name:
+the text does not say whose code asks. In a worker process, which has one model, it is the right one.
 """
 
 import builtins
+import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib import invalidate_caches
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import find_spec
@@ -17,6 +21,7 @@ from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 from zlib import crc32
 
 # Modules whose names no folder takes: the process has loaded many of them already.
@@ -29,6 +34,7 @@ _folders: dict[str, "ModelFolder"] = {}
 _claimed: dict[str, "ModelFolder"] = {}  # by the name of a module in sys.modules
 _promised: set[str] = set()  # names of claimed modules that have not been in sys.modules yet
 _loads = count(1)
+_used: "WeakKeyDictionary[object, set[ModelFolder]]" = WeakKeyDictionary()  # by who uses them, as `hold` says
 
 
 class ModelFolder:
@@ -45,6 +51,7 @@ class ModelFolder:
         self._names: dict[str, str] = {}  # by the name that the code uses: that in sys.modules
         self._tops: dict[str, str] = {}  # the other way round
         self._foreign: set[str] = set()  # names that are not of this folder
+        self._added_path = False
         self.given: dict[str, ModuleType] = {}  # modules that only this folder's code sees, by name
         self.builtins: dict[str, Any] = {**vars(builtins), "__import__": self._import}
         if _finder not in sys.meta_path:
@@ -78,6 +85,12 @@ class ModelFolder:
             if present is not None and _place_of(present) in places:
                 return top
         return f"{self._prefix}{top}_{crc32(places[0].encode()):08x}"
+
+    def put_on_path(self) -> None:
+        """Have `sys.path` begin with this folder, until it is forgotten, for what loads modules by name, such as pickles."""
+        if self.path not in sys.path:
+            sys.path.insert(0, self.path)
+            self._added_path = True
 
     def adopt(self, module: ModuleType) -> None:
         """Have the code that is going to run as `module` import from this folder first."""
@@ -129,13 +142,58 @@ def loaded_apart(path: str, name: str) -> ModelFolder:
     return ModelFolder(path, f"{name}_{next(_loads)}_")
 
 
-def forget(folder: ModelFolder) -> None:
-    """Remove the modules of `folder` from the process, as far as nobody uses them."""
+def folder_that_has(kind: type) -> ModelFolder | None:
+    """Return the folder that a class was loaded from; None if that is no model's."""
+    folder: ModelFolder | None = getattr(sys.modules.get(kind.__module__), FOLDER, None)
+    return folder
+
+
+def hold(user: object, classes: Iterable[type]) -> None:
+    """Keep the folders that `classes` were loaded from until `user` releases them."""
     with _lock:
-        for name in folder._names.values():
-            _claimed.pop(name, None)
+        _used[user] = {folder for each in classes if (folder := folder_that_has(each)) is not None}
+
+
+def release(user: object) -> None:
+    """Forget the folders that `user` held and that nobody else does: the names of their modules are free again."""
+    with _lock:
+        for folder in _used.pop(user, ()):
+            forget_unused(folder)
+
+
+def forget_unused(folder: ModelFolder) -> None:
+    """Forget `folder` unless somebody holds it."""
+    with _lock:
+        if not any(folder in folders for folders in _used.values()):
+            forget(folder)
+
+
+def forget(folder: ModelFolder) -> None:
+    """Remove the modules of `folder` from the process, and let others have their names."""
+    with _lock:
+        if _folders.get(folder.path) is folder:
+            del _folders[folder.path]
+        if folder._added_path and folder.path in sys.path and folder.path != os.getcwd():
+            sys.path.remove(folder.path)
+        for name in [name for name, owner in _claimed.items() if owner is folder]:
+            del _claimed[name]
+            _promised.discard(name)
             for each in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
                 del sys.modules[each]
+        for name, module in list(sys.modules.items()):  # what was read as another name
+            if getattr(module, "__dict__", {}).get(FOLDER) is folder:
+                del sys.modules[name]
+
+
+@contextmanager
+def reading(folder: ModelFolder | None) -> Iterator[None]:
+    """Forget `folder` if what the block reads from it cannot be used, and nobody holds it."""
+    try:
+        yield
+    except BaseException:
+        if folder is not None:
+            forget_unused(folder)
+        raise
 
 
 class _Loader(SourceFileLoader):

@@ -20,7 +20,7 @@ from weir.catalog.targets import PLATFORMS
 from weir.errors import SettingsError, WeirError
 from weir.model import NONE, OPTIONAL, RAGGED, REQUIRED, Model, Tensor, check_model, overrides
 from weir.serving.service import Service
-from weir.workers.imports import ModelFolder, forget, loaded_apart
+from weir.workers.imports import FOLDER, loaded_apart, reading
 from weir.workers.source import declared
 
 MAX_PATH_LENGTH = 1024  # bytes of a file's path below its model's folder
@@ -229,26 +229,16 @@ class PythonPlatform:
             if not name and defines_triton_model(path):
                 return load_triton_model(model, path)
             module = _read_module(model, path)
-            found = class_in(module, name, model.target) if name else _only_model(module, model.label)
+            with reading(vars(module)[FOLDER]):
+                found = class_in(module, name, model.target) if name else _only_model(module, model.label)
         return found if issubclass(found, Service) else with_attributes(found, model)
 
 
 def _read_module(model: ModelToServe, path: Path) -> ModuleType:
     name = "weir_model_" + re.sub(r"\W", "_", f"{model.name}_{model.version}")
-    former, folder = _folders.get(name, ()), loaded_apart(str(path.parent), name)
-    try:
-        module = read_anew(f"{model.label}/{path.name}", name, path, folder)
-    except BaseException:
-        forget(folder)
-        raise
-    for each in former[:-1]:  # the last one may still serve
-        forget(each)
-    _folders[name] = (*former[-1:], folder)
-    return module
-
-
-# By the name of a model's module: the folder of its present code, and before it that of its former code.
-_folders: dict[str, tuple[ModelFolder, ...]] = {}
+    folder = loaded_apart(str(path.parent), name)
+    with reading(folder):
+        return read_anew(f"{model.label}/{path.name}", name, path, folder)
 
 
 def _only_model(module: ModuleType, source: str) -> type[Model]:
