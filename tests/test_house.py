@@ -74,7 +74,7 @@ LIMITS = {
     "profiling": (6, 1_026),
     "protocols": (15, 2_024),
     "serving": (12, 3_068),
-    "simulation": (12, 2_920),
+    "simulation": (11, 2_782),
     "telemetry": (7, 1_543),
     "text_models": (38, 6_080),
     "text_server": (33, 7_147),

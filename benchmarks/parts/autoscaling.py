@@ -10,6 +10,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.autoscalers import parse_autoscaler
 from benchmarks.harness.result import Part, Result, Run, Table, resumed
 from benchmarks.harness.servers import ROOT
 from weir.figures import COLOURS, MARKERS, figure
@@ -22,7 +23,10 @@ from weir.simulation.scaling import ScalingTrial
 TRACES = {"chat": "azure-conv.csv", "code": "azure-code.csv"}
 FOLDER = ROOT / "benchmarks" / "policies" / "traces"
 PICTURE = ROOT / "docs" / "pictures" / "autoscaling.png"
-SOURCES = [ROOT / "src" / "weir" / each for each in ("policy", "simulation", "batching")] + [Path(__file__)]
+SOURCES = [ROOT / "src" / "weir" / each for each in ("policy", "simulation", "batching")] + [
+    Path(__file__),
+    ROOT / "benchmarks" / "autoscalers.py",
+]
 # A batch of b takes 1.5 + 0.6·b seconds: 6.3 s for the largest, so one worker answers 1.27 requests per second.
 PROFILE = Profile.linear(alpha_ms=600.0, tau0_ms=1500.0, max_batch_size=8)
 ALLOWED, START_UP = WorkerRange(1, 16), 20.0
@@ -75,7 +79,7 @@ def play(what: tuple[str, float, str]) -> Played:
     """Play one rule."""
     trace, promise, rule = what
     made = trial(trace, promise)
-    run = made.run(rule)
+    run = made.run(OURS if rule == OURS else parse_autoscaler(rule, ALLOWED))
     taken = (run.run.end - run.run.arrival)[run.run.arrival >= run.since]
     outcome = made.outcome_of(rule, run)
     late = [float((taken > each).mean()) for each in PROMISES[trace]]

@@ -146,7 +146,7 @@ def test_range_of_workers_compares_rules_for_their_number(
     monkeypatch.setenv("COLUMNS", "160")
     folder = profile.parent
     files = ["--json", folder / "rules.json", "--figure", folder / "rules.png"]
-    rules = ["--scaling", "weir,ray:target=4,upscale=1s", "--scaling", "hpa"]
+    rules = ["--scaling", "weir,fixed:2", "--scaling", "fixed:3"]
     asked = ["--workers", "1..3", "--start-up-time", "100ms", "--latency-objective", "p99=20ms", "--requests", 3_000]
     assert weir(monkeypatch, "simulate", profile, *asked, *rules, *files) == 0
     shown = capsys.readouterr().out.splitlines()
@@ -154,7 +154,7 @@ def test_range_of_workers_compares_rules_for_their_number(
         "poisson:0.7: 4,868 rows/s on 1..3 workers, which start in 0.1 s; goal p99=20ms; late after 0.02 s; policy greedy"
     )
     assert shown[1].split()[:4] == ["rule", "worker-hours", "mean", "most"]
-    assert [line.split()[0] for line in shown[2:]] == ["weir", "ray:target=4,upscale=1s", "hpa"]
+    assert [line.split()[0] for line in shown[2:]] == ["weir", "fixed:2", "fixed:3"]
     document = json.loads((folder / "rules.json").read_text())
     assert document["goal"] == "p99=20ms"
     assert (folder / "rules.svg").exists()
@@ -191,7 +191,10 @@ def test_rule_without_a_deadline_shows_no_late_answers(
         (["--workers", "0"], "workers='0': must be 1 or more"),
         (["--workers", "2", "--scaling", "hpa"], "--scaling=['hpa']: needs a range of workers, as in --workers 1..16"),
         (["--workers", "2", "--target-load", "0.5"], "--target-load=0.5: needs a range of workers"),
-        (["--workers", "1..2", "--scaling", "ray:goal=1"], "'goal' is not an option of ray"),
+        (
+            ["--workers", "1..2", "--scaling", "hpa"],
+            "scaling='hpa': must be weir, or a number of workers as in fixed:4",
+        ),
         (["--workers", "1..2", "--scaling", "weir,,hpa"], "has an empty entry between commas"),
         (["--workers", "1..2", "--target-load", "2"], "target_load=2.0: must be a share"),
         (["--workers", "1..2", "--policy", "greedy", "--policy", "full:2"], "--policy: given 2 times"),

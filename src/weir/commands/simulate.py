@@ -26,9 +26,8 @@ _ARRIVALS = (
     "rows per second (poisson:rate=200). Processes: poisson, gamma, mmpp, on-off, sine, ramp, constant; or trace:FILE."
 )
 _SCALING = (
-    "Rules for the number of workers, separated by commas: weir (as a server decides), fixed:8, or, for comparison, those of "
-    "Ray Serve, Kubernetes and KEDA: ray:target=2,upscale=30s,downscale=600s,look_back=30s, hpa:target=0.8,stabilisation=300s, "
-    "keda:target=5,stabilisation=300s,cooldown=300s (default: weir)."
+    "Rules for the number of workers, separated by commas: weir (as a server decides), or a number that stays, as in fixed:8 "
+    "(default: weir)."
 )
 _DELAY = "Longest time that a policy may hold a request back, such as 100ms (default: no limit)."
 _WHAT, _WORKERS, _PRICES, _RESULT = "Simulation", "Autoscaling", "Weights", "Result"

@@ -8,10 +8,10 @@ more batches, as in a server.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from heapq import heappush
 from math import inf, log
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,11 +21,10 @@ from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Policy
 from weir.policy.online.adaptive import SolvedPolicy
-from weir.policy.scaling import Capacity, ScalingObservation, WorkerRange, WorkerScaling, assumed_capacity
+from weir.policy.scaling import Capacity, ScalingObservation, WorkerRange, WorkerScaling
 from weir.policy.solve.bank import Bank
 from weir.policy.solve.tables import Table, full_batch_table, greedy_table, multi_worker_table
 from weir.simulation.arrivals import Ints, parse_arrivals
-from weir.simulation.autoscalers import Autoscaler, FixedWorkers, WorkerLoad, parse_autoscaler
 from weir.simulation.banks import make_bank
 from weir.simulation.engine import Engine, EventLog, Run, ServiceTimes, Whole
 from weir.simulation.replicas import Estimator, Replicas, SeenQueues, best_limits, looks
@@ -224,6 +223,50 @@ def _knees(request: CapacityRequest, found: Floats) -> Floats:
 # One run.
 
 
+class WorkerLoad(NamedTuple):
+    """What a rule may know of the workers of a simulation.
+
+    Attributes:
+        seen: what Weir's rule knows.
+        rows_running: rows with workers.
+        rows_seconds: the time that rows have spent waiting or with workers until now, in seconds of all together.
+        busy_seconds: the time that workers have been busy until now, likewise.
+    """
+
+    seen: ScalingObservation
+    rows_running: int
+    rows_seconds: float
+    busy_seconds: float
+
+    @property
+    def present(self) -> int:
+        """The workers that are ready or starting."""
+        return self.seen.ready + len(self.seen.starting)
+
+
+class Autoscaler(Protocol):
+    """Says every `period` seconds how many workers there shall be."""
+
+    @property
+    def period(self) -> float:
+        """Seconds between two decisions."""
+
+    def decide(self, load: WorkerLoad) -> int:
+        """Return how many workers there shall be, those included that are starting."""
+
+
+class _WeirAutoscaler:
+    """Weir's rule, as a server applies it."""
+
+    period = WorkerScaling.INTERVAL
+
+    def __init__(self, scaling: WorkerScaling) -> None:
+        self._scaling = scaling
+
+    def decide(self, load: WorkerLoad) -> int:
+        return self._scaling.decide(load.seen).workers
+
+
 class ScalingRun(NamedTuple):
     """What happened under one rule.
 
@@ -251,18 +294,18 @@ class ScalingEngine(Engine):
 
     Args:
         settings, policy, services, book, timeout: see Engine.
-        allowed: the fewest and the most workers.
-        first: the workers at the start, which are ready at once.
+        allowed: the fewest and the most workers. The fewest, but at least one, are ready at the start.
         places: batches that may be at a worker at once.
         start_up: seconds that a worker takes to start.
-        rule: decides.
+        rule: decides; None: their number stays.
         changed: called with the number of ready workers when it has changed.
     """
 
     def __init__(
         self, settings: BatchingSettings, policy: Policy, services: ServiceTimes, book: EventLog, *, allowed: WorkerRange,
-        first: int, places: int, start_up: float, rule: Autoscaler, timeout: float = inf, changed: Changed = lambda workers: None,
+        places: int, start_up: float, rule: Autoscaler | None, timeout: float = inf, changed: Changed = lambda workers: None,
     ) -> None:  # fmt: skip
+        first = max(allowed.least, 1)
         super().__init__(settings, policy, services, book, workers=first, places=places, timeout=timeout)
         self._allowed, self._places, self._start_up, self._rule = allowed, places, start_up, rule
         self._changed = changed
@@ -277,7 +320,8 @@ class ScalingEngine(Engine):
         self.counts: list[tuple[float, int]] = [(0.0, first)]
         self.starts = first
         self.since, self.sums_since = 0.0, 0.0
-        self._schedule(0.0)
+        if rule is not None:
+            self._schedule(0.0)
 
     def count_from(self, instant: float) -> None:
         """Let time pass until `instant`, and count the workers' seconds from then on."""
@@ -332,7 +376,7 @@ class ScalingEngine(Engine):
         for worker in [each for each, ready in self._starting.items() if ready <= now]:
             del self._starting[worker]
             self._begin(worker, now)
-        if now >= self._next:
+        if self._rule is not None and now >= self._next:
             self._resize(self._allowed.clip(self._rule.decide(self._load(now))), now)
             self._next = now + self._rule.period
             self._schedule(self._next)
@@ -396,6 +440,20 @@ class ScalingEngine(Engine):
 
 
 # Comparisons.
+
+
+WEIR = "weir"  # the rule that a server applies
+
+
+def range_of(text: str, allowed: WorkerRange) -> WorkerRange:
+    """Return the fewest and the most workers under the rule that `text` names, `weir` or `fixed:4`. Raises SettingsError."""
+    name, _, workers = text.partition(":")
+    if text == WEIR:
+        return allowed
+    if name != "fixed":
+        raise SettingsError(f"scaling={text!r}: must be weir, or a number of workers as in fixed:4")
+    fixed = allowed.clip(WorkerRange.parse(workers, f"scaling={text!r}: workers").most)
+    return WorkerRange(fixed, fixed)
 
 
 @dataclass(frozen=True)
@@ -499,32 +557,30 @@ class ScalingTrial:
         return measure_capacity(request, seed=self.seed)
 
     @cached_property
-    def _banks(self) -> dict[int, Bank]:
-        return {}
-
-    def _bank(self, workers: int) -> Bank:
-        if workers not in self._banks:
-            made = make_bank(self.profile, self.prices, workers=workers, objective=self.objective, seed=self.seed)
-            self._banks[workers] = made
-        return self._banks[workers]
+    def _bank(self) -> Callable[[int], Bank]:
+        """Makes the bank for so many workers, once."""
+        return cache(
+            lambda workers: make_bank(
+                self.profile, self.prices, workers=workers, objective=self.objective, seed=self.seed
+            )
+        )
 
     @property
     def late_after(self) -> float | None:
         """Seconds after which an answer is late; None: never."""
         return self.objective.deadline if self.objective is not None else self.deadline
 
-    def rule(self, text: str) -> Autoscaler:
-        """Return the rule that `text` names. Raises SettingsError."""
-        return parse_autoscaler(text, self.allowed, lambda: WorkerScaling(self.allowed, self.capacity, self.idle_after))
-
-    def run(self, text: str) -> ScalingRun:
-        """Return what happens under the rule `text`. Raises SettingsError."""
-        whole, settings = Whole(), settings_for(self.profile, self.settings)
-        policy, changed = self._policy(settings)
-        rule = self.rule(text)
-        first = rule.workers if isinstance(rule, FixedWorkers) else max(self.allowed.least, 1)
+    def run(self, rule: str | Autoscaler) -> ScalingRun:
+        """Return what happens under a rule, or the rule of this text. Raises SettingsError."""
+        whole, settings, allowed = Whole(), settings_for(self.profile, self.settings), self.allowed
+        scaler = None if isinstance(rule, str) else rule
+        if isinstance(rule, str):
+            allowed = range_of(rule, allowed)
+            if rule == WEIR:
+                scaler = _WeirAutoscaler(WorkerScaling(allowed, self.capacity, self.idle_after))
+        policy, changed = self._policy(settings, max(allowed.least, 1))
         engine = ScalingEngine(
-            settings, policy, ServiceTimes(self.profile, self.seed), EventLog(whole), allowed=self.allowed, first=first, rule=rule,
+            settings, policy, ServiceTimes(self.profile, self.seed), EventLog(whole), allowed=allowed, rule=scaler,
             places=self.profile.pipeline_depth, start_up=self.start_up, changed=changed,
             timeout=inf if self.deadline is None else self.deadline,
         )  # fmt: skip
@@ -543,10 +599,10 @@ class ScalingTrial:
         """The instant in seconds from which on everything counts."""
         return float(self.arrivals[0] + self.warm_up * (self.arrivals[-1] - self.arrivals[0]))
 
-    def _policy(self, settings: BatchingSettings) -> tuple[Policy, Changed]:
+    def _policy(self, settings: BatchingSettings, first: int) -> tuple[Policy, Changed]:
         if self.policy != SOLVED:
             return policy_for(self.policy, self.profile, settings=settings), lambda workers: None
-        solved = SolvedPolicy(self._bank(max(self.allowed.least, 1)))
+        solved = SolvedPolicy(self._bank(first))
 
         def changed(workers: int) -> None:
             if workers:
@@ -577,28 +633,6 @@ class ScalingTrial:
         )  # fmt: skip
 
 
-def compare_autoscalers(
-    trial: ScalingTrial, rules: Sequence[str], *, arrivals: str = "arrivals", progress: Progress | None = None
-) -> ScalingComparison:
-    """Return what each of `rules` does. `arrivals` names what arrives; `progress` is called with (what, done, of all).
-
-    Raises SettingsError, for a mistake in a rule before anything is simulated.
-    """
-    for text in rules:
-        parse_autoscaler(text, trial.allowed, lambda: WorkerScaling(trial.allowed, assumed_capacity(1.0, 1.0, 1.0, 1)))
-    outcomes = {}
-    for done, text in enumerate(rules):
-        if progress is not None:
-            progress("rules", done, len(rules))
-        outcomes[text] = trial.outcome(text)
-    times = trial.arrivals
-    rows = len(times) if trial.rows is None else int(trial.rows.sum())
-    return ScalingComparison(
-        arrivals, rows / float(times[-1] - times[0]), trial.allowed, trial.start_up, trial.capacity.goal,
-        trial.late_after, trial.policy, outcomes,
-    )  # fmt: skip
-
-
 def simulate_scaling(
     profile: Profile, rules: Sequence[str], arrivals: str, *, workers: WorkerRange | str, start_up: float = 10.0,
     requests: int | None = None, seed: int = 1, warm_up: float = 0.1, policy: str = "greedy", prices: Prices | None = None,
@@ -609,7 +643,7 @@ def simulate_scaling(
 
     Args:
         profile: the costs of a batch on one worker.
-        rules: texts such as `weir`, `fixed:8`, `ray:target=2,upscale=30s`; see autoscalers.py.
+        rules: texts: `weir`, as a server decides; `fixed:8`, always so many.
         arrivals: the text of a process (see arrivals.py). A load is a share of what the most workers can serve.
         workers: the fewest and the most, also as a text.
         requests: how many arrive; 100 000 by default, of a trace all.
@@ -630,4 +664,12 @@ def simulate_scaling(
         objective=objective_for(objective, profile), target_load=target_load, prices=prices or Prices(), deadline=deadline,
         idle_after=idle_after, settings=settings, warm_up=warm_up, seed=seed, rows=process.sizes(0, count),
     )  # fmt: skip
-    return compare_autoscalers(trial, rules, arrivals=arrivals, progress=progress)
+    for text in rules:
+        range_of(text, allowed)
+    outcomes = {}
+    for done, text in enumerate(rules):
+        if progress is not None:
+            progress("rules", done, len(rules))
+        outcomes[text] = trial.outcome(text)
+    rate = int(process.sizes(0, count).sum()) / float(trial.arrivals[-1] - trial.arrivals[0])
+    return ScalingComparison(arrivals, rate, allowed, start_up, trial.capacity.goal, trial.late_after, policy, outcomes)

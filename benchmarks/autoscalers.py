@@ -1,6 +1,6 @@
-"""Rules for the number of workers: Weir's, and those of Ray Serve, Kubernetes and KEDA, for comparison.
+"""The rules of Ray Serve, Kubernetes and KEDA for the number of workers, to compare Weir's with.
 
-The others are written from their sources and documentation (Ray 2.60: serve/autoscaling_policy.py; Kubernetes:
+They are written from their sources and documentation (Ray 2.60: serve/autoscaling_policy.py; Kubernetes:
 pkg/controller/podautoscaler; KEDA 2.16). Where they depend on a cluster, the simulation is kind to them: their metrics
 come at once, they see all requests, and every worker that they ask for is placed. All rules have the same batcher.
 """
@@ -9,68 +9,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from math import ceil
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from weir.errors import SettingsError
 from weir.policy.loading import parse_duration
-from weir.policy.scaling import ScalingObservation, WorkerRange, WorkerScaling
-
-
-class WorkerLoad(NamedTuple):
-    """What a rule may know of the workers of a simulation.
-
-    Attributes:
-        seen: what Weir's rule knows.
-        rows_running: rows with workers.
-        rows_seconds: the time that rows have spent waiting or with workers until now, in seconds of all together.
-        busy_seconds: the time that workers have been busy until now, likewise.
-    """
-
-    seen: ScalingObservation
-    rows_running: int
-    rows_seconds: float
-    busy_seconds: float
-
-    @property
-    def present(self) -> int:
-        """The workers that are ready or starting."""
-        return self.seen.ready + len(self.seen.starting)
-
-
-class Autoscaler(Protocol):
-    """Says every `period` seconds how many workers there shall be."""
-
-    @property
-    def period(self) -> float:
-        """Seconds between two decisions."""
-
-    def decide(self, load: WorkerLoad) -> int:
-        """Return how many workers there shall be, those included that are starting."""
-
-
-class WeirAutoscaler:
-    """Weir's rule, as a server applies it."""
-
-    def __init__(self, scaling: WorkerScaling) -> None:
-        self.scaling = scaling
-        self.period = scaling.INTERVAL
-
-    def decide(self, load: WorkerLoad) -> int:
-        """Return what the rule decides."""
-        return self.scaling.decide(load.seen).workers
-
-
-class FixedWorkers:
-    """`workers` workers, always."""
-
-    period = 3600.0
-
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-
-    def decide(self, load: WorkerLoad) -> int:
-        """Return the number."""
-        return self.workers
+from weir.policy.scaling import WorkerRange
+from weir.simulation.scaling import Autoscaler, WorkerLoad
 
 
 @dataclass(frozen=True)
@@ -218,22 +162,17 @@ class KedaAutoscaler(_PodAutoscaler):
 
 _OPTIONS: Mapping[str, type[Any]] = {"ray": RayOptions, "hpa": HpaOptions, "keda": KedaOptions}
 _RULES: Mapping[str, Callable[..., Autoscaler]] = {"ray": RayAutoscaler, "hpa": HpaAutoscaler, "keda": KedaAutoscaler}
-NAMES = ("weir", "fixed", *_OPTIONS)
 
 
-def parse_autoscaler(text: str, allowed: WorkerRange, scaling: Callable[[], WorkerScaling]) -> Autoscaler:
-    """Return the rule that `text` names: weir, fixed:4, ray:target=2,upscale=30s, hpa:target=0.8 or keda:target=5.
+def parse_autoscaler(text: str, allowed: WorkerRange) -> Autoscaler:
+    """Return the rule that `text` names: ray:target=2,upscale=30s, hpa:target=0.8 or keda:target=5.
 
-    `scaling` makes Weir's rule. Raises SettingsError naming the text, the option and the rule.
+    Raises SettingsError naming the text, the option and the rule.
     """
     name, _, rest = text.partition(":")
-    if name == "weir" and not rest:
-        return WeirAutoscaler(scaling())
-    if name == "fixed":
-        return FixedWorkers(allowed.clip(WorkerRange.parse(rest, f"scaling={text!r}: workers").most))
     if name not in _OPTIONS:
         raise SettingsError(
-            f"scaling={text!r}: must be one of {', '.join(NAMES)}, with options as in ray:target=4,upscale=5s"
+            f"scaling={text!r}: must be one of {', '.join(_OPTIONS)}, with options as in ray:target=4,upscale=5s"
         )
     kind = _OPTIONS[name]
     known = [declared.name for declared in fields(kind) if declared.default is not MISSING]
