@@ -10,9 +10,10 @@ import pytest
 from examples.tensors import Affine
 from tests.streaming_models import Count, Script
 
+from weir.batching.request_state import RequestBase
 from weir.catalog.registry import Registry
 from weir.errors import Draining, InvalidRequest, ModelNotFound, Overloaded, TooLarge, Unsupported, ValidationFailed
-from weir.messages import JSON
+from weir.messages import JSON, MSGPACK, Kind
 from weir.model import Measure, Model
 from weir.protocols.exchange import Exchange
 from weir.protocols.kserve.metadata import find
@@ -26,7 +27,7 @@ from weir.serving.inference import (
     schedule_of,
 )
 from weir.serving.service import Service
-from weir.testing import FakeClock, RecordingObserver
+from weir.testing import FakeClock, FakeExecutor, RecordingObserver
 from weir.wire.inference import InferenceRequest, InferenceResponse, RequestedOutput, TensorValue
 
 
@@ -254,6 +255,20 @@ def test_the_shortest_timeout_holds() -> None:
 
 def entry_of(item: bytes) -> QueueEntry:
     return REFUSED_ENTRY._replace(payload=item, content_type=JSON, accept=JSON)
+
+
+def test_the_constructor_of_what_is_submitted_sets_what_the_base_sets() -> None:
+    entry = QueueEntry(b"3", Kind.ITEMS, JSON, MSGPACK, 2, 3.0, "k", True)
+    service = Service(Pair, executor=FakeExecutor(), clock=FakeClock(), timeout=9.0)
+    exchange = Exchange(service, door="lines")
+    for timeout in (None, 2.0):
+        request = QueuedRequest(entry, exchange, Schedule(4, timeout), lambda request: None, trace={"traceparent": "a"})
+        base = RequestBase(
+            b"3", service.now(), timeout or 9.0, kind=Kind.ITEMS, content_type=JSON, accept=MSGPACK, rows=2, cost=3.0, key="k",
+            priority=4, large=True, door="lines", trace={"traceparent": "a"},
+        )  # fmt: skip
+        for name in RequestBase.__slots__:
+            assert getattr(request, name) == getattr(base, name), name
 
 
 def test_what_is_submitted_ends_once_with_its_output_or_with_its_error() -> None:

@@ -94,7 +94,7 @@ class Registry:
 
         Raises ModelNotFound, which names the models or versions that exist, or ModelNotReady while the model is loading.
         """
-        service = self._find(name, version)
+        service = self._find(name, version) if version else self.services.get(name)
         if service is None and (own := self.name_of(name)) != name:
             name, service = own, self._find(own, version)
         if service is not None:

@@ -181,7 +181,7 @@ class Exchange:
         This needs no task. When the caller leaves, call `cancel`. Raises what ModelHandle.submit raises; `ended` is not called then.
         """
         request = QueuedRequest(entry, self, schedule, ended)
-        self.put(request)
+        self.service.submit(request, request.arrival)
         return request
 
     def cancel(self, request: Request) -> None:

@@ -302,8 +302,8 @@ def test_a_request_is_known_from_the_second_on_and_read_as_ever() -> None:
         known.learn(write_request(make_request_of_two(count)), make_request_of_two(count), service, WORK)
     body = write_request(make_request_of_two(7))
     form = known.find(body)
-    assert form is not None and form.serves(service) and (form.model, form.version) == ("both", "")
-    for name, array in form.arrays(body).items():
+    assert form is not None and form.serves(service.facts) and (form.model, form.version) == ("both", "")
+    for name, array in form.entry(body).payload.items():
         read = next(each.array for each in make_request_of_two(7).inputs if each.name == name)
         assert (array.dtype, array.tolist(), array.flags.writeable) == (read.dtype, read.tolist(), False)
 
@@ -320,7 +320,7 @@ def test_whatever_is_found_is_read_as_it_is_otherwise() -> None:
         if form is not None:
             found += 1
             read = read_request(parse_request(each))
-            arrays = form.arrays(each)
+            arrays = form.entry(each).payload
             assert [(value.name, value.array.tobytes(), value.array.shape) for value in read.inputs] == [
                 (name, array.tobytes(), array.shape) for name, array in arrays.items()
             ]
@@ -373,7 +373,7 @@ def test_requests_that_say_more_are_not_remembered(request_: InferenceRequest) -
 def test_a_generation_that_was_replaced_is_not_served_nor_kept() -> None:
     known = learned(make_request_of_two(0))
     form = known.find(write_request(make_request_of_two(0)))
-    assert form is not None and not form.serves(Service(Both, executor="inline"))
+    assert form is not None and not form.serves(Service(Both, executor="inline").facts)
     del known.service  # type: ignore[attr-defined]
     gc.collect()
     assert form._facts() is None

@@ -38,7 +38,6 @@ from weir.protocols.repeats import HeadMemo
 from weir.protocols.shared_memory import Memory, wants_regions
 from weir.serving.inference import (
     CLASS,
-    DEFAULT_SCHEDULE,
     QueuedRequest,
     QueueEntry,
     Schedule,
@@ -61,10 +60,10 @@ from weir.wire.kserve_grpc import (
     write_response,
 )
 from weir.wire.kserve_json import REGION
-from weir.wire.tensors import DTYPES, Arrays
+from weir.wire.tensors import DTYPES
 
 if TYPE_CHECKING:
-    from weir.serving.handle import ModelHandle
+    from weir.serving.handle import ModelFacts, ModelHandle
 
 
 Read = tuple[Parsed, InferenceRequest | WeirError]
@@ -160,17 +159,18 @@ _MOST_ANSWERS = 64  # combinations of output shapes that one form remembers
 
 
 class Form:
-    """The common form of requests to one service that differ only in the bytes of their tensors. `entry` is the queue entry without its payload."""
+    """The common form of requests to one service that differ only in the bytes of their tensors."""
 
     __slots__ = (
-        "_answers", "_dtypes", "_names", "_request", "_facts", "_size_bytes", "_tags", "_tensors", "model", "version", "entry",
+        "_answers", "_dtypes", "_entry", "_names", "_request", "_facts", "_size_bytes", "_tags", "_tensors", "kind", "model", "version",
     )  # fmt: skip
 
     def __init__(
         self, body: bytes, request: InferenceRequest, service: "ModelHandle", entry: QueueEntry, raw: list[tuple[int, int, int]]
     ) -> None:  # fmt: skip
         """Make the form of the first `request`. `raw` has three offsets in `body` for each raw tensor: of its field, of its bytes, and of their end."""
-        self.model, self.version, self.entry = request.model, request.version, entry
+        self.model, self.version, self.kind = request.model, request.version, entry.kind
+        self._entry = entry[1:]  # without the payload
         self._facts = weakref.ref(service.facts)
         self._request = InferenceRequest(request.model, [], version=request.version, outputs=request.outputs)
         self._size_bytes = len(body)
@@ -191,13 +191,16 @@ class Form:
             return False
         return all(body.startswith(tag, start) for tag, start in self._tags)
 
-    def serves(self, service: "ModelHandle") -> bool:
-        """Return whether `service` is the one that this form was made for, and has not been reloaded since."""
-        return self._facts() is service.facts
+    def serves(self, facts: "ModelFacts") -> bool:
+        """Return whether this form was made for the model of `facts`, which has not been reloaded since."""
+        return self._facts() is facts
 
-    def arrays(self, body: bytes) -> Arrays:
-        """Return the tensors of a message that fits, as read-only arrays."""
-        return {name: numpy.ndarray(shape, dtype, body[begin:end]) for name, dtype, shape, begin, end in self._tensors}
+    def entry(self, body: bytes) -> QueueEntry:
+        """Return the queue entry of a message that fits. Its tensors are read-only arrays."""
+        arrays = {
+            name: numpy.ndarray(shape, dtype, body[begin:end]) for name, dtype, shape, begin, end in self._tensors
+        }
+        return QueueEntry(arrays, *self._entry)
 
     def respond(self, service: "ModelHandle", output: Any, waited: float = 0.0) -> bytes | Writing:
         """Return the response message for `output`, or its writing; `waited` is as for `response_of`, and so is what it raises."""
@@ -207,7 +210,7 @@ class Form:
             if pieces is not None and [array.dtype for array in arrays] == self._dtypes:
                 parts = [part for piece, array in zip(pieces, arrays, strict=True) for part in (piece, array.tobytes())]
                 return b"".join(parts)
-        response = response_of(service, self._request, [self.entry.kind], [output], waited)
+        response = response_of(service, self._request, [self.kind], [output], waited)
         if not waited:
             self._learn(response)
         return Writing.of(response)
@@ -242,7 +245,7 @@ class Forms:
         raw = raw_at_end(body, len(request.inputs))
         if raw is not None:
             head = body[: raw[0][0]]
-            self._known.offer(head, Form(body, request, service, entry._replace(payload=None), raw))
+            self._known.offer(head, Form(body, request, service, entry, raw))
             self._remember(len(body), len(head))
 
     def _remember(self, length: int, head: int) -> None:
@@ -264,13 +267,16 @@ def _is_plain(request: InferenceRequest) -> bool:
 
 
 class UnaryCall:
-    """A unary call whose request waits in the queue without a task. `respond` makes the response message of its output, or the writing of that message."""
+    """A unary call whose request waits in the queue without a task.
+
+    `respond` makes the response message of the service's output, or the writing of that message; it also gets how long the request waited for a worker.
+    """
 
     __slots__ = ("_call", "_development", "_exchange", "_received_bytes", "_respond")
 
     def __init__(
-        self, call: IncomingCall, exchange: Exchange, received_bytes: int, respond: Callable[[Any, float], bytes | Writing], *,
-        development: bool,
+        self, call: IncomingCall, exchange: Exchange, received_bytes: int,
+        respond: Callable[["ModelHandle", Any, float], bytes | Writing], *, development: bool,
     ) -> None:  # fmt: skip
         self._call = call
         self._exchange = exchange
@@ -290,7 +296,7 @@ class UnaryCall:
             self._fail(request.error)
             return
         try:
-            answer = self._respond(request.output, request.waited)
+            answer = self._respond(self._exchange.service, request.output, request.waited)
             if isinstance(answer, Writing):
                 if answer.size_bytes > LONG_ANSWER:
                     self._call.charge(answer.size_bytes)
@@ -343,14 +349,15 @@ class UnaryInference:
     def _begin_known(self, form: Form, call: IncomingCall, body: bytes) -> bool:
         """Submit a request of a known form. Return False, with nothing done, if the model was reloaded since."""
         service = find(self._context.registry, form.model, form.version)
-        if not form.serves(service):
+        facts = service.facts
+        if not form.serves(facts):
             return False
-        entry = form.entry._replace(payload=form.arrays(body))
-        limit, most = call.time_remaining(), service.facts.settings.timeout
-        schedule = DEFAULT_SCHEDULE if limit is None or limit > most else Schedule(0, limit)
-        respond = partial(form.respond, service)
-        exchange = Exchange(service, door=FRONTEND)
-        UnaryCall(call, exchange, len(body), respond, development=self._development).submit(entry, schedule)
+        limit, most = call.time_remaining(), facts.settings.timeout
+        schedule = Schedule(0, most if limit is None or limit > most else limit)
+        unary = UnaryCall(
+            call, Exchange(service, door=FRONTEND), len(body), form.respond, development=self._development
+        )
+        unary.submit(form.entry(body), schedule)
         return True
 
     def _begin_any(self, call: IncomingCall, body: bytes) -> None:
@@ -364,7 +371,7 @@ class UnaryInference:
             return
         (entry,), schedule = exchange.entries(request)
 
-        def respond(output: Any, waited: float) -> Writing:
+        def respond(service: "ModelHandle", output: Any, waited: float) -> Writing:
             return exchange.writing(response_of(service, request, [entry.kind], [output], waited))
 
         UnaryCall(call, exchange, len(body), respond, development=self._development).submit(entry, schedule)
