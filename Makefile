@@ -29,6 +29,10 @@ MINUTES ?= 60
 SECONDS ?= 300
 EXTRAS ?=
 ARGS ?=
+# What `make check` runs of the tests; `make test CHECKED=1` leaves that out, as what CI runs does after it.
+CORE := tests/policy tests/batching
+CHECKED ?=
+ONLY_HERE := $(if $(CHECKED),$(CORE:%=--ignore=%) --deselect tests/test_architecture.py::test_imports_go_one_way)
 # The tests of one file run in one process, in order: they may share a server. One process more than processors: tests wait, for what they
 # have started or stopped, for a seventh of their time.
 JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
@@ -71,7 +75,7 @@ serve: $(VENV)/.serve
 	$(BIN)/weir embed serve --port $(PORT)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ONLY_HERE) $(ARGS)
 
 test-browser: $(VENV)/.browser
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || $(CHROMIUM) || \
@@ -101,7 +105,7 @@ lint: $(VENV)/.check
 
 check: lint
 	for model in examples/repository/*/*/model.py; do $(BIN)/mypy $$model || exit 1; done
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile tests/policy tests/batching --cov=weir.policy --cov=weir.batching --cov-branch --cov-fail-under=100 --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(CORE) --cov=weir.policy --cov=weir.batching --cov-branch --cov-fail-under=100 --cov-report=term:skip-covered
 
 docs: $(VENV)/.test .venvs/docs/.site
 	$(BIN)/python -m pytest tests/documentation $(ARGS)

@@ -23,12 +23,18 @@ MODEL = (
     "import weir\n\n\nclass Square(weir.Model):\n    def predict(self, batch):\n        return [x * x for x in batch]\n"
 )
 NONE = "none"  # the install without any extra
-# The templates of `weir new` that are tried with an extra. That of hf downloads a model, so it is not.
-TEMPLATES = {NONE: ["plain", "stream"], "onnx": ["onnx"], "sklearn": ["sklearn"], "torch": ["torch"]}
+# The templates of `weir new` that are tried with an extra.
+TEMPLATES = {
+    NONE: ["plain", "stream"],
+    "onnx": ["onnx"],
+    "sklearn": ["sklearn"],
+    "torch": ["torch"],
+    "transformers": ["hf"],
+}
 # Extras that bring torch. PyPI's build of it has gigabytes of CUDA with it; --torch names another one.
 WITH_TORCH = ("torch", "transformers")
 TORCH = "torch==2.13.0"
-# What an extra is for is served with it, where that takes no download.
+# What an extra is for is served with it, where that takes no download: this model stands for the one that the template hf names.
 TINY = """
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 open("vocab.txt", "w").write("\\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad"]))
@@ -77,12 +83,12 @@ def attempt(wheel: Path, extra: str, torch: str) -> None:
         weir = [str(folder / "venv" / "bin" / "weir"), "serve", "--port", "0"]
         on_ray = ["--executor", "ray"] if extra == "ray" else []
         assert serve([*weir, "square:Square", *on_ray], work, b"3") == 9
-        for template in TEMPLATES.get(extra, ()):
-            follow(template, folder)
         if extra == "transformers":
             run(python, "-c", TINY, cwd=work)
             answer = serve([*weir, "hf:text-classification=./tiny", "--name", "square"], work, b'"good"')
             assert set(answer) == {"label", "score"}, answer
+        for template in TEMPLATES.get(extra, ()):
+            follow(template, folder)
 
 
 def follow(template: str, folder: Path) -> None:
@@ -92,6 +98,10 @@ def follow(template: str, folder: Path) -> None:
     printed = run(str(programs / "weir"), "new", template, "--template", template, cwd=folder)
     steps = [shlex.split(line) for line in printed.partition("next:\n")[2].splitlines()]
     project = folder / steps[0][1]
+    settings = project / "weir.toml"
+    settings.write_text(
+        re.sub(r"(?<=hf:text-classification=)[^\"]+", str(folder / "work" / "tiny"), settings.read_text())
+    )
     for program, *more in steps[1:-1]:
         run(*words.get(program, [str(programs / program)]), *more, cwd=project)
     assert serve([str(programs / steps[-1][0]), *steps[-1][1:], "--port", "0"], project, None, template)

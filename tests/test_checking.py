@@ -30,6 +30,26 @@ def test_check_starts_the_steps_of_a_chain(tmp_path: Path) -> None:
     assert "step 'half': unknown model 'half'" in alone.stderr
 
 
+def test_check_says_how_to_write_predict_for_a_list(tmp_path: Path) -> None:
+    file = tmp_path / "single.py"
+    file.write_text(SINGLE)
+    done = weir("check", f"{file}:Square")
+    assert done.returncode != 0
+    assert "so you may have written it for one: return [f(item) for item in batch]" in " ".join(
+        (done.stdout + done.stderr).split()
+    )
+
+
+SINGLE = """
+import weir
+
+class Square(weir.Model):
+    examples = [3]
+
+    def predict(self, x):
+        return x ** 2
+"""
+
 CHAINED = """
 import weir
 

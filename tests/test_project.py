@@ -1,6 +1,8 @@
 """What an open project has is there, can be read by those that read it, and says what is so."""
 
 import re
+import shlex
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,21 @@ def test_each_target_of_make_that_is_named_exists() -> None:
     matrix = read(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]["more"]["strategy"]["matrix"]["target"]
     assert named | set(matrix) <= rules
     assert {"check", "test", "wheel", *matrix} <= named | set(matrix)
+
+
+def made(*words: str) -> list[str]:
+    """Return the words of the last command that `make` would run."""
+    done = subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    return shlex.split(done.stdout.replace("\\\n", " ").splitlines()[-1])
+
+
+def test_the_tests_that_make_check_runs_are_left_out_of_make_test_in_ci_alone() -> None:
+    covered = {word for word in made("check") if word.startswith("tests/")}
+    assert covered == {"tests/policy", "tests/batching"}
+    assert not [word for word in made("test") if word.startswith(("--ignore", "--deselect"))]
+    assert {f"--ignore={folder}" for folder in covered} < set(made("test", "CHECKED=1"))
+    run = (ROOT / ".ci" / "run").read_text()
+    assert 0 < run.index("\nmake check\n") < run.index("\nmake test CHECKED=1 ")
 
 
 def test_the_pythons_of_the_workflows_are_those_that_are_declared() -> None:

@@ -400,6 +400,19 @@ def test_an_error_amid_the_stream_is_of_all_who_have_no_end() -> None:
     ]  # fmt: skip
 
 
+def test_a_stream_for_one_item_that_raises_gets_the_hint() -> None:
+    class ForOne(Model):
+        streaming = True
+
+        def predict(self, text: Any) -> Any:
+            for index, word in enumerate(text.split()):
+                yield {index: word}
+
+    ((_, kind, message),) = told(stream(ForOne, ["a b"]))
+    assert kind == "ERROR"
+    assert message.endswith("so you may have written it for one: yield {index: answer, ...} for all items")
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -544,3 +544,56 @@ def test_the_model_must_answer_what_it_got() -> None:
         "predict returned 1 answer for 2 items, must be one for each; predict gets a list of items, so you may have "
         "written it for one: return [f(item) for item in batch]"
     )
+
+
+FOR_ONE = "predict gets a list of items, so you may have written it for one: "
+
+
+@pytest.mark.parametrize(
+    ("predict", "items"),
+    [
+        (lambda x: x**2, [3, 4]), (lambda x: x * 1.5, [3, 4]), (math.sqrt, [3, 4]), (lambda x: x + 1, [3]),
+        (lambda x: x.upper(), ["a", "b"]), (lambda x: x["text"], [{"text": "a"}]), (lambda x: {x: 1}, ["a", "b"]),
+        (lambda x: (each for each in x**2), [3, 4]),
+    ],
+)  # fmt: skip
+def test_a_predict_for_one_item_that_raises_gets_the_hint(predict: Callable[[Any], Any], items: list[Any]) -> None:
+    class ForOne(Model):
+        def predict(self, batch: Any) -> Any:
+            return predict(batch)
+
+    for answer in run(ForOne, items):
+        assert isinstance(answer, ModelError)
+        assert FOR_ONE + "return [f(item) for item in batch]" in answer.message
+
+
+@pytest.mark.parametrize(
+    ("predict", "items"),
+    [
+        (lambda batch: [x + 1 for x in batch], [[1]]),  # the item is a list
+        (lambda batch: [x + 1 for x in batch], ["a"]),
+        (lambda batch: [float(x) for x in batch], ["list"]),  # a ValueError
+        (lambda batch: [None.listed for _ in batch], [1]),  # type: ignore[attr-defined]  # raises, with "listed" in its text
+    ],
+)
+def test_other_mistakes_do_not_get_the_hint(predict: Callable[[Any], Any], items: list[Any]) -> None:
+    class Mistaken(Model):
+        def predict(self, batch: list[Any]) -> Any:
+            return predict(batch)
+
+    (answer,) = run(Mistaken, items)
+    assert isinstance(answer, ModelError)
+    assert FOR_ONE not in answer.message
+
+
+def test_a_preprocess_batch_that_raises_gets_no_hint() -> None:
+    class Split(Model):
+        def preprocess_batch(self, items: Any) -> Any:
+            return items.split()
+
+        def predict(self, batch: list[Any]) -> list[Any]:
+            return batch
+
+    (answer,) = run(Split, ["a b"])
+    assert isinstance(answer, ModelError)
+    assert FOR_ONE not in answer.message

@@ -33,12 +33,15 @@ from weir.workers.run.steps import (
     copies,
     each,
     fault_of,
+    hint_for_one,
     model_error,
+    raised_by_a_list,
     takes,
 )
 
 logger = logging.getLogger("weir")
 
+STREAMED_FOR_ONE = hint_for_one("predict", "yield {index: answer, ...} for all items")
 Yielded = dict[int, Any]  # what `predict` yields: answers by index in the list that it got
 
 
@@ -454,11 +457,12 @@ class StreamingRun:
 
     def _drive(self, batch: "_StreamedBatch", course: StreamProgress) -> Generator[Events, None, None]:
         """Run the generator until it returns, or no caller is left. Raises _Failed with what it raised."""
-        steps = self._started([batch.prepared.column[entry] for entry in course.entries])
+        items = [batch.prepared.column[entry] for entry in course.entries]
+        steps = self._started(items)
         left: frozenset[int] | None = None
         try:
             while True:
-                given = self._next(steps, left, batch.clock)
+                given = self._next(steps, left, items, batch.clock)
                 if given is None:
                     return
                 course.has_yielded = True
@@ -477,31 +481,35 @@ class StreamingRun:
         try:
             steps = self._model.predict(items)
         except BaseException as error:
-            raise self._failed(error) from None
+            raise self._failed(error, items) from None
         if not isinstance(steps, Generator):
             raise _Failed(
                 ModelError(f"predict returned {kind_of(steps)}, must be a generator as the model is streaming")
             )
         return steps
 
-    def _next(self, steps: Generator[Any, Any, Any], left: frozenset[int] | None, clock: "_Clock") -> Yielded | None:
+    def _next(
+        self, steps: Generator[Any, Any, Any], left: frozenset[int] | None, items: list[Any], clock: "_Clock"
+    ) -> Yielded | None:
         began = perf_counter()
         try:
             given = steps.send(left)
         except StopIteration:
             return None
         except BaseException as error:
-            raise self._failed(error) from None
+            raise self._failed(error, items) from None
         finally:
             clock.predict += perf_counter() - began
         if not isinstance(given, dict):
             raise _Failed(ModelError(f"predict yielded {kind_of(given)}, must be a dict of answers by index"))
         return given
 
-    def _failed(self, error: BaseException) -> "_Failed":
+    def _failed(self, error: BaseException, items: list[Any]) -> "_Failed":
         if isinstance(error, self._fatal):
             raise error
-        return _Failed(error if isinstance(error, WeirError) else model_error("predict", error))
+        if isinstance(error, WeirError):
+            return _Failed(error)
+        return _Failed(model_error("predict", error, STREAMED_FOR_ONE if raised_by_a_list(error, items) else ""))
 
     def _events(self, batch: "_StreamedBatch", course: StreamProgress, given: Yielded) -> Events | None:
         """Return the events of what `predict` has just yielded; None if no caller gets any of it."""

@@ -6,6 +6,7 @@ that the model does not override is skipped. What a model raises becomes the err
 
 import copy
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache
@@ -28,10 +29,10 @@ MAX_TRACEBACK = 50_000
 Fault = Callable[[BaseException, Any], WeirError]
 
 
-def model_error(what: str, error: BaseException) -> ModelError:
-    """Return the ModelError for an exception that `what` (predict, postprocess, ...) raised; the cause is `error`."""
+def model_error(what: str, error: BaseException, hint: str = "") -> ModelError:
+    """Return the ModelError for an exception that `what` (predict, postprocess, ...) raised; the cause is `error`. `hint` ends its message."""
     failure = ModelError(
-        f"{what} raised {type(error).__name__}: {_text(error)}",
+        f"{what} raised {type(error).__name__}: {_text(error)}{hint}",
         original_type=_qualified_name(type(error)),
         remote_traceback=_traceback(error),
     )
@@ -173,7 +174,7 @@ class TogetherStep:
             if isinstance(error, self._fatal):
                 raise
             if len(values) == 1 or not self._halves:
-                return self._failed(error, len(values))
+                return self._failed(error, values)
         else:
             try:
                 return self._judge(returned, values)
@@ -188,10 +189,11 @@ class TogetherStep:
             results += self._run(half, restarted)
         return results
 
-    def _failed(self, error: BaseException, count: int) -> ValuesOrErrors:
-        if count == 1 and isinstance(error, WeirError):
+    def _failed(self, error: BaseException, values: list[Any]) -> ValuesOrErrors:
+        if len(values) == 1 and isinstance(error, WeirError):
             return [error]
-        return list(copies(model_error(self._name, error), count))
+        hint = hint_for_one(self._name) if raised_by_a_list(error, values) else ""
+        return list(copies(model_error(self._name, error, hint), len(values)))
 
 
 def takes(method: Callable[..., Any], name: str, place: int) -> bool:
@@ -316,7 +318,7 @@ def answers_of(returned: Any, count: int, name: str) -> list[Any]:
     what, of = kind_of(returned), counted(count, "item")
     if not (isinstance(returned, (list, Iterator)) or kind is tuple or _is_array(kind)):
         raise ModelError(
-            f"{name} returned {what} for {of}, must be a list of {count} (or a tuple, an array or a generator){_hint(name)}"
+            f"{name} returned {what} for {of}, must be a list of {count} (or a tuple, an array or a generator){hint_for_one(name)}"
         )
     try:
         answers = listed(returned, count)
@@ -325,14 +327,24 @@ def answers_of(returned: Any, count: int, name: str) -> list[Any]:
     if len(answers) != count:
         found = f"more than {count}" if isinstance(answers, Beginning) else len(answers)
         noun = "answer" if found == 1 else "answers"
-        raise ModelError(f"{name} returned {found} {noun} for {of}, must be one for each{_hint(name)}")
+        raise ModelError(f"{name} returned {found} {noun} for {of}, must be one for each{hint_for_one(name)}")
     return answers
 
 
-def _hint(name: str) -> str:
+def hint_for_one(name: str, instead: str = "return [f(item) for item in batch]") -> str:
+    """Return what an error of the method `name` ends with where its author may have written it for one item."""
     if name != "predict":
         return ""
-    return "; predict gets a list of items, so you may have written it for one: return [f(item) for item in batch]"
+    return f"; predict gets a list of items, so you may have written it for one: {instead}"
+
+
+def raised_by_a_list(error: BaseException, items: list[Any]) -> bool:
+    """Tell whether `error` complains of a list though none of `items` is one: then it probably complains of the batch."""
+    return (
+        isinstance(error, (TypeError, AttributeError))
+        and not {"list", "sequence"}.isdisjoint(re.findall(r"\w+", _text(error)))
+        and not any(isinstance(item, list) for item in items)
+    )
 
 
 class Beginning(list[Any]):
