@@ -53,7 +53,7 @@ from weir.catalog.registry import Registry
 from weir.frontends.grpc.core import Core
 from weir.frontends.grpc.frontend import GrpcSettings
 from weir.frontends.grpc.server import GrpcServer
-from weir.frontends.http.application import Added, make_app
+from weir.frontends.http.application import Added, InferencePaths, inference_protocols, make_app
 from weir.frontends.http.server import HttpServer
 from weir.frontends.websocket import WebSockets
 from weir.jobs.routes import JobRoutes
@@ -74,7 +74,7 @@ from weir.text_server.bert_as_service.zmtp import COMMAND, GREETING, MORE, frame
 from weir.text_server.encoder import Encoder
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.metrics import TextCounts
-from weir.text_server.protocols.openai import OpenAI, openai_paths
+from weir.text_server.protocols.openai import OPENAI, OpenAI, openai_paths
 from weir.text_server.protocols.tei import Tei
 from weir.text_server.texts import Encoded, Encodes, TextFacts
 from weir.wire.kserve_grpc import ModelInferRequest
@@ -635,7 +635,12 @@ async def serve(
     batches = None
     if jobs:
         batches = JobRoutes(
-            JobSettings(batch_dir=jobs, batch_max_bytes=1 << 30), http, ask, print_nothing, context.account
+            JobSettings(batch_dir=jobs, batch_max_bytes=1 << 30),
+            http,
+            ask,
+            print_nothing,
+            context.account,
+            InferencePaths(inference_protocols(context), OPENAI.paths),
         )
         batches.begin()
         routes = [*batches.routes(), *routes]

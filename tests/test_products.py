@@ -10,14 +10,14 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from weir.app import App
 from weir.catalog.registry import Registry
 from weir.errors import SettingsError
 from weir.frontends.frontend import Frontend, FrontendContext
 from weir.frontends.grpc.services import NO_CALLS, AddedCalls
-from weir.frontends.http.auth_middleware import Refuse
+from weir.frontends.http.application import Added
 from weir.frontends.http.fast.plan import RouteHandler
 from weir.messages import Observer
 from weir.settings import read_settings
@@ -67,22 +67,20 @@ class Shop:
     def observers(self) -> Sequence[Observer]:
         return [SilentObserver()]
 
-    def routes(self, context: FrontendContext) -> Sequence[BaseRoute]:
+    def added(self, context: FrontendContext) -> Added:
         self.registry = context.registry
 
         async def greet(request: Request) -> PlainTextResponse:
             return PlainTextResponse(f"welcome to {', '.join(context.registry.services)}")
 
-        return [Route("/welcome", greet)]
+        described = {"/welcome": {"get": {"operationId": "greet", "summary": "Greet", "responses": {}}}}
+        return Added([Route("/welcome", greet)], described)
 
     def grpc_calls(self, context: FrontendContext, most: int) -> AddedCalls:
         return NO_CALLS
 
     def fast_routes(self, context: FrontendContext) -> Sequence[RouteHandler]:
         return []
-
-    def paths(self) -> Mapping[str, Any]:
-        return {"/welcome": {"get": {"operationId": "greet", "summary": "Greet", "responses": {}}}}
 
     def frontends(self, context: FrontendContext) -> Sequence[Frontend]:
         return [Ladder(self.heard)]
@@ -93,19 +91,13 @@ class Shop:
     def collectors(self) -> Sequence[Collector]:
         return [Count()]
 
-    def refusals(self) -> Mapping[str, Refuse]:
-        return {}
-
     def clients(self) -> Sequence[Mapping[str, Any]]:
         return [{"client": "somebody", "requests": 3}]
 
-    async def prepare(self) -> None:
-        self.heard.append("prepare")
-        if self._wrong:
-            raise SettingsError(self._wrong)
-
     async def start(self) -> None:
         self.heard.append("start")
+        if self._wrong:
+            raise SettingsError(self._wrong)
 
     async def drain(self) -> bool:
         self.heard.append("drain")
@@ -140,12 +132,12 @@ def test_its_routes_metrics_and_description_are_those_of_the_server() -> None:
     assert 'weir_shelves{model="square"} 3.0' in metrics.text
     assert described.json()["paths"]["/welcome"]["get"]["operationId"] == "greet"
     assert index.json()["pages"]["/welcome"] == "Greet"
-    assert shop.heard == ["door start", "prepare", "start", "door refuse", "drain", "door drain", "door stop", "stop"]
+    assert shop.heard == ["door start", "start", "door refuse", "drain", "door drain", "door stop", "stop"]
     assert shop.unready == (False, {"square": "draining"})
 
 
-def test_one_that_cannot_be_prepared_ends_the_start() -> None:
+def test_one_that_cannot_begin_ends_the_start() -> None:
     shop = Shop("shelves='': must be there")
     with pytest.raises(SettingsError, match="shelves"):
         asyncio.run(make(shop).run(signals=False))
-    assert shop.heard == ["door start", "prepare", "door stop", "stop"]
+    assert shop.heard == ["door start", "start", "door stop", "stop"]

@@ -39,11 +39,11 @@ from weir.catalog.repository.folder import (
 from weir.catalog.sources import ModelToServe, TargetRepository, all_sources, read_models_to_start
 from weir.errors import SettingsError, WeirError, brief
 from weir.frontends.dashboard.routes import make_dashboard
-from weir.frontends.dashboard.sampling import ListJobs
+from weir.frontends.dashboard.sampling import ListJobs, no_clients
 from weir.frontends.frontend import Frontend, FrontendContext, Product, open_frontends
 from weir.frontends.grpc.frontend import make_frontend as make_grpc
 from weir.frontends.http.access_log import HttpLog
-from weir.frontends.http.application import Added, make_app
+from weir.frontends.http.application import Added, InferencePaths, inference_protocols, make_app
 from weir.frontends.http.pages import Held, code_of, make_exposition
 from weir.frontends.http.server import HttpServer
 from weir.frontends.websocket import WebSockets
@@ -138,13 +138,22 @@ class App:
             self.registry, settings, notified, self.control, kserve, self.manager, self.end, self.access
         )
         websockets = WebSockets(self.registry, settings.http, kserve.account)
+        protocols = inference_protocols(kserve)
+        collectors = () if product is None else product.collectors()
+        if exposition is not None:
+            for collector in collectors:
+                exposition.registry.register(collector)
+        own = _NOTHING if product is None else product.added(context)
+        self.endpoints = InferencePaths(protocols, own.inference)
         self._jobs = _batch_jobs(
-            settings.jobs, settings.http, self.registry, self.call, self._logger.info, kserve.account
+            settings.jobs, settings.http, self.call, self._logger.info, kserve.account, self.endpoints
         )
-        self._added = _with_jobs(_added(product, context, metrics, exposition, self._jobs), self._jobs)
+        clients = no_clients if product is None else product.clients
+        shown = make_dashboard(self.registry, metrics, collectors, clients, _shown(self._jobs))
+        self._added = _joined(_of_jobs(self._jobs), shown, own)
         self.asgi = asgi = make_app(
             self.registry, settings.http, metrics=None if exposition is None else exposition.render, context=kserve,
-            websockets=websockets, added=self._added, log=log,
+            websockets=websockets, added=self._added, log=log, protocols=protocols,
         )  # fmt: skip
         route_handlers = () if product is None else product.fast_routes(context)
         self.server = HttpServer(
@@ -257,7 +266,7 @@ class App:
         signalled.cancel()
         if not loading.done():
             await self.manager.stop(0.0)
-            loading.cancel()  # stopping the manager does not end what a product prepares
+            loading.cancel()  # stopping the manager does not end what a product begins
             with suppress(WeirError, asyncio.CancelledError):
                 await loading
             return False
@@ -268,11 +277,9 @@ class App:
         return True
 
     async def _start(self) -> None:
-        if self._product is None:
-            return await self.manager.start()
-        await self._product.prepare()
         await self.manager.start()
-        await self._product.start()
+        if self._product is not None:
+            await self._product.start()
 
     async def _drain(self) -> None:
         """Finish what was accepted, within each model's own drain_timeout."""
@@ -330,48 +337,44 @@ def _end_process(logger: Any) -> None:
     os._exit(1)
 
 
-def _added(
-    product: Product | None, context: FrontendContext, metrics: Metrics | None, exposition: Exposition | None, jobs: JobRoutes | None
-) -> Added:  # fmt: skip
-    """Return what the dashboard and `product` add to HTTP. `exposition` shows the product's metrics, the dashboard the `jobs`."""
-    if product is None:
-        return make_dashboard(context.registry, metrics, jobs=_shown(jobs))
-    collectors = product.collectors()
-    if exposition is not None:
-        for collector in collectors:
-            exposition.registry.register(collector)
-    shown = make_dashboard(context.registry, metrics, collectors, product.clients, _shown(jobs))
-    routes = [*shown.routes, *product.routes(context)]
-    refusals = product.refusals()
-    context.registry.reserve(prefix.split("/")[1] for prefix in refusals)
-    return Added(routes, {**shown.paths, **product.paths()}, refusals, shown.begin)
+_NOTHING = Added()
 
 
 def _batch_jobs(
-    settings: JobSettings, http: HttpSettings, registry: Registry, ask: Ask, log: Callable[..., None], account: Account
-) -> JobRoutes | None:
+    settings: JobSettings, http: HttpSettings, ask: Ask, log: Callable[..., None], account: Account, endpoints: InferencePaths
+) -> JobRoutes | None:  # fmt: skip
     """Return the routes of batch jobs, whose requests go to `ask`; None without a directory for them. Raises SettingsError."""
     if settings.batch_dir is None:
         return None
-    registry.reserve(["v1"])
-    return JobRoutes(settings, http, ask, log, account, lambda: registry.routes)
+    return JobRoutes(settings, http, ask, log, account, endpoints)
 
 
 def _shown(jobs: JobRoutes | None) -> ListJobs:
     return (lambda: None) if jobs is None else jobs.overview
 
 
-def _with_jobs(added: Added, jobs: JobRoutes | None) -> Added:
-    """Return `added` and the routes of batch jobs, which come first: a product may answer every other path below /v1."""
+def _of_jobs(jobs: JobRoutes | None) -> Added:
+    """Return what batch jobs add to HTTP."""
     if jobs is None:
-        return added
+        return _NOTHING
+    paths = jobs.paths()
+    return Added(jobs.routes(), paths, {path: error_answer for path in paths if "{" not in path}, jobs.begin)
+
+
+def _joined(*parts: Added) -> Added:
+    """Return what all `parts` add. The routes of batch jobs come first: a product may answer every other path below /v1."""
 
     def begin() -> None:
-        added.begin()
-        jobs.begin()
+        for part in parts:
+            part.begin()
 
-    refusals = {"/v1": error_answer, **added.refusals}
-    return Added([*jobs.routes(), *added.routes], {**added.paths, **jobs.paths()}, refusals, begin)
+    return Added(
+        [route for part in parts for route in part.routes],
+        {path: described for part in parts for path, described in part.paths.items()},
+        {prefix: refuse for part in parts for prefix, refuse in part.refusals.items()},
+        begin,
+        [path for part in parts for path in part.inference],
+    )
 
 
 def _folder(settings: Settings) -> FolderRepository | None:
@@ -475,9 +478,13 @@ def asgi(
                     await jobs.stop()
 
     context = KserveContext(registry, http, control, settings=kserve, access=access)
-    jobs = _batch_jobs(job_settings, http, registry, ask, get_logger("weir").info, context.account)
-    added = _with_jobs(make_dashboard(registry, recorded, jobs=_shown(jobs)), jobs)
-    app = make_app(registry, http, metrics=render, context=context, lifespan=lifespan, added=added, log=log)
+    protocols = inference_protocols(context)
+    endpoints = InferencePaths(protocols)
+    jobs = _batch_jobs(job_settings, http, ask, get_logger("weir").info, context.account, endpoints)
+    added = _joined(_of_jobs(jobs), make_dashboard(registry, recorded, jobs=_shown(jobs)))
+    app = make_app(
+        registry, http, metrics=render, context=context, lifespan=lifespan, added=added, log=log, protocols=protocols
+    )
     return app
 
 

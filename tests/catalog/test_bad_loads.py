@@ -21,7 +21,9 @@ from weir.settings import read_model_table
 def manager_of(root: Path) -> Manager:
     """Return a manager of the models under `root`."""
     folder = FolderRepository(root, read_model_table)
-    return Manager(Registry([]), folder, ServiceMaker(()), allow_files=True)
+    registry = Registry([])
+    registry.reserve(["v2", "metrics"])
+    return Manager(registry, folder, ServiceMaker(()), allow_files=True)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from tests.serving.kit import Square, squares, turns
 
 from weir import ModelError, ModelNotFound, Registry, Service, SettingsError
-from weir.catalog.registry import RESERVED, running, version_order
+from weir.catalog.registry import running, version_order
 from weir.testing import FakeExecutor
 from weir.workers.executor import Listener
 
@@ -80,13 +80,6 @@ def test_a_change_is_announced_and_leaves_earlier_reads_as_they_are() -> None:
 def test_a_version_that_cannot_stand_in_a_path_is_refused() -> None:
     with pytest.raises(SettingsError, match="version='1/2': must be of letters"):
         named("one", version="1/2")
-
-
-@pytest.mark.parametrize("segment", RESERVED)
-def test_reserved_paths_are_refused(segment: str) -> None:
-    for path in (f"/{segment}", f"/{segment}/mine"):
-        with pytest.raises(SettingsError, match=f"/{segment} is reserved"):
-            Registry([named("one")], {"one": path})
 
 
 @pytest.mark.parametrize("path", ["", "/", "classify", "/a/", "//a", "/a b", "/a?b", "/{a}", "/a%20", "/../a", "/a/.."])
@@ -189,13 +182,7 @@ def test_a_lifespan_stops_its_models_also_after_an_error() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/inference", "/inference/mine"])
-def test_what_no_page_is_served_at_may_be_a_route(path: str) -> None:
-    registry = Registry([named("one")], {"one": path})
-    assert list(registry.routes) == [path]
-
-
-def test_a_server_may_keep_more_paths_for_itself() -> None:
+def test_a_server_keeps_paths_for_itself() -> None:
     registry = Registry([named("one")], {"one": "/v2x"})
     registry.reserve(["v1"])
     with pytest.raises(SettingsError, match="/v1 is reserved"):

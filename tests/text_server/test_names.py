@@ -11,7 +11,6 @@ from tests.text_models import tiny
 
 import weir.embedding
 from weir.client.embedding import EmbeddingClient
-from weir.jobs.requests import check_endpoint
 from weir.text_server import text_model
 from weir.text_server.server import EmbeddingServer
 
@@ -113,10 +112,3 @@ def test_a_name_that_is_not_there_is_not_found(http: httpx.Client) -> None:
         assert http.post("/v1/embeddings", json={"input": "x", "model": name}).status_code == 404, name
     unknown = http.post("/v2/models/acme/tiny/inferr", json={})
     assert unknown.status_code == 404 and "unknown path" in unknown.text
-
-
-@pytest.mark.parametrize(
-    "path", ["/infer/acme/tiny", "/v2/models/acme/tiny/infer", "/v2/models/acme%2Ftiny/versions/1/infer"]
-)
-def test_jobs_may_have_paths_with_such_names(path: str) -> None:
-    assert check_endpoint(path) == path

@@ -250,7 +250,7 @@ def test_whoever_may_control_it_can_end_it(folder: Path, scheme: str) -> None:
 
 
 def test_a_key_is_required_at_every_endpoint(folder: Path) -> None:
-    settings = SETTINGS | {"cache": str(folder / "cache"), "api_key": "k3y"}
+    settings = SETTINGS | {"cache": str(folder / "cache"), "api_key": "k3y", "batch_dir": str(folder / "kept")}
     with weir.embedding.serve(folder / "small", zmq_port=0, **settings) as server:
         for key, error in (("k3y", None), ("other", openai.AuthenticationError)):
             with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as stock:
@@ -269,6 +269,9 @@ def test_a_key_is_required_at_every_endpoint(folder: Path) -> None:
             assert (refusal.status_code, refusal.json()["type"]) == (401, "Unauthorized")
             assert http.get("/status/server").json()["status"] == 401
             assert http.post("/terminate").status_code == 401
+            # Each in the form of its own protocol, also where batch jobs have paths that begin alike.
+            assert http.post("/v1/rerank", json={}).json().keys() == {"id", "message", "detail"}
+            assert http.get("/v1/batches").json().keys() == {"error"}
             metrics = http.get("/metrics", headers={"Authorization": "Bearer k3y"}).text
         assert 'weir_text_calls_total{code="401",door="openai",frontend="openai",model=""} 1.0' in metrics
         # Over ZeroMQ there are no keys; this machine alone reaches it.
@@ -278,6 +281,21 @@ def test_a_key_is_required_at_every_endpoint(folder: Path) -> None:
             assert other.encode(TEXTS).shape == (3, tiny.HIDDEN)
         EmbeddingServer.shutdown(server.url, token="k3y")
         server.join(30)
+
+
+def test_the_endpoints_of_batch_jobs_are_those_of_the_server(folder: Path) -> None:
+    settings = SETTINGS | {"cache": str(folder / "cache"), "batch_dir": str(folder / "more jobs")}
+    with (
+        weir.embedding.serve(tiny.sentence_model(folder / "jobbing"), **settings) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
+        described = http.get("/openapi.json").json()["paths"]
+        texts = {path for path, calls in described.items() if "texts" in calls.get("post", {}).get("tags", ())}
+        assert texts > {"/predict_tokens", "/v2/rerank", "/embeddings", "/encode", "/tokenize"}
+        for path in (*(texts - {"/terminate", "/vertex"}), "/v2/embeddings", "/v1/classify", "/terminate"):
+            job = {"input_file_id": "file-none", "endpoint": path, "completion_window": "24h"}
+            refused = http.post("/v1/batches", json=job).json()["error"]
+            assert (refused["param"] == "endpoint") is (path not in texts - {"/terminate"}), path
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])

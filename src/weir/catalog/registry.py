@@ -11,10 +11,6 @@ from weir.catalog.chains import chain_of, stop_order
 from weir.errors import ModelNotReady, SettingsError, unknown_model
 from weir.serving.service import Service
 
-# First segments of the paths that every server uses itself. No model's route may begin with one of them.
-RESERVED = ("dashboard", "docs", "health", "infer", "metrics", "models", "openapi.json", "v2")
-
-
 _ROUTE = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _DIGITS = re.compile(r"(\d+)")
 
@@ -53,7 +49,7 @@ class Registry:
         self.ending = False  # the server accepts no more requests; models may still finish accepted ones
         self._versions: dict[str, dict[str, Service]] = {}
         self._default: dict[str, str] = dict(defaults or {})  # default versions that were set explicitly
-        self._reserved = set(RESERVED)
+        self._reserved = set[str]()  # first segments of paths that the server has itself
         self._paths: dict[str, str] = {}  # the name of a model by path; the model need not be loaded
         for service in services:
             self.check_label(service.name, service.version)
@@ -233,7 +229,7 @@ def version_order(version: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(version) if part]
 
 
-def check_route(path: str, reserved: Collection[str] = RESERVED) -> None:
+def check_route(path: str, reserved: Collection[str]) -> None:
     """Raise SettingsError unless `path` is well formed and does not begin with one of the segments in `reserved`."""
     if not _ROUTE.fullmatch(path) or "/." in path:
         raise SettingsError(

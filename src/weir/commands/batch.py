@@ -70,9 +70,10 @@ async def _run(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from weir.jobs.offline import run
+    from weir.jobs.offline import check_endpoint_of, run
 
     app = await _app(targets, config)
+    check_endpoint_of(source, app.endpoints)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as shown:

@@ -20,12 +20,11 @@ from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
-    from starlette.routing import BaseRoute
 
     from weir.catalog.manager import Manager
     from weir.catalog.registry import Registry
     from weir.frontends.grpc.services import AddedCalls
-    from weir.frontends.http.auth_middleware import Refuse
+    from weir.frontends.http.application import Added
     from weir.frontends.http.fast.plan import RouteHandler
     from weir.protocols.exchange import HttpProtocol
     from weir.protocols.kserve.context import KserveContext
@@ -124,27 +123,21 @@ class FrontendFactory(Protocol):
 class Product(Protocol):
     """Something that a server offers besides its models. A product finds its own models in the registry, by name; the server runs them like all others.
 
-    Before anything starts, the server collects the product's parts, the observers first. Then it calls `prepare`, `start`, `drain` and, whatever happened,
+    Before anything starts, the server collects the product's parts, the observers first. Then it calls `start`, `drain` and, whatever happened,
     `stop`.
     """
 
     def observers(self) -> Sequence[Observer]:
         """Return the product's observers of requests."""
 
-    def routes(self, context: FrontendContext) -> "Sequence[BaseRoute]":
-        """Return the routes that the product adds to HTTP. Raises SettingsError for a setting that cannot be served."""
+    def added(self, context: FrontendContext) -> "Added":
+        """Return what the product adds to HTTP. Raises SettingsError for a setting that cannot be served."""
 
     def fast_routes(self, context: FrontendContext) -> "Sequence[RouteHandler]":
-        """Return handlers that answer some of those routes on the fast path. The routes answer what the handlers do not. Called after `routes`."""
+        """Return handlers that answer some of those routes on the fast path. The routes answer what the handlers do not. Called after `added`."""
 
     def grpc_calls(self, context: FrontendContext, most: int) -> "AddedCalls":
-        """Return the calls that the product adds to gRPC; a stream may have `most` requests under way. Called after `routes`, and only if gRPC is served."""
-
-    def paths(self) -> Mapping[str, Any]:
-        """Return the OpenAPI description of the routes, by path. In place of a schema there may be a type that msgspec knows."""
-
-    def refusals(self) -> "Mapping[str, Refuse]":
-        """Return what refuses a request without the server's key, by prefix of the path. Called after `routes`."""
+        """Return the calls that the product adds to gRPC; a stream may have `most` requests under way. Called after `added`, and only if gRPC is served."""
 
     def frontends(self, context: FrontendContext) -> Sequence[Frontend]:
         """Return the product's own frontends, not started. The server starts, drains and stops them."""
@@ -157,9 +150,6 @@ class Product(Protocol):
 
     def clients(self) -> Sequence[Mapping[str, Any]]:
         """Return a row for each caller that the product distinguishes, by column name. The first column names the caller; others are texts or numbers."""
-
-    async def prepare(self) -> None:
-        """Prepare what the product's models need, before they are loaded. The frontends listen already. Raises SettingsError."""
 
     async def start(self) -> None:
         """Begin. The models are loaded. The server is ready when this returns."""

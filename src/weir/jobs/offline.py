@@ -8,7 +8,7 @@ import csv
 import json
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -49,6 +49,23 @@ class Done(NamedTuple):
     failed: int
 
 
+def endpoint_of(source: Source) -> str:
+    """Return the endpoint of the requests. Raises SettingsError if there is none."""
+    if source.path.suffix.lower() == ".jsonl":
+        return _url_of(source)
+    if source.url is None:
+        raise SettingsError(f"{source.path}: a table needs --url, the endpoint for its rows, such as /v1/embeddings")
+    return source.url
+
+
+def check_endpoint_of(source: Source, endpoints: Container[str]) -> None:
+    """Raise SettingsError unless the requests are for one of `endpoints`."""
+    try:
+        check_endpoint(endpoint_of(source), endpoints)
+    except InvalidRequest as error:
+        raise SettingsError(error.renamed({"endpoint": "url"}).message) from error
+
+
 def check_source(source: Source) -> None:
     """Raise SettingsError naming what is wrong with the file as a whole, or with the options about it, before any model is loaded."""
     kind = source.path.suffix.lower()
@@ -57,14 +74,8 @@ def check_source(source: Source) -> None:
     try:
         with source.path.open("rb"):
             pass
-        if kind == ".jsonl":
-            _endpoint(_url_of(source))
-        elif source.url is None:
-            raise SettingsError(
-                f"{source.path}: a table needs --url, the endpoint for its rows, such as /v1/embeddings"
-            )
-        else:
-            _endpoint(source.url)
+        endpoint_of(source)
+        if kind != ".jsonl":
             next(_csv_values(source) if kind == ".csv" else _parquet_values(source), None)
     except OSError as error:
         raise SettingsError(f"{source.path}: cannot be read: {error.strerror or error}") from error
@@ -150,8 +161,8 @@ def _write_input(source: Source, path: Path) -> str:
     kind = source.path.suffix.lower()
     if kind == ".jsonl":
         shutil.copyfile(source.path, path)
-        return _endpoint(_url_of(source))
-    endpoint = _endpoint(source.url or "")
+        return endpoint_of(source)
+    endpoint = endpoint_of(source)
     values = _csv_values(source) if kind == ".csv" else _parquet_values(source)
     with create(path) as file:
         for number, value in enumerate(values):
@@ -163,13 +174,6 @@ def _write_input(source: Source, path: Path) -> str:
             }
             file.write(msgspec.json.encode(line) + b"\n")
     return endpoint
-
-
-def _endpoint(url: str) -> str:
-    try:
-        return check_endpoint(url)
-    except InvalidRequest as error:
-        raise SettingsError(error.renamed({"endpoint": "url"}).message) from error
 
 
 def _url_of(source: Source) -> str:

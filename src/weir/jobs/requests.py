@@ -4,23 +4,17 @@ The forms are those of OpenAI's Batch API. A line is read when it is needed, by 
 """
 
 import os
-import re
 from codecs import BOM_UTF8
-from collections.abc import Collection, Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import unquote
 
 import msgspec
 
 from weir.errors import InvalidRequest
 from weir.jobs.store import Answer, JobRequest
-from weir.serving.settings import NAME_IN_PATH
 
-# Paths of inference, of which one is the endpoint of a job. What answers with a stream, and what controls the server, is none.
-ENDPOINTS = re.compile(
-    r"/(v1|v2)/(embeddings|embed|rerank|classify)|/(embed|embed_all|embed_sparse|embeddings|encode|rerank|predict|classify|similarity)"
-    rf"|/inference|/infer/{NAME_IN_PATH}|/v2/models/{NAME_IN_PATH}(/versions/[^/?#]+)?/infer"
-)
 MOST_ERRORS = 50  # that are listed of one file
 LONGEST_ID = 512  # characters of a custom_id
 
@@ -37,10 +31,10 @@ class InputLine(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(InputLine)
 
 
-def check_endpoint(endpoint: str, routes: Collection[str] = ()) -> str:
-    """Return `endpoint` if it is a path of inference, or one of `routes`. Raises InvalidRequest naming it and the rule."""
-    if not (ENDPOINTS.fullmatch(endpoint) or endpoint in routes):
-        rule = "must be a path of inference, such as /v1/embeddings or /infer/MODEL"
+def check_endpoint(endpoint: str, endpoints: Container[str]) -> str:
+    """Return `endpoint` if it is one of `endpoints`, the paths of inference that give one response. Raises InvalidRequest naming it and the rule."""
+    if unquote(endpoint) not in endpoints:
+        rule = "must be a path of inference of this server that gives one response, such as /infer/MODEL"
         raise InvalidRequest(rule).of("endpoint", repr(endpoint[:200]))
     return endpoint
 

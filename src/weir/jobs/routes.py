@@ -4,7 +4,7 @@ import asyncio
 import re
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -87,12 +87,12 @@ class JobRoutes:
     """The routes of batch jobs. They keep jobs in a JobStore and wake the runner, which `begin` makes on the event loop of the server.
 
     The runner has a store of its own in the same directory, and so a thread of its own: nobody waits for the files that it reads and writes. `account` is
-    that of the server. `routes_of_models` returns further paths of inference.
+    that of the server. `endpoints` are the paths of inference that a job may have.
     """
 
     def __init__(
         self, settings: JobSettings, http: HttpSettings, ask: Ask, log: Callable[..., None], account: Account,
-        routes_of_models: Callable[[], Mapping[str, Any]] = dict,
+        endpoints: Container[str],
     ) -> None:  # fmt: skip
         """Open the directory of the settings. Raises SettingsError if it cannot be used."""
         assert settings.batch_dir is not None  # the caller has looked
@@ -101,7 +101,7 @@ class JobRoutes:
         self._ask = ask
         self._log = log
         self._account = account
-        self._routes_of_models = routes_of_models
+        self._endpoints = endpoints
         self._store = self._opened(settings.batch_dir)
         self._thread = ThreadPoolExecutor(1, "weir-files")
         self._made: JobRunner | None = None
@@ -256,7 +256,7 @@ class JobRoutes:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"body: {error}") from error
         _check_metadata(read.metadata)
-        check_endpoint(read.endpoint, self._routes_of_models())
+        check_endpoint(read.endpoint, self._endpoints)
         runner = self._runner
         ends = runner.now + seconds_of(read.completion_window)
         job = await self._use(

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message
 
@@ -67,7 +68,7 @@ async def call(app: ASGIApp, path: str, body: bytes, key: str | None = None) -> 
     if key is not None:
         headers.append((b"authorization", b"Bearer " + key.encode()))
     scope: dict[str, Any] = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http", "path": path,
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http", "path": unquote(path),
         "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers, "client": None, "server": None, "state": {},
     }  # fmt: skip
     unread, never = True, asyncio.Event()

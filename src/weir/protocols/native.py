@@ -161,7 +161,8 @@ def _read_as_stream(head: RequestHead, accept: str) -> None:
         raise Unsupported(f"Accept {accept!r}: model {name!r} is streaming; its responses are {CONTENT_TYPE}") from None
 
 
-_PATH = re.compile(f"/infer/({NAME_IN_PATH})")
+PREFIX = "/infer"
+_PATH = re.compile(f"{PREFIX}/({NAME_IN_PATH})")
 
 
 def find_service(registry: "Registry", path: str) -> tuple[ModelHandle, bool] | None:

@@ -22,6 +22,7 @@ from weir.app import App
 from weir.catalog.sources import ModelToServe
 from weir.errors import SettingsError
 from weir.frontends.frontend import Frontend, FrontendContext
+from weir.frontends.http.application import Added
 from weir.frontends.http.auth_middleware import Refuse
 from weir.frontends.http.fast.plan import RouteHandler
 from weir.messages import Observer
@@ -119,8 +120,8 @@ class EmbeddingProduct:
             self._padding.models[model.name] = model.run_shapes(params["run_tokens"], params["padding_cost"])
         return [self._padding]
 
-    def routes(self, context: FrontendContext) -> Sequence[BaseRoute]:
-        """Return the routes of the HTTP endpoints, of OpenAI and of bert-as-service. The services of the models must be in the registry."""
+    def added(self, context: FrontendContext) -> Added:
+        """Return the HTTP endpoints of all protocols of texts. The services of the models must be in the registry."""
         self._context = context
         self._encoders = {
             model.name: model.encoder(context.registry.get(model.name), self._budgets.get(model.name))
@@ -142,7 +143,10 @@ class EmbeddingProduct:
         encode = Encode(shared, self._status, control=context.control, end=context.end)
         self._texts, routes = text_routes(shared)
         self._texts.append([HttpTexts(ENCODE, shared)])
-        return [*routes, *encode.routes()]
+        inference = [path for texts in self._texts for each in texts for path in each.protocol.paths]
+        return Added(
+            [*routes, *encode.routes()], {**text_paths(), **bert_paths()}, self._refusals(), inference=inference
+        )
 
     def fast_routes(self, context: FrontendContext) -> Sequence[RouteHandler]:
         """Return the handlers for the fast path. They answer requests with small answers, so none for vectors of tokens."""
@@ -157,11 +161,7 @@ class EmbeddingProduct:
 
         return AddedCalls(SERVICES, handlers(self._shared, most, development=context.settings.http.development))
 
-    def paths(self) -> Mapping[str, Any]:
-        """Return the OpenAPI descriptions of the endpoints, by path."""
-        return {**text_paths(), **bert_paths()}
-
-    def refusals(self) -> Mapping[str, Refuse]:
+    def _refusals(self) -> Mapping[str, Refuse]:
         """Return the functions that write errors, by the beginning of the paths that they are for."""
         refusals = {
             path: each.refusal for texts in self._texts for each in texts for path in each.protocol.paths if path != "/"
@@ -175,7 +175,7 @@ class EmbeddingProduct:
             "/v1": "/v1/embeddings",
         }
         refusals |= {path: refusals[other] for path, other in alike.items()}
-        return dict(sorted(refusals.items(), key=lambda item: -len(item[0])))  # /embeddings before /embed
+        return refusals
 
     def frontends(self, context: FrontendContext) -> Sequence[Frontend]:
         """Return the ZeroMQ frontend, if its port is set.
@@ -218,9 +218,6 @@ class EmbeddingProduct:
             }
             for row in self._clients.table() if row["active"]
         ]  # fmt: skip
-
-    async def prepare(self) -> None:
-        """Do nothing: the first worker builds the graphs, in a process of their own."""
 
     async def start(self) -> None:
         """Remove graphs from a cache that is too large. The models of this server are loaded and keep theirs."""

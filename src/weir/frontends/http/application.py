@@ -1,6 +1,6 @@
 """The whole HTTP frontend as one ASGI application, which any ASGI server can run."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
+from weir.errors import CapacityError, ModelNotFound, WeirError
 from weir.frontends.frontend import open_protocols
 from weir.frontends.http.access_log import HttpLog, Logged
 from weir.frontends.http.asgi import AsgiInference, inner_path
@@ -18,9 +19,11 @@ from weir.frontends.http.kserve_routes import PREFIX, Kserve
 from weir.frontends.http.pages import Pages, RenderMetrics, exception_handlers
 from weir.frontends.websocket import WebSockets
 from weir.protocols.account import Counted
+from weir.protocols.exchange import HttpProtocol
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.kserve.protocol import KserveProtocol
 from weir.protocols.kserve.protocol import error_answer as kserve_error
+from weir.protocols.native import PREFIX as NATIVE
 from weir.protocols.native import NativeProtocol
 from weir.protocols.settings import HttpSettings
 
@@ -36,7 +39,7 @@ _SHOWN_TO_PAGES = (
 class Added(NamedTuple):
     """What a product adds to the application.
 
-    `paths` is the OpenAPI description of `routes`. `refusals` maps prefixes of paths to what refuses a request without the server's key. `begin` is called
+    `paths` is the OpenAPI description of `routes`, and `inference` those of their paths that take requests for inference. `refusals` maps prefixes of paths to what refuses a request without the server's key. `begin` is called
     on the event loop when the server runs.
     """
 
@@ -44,9 +47,31 @@ class Added(NamedTuple):
     paths: Mapping[str, Any] = MappingProxyType({})
     refusals: Mapping[str, Refuse] = MappingProxyType({})
     begin: Callable[[], None] = lambda: None
+    inference: Collection[str] = ()
 
 
 _NOTHING = Added()
+
+
+class InferencePaths(Container[str]):
+    """The paths at which a POST of JSON is a request for inference with one response: those of `protocols`, and `more`."""
+
+    def __init__(self, protocols: Sequence[HttpProtocol], more: Collection[str] = ()) -> None:
+        self._protocols = protocols
+        self._more = more
+
+    def __contains__(self, path: object) -> bool:
+        return isinstance(path, str) and (path in self._more or any(_takes(each, path) for each in self._protocols))
+
+
+def _takes(protocol: HttpProtocol, path: str) -> bool:
+    try:
+        head = protocol.read_head("POST", path, ())
+    except (ModelNotFound, CapacityError):  # the model may be loaded later
+        return True
+    except WeirError:
+        return False
+    return head is not None and not head.stream
 
 
 class Shortcut:
@@ -65,6 +90,12 @@ class Shortcut:
         await route({**scope, "path_params": {}}, receive, send)
 
 
+def inference_protocols(context: KserveContext) -> Sequence[HttpProtocol]:
+    """Return the protocols of inference: those that the settings name, and Weir's own. Raises SettingsError for one that cannot be made."""
+    registry, settings = context.registry, context.http
+    return (*open_protocols(registry, settings), KserveProtocol(context), NativeProtocol(registry, settings))
+
+
 def make_app(
     registry: "Registry",
     settings: HttpSettings,
@@ -75,15 +106,19 @@ def make_app(
     websockets: WebSockets | None = None,
     added: Added = _NOTHING,
     log: HttpLog | None = None,
+    protocols: Sequence[HttpProtocol] | None = None,
 ) -> Starlette:
     """Return the application that serves the models of `registry`.
 
     The caller starts and stops the models: before and after, or in `lifespan`. Without `metrics` there is no /metrics. `context` is shared by the frontends
     of the Open Inference Protocol; without it anybody may call the server, and callers on this machine may control it. `websockets` are the WebSockets of
     the application, if the caller wants to drain them. `added` has the routes of a product. `log` gets a line for each request.
+    `protocols` are those of `inference_protocols`.
+
+    No model's route may begin as a path of the application does. Raises SettingsError if one does already.
     """
     context = context or KserveContext(registry, settings)
-    protocols = (*open_protocols(registry, settings), KserveProtocol(context), NativeProtocol(registry, settings))
+    protocols = inference_protocols(context) if protocols is None else protocols
     middleware = [Middleware(AsgiInference, protocols, settings), Middleware(Kserve, context)]
     if added.routes:
         middleware.insert(0, Middleware(Shortcut, added.routes))
@@ -99,12 +134,15 @@ def make_app(
         middleware.insert(0, cors)
     if log is not None:
         middleware.insert(0, Middleware(Logged, log))
+    routes = [
+        *Pages(context, settings, metrics, added.paths).routes(),
+        *added.routes,
+        *(websockets or WebSockets(registry, settings, context.account)).routes(),
+    ]
+    own = [each.prefix.decode() for each in protocols] + [getattr(each, "path", "/") for each in routes]
+    registry.reserve(path.split("/")[1] for path in (NATIVE, *own))
     app = Starlette(
-        routes=[
-            *Pages(context, settings, metrics, added.paths).routes(),
-            *added.routes,
-            *(websockets or WebSockets(registry, settings, context.account)).routes(),
-        ],
+        routes=routes,
         middleware=middleware,
         exception_handlers=exception_handlers(settings),
         lifespan=lifespan,

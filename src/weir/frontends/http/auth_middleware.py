@@ -23,13 +23,13 @@ _BASIC = (b"www-authenticate", b'Basic realm="weir"')
 class Gate:
     """Passes requests with a key, and requests to open paths, on to `app`. Refuses all others.
 
-    `refusals` maps prefixes of paths to what makes the response. `body_timeout` is how many seconds the rest of a refused large body is read.
+    `refusals` maps prefixes of paths to what makes the response; the longest prefix of a path counts. `body_timeout` is how many seconds the rest of a refused large body is read.
     """
 
     def __init__(self, app: ASGIApp, access: Access, refusals: Mapping[str, Refuse], body_timeout: float) -> None:
         self._app = app
         self._access = access
-        self._refusals = refusals
+        self._refusals = dict(sorted(refusals.items(), key=lambda item: -len(item[0])))
         self._body_timeout = body_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
