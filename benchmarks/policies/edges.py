@@ -23,11 +23,11 @@ from weir.policy.cost.objective import LatencySLO
 from weir.policy.cost.profile import Floats
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.online.rate import boundaries_of, margins_of
-from weir.policy.solve.bank import Bank, bank_of, default_rates, solve_below, solve_between, solve_rates
-from weir.policy.solve.tables import full_batch_table, greedy_table, multi_worker_table
+from weir.policy.solve.bank import Bank, bank_of, solve_everywhere
+from weir.policy.solve.tables import full_batch_table, greedy_table, limit_of, multi_worker_table
 from weir.simulation import banks
 from weir.simulation.banks import MULTI_WORKER_LOADS, PROMISE_LOADS, make_bank
-from weir.simulation.replicas import Estimator, Replicas, best_limits
+from weir.simulation.replicas import Replicas, best_tables, estimate
 from weir.simulation.scaling import CapacityRequest, measure_capacity
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,11 +88,9 @@ def between(number: int) -> Iterator[Case]:
 
 def tables_of(model: Drawn) -> Bank:
     """Return the bank that `solve_bank` makes, without its predictions: they take half of the time, and are held elsewhere."""
-    profile, prices = model.profile, model.prices
-    found = solve_rates(profile, prices, default_rates(profile.max_rate))
-    found = solve_between(profile, prices, solve_below(profile, prices, found))
+    found = solve_everywhere(model.profile, model.prices)
     rates, tables = [each.rate for each in found], [each.table for each in found]
-    return bank_of(profile, prices, 1, rates, tables, [(0.0, 0.0, 0.0)] * len(found))
+    return bank_of(model.profile, model.prices, 1, rates, tables, [(0.0, 0.0, 0.0)] * len(found))
 
 
 def several(number: int) -> Iterator[Case]:
@@ -104,7 +102,7 @@ def several(number: int) -> Iterator[Case]:
     loads = MULTI_WORKER_LOADS[at : at + 2]
     rates = [load * capacity for load in loads]
     replicas = Replicas(profile, workers)  # as make_bank does for all loads
-    limits = best_limits(replicas, [(rate, prices.latency_weight_at(rate), prices.energy_weight) for rate in rates], 1)
+    limits = [limit_of(table) for table in best_tables(replicas, rates, prices, 1)]
     share = float(rng.uniform(0.0, 1.0))
     middle = loads[0] * (loads[1] / loads[0]) ** share
     own = (
@@ -141,7 +139,7 @@ def _beside_all_limits(
 
 def _predicted(replicas: Replicas, rate: float, limit: int, number: int, about: str) -> Iterator[Case]:
     profile, table = replicas.profile, multi_worker_table(replicas.profile, limit)
-    predicted = Estimator(replicas, rate, 1)(table)
+    predicted = estimate(replicas, rate, table, 1)
     rows = ROWS
     while True:
         seen = served_by_several(

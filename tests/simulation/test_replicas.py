@@ -6,10 +6,10 @@ from tests.policy.event_loop import interval, needs_compiler, served_by_several
 
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
-from weir.policy.solve.tables import Table, greedy_table, multi_worker_table
+from weir.policy.solve.tables import Table, greedy_table, limit_of, multi_worker_table
 from weir.simulation.banks import make_bank
 from weir.simulation.engine import ServiceTimes
-from weir.simulation.replicas import Estimator, ReplicaCase, Replicas, best_limit, best_limits, looks, quantiles
+from weir.simulation.replicas import ReplicaCase, Replicas, best_tables, estimate, looks, quantiles
 from weir.simulation.rounds import Rule, play
 
 P4 = GOOGLENET_P4
@@ -56,13 +56,14 @@ def test_cases_that_are_served_at_once_are_served_as_each_alone(cv: float) -> No
 def test_rates_that_are_looked_at_together_give_what_each_gives_alone() -> None:
     replicas = Replicas(P4, 4)
     rates = [load * 4 * P4.max_rate for load in (0.2, 0.6, 0.95)]
-    limits = best_limits(replicas, [(rate, 1.0, 0.3) for rate in rates], 1)
-    assert limits == [best_limit(Replicas(P4, 4), rate, 1.0, 0.3, 1) for rate in rates]
+    found = best_tables(replicas, rates, Prices(1.0, 0.3), 1)
+    alone = [best_tables(Replicas(P4, 4), [rate], Prices(1.0, 0.3), 1)[0] for rate in rates]
+    assert list(map(limit_of, found)) == list(map(limit_of, alone))
     table = multi_worker_table(P4, 5)
-    together = looks([(Estimator(replicas, rate, 1, 30_000), table) for rate in rates])
+    together = looks(replicas, [(rate, table) for rate in rates], 1, 30_000)
     for rate, seen in zip(rates, together, strict=True):
-        alone = Estimator(Replicas(P4, 4), rate, 1, 30_000)(table, np.inf)
-        np.testing.assert_allclose(seen.estimate(), alone, rtol=1e-6)
+        one = looks(Replicas(P4, 4), [(rate, table)], 1, 30_000)[0]
+        np.testing.assert_allclose(seen.estimate(), one.estimate(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("cv", [0.05, 0.4, 1.5])
@@ -81,7 +82,7 @@ def test_service_times_have_the_gamma_law(cv: float) -> None:
 def test_what_is_predicted_is_what_an_event_loop_sees(workers: int, load: float, cv: float) -> None:
     profile = Profile.linear(alpha_ms=0.3, tau0_ms=4.0, max_batch_size=16, cv=cv)
     rate, table = load * workers * profile.max_rate, multi_worker_table(profile, 5)
-    predicted = Estimator(Replicas(profile, workers), rate, 1)(table)
+    predicted = estimate(Replicas(profile, workers), rate, table, 1)
     seen = served_by_several(profile, rate, [table] * workers, 150_000, parts=20, warm=100_000)
     mean, power, p99 = (interval(each) for each in (seen.means, seen.powers, seen.quantiles))
     assert mean.low * 0.99 < predicted.response_time_ms < mean.high * 1.01
@@ -103,8 +104,7 @@ def test_the_common_limit_is_the_best_of_all(profile: Profile, workers: int, loa
         return float(prices.latency_weight * seen.means.mean() + prices.energy_weight * seen.powers.mean())
 
     costs = [cost(limit) for limit in range(1, profile.max_batch_size + 1)]
-    weights = prices.latency_weight, prices.energy_weight
-    found = best_limit(Replicas(profile, workers), rate, *weights, 1)
+    found = limit_of(best_tables(Replicas(profile, workers), [rate], prices, 1)[0])
     assert costs[found - 1] < 1.005 * min(costs)
     bank = make_bank(profile, prices, workers=workers)
     assert costs[int(bank.limits()[bank.index_of(rate)]) - 1] < 1.03 * min(costs)
@@ -125,5 +125,5 @@ def test_limits_by_the_number_of_idle_workers_gain_nothing() -> None:
 
 def test_a_profile_without_a_choice_is_estimated_too() -> None:
     one = Profile.linear(alpha_ms=1.0, tau0_ms=1.0, max_batch_size=1)
-    assert best_limit(Replicas(one, 3), 500.0, 1.0, 1.0, 1) == 1
-    assert Estimator(Replicas(one, 3), 100.0, 1)(greedy_table(1)).response_time_ms == pytest.approx(2.0, rel=0.01)
+    assert limit_of(best_tables(Replicas(one, 3), [500.0], Prices(1.0, 1.0), 1)[0]) == 1
+    assert estimate(Replicas(one, 3), 100.0, greedy_table(1), 1).response_time_ms == pytest.approx(2.0, rel=0.01)

@@ -17,9 +17,9 @@ from weir.policy.cost.profile import Floats, Profile
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import Bank, bank_of, hysteresis, solve_bank
 from weir.policy.solve.smdp import Performance, evaluate
-from weir.policy.solve.tables import greedy_table, limit_table, multi_worker_table, stacked
+from weir.policy.solve.tables import greedy_table, limit_table, stacked
 from weir.simulation.arrivals import MarkovModulated
-from weir.simulation.replicas import Estimator, ReplicaEstimate, Replicas, best_limits
+from weir.simulation.replicas import ReplicaEstimate, Replicas, best_tables, estimate
 from weir.simulation.rounds import Figures
 from weir.simulation.search import BURST, BURST_BATCHES, SloSearch, lowest
 from weir.simulation.simulator import check_count, read_profile, run
@@ -76,11 +76,10 @@ def make_bank(
 def _for_several(profile: Profile, prices: Prices, workers: int, seed: int, report: Progress) -> Bank:
     replicas = Replicas(profile, workers)
     rates = workers * profile.max_rate * np.array(MULTI_WORKER_LOADS)
-    wanted = [(rate, prices.latency_weight_at(rate), prices.energy_weight) for rate in rates.tolist()]
-    tables = [multi_worker_table(profile, limit) for limit in best_limits(replicas, wanted, seed)]
+    tables = best_tables(replicas, rates.tolist(), prices, seed)
     seen = []
     for done, (rate, table) in enumerate(zip(rates.tolist(), tables, strict=True), 1):
-        seen.append(Estimator(replicas, rate, seed)(table))
+        seen.append(estimate(replicas, rate, table, seed))
         report(done, len(rates))
     return bank_of(profile, prices, workers, rates, tables, _predicted(seen))
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.numerics import GammaQuantile
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.solve.quantile import QuantileSampler
 from weir.policy.solve.smdp import SteadyQueue
@@ -268,21 +269,16 @@ SEARCH_QUEUES, SEARCH_ROWS, SEARCH_BATCHES = 24, 1_000, 100
 FIRST_PART, WORSE, WORSE_BY, OWN_BATCHES = 0.2, 3.0, 0.02, 500
 
 
-def best_limit(replicas: Replicas, rate: float, latency_weight: float, energy_weight: float, seed: int) -> int:
-    """Return the common control limit, in rows, with the least cost at `rate` rows per second in all.
+def best_tables(replicas: Replicas, rates: Sequence[float], prices: Prices, seed: int) -> list[Table]:
+    """Return for each rate, in rows per second in all, the table with the common control limit that costs least.
 
     The cost may have several valleys: where service times hardly depend on the size, workers that never wait are all
     busy with small batches, and ones that wait for many rows are not. So limits of all sizes are tried first, and then
     those between the neighbours of the best few, until none is left between. All are tried on the same arrivals.
     """
-    return best_limits(replicas, [(rate, latency_weight, energy_weight)], seed)[0]
-
-
-def best_limits(replicas: Replicas, wanted: Sequence[tuple[float, float, float]], seed: int) -> list[int]:
-    """Return the best limit, as above, for each rate (rows per second), latency weight and energy weight."""
     most = replicas.profile.best_batch_size
     draws = replicas.draws(SEARCH_QUEUES, SEARCH_ROWS + SEARCH_BATCHES * most, [seed, 0])
-    searches = [_LimitSearch(replicas.profile, *each) for each in wanted]
+    searches = [_LimitSearch(replicas.profile, rate, prices) for rate in rates]
     while going := [search for search in searches if search.next]:
         cases = [
             ReplicaCase(
@@ -294,7 +290,7 @@ def best_limits(replicas: Replicas, wanted: Sequence[tuple[float, float, float]]
         ]
         for search, made in zip(going, replicas.serve_all(cases), strict=True):
             search.learn(made)
-    return [search.best for search in searches]
+    return [multi_worker_table(replicas.profile, search.best) for search in searches]
 
 
 def _first(draws: Draws, rows: int, most: int) -> Draws:
@@ -312,8 +308,8 @@ class _LimitSearch:
         rows: of each queue in which they are tried.
     """
 
-    def __init__(self, profile: Profile, rate: float, latency_weight: float, energy_weight: float) -> None:
-        self.rate, self._weights = rate, (latency_weight, energy_weight)
+    def __init__(self, profile: Profile, rate: float, prices: Prices) -> None:
+        self.rate, self._weights = rate, (prices.latency_weight_at(rate), prices.energy_weight)
         most = self._most = profile.best_batch_size
         self.next = sorted({1, most} | {int(FIRST_RATIO**power) for power in range(99) if FIRST_RATIO**power < most})
         self._all_rows = SEARCH_ROWS + SEARCH_BATCHES * most
@@ -372,8 +368,36 @@ class ReplicaEstimate(NamedTuple):
     error: float
 
 
-class Estimator:
-    """Estimates what tables do at `rate` rows per second.
+def estimate(replicas: Replicas, rate: float, table: Table, seed: int, enough: float = ENOUGH) -> ReplicaEstimate:
+    """Return what `table` does at `rate` rows per second, with an `error` of at most `enough` unless that takes too long."""
+    return looks(replicas, [(rate, table)], seed, enough=enough)[0].estimate()
+
+
+def looks(
+    replicas: Replicas, pairs: Sequence[tuple[float, Table]], seed: int, part_rows: int = PART_ROWS, enough: float = inf
+) -> list["SeenQueues"]:
+    """Return what is seen of each rate (rows per second) and table, until the `error` is at most `enough` or that takes
+    too long. They are served at once.
+    """
+    found = left = [SeenQueues(replicas, rate, table, seed) for rate, table in pairs]
+    pilots = replicas.serve_all([each.case(PILOT_QUEUES, PILOT_ROWS, 0) for each in found])
+    sizes = {each: each.size(pilot, part_rows) for each, pilot in zip(found, pilots, strict=True)}
+    for number in range(1, MOST_PARTS + 1):
+        cases = [each.case(*sizes[each], number) for each in left]
+        made = replicas.serve_all(cases, times=True)
+        busy = [(each, case) for each, case in zip(left, cases, strict=True) if each.busy]
+        fast = replicas.fast.serve_all([each.fast(case) for each, case in busy], times=True)
+        beside = dict(zip([each for each, _ in busy], fast, strict=True))
+        for each, part in zip(left, made, strict=True):
+            each.add(part, beside.get(each))
+        left = [each for each in left if enough < inf and each.estimate().error > enough]
+        if not left:
+            break
+    return found
+
+
+class SeenQueues:
+    """Some queues that `table` serves at `rate` rows per second, in parts, and what is estimated from them.
 
     How long queues are near capacity is mostly chance: so much that a million rows say little. But nearly all of that
     chance also strikes one worker that is as fast as all of them together, and what that one does is known exactly. So
@@ -381,59 +405,80 @@ class Estimator:
     variates by regression). These queues begin as long as its are at any instant. Below the load BUSY there is no need for that.
     """
 
-    def __init__(self, replicas: Replicas, rate: float, seed: int, part_rows: int = PART_ROWS) -> None:
-        self.rate, self.replicas = rate, replicas
-        self._seed, self._part_rows = seed, part_rows
+    def __init__(self, replicas: Replicas, rate: float, table: Table, seed: int) -> None:
+        self._replicas, self._rate, self._table, self._seed = replicas, rate, table, seed
         self._known = replicas.one_worker(rate)
         self.busy = rate > BUSY * replicas.workers * replicas.profile.max_rate
         self._spare = (replicas.workers - 1) * replicas.profile.best_batch_size // 2 if self.busy else 0
+        self._parts: list[ReplicaFigures] = []
+        # By part, by how much the fast worker's mean response time, and its share of late rows, are too high; (queues,).
+        self._beyond: list[Floats] = []
+        self._later: list[Floats] = []
 
-    def __call__(self, table: Table, enough: float = ENOUGH) -> ReplicaEstimate:
-        """Return what `table` does, with an `error` of at most `enough` unless that takes too long."""
-        return looks([(self, table)], enough)[0].estimate()
-
-    def pilot(self, table: Table) -> ReplicaCase:
-        """Return the case that shows how large batches are."""
-        return ReplicaCase(self.rate, [table], self._draws(PILOT_QUEUES, PILOT_ROWS, 0))
-
-    def size(self, pilot: ReplicaFigures) -> tuple[int, int]:
-        """Return how many queues are served at a time, and how many rows each has."""
-        each = BATCHES_EACH[bool(self.replicas.profile.cv.any()) or not self.busy]
-        batches = min(BATCHES + each * self.replicas.workers, MOST_BATCHES)
+    def size(self, pilot: ReplicaFigures, part_rows: int) -> tuple[int, int]:
+        """Return how many queues are served at a time, and how many rows each has. `pilot` shows how large batches are."""
+        each = BATCHES_EACH[bool(self._replicas.profile.cv.any()) or not self.busy]
+        batches = min(BATCHES + each * self._replicas.workers, MOST_BATCHES)
         longest = LONGEST * int(self._known.sampler.states(np.array([1.0 - RARE]))[0])
         rows = min(max(batches * PILOT_QUEUES * PILOT_ROWS / float(pilot.batches.sum()), longest), MOST_ROWS)
-        return int(np.clip(self._part_rows / rows, FEWEST_QUEUES, MOST_QUEUES)), int(rows)
+        return int(np.clip(part_rows / rows, FEWEST_QUEUES, MOST_QUEUES)), int(rows)
 
-    def case(self, table: Table, size: tuple[int, int], number: int) -> ReplicaCase:
-        """Return the case with the part of this number."""
-        return ReplicaCase(self.rate, [table], self._draws(*size, number))
+    def case(self, queues: int, rows: int, number: int) -> ReplicaCase:
+        """Return the part of this number. Its queues are as long as the fast worker's are at any instant when their rows
+        begin.
+        """
+        draws = self._replicas.draws(queues, rows + self._spare, [self._seed, number])
+        if self.busy:
+            rng = np.random.default_rng([self._seed, number, 1])
+            first = self._spare + np.minimum(self._known.sampler.states(rng.random(queues)), rows // 2)
+            begun = draws.arrivals - np.where(first, draws.arrivals[np.arange(queues), first - 1], 0.0)[:, None]
+            draws = draws._replace(arrivals=np.maximum(begun, 0.0))
+        return ReplicaCase(self._rate, [self._table], draws)
 
     def fast(self, case: ReplicaCase) -> ReplicaCase:
-        """Return the same for the fast worker."""
-        return ReplicaCase(self.rate, [self._known.table], self._without_spare(case.draws))
+        """Return the same for the fast worker, without the first rows: the other workers have them in hand while the fast
+        one has none.
+        """
+        draws, spare = case.draws, self._spare
+        if spare:
+            draws = Draws(draws.rows - spare, draws.arrivals[:, spare:], draws.luck[..., spare:])
+        return ReplicaCase(self._rate, [self._known.table], draws)
 
-    def beyond(self, one: ReplicaFigures) -> tuple[Floats, Floats]:
-        """Return by how much the fast worker's mean response time, and its share of late rows, are too high."""
-        workers, offset = self.replicas.workers, self.replicas.profile.latency_offset_ms
-        late_ms = self._known.late_ms / workers + offset
-        later = np.array([np.mean(times > late_ms) for times in one.times_ms[0]]) - (1.0 - SHARE)
-        return one.response_ms[0] - self._known.response_ms / workers - offset, later
+    def add(self, part: ReplicaFigures, fast: ReplicaFigures | None) -> None:
+        """Add a part, and what the fast worker does with it if it serves it."""
+        beyond = later = np.zeros(part.response_ms.shape[1])
+        if fast is not None:
+            workers, offset = self._replicas.workers, self._replicas.profile.latency_offset_ms
+            late_ms = self._known.late_ms / workers + offset
+            beyond = fast.response_ms[0] - self._known.response_ms / workers - offset
+            later = np.array([np.mean(times > late_ms) for times in fast.times_ms[0]]) - (1.0 - SHARE)
+        self._parts.append(part)
+        self._beyond.append(beyond)
+        self._later.append(later)
 
-    def _draws(self, queues: int, rows: int, number: int) -> Draws:
-        """Return chance for queues that are as long as the fast worker's are at any instant when their rows begin."""
-        draws = self.replicas.draws(queues, rows + self._spare, [self._seed, number])
-        if not self.busy:
-            return draws
-        rng = np.random.default_rng([self._seed, number, 1])
-        first = self._spare + np.minimum(self._known.sampler.states(rng.random(queues)), rows // 2)
-        begun = draws.arrivals - np.where(first, draws.arrivals[np.arange(queues), first - 1], 0.0)[:, None]
-        return draws._replace(arrivals=np.maximum(begun, 0.0))
+    @property
+    def _times(self) -> list[Floats]:
+        return [each for part in self._parts for each in part.times_ms[0]]
 
-    def _without_spare(self, draws: Draws) -> Draws:
-        """Return the same without the first rows, which the other workers have in hand while the fast one has none."""
-        if not self._spare:
-            return draws
-        return Draws(draws.rows - self._spare, draws.arrivals[:, self._spare :], draws.luck[..., self._spare :])
+    def later_than(self, deadline_ms: float) -> tuple[float, float]:
+        """Return the share of the rows that are later, and its standard error."""
+        late = np.array([np.mean(each > deadline_ms) for each in self._times])
+        later = np.concatenate(self._later)
+        return max(float(_weights(later) @ late), 0.0), _error(late, later)
+
+    def estimate(self) -> ReplicaEstimate:
+        """Return the means over all queues, by their weights."""
+        beyond, later = np.concatenate(self._beyond), np.concatenate(self._later)
+        response, power, busy = (
+            np.concatenate([getattr(part, name)[0] for part in self._parts])
+            for name in ("response_ms", "power_w", "busy")
+        )
+        weights = _weights(beyond)
+        p99 = _quantile(self._times, _weights(later), SHARE)
+        mean = float(weights @ response)
+        late_error = self.later_than(p99)[1] / (1.0 - SHARE)
+        error = max(_error(response, beyond) / mean, late_error * LATE_COUNTS)
+        return ReplicaEstimate(mean, p99, float(weights @ power), float(weights @ busy), error)
 
 
 class _OneWorker:
@@ -456,71 +501,6 @@ class _OneWorker:
     @cached_property
     def late_ms(self) -> float:
         return self.sampler.quantile_ms(SHARE)
-
-
-def looks(pairs: Sequence[tuple[Estimator, Table]], enough: float = inf) -> list["SeenQueues"]:
-    """Return what is seen of each table, until the `error` is at most `enough` or that takes too long.
-
-    The estimators are those of the same queues at different rates, which are served at once.
-    """
-    replicas = pairs[0][0].replicas
-    pilots = replicas.serve_all([estimator.pilot(table) for estimator, table in pairs])
-    sizes = [estimator.size(pilot) for (estimator, _), pilot in zip(pairs, pilots, strict=True)]
-    found, left = [SeenQueues() for _ in pairs], list(range(len(pairs)))
-    for number in range(1, MOST_PARTS + 1):
-        cases = [pairs[each][0].case(pairs[each][1], sizes[each], number) for each in left]
-        made = replicas.serve_all(cases, times=True)
-        busy = [place for place, each in enumerate(left) if pairs[each][0].busy]
-        fast = replicas.fast.serve_all([pairs[left[place]][0].fast(cases[place]) for place in busy], times=True)
-        beyond = {place: pairs[left[place]][0].beyond(one) for place, one in zip(busy, fast, strict=True)}
-        for place, (each, part) in enumerate(zip(left, made, strict=True)):
-            none = np.zeros(part.response_ms.shape[1])
-            found[each].add(part, *beyond.get(place, (none, none)))
-        left = [each for each in left if enough < inf and found[each].estimate().error > enough]
-        if not left:
-            break
-    return found
-
-
-class SeenQueues:
-    """Some queues that were served: in parts what the table does in them, and by how much the fast worker's mean
-    response time, and its share of late rows, are too high; shape (queues,).
-    """
-
-    def __init__(self) -> None:
-        self.parts: list[ReplicaFigures] = []
-        self.beyond: list[Floats] = []
-        self.later: list[Floats] = []
-
-    def add(self, part: ReplicaFigures, beyond: Floats, later: Floats) -> None:
-        """Add a part."""
-        self.parts.append(part)
-        self.beyond.append(beyond)
-        self.later.append(later)
-
-    @property
-    def _times(self) -> list[Floats]:
-        return [each for part in self.parts for each in part.times_ms[0]]
-
-    def later_than(self, deadline_ms: float) -> tuple[float, float]:
-        """Return the share of the rows that are later, and its standard error."""
-        late = np.array([np.mean(each > deadline_ms) for each in self._times])
-        later = np.concatenate(self.later)
-        return max(float(_weights(later) @ late), 0.0), _error(late, later)
-
-    def estimate(self) -> ReplicaEstimate:
-        """Return the means over all queues, by their weights."""
-        beyond, later = np.concatenate(self.beyond), np.concatenate(self.later)
-        response, power, busy = (
-            np.concatenate([getattr(part, name)[0] for part in self.parts])
-            for name in ("response_ms", "power_w", "busy")
-        )
-        weights = _weights(beyond)
-        p99 = _quantile(self._times, _weights(later), SHARE)
-        mean = float(weights @ response)
-        late_error = self.later_than(p99)[1] / (1.0 - SHARE)
-        error = max(_error(response, beyond) / mean, late_error * LATE_COUNTS)
-        return ReplicaEstimate(mean, p99, float(weights @ power), float(weights @ busy), error)
 
 
 def _weights(control: Floats) -> Floats:

@@ -23,11 +23,11 @@ from weir.policy.decision import Policy
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.scaling import Capacity, ScalingObservation, WorkerRange, WorkerScaling
 from weir.policy.solve.bank import Bank
-from weir.policy.solve.tables import Table, full_batch_table, greedy_table, multi_worker_table
+from weir.policy.solve.tables import Table, full_batch_table, greedy_table
 from weir.simulation.arrivals import Ints, parse_arrivals
 from weir.simulation.banks import make_bank
 from weir.simulation.engine import Engine, EventLog, Run, ServiceTimes, Whole
-from weir.simulation.replicas import Estimator, Replicas, SeenQueues, best_limits, looks
+from weir.simulation.replicas import Replicas, SeenQueues, best_tables, looks
 from weir.simulation.simulator import (
     SOLVED,
     Progress,
@@ -146,8 +146,7 @@ class _Measured:
 
     def _looks(self, loads: Sequence[float]) -> list[SeenQueues]:
         rates = [load * self._replicas.workers * self._request.profile.max_rate for load in loads]
-        estimators = [Estimator(self._replicas, rate, self._seed, PART_ROWS) for rate in rates]
-        return looks(list(zip(estimators, self._tables(rates), strict=True)))
+        return looks(self._replicas, list(zip(rates, self._tables(rates), strict=True)), self._seed, PART_ROWS)
 
     def _tables(self, rates: Sequence[float]) -> list[Table]:
         """Return the tables of the policy that will run, by rate."""
@@ -156,8 +155,7 @@ class _Measured:
             return [greedy_table(profile.max_batch_size)] * len(rates)
         if request.objective is not None:
             return [full_batch_table(profile)] * len(rates)
-        wanted = [(rate, request.prices.latency_weight_at(rate), request.prices.energy_weight) for rate in rates]
-        return [multi_worker_table(profile, limit) for limit in best_limits(self._replicas, wanted, self._seed)]
+        return best_tables(self._replicas, rates, request.prices, self._seed)
 
     def _highest(self, objective: LatencySLO, seen: Sequence[SeenQueues]) -> float:
         """Return the highest load at which the objective is surely kept, by two standard errors. `seen` is by LOADS.

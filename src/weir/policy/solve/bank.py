@@ -199,8 +199,7 @@ def solve_bank(profile: Profile, prices: Prices | None = None, *, rates: ArrayLi
 
     prices = prices or Prices()
     if rates is None:
-        found = solve_rates(profile, prices, default_rates(profile.max_rate))
-        found = solve_between(profile, prices, solve_below(profile, prices, found))
+        found = solve_everywhere(profile, prices)
     else:
         found = solve_rates(profile, prices, np.array(rates, dtype=np.float64, ndmin=1))
     tables, predicted = [each.table for each in found], [each.predicted() for each in found]
@@ -291,6 +290,12 @@ def solve_rates(profile: Profile, prices: Prices, rates: Floats) -> list[SolvedR
     for rate in rates.tolist():
         found.append(_solve(profile, prices, rate, found[-1].actions if found else None))
     return found
+
+
+def solve_everywhere(profile: Profile, prices: Prices) -> list[SolvedRate]:
+    """Return the best tables for the default rates, lower ones, and those between: see `solve_bank`."""
+    found = solve_rates(profile, prices, default_rates(profile.max_rate))
+    return solve_between(profile, prices, solve_below(profile, prices, found))
 
 
 def solve_below(profile: Profile, prices: Prices, found: list[SolvedRate]) -> list[SolvedRate]:
