@@ -242,6 +242,15 @@ class Batch:
         self.share = share
         self.others = others
 
+    def replaced(self, **fields: Any) -> "Batch":
+        """Return a batch that is like this one but for these fields."""
+        other = Batch.__new__(Batch)
+        for name in Batch.__slots__:
+            setattr(other, name, fields.pop(name) if name in fields else getattr(self, name))
+        if fields:
+            raise TypeError(f"a Batch has no {', '.join(fields)}")
+        return other
+
 
 class Timing(NamedTuple):
     """Seconds that a batch spent in each step in the worker (decoding counts as preprocess, encoding as postprocess)."""

@@ -38,7 +38,7 @@ class HookedBatch:
         self.worker = worker
         self.batch_id = batch.batch_id
         self.handed = False
-        self._attempt, self._others = batch.attempt, batch.others
+        self._like = batch.replaced(payloads=[])  # without what it holds
         self._content_types = _each(batch.content_types, count)
         self._accepts = _each(batch.accepts, count)
         self._encodes = encodes
@@ -100,8 +100,7 @@ class HookedBatch:
             accepts = [OBJECT if accept in _VALUES else accept for accept in accepts]
         payloads = [self._payloads[index] for index in self._inner]
         content_types = [self._content_types[index] for index in self._inner]
-        types = _joined(content_types), _joined(accepts)
-        return Batch(self.batch_id, payloads, *types, self._attempt, others=self._others)
+        return self._like.replaced(payloads=payloads, content_types=_joined(content_types), accepts=_joined(accepts))
 
     # After the worker.
 

@@ -287,9 +287,7 @@ class SharedPool:
     def run(self, member: PoolMember, worker: int, batch: Batch) -> None:
         """See PoolMember."""
         at = self._at[worker]
-        number = hosted_id(batch.batch_id, at.place[member])
-        sent = Batch(number, batch.payloads, batch.content_types, batch.accepts, batch.attempt, others=batch.others)
-        at.pool.run(worker, sent)
+        at.pool.run(worker, batch.replaced(batch_id=hosted_id(batch.batch_id, at.place[member])))
         self._workers.began(member.user, worker, self._now())
 
     def cancel(self, member: PoolMember, worker: int, batch_id: int, indices: Sequence[int]) -> None:
