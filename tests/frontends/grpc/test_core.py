@@ -167,6 +167,28 @@ def test_who_does_not_send_loses_the_turn_while_others_wait() -> None:
     assert rules.received == calls
 
 
+def test_connections_that_lost_turns_do_not_hold_back_the_others() -> None:
+    rules, stalled = Rules(messages=8), [FakeCall() for _ in range(40)]
+    for place, call in enumerate(stalled):
+        rules.intake.begin(f"stalled {place % 4}")
+        rules.receive(call, f"stalled {place % 4}")
+    rules.clock.advance(PATIENCE + 1)
+    rules.intake.look()
+    waiting = [FakeCall() for _ in range(100)]
+    rules.intake.begin("honest")
+    for call in waiting:
+        rules.receive(call, "honest")
+    for call in waiting:
+        assert call in rules.received
+        rules.has_come(call)
+    for place in range(40):
+        rules.intake.end(f"stalled {place % 4}")
+    again = [FakeCall() for _ in range(2)]
+    for call in again:
+        rules.receive(call, "stalled 0")
+    assert again[0] in rules.received and again[1] in rules.received  # with its next calls, it is trusted again
+
+
 def test_answers_that_are_not_sent_are_charged_and_given_up() -> None:
     async def main() -> None:
         account = Account(HttpSettings(max_waiting_bytes=100))

@@ -27,7 +27,7 @@ from weir.protocols.account import Account
 #
 # The core allocates memory for a message as soon as it is told to receive it, up to the largest allowed size. So only some messages are received at a time,
 # and at most half of them on one connection. The other messages wait in their clients, and connections take turns. While others wait, a client that has
-# begun a message and does not send the rest loses its turn.
+# begun a message and does not send the rest loses its turn; its connection then gets one turn at a time. Otherwise a few such connections would hold all turns.
 
 
 Receive = Callable[[], None]
@@ -63,6 +63,7 @@ class Intake:
         self._refuse = refuse
         self._clock = clock
         self._peers: dict[str, int] = {}  # calls in flight, by connection
+        self._late: set[str] = set()  # connections with calls in flight that have lost a turn
         self._share = max(1, most_messages // 2)  # messages that one connection may have received at the same time
         self._receiving: dict[IncomingCall, tuple[float, str]] = {}  # instant of the start and connection, oldest first
         self._waiting: dict[str, deque[tuple[IncomingCall, Receive]]] = {}  # by connection, in the order of turns
@@ -95,10 +96,13 @@ class Intake:
             self._peers[peer] = left
         else:
             del self._peers[peer]
+            self._late.discard(peer)
 
     def receive(self, call: "IncomingCall", peer: str, receive: Receive) -> None:
         """Call `receive` when it is the turn of the message of `call`, which came from `peer`. The caller must call `received` when it has arrived."""
-        if len(self._receiving) < self._share or (len(self._receiving) < self._most_messages and self._may(peer)):
+        if (len(self._receiving) < self._share and peer not in self._late) or (
+            len(self._receiving) < self._most_messages and self._may(peer)
+        ):
             self._begin(call, peer, receive)
         else:
             call.watch()  # its caller may leave before its turn
@@ -121,7 +125,8 @@ class Intake:
 
     def _may(self, peer: str) -> bool:
         """Return whether one more message from `peer` may be received at the same time."""
-        return sum([each == peer for _, each in self._receiving.values()]) < self._share
+        share = 1 if peer in self._late else self._share
+        return sum([each == peer for _, each in self._receiving.values()]) < share
 
     def _begin(self, call: "IncomingCall", peer: str, receive: Receive) -> None:
         self._receiving[call] = self._clock(), peer
@@ -132,7 +137,9 @@ class Intake:
         if not self._waiting:
             return
         late = self._clock() - PATIENCE
-        for call in [call for call, (since, _) in self._receiving.items() if since < late]:
+        slow = [(call, peer) for call, (since, peer) in self._receiving.items() if since < late]
+        self._late.update([peer for _, peer in slow if peer in self._peers])
+        for call, _ in slow:
             error = DeadlineExceeded(f"the message must arrive within {PATIENCE:g} s while others wait for their turn")
             self._refuse(error, call)
             self.received(call)
