@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy
 import pytest
 from tests.client import kit
 from tests.client.models import item
@@ -62,3 +63,21 @@ def test_a_server_that_is_stopped_holds_nobody(name: str, server: kit.Running, t
         finally:
             server.served.signal(signal.SIGCONT)
             never.touch()
+
+
+# The core of gRPC does not end a call before the message that it is writing has left.
+@pytest.mark.parametrize("name", [name for name in kit.REMOTE if not name.startswith("grpc")])
+def test_a_server_that_does_not_read_holds_nobody(name: str, server: kit.Running) -> None:
+    long = {"x": numpy.zeros((2_000_000, 2), numpy.float32)}
+    with kit.asking(name, server, timeout=30.0) as client:
+        assert client.infer("scale", {"x": long["x"][:1]})["y"].shape == (1, 2)
+        server.served.signal(signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            for expected in (errors.DeadlineExceeded, errors.WeirError):  # then, a client may have to connect again
+                with pytest.raises(expected):
+                    client.infer("scale", long, timeout=ALLOWED)
+            client.close()
+            assert time.monotonic() - began < 20.0  # much less than the 30 s of the client
+        finally:
+            server.served.signal(signal.SIGCONT)

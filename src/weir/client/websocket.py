@@ -3,9 +3,11 @@ ready. All other calls go to the same server over HTTP. Needs websockets and htt
 
 import asyncio
 import queue
+import select
+import socket
 import threading
 from collections.abc import AsyncGenerator, Generator, Iterable
-from contextlib import ExitStack, aclosing, closing, suppress
+from contextlib import ExitStack, aclosing, closing, nullcontext, suppress
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple, Protocol
@@ -160,6 +162,12 @@ class AnswerRouter:
 
 PATH = "/v2/ws"
 
+# Seconds that a request may wait to be cancelled, by a server that reads slowly: its caller waits as long.
+_CANCEL_WAIT = 0.25
+
+# A message of at most so many bytes does not block where the socket can be written to. For each longer one, a thread watches over its time.
+_SHORT = 4 << 10
+
 # The exceptions of a connection that cannot be made.
 _NOT_MADE = (OSError, InvalidHandshake, TimeoutError)
 
@@ -187,6 +195,13 @@ class AsyncWebSocketClient(AsyncClient):
         super().__init__(WebSocketCalls(binary=binary), transport, timeout=timeout, retry=retry)
 
 
+class _Opened(NamedTuple):
+    connection: ClientConnection
+    router: AnswerRouter
+    thread: threading.Thread  # receives
+    sending: threading.Lock  # held by the thread that sends
+
+
 class WebSocketTransport:
     """A Transport that sends WebSocketRequests over one WebSocket, which is opened when needed, and other steps over `http`."""
 
@@ -196,7 +211,7 @@ class WebSocketTransport:
         self._path = address_of(url)[1]
         self._http = http
         self._lock = threading.Lock()
-        self._opened: tuple[ClientConnection, AnswerRouter, threading.Thread] | None = None
+        self._opened: _Opened | None = None
 
     def send(self, step: Any, timeout: float) -> Any:
         """Do a step and return its answer; for a WebSocketRequest, its first answer. See Transport."""
@@ -208,11 +223,11 @@ class WebSocketTransport:
     def chunks(self, step: WebSocketRequest, silence: Silence) -> Generator[Answer, None, None]:
         """Send a request and yield its answers. Raises DeadlineExceeded when `silence` is over, ConnectionLost, Unreachable, and
         Overloaded for a reader that is too slow."""
-        connection, router = self._connected(silence.seconds)
-        answers = queue.SimpleQueue[Received]()
+        opened = self._connected(silence.seconds)
+        router, answers = opened.router, queue.SimpleQueue[Received]()
         own, ended = router.expect(answers), False
         try:
-            _send(connection, step.message(own))
+            _send(opened, step.message(own), silence)
             while not ended:
                 try:
                     answer = _answer(answers.get(timeout=silence.left))
@@ -223,20 +238,18 @@ class WebSocketTransport:
         finally:
             router.forget(own)
             if not ended:
-                with suppress(WeirError):
-                    _send(connection, write_cancel(own))
+                _cancel(opened, own)
 
     def close(self) -> None:
         """Close all connections."""
         with self._lock:
             opened, self._opened = self._opened, None
         if opened is not None:
-            connection, _, thread = opened
-            connection.close()
-            thread.join()
+            opened.connection.close()
+            opened.thread.join()
         self._http.close()
 
-    def _connected(self, timeout: float) -> tuple[ClientConnection, AnswerRouter]:
+    def _connected(self, timeout: float) -> _Opened:
         with self._lock:
             if self._opened is None:
                 context = ExitStack()
@@ -248,9 +261,9 @@ class WebSocketTransport:
                 router = AnswerRouter(self._url)
                 arguments = (context, connection, router)
                 thread = threading.Thread(target=self._receive, args=arguments, name="weir-client", daemon=True)
-                self._opened = connection, router, thread
+                self._opened = _Opened(connection, router, thread, threading.Lock())
                 thread.start()
-            return self._opened[:2]
+            return self._opened
 
     def _receive(self, context: ExitStack, connection: ClientConnection, router: AnswerRouter) -> None:
         """Pass on all messages until the connection ends."""
@@ -263,7 +276,7 @@ class WebSocketTransport:
                 pass
             finally:
                 with self._lock:
-                    if self._opened is not None and self._opened[1] is router:
+                    if self._opened is not None and self._opened.router is router:
                         self._opened = None
                 router.close()
 
@@ -285,11 +298,12 @@ class AsyncWebSocketTransport:
     async def chunks(self, step: WebSocketRequest, timeout: float) -> AsyncGenerator[Answer, None]:
         """Send a request and yield its answers. Raises ConnectionLost, Unreachable, and Overloaded for a reader that is too slow. See
         AsyncTransport."""
-        connection, router = await (await self._connections.get()).connected(timeout)
+        connections = await self._connections.get()
+        connection, router = await connections.connected(timeout)
         answers = asyncio.Queue[Received]()
         own, ended = router.expect(answers), False
         try:
-            await _send_async(connection, step.message(own))
+            await connections.send(connection, step.message(own))
             while not ended:
                 answer = _answer(await answers.get())
                 ended = is_last(answer)
@@ -297,8 +311,9 @@ class AsyncWebSocketTransport:
         finally:
             router.forget(own)
             if not ended:
-                with suppress(WeirError):
-                    await _send_async(connection, write_cancel(own))
+                with suppress(WeirError, TimeoutError):
+                    async with asyncio.timeout(_CANCEL_WAIT):
+                        await connections.send(connection, write_cancel(own))
 
     async def close(self) -> None:
         """Close all connections."""
@@ -314,6 +329,7 @@ class _AsyncConnections:
         self._options = _options(url, tls)
         self._path = address_of(url)[1]
         self._lock = asyncio.Lock()
+        self._sending = asyncio.Lock()
         self._opened: tuple[AsyncConnection, AnswerRouter, asyncio.Task[None]] | None = None
 
     async def close(self) -> None:
@@ -321,8 +337,17 @@ class _AsyncConnections:
         opened, self._opened = self._opened, None
         if opened is not None:
             connection, _, receiving = opened
-            await connection.close()
+            await _close(connection)
             await receiving
+
+    async def send(self, connection: AsyncConnection, message: str | bytes) -> None:
+        """Send `message` after those before it: a server that does not read holds no more than one of them in memory here. Raises ConnectionLost."""
+        try:
+            async with self._sending:
+                await connection.drain()
+                await connection.send(message)
+        except (ConnectionClosed, ConnectionError) as error:
+            raise ConnectionLost(f"the connection ended before the answer ({error})") from error
 
     async def connected(self, timeout: float) -> tuple[AsyncConnection, AnswerRouter]:
         """Return the connection, and the router of its answers. Raises Unreachable."""
@@ -348,7 +373,7 @@ class _AsyncConnections:
             if self._opened is not None and self._opened[1] is router:
                 self._opened = None
             router.close()
-            await connection.close()
+            await _close(connection)
 
 
 def _answer(received: Received) -> Answer:
@@ -358,18 +383,57 @@ def _answer(received: Received) -> Answer:
     return received
 
 
-def _send(connection: ClientConnection, message: str | bytes) -> None:
+def _send(opened: _Opened, message: str | bytes, silence: Silence) -> None:
+    """Send `message`. Raises DeadlineExceeded if the server does not read it before `silence` is over, and ConnectionLost."""
+    connection = opened.connection
+    if not opened.sending.acquire(timeout=silence.left):
+        raise silence.error()
+    try:
+        is_short = len(message) <= _SHORT and _is_writable(connection, 0.0)
+        with nullcontext() if is_short else silence.ending(partial(_shut, connection)):
+            _pass_on(connection, message)
+    finally:
+        opened.sending.release()
+
+
+def _pass_on(connection: ClientConnection, message: str | bytes) -> None:
     try:
         connection.send(message)
     except ConnectionClosed as error:
         raise ConnectionLost(f"the connection ended before the answer ({error})") from error
 
 
-async def _send_async(connection: AsyncConnection, message: str | bytes) -> None:
+def _cancel(opened: _Opened, id: str) -> None:
+    """Cancel a request, unless the server does not read."""
+    if opened.sending.acquire(timeout=_CANCEL_WAIT):
+        try:
+            with suppress(ConnectionClosed):
+                if _is_writable(opened.connection, _CANCEL_WAIT):
+                    opened.connection.send(write_cancel(id))
+        finally:
+            opened.sending.release()
+
+
+def _is_writable(connection: ClientConnection, timeout: float) -> bool:
+    """Tell whether a short message can be sent within `timeout` seconds; also for a connection that has ended, which `send` reports."""
+    poll = select.poll()
     try:
-        await connection.send(message)
-    except ConnectionClosed as error:
-        raise ConnectionLost(f"the connection ended before the answer ({error})") from error
+        poll.register(connection.socket, select.POLLOUT)
+    except ValueError:  # closed
+        return True
+    return bool(poll.poll(1000.0 * timeout))
+
+
+def _shut(connection: ClientConnection) -> None:
+    with suppress(OSError):  # it has ended
+        connection.socket.shutdown(socket.SHUT_RDWR)
+
+
+async def _close(connection: AsyncConnection) -> None:
+    """Close the connection. One whose server does not read would never be closed in the usual way."""
+    if connection.transport.get_write_buffer_size():
+        connection.transport.abort()
+    await connection.close()
 
 
 def _options(url: str, tls: Any) -> dict[str, Any]:
