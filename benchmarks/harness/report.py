@@ -97,9 +97,9 @@ suit them better. `benchmarks/results.json` has further columns.
 - Over gRPC with one connection, Triton uses less CPU time per call than Weir, but serves fewer calls per second.
 - mosec's p50 with one connection comes from its setting: it waits up to 5 ms for requests that never arrive. [Without batches](#square-over-one-connection) it is as fast as Weir.
 - At 0.9 of the capacity a solved policy costs as much as `greedy`, and at 0.5 hardly less than batches of 8.
-- A server encodes sentences more slowly than the runtime alone (*Weir's runtime, no server*).
+- A server encodes sentences more slowly than the runtime alone.
 - The very first start of an embedding model builds its graph, and takes as long as infinity's start.
-- sentence-transformers with ONNX serves a single client faster: it computes each text on both cores ([texts](#what-a-text-costs-besides-its-computation)).
+- sentence-transformers with ONNX serves a single client faster: it computes each text on both cores ([texts](#what-a-text-costs-apart-from-its-computation)).
 - infinity runs as installed, with torch, except in `PART=texts`, which tries its other engines.
 """
 
@@ -117,7 +117,7 @@ class View(NamedTuple):
 VIEWS = {
     "square": View({"connections": 0, "server": 1, "requests/s": 2, "times mosec": 3, "p50 ms": 4, "p99 ms": 5}),
     "large-bodies": View({"server": 0, "requests/s": 1, "times mosec": 2, "GB/s": 3, "p50 ms": 4, "p99 ms": 5, "MiB most": 8}),
-    "goodput": View({"protocol": 0, "times the capacity": 1, "good answers/s": 2, "of capacity": 3, "late by more than 10 ms": 4}),
+    "goodput": View({"protocol": 0, "times the capacity": 1, "good responses/s": 2, "of capacity": 3, "late by more than 10 ms": 4}),
     "theory": View({"load": 0, "policy": 1, "response, ms": 2, "off by": 4, "cost": 11}, only="0.7"),  # its picture shows the other loads
     "policies": View({"": 0, "entries": 1, "allowed": 2, "off by more": 3, "beyond their intervals": 4, "the worst": 5}),
     "autoscaling": View(
@@ -128,7 +128,7 @@ VIEWS = {
     "ray-batch": View({"contender": 0, "p99 ms, 25/s": 1, "50/s": 2, "100/s": 3, "400/s": 4}),
     "padding": View({"waiting": 0, "padding by arrival": 1, "by length": 2, "by arrival on a CPU": 3, "by length on a CPU": 4}),
     "classes": View({"way": 1, "p99": 3, "above alone": 4, "idle time used": 5}, only="as long as the requests"),
-    "kserve": View({"requests": 0, "server": 1, "good answers/s": 2, "times Triton": 3, "p99 ms": 5, "CPU µs": 6}),
+    "kserve": View({"requests": 0, "server": 1, "good responses/s": 2, "times Triton": 3, "p99 ms": 5, "CPU µs": 6}),
     "grpc": View({"connections": 0, "server": 1, "calls/s": 2, "times MLServer": 3, "p99 ms": 5, "CPU µs": 7}),
     "vectors": View({"clients": 0, "server": 1, "sentences/s": 2, "times infinity": 3, "p50 ms": 4, "p99 ms": 5}, only="64"),
     "texts": View({"texts/s": 0, "1 client": 1, "16": 2, "64": 3, "server process, µs a text": 4}),
@@ -136,9 +136,9 @@ VIEWS = {
     "vectors-memory": View({"server": 0, "seconds to the first vector": 1, "the very first time": 2, "MiB, PSS": 3}),
 }  # fmt: skip
 # Not on the page: the service that `seed` is held against was measured on another machine, `endpoints` shows the load generator's cost rather than the server's,
-# `graphs` compares what Weir computes with forms of it that nobody can choose, `live` says again what `theory` does, and `solver` what
-# the reproduction of the paper says.
-HIDDEN = {"seed", "endpoints", "graphs", "live", "solver"}
+# `graphs` compares what Weir computes with forms of it that nobody can choose, `live` says again what `theory` does, `simulation`
+# how fast `weir simulate` is, and `solver` what the reproduction of the paper says.
+HIDDEN = {"seed", "endpoints", "graphs", "live", "simulation", "solver"}
 BRACKETS = re.compile(r" \([^)]*\)")
 RANGE = re.compile(r"(\([\d.,]+) to ([\d.,]+\))")
 

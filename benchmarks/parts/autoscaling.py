@@ -171,7 +171,7 @@ def _notes(count: int) -> list[str]:
         "The arrivals are those of two Azure LLM services on 2023-11-16 (`benchmarks/policies/traces`, CC-BY 4.0). A batch of b takes 1.5 + 0.6·b seconds, at most 8 "
         f"requests; workers start in {START_UP:g} s, {ALLOWED} of them. All rules share one queue and the greedy policy, and a worker counts from the decision to start it. "
         f"Weir is told the objective only; the others' settings are the best on this very trace, of {count:,} simulations, and their metrics come without delay. The last columns: "
-        "the share of answers later than the objective, and that of the best other rule with as many worker-hours. After silence (code), no rule answers the first requests "
+        "the share of responses later than the objective, and that of the best other rule with as many worker-hours. After silence (code), no rule answers the first requests "
         "before workers have started.",
     ]
 

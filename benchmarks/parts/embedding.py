@@ -22,7 +22,7 @@ from weir.policy.solve.bank import Bank
 from weir.text_server.server_settings import INSTALL, installed_model
 
 SOLVED = "solved"
-COLUMNS = ("load", "policy", "p50, ms", "p99, ms", "mean, ms", "answers/s", "mean batch", "busy, ms each", "errors")
+COLUMNS = ("load", "policy", "p50, ms", "p99, ms", "mean, ms", "responses/s", "mean batch", "busy, ms each", "errors")
 Meter = Callable[[], float]  # millijoules so far
 
 

@@ -77,7 +77,7 @@ def _conclude(result: Result, measured: Measurements) -> None:
         for times in map(str, TIMES):
             _conclude_one(result, measured, protocol, times)
     result.notes.append(
-        f"Capacity, by 16 connections in closed loops: {spread(capacity, count)} answers/s. A good answer was read within {TIMEOUT:g} s of the instant "
+        f"Capacity, by 16 connections in closed loops: {spread(capacity, count)} responses/s. A good response was read within {TIMEOUT:g} s of the instant "
         "at which its request was due. The client is a Python process on the same machine, and its own lateness counts."
     )
 
@@ -414,14 +414,14 @@ GOODPUT = Rounds(
     heads=(
         "protocol",
         "times the capacity",
-        "good answers/s",
+        "good responses/s",
         "of capacity",
         "late by more than 10 ms",
         "worst, ms",
         "other ends",
     ),
     conclude=_conclude,
-    progress=("good_rate", "{:,.0f} good answers/s".format),
+    progress=("good_rate", "{:,.0f} good responses/s".format),
 )
 
 

@@ -129,7 +129,7 @@ HTTP = Rounds(
     takes_part=lambda name, case: (name, case) != (MLSERVER, LARGE),
     heads=("requests", "server"),
     columns=(
-        spreads("good answers/s"),
+        spreads("good responses/s"),
         times("times Triton", TRITON),
         *LATENCIES,
         micro("CPU µs", "all"),
@@ -217,7 +217,7 @@ def _conclude_grpc(result: Result, measured: Measurements) -> None:
         beside = measured.times(WEIR, TRITON, connections)
         result.goal(f"{text}: more calls than Triton", f"{beside:.2f} times", beside > 1)
     result.notes.append(
-        "The load is h2load with one thread; every answer must be as long as one that grpcio's own client got. CPU is user and system time of all processes per call."
+        "The load is h2load with one thread; every response must be as long as one that grpcio's own client got. CPU is user and system time of all processes per call."
     )
 
 

@@ -74,9 +74,9 @@ def _conclude_overload(result: Result, measured: Measurements) -> None:
 
     before, after = of("before")[0], of("after")[-1]
     result.rows += [
-        ["capacity, answers/s", spread(of("capacity"), count)],
+        ["capacity, responses/s", spread(of("capacity"), count)],
         ["offered, requests/s", spread(of("offered"), count)],
-        ["good answers/s", spread(of("good"), count)],
+        ["good responses/s", spread(of("good"), count)],
         ["refused with 429", spread(of("refused"), lambda share: f"{100 * share:.1f} %")],
         ["p50 of the good, ms", spread(of("p50"), milliseconds)],
         ["p99 of the good, ms", spread(of("p99"), milliseconds)],

@@ -109,7 +109,7 @@ def _about(numbers: int) -> str:
 PART = Part(
     "policy-edges",
     "Policies between rates, with several workers and at the edges",
-    "What policies do where no table is made for the very rate, beside evaluations that share no code with Weir.",
+    "What policies do where no table is made for the very rate, compared with evaluations that share no code with Weir.",
     lambda rounds: int(rounds * ROUND_SECONDS / STEP_SECONDS),
     measure,
     f"{ROUND_SECONDS / 60:g} minutes on one core",

@@ -291,7 +291,7 @@ def send_mix() -> None:
 GROWTH = Part(
     "vectors-growth",
     "What 100,000 requests leave behind",
-    "Memory of a server of sentence vectors, by requests answered.",
+    "Memory of a server of sentence vectors, by requests served.",
     lambda rounds: REQUESTS // AT_A_TIME,
     measure_growth,
 )

@@ -341,7 +341,7 @@ def _conclude(result: Result, found: Measured, phases: Mapping[str, Mapping[str,
     result.notes += [
         f"{described(sample())}; {len(tokens)} sentences, of {sum(tokens) / len(tokens):.1f}; by wrk on the same {CORES} cores. The server process: with most clients.",
         f"In brackets: multiples of a fixed loop of the interpreter, which was measured beside each load. A KServe JSON request with as large an answer: {loops:.2f}.",
-        f"Phases: each alone, without sockets or workers, the best of {TRIES}; the kernel's live; besides: HTTP, and emptied caches.",
+        f"Phases: each alone, without sockets or workers, the best of {TRIES}; the kernel's live; the rest: HTTP, and emptied caches.",
         f"The clients' time is taken out by dividing the rate by the share of the cores that wrk left. The runtime alone: {1e3 * middle(offline):.2f} ms a text.",
     ]
 
@@ -360,7 +360,7 @@ def _by_phase(result: Result, found: Measured, kind: str, phases: Mapping[str, f
     shown = ", ".join(f"{name} {cost:.0f} ({in_loops[name]:.2f})" for name, cost in each.items())
     rest, rest_in_loops = front - sum(each.values()), loops - sum(in_loops.values())
     return (
-        f"A {kind}, 64 clients: {front:.0f} µs ({loops:.2f} loops): {shown}, besides {rest:.0f} ({rest_in_loops:.2f})."
+        f"A {kind}, 64 clients: {front:.0f} µs ({loops:.2f} loops): {shown}, the rest {rest:.0f} ({rest_in_loops:.2f})."
     )
 
 
@@ -457,7 +457,7 @@ async def phases(clients: int, total: int, kind: str) -> dict[str, float]:
 
 PART = Part(
     "texts",
-    "What a text costs besides its computation",
+    "What a text costs apart from its computation",
     "all-MiniLM-L6-v2: the server process by phase, and the peers with each of their engines.",
     lambda rounds: 3 + 3 * rounds,
     measure,

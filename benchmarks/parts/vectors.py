@@ -166,7 +166,7 @@ def _notes(result: Result, measured: Measurements, rates: dict[str, list[float]]
     memory = ", ".join(f"{name} {measured.middle(name, 64, 'memory') / 2**20:.0f}" for name in SERVERS)
     result.notes += [
         f"fp32 unless said otherwise. {described(sample())}; one text a request, by wrk with one thread on the same {CORES} cores. Every server computes with {CORES} threads.",
-        f"*No server* is the best of {len(rates)} ways to divide {CORES} threads among processes, and {TOGETHER['cpu']} texts among runs of like length.",
+        f"The runtime without a server (in `results.json`) is the best of {len(rates)} ways to divide {CORES} threads among processes, and {TOGETHER['cpu']} texts among runs of like length.",
         f"MiB (PSS) after the load: {memory}.",
     ]
 

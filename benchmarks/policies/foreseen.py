@@ -20,7 +20,7 @@ from weir.simulation.statistics import STRETCHES, Estimate, estimate
 TRACES = {"conv": "chat", "code": "code"}
 LOADS, WEIGHTS = (0.3, 0.5, 0.7, 0.9), (0.0, 0.3, 1.0)
 POLICIES = ("solved", "auto", "greedy", "the best size and delay")
-ABOUT = "a recorded hour of each, in virtual time; intervals of 95 %, over stretches of it"
+ABOUT = "a recorded hour of each, in virtual time; `results.json` has intervals of 95 %"
 COLUMNS = ["trace", "load", "w2", "clairvoyant optimum", *(f"{name}: above it" for name in POLICIES)]
 
 
