@@ -8,15 +8,18 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from examples.tensors import Affine
+from tests.garbage import no_cycles_of
 from tests.streaming_models import Count, Script
 
 from weir.batching.request_state import RequestBase
 from weir.catalog.registry import Registry
 from weir.errors import Draining, InvalidRequest, ModelNotFound, Overloaded, TooLarge, Unsupported, ValidationFailed
-from weir.messages import JSON, MSGPACK, Kind
+from weir.messages import JSON, MSGPACK, Dispatch, Kind
 from weir.model import Measure, Model
 from weir.protocols.exchange import Exchange
 from weir.protocols.kserve.metadata import find
+from weir.protocols.native import read_head_for
+from weir.protocols.settings import HttpSettings
 from weir.serving.inference import (
     DEFAULT_SCHEDULE,
     REFUSED_ENTRY,
@@ -282,6 +285,35 @@ def test_what_is_submitted_ends_once_with_its_output_or_with_its_error() -> None
         assert ended.empty()
 
     assert with_service(Pair, test).ends == 2
+
+
+async def submit_one(service: Service) -> None:
+    ended = asyncio.Queue[QueuedRequest]()
+    Exchange(service, door="lines").submit(entry_of(b'"a b"'), Schedule(0, None), ended.put_nowait)
+    assert (await ended.get()).error is None
+
+
+async def infer_tensors(service: Service) -> None:
+    await infer(service, InferenceRequest("words", [items(b'"a b"', b'"c"')]), door="grpc")
+
+
+async def infer_items(service: Service) -> None:
+    head = read_head_for(service, HttpSettings(), "POST", "/words", [], batch=True)
+    await Exchange(service, door="http").infer_items(head, b'["a b", "c"]')
+
+
+@pytest.mark.parametrize("ask", [submit_one, infer_tensors, infer_items])
+def test_what_has_ended_is_freed_without_the_garbage_collector(
+    ask: Callable[[Service], Coroutine[Any, Any, None]],
+) -> None:
+    async def main() -> None:
+        async with Service(Words, executor="inline") as service:
+            with no_cycles_of(QueuedRequest, Dispatch):
+                for _ in range(3):  # the queue may keep the last request
+                    await ask(service)
+                await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
 
 
 def test_what_is_refused_is_raised_and_has_no_other_end() -> None:

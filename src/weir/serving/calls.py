@@ -300,6 +300,7 @@ class StreamedCall(RequestBase):
         if not self.settled:
             self._withdraw(self)
         self._over = True
+        self.dispatch = None  # which refers to this request
         while self._kept:
             discard(self._kept.popleft())
         self._wake()

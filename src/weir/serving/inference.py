@@ -497,6 +497,7 @@ class QueuedRequest(RequestBase):
     """The request of `call` for one entry, in the queue of its model. `ended` is called with it once, when it has its end.
 
     That is its `output` and the last batch that it was in, its `dispatch`; or its `error`. A `schedule` without a timeout has that of the settings.
+    `dispatch` and `waited` are there only while `ended` is called: a batch refers to its requests, and would be in a reference cycle with them.
     """
 
     __slots__ = ("_ended", "dispatch", "error", "output")
@@ -528,16 +529,24 @@ class QueuedRequest(RequestBase):
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """End with the output."""
         self.output, self.dispatch = output, dispatch
-        self._ended(self)
+        ended = self._ended
+        del self._ended  # whoever is called may refer to this request
+        ended(self)
+        self.dispatch = None
 
     def fail(self, error: WeirError) -> None:
         """End with the error."""
         self.error = error
-        self._ended(self)
+        ended = self._ended
+        del self._ended
+        ended(self)
 
 
 class Gathering:
-    """The requests that one call is divided into. The first error ends all of them; with `alone` each request ends by itself."""
+    """The requests that one call is divided into. The first error ends all of them; with `alone` each request ends by itself.
+
+    `dispatch` is the batch of the first request, and `waited` how long the requests waited for a worker to start.
+    """
 
     def __init__(self, call: InferenceCall, schedule: "Schedule", *, alone: bool) -> None:
         self._call = call
@@ -547,6 +556,8 @@ class Gathering:
         self._taken = False  # whether the service has accepted one of them
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.requests: list[QueuedRequest] = []
+        self.dispatch: Dispatch | None = None
+        self.waited = 0.0
 
     async def run(self, entries: list[QueueEntry | WeirError]) -> list[QueuedRequest]:
         """Put `entries` into the queue. Return their requests, in order, when all have ended.
@@ -573,6 +584,9 @@ class Gathering:
         """Count the end of one request. Release its payload now, because other requests of the same call may take long."""
         if request.error is None:
             drop_payload(request)
+            self.waited = max(self.waited, request.waited)
+        if self.requests and request is self.requests[0]:
+            self.dispatch = request.dispatch
         self._left -= 1
         failed = not self._alone and request.error is not None
         if (failed or not self._left) and not self._over.done():
@@ -713,28 +727,32 @@ class ModelInference:
         """See Inference."""
         entries, schedule = entries_for_one_answer(service, request, call.timeout)
         kinds = [entry.kind for entry in entries]
-        ended = await Gathering(call, schedule, alone=False).run([*entries])
-        waited = max([each.waited for each in ended], default=0.0)
-        return response_of(service, request, kinds, [each.output for each in ended], waited)
+        gathering = Gathering(call, schedule, alone=False)
+        ended = await gathering.run([*entries])
+        return response_of(service, request, kinds, [each.output for each in ended], gathering.waited)
 
     async def infer_items(self, head: ItemHead, body: bytes, call: InferenceCall) -> ItemsResponse:
         """See Inference."""
         entries = await call.read(bytes_to_read(head, body), lambda: item_entries(head, body))
         call.charge(sum([arrays_size(entry.payload) for entry in entries if isinstance(entry, QueueEntry)]))
-        requests = await Gathering(call, Schedule(head.priority, head.timeout), alone=True).run(entries)
-        return items_response(head, requests)
+        gathering = Gathering(call, Schedule(head.priority, head.timeout), alone=True)
+        return items_response(head, await gathering.run(entries), gathering.dispatch)
 
 
 class EndedRequest(Request, Protocol):
-    """A request that has ended: with its `output` and the batch that it was in, its `dispatch`; or with its `error`."""
+    """A request that has ended: with its `output`, or with its `error`."""
 
     output: Any
     error: WeirError | None
-    dispatch: Dispatch | None
 
 
-def items_response(head: ItemHead, requests: Sequence[EndedRequest]) -> ItemsResponse:
-    """Return the results of `requests`, all of which have ended. Raises the error of a single item, or of a list that failed as a whole."""
+def items_response(
+    head: ItemHead, requests: Sequence[EndedRequest], dispatch: Dispatch | None = None
+) -> ItemsResponse:  # fmt: skip
+    """Return the results of `requests`, all of which have ended; `dispatch` is the batch of the first one.
+
+    Raises the error of a single item, or of a list that failed as a whole.
+    """
     ends: list[Any] = []
     for request in requests:
         as_list = head.batch and request.kind is Kind.ITEMS
@@ -742,7 +760,7 @@ def items_response(head: ItemHead, requests: Sequence[EndedRequest]) -> ItemsRes
             raise request.error
         ends.extend(request.output if as_list else [request.error or request.output])
     size = sum([text_size(array) for end in ends if isinstance(end, dict) for array in end.values()])
-    dispatch, arrival = (requests[0].dispatch, requests[0].arrival) if requests else (None, 0.0)
+    arrival = requests[0].arrival if requests else 0.0
     return ItemsResponse(size, lambda: [_item_body(head, end) for end in ends], dispatch, arrival)
 
 

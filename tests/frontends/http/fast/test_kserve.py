@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 from tests.frontends.http.fast.kit import answers, post, settled, site
 from tests.frontends.http.servers import Running, running
+from tests.garbage import no_cycles_of
 from tests.protocols.kserve.models import Vector, Where
 
 from weir.catalog.registry import Registry
+from weir.frontends.http.fast.kserve import KserveRequest
+from weir.messages import Dispatch
 from weir.protocols.kserve import protocol as layouts
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
@@ -99,6 +102,14 @@ def test_what_comes_again_is_answered_the_same(size: int, outputs: list[str] | N
             assert found["sum"].tolist() == [step * size] * 2 and answer["model_name"] == "vector"
             if "twice" in found:
                 np.testing.assert_array_equal(found["twice"], x * 2)
+
+
+def test_a_request_is_freed_without_the_garbage_collector() -> None:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}
+    with serving(Service(Vector, executor="inline")) as server, no_cycles_of(KserveRequest, Dispatch):
+        for step in range(5):
+            infer(server, np.full((2, 3), step, np.float32))
+            assert server.client.post("/v2/models/vector/infer", json={"inputs": [tensor]}).status_code == 200
 
 
 def test_layouts_are_remembered_at_second_sight(monkeypatch: pytest.MonkeyPatch) -> None:

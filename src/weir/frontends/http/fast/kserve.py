@@ -248,7 +248,9 @@ class KserveRequest(HttpRequest):
             self._send(found)
 
     def _send(self, reply: KserveReply | Exception) -> None:
-        self.memory = None  # the connection may keep this request for long: regions are closed now
+        # The connection may keep this request for long. Regions are closed now, and the batch, which refers to its requests, is freed.
+        self.memory = None
+        dispatch, self.dispatch = self.dispatch, None
         if isinstance(reply, Exception):
             if not isinstance(reply, WeirError):
                 _log.error("an answer of %s cannot be written", self.head.service.facts.label, exc_info=reply)
@@ -259,7 +261,7 @@ class KserveRequest(HttpRequest):
             self._answer(reply.as_answer())
         else:
             self._count(size)
-            headers = [*reply.headers, *start_headers(self.arrival, self.dispatch), *trace_headers(self)]
+            headers = [*reply.headers, *start_headers(self.arrival, dispatch), *trace_headers(self)]
             self.connection.answer_parts(self.plan, headers, reply.parts)
 
 
