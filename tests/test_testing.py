@@ -16,7 +16,7 @@ class Listener:
         self.ready: list[tuple[int, int]] = []
         self.events: list[Events] = []
 
-    def worker_ready(self, worker: int, places: int) -> None:
+    def worker_ready(self, worker: int, places: int, *, bulk: bool = False) -> None:
         self.ready.append((worker, places))
 
     def worker_lost(self, worker: int, reason: str) -> None:

@@ -27,11 +27,6 @@ KSERVE = "application/vnd.kserve.v2+json"
 BULK = -(1 << 40)
 
 
-def takes_bulk_only(worker: int) -> bool:
-    """Tell whether the worker with this index runs bulk work only: its index is below 0."""
-    return worker < 0
-
-
 class Kind(IntEnum):
     """The kind of a request's payload.
 
@@ -174,19 +169,20 @@ class Dispatch:
         entries: the batch's entries, which collate.py keeps here.
         begun: the entries that have received a part, or None.
         bulk: how many of its rows are bulk work.
+        gives_way: whether its worker runs bulk work only, in the time that the others leave.
         missed: whether a deadline of its requests passed, or a caller gave up shortly before.
         woken_at: the instant at which a worker was ready after there had been none; None if there was always one.
     """
 
     __slots__ = (
-        "attempt", "at", "batch_id", "begun", "bulk", "cost", "entries", "limit", "missed", "oldest_age", "padding", "plain", "reason",
+        "attempt", "at", "batch_id", "begun", "bulk", "cost", "entries", "gives_way", "limit", "missed", "oldest_age", "padding", "plain", "reason",
         "requests", "rows", "seconds", "slices", "waiting", "wakeup", "woken_at", "worker",
     )  # fmt: skip
 
     def __init__(
         self, batch_id: int, worker: int, requests: list[Request], slices: list[tuple[int, int] | None] | None,
         rows: int, cost: float, reason: Reason, waiting: int, oldest_age: float, limit: int | None, wakeup: Wakeup,
-        at: float, attempt: int = 0, plain: bool = False, padding: float = 0.0, bulk: int = 0,
+        at: float, attempt: int = 0, plain: bool = False, padding: float = 0.0, bulk: int = 0, gives_way: bool = False,
     ) -> None:  # fmt: skip
         self.batch_id = batch_id
         self.worker = worker
@@ -204,6 +200,7 @@ class Dispatch:
         self.plain = plain
         self.padding = padding
         self.bulk = bulk
+        self.gives_way = gives_way
         self.seconds = 0.0
         self.entries: list[tuple[Request, int, int]] | None = None
         self.begun: set[int] | None = None

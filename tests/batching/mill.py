@@ -16,7 +16,7 @@ from weir.batching.padded import LengthSizeClass, length_of
 from weir.batching.request_state import RequestBase, rows_left
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, ModelCrashed, WeirError, WorkerLost
-from weir.messages import Dispatch, Events, Kind, Reason, Wakeup, takes_bulk_only
+from weir.messages import Dispatch, Events, Kind, Reason, Wakeup
 from weir.policy.decision import Policy
 from weir.policy.rules import Greedy
 
@@ -72,8 +72,9 @@ class Mill:
         self.accepted: list[Asked] = []
         self.cuts: list[Dispatch] = []
         self.first_sizes: dict[tuple[int, int], int] = {}
-        for worker in range(-bulk_workers, workers):
-            self.batcher.worker_ready(worker, places, now)
+        self.bulk_workers = range(workers, workers + bulk_workers)
+        for worker in range(workers + bulk_workers):
+            self.batcher.worker_ready(worker, places, now, bulk=worker in self.bulk_workers)
 
     # What happens.
 
@@ -119,7 +120,7 @@ class Mill:
 
     def ready(self, worker: int) -> list[Dispatch]:
         """A worker is ready."""
-        self.batcher.worker_ready(worker, self.places, self.now)
+        self.batcher.worker_ready(worker, self.places, self.now, bulk=worker in self.bulk_workers)
         return self.turn(Wakeup.WORKER)
 
     def run(self, dispatch: Dispatch) -> list[Dispatch]:
@@ -219,7 +220,8 @@ class Mill:
             assert alone == [dispatch], "a suspect shares its worker"
 
     def _check_bulk(self, dispatch: Dispatch) -> None:
-        if takes_bulk_only(dispatch.worker):
+        assert dispatch.gives_way == (dispatch.worker in self.bulk_workers)
+        if dispatch.gives_way:
             assert all(map(is_bulk, dispatch.requests)), "a bulk worker got something else"
         elif self.batcher.bulk_workers and dispatch.reason is not Reason.RETRY:
             assert not dispatch.bulk, "bulk work is for the bulk workers"
@@ -268,7 +270,7 @@ class Mill:
         for dispatch in batcher.running.values():
             held[dispatch.worker] += self.places if dispatch.reason is Reason.RETRY else 1
         self._check_bulk_workers(held)
-        held = Counter({worker: count for worker, count in held.items() if not takes_bulk_only(worker)})
+        held = Counter({worker: count for worker, count in held.items() if worker not in self.bulk_workers})
         is_free = len(held) < batcher.workers or any(count < self.places for count in held.values())
         if not waiting:
             return

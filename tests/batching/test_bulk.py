@@ -348,7 +348,7 @@ def test_the_queue_is_bounded_by_cost() -> None:
 def test_bulk_workers_get_all_bulk_work_in_full_batches_and_nothing_else() -> None:
     mill = Mill(bulk_workers=1, max_batch_size=8)
     (cut,) = mill.submit(*bulk(20))
-    assert (cut.worker, cut.rows, cut.bulk, cut.reason) == (-1, 8, 8, Reason.BULK)
+    assert (cut.worker, cut.rows, cut.bulk, cut.reason) == (1, 8, 8, Reason.BULK)
     (first,) = mill.submit(*many(3))
     assert (first.worker, first.rows, first.bulk) == (0, 3, 0)
     assert mill.submit(*many(2)) == []
@@ -374,13 +374,13 @@ def test_nothing_is_learned_from_bulk_workers() -> None:
 def test_what_a_bulk_worker_had_waits_for_its_replacement() -> None:
     mill = Mill(bulk_workers=1)
     mill.submit(*bulk(4, timeout=20.0))
-    assert mill.lose(-1, replace=False) == []
+    assert mill.lose(1, replace=False) == []
     assert (mill.batcher.bulk_workers, mill.batcher.suspects, mill.batcher.is_empty) == (1, 2, False)
     assert mill.batcher.next_wakeup == 20.0
     assert len(mill.batcher.unsettled()) == 4
     assert mill.submit(*bulk(1)) == []  # although the other worker has nothing to do
-    (cut,) = mill.ready(-1)
-    assert (cut.worker, cut.rows, cut.bulk, cut.attempt, cut.reason) == (-1, 2, 2, 1, Reason.RETRY)
+    (cut,) = mill.ready(1)
+    assert (cut.worker, cut.rows, cut.bulk, cut.attempt, cut.reason) == (1, 2, 2, 1, Reason.RETRY)
     mill.run_all()
     assert [each.ends for each in mill.accepted] == [[0], [1], [2], [3], [0]]
 
@@ -389,7 +389,7 @@ def test_after_the_last_bulk_worker_the_others_run_its_work() -> None:
     mill = Mill(bulk_workers=2)
     (cut,) = mill.submit(*bulk(2))
     (again,) = mill.lose(cut.worker, replace=False)
-    assert (again.worker, again.reason) == (-1 if cut.worker == -2 else -2, Reason.RETRY)
+    assert (again.worker, again.reason) == (1 if cut.worker == 2 else 2, Reason.RETRY)
     mill.lose(again.worker, replace=False)
     assert mill.lose(again.worker, replace=False) == []  # it could not load; the other one still may
     (moved,) = mill.lose(cut.worker, replace=False)
@@ -397,15 +397,15 @@ def test_after_the_last_bulk_worker_the_others_run_its_work() -> None:
     mill.run_all()
     assert [each.ends for each in mill.accepted] == [[0], [1]]
     mill.submit(*bulk(1, mill.now))
-    (late,) = mill.ready(-1)[:1] or mill.cuts[-1:]
+    (late,) = mill.ready(1)[:1] or mill.cuts[-1:]
     assert (late.worker, mill.batcher.bulk_workers) == (0, 1)
 
 
 def test_a_place_is_no_use_to_what_runs_again_alone() -> None:
     mill = Mill(bulk_workers=1, places=2)
     mill.submit(*bulk(2))
-    mill.lose(-1)
-    assert [(cut.worker, cut.rows) for cut in mill.batcher.running.values()] == [(-1, 1)]
+    mill.lose(1)
+    assert [(cut.worker, cut.rows) for cut in mill.batcher.running.values()] == [(1, 1)]
     assert mill.submit(*bulk(1)) == []  # the other half waits for the worker, and this waits behind it
     mill.run_all()
     assert [each.ends for each in mill.accepted] == [[0], [1], [0]]
@@ -414,8 +414,8 @@ def test_a_place_is_no_use_to_what_runs_again_alone() -> None:
 def test_abandoned_and_leaving_bulk_workers() -> None:
     mill = Mill(bulk_workers=1)
     mill.submit(*bulk(2))
-    assert not mill.batcher.worker_leaves(-1)
-    mill.lose(-1, replace=False)
+    assert not mill.batcher.worker_leaves(1)
+    mill.lose(1, replace=False)
     assert len(mill.batcher.abandon()) == 2
     assert mill.batcher.is_empty
-    assert mill.batcher.worker_leaves(-1)
+    assert mill.batcher.worker_leaves(1)

@@ -163,10 +163,10 @@ class Batching(RuleBasedStateMachine):
                 break
         self.mill.turn(Wakeup.ARRIVAL)
 
-    @rule(worker=some.integers(-2, 2))
+    @rule(worker=some.integers(0, 4))
     def kill(self, worker: int) -> None:
         """A worker dies for no reason of the requests."""
-        if -self.mill.batcher.bulk_workers <= worker < self.mill.batcher.workers:
+        if worker < self.mill.batcher.workers + self.mill.batcher.bulk_workers:
             self.killed_at_random = True
             self.mill.lose(worker)
 

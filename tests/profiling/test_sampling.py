@@ -202,7 +202,7 @@ class Heard:
     def __init__(self) -> None:
         self.said: list[tuple[Any, ...]] = []
 
-    def worker_ready(self, worker: int, places: int) -> None:
+    def worker_ready(self, worker: int, places: int, *, bulk: bool = False) -> None:
         self.said.append(("ready", worker, places))
 
     def worker_lost(self, worker: int, reason: str) -> None:

@@ -122,8 +122,9 @@ async def test_a_job_in_bulk_workers_survives_their_death_beside_interactive_cal
         async with asyncio.timeout(30.0):
             while service.state()["bulk_delay"]:  # until a bulk worker has come
                 assert await service.infer(3) == 9
-        workers = {worker["index"]: worker for worker in service.state()["workers"]}
-        killed = next(worker["pid"] for index, worker in workers.items() if index < 0 and worker["state"] == "ready")
+        workers = service.state()["workers"]
+        assert [worker["index"] for worker in workers if not worker["bulk"]] == [0]
+        killed = next(worker["pid"] for worker in workers if worker["bulk"] and worker["state"] == "ready")
         os.kill(killed, 9)
         while not job.done():
             assert await service.infer(4) == 16

@@ -277,5 +277,5 @@ class ForAllWorkOnly(Obedient):
     """Does not load in workers for bulk work."""
 
     def load(self) -> None:
-        if self.worker_index < 0:
+        if self.worker_index > 0:
             raise ValueError("no bulk work here")

@@ -24,7 +24,7 @@ class Recorder:
         self.reasons: list[str] = []
         self._heard = asyncio.Event()
 
-    def worker_ready(self, worker: int, places: int) -> None:
+    def worker_ready(self, worker: int, places: int, *, bulk: bool = False) -> None:
         self.ready.append((worker, places))
         self._heard.set()
 

@@ -51,7 +51,7 @@ class Heard:
     def __init__(self) -> None:
         self.log: asyncio.Queue[Any] = asyncio.Queue()
 
-    def worker_ready(self, worker: int, places: int) -> None:
+    def worker_ready(self, worker: int, places: int, *, bulk: bool = False) -> None:
         self.log.put_nowait(("ready", worker, places))
 
     def worker_lost(self, worker: int, reason: str) -> None:

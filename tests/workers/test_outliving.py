@@ -28,7 +28,7 @@ class Spin(Model):
 
 class Listener:
     def __getattr__(self, name):
-        return lambda *arguments: None
+        return lambda *arguments, **more: None
 
 async def main():
     pool = ProcessPool(Spin, {}, WorkerSettings(workers=2), name="spin", max_batch_size=1)
@@ -67,7 +67,7 @@ class Listener:
         self.events = asyncio.get_running_loop().create_future()
     def received(self, worker, events):
         self.events.set_result(events)
-    def worker_ready(self, worker, places):
+    def worker_ready(self, worker, places, *, bulk):
         pass
 
 async def main():

@@ -33,7 +33,7 @@ class Driver:
         self.kill_at = 100  # answers
         self.done = asyncio.Event()
 
-    def worker_ready(self, worker: int, places: int) -> None:
+    def worker_ready(self, worker: int, places: int, *, bulk: bool = False) -> None:
         for _ in range(places):
             self.send(worker)
 

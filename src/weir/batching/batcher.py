@@ -25,12 +25,13 @@ from weir.batching.group import FifoQueue, Group
 from weir.batching.padded import ByLength, LengthQueue
 from weir.batching.queue import RequestQueue
 from weir.batching.request_state import settle, steps
-from weir.batching.retry import CrashRetry, draft_of
+from weir.batching.retry import draft_of
 from weir.batching.service_time import ServiceTime
 from weir.batching.settings import BatchingSettings
-from weir.batching.workers import Places, Running, Worker
+from weir.batching.work_class import WorkClass
+from weir.batching.workers import Running, Worker
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, Overloaded
-from weir.messages import Dispatch, Kind, Reason, Request, Wakeup, takes_bulk_only
+from weir.messages import Dispatch, Kind, Reason, Request, Wakeup
 from weir.policy.decision import Decision, Observation, Policy, PolicyBase, complete
 
 
@@ -164,7 +165,7 @@ class Batcher:
     """
 
     __slots__ = (
-        "_bound", "_bulk", "_bulk_seen", "_compose", "_freed", "_history", "_in_sight", "_largest_item", "_late", "_late_at", "_queue", "_max_cost", "_next_id", "_forecast", "_places",
+        "_bound", "_bulk", "_bulk_seen", "_classes", "_compose", "_freed", "_history", "_in_sight", "_interactive", "_largest_item", "_late", "_late_at", "_queue", "_max_cost", "_next_id", "_forecast", "_places",
         "_policy", "_refused", "_running", "_small", "_suspects", "_tight", "draining", "policy", "policy_error", "service", "settings",
     )  # fmt: skip
 
@@ -176,15 +177,15 @@ class Batcher:
         self.draining = False
         self.policy_error: Exception | None = None
         lane = LengthQueue if settings.padded else FifoQueue
-        self._queue = RequestQueue(settings.max_queue_size, lane, settings.capacity, settings.max_queue_cost)
-        self._bulk = BulkWork(settings, lane)
+        self._interactive, self._bulk = self._classes = WorkClass(settings, lane), BulkWork(settings, lane)
+        self._queue = self._interactive.queue
+        self._places = self._interactive.places
+        self._suspects = self._interactive.suspects
         self._bulk_seen = False  # until the first bulk request nothing is done for such
         by_length = ByLength(settings.max_padding, self.service.expected, settings.padding_cost)
         self._compose = by_length if settings.padded else compose
-        self._places = Places()
         self._forecast = QueueForecast(settings, self.service, self._queue, self._places)
         self._running = Running()
-        self._suspects = CrashRetry()
         self._history = History()
         self._bound = Bound(self._queue)
         self._late: list[Request] = []  # left out at dispatch and settled; `expire` returns them
@@ -288,13 +289,16 @@ class Batcher:
         if not settle(request):
             return []
         if request.taken < request.rows:
-            (self._bulk.queue if is_bulk(request) else self._queue).leave(request)
+            self._class_of(request).queue.leave(request)
         if not request.taken:
             return []
         self._count_suspects()
         if request.deadline - now <= GIVEN_UP * request.timeout:
             self._miss(request)
         return self.where(request)
+
+    def _class_of(self, request: Request) -> WorkClass:
+        return self._bulk if is_bulk(request) else self._interactive
 
     def where(self, request: Request) -> list[tuple[int, int, list[int]]]:
         """Return where `request` runs, as (worker, batch id, entry indices)."""
@@ -305,47 +309,48 @@ class Batcher:
         for dispatch in self._running.find(request):
             if not dispatch.missed:
                 dispatch.missed = True
-                if not takes_bulk_only(dispatch.worker):
+                if not dispatch.gives_way:
                     self._forecast.missed(request)
 
     def expire(self, now: float) -> list[Request]:
         """Settle and return the requests whose deadline has passed, waiting or running, and those that dispatch has left out because their
         deadline could no longer be met. The driver fails them with DeadlineExceeded."""
         late, self._late = self._late, []
-        late += self._queue.passed(now) + self._bulk.queue.passed(now)
-        for request in [*self._running.passed(now), *self._suspects.passed(now), *self._bulk.suspects.passed(now)]:
+        started = list(self._running.passed(now))
+        for each in self._classes:
+            late += each.queue.passed(now)
+            started += each.suspects.passed(now)
+        for request in started:
             if settle(request):
                 self._miss(request)
                 late.append(request)
         self._count_suspects()
-        self._queue.sweep()
-        self._bulk.queue.sweep()
+        for each in self._classes:
+            each.queue.sweep()
         return late
 
     # Workers.
 
-    def worker_ready(self, worker: int, places: int, now: float) -> None:
-        """Note that `worker` is ready and takes up to `places` batches at once. It gets bulk work only if `takes_bulk_only` says so of its index, and
-        then all of it."""
-        if takes_bulk_only(worker):
+    def worker_ready(self, worker: int, places: int, now: float, *, bulk: bool = False) -> None:
+        """Note that `worker` is ready and takes up to `places` batches at once. With `bulk` it is a bulk worker: it gets bulk work only, and all of
+        it."""
+        if bulk:
             self._bulk.workers.add(worker)
         else:
             self._freed = True
-        self._places_of(worker).add(worker, places, now)
+        self._served_by(worker).places.add(worker, places, now)
 
-    def _places_of(self, worker: int) -> Places:
-        return self._bulk.places if takes_bulk_only(worker) else self._places
-
-    def _suspects_of(self, worker: int) -> CrashRetry:
-        return self._bulk.suspects if takes_bulk_only(worker) else self._suspects
+    def _served_by(self, worker: int) -> WorkClass:
+        """Return the class of work that decides what `worker` gets."""
+        return self._bulk if worker in self._bulk.workers else self._interactive
 
     def worker_lost(self, worker: int, now: float) -> list[Lost]:
         """Note that `worker` is gone, or once more that it could not be replaced. Its entries run again, in halves, and on a bulk worker if it was one.
         Return, for each of its batches, the entries that do not."""
-        places, suspects = self._places_of(worker), self._suspects_of(worker)
-        if takes_bulk_only(worker) and worker not in places:
+        work = self._served_by(worker)
+        if work is self._bulk and worker not in work.places:
             self._give_up(worker)
-        lost = [suspects.died(self._take_back(batch_id)) for batch_id in places.remove(worker)]
+        lost = [work.suspects.died(self._take_back(batch_id)) for batch_id in work.places.remove(worker)]
         self._count_suspects(changed=True)
         return lost
 
@@ -360,9 +365,8 @@ class Batcher:
 
     def _count_suspects(self, *, changed: bool = False) -> None:
         """Tell the queues how many rows are to run again: they count as under way. Without `changed`, only if there are any."""
-        for queue, suspects in ((self._queue, self._suspects), (self._bulk.queue, self._bulk.suspects)):
-            if changed or suspects.parts:
-                queue.run_again(suspects.rows)
+        for each in self._classes:
+            each.count_suspects(changed=changed)
 
     def _take_back(self, batch_id: int) -> Dispatch:
         dispatch = self._running.pop(batch_id)
@@ -373,16 +377,17 @@ class Batcher:
 
     def worker_leaves(self, worker: int) -> bool:
         """Give `worker` no more batches. Return whether it has none left, so that it can be ended."""
-        return self._places_of(worker).leave(worker)
+        return self._served_by(worker).places.leave(worker)
 
     def finished(self, batch_id: int, now: float) -> Dispatch:
         """Note that a batch has come back: its place is free, and its service time is learned. Raises KeyError if it is not running."""
         dispatch = self._take_back(batch_id)
         worker = dispatch.worker
-        alone_since = self._places_of(worker).take_back(worker, batch_id, now)
-        self._suspects_of(worker).ended(batch_id)
+        work = self._bulk if dispatch.gives_way else self._interactive
+        alone_since = work.places.take_back(worker, batch_id, now)
+        work.suspects.ended(batch_id)
         dispatch.seconds = now - (alone_since if alone_since > dispatch.at else dispatch.at)
-        if not takes_bulk_only(worker):  # those give way to others meanwhile, so their times say nothing
+        if not dispatch.gives_way:  # those give way to others meanwhile, so their times say nothing
             self._freed = True
             self._learn(dispatch, now)
         return dispatch
@@ -431,23 +436,21 @@ class Batcher:
             bulk.queue.sweep()
         queue.scheduler.wake_due(now)
         cut: list[Dispatch] = []
-        if places.free and self._cut_again(places, self._suspects, cut, now, wakeup):
+        if places.free and self._cut_again(self._interactive, cut, now, wakeup):
             self._cut_as_decided(cut, now, wakeup)
             if self._bulk_seen and bulk.waiting and places.free and not bulk.workers:
                 self._cut_bulk(cut, now, wakeup)
-        if bulk.places.free and self._cut_again(bulk.places, bulk.suspects, cut, now, wakeup):
+        if bulk.places.free and self._cut_again(bulk, cut, now, wakeup):
             self._cut_for_bulk_workers(cut, now, wakeup)
         return cut
 
-    def _cut_again(
-        self, places: Places, suspects: CrashRetry, cut: list[Dispatch], now: float, wakeup: Wakeup
-    ) -> bool:  # fmt: skip
-        """Cut batches of what is to run again at `places`, and add them to `cut`. Return whether other batches may be cut now."""
-        while places.free and suspects.parts:
-            dispatch = self._retry(places, suspects, now, wakeup)
+    def _cut_again(self, work: WorkClass, cut: list[Dispatch], now: float, wakeup: Wakeup) -> bool:
+        """Cut batches of what is to run again, and add them to `cut`. Return whether other batches may be cut now."""
+        while work.places.free and work.suspects.parts:
+            dispatch = self._retry(work, now, wakeup)
             if dispatch is not None:
                 cut.append(dispatch)
-            elif suspects.parts:
+            elif work.suspects.parts:
                 return False  # a retry needs a worker without other batches: wait until one has none
         return True
 
@@ -573,10 +576,10 @@ class Batcher:
             self.policy_error = error
         return self.room(request.rows, request.cost)
 
-    def _retry(self, places: Places, suspects: CrashRetry, now: float, wakeup: Wakeup) -> Dispatch | None:
+    def _retry(self, work: WorkClass, now: float, wakeup: Wakeup) -> Dispatch | None:
         """Cut a batch of entries that run again, for a worker without other batches; None if there is none of either."""
-        worker = places.pick(empty=True)
-        part = suspects.pop() if worker is not None else None
+        worker = work.places.pick(empty=True)
+        part = work.suspects.pop() if worker is not None else None
         self._count_suspects(changed=True)
         if part is None:
             return None
@@ -585,9 +588,9 @@ class Batcher:
         earliest = min(request.deadline for request in draft.requests)
         dispatch = self._start(
             worker, draft, RETRY, self.waiting_rows, now - oldest, None, wakeup, now, earliest, part.attempt,
-            bulk=draft.rows if suspects is self._bulk.suspects else 0,
+            bulk=draft.rows if work is self._bulk else 0,
         )  # fmt: skip
-        suspects.started(dispatch.batch_id, part)
+        work.suspects.started(dispatch.batch_id, part)
         return dispatch
 
     def _start(
@@ -597,10 +600,11 @@ class Batcher:
         batch_id = self._next_id
         self._next_id += 1
         assert worker is not None  # only called with a place free; otherwise this is a bug
-        self._places_of(worker.index).give(worker, batch_id, alone=reason is RETRY, bulk=reason is BULK)
+        work = self._served_by(worker.index)
+        work.places.give(worker, batch_id, alone=reason is RETRY, bulk=reason is BULK)
         dispatch = Dispatch(
             batch_id, worker.index, draft.requests, draft.slices, draft.rows, draft.cost, reason, waiting, oldest_age, limit,
-            wakeup, now, attempt, draft.plain, draft.padding, bulk,
+            wakeup, now, attempt, draft.plain, draft.padding, bulk, work is self._bulk,
         )  # fmt: skip
         self._running.add(dispatch, earliest_deadline)
         self._queue.ran(draft.rows - bulk)
@@ -618,9 +622,9 @@ class Batcher:
         soonest = min(scheduler.end_of_wait(), scheduler.earliest_deadline(), running.earliest_deadline())
         if self._bulk_seen and self._bulk.waiting:
             soonest = min(soonest, self._bulk.queue.scheduler.earliest_deadline())
-        for suspects in (self._suspects, self._bulk.suspects):
-            if suspects.parts:
-                soonest = min(soonest, suspects.earliest_deadline())
+        for each in self._classes:
+            if each.suspects.parts:
+                soonest = min(soonest, each.suspects.earliest_deadline())
         return soonest if soonest < inf else None
 
     def reconsider(self) -> None:
@@ -632,8 +636,8 @@ class Batcher:
     def drain(self) -> None:
         """Refuse new requests from now on, and let no policy wait. The rest of the queue is dispatched as places become free."""
         self.draining = True
-        self._queue.close()
-        self._bulk.queue.close()
+        for each in self._classes:
+            each.queue.close()
         self._queue.scheduler.wake_all()
 
     def abandon(self) -> list[Request]:
@@ -645,19 +649,16 @@ class Batcher:
         left = self.unsettled()
         for request in left:
             settle(request)
-        self._queue.clear()
-        self._bulk.queue.clear()
-        self._suspects.clear()
-        self._bulk.suspects.clear()
+        for each in self._classes:
+            each.clear()
         self._count_suspects(changed=True)
         return [*late, *left]
 
     def unsettled(self) -> list[Request]:
         """Return every unsettled request, waiting or running."""
-        waiting = [request for group in self._groups() for request in group]
-        suspects = [entry[0] for each in (self._suspects, self._bulk.suspects) for entry in each.entries()]
-        running = [request for each in self._running.batches.values() for request in each.requests]
-        return list({id(each): each for each in [*waiting, *suspects, *running] if not each.settled}.values())
+        found = [request for work in self._classes for request in work.unsettled()]
+        found += [request for each in self._running.batches.values() for request in each.requests]
+        return list({id(each): each for each in found if not each.settled}.values())
 
     # What others read.
 
@@ -686,10 +687,7 @@ class Batcher:
     @property
     def waiting_requests(self) -> int:
         """How many requests wait, including those of which a part is already running."""
-        return sum(map(len, self._groups()))
-
-    def _groups(self) -> list[Group]:
-        return [*self._queue.groups.values(), *self._bulk.queue.groups.values()]
+        return sum(len(group) for each in self._classes for group in each.queue.groups.values())
 
     @property
     def running(self) -> dict[int, Dispatch]:
@@ -709,7 +707,7 @@ class Batcher:
     @property
     def suspects(self) -> int:
         """How many parts of lost batches are to run again."""
-        return len(self._suspects) + len(self._bulk.suspects)
+        return sum(len(each.suspects) for each in self._classes)
 
     @property
     def has_waiting(self) -> bool:

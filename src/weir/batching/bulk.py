@@ -16,21 +16,18 @@ from math import inf
 
 from weir.batching.compose import BatchDraft
 from weir.batching.group import FifoQueue, Group
-from weir.batching.queue import RequestQueue
-from weir.batching.retry import CrashRetry
 from weir.batching.settings import BatchingSettings
-from weir.batching.workers import Places
+from weir.batching.work_class import WorkClass
 from weir.messages import Dispatch, Request
 from weir.policy.bulk import DEFAULT_DELAY, BulkSize, delay_after
 from weir.policy.decision import PolicyBase
 
 
-class BulkWork:
-    """The bulk requests that wait, and how many of them go next.
+class BulkWork(WorkClass):
+    """The bulk requests, and how many of them go next. The places and the suspects are those of bulk workers.
 
-    `queue` has bounds of its own, as those of interactive requests: bulk work never makes the queue full for them. `size` is that of a bulk batch,
-    and `quiet_size` that after some time without interactive requests. `workers` are the bulk workers that are ready or being replaced, by index,
-    `places` the ready ones, and `suspects` the entries that such a worker had when it died.
+    The queue has bounds of its own, as those of interactive requests: bulk work never makes the queue full for them. `size` is that of a bulk batch,
+    and `quiet_size` that after some time without interactive requests. `workers` are the bulk workers that are ready or being replaced, by index.
     """
 
     __slots__ = (
@@ -38,20 +35,15 @@ class BulkWork:
         "_delay",
         "_ended_at",
         "_left",
-        "places",
-        "queue",
         "quiet_size",
         "size",
-        "suspects",
         "workers",
     )
 
     def __init__(self, settings: BatchingSettings, lane: type[FifoQueue]) -> None:
-        self.queue = RequestQueue(settings.max_queue_size, lane, settings.capacity, settings.max_queue_cost)
+        super().__init__(settings, lane)
         self.size, self.quiet_size = BulkSize(), BulkSize()
         self.workers: set[int] = set()
-        self.places = Places()
-        self.suspects = CrashRetry()
         self._delay = settings.bulk_delay
         self._left = 1.0  # the part of `delay` that may still be added to the interactive requests of this busy time
         self._ended_at = -inf  # the instant at which the last bulk batch ended

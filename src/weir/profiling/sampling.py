@@ -102,13 +102,13 @@ class Measuring:
 
     # Events of the executor (Listener).
 
-    def worker_ready(self, worker: int, places: int) -> None:
+    def worker_ready(self, worker: int, places: int, *, bulk: bool = False) -> None:
         """Note a worker and the number of its places."""
         self._lost.pop(worker, None)
         self._unavailable = None
         self.places[worker] = places
         if self._next is not None:
-            self._next.worker_ready(worker, places)
+            self._next.worker_ready(worker, places, bulk=bulk)
 
     def worker_lost(self, worker: int, reason: str) -> None:
         """Fail the batches that the worker was running."""

@@ -26,11 +26,11 @@ from weir.errors import (
     Overloaded,
     WeirError,
 )
-from weir.messages import Batch, Dispatch, Events, Request, Wakeup, takes_bulk_only
+from weir.messages import Batch, Dispatch, Events, Request, Wakeup
 from weir.metrics import MetricReport
 from weir.serving.backpressure import BackpressureQueue, WaitingCall
 from weir.serving.delivery import Delivery, discard, logger
-from weir.workers.executor import Block, Executor
+from weir.workers.executor import Block, Executor, for_all_work
 from weir.workers.run.steps import copies
 
 # Seconds. uvloop's timers count whole milliseconds, and asyncio sleeps for whole ones. A timer that fired early by less than a
@@ -221,7 +221,7 @@ class Driver:
 
     def workers(self) -> list[int]:
         """Return the indices of the workers, whatever their state, without those for bulk work only."""
-        return [state.index for state in self.executor.states() if not takes_bulk_only(state.index)]
+        return [state.index for state in for_all_work(self.executor.states())]
 
     async def add_worker(self) -> None:
         """Start one more worker; return when it is ready. Raises what the executor raises."""
@@ -350,17 +350,17 @@ class Driver:
 
     # What the executor reports (Listener).
 
-    def worker_ready(self, worker: int, places: int) -> None:
+    def worker_ready(self, worker: int, places: int, *, bulk: bool = False) -> None:
         if worker in self._leaving:
             return
         self._worker_changed(worker, "ready", "")
         now = self._clock()
-        if not takes_bulk_only(worker):
+        if not bulk:
             if self.failed:
                 self.failed = self.not_ready_reason = ""
             if not self.batcher.workers:
                 self._woken_at = now
-        self.batcher.worker_ready(worker, places, now)
+        self.batcher.worker_ready(worker, places, now, bulk=bulk)
         self._poll(Wakeup.WORKER, now)
 
     def worker_lost(self, worker: int, reason: str) -> None:

@@ -32,12 +32,13 @@ JSON_TYPES = (bool, int, float, str, list, dict, type(None))
 
 
 class WorkerView(TypedDict):
-    """A worker: its index and process, how many batches it has, how often it was replaced, and why it is not ready.
+    """A worker: its index, whether it runs bulk work only, its process, how many batches it has, how often it was replaced, and why it is not ready.
 
     In a cluster also the id and the address of its node, the ids of its GPUs and that of its actor; elsewhere they are empty.
     """
 
     index: int
+    bulk: bool
     state: str
     pid: int | None
     in_flight: int
@@ -49,7 +50,7 @@ class WorkerView(TypedDict):
     actor: str
 
 
-ELSEWHERE: dict[str, Any] = {"node": "", "address": "", "gpus": [], "actor": ""}
+ELSEWHERE: dict[str, Any] = {"bulk": False, "node": "", "address": "", "gpus": [], "actor": ""}
 
 
 class LoadedModel(NamedTuple):
@@ -242,11 +243,10 @@ class Generation:
         driver = self._running_driver()
         self._check_fixed()
         async with self._alone():
-            last = self.workers.first_workers - 1
-            if not last:
+            if self.workers.first_workers == 1:
                 raise Conflict(f"model {self.label!r} has one worker left; to remove it, stop the service")
             self._resized(-1)
-            await driver.remove_worker(last, self.settings.drain_timeout)
+            await driver.remove_worker(driver.workers()[-1], self.settings.drain_timeout)
 
     def _alone(self) -> AbstractAsyncContextManager[None]:
         """Return what keeps other models from adding or removing workers meanwhile."""

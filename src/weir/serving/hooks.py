@@ -18,7 +18,7 @@ from weir.messages import LENT, OBJECT, Batch, EventKind, Events, Timing
 from weir.metrics import MetricReport
 from weir.serving.delivery import discard, is_block
 from weir.wire.values import DECODE, decode
-from weir.workers.executor import Block, Executor, Listener, WorkerState
+from weir.workers.executor import Block, Executor, Listener, WorkerState, for_all_work
 from weir.workers.run.codecs import AnswerWriter
 from weir.workers.run.steps import answers_of, copies, model_error
 
@@ -243,7 +243,7 @@ class HookedExecutor:
 
     async def remove_worker(self, worker: int | None = None) -> None:
         """Remove a worker of the inner executor. The listener has already given up the worker's batches."""
-        index = self._inner.states()[-1].index if worker is None else worker
+        index = for_all_work(self._inner.states())[-1].index if worker is None else worker
         self._forget(index)
         await self._inner.remove_worker(index)
 
@@ -257,10 +257,10 @@ class HookedExecutor:
 
     # The Listener protocol, for the inner executor.
 
-    def worker_ready(self, worker: int, places: int) -> None:
+    def worker_ready(self, worker: int, places: int, *, bulk: bool = False) -> None:
         """Report the worker with EXTRA more places."""
         self._slots[worker] = WorkerSlots(places)
-        self._listener.worker_ready(worker, places + EXTRA)
+        self._listener.worker_ready(worker, places + EXTRA, bulk=bulk)
 
     def worker_lost(self, worker: int, reason: str) -> None:
         """Forget all batches of this worker, including those in hooks: the listener runs them again."""

@@ -22,7 +22,7 @@ from weir.batching.batcher import Batcher
 from weir.batching.request_state import begin
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, Overloaded, WeirError
-from weir.messages import OBJECT, Dispatch, Kind, Wakeup, takes_bulk_only
+from weir.messages import OBJECT, Dispatch, Kind, Wakeup
 from weir.numerics import GammaQuantile
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy
@@ -369,8 +369,8 @@ class Engine:
         self._bulk = iter(bulk)
         self._next_bulk = next(self._bulk, None)
         self._undecided = self._next_bulk is not None  # a request arrived at `now` and the batcher was not polled yet
-        for worker in range(-bulk_workers, workers):
-            self.batcher.worker_ready(worker, places, 0.0)
+        for worker in range(workers + bulk_workers):
+            self.batcher.worker_ready(worker, places, 0.0, bulk=worker >= workers)
 
     def arrive(self, first_index: int, times: Iterable[float], rows: Iterable[int] | None = None) -> None:
         """Let requests arrive at `times` (seconds, ascending). Each has one row if `rows` is None."""
@@ -476,7 +476,7 @@ class Engine:
             self._wake = wake
 
     def _start(self, cut: Dispatch) -> None:
-        if takes_bulk_only(cut.worker):
+        if cut.gives_way:
             self._idle_time.advance(self.now)
             self._idle_time.start(cut, self._services.of(cut))
             return

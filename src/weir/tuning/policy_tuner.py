@@ -15,7 +15,7 @@ import numpy as np
 
 from weir.batching.service_time import ServiceTime
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelNotReady, SettingsError, WeirError, brief
-from weir.messages import Dispatch, Timing, takes_bulk_only
+from weir.messages import Dispatch, Timing
 from weir.model import Model
 from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Profile
@@ -193,7 +193,7 @@ class PolicyTuner(SilentObserver):
 
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
         """Compare the time of a batch with the profile."""
-        if not self._watch or takes_bulk_only(dispatch.worker):
+        if not self._watch or dispatch.gives_way:
             return
         if self._detector is not None:
             drift = self._detector.observe(dispatch.rows, dispatch.seconds)

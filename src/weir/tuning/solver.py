@@ -142,7 +142,7 @@ class SolvingProcess:
 
     # Events of the pool (Listener).
 
-    def worker_ready(self, worker: int, places: int) -> None:
+    def worker_ready(self, worker: int, places: int, *, bulk: bool = False) -> None:
         """Do nothing: the next request starts when it is made."""
 
     def worker_lost(self, worker: int, reason: str) -> None:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from weir.batching.batcher import Batcher
 from weir.errors import WeirError
-from weir.messages import takes_bulk_only
 from weir.policy.scaling import (
     MOST_WORKERS,
     TARGET,
@@ -173,7 +172,7 @@ class WorkerTuner(SilentObserver):
         starting = [max(self.start_up - (now - began), 0.0) for began in self._starting.values()]
         lost = self._present() - batcher.workers - len(starting)
         waiting = batcher.waiting_rows - (batcher.waiting_bulk if batcher.bulk_workers else 0)
-        running = sum(not takes_bulk_only(dispatch.worker) for dispatch in batcher.running.values())
+        running = sum(not dispatch.gives_way for dispatch in batcher.running.values())
         return ScalingObservation(
             now, batcher.offered, waiting + len(self._service.outside), running, batcher.workers,
             [*starting, *[self.start_up] * lost], self.start_up,

@@ -10,15 +10,15 @@ from typing import Any, Protocol, runtime_checkable
 
 from weir.batching.workers import WorkerUser
 from weir.errors import Conflict
-from weir.messages import Batch, Events, takes_bulk_only
+from weir.messages import Batch, Events
 from weir.metrics import MetricReport
 
 
 class Listener(Protocol):
     """What an executor reports to."""
 
-    def worker_ready(self, worker: int, places: int) -> None:
-        """`worker` has loaded and warmed up, and takes batches; only of bulk work if its index is below 0."""
+    def worker_ready(self, worker: int, places: int, *, bulk: bool = False) -> None:
+        """`worker` has loaded and warmed up, and takes batches; with `bulk`, only of bulk work. It is of that kind for good."""
 
     def worker_lost(self, worker: int, reason: str) -> None:
         """`worker` has ended, or is still running after it was killed: what it was running will never be answered.
@@ -46,11 +46,11 @@ READY, SUSPENDED = "ready", "suspended"  # the states that several modules compa
 
 
 class WorkerState(Protocol):
-    """The state of one worker, for people and `GET /models/{m}`."""
+    """The state of one worker, for people and `GET /models/{m}`. `bulk`, if it has that attribute, says that it runs bulk work only."""
 
     @property
     def index(self) -> int:
-        """Which worker of its model it is, from 0; those for bulk work only count from -1 down."""
+        """Which worker of its model it is, from 0."""
 
     @property
     def state(self) -> str:
@@ -75,7 +75,7 @@ class WorkerState(Protocol):
 
 def suspension(states: Sequence[WorkerState]) -> str:
     """Return why no batch would run now although there are workers: one is suspended, and none is ready. Return "" in any other case."""
-    states = _for_all_work(states)
+    states = for_all_work(states)
     if any(each.state == READY for each in states):
         return ""
     return next((f"worker {each.index}: {each.reason}" for each in states if each.state == SUSPENDED), "")
@@ -83,7 +83,7 @@ def suspension(states: Sequence[WorkerState]) -> str:
 
 def shortage(states: Sequence[WorkerState]) -> str:
     """Return how many of how many workers are ready, and why the others are not; "" if all are."""
-    states = _for_all_work(states)
+    states = for_all_work(states)
     missing = [each for each in states if each.state != READY]
     if not missing:
         return ""
@@ -91,8 +91,9 @@ def shortage(states: Sequence[WorkerState]) -> str:
     return f"{len(states) - len(missing)} of {len(states)} workers are ready: {reasons}"
 
 
-def _for_all_work(states: Sequence[WorkerState]) -> list[WorkerState]:
-    return [each for each in states if not takes_bulk_only(each.index)]
+def for_all_work(states: Sequence[WorkerState]) -> list[WorkerState]:
+    """Return the states of the workers without those for bulk work only."""
+    return [each for each in states if not getattr(each, "bulk", False)]
 
 
 class Block(Protocol):

@@ -84,7 +84,7 @@ def test_bulk_work_takes_no_share_and_leaves_all_to_others(tmp_path: Path) -> No
         async with started(Sharing, workers=2, bulk_workers=1) as pool:
             pool.pool.start_bulk_workers()
             await pool.again(3)
-            bulk = pool.send(str(later), worker=-1)
+            bulk = pool.send(str(later), worker=2)
             assert await pool.ask(str(there)) == [2]
             later.touch()
             assert await pool.answer(bulk) == [1]
@@ -345,22 +345,22 @@ def test_bulk_workers_start_when_they_are_wanted_and_are_idle_for_the_kernel() -
             for _ in range(2):  # once is enough
                 pool.pool.start_bulk_workers()
             await pool.again(3)
-            assert sorted(pool.heard.ready) == [(-2, 1), (-1, 1), (0, 1)]
+            assert sorted(pool.heard.ready) == [(0, 1), (1, 1), (2, 1)]
             pids = {state.index: state.pid for state in pool.pool.states()}
-            assert list(pids) == [-2, -1, 0]
-            assert await pool.ask("pid", "index", worker=-2) == [pids[-2], -2]
+            assert list(pids) == [0, 1, 2]
+            assert await pool.ask("pid", "index", worker=2) == [pids[2], 2]
             assert [policies(pid or 0) for pid in pids.values()] == [
-                {os.SCHED_IDLE}, {os.SCHED_IDLE}, {os.sched_getscheduler(0)}
+                {os.sched_getscheduler(0)}, {os.SCHED_IDLE}, {os.SCHED_IDLE}
             ]  # fmt: skip
-            os.kill(pids[-1] or 0, 9)
+            os.kill(pids[1] or 0, 9)
             await pool.again(4)
-            assert [index for index, _ in pool.heard.lost] == [-1]
-            replaced = next(state.pid for state in pool.pool.states() if state.index == -1)
+            assert [index for index, _ in pool.heard.lost] == [1]
+            replaced = next(state.pid for state in pool.pool.states() if state.index == 1)
             assert policies(replaced or 0) == {os.SCHED_IDLE}
             await pool.pool.add_worker()
-            assert pool.heard.ready[-1] == (1, 1)
+            assert pool.heard.ready[-1] == (3, 1)
             await pool.pool.remove_worker()
-            assert [state.index for state in pool.pool.states()] == [-2, -1, 0]
+            assert [state.index for state in pool.pool.states()] == [0, 1, 2]
         assert {state.pid for state in pool.pool.states()} == {None}
 
     asyncio.run(main())
@@ -372,14 +372,14 @@ def test_bulk_workers_that_do_not_start_are_left_out(caplog: pytest.LogCaptureFi
             pool.pool.start_bulk_workers()
             starts = pool.pool._bulk_starts
             assert starts is not None
-            assert [state.index for state in pool.pool.states()] in ([0], [-1, 0])
+            assert [state.index for state in pool.pool.states()] in ([0], [0, 1])
             assert (shortage(pool.pool.states()), suspension(pool.pool.states())) == ("", "")
             await starts
             assert [state.index for state in pool.pool.states()] == [0]
             assert (pool.heard.ready, pool.heard.lost, pool.heard.reasons) == ([(0, 1)], [], [])
 
     asyncio.run(main())
-    assert "tried: worker -1, for bulk work, is left out: " in caplog.text
+    assert "tried: a worker for bulk work is left out: " in caplog.text
     assert "no bulk work here" in caplog.text
 
 
@@ -410,9 +410,9 @@ def test_waiting_for_a_cpu_does_not_count_as_time_of_a_bulk_batch(
         async with started(Obedient, workers=1, bulk_workers=1, predict_timeout=0.1) as pool:
             pool.pool.start_bulk_workers()
             await pool.again()
-            pool.send("spin", worker=-1)
+            pool.send("spin", worker=1)
             await pool.heard.until(lambda: bool(pool.heard.lost))
-            assert pool.heard.lost == [(-1, "it was ended because a batch ran longer than predict_timeout=0.1")]
+            assert pool.heard.lost == [(1, "it was ended because a batch ran longer than predict_timeout=0.1")]
             assert next(left, None) is None
 
     asyncio.run(main())

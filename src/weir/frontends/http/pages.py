@@ -32,7 +32,7 @@ from weir.frontends.http.asgi import Body, as_response, inner_path, with_names
 from weir.frontends.http.auth_middleware import with_key
 from weir.frontends.http.kserve_openapi import kserve_openapi
 from weir.frontends.http.trying import request_to_try
-from weir.messages import JSON, takes_bulk_only
+from weir.messages import JSON
 from weir.protocols.account import Account
 from weir.protocols.content_negotiation import accepted_coding
 from weir.protocols.kserve.context import KserveContext
@@ -360,8 +360,8 @@ def levels_of(service: "ModelHandle") -> Levels:
         waiting_bulk=state["waiting_bulk"],
         waiting_requests=state["waiting_requests"],
         running_batches=state["in_flight_batches"],
-        workers=Counter(worker["state"] for worker in state["workers"] if not takes_bulk_only(worker["index"])),
-        bulk_workers=sum(takes_bulk_only(worker["index"]) and worker["state"] == READY for worker in state["workers"]),
+        workers=Counter(worker["state"] for worker in state["workers"] if not worker["bulk"]),
+        bulk_workers=sum(worker["bulk"] and worker["state"] == READY for worker in state["workers"]),
         wanted_workers=service.control.wanted_workers,
         restarts=gauges.get("restarts", 0),
         arena_bytes=gauges.get("arena_bytes", 0),

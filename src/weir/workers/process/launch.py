@@ -319,7 +319,8 @@ class Launch:
     """Everything that the processes of one worker, which replace each other, have in common.
 
     `source` is the model (see source.py). `request_fd` is the descriptor of the request arena, -1 without one. `lends` says that results are
-    arrays, which may be read where they lie in shared memory. `template` is what the processes are forked from, if they are.
+    arrays, which may be read where they lie in shared memory. `template` is what the processes are forked from, if they are. A `bulk` worker runs bulk
+    work only, at idle priority.
     """
 
     name: str
@@ -332,6 +333,7 @@ class Launch:
     result_bytes: int = 0
     lends: bool = False
     template: Template | None = None
+    bulk: bool = False
     path: Sequence[str] = field(default_factory=lambda: list(sys.path))
 
     def options(self) -> dict[str, Any]:
@@ -339,6 +341,7 @@ class Launch:
         return {
             "name": self.name,
             "index": self.index,
+            "bulk": self.bulk,
             "path": list(self.path),
             "max_batch_size": self.max_batch_size,
             "retry_in_halves": self.settings.retry_in_halves,

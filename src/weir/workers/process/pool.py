@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from weir.errors import ModelNotReady, SettingsError, WeirError
-from weir.messages import Batch, takes_bulk_only
+from weir.messages import Batch
 from weir.model import Model, is_tensor_model, overrides
 from weir.wire.frames import Start
 from weir.workers.arena import Arena, SharedBlock, create_memory
 from weir.workers.cpus import unpinned
-from weir.workers.executor import Listener, free_index
+from weir.workers.executor import Listener, for_all_work, free_index
 from weir.workers.process.launch import Launch, Template
 from weir.workers.process.supervision import SupervisedWorker
 from weir.workers.settings import WorkerSettings
@@ -82,10 +82,11 @@ class ProcessPool:
         async with self._preparing:
             if self._template is None:
                 await self._load_template()
-        await self._add(free_index(self._workers))
+        await self._add()
 
-    async def _add(self, index: int) -> None:
-        worker = self._workers[index] = self._make_worker(index)
+    async def _add(self, *, bulk: bool = False) -> None:
+        index = free_index(self._workers)
+        worker = self._workers[index] = self._make_worker(index, bulk=bulk)
         try:
             await self._begin(worker)
         except BaseException:
@@ -96,24 +97,24 @@ class ProcessPool:
         worker.announce()
 
     def start_bulk_workers(self) -> None:
-        """Begin to start the processes of idle priority for bulk work, -1, -2 and so on, unless that was begun before. One that does not start is
-        left out, and a warning says why."""
+        """Begin to start the processes of idle priority for bulk work, unless that was begun before. One that does not start is left out, and a
+        warning says why."""
         if self._bulk_starts is None:
-            indices = range(-(self._settings.bulk_workers or 0), 0)
-            self._bulk_starts = asyncio.gather(*[self._add_for_bulk(index) for index in indices])
+            count = self._settings.bulk_workers or 0
+            self._bulk_starts = asyncio.gather(*[self._add_for_bulk() for _ in range(count)])
 
-    async def _add_for_bulk(self, index: int) -> None:
+    async def _add_for_bulk(self) -> None:
         async with self._preparing:
             if self._template is None and self._settings.bulk_workers != 1:  # one process gains nothing from a template
                 await self._load_template()
         try:
-            await self._add(index)
+            await self._add(bulk=True)
         except WeirError as error:
-            logger.warning("%s: worker %d, for bulk work, is left out: %s", self._name, index, error.message)
+            logger.warning("%s: a worker for bulk work is left out: %s", self._name, error.message)
 
     async def remove_worker(self, worker: int | None = None) -> None:
         """Have the process unload and end; kill it after the grace."""
-        leaving = self._workers[max(self._workers) if worker is None else worker]
+        leaving = self._workers[for_all_work(self.states())[-1].index if worker is None else worker]
         leaving.unload(self._stop_grace)
         try:
             await asyncio.wait([leaving.stopped])
@@ -128,16 +129,17 @@ class ProcessPool:
 
     def run(self, worker: int, batch: Batch) -> None:
         """Send `batch` to `worker`. Payloads over 32 KB go through the arena while it has room."""
-        if len(self._workers) > 1 and not takes_bulk_only(worker):
+        chosen = self._workers[worker]
+        if len(self._workers) > 1 and not chosen.bulk:
             batch.share = self._share(worker, batch.others)
-        self._workers[worker].run(batch)
+        chosen.run(batch)
 
     def _share(self, chosen: int, others: int) -> int:
         """Return how many workers there are for each that has a batch, is `chosen` for one, or will have one of `others`. Bulk work gives way, so its
         workers do not count."""
         ready, busy = 0, others
         for index, worker in self._workers.items():
-            if not takes_bulk_only(index) and worker.state == "ready":
+            if not worker.bulk and worker.state == "ready":
                 ready += 1
                 busy += index == chosen or worker.in_flight > 0
         return max(1, ready // max(1, busy))
@@ -199,7 +201,7 @@ class ProcessPool:
         """Note that `worker` did not become ready, at the start or again and again."""
         ready = self._awaited.pop(worker, None)
         if ready is None:
-            if all(other.keeps_failing for other in self._workers.values() if not takes_bulk_only(other.index)):
+            if all(other.keeps_failing for other in self._workers.values() if not other.bulk):
                 self._listener.unavailable(f"no worker of {self._name!r} is left: {worker.reason}")
         elif not ready.done():
             ready.set_exception(error)
@@ -247,12 +249,13 @@ class ProcessPool:
         except (OSError, OverflowError) as error:
             raise SettingsError(f"arena_bytes={size_bytes}: the system cannot allocate that much ({error})") from error
 
-    def _make_worker(self, index: int) -> SupervisedWorker:
+    def _make_worker(self, index: int, *, bulk: bool = False) -> SupervisedWorker:
         launch = Launch(
             self._name, index, self._source, self._settings, self._max_batch_size,
             request_fd=-1 if self._arena is None else self._arena.fd,
             request_bytes=self._settings.arena_bytes, result_bytes=self._settings.arena_bytes,
             lends=isinstance(self._model, type) and is_tensor_model(self._model), template=self._template,
+            bulk=bulk,
         )  # fmt: skip
         return SupervisedWorker(launch, self._arena, self, self._listener, asyncio.get_running_loop())
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any, NoReturn, Protocol, TextIO, TypeVar
 
 from weir.errors import SettingsError, WeirError, printable, printable_lines
-from weir.messages import Batch, Events, takes_bulk_only
+from weir.messages import Batch, Events
 from weir.model import Model
 from weir.wire.frames import FrameParser, Ready, Start, StartFailed, Stop, encode_control
 from weir.workers.arena import Arena, Mapping, PayloadFetch, ResultPlaces
@@ -50,7 +50,7 @@ def run_worker(
         sys.path[:] = start.options["path"]
         runner = load_runner(start, channel, places, fetch, shared)
         loaded()
-        if takes_bulk_only(start.options["index"]):
+        if start.options["bulk"]:
             become_idle()
     except BaseException as error:  # whatever the model raised, SystemExit too, is reported to the server
         channel.send(encode_control(start_failed(start, error)))

@@ -119,7 +119,7 @@ class _Processes:
         )  # fmt: skip
         self._shared = shared
 
-    def worker_ready(self, worker: int, places: int) -> None:
+    def worker_ready(self, worker: int, places: int, *, bulk: bool = False) -> None:
         """Have it take over from the worker of this index in the former processes."""
         self.ready[worker] = places
         self._shared.worker_ready(self, worker)

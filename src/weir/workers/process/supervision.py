@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from weir.errors import ModelError, WeirError
-from weir.messages import Batch, Events, takes_bulk_only
+from weir.messages import Batch, Events
 from weir.wire.frames import Cancel, Frame, Ready, Restarted, StartFailed, Stop, encode_batch, encode_control
 from weir.workers.arena import Arena, BatchPlaces, as_values
 from weir.workers.executor import READY, SUSPENDED, Listener, TimeLimit
@@ -187,6 +187,7 @@ class SupervisedWorker:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.index = launch.index
+        self.bulk = launch.bulk
         self.state = "starting"
         self.restarts = 0
         self.reason = ""
@@ -236,7 +237,7 @@ class SupervisedWorker:
         self._error = None
         # A replacement is needed at once, so its priority is not lowered.
         niceness = 0 if self._started else self._launch.settings.load_niceness or 0
-        if takes_bulk_only(self.index):
+        if self.bulk:
             niceness = LOWEST
         self._child = self._new_child(niceness)
         self._standstill = Standstill()
@@ -254,7 +255,7 @@ class SupervisedWorker:
     def announce(self) -> None:
         """Tell the listener that the worker takes batches. From now on it is started again when it dies."""
         self._started = True
-        self._listener.worker_ready(self.index, self._launch.settings.places)
+        self._listener.worker_ready(self.index, self._launch.settings.places, bulk=self.bulk)
 
     def run(self, batch: Batch) -> None:
         """Send `batch` to the process. Raises RuntimeError if there is none."""
@@ -458,14 +459,14 @@ class SupervisedWorker:
     def _limit_predict(self, limit: TimeLimit | None = None) -> None:
         """Have the limit of a batch begin now: its own, or that of the one batch that runs."""
         (limit or self._predict_limit).begin()
-        if takes_bulk_only(self.index) and self.pid is not None:
+        if self.bulk and self.pid is not None:
             self._cpu_times = cpu_times(self.pid)
 
     def _gave_way(self) -> bool:
         """Tell whether a worker of idle priority, which has not run for as long as its batch may, has waited for a CPU during much of the time since the last
         look."""
         seconds = self._launch.settings.predict_timeout
-        if seconds is None or not takes_bulk_only(self.index) or self.pid is None:
+        if seconds is None or not self.bulk or self.pid is None:
             return False
         (began, before), (ran, waited) = self._cpu_times, cpu_times(self.pid)
         self._cpu_times = began, waited

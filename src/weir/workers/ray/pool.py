@@ -576,7 +576,7 @@ class RayExecutor(ProcessPool):
     async def _load_template(self) -> None:
         """Do nothing: on other machines nothing can be shared, so each actor loads by itself."""
 
-    def _make_worker(self, index: int) -> RayWorker:
+    def _make_worker(self, index: int, *, bulk: bool = False) -> RayWorker:
         assert self._link is not None
         launch = Launch(
             self._name, index, self._source, self._settings, self._max_batch_size,

@@ -44,7 +44,7 @@ export class Models {
 
 /** How many workers are ready, of how many: of 2, or of 1..16 if the load decides. */
 function enough(workers, scaling) {
-  workers = workers.filter(({ index }) => index >= 0); // the others take bulk work only
+  workers = workers.filter(({ bulk }) => !bulk);
   return `${workers.filter(({ state }) => state === "ready").length} of ${scaling?.allowed ?? workers.length}`;
 }
 
@@ -100,7 +100,7 @@ export class Workers {
       if (chosen && label !== chosen) continue;
       for (const worker of workers) {
         const cells = [
-          label, worker.index < 0 ? `bulk ${-worker.index}` : exact(worker.index), { text: worker.state, mood: worker.state === "ready" ? null : "warn" }, exact(worker.in_flight),
+          label, worker.bulk ? `bulk ${worker.index}` : exact(worker.index), { text: worker.state, mood: worker.state === "ready" ? null : "warn" }, exact(worker.in_flight),
           { text: exact(worker.restarts), mood: worker.restarts ? "warn" : null }, bytesText(worker.memory_bytes),
           percent(this.#share(worker, at, seen)), worker.pid === null ? "–" : String(worker.pid),
           worker.node ? `${worker.address} ${worker.node.slice(0, 8)}` : "–", (worker.gpus ?? []).join(" ") || "–", worker.actor || "–",
