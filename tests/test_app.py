@@ -28,8 +28,9 @@ from tests.served import CLEAN, MODELS, still_running
 import weir
 from weir.catalog.loading import make_service
 from weir.catalog.sources import ModelToServe
-from weir.errors import SettingsError
+from weir.errors import DeadlineExceeded, SettingsError
 from weir.testing import FakeExecutor
+from weir.wire.status import TABLE, http_code
 
 
 def test_refused_parameters_show_no_secrets() -> None:
@@ -217,6 +218,17 @@ def test_an_application_can_be_mounted_in_another() -> None:
     service = weir.Service(Square, executor=FakeExecutor(lambda items: [item**2 for item in items]))
     outer = Starlette(routes=[Mount("/ml", app=weir.asgi(service))])
     assert asyncio.run(ask()) == (9, [{"url": "."}])  # /ml/, as the document is /ml/openapi.json
+
+
+def test_an_application_is_composed_as_a_server_is() -> None:
+    before = TABLE[DeadlineExceeded]
+    try:
+        with TestClient(weir.asgi(Square, executor="inline", timeout_status=504)) as client:
+            metrics = client.get("/metrics").text
+        assert http_code(DeadlineExceeded("late")) == 504
+        assert "weir_held_bytes 0.0" in metrics and "weir_held_refusals_total 0.0" in metrics
+    finally:
+        TABLE[DeadlineExceeded] = before
 
 
 @pytest.mark.parametrize(

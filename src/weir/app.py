@@ -18,14 +18,14 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import uvloop
 from starlette.applications import Starlette
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Lifespan
 
 from weir.catalog.loading import ServiceMaker, load_target, make_service, new_service
-from weir.catalog.manager import Manager
+from weir.catalog.manager import Manager, opened_manager
 from weir.catalog.registry import Registry, running
 from weir.catalog.repository.folder import (
     FolderRepository,
@@ -36,11 +36,12 @@ from weir.catalog.repository.folder import (
     read_config,
     watching,
 )
-from weir.catalog.sources import ModelToServe, TargetRepository, all_sources, read_models_to_start
+from weir.catalog.sources import ModelToServe, RepositorySettings, TargetRepository, all_sources
 from weir.errors import SettingsError, WeirError, brief
 from weir.frontends.dashboard.routes import make_dashboard
 from weir.frontends.dashboard.sampling import ListJobs, no_clients
-from weir.frontends.frontend import Frontend, FrontendContext, Product, open_frontends
+from weir.frontends.frontend import Frontend, FrontendContext, FrontendsSettings, Product, nothing, open_frontends
+from weir.frontends.grpc.frontend import GrpcSettings
 from weir.frontends.grpc.frontend import make_frontend as make_grpc
 from weir.frontends.http.access_log import HttpLog
 from weir.frontends.http.application import Added, InferencePaths, inference_protocols, make_app
@@ -59,7 +60,7 @@ from weir.protocols.openai_errors import error_answer
 from weir.protocols.settings import HttpSettings, KserveSettings
 from weir.serving.service import Service
 from weir.serving.settings import END_LIMIT
-from weir.settings import Settings, read_model_table
+from weir.settings import ProcessSettings, Settings, read_model_table
 from weir.telemetry.exposition import NAMESPACE, Exposition
 from weir.telemetry.logs import AccessLog, LogObserver, get_logger, recorders
 from weir.telemetry.recorder import Metrics
@@ -90,99 +91,43 @@ class App:
         kinds: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         self.settings = settings
-        set_timeout_status(settings.http.timeout_status)
         self._product = product
         self._logger = get_logger("weir")
-        self.control = Control(settings.control)
-        self.access = Access(settings.access, self.control)
-        metrics = Metrics() if settings.telemetry.metrics else None
-        counting: list[Observer] = [] if metrics is None else [metrics]
         record = settings.telemetry.record
         recorded = recorders(record, [model.name for model in settings.models]) if record is not None else []
         tracing = open_tracing(settings.telemetry, settings.kserve.server_name)
         self._listeners: list[Any] = [*recorded, *tracing]
-        notified = [*counting, LogObserver(self._logger), *recorded, *tracing, *observers]
-        log = None
-        if settings.telemetry.access_log:
-            notified.append(AccessLog(get_logger("weir.access"), code_of))
-            log = HttpLog(get_logger("weir.access"))
-        notified += () if product is None else product.observers()
+        notified = _notified(settings.telemetry, [*recorded, *tracing, *observers], product)
         token = settings.control.control_token_file
         make = ServiceMaker(
-            notified, kinds, allow_remote_workers=settings.control.allow_control, allow_tcp_workers=token is None
-        )
+            notified.observers, kinds, allow_remote_workers=settings.control.allow_control,
+            allow_tcp_workers=token is None,
+        )  # fmt: skip
         folder = _folder(settings)
         self._watched = folder if settings.repository.watch else None
         known = TargetRepository(settings.models, partial(read_config, read_settings=read_model_table))
         sources = all_sources(known, folder, InlineConfigs(read_model_table, settings.complete))
-        opened = read_models_to_start(sources, settings.repository.load, make)
-        self.registry = Registry(opened.services, opened.routes, opened.defaults, opened.aliases)
-        self.manager = Manager(self.registry, sources, make, allow_files=settings.control.allow_model_files)
-        triton, namespace = settings.telemetry.triton_metrics, settings.telemetry.metrics_namespace
-        exposition = (
-            None
-            if metrics is None
-            else make_exposition(metrics, self.registry, triton_names=triton, namespace=namespace)
-        )
-        kserve = KserveContext(
-            self.registry,
-            settings.http,
-            self.control,
-            settings=settings.kserve,
-            manager=self.manager,
-            access=self.access,
-        )
-        if exposition is not None:
-            exposition.registry.register(Held(kserve.account))
-        context = FrontendContext(
-            self.registry, settings, notified, self.control, kserve, self.manager, self.end, self.access
-        )
-        websockets = WebSockets(self.registry, settings.http, kserve.account)
-        protocols = inference_protocols(kserve)
-        collectors = () if product is None else product.collectors()
-        if exposition is not None:
-            for collector in collectors:
-                exposition.registry.register(collector)
-        own = _NOTHING if product is None else product.added(context)
-        self.endpoints = InferencePaths(protocols, own.inference)
-        self._jobs = _batch_jobs(
-            settings.jobs, settings.http, self.call, self._logger.info, kserve.account, self.endpoints
-        )
-        clients = no_clients if product is None else product.clients
-        shown = make_dashboard(self.registry, metrics, collectors, clients, _shown(self._jobs))
-        self._added = _joined(_of_jobs(self._jobs), shown, own)
-        self.asgi = asgi = make_app(
-            self.registry, settings.http, metrics=None if exposition is None else exposition.render, context=kserve,
-            websockets=websockets, added=self._added, log=log, protocols=protocols,
+        self.manager = opened_manager(sources, settings.repository.load, make, settings.control.allow_model_files)
+        self.registry = self.manager.registry
+        self.site = site = Site(
+            self.registry, settings, notified, Control(settings.control), manager=self.manager, product=product, end=self.end
         )  # fmt: skip
-        route_handlers = () if product is None else product.fast_routes(context)
         self.server = HttpServer(
-            self.registry,
-            asgi,
-            settings.http,
-            notified,
-            context=kserve,
-            websockets=websockets,
-            route_handlers=route_handlers,
-            log=log,
-        )
+            self.registry, site.asgi, settings.http, notified.observers, context=site.kserve, websockets=site.websockets,
+            route_handlers=() if product is None else product.fast_routes(site.context), log=notified.log,
+        )  # fmt: skip
         self.registry.changed.append(self.server.routes_changed)
-        self._account = kserve.account
-        added = None if product is None else partial(product.grpc_calls, context)
-        grpc = make_grpc(kserve, settings.grpc, settings.http, added)
+        added = None if product is None else partial(product.grpc_calls, site.context)
+        grpc = make_grpc(site.kserve, settings.grpc, settings.http, added)
         self.frontends: list[Frontend] = [self.server, *([] if grpc is None else [grpc])]
-        self.frontends += open_frontends(settings.doors.doors, context)
-        self.frontends += () if product is None else product.frontends(context)
+        self.frontends += open_frontends(settings.doors.doors, site.context)
+        self.frontends += () if product is None else product.frontends(site.context)
         self._signalled = asyncio.Event()
         self._own_process = False
 
-    async def call(self, path: str, body: bytes) -> Reply:
-        """Return the response of this server's own application to a POST of JSON to `path`, as bulk work."""
-        return await call(self.asgi, path, body, self.access.own_key)
-
     @asynccontextmanager
     async def loaded(self) -> AsyncIterator[None]:
-        """While the block runs, have all models ready for `call`, with nothing listening. Raises what `run` raises for a model."""
+        """While the block runs, have all models ready for `site.call`, with nothing listening. Raises what `run` raises for a model."""
         try:
             await self._start()
             yield
@@ -208,7 +153,7 @@ class App:
             listening.enter_context(pinned(self.settings.process.server_cpu_affinity))
             for listener in self._listeners:
                 listening.enter_context(listener)
-            if warning := allow_descriptors(self._account):
+            if warning := allow_descriptors(self.site.kserve.account):
                 self._logger.warning(warning)
             await self._serve(ready)
         self._logger.info("stopped")
@@ -230,10 +175,9 @@ class App:
             os.environ[SERVER_ADDRESS] = (
                 self.server.address
             )  # workers inherit it: models may call others of this server
-            self._added.begin()
+            self.site.begin()
             if await self._load():
-                if self._jobs is not None:
-                    self._jobs.start()
+                self.site.start_jobs()
                 ready()
                 async with watching(self._watchers()):
                     await self._signalled.wait()
@@ -244,7 +188,7 @@ class App:
         finally:
             if os.environ.get(SERVER_ADDRESS) == self.server.address:
                 del os.environ[SERVER_ADDRESS]
-            await self._stop_jobs()
+            await self.site.stop_jobs()
             await self.manager.stop(0.0)
             await asyncio.gather(*[frontend.stop() for frontend in self.frontends])
             if self._product is not None:
@@ -285,7 +229,7 @@ class App:
         """Finish what was accepted, within each model's own drain_timeout."""
         self._logger.info("draining", **self._unfinished())
         self._refuse()
-        await self._stop_jobs()
+        await self.site.stop_jobs()
         in_time = self._product is None or await self._product.drain()
         await self.manager.drain(None if in_time else 0.0)
         unfinished = self._unfinished()
@@ -294,10 +238,6 @@ class App:
         await self.manager.stop(0.0)  # fails what is unfinished
         if not all(await asyncio.gather(*[frontend.drain(WRITE_TIMEOUT) for frontend in self.frontends])):
             self._logger.warning("some clients did not read their responses in time")
-
-    async def _stop_jobs(self) -> None:
-        if self._jobs is not None:
-            await self._jobs.stop()
 
     def _refuse(self) -> None:
         self.registry.ending = True
@@ -335,6 +275,97 @@ def _end_process(logger: Any) -> None:
     logging.start()
     logging.join(1.0)
     os._exit(1)
+
+
+class Notified(NamedTuple):
+    """What is notified of what happens: the observers of all models, with the metrics among them, and the log of HTTP."""
+
+    observers: Sequence[Observer]
+    metrics: Metrics | None
+    log: HttpLog | None
+
+
+def _notified(settings: TelemetrySettings, more: Sequence[Observer], product: Product | None = None) -> Notified:
+    metrics = Metrics() if settings.metrics else None
+    observers: list[Observer] = [LogObserver(get_logger("weir")), *more]
+    log = None
+    if metrics is not None:
+        observers.insert(0, metrics)
+    if settings.access_log:
+        observers.append(AccessLog(get_logger("weir.access"), code_of))
+        log = HttpLog(get_logger("weir.access"))
+    observers += () if product is None else product.observers()
+    return Notified(observers, metrics, log)
+
+
+class Site:
+    """The HTTP application of one server and what it is made of. App and `asgi` have it alike.
+
+    Attributes:
+        asgi: the application.
+        access: who may call it.
+        kserve: what its frontends of the Open Inference Protocol share.
+        context: what other frontends are made from.
+        exposition: the metrics, or None.
+        websockets: its WebSockets.
+        endpoints: its paths of inference.
+    """
+
+    def __init__(
+        self, registry: Registry, settings: Settings, notified: Notified, control: Control, *, manager: Manager | None = None,
+        product: Product | None = None, end: Callable[[], None] = nothing, lifespan: Lifespan[Any] | None = None,
+    ) -> None:  # fmt: skip
+        http, metrics = settings.http, notified.metrics
+        set_timeout_status(http.timeout_status)
+        self.access = Access(settings.access, control)
+        self.kserve = kserve = KserveContext(
+            registry, http, control, settings=settings.kserve, manager=manager, access=self.access
+        )
+        self.context = FrontendContext(
+            registry, settings, notified.observers, control, kserve, manager, end, self.access
+        )
+        own = _NOTHING if product is None else product.added(self.context)
+        collectors = () if product is None else product.collectors()
+        self.exposition = None if metrics is None else _exposition(settings.telemetry, metrics, registry)
+        if self.exposition is not None:
+            for collector in (Held(kserve.account), *collectors):
+                self.exposition.registry.register(collector)
+        self.websockets = WebSockets(registry, http, kserve.account)
+        protocols = inference_protocols(kserve)
+        self.endpoints = InferencePaths(protocols, own.inference)
+        self._jobs = jobs = _batch_jobs(
+            settings.jobs, http, self.call, get_logger("weir").info, kserve.account, self.endpoints
+        )
+        clients = no_clients if product is None else product.clients
+        self._added = _joined(_of_jobs(jobs), make_dashboard(registry, metrics, collectors, clients, _shown(jobs)), own)
+        self.asgi = make_app(
+            registry, http, metrics=None if self.exposition is None else self.exposition.render, context=kserve, lifespan=lifespan,
+            websockets=self.websockets, added=self._added, log=notified.log, protocols=protocols,
+        )  # fmt: skip
+
+    def begin(self) -> None:
+        """Begin to serve what is added to the models; this is called on the event loop."""
+        self._added.begin()
+
+    def start_jobs(self) -> None:
+        """Begin to run batch jobs: the models are ready."""
+        if self._jobs is not None:
+            self._jobs.start()
+
+    async def stop_jobs(self) -> None:
+        """Stop running batch jobs; they go on at the next start. Idempotent."""
+        if self._jobs is not None:
+            await self._jobs.stop()
+
+    async def call(self, path: str, body: bytes) -> Reply:
+        """Return the response of the application to a POST of JSON to `path`, as bulk work."""
+        return await call(self.asgi, path, body, self.access.own_key)
+
+
+def _exposition(settings: TelemetrySettings, metrics: Metrics, registry: Registry) -> Exposition:
+    return make_exposition(
+        metrics, registry, triton_names=settings.triton_metrics, namespace=settings.metrics_namespace
+    )
 
 
 _NOTHING = Added()
@@ -402,12 +433,15 @@ SHARE_INTERVAL = 1.0  # seconds; the shown counts of another process may be so o
 
 # Settings that the hosting server has, not the application.
 OF_THE_HOST = ("host", "port", "uds", "uds_mode", "idle_timeout", "header_timeout", "tls_certfile", "tls_keyfile")
-_HTTP = {declared.name for declared in fields(HttpSettings)}.difference(OF_THE_HOST)
-_CONTROL = {declared.name for declared in fields(ControlSettings)}
-_ACCESS = {declared.name for declared in fields(AccessSettings)}
-_KSERVE = {declared.name for declared in fields(KserveSettings)}
-_JOBS = {declared.name for declared in fields(JobSettings)}
-OF_ASGI = _HTTP | _CONTROL | _ACCESS | _KSERVE | _JOBS  # the settings of `asgi` besides those of its models
+_PARTS: Mapping[str, type[Any]] = {
+    "http": HttpSettings, "control": ControlSettings, "access": AccessSettings, "kserve": KserveSettings, "jobs": JobSettings
+}  # fmt: skip
+_OF_ASGI = {
+    name: (kind, {declared.name for declared in fields(kind)}.difference(OF_THE_HOST)) for name, kind in _PARTS.items()
+}
+OF_ASGI = {
+    each for _, names in _OF_ASGI.values() for each in names
+}  # the settings of `asgi` besides those of its models
 
 
 def asgi(
@@ -441,51 +475,30 @@ def asgi(
     server knows where a caller is. Raises SettingsError for an unusable model, setting or route; nothing has been started then.
     """
     given: dict[str, Any] = dict(settings)
-    http = HttpSettings(**{name: given.pop(name) for name in _HTTP & given.keys()})
-    control_settings = ControlSettings(**{name: given.pop(name) for name in _CONTROL & given.keys()})
-    control = Control(control_settings, trusts_local=False)
-    access = Access(AccessSettings(**{name: given.pop(name) for name in _ACCESS & given.keys()}), control)
-    kserve = KserveSettings(**{name: given.pop(name) for name in _KSERVE & given.keys()})
-    job_settings = JobSettings(**{name: given.pop(name) for name in _JOBS & given.keys()})
-    recorded = Metrics() if metrics else None
-    notified: list[Observer] = [LogObserver(get_logger("weir")), *observers]
-    if recorded is not None:
-        notified.insert(0, recorded)
-    log = None
-    if access_log:
-        notified.append(AccessLog(get_logger("weir.access"), code_of))
-        log = HttpLog(get_logger("weir.access"))
-    registry = Registry([_service(model, notified, given) for model in models], routes)
-    naming = TelemetrySettings(metrics_namespace=metrics_namespace)
-    exposition = (
-        make_exposition(recorded, registry, namespace=naming.metrics_namespace) if recorded is not None else None
-    )
-    render = None if exposition is None else exposition.render
-
-    async def ask(path: str, body: bytes) -> Reply:
-        return await call(app, path, body, access.own_key)
+    own = {
+        name: kind(**{each: given.pop(each) for each in sorted(names & given.keys())})
+        for name, (kind, names) in _OF_ASGI.items()
+    }
+    telemetry = TelemetrySettings(metrics=metrics, metrics_namespace=metrics_namespace, access_log=access_log)
+    composed = Settings(
+        models=[], grpc=GrpcSettings(), doors=FrontendsSettings(), repository=RepositorySettings(), telemetry=telemetry,
+        process=ProcessSettings(), **own,
+    )  # fmt: skip
+    notified = _notified(telemetry, observers)
+    registry = Registry([_service(model, notified.observers, given) for model in models], routes)
 
     @asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
-        async with sharing_counts(exposition), running(registry):
-            added.begin()
-            if jobs is not None:
-                jobs.start()
+        async with sharing_counts(site.exposition), running(registry):
+            site.begin()
+            site.start_jobs()
             try:
                 yield
             finally:
-                if jobs is not None:
-                    await jobs.stop()
+                await site.stop_jobs()
 
-    context = KserveContext(registry, http, control, settings=kserve, access=access)
-    protocols = inference_protocols(context)
-    endpoints = InferencePaths(protocols)
-    jobs = _batch_jobs(job_settings, http, ask, get_logger("weir").info, context.account, endpoints)
-    added = _joined(_of_jobs(jobs), make_dashboard(registry, recorded, jobs=_shown(jobs)))
-    app = make_app(
-        registry, http, metrics=render, context=context, lifespan=lifespan, added=added, log=log, protocols=protocols
-    )
-    return app
+    site = Site(registry, composed, notified, Control(composed.control, trusts_local=False), lifespan=lifespan)
+    return site.asgi
 
 
 def lifespan(*parts: Any) -> Callable[[Any], AbstractAsyncContextManager[None]]:

@@ -193,7 +193,7 @@ def _policy_of(service: Service) -> str:
 def _address(app: App) -> tuple[str, str]:
     """Return the curl command for this server, without the key itself, and the server's URL."""
     curl, uds = "curl", app.settings.http.uds
-    if app.access.required:
+    if app.site.access.required:
         curl += ' -H "Authorization: Bearer $KEY"'
     if uds:
         return f"{curl} --unix-socket {shlex.quote(uds)}", "http://localhost"

@@ -10,10 +10,9 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from weir.catalog.loading import ServiceMaker
-from weir.catalog.manager import Manager
-from weir.catalog.registry import Registry
+from weir.catalog.manager import Manager, opened_manager
 from weir.catalog.repository.folder import FolderRepository, InlineConfigs
-from weir.catalog.sources import ModelToServe, TargetRepository, all_sources, read_models_to_start
+from weir.catalog.sources import ModelToServe, TargetRepository, all_sources
 from weir.catalog.targets import default_name, platform_of_target, target_of
 from weir.client.calls import Decoder, Metadata, Program, Retry, Silence, Streaming
 from weir.client.methods import AsyncClient, Client
@@ -258,8 +257,7 @@ def make_manager(
     folder = None if model_repository is None else FolderRepository(model_repository, *reading)
     sources = all_sources(TargetRepository(known), folder, InlineConfigs(*reading))
     make = ServiceMaker(observers, kinds)
-    opened = read_models_to_start(sources, load, make)
-    return Manager(Registry(opened.services, None, opened.defaults, opened.aliases), sources, make, allow_files=True)
+    return opened_manager(sources, load, make, allow_files=True)
 
 
 def _described(target: str, params: dict[str, Any], settings: dict[str, Any]) -> ModelToServe:

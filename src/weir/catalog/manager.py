@@ -20,7 +20,15 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from weir.catalog.chains import dependents, missing
 from weir.catalog.loading import check_allowed
 from weir.catalog.registry import Registry, version_order
-from weir.catalog.sources import ModelReading, ModelToServe, Parameter, Parameters, Repository
+from weir.catalog.sources import (
+    CombinedRepository,
+    ModelReading,
+    ModelToServe,
+    Parameter,
+    Parameters,
+    Repository,
+    read_models_to_start,
+)
 from weir.errors import (
     Conflict,
     Draining,
@@ -261,6 +269,13 @@ class MakeService(Protocol):
 
     def __call__(self, model: ModelToServe, parameters: Parameters | None = None, *, fresh: bool = False) -> Service:
         """Return a service that has not been started. Called in a thread; see loading.make_service."""
+
+
+def opened_manager(sources: CombinedRepository, load: Sequence[str], make: MakeService, allow_files: bool) -> "Manager":
+    """Return a manager of the models of `sources` that `load` names, none of which is started. Raises SettingsError."""
+    opened = read_models_to_start(sources, load, make)
+    registry = Registry(opened.services, opened.routes, opened.defaults, opened.aliases)
+    return Manager(registry, sources, make, allow_files=allow_files)
 
 
 class Manager:

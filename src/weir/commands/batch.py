@@ -73,14 +73,14 @@ async def _run(
     from weir.jobs.offline import check_endpoint_of, run
 
     app = await _app(targets, config)
-    check_endpoint_of(source, app.endpoints)
+    check_endpoint_of(source, app.site.endpoints)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as shown:
         task = shown.add_task(source.path.name, total=None)
         async with app.loaded():
             done = await run(
-                source, output, app.call, settings, max_line=app.settings.http.max_body_size,
+                source, output, app.site.call, settings, max_line=app.settings.http.max_body_size,
                 progress=lambda done, total: shown.update(task, completed=done, total=total or None),
             )  # fmt: skip
     wrong = "" if done.errors is None else f", {done.failed} failed: {done.errors}"
