@@ -37,7 +37,6 @@ def test_the_edge_does_not_import_the_service(part: str) -> None:
 
 
 def test_requests_enter_by_the_exchange_or_on_the_fast_path() -> None:
-    """The text server, whose requests are not yet the exchange's, also submits some."""
     found = set[str]()
     for path in [
         *(path for part in EDGE for path in (SOURCE / part).rglob("*.py")),
@@ -50,8 +49,7 @@ def test_requests_enter_by_the_exchange_or_on_the_fast_path() -> None:
                 and ast.unparse(node.value).endswith("service")
             ):
                 found.add(name_of(path))
-    fast = {"weir.frontends.http.fast.native", "weir.frontends.http.fast.kserve"}
-    assert found == {"weir.protocols.exchange", "weir.text_server.encoder", *fast}
+    assert found == {"weir.protocols.exchange", "weir.frontends.http.fast.native"}
 
 
 def test_a_service_is_a_handle_and_its_control() -> None:

@@ -551,6 +551,31 @@ def test_what_was_measured_at_the_start_refuses_before_anything_is_computed() ->
     asyncio.run(main())
 
 
+def test_texts_that_wait_go_to_the_service_that_is_there_when_their_turn_comes() -> None:
+    async def main() -> None:
+        former, latter = FakeExecutor(), FakeExecutor(lambda batch: Summing().predict(batch))
+        settings: dict[str, Any] = {"clock": FakeClock(), "max_batch_size": 8}
+        async with (
+            Service(Summing, executor=former, **settings) as first,
+            Service(Summing, executor=latter, **settings) as second,
+        ):
+            encoder = Encoder(first, Words(), dimensions=DIMENSIONS, max_length=8, threads=0)
+            asked = asyncio.ensure_future(of(encoder, [f"{number} b" for number in range(1000)]))
+            while not former.pending:
+                assert not asked.done()
+                await asyncio.sleep(0)
+            encoder.serve(second)
+            while not asked.done():
+                await asyncio.sleep(0)
+                if former.pending:
+                    former.answer_next(lambda batch: Summing().predict(batch))
+            assert len((await asked).counts) == 1000
+            assert first.statistics.success.count <= encoder.window < second.statistics.success.count < 1000
+            encoder.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("threads", [0, 1, 2])
 def test_nothing_holds_a_request_that_has_its_end(threads: int) -> None:
     async def main() -> None:

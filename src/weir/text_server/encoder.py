@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy
 
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, Overloaded, WeirError, brief
-from weir.messages import JSON, Dispatch
+from weir.messages import JSON
 from weir.protocols.account import CLAIM, charge
+from weir.protocols.exchange import Exchange
 from weir.serving.settings import LONGEST_TIMEOUT
 from weir.telemetry.tracecontext import Origin, Trace
 from weir.text_models.prompts import prompt_text
 from weir.text_models.texts import NO_TOKENIZE_OPTIONS, Text, TextOutput, TokenDetail, TokenizeOptions, Tokens
 from weir.text_server.fair_queue import CallerQueue
-from weir.text_server.requests import CallTrace, EncodeRequest, OneText, ReadyText, TextRequest, distinct, with_place
+from weir.text_server.requests import CallTrace, EncodeRequest, OneText, ReadyText, TextPiece, distinct, with_place
 from weir.text_server.texts import Encoded, Phases, TextFacts, texts_bytes
 from weir.text_server.tokenizing import (
     AT_ONCE_CHARACTERS,
@@ -204,7 +205,7 @@ class Encoder:
         began = self._service.now()
         distinct_texts, places = await asyncio.to_thread(distinct, texts) if many else distinct(texts)
         request = EncodeRequest(
-            distinct_texts, places, door=door, caller=client or None, priority=priority,
+            distinct_texts, places, call=Exchange(self._service, door=door), caller=client or None, priority=priority,
             deadline=began + timeout, limit=limit, truncate=self._truncate if truncate is None else truncate,
             future=loop.create_future(), split=self._split and truncate is None, tokenize_options=tokenize_options,
             began=began,
@@ -266,13 +267,13 @@ class Encoder:
         if isinstance(result, WeirError):
             raise with_place(result, 0)
         one = OneText(
-            self, service, result, done, door=door, priority=priority, timeout=timeout, stated=stated, shortest=self._shortest,
-            tag=self._callers.hold(), dimensions=dimensions, began=began, now=service.now(),
+            Exchange(service, door=door), result, done, self._one_ended, priority=priority, timeout=timeout, stated=stated,
+            shortest=self._shortest, tag=self._callers.hold(), dimensions=dimensions, began=began, now=service.now(),
         )  # fmt: skip
         if as_json and dimensions is None and self._is_small and not result.truncated:
             one.accept = JSON
         self._enter_one(one)
-        return one.withdraw
+        return partial(self._withdraw_one, one)
 
     def _enter_one(self, one: OneText) -> None:
         """Put `one` into the queue. Raises the error with which the queue refuses it."""
@@ -282,7 +283,7 @@ class Encoder:
             self._callers.release()
             raise
         try:
-            one.service.submit(one, one.arrival)
+            one.call.put(one)
         except WeirError as refusal:
             self._callers.release()
             self._open_requests.end()
@@ -294,9 +295,9 @@ class Encoder:
 
     def _leave_one(self, one: OneText) -> bool:
         """Note that `one` has ended; return False if it had ended before."""
-        if one.ended:
+        if one.is_over:
             return False
-        one.ended = True
+        one.is_over = True
         self._held -= 1
         self._under_way[one.priority < 0] -= 1
         self._callers.release()
@@ -305,10 +306,15 @@ class Encoder:
             self._pump_soon()
         return True
 
-    def answered_one(self, one: OneText, output: Any, dispatch: Dispatch) -> None:
-        """Deliver the vector of `one`."""
+    def _one_ended(self, one: OneText) -> None:
+        """Deliver the vector of `one`, or its error. That of the queue names the time that was left, not the caller's timeout."""
         if not self._leave_one(one):
             return
+        error, output, dispatch = one.error, one.output, one.dispatch
+        if error is not None:
+            one.done(_one_too_late(one) if isinstance(error, DeadlineExceeded) else with_place(error, 0))
+            return
+        assert dispatch is not None  # it has its output
         if type(output) is bytes:
             one.done(
                 Encoded(_NO_VECTOR, [one.count], [one.truncated], dispatch=(dispatch, one.arrival), written=output)
@@ -321,21 +327,16 @@ class Encoder:
         except Exception as error:  # the output is not a vector: the caller needs an answer
             one.done(ModelError(f"the vectors could not be put together: {brief(error, 200)}"))
             return
-        began, arrival, at, now = one.began, one.arrival, dispatch.at, one.service.now()
+        began, arrival, at, now = one.began, one.arrival, dispatch.at, one.call.service.now()
         phases = Phases(arrival - began, at - arrival, now - at, now - began)
         one.done(
             Encoded(vectors, [one.count], [one.truncated], dispatch=(dispatch, arrival), phases=phases)
         )  # fmt: skip
 
-    def failed_one(self, one: OneText, error: WeirError) -> None:
-        """Deliver the error of `one`. That of the queue names the time that was left, not the caller's timeout."""
-        if self._leave_one(one):
-            one.done(_one_too_late(one) if isinstance(error, DeadlineExceeded) else with_place(error, 0))
-
-    def withdraw_one(self, one: OneText) -> None:
+    def _withdraw_one(self, one: OneText) -> None:
         """Cancel `one`, whose caller has left."""
         if self._leave_one(one):
-            one.service.cancel(one)
+            one.call.cancel(one)
 
     def _prompt(self, prompt: str | None) -> str | None:
         return None if prompt is None else prompt_text(prompt, self.facts.prompts)
@@ -556,12 +557,16 @@ class Encoder:
 
     def _put(self, request: EncodeRequest, tag: float, now: float) -> bool:
         """Put the next text of the request into the queue. Return whether the queue accepted it; a refusal ends the request with an error."""
-        service, ready = self._service, request.ready_texts.popleft()
-        text_request = TextRequest(self, service, request, ready, self._cost(ready[2]), tag, now)
+        ready = request.ready_texts.popleft()
+        if request.call.service is not self._service:  # the model has been loaded again
+            request.call = Exchange(self._service, door=request.call.door)
+        text_request = TextPiece(
+            request.call, request, ready, self._text_ended, cost=self._cost(ready[2]), tag=tag, now=now
+        )
         try:
             if request.deadline <= now:
                 raise _too_late(request)
-            service.submit(text_request, now)
+            request.call.put(text_request)
         except WeirError as refusal:
             error = _too_late(request) if isinstance(refusal, DeadlineExceeded) else refusal
             self._callers.ended(tag)
@@ -575,7 +580,16 @@ class Encoder:
 
     # Ends.
 
-    def answered(self, text_request: TextRequest, output: Any) -> None:
+    def _text_ended(self, text_request: TextPiece) -> None:
+        request = text_request.request
+        if text_request.error is not None:
+            self._failed(text_request, text_request.error)
+            return
+        if request.dispatch is None and text_request.dispatch is not None:
+            request.dispatch = text_request.dispatch, text_request.arrival
+        self._answered(text_request, text_request.output)
+
+    def _answered(self, text_request: TextPiece, output: Any) -> None:
         """Store the vector of a text; end the request if it was the last."""
         request = text_request.request
         self._leave_queue(text_request)
@@ -595,7 +609,7 @@ class Encoder:
         if whole:
             self._end(request)
 
-    def failed(self, text_request: TextRequest, error: WeirError) -> None:
+    def _failed(self, text_request: TextPiece, error: WeirError) -> None:
         """Store the error of a text, or end the request with it."""
         request = text_request.request
         self._leave_queue(text_request)
@@ -611,7 +625,7 @@ class Encoder:
             error = _too_late(request)
         self._fail(request, with_place(error, request.first_place(text_request.place)))
 
-    def _leave_queue(self, text_request: TextRequest) -> None:
+    def _leave_queue(self, text_request: TextPiece) -> None:
         # A text may have left already: one that the queue dropped as too late may be withdrawn before the queue reports it.
         if text_request not in text_request.request.under_way:
             return
@@ -648,7 +662,7 @@ class Encoder:
     def _withdraw(self, request: EncodeRequest) -> None:
         """Cancel the texts of an ended request that are in the queue or being computed."""
         for text_request in list(request.under_way):
-            text_request.service.cancel(text_request)
+            text_request.call.cancel(text_request)
             self._leave_queue(text_request)
 
     def _encoded(self, request: EncodeRequest, dimensions: int | None) -> Encoded:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy
 
+from weir.batching.request_state import begin
 from weir.errors import CapacityError, DeadlineExceeded, WeirError
-from weir.messages import Dispatch
-from weir.serving.calls import InProcessRequest
+from weir.messages import OBJECT, Dispatch, Kind
+from weir.serving.inference import QueuedRequest
 from weir.telemetry.tracecontext import CURRENT, Origin, Trace, attributes_of_frontend, child_of
 from weir.text_models.pooling import Pooling
 from weir.text_models.texts import NO_TOKENIZE_OPTIONS, Text, TextOutput, Tokenized, TokenizeOptions, Tokens
@@ -18,9 +19,9 @@ from weir.text_server.texts import TEXTS_FIELD, Encoded, Phases
 
 if TYPE_CHECKING:
     from weir.protocols.account import Claim
+    from weir.protocols.exchange import Exchange
     from weir.serving.delivery import Tracer
     from weir.serving.handle import ModelHandle
-    from weir.text_server.encoder import Encoder
 
 
 _MAX_POOLINGS = (Pooling.MAX, Pooling.HIERARCHICAL)
@@ -111,13 +112,13 @@ class EncodeRequest:
     """
 
     __slots__ = (
-        "began", "brief", "caller", "charged_tokens", "claim", "counts", "deadline", "dispatch", "door", "ended", "errors", "foreign", "future",
+        "began", "brief", "call", "caller", "charged_tokens", "claim", "counts", "deadline", "dispatch", "ended", "errors", "foreign", "future",
         "beside", "handed_over", "ids", "is_tokenizing", "key", "left", "limit", "outputs", "pieces", "places", "ready_texts", "split", "texts", "tokenize_options",
         "tokenized", "trace", "truncate", "truncated", "under_way", "vectors",
     )  # fmt: skip
 
     def __init__(
-        self, texts: list[Text], places: list[int] | None, *, door: str, caller: Any, priority: int, deadline: float, limit: str,
+        self, texts: list[Text], places: list[int] | None, *, call: "Exchange", caller: Any, priority: int, deadline: float, limit: str,
         truncate: bool, future: "asyncio.Future[None]", split: bool = False, tokenize_options: TokenizeOptions = NO_TOKENIZE_OPTIONS,
         began: float = 0.0,
     ) -> None:  # fmt: skip
@@ -125,7 +126,7 @@ class EncodeRequest:
         self.began = self.tokenized = began
         self.texts = texts
         self.places = places
-        self.door = door
+        self.call = call
         self.caller = caller
         self.key = (priority, caller)
         self.deadline = deadline
@@ -146,7 +147,7 @@ class EncodeRequest:
         self.handed_over = 0
         self.is_tokenizing = False
         self.ready_texts: deque[ReadyText] = deque()
-        self.under_way: set[TextRequest] = set()
+        self.under_way: set[TextPiece] = set()
         self.foreign = 0
         self.ended = False
         self.trace: CallTrace | None = None
@@ -297,47 +298,61 @@ class EncodeRequest:
         return place if self.places is None else self.places.index(place)
 
 
-class TextRequest(InProcessRequest):
-    """One text, or a piece of one, as a request in the queue of `service`. It reports its answer or error to `encoder`."""
+class TextRequest(QueuedRequest):
+    """A request of `call` for one text, or for a piece of one. `ended` is called with it as for a QueuedRequest.
+
+    `timeout` is what its caller stated or the server's, and `deadline` that of the whole request, which began before this text entered the queue.
+    """
+
+    __slots__ = ("brief", "call", "tag")
 
     def __init__(
-        self,
-        encoder: "Encoder",
-        service: "ModelHandle",
-        request: EncodeRequest,
-        ready: ReadyText,
-        cost: float,
-        tag: float,
-        now: float,
-    ) -> None:
-        self.encoder = encoder
-        self.service = service
-        self.request = request
-        self.place, self.piece, self.payload = ready
+        self, call: "Exchange", tokens: Tokens, ended: Callable[[Any], None], *, arrival: float, timeout: float, deadline: float,
+        priority: int, cost: float, tag: float, brief: bool,
+    ) -> None:  # fmt: skip
+        # The constructor of QueuedRequest inlined, because there is one for each text. A test compares the results of the two.
+        self.call = call
+        self.payload = tokens
+        self.arrival = arrival
+        self.timeout = timeout
+        self.deadline = deadline
+        self.priority = priority
         self.cost = cost
         self.tag = tag
-        self.brief = request.brief
-        self.arrival = now
-        self.timeout = request.deadline - now
-        self.deadline = request.deadline
-        self.priority = request.key[0]
-        self.door = request.door
+        self.brief = brief
+        self.kind = Kind.ITEM
+        self.content_type = self.accept = OBJECT
+        self.rows = 1
+        self.key = None
+        self.large = False
+        self.door = call.door
+        self.trace = None
+        begin(self)
+        self._ended = ended
+        self.output = self.error = self.dispatch = None
+
+
+class TextPiece(TextRequest):
+    """A text of `request`, or a piece of one."""
+
+    __slots__ = ("piece", "place", "request")
+
+    def __init__(
+        self, call: "Exchange", request: EncodeRequest, ready: ReadyText, ended: Callable[["TextPiece"], None], *, cost: float,
+        tag: float, now: float,
+    ) -> None:  # fmt: skip
+        self.request = request
+        self.place, self.piece, tokens = ready
+        super().__init__(
+            call, tokens, ended, arrival=now, timeout=request.deadline - now, deadline=request.deadline, priority=request.key[0],
+            cost=cost, tag=tag, brief=request.brief,
+        )  # fmt: skip
         if request.trace is not None:
             self.trace = request.trace.text_trace()
 
-    def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Deliver the vector."""
-        if self.request.dispatch is None:
-            self.request.dispatch = dispatch, self.arrival
-        self.encoder.answered(self, output)
 
-    def fail(self, error: WeirError) -> None:
-        """Deliver the error."""
-        self.encoder.failed(self, error)
-
-
-class OneText(InProcessRequest):
-    """A request for the vector of one text that enters the queue as it comes, see Encoder.encode_one. Its answer or error goes to `encoder`.
+class OneText(TextRequest):
+    """The only text of a request, which enters the queue as it comes, see Encoder.encode_one.
 
     Attributes:
         done: is called once with the answer or the error, unless the request is withdrawn.
@@ -346,45 +361,26 @@ class OneText(InProcessRequest):
         dimensions: how many numbers of the vector are kept; None for all.
         count, truncated: how many tokens the text has, and whether it was cut.
         began: when the request began, by the service's clock.
-        ended: whether it has its answer or error, or was withdrawn.
+        is_over: whether it has its answer or error, or was withdrawn.
     """
 
-    brief = True
-    ended = False
+    __slots__ = ("began", "count", "dimensions", "done", "is_over", "stated", "truncated")
 
     def __init__(
-        self, encoder: "Encoder", service: "ModelHandle", found: Tokenized, done: Callable[[Encoded | WeirError], None], *,
-        door: str, priority: int, timeout: float, stated: bool, shortest: int, tag: float, dimensions: int | None, began: float,
-        now: float,
+        self, call: "Exchange", found: Tokenized, done: Callable[[Encoded | WeirError], None], ended: Callable[["OneText"], None], *,
+        priority: int, timeout: float, stated: bool, shortest: int, tag: float, dimensions: int | None, began: float, now: float,
     ) -> None:  # fmt: skip
         ids, second, self.truncated, _ = found
-        self.encoder = encoder
-        self.service = service
-        self.payload = Tokens(ids, second)
         self.count = count = len(ids) // 4
         self.done = done
-        self.door = door
-        self.priority = priority
-        self.arrival = now
-        self.timeout = timeout
-        self.deadline = began + timeout
         self.stated = stated
-        self.cost = float(count if count > shortest else shortest)
-        self.tag = tag
         self.dimensions = dimensions
         self.began = began
-
-    def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Deliver the vector."""
-        self.encoder.answered_one(self, output, dispatch)
-
-    def fail(self, error: WeirError) -> None:
-        """Deliver the error."""
-        self.encoder.failed_one(self, error)
-
-    def withdraw(self) -> None:
-        """Take the text back, as its caller has left."""
-        self.encoder.withdraw_one(self)
+        self.is_over = False
+        super().__init__(
+            call, Tokens(ids, second), ended, arrival=now, timeout=timeout, deadline=began + timeout, priority=priority,
+            cost=float(count if count > shortest else shortest), tag=tag, brief=True,
+        )  # fmt: skip
 
 
 def distinct(texts: Sequence[Text]) -> tuple[list[Text], list[int] | None]:

@@ -71,14 +71,14 @@ class KserveRequest(HttpRequest):
         """See HttpRequest. There are short cuts for a small JSON body, and for a body whose header is that of the Layout."""
         head: KserveHead = self.head
         if head.small_json and not self.payload.startswith(ZLIB) and self._take_small():
-            self.head.service.submit(self, self.arrival)
+            self.enter()
             return
         layout = head.layout
         if layout is not None and not layout.wants_regions:
             body = self._body()
             if memoryview(body)[: head.header_length] == layout.header:
                 self._take_layout(layout, body)
-                self.head.service.submit(self, self.arrival)
+                self.enter()
                 return
         super().begin()
 
