@@ -4,7 +4,7 @@ Ray places the actor, and tells of its end. Its batches do not go through Ray's 
 way back. The actor listens (`ConnectionOffer`), the process that speaks with Ray connects (`connect`), and passes the socket on to the server.
 
 Frames have pickles in them, so before any is sent or read each side proves that it has the token, which came to the actor by Ray: with a hash of the token
-and of a random number of the other side. What is sent afterwards is as open to others in the network as Ray's own traffic without TLS.
+and of a random number of the other side. Between nodes all of it is encrypted if Ray encrypts its own traffic (encryption.py).
 """
 
 import contextlib
@@ -16,6 +16,8 @@ import threading
 import time
 from collections.abc import Sequence
 from typing import Any
+
+from weir.workers.ray.encryption import context_of, encrypted
 
 TOKEN_BYTES = 32
 PATIENCE = 5.0  # seconds to connect, and again for the other side's proof
@@ -35,6 +37,7 @@ class ConnectionOffer:
 
     def __init__(self, token: bytes, host: str = "") -> None:
         self._token = token
+        self._tls = context_of(server_side=True) if host else None
         self._listening = _listen(host)
         name: Any = self._listening.getsockname()
         self.address: Address = name[1:].decode() if isinstance(name, bytes) else (name[0], name[1])
@@ -79,6 +82,8 @@ class ConnectionOffer:
 
     def _try(self, connection: socket.socket) -> None:
         try:
+            if self._tls is not None:
+                connection = encrypted(connection, self._tls, time.monotonic() + PATIENCE)
             descriptors = _admit(connection, self._token)
         except OSError:  # a stranger, or one who has left
             connection.close()
@@ -125,9 +130,12 @@ def connect(address: Address, token: bytes, descriptors: Sequence[int] = ()) -> 
     """Connect to the actor that offers this at `address`, and send it `descriptors`, which it must be on this machine for. Raises OSError if that fails, or
     if whoever listens there does not have `token`."""
     until = time.monotonic() + 2 * PATIENCE
+    tls = None if isinstance(address, str) else context_of(server_side=False)
     connection = (
         socket.socket(socket.AF_UNIX) if isinstance(address, str) else socket.create_connection(address, PATIENCE)
     )
+    if tls is not None:
+        connection = encrypted(connection, tls, until, address[0])
     try:
         if isinstance(address, str):
             connection.settimeout(PATIENCE)

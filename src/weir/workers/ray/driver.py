@@ -267,11 +267,6 @@ def _draining() -> Mapping[str, int]:
     return nodes
 
 
-def _encrypts() -> bool:
-    """Tell whether Ray is to encrypt what it sends; what goes beside it is not."""
-    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
-
-
 class _ServerLeft(Exception):
     """The server has closed the worker's socket."""
 
@@ -361,8 +356,6 @@ class HeldActor(threading.Thread):
         message: dict[str, Any] = {"number": self._request.number}
         where = f"node {self._node[:8]}"
         try:
-            if _encrypts() and not same_node:
-                raise ConnectionError("Ray is to encrypt what is sent between nodes (RAY_USE_TLS), which this is not")
             address = self._result(self._actor.offer.remote(self._first, same_node=same_node))
             where += "" if same_node else f" at {address[0]}, port {address[1]}"
             with connect(address, self._token, self._shared if same_node else ()) as connection:
