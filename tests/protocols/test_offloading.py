@@ -32,7 +32,7 @@ from weir.model import Model, Tensor
 from weir.protocols import offloading
 from weir.protocols.account import CLAIM, Account
 from weir.protocols.content_negotiation import compress, decompress
-from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, parsed, values_bytes, work_later
+from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, parsed, values_bytes, values_size, work_later
 from weir.protocols.settings import HttpSettings
 from weir.serving import inference
 from weir.serving.service import Service
@@ -588,6 +588,22 @@ def test_a_refused_body_is_freed_in_the_thread() -> None:
 
     asyncio.run(main())
     assert freed == ["weir-read-long_0"]
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "application/msgpack"])
+def test_the_values_of_a_long_body_are_counted_in_a_thread(content_type: str) -> None:
+    class Body(bytes):
+        def __len__(self) -> int:
+            return 2 * LONG_BODY
+
+        def count(self, *_: Any) -> int:
+            counted.append(threading.current_thread().name)
+            return 1
+
+    counted = list[str]()
+    asyncio.run(values_size(Body(b"\x90"), content_type))
+    assert "MainThread" not in counted
+    assert content_type != "application/json" or len(counted) == 3
 
 
 def test_what_a_body_may_become_is_charged_while_it_is_read() -> None:

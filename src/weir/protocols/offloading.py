@@ -75,9 +75,7 @@ async def values_size(body: bytes, content_type: str) -> int:
     """Return about how many bytes the values of a long `body` of JSON or msgpack take at most; 0 for a short one."""
     if len(body) <= LONG_BODY:
         return 0
-    if is_msgpack(content_type):
-        return await off_loop(len(body), partial(msgpack_bytes, body))
-    return values_bytes(body)
+    return await off_loop(len(body), partial(msgpack_bytes if is_msgpack(content_type) else values_bytes, body))
 
 
 def values_bytes(body: bytes) -> int:
