@@ -13,15 +13,15 @@ from tests.catalog.repository.shelf import services
 from tests.served import Served
 
 from weir.catalog.adapters.triton_utils import load_class
-from weir.catalog.loading import ServiceMaker, load_target
+from weir.catalog.loading import ServiceMaker, load_target, read_anew
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
 from weir.catalog.repository.folder import FolderRepository
 from weir.catalog.sources import ModelToServe, TargetRepository
-from weir.errors import InvalidRequest
+from weir.errors import InvalidRequest, SettingsError
 from weir.settings import read_model_table
 from weir.workers import imports
-from weir.workers.imports import FOLDER, ModelFolder, folder_of
+from weir.workers.imports import FOLDER, ModelFolder, folder_of, loaded_apart
 
 MODEL = """
 import weir
@@ -138,6 +138,40 @@ def test_a_name_is_apart_only_where_it_is_taken(folder: Path) -> None:
     assert one.name_of("isolated_missing") == "isolated_missing"
     module = importlib.import_module(two.name_of("isolated_taken"))
     assert getattr(module, FOLDER) is two and module.__file__ == str(folder / "two" / "isolated_taken.py")
+
+
+PICKLED = r"""
+import pickle
+import utils
+import helpers.inner
+
+NAMED = [pickle.loads(each) for each in (b"cutils\nNamed\n)R.", b"chelpers.inner\nInner\n)R.")]
+"""
+
+
+def write_pickled(folder: Path, name: str) -> Path:
+    (folder / "helpers").mkdir(parents=True, exist_ok=True)
+    (folder / "utils.py").write_text(f"class Named:\n    name = {name!r}\n")
+    (folder / "helpers" / "inner.py").write_text(f"class Inner:\n    name = {name!r}\n")
+    (folder / "model.py").write_text(PICKLED)
+    return folder / "model.py"
+
+
+def read_pickled(path: Path) -> list[str]:
+    folder = loaded_apart(str(path.parent), path.parent.name)
+    module = read_anew("the model", f"pickled_{path.parent.name}", path, folder)
+    return [each.name for each in module.NAMED]
+
+
+def test_pickles_find_the_classes_of_the_models_own_modules(folder: Path) -> None:
+    assert read_pickled(write_pickled(folder / "alpha", "first")) == ["first", "first"]
+    assert read_pickled(write_pickled(folder / "alpha", "again")) == ["again", "again"]
+
+
+def test_a_pickle_never_finds_the_class_of_another_model(folder: Path) -> None:
+    read_pickled(write_pickled(folder / "alpha", "alpha"))
+    with pytest.raises(SettingsError, match="utils: another model's module has this name in this process"):
+        read_pickled(write_pickled(folder / "beta", "beta"))
 
 
 def test_what_an_ended_model_has_loaded_is_forgotten(tmp_path: Path) -> None:

@@ -127,7 +127,31 @@ class ModelFolder:
         if name in self.given:
             return self.given[name]
         top, dot, rest = name.partition(".")
-        return builtins.__import__(self.name_of(top) + dot + rest, globals, locals, fromlist, 0)
+        own = self.name_of(top) + dot + rest
+        found = builtins.__import__(own, globals, locals, fromlist, 0)
+        # What is written in C (pickle) passes an empty list, ignores the result, and takes the module of that name.
+        if (
+            own != name
+            and isinstance(fromlist, list)
+            and not fromlist
+            and sys.modules[own] is not sys.modules.get(name)
+        ):
+            raise ImportError(
+                f"{name}: another model's module has this name in this process, so a pickle cannot name that of {self.path}: rename "
+                "one, or read the pickle in the __init__ of a model with worker processes",
+                name=name,
+            )
+        return found
+
+    def lend_name(self, module: ModuleType) -> None:
+        """Let what finds modules by name, such as a pickle, find `module` under the name that the code uses, unless a module
+        of other files has that name."""
+        top, dot, rest = module.__name__.partition(".")
+        name = self._tops.get(top, top) + dot + rest
+        present = sys.modules.get(name)
+        owner: ModelFolder | None = getattr(present, FOLDER, None)
+        if present is None or (owner is not None and owner.path == self.path and present.__name__ != name):
+            sys.modules[name] = module
 
 
 def folder_of(path: str) -> ModelFolder:
@@ -207,6 +231,7 @@ class _Loader(SourceFileLoader):
         """Run the module's code."""
         self._folder.adopt(module)
         super().exec_module(module)
+        self._folder.lend_name(module)
 
 
 class _Finder:
