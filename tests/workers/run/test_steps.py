@@ -572,6 +572,7 @@ def test_a_predict_for_one_item_that_raises_gets_the_hint(predict: Callable[[Any
     [
         (lambda batch: [x + 1 for x in batch], [[1]]),  # the item is a list
         (lambda batch: [x + 1 for x in batch], ["a"]),
+        (lambda batch: [x * x for x in batch], ["a"]),  # "can't multiply sequence by non-int of type 'str'"
         (lambda batch: [float(x) for x in batch], ["list"]),  # a ValueError
         (lambda batch: [None.listed for _ in batch], [1]),  # type: ignore[attr-defined]  # raises, with "listed" in its text
     ],

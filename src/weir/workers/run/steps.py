@@ -8,7 +8,7 @@ import copy
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from types import TracebackType
@@ -339,11 +339,13 @@ def hint_for_one(name: str, instead: str = "return [f(item) for item in batch]")
 
 
 def raised_by_a_list(error: BaseException, items: list[Any]) -> bool:
-    """Tell whether `error` complains of a list though none of `items` is one: then it probably complains of the batch."""
-    return (
-        isinstance(error, (TypeError, AttributeError))
-        and not {"list", "sequence"}.isdisjoint(re.findall(r"\w+", _text(error)))
-        and not any(isinstance(item, list) for item in items)
+    """Tell whether `error` complains of a list (or a sequence) though none of `items` is one: then it probably complains of the batch."""
+    if not isinstance(error, (TypeError, AttributeError)):
+        return False
+    words = re.findall(r"\w+", _text(error))
+    return any(
+        word in words and not any(isinstance(item, kind) for item in items)
+        for word, kind in (("list", list), ("sequence", Sequence))
     )
 
 
