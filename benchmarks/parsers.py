@@ -41,7 +41,6 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from starlette.routing import BaseRoute
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -53,7 +52,7 @@ from weir.catalog.registry import Registry
 from weir.frontends.grpc.core import Core
 from weir.frontends.grpc.frontend import GrpcSettings
 from weir.frontends.grpc.server import GrpcServer
-from weir.frontends.http.application import Added, InferencePaths, inference_protocols, make_app
+from weir.frontends.http.application import InferencePaths, inference_protocols, make_app
 from weir.frontends.http.server import HttpServer
 from weir.frontends.websocket import WebSockets
 from weir.jobs.routes import JobRoutes
@@ -66,7 +65,7 @@ from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.text_models.texts import Text, TokenDetail
 from weir.text_models.tokens.tokenizer import Tokenizer
-from weir.text_server.bert_as_service.http import Encode, bert_paths
+from weir.text_server.bert_as_service.http import Encode
 from weir.text_server.bert_as_service.settings import ZeroMqSettings
 from weir.text_server.bert_as_service.status import Status
 from weir.text_server.bert_as_service.zeromq import ZeroMqFrontend
@@ -74,8 +73,9 @@ from weir.text_server.bert_as_service.zmtp import COMMAND, GREETING, MORE, frame
 from weir.text_server.encoder import Encoder
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.metrics import TextCounts
-from weir.text_server.protocols.openai import OPENAI, OpenAI, openai_paths
+from weir.text_server.protocols.openai import OpenAI
 from weir.text_server.protocols.tei import Tei
+from weir.text_server.server import added_by
 from weir.text_server.texts import Encoded, Encodes, TextFacts
 from weir.wire.kserve_grpc import ModelInferRequest
 from weir.wire.values import ANY_NAMES
@@ -625,9 +625,8 @@ async def serve(
     context = KserveContext(registry, http, control)
     texts = EmbeddingContext(encoders, http, 100_000, TextCounts())
     status = Status(texts.encoders, texts.clients)
-    routes: list[BaseRoute] = [
-        *Tei(texts).routes(), *OpenAI(texts).routes(), *Encode(texts, status, control=control, end=lambda: None).routes()
-    ]  # fmt: skip
+    apis = [Tei(texts), OpenAI(texts), Encode(texts, status, control=control, end=lambda: None)]
+    added = added_by(apis)
 
     async def ask(path: str, body: bytes) -> Reply:
         return await call(app, path, body)
@@ -640,14 +639,12 @@ async def serve(
             ask,
             print_nothing,
             context.account,
-            InferencePaths(inference_protocols(context), OPENAI.paths),
+            InferencePaths(inference_protocols(context), added.inference),
         )
         batches.begin()
-        routes = [*batches.routes(), *routes]
+        added = added._replace(routes=[*batches.routes(), *added.routes])
     sockets = WebSockets(registry, http, context.account)
-    app = make_app(
-        registry, http, context=context, websockets=sockets, added=Added(routes, {**openai_paths(), **bert_paths()})
-    )
+    app = make_app(registry, http, context=context, websockets=sockets, added=added)
     servers: list[Any] = [
         registry,
         HttpServer(registry, app, http, context=context, websockets=sockets),

@@ -6,19 +6,19 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
-from starlette.routing import BaseRoute
 
 from weir.catalog.registry import Registry
-from weir.frontends.http.application import Added, make_app
+from weir.frontends.http.application import make_app
+from weir.frontends.http.openapi import openapi
 from weir.frontends.http.server import HttpServer
 from weir.protocols.access import Control
 from weir.protocols.settings import HttpSettings
-from weir.text_server.bert_as_service.http import ENCODE, Encode, bert_paths
+from weir.text_server.bert_as_service.http import Encode
 from weir.text_server.bert_as_service.status import Status
 from weir.text_server.exchange import EmbeddingContext
-from weir.text_server.http import FastTexts, HttpTexts
+from weir.text_server.http import FastTexts, TextApi
 from weir.text_server.metrics import TextCounts
-from weir.text_server.server import text_paths, text_routes
+from weir.text_server.server import added_by, text_apis
 from weir.text_server.texts import Encodes
 
 MAX_TEXTS = 50
@@ -50,12 +50,11 @@ async def served(
     """Serve until the block ends, with the fast lane for small calls (of the models `hot`; None: of all) unless told otherwise."""
     settings, counts, ended = HttpSettings(port=0, **http), TextCounts(), asyncio.Event()
     site = EmbeddingContext({encoder.name: encoder for encoder in encoders}, settings, MAX_TEXTS, counts)
-    routes = routes_of(site, ended.set)
+    apis = apis_of(site, ended.set)
     names = list(site.encoders) if hot is None else hot
-    alike = [*text_routes(site)[0], [HttpTexts(ENCODE, site)]]
-    route_handlers = [FastTexts(each, names) for each in alike] if fast else []
+    route_handlers = [FastTexts(api.texts, names) for api in apis] if fast else []
     registry = Registry([])
-    app = make_app(registry, settings, added=Added(routes, {**text_paths(), **bert_paths()}))
+    app = make_app(registry, settings, added=added_by(apis))
     server = HttpServer(registry, app, settings, route_handlers=route_handlers)
     await server.start()
     try:
@@ -65,7 +64,12 @@ async def served(
         await server.stop()
 
 
-def routes_of(site: EmbeddingContext, end: Callable[[], None]) -> list[BaseRoute]:
-    """Return the routes of all protocols of texts."""
+def apis_of(site: EmbeddingContext, end: Callable[[], None] = lambda: None) -> list[TextApi]:
+    """Return all APIs of texts."""
     status = Status(site.encoders, site.clients)
-    return [*text_routes(site)[1], *Encode(site, status, control=Control(), end=end).routes()]
+    return [*text_apis(site), Encode(site, status, control=Control(), end=end)]
+
+
+def described() -> dict[str, Any]:
+    """Return the OpenAPI description of all APIs of texts."""
+    return openapi(Registry([]), added_by(apis_of(EmbeddingContext({}, HttpSettings(), 1, TextCounts()))).paths)

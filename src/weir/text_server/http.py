@@ -12,10 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
+from starlette.routing import Route
 from starlette.types import Send
 
 from weir.errors import WeirError
-from weir.frontends.http.asgi import AsgiCall, ClientLeft, identified, unless_left
+from weir.frontends.http.asgi import AsgiCall, ClientLeft, Endpoint, Handler, identified, unless_left
+from weir.frontends.http.auth_middleware import Refuse
 from weir.frontends.http.openapi import described_headers, operation
 from weir.messages import JSON
 from weir.protocols.account import CLAIM
@@ -405,7 +407,75 @@ def _has_small_answer(exchange: TextExchange) -> bool:
     return TEXT_BYTES * count * (options.dimensions or encoder.dimensions) <= LONG_ANSWER
 
 
-# How calls are described in OpenAPI.
+# How an API of texts is declared.
+
+
+class TextCall(NamedTuple):
+    """An endpoint for texts: its protocol, which has its paths, and what OpenAPI says of the first of them: the types of body and answer, and an `example` of
+    the body. The others are for other clients."""
+
+    protocol: TextProtocol
+    summary: str
+    body: Any
+    example: Any
+    answer: Any
+
+
+class TextPage(NamedTuple):
+    """A path of an API that takes no texts, what answers it, and what OpenAPI says of it. `body` is None where it has none."""
+
+    method: str
+    path: str
+    summary: str
+    answer: Any
+    handler: Handler
+    body: Any = None
+    example: Any = None
+
+
+class TextApi:
+    """The endpoints of one API of texts, which write errors alike, as the type `error`. Its routes, their description and what refuses a request without the
+    server's key follow from `calls` and `pages`."""
+
+    def __init__(
+        self, context: EmbeddingContext, error: Any, calls: Sequence[TextCall], pages: Sequence[TextPage] = ()
+    ) -> None:
+        self.context = context
+        self.texts = [HttpTexts(call.protocol, context) for call in calls]
+        self._error = error
+        self._calls = calls
+        self._pages = pages
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        endpoint = partial(Endpoint, settings=self.context.http, refuse=self.texts[0].refusal)
+        return [
+            *[Route(path, endpoint(each), methods=["POST"]) for each in self.texts for path in each.protocol.paths],
+            *[
+                Route(page.path.replace("}", ":path}"), endpoint(page.handler), methods=[page.method.upper()])
+                for page in self._pages
+            ],
+        ]
+
+    def described(self) -> dict[str, Any]:
+        """Return the OpenAPI description of the endpoints, by path, with types in place of schemas."""
+        described = partial(described_call, error=self._error)
+        paths: dict[str, Any] = {}
+        for call in self._calls:
+            path = call.protocol.paths[0]
+            paths[path] = {"post": described(path, call.summary, call.body, call.example, call.answer)}
+        for page in self._pages:
+            paths[page.path] = {
+                page.method: operation(page.method, page.path, page.summary, page.answer, self._error, tag="texts")
+                if page.body is None
+                else described(page.path, page.summary, page.body, page.example, page.answer)
+            }
+        return paths
+
+    def refusals(self) -> dict[str, Refuse]:
+        """Return what refuses a request without the server's key, by the beginning of the path."""
+        beginnings = [route.path.partition("{")[0].rstrip("/") for route in self.routes()]
+        return {path: self.texts[0].refusal for path in beginnings if path}
 
 
 def described_call(path: str, summary: str, body: Any, example: Any, answer: Any, error: Any) -> dict[str, Any]:

@@ -16,35 +16,33 @@ from urllib.parse import urlsplit
 
 import uvloop
 from prometheus_client.registry import Collector
-from starlette.routing import BaseRoute
 
 from weir.app import App
 from weir.catalog.sources import ModelToServe
 from weir.errors import SettingsError
 from weir.frontends.frontend import Frontend, FrontendContext
 from weir.frontends.http.application import Added
-from weir.frontends.http.auth_middleware import Refuse
 from weir.frontends.http.fast.plan import RouteHandler
 from weir.messages import Observer
 from weir.protocols.access import is_loopback
 from weir.serving.delivery import methods_of
 from weir.settings import Settings
 from weir.text_models.pooling import OF_TOKENS, Pooling
-from weir.text_server.bert_as_service.http import ENCODE, Encode, bert_paths
+from weir.text_server.bert_as_service.http import Encode
 from weir.text_server.bert_as_service.settings import ZeroMqSettings
 from weir.text_server.bert_as_service.status import Status, stock_fields
 from weir.text_server.bert_as_service.zeromq import ZeroMqFrontend
 from weir.text_server.calibration import Budget, Progress, no_progress
 from weir.text_server.encoder import Encoder
 from weir.text_server.exchange import EmbeddingContext
-from weir.text_server.http import FastTexts, HttpTexts
+from weir.text_server.http import FastTexts, TextApi
 from weir.text_server.metrics import PaddingMetrics, TextClients, TextCounts
-from weir.text_server.protocols.cohere import Cohere, cohere_paths
-from weir.text_server.protocols.infinity import Infinity, InfinityEmbeddings, infinity_paths
+from weir.text_server.protocols.cohere import Cohere
+from weir.text_server.protocols.infinity import Infinity, InfinityEmbeddings
 from weir.text_server.protocols.kserve import TextInference
-from weir.text_server.protocols.openai import OpenAI, openai_paths
-from weir.text_server.protocols.tei import Tei, tei_paths
-from weir.text_server.protocols.token_labels import LabelsOfTokens, token_label_paths
+from weir.text_server.protocols.openai import OpenAI
+from weir.text_server.protocols.tei import Tei
+from weir.text_server.protocols.token_labels import LabelsOfTokens
 from weir.text_server.server_settings import given_settings
 from weir.text_server.settings import CallerSettings
 from weir.text_server.text_model import ServedTextModel, read_model, share_workers
@@ -57,18 +55,20 @@ if TYPE_CHECKING:
 _ZMQ_PORT = 5555  # of bert-as-service
 
 
-def text_routes(context: EmbeddingContext) -> tuple[list[list[HttpTexts]], list[BaseRoute]]:
-    """Return what answers requests for vectors, scores and labels, in lists whose protocols write errors alike, and the routes of them all."""
-    openai, infinity = OpenAI(context), InfinityEmbeddings(context)
-    others = (Cohere(context), Tei(context), Infinity(context), LabelsOfTokens(context))
-    # OpenAI's route takes every other path below /v1, and infinity's /embeddings begins as TEI's /embed does.
-    texts = [part.texts for part in (openai, infinity, *others)]
-    return texts, [route for part in (infinity, *others, openai) for route in part.routes()]
+def text_apis(context: EmbeddingContext) -> list[TextApi]:
+    """Return the APIs for vectors, scores and labels, in the order of their routes: OpenAI's takes every other path below /v1."""
+    kinds = (InfinityEmbeddings, Cohere, Tei, Infinity, LabelsOfTokens, OpenAI)
+    return [kind(context) for kind in kinds]
 
 
-def text_paths() -> Mapping[str, Any]:
-    """Return the OpenAPI descriptions of these endpoints, by path."""
-    return {**openai_paths(), **tei_paths(), **cohere_paths(), **infinity_paths(), **token_label_paths()}
+def added_by(apis: Sequence[TextApi]) -> Added:
+    """Return what `apis` add to HTTP."""
+    return Added(
+        [route for api in apis for route in api.routes()],
+        {path: described for api in apis for path, described in api.described().items()},
+        {path: refuse for api in apis for path, refuse in api.refusals().items()},
+        inference=[path for api in apis for each in api.texts for path in each.protocol.paths],
+    )
 
 
 class EmbeddingProduct:
@@ -92,7 +92,7 @@ class EmbeddingProduct:
         self._zeromq_frontend: ZeroMqFrontend | None = None
         self._labels: dict[str, str] = {}
         self._told: Sequence[Callable[[str, str, int, int], None]] = []  # of the observers that count bytes
-        self._texts: list[list[HttpTexts]] = []  # those in a list write errors alike
+        self._apis: Sequence[TextApi] = ()
         self._context: FrontendContext
         self._shared: EmbeddingContext
         self._status: Status
@@ -141,18 +141,14 @@ class EmbeddingProduct:
         self._attach()
         context.registry.changed.append(self._attach)
         encode = Encode(shared, self._status, control=context.control, end=context.end)
-        self._texts, routes = text_routes(shared)
-        self._texts.append([HttpTexts(ENCODE, shared)])
-        inference = [path for texts in self._texts for each in texts for path in each.protocol.paths]
-        return Added(
-            [*routes, *encode.routes()], {**text_paths(), **bert_paths()}, self._refusals(), inference=inference
-        )
+        self._apis = [*text_apis(shared), encode]
+        return added_by(self._apis)
 
     def fast_routes(self, context: FrontendContext) -> Sequence[RouteHandler]:
         """Return the handlers for the fast path. They answer requests with small answers, so none for vectors of tokens."""
         large = set(OF_TOKENS) - {Pooling.SPARSE}
         models = {model.name for model in self._models if model.recipe.pooling not in large}
-        return [FastTexts(alike, models) for alike in self._texts]
+        return [FastTexts(api.texts, models) for api in self._apis]
 
     def grpc_calls(self, context: FrontendContext, most: int) -> "AddedCalls":
         """Return TEI's services."""
@@ -160,22 +156,6 @@ class EmbeddingProduct:
         from weir.text_server.protocols.tei_grpc import SERVICES, handlers  # grpcio is optional
 
         return AddedCalls(SERVICES, handlers(self._shared, most, development=context.settings.http.development))
-
-    def _refusals(self) -> Mapping[str, Refuse]:
-        """Return the functions that write errors, by the beginning of the paths that they are for."""
-        refusals = {
-            path: each.refusal for texts in self._texts for each in texts for path in each.protocol.paths if path != "/"
-        }
-        alike = {
-            "/info": "/embed",
-            "/models": "/embeddings",
-            "/status": "/encode",
-            "/terminate": "/encode",
-            "/vertex": "/embed",
-            "/v1": "/v1/embeddings",
-        }
-        refusals |= {path: refusals[other] for path, other in alike.items()}
-        return refusals
 
     def frontends(self, context: FrontendContext) -> Sequence[Frontend]:
         """Return the ZeroMQ frontend, if its port is set.

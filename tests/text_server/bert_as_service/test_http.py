@@ -12,17 +12,15 @@ import numpy as np
 import pytest
 from tests.described import answer_faults, body_faults
 from tests.text_server.hashing import HashingEncoder, vector_of, words_of
-from tests.text_server.served_texts import served
+from tests.text_server.served_texts import described, served
 
-from weir.catalog.registry import Registry
 from weir.errors import Overloaded
-from weir.frontends.http.openapi import openapi
 from weir.protocols.account import Account
 from weir.text_server.bert_as_service import http as bert_http
 
 TEXTS = ["first do it", "then do it right"]
 EXPECTED = [vector_of(text).tolist() for text in TEXTS]
-DESCRIBED = openapi(Registry([]), bert_http.bert_paths())
+DESCRIBED = described()
 FORM = "application/x-www-form-urlencoded"
 
 

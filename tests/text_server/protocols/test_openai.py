@@ -13,20 +13,17 @@ import pytest
 from openapi_spec_validator import validate
 from tests.described import answer_faults, body_faults
 from tests.text_server.hashing import DIMENSIONS, HashingEncoder, vector_of
-from tests.text_server.served_texts import MAX_TEXTS, Served, routes_of, served
+from tests.text_server.served_texts import MAX_TEXTS, Served, apis_of, described, served
 
-from weir.catalog.registry import Registry
 from weir.errors import DeadlineExceeded, Draining, ModelError, Overloaded
-from weir.frontends.http.openapi import openapi
 from weir.frontends.http.pages import HTTP_FRONTENDS, code_of
 from weir.protocols.settings import HttpSettings
 from weir.text_models.packing import Packing, quantized
 from weir.text_server.bert_as_service import http as encode_door
-from weir.text_server.bert_as_service.http import bert_paths
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.metrics import TextCounts
 from weir.text_server.protocols import openai as openai_door
-from weir.text_server.server import text_paths
+from weir.text_server.server import added_by
 from weir.text_server.texts import TextFacts
 
 TEXTS = ["first do it", "then do it right", "then do it better"]
@@ -410,22 +407,18 @@ def test_the_id_of_a_request_comes_back_whatever_happens() -> None:
 
 
 def test_every_route_is_described_and_no_other() -> None:
-    routes = routes_of(EmbeddingContext({}, HttpSettings(), 1, TextCounts()), lambda: None)
+    added = added_by(apis_of(EmbeddingContext({}, HttpSettings(), 1, TextCounts())))
     refused = "/v1/{path}"  # of whatever is none of the others
     aliases = {"/", "/invocations"}  # of one of TEI's, as the first model decides
-    assert {getattr(route, "path", "").replace(":path", "") for route in routes} == {
+    assert {getattr(route, "path", "").replace(":path", "") for route in added.routes} == {
         refused,
         *aliases,
-        *{**text_paths(), **bert_paths()},
+        *added.paths,
     }
 
 
 def test_the_description_is_valid() -> None:
     validate(described())
-
-
-def described() -> dict[str, Any]:
-    return openapi(Registry([]), {**text_paths(), **bert_paths()})
 
 
 @pytest.mark.parametrize(("body", "rule"), [(body, rule) for body, _, rule in WRONG])

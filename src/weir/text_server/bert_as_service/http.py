@@ -6,17 +6,14 @@ texts that were cut in `truncated`, and their number in the header X-Weir-Trunca
 
 import asyncio
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 from msgspec import Meta
-from starlette.routing import Route
 
 from weir.errors import InvalidRequest, UnsupportedMediaType, brief
-from weir.frontends.http.asgi import AsgiCall, Endpoint
-from weir.frontends.http.openapi import operation
+from weir.frontends.http.asgi import AsgiCall
 from weir.messages import JSON, MSGPACK
 from weir.protocols.access import Control
 from weir.protocols.content_negotiation import accept_of
@@ -33,7 +30,7 @@ from weir.text_server.exchange import (
     read_text,
     truncated_places,
 )
-from weir.text_server.http import HttpTexts, Listing, TextHead, described_call, listing
+from weir.text_server.http import Listing, TextApi, TextCall, TextHead, TextPage, listing
 from weir.text_server.texts import Encoded, Truncated
 from weir.wire.schema import any_of
 from weir.wire.schema import read_document as read_declared
@@ -237,37 +234,35 @@ class EncodeProtocol:
 ENCODE = EncodeProtocol()
 
 
-class Encode:
+class Encode(TextApi):
     """The endpoints of bert-as-service. `end` is called to end the server if `control` allows the caller to do so."""
 
     def __init__(self, context: EmbeddingContext, status: Status, *, control: Control, end: Callable[[], None]) -> None:
-        self._context = context
         self._status = status
         self._control = control
         self._end = end
-
-    def routes(self) -> list[Route]:
-        """Return the routes."""
-        encode = HttpTexts(ENCODE, self._context)
-        endpoint = partial(Endpoint, settings=self._context.http, refuse=encode.refusal)
-        return [
-            Route(ENCODE.paths[0], endpoint(encode), methods=["POST"]),
-            Route("/status/server", endpoint(self.server_status), methods=["GET"]),
-            Route("/status/client", endpoint(self.client_status), methods=["GET"]),
-            Route("/terminate", endpoint(self.terminate), methods=["POST"]),
+        summary, example = (
+            "Encode texts, as bert-as-service does",
+            {"id": 1, "texts": ["First do it", "then do it right"]},
+        )
+        pages = [
+            TextPage("get", "/status/server", "Show configuration and counts", dict[str, Any], self.server_status),
+            TextPage("get", "/status/client", "Show what clients have asked", dict[str, Any], self.client_status),
+            TextPage("post", "/terminate", "Finish what was accepted, and end", EndNotice, self.terminate),
         ]
+        super().__init__(context, EncodeError, [TextCall(ENCODE, summary, EncodeBody, example, EncodeAnswer)], pages)
 
     async def server_status(self, call: AsgiCall) -> HttpResponse:
         """Return the server's configuration and statistics."""
         client_name = TextHead(call.headers).client_name(call.peer)
-        self._context.clients.received_command(client_name, door=NAME)
+        self.context.clients.received_command(client_name, door=NAME)
         return _document(self._status.server_status(client_name))
 
     async def client_status(self, call: AsgiCall) -> HttpResponse:
         """Return what is known of the caller, with the fields of bert-as-service, and of all remembered clients."""
         client_name = TextHead(call.headers).client_name(call.peer)
         known = self._status.client_status()
-        return _document(client_fields(client_name, known["clients"], self._context.http) | known)
+        return _document(client_fields(client_name, known["clients"], self.context.http) | known)
 
     async def terminate(self, call: AsgiCall) -> HttpResponse:
         """Make the server finish its accepted requests and end. Raises Unauthorized or Forbidden if the caller may not do so."""
@@ -302,21 +297,3 @@ def _lead(identity: Any, encoded: Encoded) -> EncodeLead:
 
 def _document(value: Mapping[str, Any]) -> HttpResponse:
     return HttpResponse(200, [(b"content-type", JSON.encode()), (b"cache-control", b"no-store")], encode_safely(value))
-
-
-def bert_paths() -> Mapping[str, Any]:
-    """Return the paths of bert-as-service's endpoints, described for OpenAPI with the types in place of their schemas."""
-    page = partial(operation, error=EncodeError, tag="texts")
-    example = {"id": 1, "texts": ["First do it", "then do it right"]}
-    summary = "Encode texts, as bert-as-service does"
-    pages = [
-        ("get", "/status/server", "Show configuration and counts", dict[str, Any]),
-        ("get", "/status/client", "Show what clients have asked", dict[str, Any]),
-        ("post", "/terminate", "Finish what was accepted, and end", EndNotice),
-    ]
-    return {
-        ENCODE.paths[0]: {
-            "post": described_call(ENCODE.paths[0], summary, EncodeBody, example, EncodeAnswer, EncodeError)
-        },
-        **{path: {method: page(method, path, text, answer)} for method, path, text, answer in pages},
-    }

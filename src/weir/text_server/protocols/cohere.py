@@ -3,22 +3,20 @@
 Fields that cannot change an answer here, such as `priority` and `max_tokens_per_doc`, are left unread.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict, cast
 from uuid import uuid4
 
 import msgspec
 from msgspec import Meta, Struct
-from starlette.routing import Route
 
 from weir.errors import InvalidRequest, Unsupported, brief
-from weir.frontends.http.asgi import Endpoint
 from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
 from weir.text_models.packing import PACKINGS, PackedVector, Packing, packed, packing_named
 from weir.text_models.texts import PlainText, TextOptionFields
 from weir.text_server.exchange import EmbeddingContext, TextExchange, check_texts, options_of, read_json
-from weir.text_server.http import HttpTexts, JsonList, Listing, described_call
+from weir.text_server.http import JsonList, Listing, TextApi, TextCall
 from weir.text_server.protocols.openai import JSON_HEADER, with_input_field
 from weir.text_server.scores import check_top_n, ranking, read_pairs, relevance, without_nulls
 from weir.text_server.texts import Encoded, TextTask
@@ -283,34 +281,17 @@ def _object(body: bytes) -> dict[str, Any]:
     return without_nulls(document)
 
 
-class Cohere:
-    """The endpoints of Cohere."""
+class Cohere(TextApi):
+    """The endpoints of Cohere. Those below /v1 must come before those of OpenAI, which take the rest."""
 
     def __init__(self, context: EmbeddingContext) -> None:
-        self._context = context
-        protocols = (
-            CohereEmbed("2", "embed"),
-            CohereRerank("2", "rerank"),
-            CohereEmbed("1", "embed"),
-            CohereRerank("1", "rerank"),
-        )
-        self.texts = [HttpTexts(protocol, context) for protocol in protocols]
-
-    def routes(self) -> list[Route]:
-        """Return the routes. Those below /v1 must come before those of OpenAI, which take the rest."""
-        endpoint = partial(Endpoint, settings=self._context.http, refuse=self.texts[0].refusal)
-        return [Route(path, endpoint(each), methods=["POST"]) for each in self.texts for path in each.protocol.paths]
-
-
-def cohere_paths() -> Mapping[str, Any]:
-    """Return the paths of Cohere's endpoints, described for OpenAPI with the types in place of their schemas."""
-    call = partial(described_call, error=CohereError)
-    texts = ["A low dam.", "A bird."]
-    embed = {"texts": texts, "input_type": "search_document", "embedding_types": ["float"]}
-    rerank = {"query": "What is a weir?", "documents": texts, "top_n": 1}
-    return {
-        **{f"/v{version}/embed": {"post": call(f"/v{version}/embed", "Encode texts, as Cohere does", CohereEmbedRequest, embed, CohereVectors)}
-           for version in (1, 2)},
-        **{f"/v{version}/rerank": {"post": call(f"/v{version}/rerank", "Rank documents, as Cohere and Jina do", CohereRerankRequest, rerank, CohereRanking)}
-           for version in (1, 2)},
-    }  # fmt: skip
+        texts = ["A low dam.", "A bird."]
+        embed = {"texts": texts, "input_type": "search_document", "embedding_types": ["float"]}
+        rerank = {"query": "What is a weir?", "documents": texts, "top_n": 1}
+        to_embed = "Encode texts, as Cohere does", CohereEmbedRequest, embed, CohereVectors
+        to_rerank = "Rank documents, as Cohere and Jina do", CohereRerankRequest, rerank, CohereRanking
+        calls = [
+            TextCall(CohereEmbed("2", "embed"), *to_embed), TextCall(CohereRerank("2", "rerank"), *to_rerank),
+            TextCall(CohereEmbed("1", "embed"), *to_embed), TextCall(CohereRerank("1", "rerank"), *to_rerank),
+        ]  # fmt: skip
+        super().__init__(context, CohereError, calls)

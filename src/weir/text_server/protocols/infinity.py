@@ -5,22 +5,18 @@ TEI has a /rerank, too: tei.py answers that path, and has the protocol here read
 """
 
 import time
-from collections.abc import Mapping
-from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 from uuid import uuid4
 
 from msgspec import Meta, Struct
-from starlette.routing import Route
 
 from weir.errors import InvalidRequest
-from weir.frontends.http.asgi import AsgiCall, Endpoint
-from weir.frontends.http.openapi import operation
+from weir.frontends.http.asgi import AsgiCall
 from weir.protocols.openai_errors import OpenAIError
 from weir.protocols.response import Headers, HttpResponse, encode_safely
 from weir.text_models.texts import PlainText
 from weir.text_server.exchange import EmbeddingContext, TextExchange, check_texts, read_json
-from weir.text_server.http import HttpTexts, Listing, described_call
+from weir.text_server.http import Listing, TextApi, TextCall, TextPage
 from weir.text_server.protocols.openai import (
     JSON_HEADER,
     EmbeddingsAnswer,
@@ -241,58 +237,27 @@ def _card(encoder: Encodes, since: int) -> InfinityModelCard:
     }  # fmt: skip
 
 
-class InfinityEmbeddings:
+class InfinityEmbeddings(TextApi):
     """The endpoints of infinity that are beside those of OpenAI: its /embeddings and /models."""
 
     def __init__(self, context: EmbeddingContext) -> None:
-        self._context = context
         self._since = int(time.time())
-        self.texts = [HttpTexts(EmbeddingsProtocol(), context)]
-
-    def routes(self) -> list[Route]:
-        """Return the routes."""
-        (embeddings,) = self.texts
-        endpoint = partial(Endpoint, settings=self._context.http, refuse=embeddings.refusal)
-        return [
-            Route("/embeddings", endpoint(embeddings), methods=["POST"]),
-            Route("/models", endpoint(self.list_models), methods=["GET"]),
-        ]
+        summary, example = "Encode texts, as infinity does", {"input": ["I am happy"]}
+        embeddings = TextCall(EmbeddingsProtocol(), summary, EmbeddingsRequest, example, InfinityEmbeddingsAnswer)
+        title = "List the models of texts, as infinity does"
+        models = TextPage("get", "/models", title, InfinityModelList, self.list_models)
+        super().__init__(context, OpenAIError, [embeddings], [models])
 
     async def list_models(self, call: AsgiCall) -> HttpResponse:
         """Return the list of the models, with what waits for them."""
-        cards = [_card(encoder, self._since) for encoder in self._context.encoders.values()]
+        cards = [_card(encoder, self._since) for encoder in self.context.encoders.values()]
         return HttpResponse(200, [JSON_HEADER], encode_safely(InfinityModelList(object="list", data=cards)))
 
 
-class Infinity:
-    """The endpoints of infinity for labels; tei.py has those for rankings."""
+class Infinity(TextApi):
+    """The endpoint of infinity for labels; tei.py has that for rankings."""
 
     def __init__(self, context: EmbeddingContext) -> None:
-        self._context = context
-        self.texts = [HttpTexts(ClassifyProtocol(), context)]
-
-    def routes(self) -> list[Route]:
-        """Return the routes."""
-        endpoint = partial(Endpoint, settings=self._context.http, refuse=self.texts[0].refusal)
-        return [Route(path, endpoint(each), methods=["POST"]) for each in self.texts for path in each.protocol.paths]
-
-
-def infinity_paths() -> Mapping[str, Any]:
-    """Return the paths of infinity's endpoints, described for OpenAPI with the types in place of their schemas."""
-    example = {"input": ["I am happy"]}
-    text = "Label texts, as infinity does"
-    vectors = described_call(
-        "/embeddings", "Encode texts, as infinity does", EmbeddingsRequest, {"input": ["I am happy"]}, InfinityEmbeddingsAnswer, OpenAIError,
-    )  # fmt: skip
-    models = operation(
-        "get",
-        "/models",
-        "List the models of texts, as infinity does",
-        InfinityModelList,
-        error=OpenAIError,
-        tag="texts",
-    )
-    return {
-        "/embeddings": {"post": vectors}, "/models": {"get": models},
-        "/classify": {"post": described_call("/classify", text, ClassifyRequest, example, ClassifyAnswer, OpenAIError)},
-    }  # fmt: skip
+        summary, example = "Label texts, as infinity does", {"input": ["I am happy"]}
+        classify = TextCall(ClassifyProtocol(), summary, ClassifyRequest, example, ClassifyAnswer)
+        super().__init__(context, OpenAIError, [classify])

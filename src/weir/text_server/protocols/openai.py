@@ -6,8 +6,8 @@ in the header X-Weir-Truncated. OpenAI itself refuses such texts.
 
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import msgspec
@@ -25,8 +25,7 @@ from weir.errors import (
     WeirError,
     brief,
 )  # fmt: skip
-from weir.frontends.http.asgi import AsgiCall, Endpoint, as_response, identified
-from weir.frontends.http.openapi import operation
+from weir.frontends.http.asgi import AsgiCall, as_response, identified
 from weir.protocols import openai_errors
 from weir.protocols.openai_errors import OpenAIError, OpenAIErrorValue
 from weir.protocols.response import Headers, HttpResponse, encode_safely
@@ -49,7 +48,7 @@ from weir.text_server.exchange import (
     read_json,
     truncated_places,
 )
-from weir.text_server.http import HttpTexts, Listing, described_call, listing
+from weir.text_server.http import Listing, TextApi, TextCall, TextPage, listing
 from weir.text_server.scores import SparseVector, each_output, sparse_vector
 from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes, TextTask, Truncated
 from weir.wire.schema import any_of, wrong_field
@@ -192,34 +191,32 @@ class TextModelList(TypedDict):
     data: list[TextModelCard]
 
 
-class OpenAI:
+class OpenAI(TextApi):
     """The endpoints of OpenAI: vectors, and the list of the models."""
 
     def __init__(self, context: EmbeddingContext) -> None:
-        self._context = context
         self._since = int(time.time())
-        self.texts = [HttpTexts(OPENAI, context)]
+        summary, example = "Encode texts, as OpenAI does", {"input": ["First do it", "then do it right"]}
+        embeddings = TextCall(OPENAI, summary, EmbeddingsRequest, example, EmbeddingsAnswer)
+        pages = [
+            TextPage("get", "/v1/models", "List the models of texts", TextModelList, self.list_models),
+            TextPage("get", "/v1/models/{model}", "Describe a model of texts", TextModelCard, self.show_model),
+        ]
+        super().__init__(context, OpenAIError, [embeddings], pages)
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
-        (embeddings,) = self.texts
-        endpoint = partial(Endpoint, settings=self._context.http, refuse=embeddings.refusal)
-        return [
-            *[Route(path, endpoint(embeddings), methods=["POST"]) for path in OPENAI.paths],
-            Route("/v1/models", endpoint(self.list_models), methods=["GET"]),
-            Route("/v1/models/{model:path}", endpoint(self.show_model), methods=["GET"]),
-            Route(UNKNOWN, _Pages(self.refuse_path)),  # last: whatever the others do not take
-        ]
+        """Return the routes, at last one of whatever the others do not take."""
+        return [*super().routes(), Route(UNKNOWN, _Pages(self.refuse_path))]
 
     async def list_models(self, call: AsgiCall) -> HttpResponse:
         """Return the list of the models."""
-        cards = [model_card(encoder, self._since) for encoder in self._context.encoders.values()]
+        cards = [model_card(encoder, self._since) for encoder in self.context.encoders.values()]
         return HttpResponse(200, [JSON_HEADER], encode_safely(TextModelList(object="list", data=cards)))
 
     async def show_model(self, call: AsgiCall) -> HttpResponse:
         """Return the description of one model. Raises ModelNotFound."""
         return HttpResponse(
-            200, [JSON_HEADER], encode_safely(model_card(self._context.encoder(call.path["model"]), self._since))
+            200, [JSON_HEADER], encode_safely(model_card(self.context.encoder(call.path["model"]), self._since))
         )
 
     async def refuse_path(self, request: Request) -> Response:
@@ -236,7 +233,7 @@ class OpenAI:
             answer = self.texts[0].refusal(refusal)
         else:
             known = [f"{method} {with_braces(each)}" for each in below for method in sorted(_methods(each))]
-            self._context.counts.refused("", NAME, 404)
+            self.context.counts.refused("", NAME, 404)
             answer = no_such_path(path, ", ".join(dict.fromkeys(known)))
         return as_response(identified(answer, request.headers.raw))
 
@@ -470,16 +467,3 @@ def _token_ids(value: list[Any], where: str) -> list[int]:
         if type(token) is not int or not 0 <= token < _MOST_TOKENS:
             raise InvalidRequest(f"{where}[{place}]: must be a token id, is {brief(token, 40)}")
     return value
-
-
-def openai_paths() -> Mapping[str, Any]:
-    """Return the paths of OpenAI's endpoints, described for OpenAPI with the types in place of their schemas."""
-    page = partial(operation, "get", error=OpenAIError, tag="texts")
-    example = {"input": ["First do it", "then do it right"]}
-    summary = "Encode texts, as OpenAI does"
-    call = partial(described_call, summary=summary, body=EmbeddingsRequest, example=example, answer=EmbeddingsAnswer)
-    return {
-        **{path: {"post": call(path, error=OpenAIError)} for path in OPENAI.paths},
-        "/v1/models": {"get": page("/v1/models", "List the models of texts", TextModelList)},
-        "/v1/models/{model}": {"get": page("/v1/models/{model}", "Describe a model of texts", TextModelCard)},
-    }

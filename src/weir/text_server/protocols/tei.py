@@ -6,13 +6,12 @@ A request names no model there: the first model of the server that can do what t
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from msgspec import Meta, Struct
-from starlette.routing import Route
 
 from weir import __version__
 from weir.errors import (
@@ -26,8 +25,7 @@ from weir.errors import (
     WeirError,
     brief,
 )
-from weir.frontends.http.asgi import AsgiCall, ClientLeft, Endpoint, unless_left
-from weir.frontends.http.openapi import operation
+from weir.frontends.http.asgi import AsgiCall, ClientLeft, unless_left
 from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
 from weir.text_models.packing import packed, similarities, unit_vectors
 from weir.text_models.prompts import prompt_text
@@ -41,7 +39,7 @@ from weir.text_server.exchange import (
     options_of,
     read_json,
 )
-from weir.text_server.http import HttpTexts, Listing, described_call, listing
+from weir.text_server.http import Listing, TextApi, TextCall, TextPage, listing
 from weir.text_server.protocols.infinity import INFINITY_RERANK, InfinityRerank
 from weir.text_server.scores import labelled, ranking, read_pairs, relevance, terms, without_nulls
 from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes, TextTask
@@ -402,11 +400,10 @@ class DecodeProtocol(TeiProtocol):
         return _answer(exchange.found, [])
 
 
-class Tei:
+class Tei(TextApi):
     """The endpoints of TEI. What POST / and /invocations take is what the first model of the server is for."""
 
     def __init__(self, context: EmbeddingContext) -> None:
-        self._context = context
         embed, rerank, predict, sparse = ["/embed"], ["/rerank"], ["/predict"], ["/embed_sparse"]
         tasks = next((encoder.facts.tasks for encoder in context.encoders.values()), ())
         ways = {TextTask.RERANK: rerank, TextTask.PREDICT: predict, TextTask.EMBED_SPARSE: sparse}
@@ -414,30 +411,37 @@ class Tei:
         # A ranking is known by its fields; a model that ranks labels what else there is.
         self._instance_path = predict[0] if default is rerank else default[0]
         default += ["/", "/invocations"]
-        protocols = (
-            EmbedProtocol(*embed), EmbedProtocol("/embed_all", task=TextTask.EMBED_ALL), SparseProtocol(*sparse),
-            SimilarityProtocol("/similarity"),
-            RerankProtocol(*rerank), PredictProtocol(*predict), TokenizeProtocol("/tokenize"), DecodeProtocol("/decode"),
-        )  # fmt: skip
-        self.texts = [HttpTexts(protocol, context) for protocol in protocols]
-
-    def routes(self) -> list[Route]:
-        """Return the routes."""
-        endpoint = partial(Endpoint, settings=self._context.http, refuse=self.texts[0].refusal)
-        return [
-            *[Route(path, endpoint(each), methods=["POST"]) for each in self.texts for path in each.protocol.paths],
-            Route("/vertex", endpoint(self.vertex), methods=["POST"]),
-            Route("/info", endpoint(self.info), methods=["GET"]),
+        query, texts = "What is a weir?", ["A low dam.", "A bird."]
+        inputs: dict[str, Any] = {"inputs": texts}
+        pairs = {"inputs": {"source_sentence": texts[0], "sentences": texts}}
+        of_each = EmbedProtocol("/embed_all", task=TextTask.EMBED_ALL)
+        to_rerank = Any, {"query": query, "texts": texts}, Any
+        calls = [
+            TextCall(EmbedProtocol(*embed), "Encode texts, as TEI does", EmbedRequest, inputs, list[list[float]]),
+            TextCall(of_each, "Encode each token of texts, as TEI does", EmbedRequest, inputs, list[list[list[float]]]),
+            TextCall(SparseProtocol(*sparse), "Encode texts as weights of their terms, as TEI does", EmbedRequest, inputs, list[list[TeiTerm]]),
+            TextCall(SimilarityProtocol("/similarity"), "Compare a sentence with others, as TEI does", SimilarityRequest, pairs, list[float]),
+            TextCall(RerankProtocol(*rerank), "Rank texts, as TEI and infinity do", *to_rerank),
+            TextCall(PredictProtocol(*predict), "Label texts, as TEI does", PredictRequest, {"inputs": texts[0]}, Any),
+            TextCall(TokenizeProtocol("/tokenize"), "Show the tokens of texts, as TEI does", TokenizeBody, inputs, list[list[TeiToken]]),
+            TextCall(DecodeProtocol("/decode"), "Show the texts of token ids, as TEI does", DecodeBody, {"ids": [[1, 2]]}, list[str]),
+        ]  # fmt: skip
+        vertex = "Answer several requests in one, as TEI does for Vertex AI"
+        instances = {"instances": [{"inputs": texts[0]}]}
+        pages = [
+            TextPage("post", "/vertex", vertex, VertexAnswer, self.vertex, VertexBody, instances),
+            TextPage("get", "/info", "Describe the first model of texts, as TEI does", TeiInfo, self.info),
         ]
+        super().__init__(context, TeiError, calls, pages)
 
     async def info(self, call: AsgiCall) -> HttpResponse:
         """Return what is known of the first model."""
-        return _answer(model_info(self._context.encoder(), self._context), [(b"cache-control", b"no-store")])
+        return _answer(model_info(self.context.encoder(), self.context), [(b"cache-control", b"no-store")])
 
     async def vertex(self, call: AsgiCall) -> HttpResponse | None:
         """Answer each instance as the endpoint for it does; the first error, in the order of the instances, is the answer to all. None if the caller has left."""
         instances = (await call.read(VertexBody)).instances
-        _check_count(len(instances), "instances", self._context)
+        _check_count(len(instances), "instances", self.context)
         try:
             answers = await unless_left(self._answers(call, instances), call.receive)
         except ClientLeft:
@@ -652,50 +656,3 @@ def _codes(error: BaseException) -> tuple[int, str]:
     if isinstance(error, (RequestError, TooLarge)):
         return status, "Validation"
     return status, "Unhealthy" if isinstance(error, CapacityError) else "Backend"
-
-
-def tei_paths() -> Mapping[str, Any]:
-    """Return the paths of TEI's endpoints, described for OpenAPI with the types in place of their schemas."""
-    page = partial(operation, "get", error=TeiError, tag="texts")
-    call = partial(described_call, error=TeiError)
-    query, texts = "What is a weir?", ["A low dam.", "A bird."]
-    pairs = {"source_sentence": texts[0], "sentences": texts}
-    vectors: Sequence[tuple[str, str, Any, Any, Any]] = [
-        ("/embed", "Encode texts, as TEI does", EmbedRequest, {"inputs": texts}, list[list[float]]),
-        (
-            "/embed_all",
-            "Encode each token of texts, as TEI does",
-            EmbedRequest,
-            {"inputs": texts},
-            list[list[list[float]]],
-        ),
-        (
-            "/similarity",
-            "Compare a sentence with others, as TEI does",
-            SimilarityRequest,
-            {"inputs": pairs},
-            list[float],
-        ),
-        (
-            "/embed_sparse",
-            "Encode texts as weights of their terms, as TEI does",
-            EmbedRequest,
-            {"inputs": texts},
-            list[list[TeiTerm]],
-        ),
-        ("/predict", "Label texts, as TEI does", PredictRequest, {"inputs": texts[0]}, Any),
-        ("/tokenize", "Show the tokens of texts, as TEI does", TokenizeBody, {"inputs": texts}, list[list[TeiToken]]),
-        ("/decode", "Show the texts of token ids, as TEI does", DecodeBody, {"ids": [[1, 2]]}, list[str]),
-        ("/rerank", "Rank texts, as TEI and infinity do", Any, {"query": query, "texts": texts}, Any),
-        (
-            "/vertex",
-            "Answer several requests in one, as TEI does for Vertex AI",
-            VertexBody,
-            {"instances": [{"inputs": texts[0]}]},
-            VertexAnswer,
-        ),
-    ]
-    return {
-        **{path: {"post": call(path, text, body, example, answer)} for path, text, body, example, answer in vectors},
-        "/info": {"get": page("/info", "Describe the first model of texts, as TEI does", TeiInfo)},
-    }

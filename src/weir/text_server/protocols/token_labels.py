@@ -3,26 +3,23 @@
 Labels that begin with B- and I- begin and continue what is labelled. Tokens that continue it are joined to one entity, unless each is wanted.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
 
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
-from starlette.routing import Route
 
 from weir.errors import InvalidRequest, brief
-from weir.frontends.http.asgi import Endpoint
 from weir.protocols.response import Headers, HttpResponse, encode_safely
 from weir.text_models.texts import PlainText, TokenDetail
 from weir.text_server.exchange import EmbeddingContext, TextExchange, TextOptions, check_texts, read_json
-from weir.text_server.http import HttpTexts, described_call
+from weir.text_server.http import TextApi, TextCall
 from weir.text_server.protocols.tei import TeiError, TeiProtocol, compute_headers
 from weir.text_server.scores import Label, likeliest, without_nulls
 from weir.text_server.texts import Encoded, TextFacts, TextTask
 from weir.wire.schema import any_of, read_document
 
-PATH = "/predict_tokens"
 STRATEGIES = ("simple", "none")
 _OUTSIDE = ("O",)  # the labels of tokens that are nothing, which are left out unless the request names others
 
@@ -164,21 +161,11 @@ def _split_label(label: str) -> tuple[bool, str]:
     return (label.startswith("B-"), label[2:]) if label[:2] in ("B-", "I-") else (False, label)
 
 
-class LabelsOfTokens:
+class LabelsOfTokens(TextApi):
     """The endpoint for labels of tokens."""
 
     def __init__(self, context: EmbeddingContext) -> None:
-        self._context = context
-        self.texts = [HttpTexts(TokenLabels(PATH), context)]
-
-    def routes(self) -> list[Route]:
-        """Return the routes."""
-        (labels,) = self.texts
-        return [Route(PATH, Endpoint(labels, settings=self._context.http, refuse=labels.refusal), methods=["POST"])]
-
-
-def token_label_paths() -> Mapping[str, Any]:
-    """Return the path of the endpoint, described for OpenAPI with the types in place of their schemas."""
-    example = {"inputs": "Ada lives in Paris"}
-    summary = "Label the tokens of texts, as transformers does"
-    return {PATH: {"post": described_call(PATH, summary, TokenLabelRequest, example, Any, TeiError)}}
+        summary, example = "Label the tokens of texts, as transformers does", {"inputs": "Ada lives in Paris"}
+        super().__init__(
+            context, TeiError, [TextCall(TokenLabels("/predict_tokens"), summary, TokenLabelRequest, example, Any)]
+        )

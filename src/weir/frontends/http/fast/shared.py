@@ -182,11 +182,8 @@ class HttpShared:
         return plan
 
     def handler_of(self, target: bytes) -> RouteHandler:
-        """Return the handler that writes errors for `target`, for a request whose head is malformed or incomplete."""
-        return next(
-            (handler for handler in self.route_handlers[1:] if target.startswith(handler.prefix)),
-            self.route_handlers[0],
-        )
+        """Return the handler that writes errors for `target`, for a request whose head is malformed or incomplete: that with the longest prefix, or the first."""
+        return max(self.route_handlers, key=lambda handler: _matched(target, handler.prefix))
 
     def _make_plan(self, head: HttpHead) -> RoutePlan:
         plan = make_plan(head, self.route_handlers, self.settings, self._access)
@@ -373,3 +370,9 @@ def fill(place: Place, data: memoryview) -> bool:
         complete = place.received(size)
         data = data[size:]
     return complete
+
+
+def _matched(target: bytes, prefix: bytes | tuple[bytes, ...]) -> int:
+    """Return how many bytes the longest of the prefixes that `target` begins with has."""
+    prefixes = (prefix,) if isinstance(prefix, bytes) else prefix
+    return max((len(each) for each in prefixes if target.startswith(each)), default=0)
