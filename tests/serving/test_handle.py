@@ -9,12 +9,13 @@ from tests.serving.kit import Square
 from tests.test_architecture import SOURCE, imports_of, name_of
 
 from weir import Service
-from weir.serving.handle import ModelControl, ModelFacts, ModelHandle
+from weir.catalog.registry import Registry
+from weir.serving.handle import ModelControl, ModelFacts, ModelHandle, Models
 from weir.testing import FakeClock, FakeExecutor
 
 EDGE = ("protocols", "frontends", "jobs", "text_server")
-# It makes a service of its own, to measure a model before the server starts.
-COMPOSES = {"weir.text_server.calibration"}
+# The first makes a service of its own, to measure a model before the server starts; products of the second set how services answer.
+COMPOSES = {"weir.text_server.calibration", "weir.frontends.frontend"}
 
 
 def members(protocol: type) -> set[str]:
@@ -30,9 +31,10 @@ def test_a_handle_has_at_most_twelve_members() -> None:
 
 
 @pytest.mark.parametrize("part", EDGE)
-def test_the_edge_does_not_import_the_service(part: str) -> None:
+@pytest.mark.parametrize("module", ["weir.serving.service", "weir.catalog.registry"])
+def test_the_edge_does_not_import_services_and_their_registry(module: str, part: str) -> None:
     paths: list[Path] = [*(SOURCE / part).rglob("*.py"), SOURCE / "serving" / "inference.py"]
-    found = {name_of(path) for path in paths if "weir.serving.service" in imports_of(path)}
+    found = {name_of(path) for path in paths if module in imports_of(path)}
     assert found <= COMPOSES
 
 
@@ -52,9 +54,11 @@ def test_requests_enter_by_the_exchange_or_on_the_fast_path() -> None:
     assert found == {"weir.protocols.exchange", "weir.frontends.http.fast.native"}
 
 
-def test_a_service_is_a_handle_and_its_control() -> None:
+def test_a_service_is_a_handle_and_its_control_and_a_registry_has_handles() -> None:
     handle: ModelHandle = service()
     control: ModelControl = handle.control
+    models: Models = Registry([service()])
+    assert not {name for name in members(Models) if not hasattr(models, name)}
     for protocol, own in ((ModelHandle, handle), (ModelControl, control)):
         assert not {name for name in members(protocol) if not hasattr(type(own), name)}
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from weir.frontends.http.fast.plan import RouteHandler
     from weir.protocols.exchange import HttpProtocol
     from weir.protocols.kserve.context import KserveContext
+    from weir.serving.handle import Models
 
 
 async def listen(
@@ -195,7 +196,7 @@ def _make(name: str, context: FrontendContext) -> Frontend | None:
     return made
 
 
-def open_protocols(registry: "Registry", settings: HttpSettings) -> "list[HttpProtocol]":
+def open_protocols(registry: "Models", settings: HttpSettings) -> "list[HttpProtocol]":
     """Return the protocols that the settings name. Each entry point is called with the registry and the settings.
 
     Raises SettingsError for a name that no installed package brings, and for a protocol that cannot be made.

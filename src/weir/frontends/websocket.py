@@ -41,7 +41,7 @@ from weir.wire.websocket import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
-    from weir.catalog.registry import Registry
+    from weir.serving.handle import Models
 
 
 FRONTEND = "websocket"
@@ -114,7 +114,7 @@ class Session:
     """Serves one connection. The bytes of its requests and responses are charged to `account`."""
 
     def __init__(
-        self, socket: WebSocket, registry: "Registry", settings: HttpSettings, account: Account
+        self, socket: WebSocket, registry: "Models", settings: HttpSettings, account: Account
     ) -> None:  # fmt: skip
         self._socket = socket
         self._account = account
@@ -496,7 +496,7 @@ PATHS = ("/v2/ws", "/models/infer")
 class WebSockets:
     """All WebSockets of a server. The bytes of their requests and responses are charged to `account`."""
 
-    def __init__(self, registry: "Registry", settings: HttpSettings, account: Account | None = None) -> None:
+    def __init__(self, registry: "Models", settings: HttpSettings, account: Account | None = None) -> None:
         self._account = account or Account(settings)
         self._registry = registry
         self._settings = settings

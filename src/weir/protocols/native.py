@@ -54,7 +54,7 @@ from weir.wire.sse import CONTENT_TYPE
 from weir.wire.tensors import text_size
 
 if TYPE_CHECKING:
-    from weir.catalog.registry import Registry
+    from weir.serving.handle import Models
 
 FRONTEND = "http"  # the name of the HTTP frontend in metrics and logs
 
@@ -110,7 +110,7 @@ class RequestHead(RequestOptions):
 
 
 def read_head(
-    registry: "Registry", settings: HttpSettings, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]
+    registry: "Models", settings: HttpSettings, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]
 ) -> RequestHead | None:
     """Read the head of a request. `path` is percent-decoded and has no query; `headers` have names in lower case.
 
@@ -165,7 +165,7 @@ PREFIX = "/infer"
 _PATH = re.compile(f"{PREFIX}/({NAME_IN_PATH})")
 
 
-def find_service(registry: "Registry", path: str) -> tuple[ModelHandle, bool] | None:
+def find_service(registry: "Models", path: str) -> tuple[ModelHandle, bool] | None:
     """Return the service that `path` names and whether the body is a list; None if it is not a path of inference.
 
     Raises ModelNotFound naming the models that are served.
@@ -182,7 +182,7 @@ def find_service(registry: "Registry", path: str) -> tuple[ModelHandle, bool] | 
     return None if named is None else (registry.get(named[1]), batch)
 
 
-def _sole(registry: "Registry") -> ModelHandle:
+def _sole(registry: "Models") -> ModelHandle:
     if registry.sole is None:
         names = ", ".join(registry.services)
         raise ModelNotFound(
@@ -284,7 +284,7 @@ class NativeProtocol:
 
     prefix = b"/"
 
-    def __init__(self, registry: "Registry", settings: HttpSettings) -> None:
+    def __init__(self, registry: "Models", settings: HttpSettings) -> None:
         self._registry = registry
         self._settings = settings
 

@@ -1,5 +1,6 @@
 """What protocols, channels and products know of a running model: a ModelHandle. In this process a Service is one."""
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
@@ -131,6 +132,49 @@ class ModelHandle(Protocol):
 
     def transferred(self, door: str, received_bytes: int, sent_bytes: int) -> None:
         """Notify the observers of the sizes of requests of the frontend `door` and of their responses."""
+
+
+class Models(Protocol):
+    """The models of a server, as all that takes requests for them knows them. In the process of the models a Registry is one."""
+
+    changed: list[Callable[[], None]]
+    aliases: Mapping[str, str]
+
+    @property
+    def services(self) -> Mapping[str, ModelHandle]:
+        """The default version of each model, by name."""
+
+    @property
+    def routes(self) -> Mapping[str, ModelHandle]:
+        """The models that have paths of their own, by path."""
+
+    @property
+    def sole(self) -> ModelHandle | None:
+        """The model, if there is exactly one."""
+
+    @property
+    def all(self) -> Sequence[ModelHandle]:
+        """Every model, in all versions."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model takes requests."""
+
+    @property
+    def not_ready_reasons(self) -> dict[str, str]:
+        """The reason why a model takes no requests, by label, for each such model."""
+
+    def get(self, name: str, version: str = "") -> ModelHandle:
+        """Return the model of that name and version; without a version, the default one. Raises ModelNotFound or ModelNotReady."""
+
+    def versions(self, name: str) -> Mapping[str, ModelHandle]:
+        """Return the models of that name by version, the lowest version first. Raises ModelNotFound."""
+
+    def knows(self, name: str) -> bool:
+        """Return whether a model that runs or is being loaded answers to `name`."""
+
+    def reserve(self, segments: Iterable[str]) -> None:
+        """Let no route begin with one of these segments. Raises SettingsError if one does."""
 
 
 class ModelControl(Protocol):

@@ -54,7 +54,8 @@ def item(document: bytes, model: str, id: str = "", **parameters: Any) -> Infere
 class Rig:
     """A running server, and a channel to it."""
 
-    def __init__(self, context: KserveContext, server: GrpcServer, channel: Any) -> None:
+    def __init__(self, registry: Registry, context: KserveContext, server: GrpcServer, channel: Any) -> None:
+        self.registry = registry
         self.context = context
         self.server = server
         self.channel = channel
@@ -100,7 +101,7 @@ async def serving(
             made = grpc.aio.secure_channel(f"localhost:{server.port}", credentials, options)
         else:
             made = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options)
-        yield Rig(context, server, await stack.enter_async_context(made))
+        yield Rig(registry, context, server, await stack.enter_async_context(made))
 
 
 def run(

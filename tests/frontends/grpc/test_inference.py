@@ -12,7 +12,6 @@ from tests.frontends.grpc.kit import INFER, Double, Rig, item, make_request, ref
 from tests.frontends.http.sockets import until
 from tests.streaming_models import Count, Script
 
-from weir.catalog.registry import Registry
 from weir.errors import Cancelled, DeadlineExceeded, InvalidRequest, ModelError
 from weir.frontends.grpc import inference as forms
 from weir.frontends.grpc.inference import FINAL, LONGEST, WANTS_FINAL, Form, Forms, Writing
@@ -170,7 +169,7 @@ def test_what_the_model_raised_is_for_developers(development: bool) -> None:
 
 def test_an_error_of_ours_says_nothing_to_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(rig: Rig) -> None:
-        monkeypatch.setattr(rig.context.registry, "get", None)
+        monkeypatch.setattr(rig.registry, "get", None)
         assert await refused(rig.infer(make_request())) == (Code.INTERNAL, "internal error")
 
     run(test)
@@ -186,7 +185,7 @@ def test_a_streaming_model_is_not_for_unary_calls() -> None:
 
 def test_a_caller_who_leaves_leaves_the_line() -> None:
     async def test(rig: Rig) -> None:
-        service = rig.context.registry.get("double")
+        service = rig.registry.get("double")
         calls = [rig.raw(INFER, write_request(make_request(index, index))) for index in range(3)]
         heard = next(each for each in service.generation.observers if isinstance(each, RecordingObserver))
         await until(lambda: service.state()["waiting"] + service.state()["in_flight"] == 3)
@@ -202,9 +201,7 @@ def test_a_caller_who_leaves_leaves_the_line() -> None:
 def test_the_deadline_of_a_call_is_that_of_its_request() -> None:
     async def test(rig: Rig) -> None:
         heard = next(
-            each
-            for each in rig.context.registry.get("double").generation.observers
-            if isinstance(each, RecordingObserver)
+            each for each in rig.registry.get("double").generation.observers if isinstance(each, RecordingObserver)
         )
         code, _ = await refused(rig.infer(make_request(), timeout=0.05))
         assert code is Code.DEADLINE_EXCEEDED
@@ -511,7 +508,7 @@ def test_a_model_that_was_replaced_answers_by_its_own_rules() -> None:
                 assert (await rig.infer(make_request(1, 2))).outputs[0].array.tolist() == [[2, 4]]
             other = Service(Triple, executor="inline", name="double")
             await other.start()
-            registry: Registry = rig.context.registry
+            registry = rig.registry
             before, registry.services["double"] = registry.services["double"], other
             try:
                 for _ in range(3):
@@ -624,7 +621,7 @@ def test_what_is_no_message_is_an_error_too() -> None:
 
 def test_who_leaves_a_stream_leaves_the_line() -> None:
     async def test(rig: Rig) -> None:
-        service = rig.context.registry.get("double")
+        service = rig.registry.get("double")
         heard = next(each for each in service.generation.observers if isinstance(each, RecordingObserver))
         call = rig.stream()
         for _ in range(3):
@@ -649,7 +646,7 @@ def test_no_more_than_so_many_requests_are_under_way() -> None:
 
 def test_a_draining_server_answers_the_requests_of_a_stream_and_ends_it() -> None:
     async def test(rig: Rig) -> None:
-        service = rig.context.registry.get("double")
+        service = rig.registry.get("double")
         fake: Any = service.executor
         call = rig.stream()
         await call.write(write_request(make_request(id="7")))
@@ -676,9 +673,7 @@ def test_a_stream_without_requests_just_ends() -> None:
 def test_who_leaves_amid_the_answers_is_no_error_of_ours(caplog: pytest.LogCaptureFixture) -> None:
     async def test(rig: Rig) -> None:
         heard = next(
-            each
-            for each in rig.context.registry.get("count").generation.observers
-            if isinstance(each, RecordingObserver)
+            each for each in rig.registry.get("count").generation.observers if isinstance(each, RecordingObserver)
         )
         for _ in range(10):
             call = rig.stream()
@@ -686,7 +681,7 @@ def test_who_leaves_amid_the_answers_is_no_error_of_ours(caplog: pytest.LogCaptu
                 await call.write(write_request(item(b"50", "count")))
             await call.read()
             call.cancel()
-        await until(lambda: not rig.context.registry.get("count").state()["waiting"] and heard.ends >= 10)
+        await until(lambda: not rig.registry.get("count").state()["waiting"] and heard.ends >= 10)
 
     run(test, Count)
     assert [record for record in caplog.records if record.name == "weir.grpc"] == []

@@ -120,7 +120,7 @@ def test_the_options_that_grpc_gets() -> None:
 
 def test_drain_finishes_what_was_accepted_and_refuses_the_rest() -> None:
     async def test(rig: Rig) -> None:
-        fake: Any = rig.context.registry.get("double").executor
+        fake: Any = rig.registry.get("double").executor
         accepted = rig.raw(INFER, write_request(make_request()))
         await until(lambda: bool(fake.pending))
         rig.server.refuse()
@@ -159,11 +159,9 @@ call.result()
 def test_a_client_that_is_gone_without_a_word_leaves_the_line() -> None:
     async def test(rig: Rig) -> None:
         heard = next(
-            each
-            for each in rig.context.registry.get("double").generation.observers
-            if isinstance(each, RecordingObserver)
+            each for each in rig.registry.get("double").generation.observers if isinstance(each, RecordingObserver)
         )
-        state = rig.context.registry.get("double").state
+        state = rig.registry.get("double").state
         arguments = [f"127.0.0.1:{rig.server.port}", INFER, write_request(make_request()).hex()]
         client = await asyncio.create_subprocess_exec(sys.executable, "-c", ASKING_FOR_EVER, *arguments)
         try:

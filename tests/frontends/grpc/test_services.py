@@ -37,7 +37,7 @@ def test_health_of_server_and_models() -> None:
         assert (await rig.call("ModelReady", name="double")).ready
         assert not (await rig.call("ModelReady", name="nope")).ready
         assert not (await rig.call("ModelReady", name="double", version="3")).ready
-        await rig.context.registry.stop()
+        await rig.registry.stop()
         assert (await rig.call("ServerLive")).live
         assert not (await rig.call("ServerReady")).ready
         assert not (await rig.call("ModelReady", name="double")).ready
@@ -251,7 +251,7 @@ def run_controlled(test: Callable[[Rig], Coroutine[Any, Any, None]], **options: 
 def test_a_load_takes_the_parameters_of_amds_client() -> None:
     async def test(rig: Rig) -> None:
         await rig.call("ModelLoad", name="double", parameters=LOAD)
-        batching = rig.context.registry.get("double").facts.batching
+        batching = rig.registry.get("double").facts.batching
         assert (batching.max_batch_size, batching.max_queue_delay, batching.max_queue_size) == (3, 0.02, 9)
         code, text = await refused(rig.call("ModelLoad", name="double", parameters={"wrong": {"bool_param": True}}))
         assert code is Code.INVALID_ARGUMENT
@@ -275,7 +275,7 @@ def test_models_of_the_repository(field: str) -> None:
         named["parameters"] = {"config": {"string_param": '{"max_batch_size": 7}'}}
         loaded = await rig.call("RepositoryModelLoad", **named)
         assert (loaded.model_name, loaded.isLoaded) == ("double", True)
-        assert rig.context.registry.get("double").facts.batching.max_batch_size == 7
+        assert rig.registry.get("double").facts.batching.max_batch_size == 7
         assert (await rig.infer(make_request())).outputs
 
     run_controlled(test)

@@ -20,7 +20,7 @@ from weir.protocols.response import Headers, HttpResponse
 from weir.telemetry.recorder import Metrics
 
 if TYPE_CHECKING:
-    from weir.catalog.registry import Registry
+    from weir.serving.handle import Models
 
 _TYPES = {
     "svg": b"image/svg+xml",
@@ -58,7 +58,7 @@ PATHS = {
 
 
 def make_dashboard(
-    registry: "Registry", metrics: Metrics | None, collectors: Sequence[Collector] = (),
+    registry: "Models", metrics: Metrics | None, collectors: Sequence[Collector] = (),
     clients: ListClients = no_clients, jobs: ListJobs = lambda: None,
 ) -> Added:  # fmt: skip
     """Return the dashboard of the services of `registry`, to be added to the HTTP frontend.

@@ -14,8 +14,7 @@ from weir.messages import Reason
 from weir.telemetry.recorder import Histogram, Metrics, Recorder
 
 if TYPE_CHECKING:
-    from weir.catalog.registry import Registry
-    from weir.serving.handle import ModelHandle
+    from weir.serving.handle import ModelHandle, Models
 
 
 # Counters since the start (the numbers of /metrics), and their changes.
@@ -135,7 +134,7 @@ class DashboardSampler:
     """
 
     def __init__(
-        self, registry: "Registry", metrics: Metrics | None, collectors: Sequence[Collector] = (),
+        self, registry: "Models", metrics: Metrics | None, collectors: Sequence[Collector] = (),
         clients: ListClients = no_clients, jobs: ListJobs = lambda: None, *, clock: Callable[[], float] = time.monotonic,
         time_of_day: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip

@@ -26,7 +26,7 @@ from weir.wire.inference import Parameter
 from weir.wire.kserve_grpc import POOL, Method, message, methods, read_parameters
 
 if TYPE_CHECKING:
-    from weir.catalog.registry import Registry
+    from weir.serving.handle import Models
 
 
 _PREFIX = "inference."
@@ -55,7 +55,7 @@ class MetadataCalls:
     async def ModelReady(self, request: Any, call: IncomingCall) -> Any:
         """Return whether one model accepts requests; False for an unknown model."""
         try:
-            ready = self._registry.get(request.name, request.version).ready
+            ready = not self._registry.get(request.name, request.version).not_ready_reason
         except ModelNotFound:
             ready = False
         return filled("ModelReadyResponse", {"ready": ready})
@@ -214,7 +214,7 @@ class Health:
     A call of Watch gets a change within `look_every` seconds.
     """
 
-    def __init__(self, registry: "Registry", own: Iterable[str], *, look_every: float = 0.5) -> None:
+    def __init__(self, registry: "Models", own: Iterable[str], *, look_every: float = 0.5) -> None:
         self._registry = registry
         self._own = {"", SERVICE, *own}
         self._refusing = asyncio.Event()
@@ -253,7 +253,7 @@ class Health:
         if name in self._own:
             return _SERVING if self._registry.ready else _NOT_SERVING
         try:
-            return _SERVING if self._registry.get(name).ready else _NOT_SERVING
+            return _NOT_SERVING if self._registry.get(name).not_ready_reason else _SERVING
         except ModelNotFound:
             return _SERVICE_UNKNOWN
 

@@ -28,7 +28,7 @@ from weir.protocols.native import NativeProtocol
 from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
-    from weir.catalog.registry import Registry
+    from weir.serving.handle import Models
 
 _SHOWN_TO_PAGES = (
     "Retry-After", "X-Request-Id", "X-Batch-Size", "X-Batch-Reason", "X-Batch-Waiting", "X-Batch-Oldest-Age",
@@ -97,7 +97,7 @@ def inference_protocols(context: KserveContext) -> Sequence[HttpProtocol]:
 
 
 def make_app(
-    registry: "Registry",
+    registry: "Models",
     settings: HttpSettings,
     *,
     metrics: RenderMetrics | None = None,

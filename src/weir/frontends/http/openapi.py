@@ -24,8 +24,7 @@ from weir.wire.status import http_code
 from weir.wire.values import UNWRITABLE, decode, encode
 
 if TYPE_CHECKING:
-    from weir.catalog.registry import Registry
-    from weir.serving.handle import ModelHandle
+    from weir.serving.handle import ModelHandle, Models
 
 
 Schema = dict[str, Any]
@@ -355,7 +354,7 @@ _POLICY_ERRORS = (
 
 
 def openapi(
-    registry: "Registry", others: Mapping[str, Any], components: Mapping[str, Any] = MappingProxyType({})
+    registry: "Models", others: Mapping[str, Any], components: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:  # fmt: skip
     """Return the OpenAPI 3.1 document.
 
@@ -395,7 +394,7 @@ def _with_schemas(paths: Mapping[str, Any], components: dict[str, Schema]) -> di
     return described
 
 
-def paths_of(registry: "Registry", service: "ModelHandle") -> list[str]:
+def paths_of(registry: "Models", service: "ModelHandle") -> list[str]:
     """Return the paths at which `service` answers; a path with `/batch` after each of them takes a list."""
     extra = [path for path, routed in registry.routes.items() if routed is service]
     sole = ["/inference"] if registry.sole is service else []

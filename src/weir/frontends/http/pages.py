@@ -47,8 +47,7 @@ from weir.wire.values import decode
 from weir.workers.executor import READY
 
 if TYPE_CHECKING:
-    from weir.catalog.registry import Registry
-    from weir.serving.handle import ModelHandle
+    from weir.serving.handle import ModelHandle, Models
 
 
 # Takes an Accept header and returns the metrics in Prometheus' text format, and their content type.
@@ -184,7 +183,7 @@ class Pages:
 
     async def model(self, request: Request) -> Annotated[HttpResponse, documents.ServiceState]:
         """Show the state of one model."""
-        return _json(self._registry.get(request.path_params["model"]).state())
+        return _json(self._registry.get(request.path_params["model"]).control.state())
 
     async def policy(self, request: Request) -> Annotated[HttpResponse, documents.PolicyReport]:
         """Explain the policy of one model: what it does, what was predicted and what is measured."""
@@ -293,13 +292,15 @@ HTTP_FRONTENDS = frozenset(("http", "openai", "encode"))
 
 
 def make_exposition(
-    metrics: Metrics, registry: "Registry", *, triton_names: bool = False, namespace: str = NAMESPACE
+    metrics: Metrics, registry: "Models", *, triton_names: bool = False, namespace: str = NAMESPACE
 ) -> Exposition:
     """Return the exposition of `metrics`, which must be an observer of the services of `registry`.
 
     With `triton_names` it also has the metrics that Triton's dashboards use. `namespace` is the first word of the names of all other metrics.
     """
-    exposition = Exposition(metrics, code_of, lambda: {each.label: levels_of(each) for each in registry.all}, namespace)
+    exposition = Exposition(
+        metrics, code_of, lambda: {each.facts.label: levels_of(each) for each in registry.all}, namespace
+    )
     if triton_names:
         exposition.registry.register(TritonNames(metrics, lambda: map(counted, registry.all)))
     return exposition

@@ -31,7 +31,7 @@ from weir.protocols.settings import HttpSettings
 from weir.wire.status import http_code
 
 if TYPE_CHECKING:
-    from weir.catalog.registry import Registry
+    from weir.serving.handle import Models
 
 _BACKLOG = 2048  # connections that wait in the kernel to be accepted
 _SWEEP_INTERVAL = 1.0  # seconds
@@ -54,7 +54,7 @@ class HttpServer:
     """
 
     def __init__(
-        self, registry: "Registry", asgi_app: Any, settings: HttpSettings, observers: Sequence[Observer] = (), *,
+        self, registry: "Models", asgi_app: Any, settings: HttpSettings, observers: Sequence[Observer] = (), *,
         context: KserveContext | None = None, clock: Callable[[], float] = time.monotonic, websockets: WebSockets | None = None,
         route_handlers: Sequence[RouteHandler] = (), log: HttpLog | None = None,
     ) -> None:  # fmt: skip

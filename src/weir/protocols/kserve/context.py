@@ -12,7 +12,7 @@ from weir.protocols.shared_memory import Memory, Regions
 
 if TYPE_CHECKING:
     from weir.catalog.manager import Manager
-    from weir.catalog.registry import Registry
+    from weir.serving.handle import Models
 
 
 class KserveContext:
@@ -23,7 +23,7 @@ class KserveContext:
     """
 
     def __init__(
-        self, registry: "Registry", http: HttpSettings, control: Control | None = None, *,
+        self, registry: "Models", http: HttpSettings, control: Control | None = None, *,
         settings: KserveSettings | None = None, manager: "Manager | None" = None, access: Access | None = None,
     ) -> None:  # fmt: skip
         self.registry = registry

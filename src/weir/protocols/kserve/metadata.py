@@ -21,8 +21,7 @@ from weir.wire.kserve_json import parse
 from weir.wire.values import decode_json
 
 if TYPE_CHECKING:
-    from weir.catalog.registry import Registry
-    from weir.serving.handle import ModelHandle
+    from weir.serving.handle import ModelHandle, Models
 
 
 # The extensions of the protocol that a server's metadata lists. Shared memory is listed only where it is allowed.
@@ -37,7 +36,7 @@ _MICROSECONDS = 1e6
 _CONFIG_TYPES = {"BYTES": "TYPE_STRING"}  # the others have the protocol's name behind TYPE_
 
 
-def find(registry: "Registry", name: str, version: str = "") -> "ModelHandle":
+def find(registry: "Models", name: str, version: str = "") -> "ModelHandle":
     """Return the service of the model `name`; `version` "" is the default version.
 
     Raises ModelNotFound with Triton's text, which clients of the protocol search for.
@@ -282,7 +281,7 @@ def metadata(service: "ModelHandle", versions: Sequence[str] = ()) -> ModelMetad
     }
 
 
-def model_metadata(registry: "Registry", name: str, version: str = "") -> ModelMetadata:
+def model_metadata(registry: "Models", name: str, version: str = "") -> ModelMetadata:
     """Return the metadata of the model `name`, with all versions of it that are served. Raises ModelNotFound."""
     service = find(registry, name, version)
     return metadata(service, [each for each in registry.versions(service.facts.name) if each])
@@ -352,7 +351,7 @@ def statistics(service: "ModelHandle") -> ModelStatistics:
     )
 
 
-def all_statistics(registry: "Registry", name: str = "", version: str = "") -> AllStatistics:
+def all_statistics(registry: "Models", name: str = "", version: str = "") -> AllStatistics:
     """Return the statistics of the model `name` in one version, or with `version` "" in all; with `name` "" those of every model. Raises ModelNotFound."""
     if not name:
         services: list[ModelHandle] = [*registry.all]

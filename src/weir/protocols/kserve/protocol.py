@@ -36,8 +36,7 @@ from weir.wire.status import kserve_code
 from weir.wire.tensors import DTYPES, Arrays
 
 if TYPE_CHECKING:
-    from weir.catalog.registry import Registry
-    from weir.serving.handle import ModelHandle
+    from weir.serving.handle import ModelHandle, Models
     from weir.wire.kserve_json import BodyPeek
 
 
@@ -89,7 +88,7 @@ def named_in(path: str) -> tuple[str, str, str] | None:
 
 
 def read_head(
-    registry: "Registry", settings: HttpSettings, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]
+    registry: "Models", settings: HttpSettings, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]
 ) -> KserveHead | None:
     """Read the head of a request. `path` is percent-decoded and has no query; `headers` have names in lower case.
 
