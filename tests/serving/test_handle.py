@@ -38,20 +38,23 @@ def test_the_edge_does_not_import_services_and_their_registry(module: str, part:
     assert found <= COMPOSES
 
 
-def test_requests_enter_by_the_exchange_or_on_the_fast_path() -> None:
+@pytest.mark.parametrize(
+    ("method", "callers"),
+    [
+        ("submit", {"weir.protocols.exchange", "weir.frontends.http.fast.native"}),
+        ("notify", {"weir.protocols.exchange"}),
+    ],
+)
+def test_only_the_exchange_and_for_requests_the_fast_path_call_a_service(method: str, callers: set[str]) -> None:
     found = set[str]()
     for path in [
         *(path for part in EDGE for path in (SOURCE / part).rglob("*.py")),
         SOURCE / "serving" / "inference.py",
     ]:
         for node in ast.walk(ast.parse(path.read_text())):
-            if (
-                isinstance(node, ast.Attribute)
-                and node.attr == "submit"
-                and ast.unparse(node.value).endswith("service")
-            ):
+            if isinstance(node, ast.Attribute) and node.attr == method and ast.unparse(node.value).endswith("service"):
                 found.add(name_of(path))
-    assert found == {"weir.protocols.exchange", "weir.frontends.http.fast.native"}
+    assert found == callers
 
 
 def test_a_service_is_a_handle_and_its_control_and_a_registry_has_handles() -> None:

@@ -22,6 +22,7 @@ from weir.frontends.http.fast.plan import (
 from weir.messages import Observer
 from weir.protocols.access import Access
 from weir.protocols.account import Account, Claim
+from weir.protocols.exchange import Exchange
 from weir.protocols.native import FRONTEND
 from weir.protocols.repeats import HeadMemo
 from weir.protocols.settings import HttpSettings
@@ -228,7 +229,7 @@ class HttpShared:
     def refused(self, service: "ModelHandle | None", error: WeirError) -> None:
         """Notify the observers of the error that ends a request, unless they know it. `service` is the one that the request names, if known."""
         if service is not None:
-            service.notify(FRONTEND, error)
+            Exchange(service, door=FRONTEND).refused(error)
             return
         for observer in self.observers:
             observer.refused("", FRONTEND, error)
