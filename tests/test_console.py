@@ -37,6 +37,15 @@ def test_no_name_and_no_address_is_broken_in_a_narrow_terminal(columns: str) -> 
     assert max(map(len, shown.splitlines())) <= int(columns)
 
 
+def test_no_name_and_no_address_is_broken_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("model", no_wrap=True)
+    table.add_column("url", no_wrap=True)
+    table.add_row("m" * 70, "http://127.0.0.1:12345")
+    console._print(table)
+    assert capsys.readouterr().out.splitlines()[1].split() == ["m" * 70, "http://127.0.0.1:12345"]
+
+
 MODELS = """
 from typing import Literal
 

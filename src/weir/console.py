@@ -76,8 +76,11 @@ def check(settings: Settings) -> bool:
 def _print(*parts: Any) -> None:
     console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
     for part in parts:
-        if isinstance(part, Table) and console.is_terminal and _width(part) > console.width:
-            part = _stacked(part)
+        if isinstance(part, Table) and (width := _width(part)) > console.width:
+            if console.is_terminal:
+                part = _stacked(part)
+            else:
+                console.width = width  # a file, a pipe or a log has room
         console.print(part, soft_wrap=isinstance(part, str) or None, markup=False)
 
 
