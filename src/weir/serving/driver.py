@@ -11,7 +11,7 @@ the service's clock.
 import asyncio
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import cast
 
 from weir.batching.batcher import Batcher
 from weir.batching.bulk import is_bulk
@@ -32,84 +32,10 @@ from weir.serving.backpressure import BackpressureQueue, WaitingCall
 from weir.serving.delivery import Delivery, discard, logger
 from weir.workers.executor import Block, Executor, for_all_work
 from weir.workers.run.steps import copies
+from weir.workers.timer import TimeLimit, Timer
 
-# Seconds. uvloop's timers count whole milliseconds, and asyncio sleeps for whole ones. A timer that fired early by less than a
-# millisecond is armed again for at least this long, so that it does not fire again and again.
-LOOP_TICK = 0.001
 NOT_STARTED = "not started"  # why a service is not ready before its start and after its end
 _START = "; start it with `async with service`, or in a web application with lifespan=weir.lifespan(...)"
-
-
-class Cancellable(Protocol):
-    """The handle of a timer."""
-
-    def cancel(self) -> None:
-        """Stop the timer from firing."""
-
-
-@runtime_checkable
-class TimekeepingClock(Protocol):
-    """A clock that keeps its own timers, such as virtual time (testing.FakeClock)."""
-
-    def __call__(self) -> float:
-        """Return the present time in seconds."""
-
-    def call_at(self, when: float, callback: Callable[[], Any]) -> Cancellable:
-        """Call `callback` when the time is `when`, in seconds of this clock. Return the timer's handle."""
-
-
-class Timer:
-    """Calls `due` at the given instant or a little earlier; `due` must look at the clock and arm the timer again if needed.
-
-    Arming it for a later instant than it is already armed for does nothing. It then fires once too early, which costs less than
-    cancelling and arming a timer for every batch.
-    """
-
-    def __init__(self, clock: Callable[[], float], loop: asyncio.AbstractEventLoop, due: Callable[[], None]) -> None:
-        self._clock = clock
-        self._loop = loop
-        self._due = due
-        self._armed: float | None = None
-        self._handle: Cancellable | None = None
-        self._fired_early = False
-
-    def arm(self, when: float | None) -> None:
-        """Fire at `when` at the latest, in seconds of the clock; None changes nothing."""
-        if when is None or (self._armed is not None and self._armed <= when):
-            return
-        if self._handle is not None:
-            self._handle.cancel()
-        self._armed = when
-        left = when - self._clock()
-        if left <= 0.0:
-            self._handle = self._loop.call_soon(self._fire)
-        elif isinstance(self._clock, TimekeepingClock):
-            self._handle = self._clock.call_at(when, self._fire)
-        else:
-            self._handle = self._loop.call_later(max(left, LOOP_TICK if self._fired_early else 0.0), self._fire)
-
-    def cancel(self) -> None:
-        """Disarm the timer."""
-        if self._handle is not None:
-            self._handle.cancel()
-        self._handle = self._armed = None
-
-    def _fire(self) -> None:
-        self._fired_early = self._armed is not None and self._clock() < self._armed
-        self._handle = self._armed = None
-        self._due()
-
-
-async def sleep(clock: Callable[[], float], seconds: float) -> None:
-    """Return after `seconds` seconds of `clock`."""
-    over = asyncio.Event()
-    end = clock() + seconds
-    timer = Timer(clock, asyncio.get_running_loop(), lambda: over.set() if clock() >= end else timer.arm(end))
-    timer.arm(end)
-    try:
-        await over.wait()
-    finally:
-        timer.cancel()
 
 
 # Returns the executor that is used instead of the given one. It calls the function with a batch's id when the batch goes to a worker.
@@ -206,18 +132,11 @@ class Driver:
         if self.phase is not DriverPhase.RUNNING:
             return
         self._emptied.clear()
-        give_up = self._clock() + seconds
-        limit = Timer(self._clock, self._loop, lambda: self._drain_limit(limit, give_up))
-        limit.arm(give_up)
+        limit = TimeLimit(self._loop, seconds, self._emptied.set, self._clock)
+        limit.begin()
         self._poll(Wakeup.ARRIVAL, self._clock())
         await self._emptied.wait()
-        limit.cancel()
-
-    def _drain_limit(self, limit: Timer, give_up: float) -> None:
-        if self._clock() >= give_up:
-            self._emptied.set()
-        else:
-            limit.arm(give_up)
+        limit.close()
 
     def workers(self) -> list[int]:
         """Return the indices of the workers, whatever their state, without those for bulk work only."""
@@ -231,13 +150,13 @@ class Driver:
         """Give `worker` no more batches, let it finish those that it has, and stop it. Batches that
         are unfinished after `seconds` seconds run again on another worker."""
         empty = self._leaving[worker] = asyncio.Event()
-        limit = Timer(self._clock, self._loop, empty.set)
+        limit = TimeLimit(self._loop, seconds, empty.set, self._clock)
         try:
             if not self.batcher.worker_leaves(worker):
-                limit.arm(self._clock() + seconds)
+                limit.begin()
                 await empty.wait()
         finally:
-            limit.cancel()
+            limit.close()
             self.worker_lost(worker, "")
             await self.executor.remove_worker(worker)
             del self._leaving[worker]

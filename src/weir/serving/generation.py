@@ -14,7 +14,7 @@ from weir.model import Model
 from weir.policy.decision import complete
 from weir.policy.loading import load_policy
 from weir.serving.delivery import Delivery, tracer_among
-from weir.serving.driver import Driver, DriverPhase, sleep
+from weir.serving.driver import Driver, DriverPhase
 from weir.serving.handle import ModelFacts
 from weir.serving.hooks import Hook, HookedExecutor
 from weir.serving.settings import Composed
@@ -23,6 +23,7 @@ from weir.tuning.report import explain_policy
 from weir.workers.executor import Executor, NeedsOthers, SharesWorkers, StartsBulkWorkers, shortage, suspension
 from weir.workers.run.codecs import AnswerWriter
 from weir.workers.settings import WorkerSettings
+from weir.workers.timer import sleep
 
 if TYPE_CHECKING:
     from weir.tuning.policy_tuner import PolicyTuner

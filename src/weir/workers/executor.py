@@ -5,7 +5,7 @@ methods and all calls of the listener happen on the event loop's thread.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from weir.batching.workers import WorkerUser
@@ -209,53 +209,3 @@ class ExecutorBase:
     def gauges(self) -> dict[str, Any]:
         """Return how often workers were replaced; the sizes of the arena are 0."""
         return {"arena_bytes": 0, "arena_free_bytes": 0, "restarts": sum(each.restarts for each in self.states())}
-
-
-class TimeLimit:
-    """Calls `exceeded` when what has begun does not end within `seconds` (None: there is no limit).
-
-    It is begun and ended once per batch, so that must be cheap: to end it leaves the loop's timer armed, and a timer that fires too early is
-    armed again for the rest. A batch has no timer of its own.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float | None, exceeded: Callable[[], None]) -> None:
-        self._loop = loop
-        self._seconds = seconds
-        self._exceeded = exceeded
-        self._due: float | None = None  # None while nothing is limited
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def counting(self) -> bool:
-        """Whether something has begun that has neither ended nor exceeded the limit."""
-        return self._due is not None
-
-    def begin(self) -> None:
-        """Start counting, from now."""
-        if self._seconds is None:
-            return
-        self._due = self._loop.time() + self._seconds
-        if self._timer is None:
-            self._timer = self._loop.call_at(self._due, self._fired, self._due)
-
-    def end(self) -> None:
-        """Stop counting."""
-        self._due = None
-
-    def close(self) -> None:
-        """Stop counting and cancel the loop's timer."""
-        self._due = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _fired(self, armed_for: float) -> None:
-        self._timer = None
-        if self._due is None:
-            return
-        # Compared with the instant that armed the timer, not with the clock: loops fire a little early.
-        if self._due <= armed_for:
-            self._due = None
-            self._exceeded()
-        else:
-            self._timer = self._loop.call_at(self._due, self._fired, self._due)

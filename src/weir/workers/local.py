@@ -20,10 +20,11 @@ from weir.messages import Batch, Events, Timing
 from weir.metrics import MetricReport
 from weir.model import Model, overrides
 from weir.workers.cpus import unpinned
-from weir.workers.executor import ExecutorBase, Listener, TimeLimit, free_index
+from weir.workers.executor import ExecutorBase, Listener, free_index
 from weir.workers.run.runner import Runner, load_shared
 from weir.workers.run.steps import copies, model_error
 from weir.workers.settings import WorkerSettings, for_worker
+from weir.workers.timer import TimeLimit
 
 logger = logging.getLogger("weir")
 

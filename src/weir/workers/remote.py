@@ -46,11 +46,12 @@ from weir.wire.lockstep import (
     make_ids,
 )
 from weir.wire.values import DECODE, ENCODE, UNREADABLE, UNWRITABLE
-from weir.workers.executor import ExecutorBase, Listener, TimeLimit
+from weir.workers.executor import ExecutorBase, Listener
 from weir.workers.local import refuse_settings
 from weir.workers.process.channel import RECEIVE_BYTES, Channel
 from weir.workers.run.runner import Runner
 from weir.workers.settings import WorkerAddress, WorkerSettings, parse_address
+from weir.workers.timer import TimeLimit
 
 logger = logging.getLogger("weir")
 

@@ -13,8 +13,8 @@ import msgspec
 from weir._version import __version__
 from weir.frontends.dashboard.sampling import DashboardSampler
 from weir.protocols.response import encode_safely
-from weir.serving.driver import Cancellable
 from weir.telemetry.recorder import ROWS, SECONDS
+from weir.workers.timer import Cancellable
 
 # The last samples, encoded: each is encoded once for all pages.
 

@@ -19,10 +19,11 @@ from weir.errors import ModelError, WeirError
 from weir.messages import Batch, Events
 from weir.wire.frames import Cancel, Frame, Ready, Restarted, StartFailed, Stop, encode_batch, encode_control
 from weir.workers.arena import Arena, BatchPlaces, as_values
-from weir.workers.executor import READY, SUSPENDED, Listener, TimeLimit
+from weir.workers.executor import READY, SUSPENDED, Listener
 from weir.workers.process.child import Child
 from weir.workers.process.entry import LOWEST, cpu_times
 from weir.workers.process.launch import Launch
+from weir.workers.timer import TimeLimit
 
 
 class Backoff:

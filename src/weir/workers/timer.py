@@ -1,0 +1,128 @@
+"""Timers of the event loop, on its clock or another one: an instant that may be brought forward, a limit, and a pause."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+# Seconds. uvloop's timers count whole milliseconds, and asyncio sleeps for whole ones. A timer that fired early by less than a
+# millisecond is armed again for at least this long, so that it does not fire again and again.
+LOOP_TICK = 0.001
+
+
+class Cancellable(Protocol):
+    """The handle of a timer."""
+
+    def cancel(self) -> None:
+        """Stop the timer from firing."""
+
+
+@runtime_checkable
+class TimekeepingClock(Protocol):
+    """A clock that keeps its own timers, such as virtual time (testing.FakeClock)."""
+
+    def __call__(self) -> float:
+        """Return the present time in seconds."""
+
+    def call_at(self, when: float, callback: Callable[[], Any]) -> Cancellable:
+        """Call `callback` when the time is `when`, in seconds of this clock. Return the timer's handle."""
+
+
+class Timer:
+    """Calls `due` at the given instant or a little earlier; `due` must look at the clock and arm the timer again if needed.
+
+    Arming it for a later instant than it is already armed for does nothing. It then fires once too early, which costs less than
+    cancelling and arming a timer for every batch.
+    """
+
+    def __init__(self, clock: Callable[[], float], loop: asyncio.AbstractEventLoop, due: Callable[[], object]) -> None:
+        self._clock = clock
+        self._loop = loop
+        self._due = due
+        self._armed: float | None = None
+        self._call_at = clock.call_at if isinstance(clock, TimekeepingClock) else None
+        self._handle: Cancellable | None = None
+        self._fired_early = False
+
+    def arm(self, when: float | None) -> None:
+        """Fire at `when` at the latest, in seconds of the clock; None changes nothing."""
+        if when is None or (self._armed is not None and self._armed <= when):
+            return
+        if self._handle is not None:
+            self._handle.cancel()
+        self._armed = when
+        left = when - self._clock()
+        if left <= 0.0:
+            self._handle = self._loop.call_soon(self._fire)
+        elif self._call_at is not None:
+            self._handle = self._call_at(when, self._fire)
+        else:
+            self._handle = self._loop.call_later(max(left, LOOP_TICK if self._fired_early else 0.0), self._fire)
+
+    def cancel(self) -> None:
+        """Disarm the timer."""
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle = self._armed = None
+
+    def _fire(self) -> None:
+        self._fired_early = self._armed is not None and self._clock() < self._armed
+        self._handle = self._armed = None
+        self._due()
+
+
+class TimeLimit:
+    """Calls `exceeded` when what has begun does not end within `seconds` of `clock`, by default the loop's (None: there is no limit).
+
+    It may be begun and ended once per batch, so that must be cheap: to end it leaves the timer armed, and a timer that fires too
+    early is armed again for the rest. A batch has no timer of its own.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, seconds: float | None, exceeded: Callable[[], object],
+        clock: Callable[[], float] | None = None,
+    ) -> None:  # fmt: skip
+        self._clock = clock or loop.time
+        self._seconds = seconds
+        self._exceeded = exceeded
+        self._due: float | None = None  # None while nothing is limited
+        self._timer = Timer(self._clock, loop, self._look)
+
+    @property
+    def counting(self) -> bool:
+        """Whether something has begun that has neither ended nor exceeded the limit."""
+        return self._due is not None
+
+    def begin(self) -> None:
+        """Start counting, from now."""
+        if self._seconds is not None:
+            self._due = self._clock() + self._seconds
+            self._timer.arm(self._due)
+
+    def end(self) -> None:
+        """Stop counting."""
+        self._due = None
+
+    def close(self) -> None:
+        """Stop counting, and disarm the timer."""
+        self._due = None
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        if self._due is None:
+            return
+        if self._clock() < self._due:
+            self._timer.arm(self._due)
+        else:
+            self._due = None
+            self._exceeded()
+
+
+async def sleep(clock: Callable[[], float], seconds: float) -> None:
+    """Return after `seconds` seconds of `clock`."""
+    over = asyncio.Event()
+    limit = TimeLimit(asyncio.get_running_loop(), seconds, over.set, clock)
+    limit.begin()
+    try:
+        await over.wait()
+    finally:
+        limit.close()
