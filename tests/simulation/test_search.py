@@ -10,7 +10,7 @@ from weir.errors import SettingsError
 from weir.policy.cost.objective import LatencySLO
 from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
 from weir.policy.online.adaptive import SolvedPolicy, predict
-from weir.policy.online.rate import admission
+from weir.policy.online.admission import admission
 from weir.policy.solve.bank import Bank
 from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import limit_table
@@ -49,7 +49,7 @@ def test_an_objective_is_kept_and_saves_two_fifths_of_what_the_best_limit_spends
     )
     seen = figures(rounds, P4, P99.deadline)
     assert seen.late_share + 2.0 * seen.late_error <= P99.late_share
-    assert seen.refused_share == 0.0
+    assert seen.refused_share <= 2e-4
     rival = best_limit(P4, times, objective=P99)
     assert rival is not None and rival.figures.late_share <= P99.late_share
     assert seen.excess_w <= 0.6 * rival.figures.excess_w
@@ -59,14 +59,14 @@ def test_an_objective_is_kept_and_saves_two_fifths_of_what_the_best_limit_spends
 def test_an_objective_is_kept_at_the_highest_rate_a_table_is_used_for(promised: Bank, index: int) -> None:
     worst = float(np.sqrt(promised.rates[index] * promised.rates[index + 1]))
     keeper = SloSearch(P4, P99)
-    rule = keeper.rule(int(promised.limits()[index]), float(promised.shares[index]))
+    rule = keeper.rule(int(promised.limits()[index]), float(promised.shares[index]), rate=worst)
     trials = keeper.trials(banks.PROMISE_REQUESTS)
-    seen, least = trials(worst, rule), trials(worst, keeper.rule(1))
+    seen, least = trials(worst, rule), trials(worst, keeper.rule(1, rate=worst))
     assert keeper.keeps(seen)
-    if float(promised.p99_ms[index]) < np.inf:
+    if least.refused_share <= 0.9 * P99.late_share:
         assert seen.refused_share + seen.late_share <= 1.2 * P99.late_share, "by other luck than the search's"
-    else:  # more are refused than may be late even if no row waits on purpose
-        assert least.refused_share > 0.5 * P99.late_share
+    else:  # nearly as many are refused as may be late even if no row waits on purpose
+        assert seen.refused_share <= least.refused_share + 1.5 * search.HARDLY_MORE * P99.late_share
 
 
 VARIES = Profile(4.0 + 1.38 * np.arange(1.0, 25.0) ** 0.46, np.ones(24), np.full(24, 0.2))
@@ -89,9 +89,10 @@ def test_an_objective_is_kept_in_all_of_each_band(profile: Profile, objective: s
 
 
 def test_a_percentile_counts_refused_rows_as_never_answered(promised: Bank) -> None:
-    assert promised.p99_ms[-1] == np.inf, "at a load of 0.97 over 1 % are refused"
+    highest = PROMISE_LOADS.index(0.97)
+    assert promised.p99_ms[highest] == np.inf, "over 1 % are refused"
     assert (promised.p99_ms[:8] <= 20.0 + 1e-6).all()
-    assert predict(promised, float(promised.rates[-1]))["p99_ms"] is None
+    assert predict(promised, float(promised.rates[highest]))["p99_ms"] is None
 
 
 def test_near_saturation_few_are_refused_so_that_the_others_are_in_time(promised: Bank) -> None:
@@ -99,7 +100,7 @@ def test_near_saturation_few_are_refused_so_that_the_others_are_in_time(promised
     assert best_limit(P4, times, objective=P99) is None
     made = run(P4, SolvedPolicy(promised), times)
     assert np.mean(made.response_time_ms > 20.0 + 1e-6) <= P99.late_share
-    assert 0.0 < made.refused.mean() < 0.04
+    assert 0.0 < made.refused.mean() < 0.02
     assert (promised.max_waiting == 29).all()
 
 
@@ -150,21 +151,27 @@ def test_when_all_arrive_at_once_none_of_those_let_in_is_late(promised: Bank) ->
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("deadline", [0.0028, 0.006, 0.012, 0.02, 0.03, 0.06, 0.3])
 def test_the_bound_holds_for_any_arrivals(deadline: float, workers: int) -> None:
-    """The proof's claim: with batches of `steady` and a line of `max_waiting`, none is late, whatever the traffic."""
+    """No row that is admitted is late, whatever the traffic, and whatever rate the gate is for."""
     made = admission(P4, LatencySLO(deadline), workers)
     assert made is not None
-    table, gate = made.overloaded(P4)
-    rule = Rule(table.tolist(), gate=gate if made.windowed else gate._replace(times=()))
-    for text in ("poisson:0.9", "poisson:1.3", "poisson:20", "gamma:1.2,cv=4", "on-off:1,on=0.02s,off=0.03s"):
-        rounds = play(traffic(text, 6_000, workers).tolist(), rule, ServiceTimes(P4, 1), 32, workers)
-        assert rounds.responses.max() <= deadline + 1e-8
+    starts = LatencySLO(deadline).latest_starts(P4).tolist()
+    for gate in (made.gate_at(0.3 * workers * P4.max_rate), made.overload):
+        rule = Rule(made.table(P4).tolist(), fits=starts, gate=gate)
+        for text in ("poisson:0.9", "poisson:1.3", "poisson:20", "gamma:1.2,cv=4", "on-off:1,on=0.02s,off=0.03s"):
+            rounds = play(traffic(text, 6_000, workers).tolist(), rule, ServiceTimes(P4, 1), 32, workers)
+            assert rounds.responses.max() <= deadline + 1e-8
 
 
 def test_the_short_cut_refuses_whom_the_batcher_refuses(promised: Bank) -> None:
     """At a rate that is known, but for the first rows, the searches' rule is the policy's."""
     keeper, times = SloSearch(P4, P99), traffic("constant:0.82", 3_000)
     limit, share = int(promised.limits()[9]), float(promised.shares[9])
-    seen = figures(play(times.tolist(), keeper.rule(limit, share), ServiceTimes(P4, 1), 32), P4, P99.deadline, 0.3)
+    seen = figures(
+        play(times.tolist(), keeper.rule(limit, share, rate=0.82 * P4.max_rate), ServiceTimes(P4, 1), 32),
+        P4,
+        P99.deadline,
+        0.3,
+    )
     made = run(P4, SolvedPolicy(promised), times)
     batches = made.batches
     rounds = PlayedRounds(
@@ -189,7 +196,7 @@ def test_random_service_times_get_slack(cv: float, monkeypatch: pytest.MonkeyPat
 def test_service_times_that_vary_too_much_are_an_error() -> None:
     profile = Profile(P4.service_time_ms, P4.energy_mj, np.full(32, 2.0))
     with pytest.raises(
-        SettingsError, match=r"p99=15ms: cannot be kept when .* ms of slack are needed because service times vary"
+        SettingsError, match=r"p99=15ms: cannot be kept: .* ms of slack are needed because service times vary"
     ):
         SloSearch(profile, LatencySLO.parse("p99=15ms"))
 
@@ -200,7 +207,7 @@ def test_service_times_that_vary_too_much_are_an_error() -> None:
 def test_where_one_limit_is_too_few_and_the_next_too_many_they_are_mixed() -> None:
     keeper = search.SloSearch(P4, P99)
     trials = keeper.trials(40_000)
-    kept = [keeper.at([load * P4.max_rate], trials, load * P4.max_rate) for load in (0.89, 0.92)]
+    kept = [keeper.at([load * P4.max_rate], trials, load * P4.max_rate) for load in (0.91, 0.93)]
     mixed = [each for each in kept if each.share]
     assert mixed
     for each in mixed:
@@ -222,7 +229,7 @@ def test_random_service_times_get_a_margin() -> None:
     keeper = search.SloSearch(profile, P99)
     assert 0.0 < keeper.objective.margin < 0.005
     trials = keeper.trials(20_000)
-    assert keeper.keeps(trials(0.3 * P4.max_rate, keeper.rule(32)))
+    assert keeper.keeps(trials(0.3 * P4.max_rate, keeper.rule(32, rate=0.3 * P4.max_rate)))
 
 
 def test_an_objective_is_kept_by_a_crew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,23 +257,6 @@ def test_what_several_workers_can_keep_is_not_refused(cv: float, monkeypatch: py
         assert made.busy_share < 0.75
 
 
-@pytest.mark.parametrize("workers", [2, 4, 8])
-@pytest.mark.parametrize("deadline", [0.035, 0.045, 0.06])
-def test_batches_that_start_apart_are_in_time_for_any_arrivals(deadline: float, workers: int) -> None:
-    made = admission(SLEEPS, LatencySLO(deadline), workers)
-    assert made is not None and made.gate.spacing
-    table, gate = made.overloaded(SLEEPS)
-    for text in ("poisson:0.5", "poisson:1.3", "poisson:20", "gamma:1.2,cv=4", "on-off:1,on=0.02s,off=0.03s"):
-        process = parse_arrivals(text, capacity=workers * SLEEPS.max_rate)
-        times = process.times(np.random.default_rng(78), 3_000).tolist()
-        for rule in (Rule(table.tolist(), gate=gate), Rule(made.table(SLEEPS).tolist(), gate=made.gate)):
-            rounds = play(times, rule, ServiceTimes(SLEEPS, 1), 64, workers)
-            assert rounds.responses.max() <= deadline + 1e-8
-        if text == "poisson:20":
-            assert np.median(rounds.sizes) == made.steady
-            assert np.median(np.diff(rounds.starts)) == pytest.approx(gate.spacing)
-
-
 @pytest.mark.parametrize(("rate", "refused"), [(50.0, 0.005), (200.0, 0.12), (400.0, 0.27), (1600.0, 0.63)])
 def test_one_worker_refuses_only_what_it_cannot_answer_in_time(tight: Bank, rate: float, refused: float) -> None:
     """With two batches of 3 in 45 ms for a bound, it refused 38, 66 and 92 % at the higher rates."""
@@ -288,12 +278,9 @@ def tight() -> Bank:
     ("objective", "workers", "says"),
     [
         ("p99=1ms", 1, r"latency_objective=p99=1ms: a row alone takes 1\.357 ms"),
-        (
-            "p99=2ms", 2,
-            r"p99=2ms: cannot be kept when more rows arrive than can be served: .* is answered after 2\.036 ms;",
-        ),
+        ("p99=2ms", 2, r"p99=2ms: cannot be kept at .* rows/s: even if no row waits on purpose, .* are late;"),
     ],
-)  # fmt: skip
+)
 def test_an_objective_that_cannot_be_kept_is_refused(
     objective: str, workers: int, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,6 @@ control limit for each rate is found by simulation, all candidates on the same a
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,13 +14,13 @@ import numpy as np
 from weir.policy.cost.objective import ROUNDING, LatencySLO, Prices
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.online.adaptive import SolvedPolicy
-from weir.policy.solve.bank import Bank, bank_of, hysteresis, solve_bank
+from weir.policy.solve.bank import HYSTERESIS, Bank, bank_of, solve_bank
 from weir.policy.solve.smdp import Performance, evaluate
 from weir.policy.solve.tables import greedy_table, limit_table, stacked
 from weir.simulation.arrivals import MarkovModulated
 from weir.simulation.replicas import ReplicaEstimate, Replicas, best_tables, estimate
 from weir.simulation.rounds import Figures
-from weir.simulation.search import BURST, BURST_BATCHES, SloSearch, lowest
+from weir.simulation.search import BURST, BURST_BATCHES, SURE, SloSearch, lowest
 from weir.simulation.simulator import check_count, read_profile, run
 from weir.simulation.statistics import STRETCHES
 
@@ -88,24 +87,22 @@ def _promised(
     profile: Profile, prices: Prices, workers: int, objective: LatencySLO, seed: int, report: Progress
 ) -> Bank:
     """Return the bank for an objective. Each table keeps it at all rates at which it is used: halfway, by ratio, to its
-    neighbours, and as far beyond as the hysteresis allows.
+    neighbours, and as far beyond as the hysteresis ever allows; the true rate also differs from its estimate.
     """
     search = SloSearch(profile, objective, workers=workers, seed=seed)
     trials, bursts = search.trials(PROMISE_REQUESTS), search.trials(PROMISE_REQUESTS, 1, bursts=True)
     allowed = search.admission
-    loads = (*PROMISE_LOADS, *BEYOND) if objective.counts_refusals else PROMISE_LOADS
+    loads = (*PROMISE_LOADS, *BEYOND)
     rates = workers * profile.max_rate * np.array(loads)
     highest = np.append(np.sqrt(rates[:-1] * rates[1:]), rates[-1])
     lowest = np.append(rates[0], highest[:-1])
-    margins = [hysteresis(low, high) for low, high in pairwise(rates.tolist())]
     found, seen = [], []
     for done, (low, rate, worst) in enumerate(zip(lowest.tolist(), rates.tolist(), highest.tolist(), strict=True), 1):
         if objective.counts_refusals:
             kept = search.most_in_time(low, worst, trials, bursts)
             seen.append(trials(rate, search.rule(kept.limit, kept.share, kept.max_waiting, rate=rate)))
         else:
-            below, above = margins[max(done - 2, 0)], margins[min(done, len(margins)) - 1]
-            kept = search.at((low * (1.0 - below), rate, worst * (1.0 + above * (done < len(rates)))), trials, rate)
+            kept = search.at((low * (1.0 - HYSTERESIS), rate, worst * (1.0 + HYSTERESIS)), trials, rate)
             seen.append(kept.figures)
         found.append(kept)
         report(done, len(rates))
@@ -123,7 +120,7 @@ def _promised(
 
 
 def _checked_in_time(bank: Bank, search: SloSearch, seed: int) -> Bank:
-    """Return `bank`, greedy below the lowest of FLOORS from which refusals lose no more than the greedy policy.
+    """Return `bank`, greedy below the lowest of FLOORS from which refusals do not surely lose more than greedy does.
 
     The bound of each band was found at a known rate. The policy only has an estimate, which is too high just after
     many arrivals; then the queue is long, and rows may be refused that the greedy policy would still answer in time.
@@ -145,7 +142,7 @@ def _checked_in_time(bank: Bank, search: SloSearch, seed: int) -> Bank:
 
     def loses_no_more(tried: Bank, lines: Sequence[Floats]) -> bool:
         policy = SolvedPolicy(tried)
-        return all(_no_more(lost(policy, times) - lost("greedy", times)) for times in lines)
+        return all(_bounds(lost(policy, times) - lost("greedy", times))[1] <= 0.0 for times in lines)
 
     if bank.profile.cv.any() and not loses_no_more(bank, _bursts(bank, seed)):
         bank = _without_waits(bank)
@@ -153,7 +150,7 @@ def _checked_in_time(bank: Bank, search: SloSearch, seed: int) -> Bank:
     for floor in FLOORS:
         tried = _greedy_below(bank, search, floor)
         policy = SolvedPolicy(tried)
-        if all(_no_more(lost(policy, times) - most) for times, most in zip(lines, greedy, strict=True)):
+        if all(_bounds(lost(policy, times) - most)[0] <= 0.0 for times, most in zip(lines, greedy, strict=True)):
             break
     return tried
 
@@ -175,9 +172,10 @@ def _without_waits(bank: Bank) -> Bank:
     return replace(bank, tables=tables, second_tables=tables)
 
 
-def _no_more(beyond: Floats) -> bool:
-    """Return whether the mean of these differences is surely not above 0; shape (stretches,)."""
-    return float(beyond.mean() + np.std(beyond, ddof=1) / len(beyond) ** 0.5) <= 0.0
+def _bounds(beyond: Floats) -> tuple[float, float]:
+    """Return between what the mean of these differences, of the same arrivals, surely lies; shape (stretches,)."""
+    mean, error = float(beyond.mean()), float(np.std(beyond, ddof=1)) / len(beyond) ** 0.5
+    return mean - SURE * error, mean + SURE * error
 
 
 def _greedy_below(bank: Bank, search: SloSearch, floor: float) -> Bank:

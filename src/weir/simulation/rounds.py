@@ -6,7 +6,7 @@ else. Within that it cuts the same batches as the Batcher: tests/simulation/test
 Batcher itself then measures what a search has found. Times are in seconds, unless the name says otherwise.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from heapq import heapreplace
 from math import inf
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from weir.policy.cost.objective import ROUNDING, trimmed
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.online.adaptive import Mixing
-from weir.policy.online.rate import AdmissionGate
+from weir.policy.online.admission import AdmissionGate, AdmissionPlan
 from weir.simulation.engine import ServiceTimes
 
 CLUMP = 10.0
@@ -37,7 +37,7 @@ class Rule(NamedTuple):
         silence: seconds after the last arrival at which a wait ends.
         second: a second table; `share`: the share of the batches that it decides, evenly spread.
         max_waiting: arrivals are refused while so many rows wait; 0: never.
-        gate: arrivals are also refused as it says (see policy/online/rate.py).
+        gate: arrivals are also refused as it says (see policy/online/admission.py).
     """
 
     table: Sequence[int]
@@ -107,65 +107,50 @@ def play(coming: Sequence[float], rule: Rule, services: ServiceTimes, largest: i
 
     Rows for which the rule still waits after the last arrival are left out.
     """
-    free, last, mixing = [0.0] * workers, 0.0, Mixing()
+    free, mixing = [0.0] * workers, Mixing()
     line: list[float] = []
     head = seen = refused = 0
     starts: list[float] = []
     ends: list[float] = []
     sizes: list[int] = []
     bound: float = rule.max_waiting or inf
-    gate, time, size = rule.gate, services.time, 0
-    spacing, extends = 0.0 if gate is None else gate.spacing, False
+    gate, time, plan = rule.gate, services.time, AdmissionPlan()
     while True:
-        now = max(free[0], last + spacing if starts else 0.0)
+        now = max(free[0], plan.next if starts else 0.0)
         upto = bisect_right(coming, now, seen)
-        room = bound - (len(line) - head)
-        taken = upto - seen if upto - seen <= room else int(max(room, 0))
-        line += coming[seen : seen + taken]
-        seen += taken
-        if seen < upto:
-            refused += upto - seen
-            if gate is not None and extends:
-                more = _more(coming, seen, upto, gate, size, last)
-                line += more
-                refused -= len(more)
-            seen = upto
+        while seen < upto:
+            room = bound - (len(line) - head)
+            taken = upto - seen if upto - seen <= room else int(max(room, 0))
+            line += coming[seen : seen + taken]
+            seen += taken
+            if seen < upto and (gate is None or not starts or bound == plan.full(coming[seen])):
+                # Full until a row may begin another batch.
+                after = upto if gate is None or not starts else bisect_left(coming, plan.opens, seen + 1, upto)
+                refused += after - seen
+                seen = after
+            elif seen < upto:
+                bound = plan.bound
         table = rule.second if mixing.second and rule.second is not None else rule.table
         cut = _wait(line, head, now, coming, seen, table, rule, largest)
         if cut is None:
             break
         now, size, seen = cut
         if rule.fits is not None and now > line[head] + rule.fits[size]:
-            size = trimmed(size, now - line[head], rule.fits)
+            size = trimmed(size, now - line[head], rule.fits, plan.first)
         end = now + time(size, head)
         starts.append(now)
         ends.append(end)
         sizes.append(size)
-        heapreplace(free, end)
         mixing.cut(rule.share)
         if gate is not None:
-            waiting = len(line) - head
-            age = now - line[head + size] if waiting > size else 0.0
-            after = gate.after(size, waiting, age)
-            bound, extends = inf if after is None else after, gate.extends(size, waiting)
-        last = now
+            waiting, idle = len(line) - head, sum(each <= now for each in free)
+            plan.dispatch(gate, size, waiting, now, line[head], line[-1], idle, workers)
+            bound = plan.bound
+        heapreplace(free, end)
         head += size
     return PlayedRounds(
         np.array(starts), np.array(ends), np.array(sizes, dtype=np.int64), np.array(line[:head]), refused
     )
-
-
-def _more(
-    coming: Sequence[float], start: int, stop: int, gate: AdmissionGate, rows: int, since: float
-) -> Sequence[float]:
-    """Return those of the arrivals `start` ... `stop` - 1 that are admitted although the queue is full.
-
-    `rows` rows were dispatched last, at the instant `since` (seconds).
-    """
-    for index in range(start, stop):
-        if more := gate.more(rows, coming[index] - since):
-            return coming[index : min(index + more, stop)]
-    return ()
 
 
 def _wait(

@@ -19,7 +19,7 @@ import numpy as np
 from weir.errors import SettingsError
 from weir.policy.cost.objective import LatencySLO
 from weir.policy.cost.profile import Floats, Profile
-from weir.policy.online.rate import AdmissionGate, admission
+from weir.policy.online.admission import admission
 from weir.policy.solve.tables import Table, full_batch_table, greedy_table
 from weir.simulation.arrivals import Arrivals, MarkovModulated
 from weir.simulation.engine import ServiceTimes
@@ -108,7 +108,7 @@ LEAST_SPREAD = 0.02  # share of the deadline
 # Bounds on the queue that are tried, in batches under overload.
 BOUNDS = (0.5, 0.75, 1.0, 1.125, 1.25, 1.375, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0)
 CAREFUL = 6.0  # standard deviations of the longest service time by which a wait ends early if a late row is lost
-HARDLY_MORE = 1.1
+HARDLY_MORE = 0.1  # of the share that may be lost
 CLEARLY = 0.9  # a bound on the queue must lose less than this share of what the greedy rule loses
 BURST, BURST_BATCHES = (
     5.0,
@@ -174,7 +174,7 @@ class SloSearch:
             process=(lambda rate: MarkovModulated(rate, burst=BURST, period=period)) if bursts else None,
         )  # fmt: skip
 
-    def rule(self, limit: int, share: float = 0.0, max_waiting: int | None = None, *, rate: float = 0.0) -> Rule:
+    def rule(self, limit: int, share: float = 0.0, max_waiting: int | None = None, *, rate: float) -> Rule:
         """Return the rule that waits for `limit` rows, at most the largest batch, within the bound on waits.
 
         `share` of the batches wait for one row more. With `max_waiting`, arrivals are refused while so many rows wait,
@@ -186,11 +186,11 @@ class SloSearch:
             return Rule(greedy_table(profile.max_batch_size).tolist())
         table = self.table(limit, max_waiting)
         second = self.table(min(limit + 1, allowed.largest)).tolist() if share else None
-        bounds = (max_waiting or None,) * (int(table.max()) + 1)
-        gate = allowed.gate_at(rate) if max_waiting is None else AdmissionGate(bounds)
+        gate = allowed.gate_at(rate) if max_waiting is None else None
         return Rule(
             table.tolist(), allowed.waits(objective.allowance(profile)).tolist(),
-            objective.trimmed_by(profile).tolist(), second=second, share=share, gate=gate,
+            objective.trimmed_by(profile).tolist(), second=second, share=share,
+            max_waiting=max_waiting or 0, gate=gate,
         )  # fmt: skip
 
     def table(self, limit: int, max_waiting: int | None = None) -> Table:
@@ -208,8 +208,8 @@ class SloSearch:
 
     def overloaded(self) -> Rule:
         """Return the rule for more rows than can be served."""
-        table, gate = self.admission.overloaded(self.profile)
-        return Rule(table.tolist(), None, self.objective.latest_starts(self.profile).tolist(), gate=gate)
+        allowed, starts = self.admission, self.objective.latest_starts(self.profile)
+        return Rule(allowed.table(self.profile).tolist(), None, starts.tolist(), gate=allowed.overload)
 
     def keeps(self, figures: Figures) -> bool:
         """Return whether the share of late answers is surely within the objective."""
@@ -252,11 +252,12 @@ class SloSearch:
         limits = sorted({1, largest, *(1 << power for power in range(largest.bit_length()))})
         seen = {limit: trials(rate, self.rule(limit, rate=estimate)) for limit in limits}
         least = min(_lost_at_most(each) for each in seen.values())
-        best = max(limit for limit in limits if _lost_at_most(seen[limit]) <= HARDLY_MORE * least)
-        if seen[best].late_share > self.objective.late_share:
+        most = least + HARDLY_MORE * self.objective.late_share
+        best = max(limit for limit in limits if _lost_at_most(seen[limit]) <= most)
+        if (late := trials(estimate, self.rule(best, rate=estimate)).late_share) > self.objective.late_share:
             raise SettingsError(
-                f"latency_objective={self.objective}: cannot be kept at {rate:.4g} rows/s: even if no row waits on purpose, "
-                f"{100.0 * seen[best].late_share:.3g} % of the responses are late; the deadline must be later"
+                f"latency_objective={self.objective}: cannot be kept at {estimate:.4g} rows/s: even if no row waits on purpose, "
+                f"{100.0 * late:.3g} % of the responses are late; the deadline must be later"
             )
         return best
 
@@ -273,26 +274,26 @@ class SloSearch:
         if self._patient and HIGHER * highest < self._capacity:
             rates = lowest / HIGHER, lowest, highest, HIGHER * highest
             every = [(trials, rate) for rate in rates] + [(bursts, rates[0]), (bursts, highest)]
-            least = [self.lost(on(rate, self.rule(1, max_waiting=bound))) for on, rate in every]
+            least = [self.lost(on(rate, self.rule(1, max_waiting=bound, rate=highest))) for on, rate in every]
 
             def as_good(limit: int) -> bool:
-                rule = self.rule(limit, max_waiting=bound)
+                rule = self.rule(limit, max_waiting=bound, rate=highest)
                 return all(self.lost(on(rate, rule)) <= most for (on, rate), most in zip(every, least, strict=True))
 
             limit = _largest(as_good, self.admission.largest) or 1
-        return SloPoint(limit, 0.0, trials(highest, self.rule(limit, max_waiting=bound)), bound)
+        return SloPoint(limit, 0.0, trials(highest, self.rule(limit, max_waiting=bound, rate=highest)), bound)
 
     def _bound(self, rates: Sequence[float], trials: Trials) -> int | None:
         """Return the bound on the queue, in rows, at these rates (rows per second), as in SloPoint."""
 
         def lost(max_waiting: int | None) -> float:
-            rule = self.rule(1, max_waiting=max_waiting)
+            rule = self.rule(1, max_waiting=max_waiting, rate=rates[-1])
             return sum(self.lost(trials(rate, rule)) for rate in rates)
 
         greedy = lost(0)
         if not greedy:
             return 0
-        unit = self._workers * self.admission.steady
+        unit = self._workers * self.admission.overload.least
         bound = min([None, *sorted({max(1, round(part * unit)) for part in BOUNDS})], key=lost)
         return bound if lost(bound) <= CLEARLY * greedy else 0
 
@@ -306,12 +307,11 @@ class SloSearch:
         profile = self.profile
         made = admission(profile, objective, self._workers)
         if made is None:
-            behind = (1.0 + 1.0 / self._workers) * profile.service_time_ms[0] + profile.latency_offset_ms
+            alone = float(profile.service_time_ms[0]) + profile.latency_offset_ms
             spared = 1000.0 * max(objective.margin, objective.slack)
-            more = f", and {spared:.3g} ms of slack are needed because service times vary" if spared else ""
             raise SettingsError(
-                f"latency_objective={objective}: cannot be kept when more rows arrive than can be served: a row that comes "
-                f"right behind another, which is served alone, is answered after {behind:.4g} ms{more}; the deadline must be later"
+                f"latency_objective={objective}: cannot be kept: a row alone takes {alone:.4g} ms, and {spared:.3g} ms of "
+                "slack are needed because service times vary; the deadline must be later"
             )
         self.objective, self.admission = objective, made
 

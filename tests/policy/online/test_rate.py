@@ -1,7 +1,6 @@
 """rate.py: arrivals per second, from looks of any kind."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from math import exp, inf, sqrt
 
 import numpy as np
@@ -10,20 +9,18 @@ from scipy.stats import gamma
 from tests.policy.banks import LIMITS, PROFILE, bank, promised
 
 from weir.policy.cost.objective import LatencySLO
-from weir.policy.cost.profile import GOOGLENET_P4, Profile
+from weir.policy.cost.profile import Profile
+from weir.policy.online.admission import admission
 from weir.policy.online.rate import (
     ENOUGH,
-    OPEN,
     SILENCE,
     UNLIKELY,
     WINDOW_MAX,
     WINDOW_MIN,
     WINDOW_ROWS,
-    AdmissionGate,
     Rate,
     RateBand,
     RateBands,
-    admission,
     boundaries_of,
     filling_of,
 )
@@ -240,10 +237,9 @@ def test_where_refusals_count_each_rate_has_its_own_bound_on_the_line() -> None:
     assert strict is not None
     stages = RateBands(bank(objective=objective, max_waiting=[50, strict.max_waiting, 60]))
     gates = [stage.gate for stage in every(stages.bank)]
-    assert gates[1].bounds == (50,) * 9  # the tables' largest batch is of 8
-    assert gates[2] == strict.gate
-    assert gates[3].bounds == (60,) * 9
-    assert gates[4].bounds == (strict.max_waiting,) * (strict.steady + 1)
+    assert gates[1] is None and gates[3] is None
+    assert gates[2] == strict.gate_at(float(stages.bank.rates[1]))
+    assert gates[4] == strict.overload
     assert [stage.max_waiting for stage in every(stages.bank)][1:4] == [50, strict.max_waiting, 60]
 
 
@@ -256,7 +252,7 @@ def test_where_refusals_count_and_nobody_waits_or_is_refused_it_is_greedy() -> N
         assert (stage.allowance, stage.latest, stage.max_waiting, stage.largest) == (None, None, None, 8)
         assert stage.first == stages[0].first
     assert stages[2].latest is not None and stages[2].max_waiting is None
-    assert stages[2].gate.bounds == (None,) * 9
+    assert stages[2].gate is None
     assert stages.unknown() is stages[0]
     assert RateBands(promised()).unknown() is not None and RateBands(bank()).unknown() is None
 
@@ -268,206 +264,6 @@ def test_where_refusals_count_and_times_vary_overload_is_served_in_full_batches(
     changes = {"profile": varied, "tables": tables, "second_tables": tables}
     objective = LatencySLO(0.04, slack=0.02, refusal_price=1.0)
     last = RateBands(bank(objective=objective, max_waiting=[0, 0, 20], **changes))[4]
-    assert (last.largest, last.max_waiting, last.gate.bounds) == (8, 20, (20,) * 9)
+    assert (last.largest, last.max_waiting, last.gate) == (8, 20, None)
     strict = RateBands(bank(objective=objective, max_waiting=[0, 0, 0], **changes))[4]
-    assert strict.largest < 8
-
-
-# How long the line may be where a latency is promised.
-
-
-P4 = GOOGLENET_P4
-
-
-def test_two_batches_after_each_other_are_in_time() -> None:
-    """29 rows take 9.9 ms; of 2 batches of 18, 36 rows might wait, but they serve 6 % fewer rows per second."""
-    made = admission(P4, LatencySLO(0.02))
-    assert made is not None
-    assert (made.steady, made.max_waiting, made.largest) == (29, 29, 32)
-    times = P4.service_time_ms
-    for rows, bound in enumerate(made.gate.bounds[1:], 1):
-        assert bound is not None
-        assert times[rows - 1] + times[bound - 1] <= 20.0
-        assert bound == 32 or times[rows - 1] + times[bound] > 20.0
-
-
-def test_with_time_for_more_batches_the_line_is_longer() -> None:
-    made = admission(P4, LatencySLO(0.06))  # of five batches of 32, one runs
-    assert made is not None
-    assert (made.steady, made.max_waiting, made.largest) == (32, 128, 32)
-    assert made.gate.bounds == (160, *[128] * 32)
-
-
-def test_a_little_less_is_served_for_a_line_of_two_batches() -> None:
-    made = admission(P4, LatencySLO(0.03))  # two batches of 32 cannot wait, of 29 they can
-    assert made is not None
-    assert (made.steady, made.max_waiting, made.largest) == (29, 58, 29)
-
-
-def test_each_worker_has_its_part_of_the_line() -> None:
-    made = admission(P4, LatencySLO(0.02), workers=3)
-    assert made is not None
-    assert (made.steady, made.max_waiting, made.largest) == (29, 87, 29)
-
-
-def test_batches_in_flight_take_their_time() -> None:
-    profile = Profile(P4.service_time_ms, P4.energy_mj, np.zeros(32), latency_offset_ms=2.0, pipeline_depth=2)
-    made = admission(profile, LatencySLO(0.03))  # three of 27 take 27.9 ms
-    assert made is not None
-    assert (made.steady, made.max_waiting) == (27, 27)
-
-
-@pytest.mark.parametrize("changes", [{"margin": 0.002}, {"slack": 0.002}, {"margin": 0.002, "slack": 0.001}])
-def test_what_is_spared_shortens_the_line(changes: dict[str, float]) -> None:
-    made = admission(P4, LatencySLO(0.02)._replace(**changes))
-    assert made is not None
-    assert (made.steady, made.max_waiting) == (26, 26)  # two take 18 ms
-
-
-def test_none_is_possible_where_a_row_behind_one_alone_is_late() -> None:
-    """Where refusals count. Elsewhere it is refused, and a row that comes later is not."""
-    assert admission(P4, LatencySLO(0.0027, refusal_price=1.0)) is None
-    made = admission(P4, LatencySLO(0.0028, refusal_price=1.0))
-    assert made is not None
-    assert (made.steady, made.max_waiting) == (1, 1)
-    assert admission(P4, LatencySLO(0.0013)) is None
-
-
-def test_tables_take_no_larger_batch_than_there_is_time_for() -> None:
-    made = admission(P4, LatencySLO(0.012))
-    assert made is not None
-    assert (made.steady, made.largest) == (16, 31)
-    assert made.table(P4, 4).tolist() == [0, 0, 0, 0, *range(4, 32)]
-    table, gate = made.overloaded(P4)
-    assert table.tolist() == list(range(17))
-    assert gate.bounds == (16,) * 17
-
-
-def test_under_overload_a_batch_is_never_split_by_a_step() -> None:
-    """17 to 20 rows take longer than 16 do, and serve fewer per second; a line of 20 is served all the same."""
-    times = np.where(np.arange(1, 33) <= 16, 5.0, 9.0)
-    made = admission(Profile(times, times, np.zeros(32)), LatencySLO(0.01))
-    assert made is not None
-    assert (made.steady, made.max_waiting) == (16, 16)
-    table, _ = made.overloaded(Profile(times, times, np.zeros(32)))
-    assert table[-1] == 16
-
-
-GATE = AdmissionGate((6, 4, 4, 3, 3), (0.0, 1.0, 2.0, 3.0, 4.0), 8.0, 2, (0.0, 1.0, 0.0, 0.0, 0.0))
-
-
-def test_who_stays_behind_keeps_others_out() -> None:
-    assert GATE.after(3, 3, 0.0) == 3  # none does
-    assert GATE.after(3, 4, 0.5) == 3
-    assert GATE.after(3, 4, 2.5) == 2  # 8 - 3 - 2.5 are left for the next batch
-    assert GATE.after(3, 4, 4.0) == 1
-    assert GATE.after(1, 4, 19.0) == 3  # those who are in stay in
-    assert AdmissionGate((9, 9)).after(1, 5, 10.0) == 9
-    assert OPEN.after(0, 5, 10.0) is None
-
-
-def test_a_third_batch_waits_if_it_comes_late_enough() -> None:
-    assert [GATE.more(2, since) for since in (0.0, 1.9, 2.0, 3.5, 9.0)] == [0, 0, 2, 3, 4]
-    assert GATE.more(1, 1.0) == 2  # one second is to spare behind a batch of one
-    assert GATE._replace(min_extra_batch=0).more(2, 9.0) == 0
-    assert OPEN.more(0, 9.0) == 0
-
-
-def test_behind_several_batches_only_a_whole_one_may_come() -> None:
-    profile = Profile(np.array([2.0]), np.array([3.0]), np.zeros(1))
-    made = admission(profile, LatencySLO(0.009))
-    assert made is not None
-    assert (made.steady, made.max_waiting) == (1, 3)
-    assert [made.gate.more(1, since) for since in (0.0009, 0.001, 0.0019)] == [0, 1, 1]
-    crew = admission(profile, LatencySLO(0.009), workers=2)
-    assert crew is not None
-    assert crew.gate.more(1, 1.0) == 0
-
-
-def test_where_hardly_any_may_be_late_nothing_is_tried() -> None:
-    made = admission(P4, LatencySLO(0.02, 1e-4))
-    assert made is not None
-    assert made.gate.min_extra_batch == 0
-
-
-# Where batches are spaced.
-
-
-SLEEPS = Profile.linear(alpha_ms=0.5, tau0_ms=21.0, max_batch_size=64)
-
-
-@pytest.mark.parametrize(
-    ("workers", "deadline", "steady", "waiting"),
-    [
-        (4, 0.045, 30, 30),  # 36 ms, and 9 ms until the next batch starts; at worst two of 3 rows would be in time
-        (4, 0.04, 22, 22),  # at worst not even two rows would be
-        (2, 0.045, 18, 18),
-        (8, 0.045, 38, 38),
-        (4, 0.06, 54, 54),
-    ],
-)
-def test_batches_start_apart_where_more_rows_are_then_in_time(
-    workers: int, deadline: float, steady: int, waiting: int
-) -> None:
-    made = admission(SLEEPS, LatencySLO(deadline), workers)
-    assert made is not None
-    assert (made.steady, made.max_waiting, made.largest) == (steady, waiting, steady)
-    assert made.gate.spacing == pytest.approx((0.021 + 0.0005 * steady) / workers)
-    assert made.gate.bounds == (waiting + steady, *[waiting] * steady)
-    assert made.overloaded(SLEEPS)[1].spacing == made.gate.spacing
-
-
-@pytest.mark.parametrize(("workers", "deadline"), [(1, 0.045), (4, 0.12), (1, 0.12)])
-def test_nothing_is_spaced_where_the_worst_case_is_in_time_or_there_is_one_worker(
-    workers: int, deadline: float
-) -> None:
-    made = admission(SLEEPS, LatencySLO(deadline), workers)
-    assert made is not None
-    assert made.gate.spacing == 0.0
-
-
-def test_batches_in_flight_at_one_worker_start_apart_too() -> None:
-    made = admission(replace(SLEEPS, pipeline_depth=2), LatencySLO(0.06))
-    assert made is not None
-    assert (made.steady, made.max_waiting) == (18, 18)
-    assert made.gate.spacing == pytest.approx(0.03)
-    assert admission(replace(SLEEPS, pipeline_depth=2), LatencySLO(0.042)) is None
-
-
-def test_even_spaced_a_row_behind_another_may_be_late() -> None:
-    assert admission(SLEEPS, LatencySLO(0.0268), 4) is None  # 21.5 ms and a quarter of them
-    made = admission(SLEEPS, LatencySLO(0.0269), 4)
-    assert made is not None
-    assert (made.steady, made.max_waiting) == (1, 1)
-
-
-def test_one_worker_admits_rows_by_the_time_that_is_left() -> None:
-    made = admission(SLEEPS, LatencySLO(0.045))
-    assert made is not None and made.windowed
-    assert (made.steady, made.largest, made.max_waiting) == (48, 48, 48)  # 45 ms
-    gate = made.gate_at(1.0)
-    assert gate.bounds == (48, *[0] * 48)
-    assert gate.min_extra_batch == 1
-    assert [gate.more(1, since) for since in (0.0, 0.005, 0.0215)] == [5, 15, 48]  # 23.5 ms and 5 ms more are left
-    assert gate.more(48, 0.0214) == 0
-    assert (gate.after(5, 5, 0.0), gate.after(5, 8, 0.0), gate.after(5, 8, 0.02)) == (0, 3, 3)
-    assert (gate.extends(5, 5), gate.extends(5, 8), gate.extends(0, 5), OPEN.extends(1, 1)) == (
-        True,
-        False,
-        False,
-        False,
-    )
-    waits = LatencySLO(0.045).allowance(SLEEPS)
-    assert made.waits(waits).tolist() == [*waits[1:].tolist(), waits[-1]]
-
-
-@pytest.mark.parametrize(
-    ("rate", "size"),
-    [(10.0, 1), (100.0, 3), (200.0, 5), (400.0, 8), (800.0, 14), (1600.0, 21)],
-)
-def test_the_more_rows_come_the_less_time_may_be_left_for_them(rate: float, size: int) -> None:
-    """Of a batch of 5 at 200 rows/s, 21.5 ms are left for as many to come; of larger ones less, of smaller ones more come than fit."""
-    made = admission(SLEEPS, LatencySLO(0.045))
-    assert made is not None
-    assert made.gate_at(rate).min_extra_batch == size
-    assert made.overloaded(SLEEPS)[1].min_extra_batch == made.gate_at(1.5 * SLEEPS.max_rate).min_extra_batch
+    assert strict.gate is not None and strict.gate.least <= 8

@@ -316,7 +316,7 @@ class PolicyReport(TypedDict):
     guards: NotRequired[
         Annotated[
             dict[str, float | None],
-            Meta(description="the longest waits, and the least time between batches (`spacing`), in seconds"),
+            Meta(description="the longest waits, in seconds"),
         ]
     ]
     max_waiting: NotRequired[int | None]

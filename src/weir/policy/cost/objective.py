@@ -30,7 +30,7 @@ class LatencySLO(NamedTuple):
         margin: seconds; a wait on purpose ends this much earlier than it must, because service times and the event
             loop vary.
         slack: seconds; a row that is admitted behind others shall be answered this much before the deadline, or the
-            margin before it if that is longer (see AdmissionGate in online/rate.py).
+            margin before it if that is longer (see online/admission.py).
         refusal_price: what a refusal counts beside a late answer; 0: the objective is the promise.
     """
 
@@ -133,18 +133,20 @@ class LatencySLO(NamedTuple):
         return np.asarray(self.latest_starts(profile) - self.margin, dtype=np.float64)
 
 
-def trimmed(rows: int, age: float, latest_starts: Sequence[float]) -> int:
+def trimmed(rows: int, age: float, latest_starts: Sequence[float], planned: int | None = None) -> int:
     """Return how many of `rows` rows to dispatch so that the oldest is answered in time.
 
-    That is the largest batch that leaves it in time, if it has at least half of the rows; otherwise all rows, because
-    smaller batches would then make more rows late, not fewer.
+    That is the largest batch that leaves it in time, if it has at least half of the rows, or `planned`; otherwise all
+    rows, because smaller batches would then make more rows late, not fewer.
 
     Args:
         rows: the batch that is planned.
         age: seconds for which its oldest row has waited.
         latest_starts: by rows, seconds; see LatencySLO.latest_starts.
+        planned: a batch of so many rows is large enough even if that is less than half (see online/admission.py).
     """
-    for size in range(rows, (rows - 1) // 2, -1):
+    fewest = min((rows + 1) // 2, planned or rows)
+    for size in range(rows, fewest - 1, -1):
         if age <= latest_starts[size] + ROUNDING:
             return size
     return rows

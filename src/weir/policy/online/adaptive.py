@@ -27,7 +27,8 @@ from weir.policy.bulk import delay_within
 from weir.policy.cost.objective import LatencySLO, Prices, trimmed
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Decision, Observation, PolicyBase
-from weir.policy.online.rate import OPEN, SILENCE, AdmissionGate, Answers, Rate, RateBand, RateBands
+from weir.policy.online.admission import AdmissionGate, AdmissionPlan
+from weir.policy.online.rate import SILENCE, Answers, Rate, RateBand, RateBands
 from weir.policy.rules import Greedy
 from weir.policy.solve.bank import Bank
 
@@ -353,7 +354,7 @@ def explain(
         "prices": None if bank is None else asdict(bank.prices),
         "objective": None if bank is None or bank.objective is None else bank.objective.to_dict(),
         "table": {"index": None, "rate": None, "limit": None} if bank is None or band is None else _table(bank, band),
-        "guards": dict.fromkeys(("silence", "filling", "deadline", "spacing")) if band is None else _guards(band, rate),
+        "guards": dict.fromkeys(("silence", "filling", "deadline")) if band is None else _guards(band, rate),
         "max_waiting": None if band is None else band.max_waiting,
         "predicted": predict(bank, rate),
         "beside_greedy": {"greedy": None, "excess": None} if account is None else {"greedy": account.greedy, "excess": account.excess},
@@ -391,13 +392,12 @@ def _table(bank: Bank, band: RateBand) -> dict[str, Any]:
 
 def _guards(band: RateBand, rate: float) -> dict[str, float | None]:
     """Return the longest waits in seconds: since the last arrival, since the oldest, and for a single row by the
-    objective; and the least time between the starts of two batches, if batches are spaced.
+    objective.
     """
     return {
         "silence": SILENCE / rate,
         "filling": band.filling / rate,
         "deadline": None if band.allowance is None else band.allowance[1],
-        "spacing": band.gate.spacing or None,
     }
 
 
@@ -458,12 +458,7 @@ class SolvedPolicy(PolicyBase):
         self._band: RateBand | None = None  # one of `_bands`, or still one of the bank before
         self._of: RateBands | None = None  # the bands that `_band` belongs to
         self._tried = self._trials = 0  # rows of the batches to try, and how many
-        self._gate = OPEN
-        self._rows = 0  # rows that were dispatched last; 0 if none were, or an extra batch has been admitted since
-        self._since = 0.0  # the instant of that, in seconds
-        self._ahead = 0  # rows in the queue before those of the extra batch; 0 if there is none
-        self._late = 0.0  # the instant at which the first row of the extra batch came, in seconds
-        self._next = -inf  # the instant from which on the next batch may start, where batches are spaced
+        self._plan: AdmissionPlan | None = None  # of the rows that wait, where a gate decides which are admitted
 
     # Decisions.
 
@@ -490,49 +485,48 @@ class SolvedPolicy(PolicyBase):
         answers = band.second if second else band.first
         if self._account is not None and self._account.observe(seen, band, answers, rate):
             return GREEDY.decide(seen)
-        if seen.now < self._next <= seen.now + 2.0 * band.gate.spacing:  # later on another clock
-            return Decision(0, POLICY, self._next, band.limits[second])
+        if (
+            band.gate is not None
+            and self._plan is not None
+            and seen.now < self._plan.next <= seen.now + band.gate.spacing
+        ):
+            return Decision(0, POLICY, self._plan.next, band.limits[second])
         answer = answers[waiting] if waiting < len(answers) else answers[-1]
         if answer is None:
             limit, until = band.limits[second], wait_deadline(band, rate, seen)
             if seen.now < until and waiting < largest:
-                if band.latest is not None:
-                    self._set_bound(band.gate, 0, seen)
+                if band.gate is not None:
+                    self._admit(band.gate, 0, seen)
                 return Decision(0, POLICY, until, limit)
             answer = Decision(min(waiting, largest), POLICY, None, min(limit, seen.max_batch_size))
         elif answer.rows > largest:
             answer = Decision(largest, POLICY, None, min(band.limits[second], largest))
-        if band.latest is not None:
-            if (age := seen.now - seen.oldest_arrival) > band.latest[answer.rows]:
-                answer = answer._replace(rows=trimmed(answer.rows, age, band.latest))
-            self._set_bound(band.gate, answer.rows, seen)
-            self._next = seen.now + band.gate.spacing
+        if band.latest is not None and (age := seen.now - seen.oldest_arrival) > band.latest[answer.rows]:
+            planned = None if self._plan is None else self._plan.first
+            answer = answer._replace(rows=trimmed(answer.rows, age, band.latest, planned))
+        if band.gate is not None:
+            self._admit(band.gate, answer.rows, seen)
         if band.share:
             self._mixing.cut(band.share)
         return answer
 
-    def _set_bound(self, gate: AdmissionGate, rows: int, seen: Observation) -> None:
+    def _admit(self, gate: AdmissionGate, rows: int, seen: Observation) -> None:
         """Set `max_waiting` for the time after `rows` rows are dispatched (0: the policy waits), as `gate` says."""
-        waiting, now, oldest = seen.waiting, seen.now, seen.oldest_arrival
-        if rows and rows < waiting:
-            # When the first row that stays arrived: as if at even gaps, but not before the extra batch if it is in
-            # that.
-            first = oldest + (seen.last_arrival - oldest) * rows / (waiting - 1)
-            if rows >= self._ahead > 0:
-                first = max(first, self._late)
-            self.max_waiting = gate.after(rows, waiting, now - first)
-        else:
-            self.max_waiting = gate.bounds[rows]
-        self._gate, self._since, self._ahead = gate, now, 0
-        self._rows = rows if gate.extends(rows, waiting) else 0
+        plan = self._plan
+        if plan is None:
+            plan = self._plan = AdmissionPlan()
+        elif not rows and plan.waits_by is gate:
+            return  # the plan holds until something is dispatched
+        idle = seen.idle_places - (gate.depth - 1) * seen.workers
+        plan.dispatch(
+            gate, rows, seen.waiting, seen.now, seen.oldest_arrival, seen.last_arrival, idle, max(seen.workers, 1)
+        )
+        self.max_waiting = plan.bound
 
     def full(self, now: float) -> int | None:
         """Return `max_waiting` (rows) as of `now` (seconds): an arrival has found the queue full. See PolicyBase."""
-        if self._rows and (more := self._gate.more(self._rows, now - self._since)):
-            assert self.max_waiting is not None
-            self._rows = 0  # only once: rows behind the extra batch might be late
-            self._ahead, self._late = self.max_waiting, now
-            self.max_waiting += more
+        if self._plan is not None:
+            self.max_waiting = self._plan.full(now)
         return self.max_waiting
 
     def _move(self, rate: float) -> RateBand | None:
@@ -551,7 +545,7 @@ class SolvedPolicy(PolicyBase):
         if self._of is not bands:
             self._of = bands
             self._account = CostAccount(bands.bank) if bands.bank.objective is None else None
-        self.max_waiting, self._rows = band.max_waiting, 0
+        self.max_waiting, self._plan = band.max_waiting, self._plan if band.gate else None
         return band
 
     # The life of a policy.
