@@ -287,7 +287,7 @@ def test_a_worker_that_does_not_end_although_it_was_killed_is_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        async with started(Obedient, predict_timeout=0.05) as pool:
+        async with started(Obedient, predict_timeout=1.0) as pool:
             (pid,) = await pool.ask("pid")
             unkillable(monkeypatch, pid)
             os.kill(pid, signal.SIGSTOP)
@@ -295,7 +295,7 @@ def test_a_worker_that_does_not_end_although_it_was_killed_is_replaced(
             await pool.again()
             ((_, reason),) = pool.heard.lost
             assert f"process {pid} is left behind" in reason
-            assert "predict_timeout=0.05" in reason
+            assert "predict_timeout=1.0" in reason
             assert await pool.ask("pid") == [pool.pool.states()[0].pid]
             assert f"process {pid}, worker 0 of 'tried', is still running after it was killed" in caplog.text
             end_process(pid)
