@@ -292,3 +292,18 @@ def test_an_id_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
     assert done.returncode
     assert "acme/small@@v1: must be a directory with a model, or the id of one" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+LOGGED = """
+import logging
+from weir.text_models.checkpoint import hub
+
+logging.basicConfig(format="server: %(message)s")
+hub._library(hub.ModelId("owner/name")).hf_hub_download
+logging.getLogger("huggingface_hub.file_download").warning("slow today")
+"""
+
+
+def test_what_the_hubs_library_logs_comes_once() -> None:
+    done = subprocess.run([sys.executable, "-c", LOGGED], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == ["server: slow today"]

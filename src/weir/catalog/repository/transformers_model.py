@@ -1,6 +1,5 @@
 """The model that runs a pipeline of Hugging Face's transformers (the extra `transformers`), one task of texts."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from threading import Lock
 from types import MappingProxyType
@@ -8,6 +7,7 @@ from typing import Any, ClassVar
 
 from weir.errors import InvalidRequest, SettingsError, brief
 from weir.model import Model
+from weir.text_models.checkpoint.hub import log_its_lines_once
 
 GENERATION, FILL_MASK = "text-generation", "fill-mask"
 # The tasks that are served, with examples for the warm-up. Where the text must have a mask, there is none: masks differ.
@@ -42,9 +42,7 @@ class TransformersModel(Model):
         """Make the pipeline; a model of the hub is downloaded once."""
         from transformers import pipeline
 
-        logging.getLogger(
-            "huggingface_hub"
-        ).handlers.clear()  # its lines come twice otherwise: the worker writes them too
+        log_its_lines_once()
         device = self.torch_device(self._device)
         with LOADING:
             self._pipeline = pipeline(self.task, model=self.source, device=device, dtype=self._dtype)

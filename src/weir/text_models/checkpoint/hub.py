@@ -225,8 +225,15 @@ def _library(source: ModelId) -> Any:
         raise SettingsError(
             f"{source}: is not a directory here; model ids need huggingface_hub: pip install 'weir-serving[embed]'"
         ) from None
-    logging.getLogger("huggingface_hub").handlers.clear()  # its lines come twice otherwise: the server's log has them
+    log_its_lines_once()
     return huggingface_hub
+
+
+def log_its_lines_once() -> None:
+    """Take away the handler of huggingface_hub's own, which it adds when the module below is first loaded: the log has its lines anyhow."""
+    import huggingface_hub.utils.logging  # noqa: F401 - now, or it would come with the first download
+
+    logging.getLogger("huggingface_hub").handlers.clear()
 
 
 def _listed(source: ModelId, hub: Any) -> tuple[str, list[RepositoryFile]]:
