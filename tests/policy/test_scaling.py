@@ -7,11 +7,10 @@ from statistics import NormalDist
 import pytest
 
 from weir.errors import SettingsError
+from weir.policy.online.arrivals import Forecast
 from weir.policy.scaling import (
     LEAST_HOLD,
-    ArrivalForecast,
     Capacity,
-    Forecast,
     ScalingObservation,
     ScalingReason,
     WorkerRange,
@@ -73,74 +72,6 @@ def test_without_a_solution_workers_are_used_up_to_a_share() -> None:
     assert list(assumed.rates) == pytest.approx([8.0, 16.0, 24.0])
     assert (assumed.goal, assumed.slack) == ("load=0.8", 3.0)
     assert assumed_capacity(10.0, 5.0, 3.0, 3, 0.5).slack == 5.0, "a queue of one batch is no reason for a worker"
-
-
-def seconds_of(forecast: ArrivalForecast, rows: Sequence[int], horizon: float = 4.0) -> list[Forecast]:
-    """Let `rows[i]` rows arrive in second i, and return the forecast at the end of each second."""
-    arrived, made = 0, []
-    for second, more in enumerate(rows):
-        arrived += more
-        made.append(forecast.observe(float(second), arrived, horizon))
-    return made
-
-
-def test_rate_is_the_mean_over_the_last_horizon() -> None:
-    made = seconds_of(ArrivalForecast(), [0] + [10] * 8 + [30] * 4)
-    assert made[0] == (0.0, 0.0), "nothing is known yet"
-    assert [each.rate for each in made] == [0, 2.5, 5, 7.5, *[10] * 5, 15, 20, 25, 30]
-
-
-def test_rate_of_few_rows_is_the_mean_over_more_time() -> None:
-    made = seconds_of(ArrivalForecast(), [0, *[1] * 60])
-    assert made[-1].rate == pytest.approx(1.0)
-    assert made[-1].error == pytest.approx(math.sqrt(1.0 / 20.0)), "20 rows, by Poisson's law"
-
-
-def test_rate_is_looked_for_over_ten_horizons_at_most() -> None:
-    made = seconds_of(ArrivalForecast(), [0, 1, *[0] * 60])
-    assert made[39].rate == pytest.approx(1.0 / 39.0)
-    assert made[-1].rate == 0.0
-
-
-def test_error_is_what_the_estimates_were_wrong_by() -> None:
-    steady = seconds_of(ArrivalForecast(), [0, *[100] * 40])[-1]
-    swinging = seconds_of(ArrivalForecast(), [0, *([200] * 4 + [0] * 4) * 5])[-1]
-    assert steady.error == pytest.approx(math.sqrt(100.0 / 4.0)), "at least Poisson's"
-    assert swinging.error > 90.0
-
-
-def test_error_is_forgotten() -> None:
-    made = seconds_of(ArrivalForecast(), [0, *[200] * 4, *[0] * 4, *[100] * 300])
-    assert made[20].error > 30.0
-    assert made[-1].error == pytest.approx(5.0, rel=0.05)
-
-
-def test_forecast_keeps_a_bounded_past() -> None:
-    forecast = ArrivalForecast()
-    seconds_of(forecast, [1] * 5000, horizon=1.0)
-    assert len(forecast._at) < 200
-    assert len(forecast._past) < 10
-
-
-def test_forecast_counts_anew_on_another_queue_or_clock() -> None:
-    forecast = ArrivalForecast()
-    seconds_of(forecast, [0, *[100] * 20])
-    assert forecast.observe(30.0, 0, 4.0) == (0.0, 0.0)
-    assert forecast.observe(31.0, 50, 4.0).rate == 12.5, "nothing came before"
-    assert forecast.observe(1.0, 60, 4.0) == (0.0, 0.0)
-
-
-def test_second_observation_of_an_instant_replaces_the_first() -> None:
-    forecast = ArrivalForecast()
-    forecast.observe(0.0, 0, 1.0)
-    forecast.observe(1.0, 5, 1.0)
-    assert forecast.observe(1.0, 9, 1.0).rate == 9.0
-
-
-def test_interrupted_observation_judges_the_last_estimate_alone() -> None:
-    forecast = ArrivalForecast()
-    seconds_of(forecast, [0, *[100] * 10])
-    assert forecast.observe(1000.0, 1100, 4.0).rate == pytest.approx(20 / 990, rel=4.0)
 
 
 def observed(
@@ -241,7 +172,7 @@ def test_worker_is_not_taken_away_if_the_queue_would_need_it_again() -> None:
         decision = rule.decide(observed(float(second), arrivals=10 * second, ready=3))
     # At 16 rows/s, 3 workers have no queue; of 2 the last row would still be in time, of 1 it would not.
     assert decision.queue == 0.0
-    assert decision.high_rate == pytest.approx(10.0 + 4.03 * math.sqrt(10.0 / 4.0), rel=0.01)
+    assert decision.high_rate == pytest.approx(10.0 + 4.03 * math.sqrt(10.0 / 4.8), rel=0.01)
     assert decision.by_queue == math.ceil(4.0 * decision.high_rate / (10.0 * 5.5)) == 2
 
 

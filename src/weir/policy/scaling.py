@@ -2,7 +2,7 @@
 
 A worker that is decided on now serves only when it has started. So the rule looks one start-up time ahead, twice:
 
-- *By the rate.* The mean rate over the last start-up time shall be within what the workers can serve as the goal says
+- *By the rate.* The rate of about the last start-up time shall be within what the workers can serve as the goal says
   (see Capacity).
 - *By the queue.* The queue is followed, as a fluid, to the instant at which a worker that is decided on now would be
   ready, at so high a rate that of all rows no larger share is expected to come beyond it than may be late. Its last
@@ -18,16 +18,17 @@ worker costs at most twice what it would with knowledge of the future.
 Nothing here reads a clock. Instants and durations are in seconds, rates in rows per second.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from math import ceil, inf, sqrt
+from math import ceil, inf
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
 from weir.errors import SettingsError
+from weir.policy.online.arrivals import ArrivalForecast, Forecast
 
 MOST_WORKERS = 1024  # of one model
 RANGE_RULE = f"must be 1 or more, or the fewest and the most, as in 1..16 or 0..4; at most {MOST_WORKERS}"
@@ -138,84 +139,6 @@ def assumed_capacity(
     """
     rates = [load * count * max_rate for count in range(1, most + 1)]
     return Capacity(f"load={load:g}", rates, max_rate, max(batch_seconds, start_up))
-
-
-WINDOW_ROWS = 20.0  # a rate is the mean over at least so many rows, if they come within WINDOW_HORIZONS
-WINDOW_HORIZONS = 10.0
-MEMORY = 10.0  # horizons after which the error of an estimate counts exp(-1)
-
-
-class Forecast(NamedTuple):
-    """The arrival rate over the next start-up time, as far as it is known. `error` is its standard error."""
-
-    rate: float
-    error: float
-
-
-class ArrivalForecast:
-    """Estimates the arrival rate over the next `horizon` seconds, and measures how wrong its estimates are."""
-
-    def __init__(self) -> None:
-        self._at: list[float] = []  # the instants of the last observations, and the rows that had arrived by then
-        self._rows: list[int] = []
-        self._past: deque[tuple[float, float]] = deque()  # estimates that cannot be judged yet, and their instants
-        self._variance: float | None = None
-
-    def observe(self, now: float, arrivals: int, horizon: float) -> Forecast:
-        """Take note that `arrivals` rows had ever arrived at the instant `now`. Return the forecast for the next
-        `horizon` seconds.
-        """
-        if self._at and (now < self._at[-1] or arrivals < self._rows[-1]):  # another queue or clock
-            self._at, self._rows, self._variance = [], [], None
-            self._past.clear()
-        if self._at and now == self._at[-1]:
-            self._rows[-1] = arrivals
-        else:
-            self._at.append(now)
-            self._rows.append(arrivals)
-        rate, window = self._windowed(now, horizon)
-        self._judge(now, horizon)
-        if window >= horizon:  # else it says little, and what it says is not to be judged
-            self._past.append((now, rate))
-        self._forget(now - max(window, WINDOW_HORIZONS * horizon) - horizon)
-        return Forecast(rate, sqrt(max(rate / window, self._variance or 0.0)))  # at least that of Poisson arrivals
-
-    def _windowed(self, now: float, horizon: float) -> tuple[float, float]:
-        """Return the mean rate over the last horizon, and its length; over more if there were few rows.
-
-        Before the first horizon is over, nothing is taken to have arrived before the first observation.
-        """
-        rows, seconds = self._since(now - horizon)
-        if now - self._at[0] < horizon:
-            return rows / horizon, seconds
-        if rows < WINDOW_ROWS:
-            enough = bisect_right(self._rows, self._rows[-1] - WINDOW_ROWS) - 1
-            longest = now - WINDOW_HORIZONS * horizon
-            rows, seconds = self._since(max(longest, self._at[max(enough, 0)]))
-        return rows / seconds, seconds
-
-    def _since(self, instant: float) -> tuple[int, float]:
-        """Return the rows that arrived since the observation before `instant`, and the seconds."""
-        first = max(bisect_right(self._at, instant) - 1, 0)
-        seconds = self._at[-1] - self._at[first]
-        return self._rows[-1] - self._rows[first], seconds or 1.0
-
-    def _judge(self, now: float, horizon: float) -> None:
-        """Compare the estimates that were made one horizon ago or before with what has come since then."""
-        while self._past and self._past[0][0] <= now - horizon:
-            then, rate = self._past.popleft()
-            rows, seconds = self._since(then)
-            error = (rows / seconds - rate) ** 2
-            if self._variance is None:
-                self._variance = error
-            else:
-                step = self._past[0][0] - then if self._past else horizon
-                self._variance += (error - self._variance) * min(1.0, step / (MEMORY * horizon))
-
-    def _forget(self, before: float) -> None:
-        first = bisect_right(self._at, before) - 1
-        if first > len(self._at) // 2:
-            del self._at[:first], self._rows[:first]
 
 
 class ScalingReason(Enum):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.policy.banks import PROFILE, RATES, Feed, bank, promised, served
-from tests.policy.online.test_rate import poisson
+from tests.policy.online.test_arrivals import poisson
 
 from weir.errors import SettingsError
 from weir.messages import Reason

@@ -28,7 +28,8 @@ from weir.policy.cost.objective import LatencySLO, Prices, trimmed
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Decision, Observation, PolicyBase
 from weir.policy.online.admission import AdmissionGate, AdmissionPlan
-from weir.policy.online.rate import SILENCE, Answers, Rate, RateBand, RateBands
+from weir.policy.online.arrivals import Rate
+from weir.policy.online.rate import SILENCE, Answers, RateBand, RateBands
 from weir.policy.rules import Greedy
 from weir.policy.solve.bank import Bank
 

@@ -1,26 +1,9 @@
-"""The arrival rate as a policy estimates it, and the rates at which each table of a bank is used.
-
-The rate is estimated from what a policy observes: how many rows have ever arrived, and the instant.
-
-Arrivals are forgotten gradually: one that is `a` seconds old counts exp(-a/T). The estimate is N/S, the weighted
-number of arrivals divided by the weighted time, S being the integral of exp(-a/T) over the time observed. At first
-that is the number of arrivals divided by the time that has passed, and later the usual exponential average. Between
-two observations only the number k of arrivals in the gap d is known; spread evenly over the gap they add k·(1 -
-exp(-d/T))·T/d to N. That is exact, however long the gap is, and needs no clock.
-
-T depends on the number of arrivals, not on time. The relative error of the estimate is 1/sqrt(2λT), so T = 50/λ makes
-it 10 % at any rate λ; a window of at most a second would hold two arrivals at 2 rows per second. T is at least 20 ms,
-so that fast traffic is averaged over about a batch. T needs no upper bound. When traffic stops, the gap outweighs the
-memory (d >> T). When it grows, T shrinks with each observation, the time beyond the new T is forgotten, and the
-estimate doubles with every 35 arrivals until it is right.
-
-Rows that arrive together, in requests of several rows, count one by one, and make the estimate less certain.
-"""
+"""The rates at which each table of a bank is used. online/arrivals.py estimates the rate."""
 
 from bisect import bisect
 from dataclasses import dataclass
 from itertools import pairwise
-from math import exp, inf, log, sqrt
+from math import inf, log, sqrt
 
 import numpy as np
 
@@ -30,58 +13,6 @@ from weir.policy.decision import Decision
 from weir.policy.online.admission import Admission, AdmissionGate, admission
 from weir.policy.solve.bank import HYSTERESIS, Bank, hysteresis
 from weir.policy.solve.tables import Table, full_batch_table, greedy_table, limit_of
-
-WINDOW_ROWS = 50.0  # T is so many mean gaps
-WINDOW_MIN = 0.02  # seconds
-WINDOW_MAX = 3600.0  # seconds: T before any arrival, and a bound that keeps the arithmetic finite
-ENOUGH = 20  # arrivals until which the rate counts as unknown; its error is then 22 %
-
-
-class Rate:
-    """An estimate of the arrival rate: `value`, in rows per second; 0 while it is unknown.
-
-    It changes only with arrivals. Without arrivals it stays, and so do the instants that are computed from it (the
-    ends of waits); the next arrival accounts for the whole gap.
-    """
-
-    __slots__ = ("_arrivals", "_at", "_counted", "_rows", "_seconds", "_window", "value")
-
-    def __init__(self) -> None:
-        self.value = 0.0
-        self._counted = 0  # arrivals since the start
-        self._arrivals = -1  # at the last observation
-        self._at = 0.0  # seconds, the last observation
-        self._rows = 0.0  # N
-        self._seconds = 0.0  # S
-        self._window = WINDOW_MAX  # T
-
-    def observe(self, now: float, arrivals: int) -> float:
-        """Take note that `arrivals` rows had ever arrived at the instant `now` (seconds). Returns `value`.
-
-        Where either is less than before (another queue, another clock), counting goes on from the new numbers.
-        """
-        count, gap = arrivals - self._arrivals, now - self._at
-        if count > 0 and gap > 0.0 and self._arrivals >= 0:
-            self._learn(count, gap)
-        elif count >= 0 and gap >= 0.0 and self._arrivals >= 0:
-            return self.value  # no arrivals, or no time has passed yet: the next observation counts them
-        self._arrivals, self._at = arrivals, now
-        return self.value
-
-    def _learn(self, count: int, gap: float) -> None:
-        rows, seconds, window = self._rows, self._seconds, self._window
-        if seconds > window:
-            rows *= window / seconds
-            seconds = window
-        faded = exp(-gap / window)
-        lasting = (1.0 - faded) * window
-        self._rows = rows = rows * faded + count * lasting / gap
-        self._seconds = seconds = seconds * faded + lasting
-        self._counted += count
-        self._window = min(max(WINDOW_ROWS * seconds / rows, WINDOW_MIN), WINDOW_MAX)
-        if self._counted >= ENOUGH:
-            self.value = rows / seconds
-
 
 UNLIKELY = 1e-3  # a gap between arrivals with a smaller probability is taken for the end of the traffic
 SILENCE = log(1.0 / UNLIKELY)  # that gap, in mean gaps
