@@ -4,8 +4,8 @@ Two models often have a module of the same name (utils.py). The first keeps the 
 is imported under a name apart. The `import` statements of a model's code, wherever it is and whenever they run, find the right one: Python looks
 `__import__` up among the builtins of the module in which the statement is, and the modules of a model have their own.
 
-What finds modules by a text at run time (`importlib.import_module`, pickle) gets in the server's process the module of the model that has the name:
-the text does not say whose code asks. In a worker process, which has one model, it is the right one.
+What finds modules by a text at run time (`importlib.import_module`) gets in the server's process the module of the model that has the name: the text
+does not say whose code asks. A pickle that would get another model's module is refused. In a worker process, which has one model, both are right.
 """
 
 import builtins

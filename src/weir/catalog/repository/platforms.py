@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from types import ModuleType
@@ -25,7 +25,18 @@ from weir.workers.source import declared
 
 MAX_PATH_LENGTH = 1024  # bytes of a file's path below its model's folder
 ENTRY_POINTS = "weir.platforms"
-BUILT_IN = ("python", "onnx", "sklearn", "transformers", "mlserver", "ensemble")
+# Ours are loaded as those of installed packages are. They need no installed metadata, so they work from a checkout, too.
+_OURS = {
+    name: EntryPoint(name, f"weir.catalog.{value}", ENTRY_POINTS)
+    for name, value in {
+        "python": "repository.platforms:PythonPlatform",
+        "onnx": "repository.onnx:OnnxPlatform",
+        "sklearn": "repository.sklearn:SklearnPlatform",
+        "transformers": "repository.transformers:TransformersPlatform",
+        "mlserver": "adapters.mlserver:MlserverPlatform",
+        "ensemble": "repository.platforms:EnsemblePlatform",
+    }.items()
+}
 
 
 class Platform(Protocol):
@@ -41,37 +52,20 @@ class Platform(Protocol):
 
 def platform_of(name: str) -> Platform:
     """Return the platform of that name. Raises SettingsError, which names the known platforms."""
-    if name == "python":
-        return PythonPlatform()
-    if name == "onnx":
-        from weir.catalog.repository.onnx import OnnxPlatform
-
-        return OnnxPlatform()
-    if name == "sklearn":
-        from weir.catalog.repository.sklearn import SklearnPlatform
-
-        return SklearnPlatform()
-    if name == "transformers":
-        from weir.catalog.repository.transformers import TransformersPlatform
-
-        return TransformersPlatform()
-    if name == "mlserver":
-        from weir.catalog.adapters.mlserver import MlserverPlatform
-
-        return MlserverPlatform()
-    if name == "ensemble":
-        return EnsemblePlatform()
-    found = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
-    if name not in found:
-        known = ", ".join([*BUILT_IN, *sorted(found)])
-        raise SettingsError(f"unknown platform {name!r}; available: {known} (entry points {ENTRY_POINTS})")
+    entry = _OURS.get(name)
+    if entry is None:
+        found = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+        if name not in found:
+            known = ", ".join([*_OURS, *sorted(found)])
+            raise SettingsError(f"unknown platform {name!r}; available: {known} (entry points {ENTRY_POINTS})")
+        entry = found[name]
     try:
-        make: Any = found[name].load()
+        make: Any = entry.load()
         platform: Platform = make()
     except WeirError:
         raise
     except Exception as error:
-        raise SettingsError(f"platform={name!r}: {found[name].value}: {type(error).__name__}: {error}") from error
+        raise SettingsError(f"platform={name!r}: {entry.value}: {type(error).__name__}: {error}") from error
     return platform
 
 
