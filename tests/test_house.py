@@ -62,9 +62,9 @@ def test_our_own_house_has_no_circles_and_no_name_twice(capsys: pytest.CaptureFi
 # Room by room: files and code lines. The goal of the rooms that stood when the house was rebuilt was 260 files and 33,000 lines.
 # Lower a pair whenever its room has become smaller; only the commit that adds a capability may raise one, by what it adds.
 LIMITS = {
-    "batching": (13, 2_464),
+    "batching": (14, 2_478),
     "bench": (12, 2_047),
-    "catalog": (21, 4_218),
+    "catalog": (21, 4_240),
     "client": (9, 1_781),
     "commands": (17, 1_730),
     "frontends": (33, 6_322),
@@ -80,8 +80,8 @@ LIMITS = {
     "text_server": (33, 7_147),
     "tuning": (5, 857),
     "weir": (41, 3_857),
-    "wire": (14, 2_883),
-    "workers": (28, 6_576),
+    "wire": (14, 2_813),
+    "workers": (29, 6_573),
 }
 
 

@@ -17,7 +17,6 @@ from weir.wire.frames import (
     FrameError,
     FrameParser,
     Free,
-    RawParser,
     Ready,
     Restarted,
     Start,
@@ -30,7 +29,6 @@ from weir.wire.frames import (
     encode_batch,
     encode_control,
     encode_events,
-    relocated,
 )
 
 
@@ -285,77 +283,3 @@ def test_errors_among_payloads_and_outputs() -> None:
 )  # fmt: skip
 def test_notices_about_a_worker_in_a_cluster(frame: Any) -> None:
     assert round_trip(frame) == frame
-
-
-class Unreadable:
-    """Whoever unpickles it learns of it."""
-
-    def __reduce__(self) -> Any:
-        return _refuse, ()
-
-
-def _refuse() -> None:
-    raise AssertionError("it was unpickled")
-
-
-def test_raw_frames_are_passed_on_as_they_came_and_nothing_is_unpickled() -> None:
-    arena = FakeArena()
-    large = b"x" * LARGE_BYTES
-    sent = [
-        encode(Batch(3, [large, Unreadable()], OBJECT, OBJECT), arena), encode(Cancel(3, [1])), encode(Free([(0, 5), (64, 9)])),
-        encode(Stop()), encode(Start("model", {"a": Unreadable()})), encode(Events(4, [Unreadable()], final=False)),
-    ]  # fmt: skip
-    data = b"".join(sent)
-    parser = RawParser()
-
-    frames = [frame for start in range(0, len(data), 7) for frame in parser.feed(data[start : start + 7])]
-
-    assert [frame.data for frame in frames] == sent
-    assert [frame.kind for frame in frames] == [Batch, Cancel, Free, Stop, Start, Events]
-    assert [frame.batch_id for frame in frames] == [3, 3, -1, -1, -1, 4]
-    assert frames[0].refs == ((0, len(large)),)
-    assert frames[2].refs == ((0, 5), (64, 9))
-    assert arena.fetched == []
-
-
-VALUES: dict[str, list[Any]] = {
-    "bytes": [b"x" * LARGE_BYTES, b"small", b"y" * LARGE_BYTES],
-    "arrays": [{"y": numpy.arange(LARGE_BYTES) + number} for number in range(3)],
-    "together": [numpy.arange(LARGE_BYTES), [b"z" * LARGE_BYTES]],
-    "apart": [ModelError("one failed"), Overloaded("two"), numpy.arange(LARGE_BYTES)],
-}
-
-
-@pytest.mark.parametrize("room", [True, False])
-@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
-def test_references_of_events_are_replaced_by_places_or_by_the_bytes(values: list[Any], room: bool) -> None:
-    theirs, ours = FakeArena(), FakeArena()
-    frame = encode(Events(1, values), theirs)
-    assert theirs.blocks
-
-    places = {ref: ours.place(data) or b"" if room else data for ref, data in theirs.blocks.items()}
-    (back,) = FrameParser(ours if room else None).feed(relocated(frame, places))
-
-    assert isinstance(back, Events)
-    assert len(back.outputs) == len(values)
-    assert all(map(_equal, back.outputs, values))
-    assert len(ours.fetched) == (len(places) if room else 0)
-
-
-def _equal(back: Any, value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(_equal(back[name], own) for name, own in value.items())
-    if isinstance(value, list):
-        return all(map(_equal, back, value))
-    if isinstance(value, numpy.ndarray):
-        return bool(numpy.array_equal(back, value))
-    if isinstance(value, bytes):
-        return bytes(back) == value
-    return str(back) == str(value)
-
-
-def test_frames_without_references_are_not_touched() -> None:
-    frame = encode(Events(1, [b"small"]))
-    assert relocated(frame, {}) is frame
-    with pytest.raises(FrameError, match="cannot be read"):
-        relocated(b"1234nonsense", {})

@@ -2,7 +2,7 @@
 
 import io
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -531,52 +531,3 @@ def _unpack_cell(cell: Placed | Single | Failed, fetch: Fetch | None, complain: 
 
 def _not_unpickled(error: Exception, complain: Complain) -> WeirError:
     return complain(f"cannot be unpickled: {type(error).__name__}: {error}")
-
-
-def moved_cells(cells: Cells, places: Mapping[Ref, Stowed]) -> Cells:
-    """Return the column with other references: `places` has the new one for each, or for all of them the bytes themselves."""
-
-    def moved(stowed: Stowed) -> Stowed:
-        return stowed if isinstance(stowed, bytes) else places[stowed]
-
-    if cells.together is not None:
-        whole = cells.together
-        return Cells(together=Together(whole.count, moved(whole.data), [moved(each) for each in whole.buffers]))
-    if cells.alike is not None:
-        return _moved_alike(cells.alike, places)
-    inline = None if cells.inline is None else list(cells.inline)
-    apart: list[Placed | Single | Failed] = []
-    for cell in cells.apart or ():
-        if isinstance(cell, Single):
-            cell = Single(cell.index, moved(cell.data), [moved(each) for each in cell.buffers])
-        elif isinstance(cell, Placed):
-            place = places[cell.ref]
-            if isinstance(place, bytes):
-                assert inline is not None  # where there are cells apart
-                inline[cell.index] = place
-                continue
-            cell = Placed(cell.index, place)
-        apart.append(cell)
-    return Cells(inline=inline, apart=apart or None, small=cells.small)
-
-
-def _moved_alike(cell: Alike, places: Mapping[Ref, Stowed]) -> Cells:
-    stowed = [places[ref] for ref in cell.refs]
-    refs = [place for place in stowed if not isinstance(place, bytes)]
-    if len(refs) == len(stowed):
-        return Cells(alike=Alike(cell.names, cell.dtypes, cell.shapes, refs))
-    pickled = Pickled(unpack_alike(cell, _Bytes(places)), None)
-    return Cells(together=Together(cell.count, pickled.data, pickled.buffers))
-
-
-class _Bytes:
-    """Fetches buffers from their bytes."""
-
-    def __init__(self, places: Mapping[Ref, Stowed]) -> None:
-        self._places = places
-
-    def cell(self, ref: Ref) -> Any:
-        return self._places[ref]
-
-    def buffer(self, ref: Ref) -> Any:
-        return self._places[ref]

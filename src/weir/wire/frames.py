@@ -1,14 +1,13 @@
 """The frames between a server and its worker processes.
 
 A frame is a length (4 bytes, big-endian) and a msgpack array of that many bytes. A server sends Start, Batch, Cancel, Free and Stop. A worker sends Ready or
-StartFailed, Events and Restarted. Of a worker in a cluster, WorkerWaits, WorkerPlaced, WorkerLeaves and WorkerEnded come too, from the process that speaks with the cluster;
-it passes the other frames on without unpickling anything (`RawParser`, `relocated`).
+StartFailed, Events and Restarted. Of a worker in a cluster, WorkerWaits, WorkerPlaced, WorkerLeaves and WorkerEnded come too, from the process that speaks with the cluster.
 """
 
 import pickle
 import struct
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -21,8 +20,6 @@ from weir.wire.cells import (
     Failure,
     Fetch,
     Ref,
-    Stowed,
-    moved_cells,
     pack_cells,
     pack_error,
     unpack_cells,
@@ -223,18 +220,19 @@ def _frame(body: _Body) -> bytearray:
     return frame
 
 
-Made = TypeVar("Made")
+class FrameParser:
+    """Parses frames from bytes that may arrive in pieces of any size.
 
+    `fetch` returns buffers in the arena of the other side. Without `fetch`, a frame with references is a FrameError.
+    """
 
-class _Splitter(Generic[Made]):
-    """Divides bytes that may arrive in pieces of any size into frames."""
-
-    def __init__(self, max_frame_bytes: int) -> None:
+    def __init__(self, fetch: Fetch | None = None, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._fetch = fetch
         self._max_frame_bytes = max_frame_bytes
         self._held = bytearray()  # an incomplete frame
         self._broken: FrameError | None = None
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Made]:
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
         """Return the frames that `data` completes, in order. No reference to `data` is kept.
 
         Raises FrameError for bytes that are not a frame, and for all calls after that.
@@ -244,7 +242,7 @@ class _Splitter(Generic[Made]):
         if self._held:
             self._held += data
             data = self._held
-        frames: list[Made] = []
+        frames: list[Frame] = []
         try:
             with memoryview(data) as view:
                 used = self._read(view, frames)
@@ -258,7 +256,7 @@ class _Splitter(Generic[Made]):
             self._held += memoryview(data)[used:]
         return frames
 
-    def _read(self, view: memoryview, frames: list[Made]) -> int:
+    def _read(self, view: memoryview, frames: list[Frame]) -> int:
         start, size = 0, len(view)
         while size - start >= 4:
             (length,) = _HEAD.unpack_from(view, start)
@@ -272,68 +270,13 @@ class _Splitter(Generic[Made]):
             start = end
         return start
 
-    def _decoded(self, data: memoryview) -> Made:
+    def _decoded(self, data: memoryview) -> Frame:
         try:
-            return self._made(_decode(data), data)
+            return self._made(_decode(data))
         except (msgspec.MsgspecError, ValueError, IndexError) as error:
             raise FrameError(f"a frame of {len(data)} bytes that cannot be read: {error}") from None
 
-    def _made(self, body: _Body, data: memoryview) -> Made:
-        raise NotImplementedError  # each of the two parsers makes frames of its own
-
-
-class RawFrame(NamedTuple):
-    """A frame as it came. `batch_id` is that of a Batch, of Events or of Restarted; `refs` are its references into an arena, in order."""
-
-    data: bytes
-    kind: type
-    batch_id: int = -1
-    refs: tuple[Ref, ...] = ()
-
-
-_KINDS: dict[type, type] = {_Start: Start, _Batch: Batch, _Events: Events, _StartFailed: StartFailed}
-
-
-class RawParser(_Splitter[RawFrame]):
-    """Parses frames from bytes for one who passes them on: nothing in them is unpickled, and nothing is fetched. Free frames come as they are."""
-
-    def __init__(self, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
-        super().__init__(max_frame_bytes)
-
-    def _made(self, body: _Body, data: memoryview) -> RawFrame:
-        refs: tuple[Ref, ...] = ()
-        if isinstance(body, (_Batch, _Events)):
-            refs = tuple(body.cells.refs())
-        elif isinstance(body, Free):
-            refs = tuple(body.refs)
-        whole = _HEAD.pack(len(data)) + bytes(data)
-        return RawFrame(whole, _KINDS.get(type(body), type(body)), getattr(body, "batch_id", -1), refs)
-
-
-def relocated(frame: bytes, places: Mapping[Ref, Stowed]) -> bytes | bytearray:
-    """Return the frame of Events with other references: `places` has the new one for each, or for all of them the bytes themselves. Raises FrameError
-    if `frame` is no frame."""
-    try:
-        body: _Body = _decode(memoryview(frame)[4:])
-    except msgspec.MsgspecError as error:
-        raise FrameError(f"a frame of {len(frame)} bytes that cannot be read: {error}") from None
-    if not isinstance(body, _Events) or not body.cells.refs():
-        return frame
-    body.cells = moved_cells(body.cells, places)
-    return _frame(body)
-
-
-class FrameParser(_Splitter[Frame]):
-    """Parses frames from bytes that may arrive in pieces of any size.
-
-    `fetch` returns buffers in the arena of the other side. Without `fetch`, a frame with references is a FrameError.
-    """
-
-    def __init__(self, fetch: Fetch | None = None, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
-        super().__init__(max_frame_bytes)
-        self._fetch = fetch
-
-    def _made(self, body: _Body, data: memoryview) -> Frame:
+    def _made(self, body: _Body) -> Frame:
         match body:
             case _Events():
                 outputs = unpack_cells(body.cells, self._fetch, ModelError)

@@ -1,7 +1,6 @@
-"""How batches reach actors: by a connection of their own, also those that are detached; and by Ray's calls where there can be no connection."""
+"""How batches reach actors: by a connection of their own, also those that are detached."""
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -16,7 +15,6 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from tests.streaming_models import Count
 from tests.workers.ray.certificates import certificate
 from tests.workers.ray.clusters import Nodes, end_detached, started
 from tests.workers.ray.conftest import Loop, actors
@@ -198,44 +196,16 @@ def elsewhere(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
         yield "Connection refused" if request.param == "refuses" else "timed out"
 
 
-@pytest.mark.parametrize("elsewhere", ["refuses"], indirect=True)
-def test_batches_go_by_calls_where_actors_cannot_be_reached(
-    nodes: Nodes, elsewhere: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("elsewhere", ["refuses", "is silent"], indirect=True)
+def test_an_actor_that_cannot_be_reached_is_refused_with_the_reason_and_leaves_nothing(
+    nodes: Nodes, elsewhere: str
 ) -> None:
-    executor = weir.Ray(workers=3, address=nodes.address, num_cpus=0.1, placement="strict-spread")
-
-    async def read(service: weir.Service, count: int) -> list[int]:
-        return [number async for number in service.infer_stream(count)]
-
-    async def main() -> None:
-        for arena_bytes in (0, 64 << 20):
-            async with weir.Service(Doubled, executor=executor, arena_bytes=arena_bytes, max_batch_size=1) as service:
-                arrays = [np.full((1, 150_000), number, np.float32) for number in range(8)]
-                answers = await asyncio.gather(*[service.infer({"x": array}) for array in arrays])
-                assert all(np.array_equal(answers[number]["y"], arrays[number] * 2) for number in range(8))
-        async with weir.Service(Count, executor=executor, pipeline_depth=2, max_batch_size=1) as service:
-            assert await asyncio.gather(*[read(service, 3) for _ in range(6)]) == [[1, 2, 3]] * 6
-            endless = [service.infer_stream(10**9) for _ in range(3)]
-            assert [await anext(each) for each in endless] == [1, 1, 1]
-            for each in endless:
-                await each.aclose()
-            assert await asyncio.gather(*[read(service, 2) for _ in range(6)]) == [[1, 2]] * 6
-
-    with caplog.at_level(logging.WARNING, "weir"):
-        asyncio.run(main())
-    lines = [line for line in caplog.messages if "by Ray's calls" in line]
-    assert len(lines) == 3  # one for each service
-    assert all("which take longer: no connection to node" in line and elsewhere in line for line in lines)
-
-
-@pytest.mark.parametrize("elsewhere", ["is silent"], indirect=True)
-def test_detached_actors_that_cannot_be_reached_are_taken_over_too(nodes: Nodes, elsewhere: str) -> None:
     before = actors()
-    with server(nodes.address, "far") as killed:
-        first = workers()
-        killed.kill()
-    with server(nodes.address, "far") as last:
-        assert workers() == first
-        last.communicate("leave\n", timeout=30)
-    assert len(end_detached(nodes.address, "far")) == 2
-    asyncio.run(eventually(lambda: actors() == before))
+    for detached in (None, "far"):
+        executor = weir.Ray(
+            workers=3, address=nodes.address, num_cpus=0.1, placement="strict-spread", detached=detached
+        )
+        with pytest.raises(weir.ModelError, match=rf"no connection to node \w+ at .*{elsewhere}.*directly"):
+            asyncio.run(weir.Service(Doubled, executor=executor, max_batch_size=1).start())
+        end_detached(nodes.address, "far")  # those that could be reached
+        asyncio.run(eventually(lambda: actors() == before))

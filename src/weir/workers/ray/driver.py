@@ -2,8 +2,8 @@
 
 It is a process of its own because Ray ends the process of a driver that has lost its cluster, blocks its threads meanwhile, and takes its signals. The
 server sends it one message to connect, and one for each worker, with the worker's socket (pool.py). From then on each worker has a thread here, which
-makes the actor, connects it with the server (connection.py), and ends the actor when the socket is closed. Batches for which there is no such connection
-come through the worker's socket, and this process makes calls of the actor of them. When this process ends, in whatever way, Ray ends its actors.
+makes the actor, connects it with the server (connection.py), and ends the actor when the socket is closed. Batches do not come here. When this process
+ends, in whatever way, Ray ends its actors.
 """
 
 import contextlib
@@ -17,36 +17,25 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 import ray
 
-from weir.messages import Batch
-from weir.wire.cells import Ref, Stowed
 from weir.wire.frames import (
-    Cancel,
-    FrameError,
     FrameParser,
-    Free,
-    RawFrame,
-    RawParser,
-    Stop,
+    Start,
     WorkerEnded,
     WorkerLeaves,
     WorkerPlaced,
     WorkerWaits,
     encode_control,
-    relocated,
 )
-from weir.workers.arena import Arena, ResultPlaces
-from weir.workers.arena import Mapping as SharedMapping
 from weir.workers.process.channel import RECEIVE_BYTES
 from weir.workers.process.entry import ignore_terminal_signals, prepare
-from weir.workers.ray.actor import NUMBER, OWNER_BITS, RENEWAL, Parcel, WorkerActor
+from weir.workers.ray.actor import RENEWAL, WorkerActor
 from weir.workers.ray.connection import TOKEN_BYTES, connect
 
 MESSAGE_BYTES = 128 << 10  # the longest message of the server
@@ -56,21 +45,21 @@ PATIENCE = 2.0  # seconds without a place after which the worker says why it wai
 SOON = 0.1  # seconds to the next try to have an actor of a name that has just ended
 LOOK_EVERY = 0.5  # seconds between two looks at a worker without a place, and at nodes that are drained
 MAX_REASON = 400  # characters
-OTHER_CALLS = 4  # that an actor runs besides batches: listen, cancel, stop and one more
+CALLS = 6  # that an actor runs at once: listen, start, stop, and those of servers that want it too
 
 REMEDY = """what it printed is in this log; if its node ran out of memory, ask for more with --resources '{"memory": BYTES}'"""
+
+REACH = "batches go from the server to the actor directly, so the network has to let that through"
 
 Resources = dict[str, float]
 
 
 class ActorRequest(NamedTuple):
-    """What the server wants of one worker. `number` is its own for each actor, `group` is equal for the workers of one model; `depth` is how many
-    batches it holds. A `detached` one outlives the server, in the namespace of that name; `version`: see WorkerActor."""
+    """What the server wants of one worker. `number` is its own for each actor, `group` is equal for the workers of one model. A `detached` one outlives the server, in the namespace of that name; `version`: see WorkerActor."""
 
     number: int
     group: str
     label: str
-    depth: int
     num_cpus: float
     num_gpus: float
     resources: Resources
@@ -285,13 +274,10 @@ class HeldActor(threading.Thread):
         self._socket = socket.socket(fileno=descriptors[0])
         self._sending = threading.Lock()
         self._shared = list(descriptors[1:])  # of the arenas of requests and results
-        self._requests: SharedMapping | None = None  # the arenas, where batches travel by calls
-        self._places: ResultPlaces | None = None
         self._token = secrets.token_bytes(TOKEN_BYTES)
         self._node = ""
         self._actor: Any = None
-        self._first = 0  # the number of the first batch
-        self._batches = 0  # the number of the next one
+        self._owner = 0  # the number of this server among those that the actor has had
         self._over = False
         self._loading = False
         self._ending = threading.Lock()
@@ -336,42 +322,38 @@ class HeldActor(threading.Thread):
         self._send(encode_control(WorkerLeaves(reason)))
 
     def _serve(self) -> None:
-        frames = self._frames()
-        start = next(frames)
+        start = self._start_frame()
         self._place()
-        self._first = self._batches
         self._listen()
         arenas = self._connect()
-        if arenas is None:
-            self._open_arenas()
         self._close_shared()
         self._loading = True
-        self._call("start", self._first, start.data, arenas).add_done_callback(self._loaded)
-        for frame in frames:
-            self._act(frame)
+        self._call("start", self._owner, start, arenas).add_done_callback(self._loaded)
+        while self._socket.recv(RECEIVE_BYTES):
+            pass
 
-    def _connect(self) -> tuple[int, int] | None:
-        """Connect the server with the actor; return the lengths of the arenas that they share. None, and the server knows why, if there is no connection."""
+    def _start_frame(self) -> bytes:
+        parser = FrameParser()
+        while data := self._socket.recv(RECEIVE_BYTES):
+            for frame in parser.feed(data):
+                assert isinstance(frame, Start)
+                return bytes(encode_control(frame))
+        raise _ServerLeft
+
+    def _connect(self) -> tuple[int, int]:
+        """Connect the server with the actor; return the lengths of the arenas that they share. Raises ConnectionError."""
         same_node = self._node == ray.get_runtime_context().get_node_id()
-        message: dict[str, Any] = {"number": self._request.number}
         where = f"node {self._node[:8]}"
         try:
-            address = self._result(self._actor.offer.remote(self._first, same_node=same_node))
+            address = self._result(self._actor.offer.remote(self._owner, same_node=same_node))
             where += "" if same_node else f" at {address[0]}, port {address[1]}"
             with connect(address, self._token, self._shared if same_node else ()) as connection:
-                told = json.dumps(message | {"shares_memory": same_node}).encode()
+                told = json.dumps({"number": self._request.number, "shares_memory": same_node}).encode()
                 socket.send_fds(self._server, [told], [connection.fileno()])
         except OSError as error:  # a network may let Ray's own connections through, and no others
-            self._server.send(json.dumps(message | {"refused": f"{where}: {one_line(error)}"}).encode())
-            return None
+            self._ends = True  # an actor that cannot be reached is of no use, detached or not
+            raise ConnectionError(f"no connection to {where}: {one_line(error)}; {REACH}") from error
         return (self._request.request_bytes, self._request.result_bytes) if same_node else (0, 0)
-
-    def _open_arenas(self) -> None:
-        given, request = iter(self._shared), self._request
-        if request.request_bytes:
-            self._requests = SharedMapping(next(given), request.request_bytes, writable=False)
-        if request.result_bytes:
-            self._places = ResultPlaces(Arena(os.dup(next(given)), request.result_bytes))
 
     def _close_shared(self) -> None:
         while self._shared:
@@ -396,7 +378,7 @@ class HeldActor(threading.Thread):
                 placed = self._actor.placement.remote()
             (place,) = FrameParser().feed(self._result(placed))
             assert isinstance(place, WorkerPlaced)
-            place = msgspec.structs.replace(place, taken_over=self._batches >> OWNER_BITS > 1)
+            place = msgspec.structs.replace(place, taken_over=self._owner > 1)
             self._node = place.node
             self._cluster.placed(self, self._request.group, place.node)
         finally:
@@ -407,7 +389,7 @@ class HeldActor(threading.Thread):
     def _taken_over(self) -> bool:
         """Take the detached actor over, whether it is new or was left by an earlier server; put another in its place if it is not what this server
         wants, and return False then. Raises RuntimeError if it has another server."""
-        refusal, self._batches = self._result(self._adopt())
+        refusal, self._owner = self._result(self._adopt())
         if refusal == "serves":
             self._actor = None  # so that it is not ended
             name, label = self._request.detached, self._request.label
@@ -421,7 +403,7 @@ class HeldActor(threading.Thread):
         self._actor = self._make()
         while (made := self._adopt()) and not self._is_there(made):
             self._actor = self._make()  # the name is free only when the one before is gone
-        _, self._batches = ray.get(made)
+        _, self._owner = ray.get(made)
         return False
 
     def _adopt(self) -> Any:
@@ -446,7 +428,7 @@ class HeldActor(threading.Thread):
         resources = dict(request.resources)
         options: dict[str, Any] = {
             "num_cpus": request.num_cpus, "num_gpus": request.num_gpus, "memory": resources.pop("memory", None), "resources": resources,
-            "max_restarts": 0, "max_concurrency": request.depth + OTHER_CALLS, **self._cluster.strategy(request),
+            "max_restarts": 0, "max_concurrency": CALLS, **self._cluster.strategy(request),
         }  # fmt: skip
         if request.runtime_env:
             options["runtime_env"] = request.runtime_env
@@ -468,34 +450,6 @@ class HeldActor(threading.Thread):
         if poll.poll(0):
             raise _ServerLeft
 
-    def _frames(self) -> Iterator[RawFrame]:
-        parser = RawParser()
-        while data := self._socket.recv(RECEIVE_BYTES):
-            yield from parser.feed(data)
-
-    def _act(self, frame: RawFrame) -> None:
-        if frame.kind is Batch:
-            buffers = [self._payload(ref) for ref in frame.refs]
-            number, self._batches = self._batches, self._batches + 1
-            more = (frame.refs, *buffers) if buffers else ()
-            self._call("run", NUMBER.pack(number) + frame.data, *more).add_done_callback(self._forward)
-        elif frame.kind is Cancel:
-            self._call("cancel", NUMBER.pack(self._first) + frame.data)
-        elif frame.kind is Free and self._places is not None:
-            for ref in frame.refs:
-                self._places.take_back(ref)
-        elif frame.kind is Stop:
-            (stop,) = FrameParser().feed(frame.data)
-            assert isinstance(stop, Stop)
-            self._ends = not stop.keep
-            call = self._call("settle", self._first) if stop.keep else self._call("stop")
-            call.add_done_callback(self._stopped)
-
-    def _payload(self, ref: Ref) -> Any:
-        if self._requests is None:
-            raise FrameError(f"reference {ref} into an arena, but no arena exists")
-        return np.frombuffer(self._requests.view(*ref), np.uint8)
-
     def _call(self, method: str, *arguments: Any) -> "Future[Any]":
         future: Future[Any] = getattr(self._actor, method).remote(*arguments).future()
         return future
@@ -503,56 +457,28 @@ class HeldActor(threading.Thread):
     # Called in Ray's own thread, when a call has returned.
 
     def _listen(self) -> None:
-        self._call("listen", self._first).add_done_callback(self._heard)
+        self._call("listen", self._owner).add_done_callback(self._heard)
 
-    def _heard(self, call: "Future[list[Parcel] | None]") -> None:
+    def _heard(self, call: "Future[bool]") -> None:
         if self._over:  # whoever asks again has a detached actor
             return
         try:
-            heard = call.result()
-            if heard is None:
+            if not call.result():
                 self._ends = True  # its model is unloaded
                 raise ConnectionError("it has stopped")
-            for parcel in heard:
-                self._pass_on(parcel)
         except BaseException as error:
             self._lost(error)
         else:
             self._listen()
 
-    def _forward(self, call: "Future[Any]") -> None:
+    def _loaded(self, call: "Future[bytes]") -> None:
         try:
-            result = call.result()
-            self._pass_on((result,) if isinstance(result, bytes) else result)
+            frame = call.result()
         except BaseException as error:
             self._lost(error)
-
-    def _loaded(self, call: "Future[Any]") -> None:
-        if call.exception() is None:
+        else:
             self._loading = False
-        self._forward(call)
-
-    def _stopped(self, call: "Future[None]") -> None:
-        reason = "" if call.exception() is None else one_line(call.exception() or Exception())
-        self._lost(Exception(reason or "it has stopped"))
-
-    def _pass_on(self, parcel: Parcel) -> None:
-        if parcel:
-            frame, *buffers = parcel
-            self._send(relocated(frame, self._located(buffers)) if buffers else frame)
-
-    def _located(self, buffers: Sequence[Any]) -> dict[Ref, Stowed]:
-        """Return where the buffers of a frame lie in the arena of results; if there is no room for all of them, their bytes."""
-        refs = [(number, len(buffer)) for number, buffer in enumerate(buffers)]
-        places = self._places
-        if places is not None:
-            located = [places.place(buffer) for buffer in buffers]
-            if None not in located:
-                return dict(zip(refs, located, strict=True))  # type: ignore[arg-type]  # there is no None
-            for place in located:
-                if place is not None:
-                    places.take_back(place)
-        return {ref: bytes(buffer) for ref, buffer in zip(refs, buffers, strict=True)}
+            self._send(frame)
 
     def _lost(self, error: BaseException) -> None:
         if self._over:

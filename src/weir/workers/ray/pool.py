@@ -1,10 +1,10 @@
 """Ray actors as an Executor, on the side of the server: one RayWorker for each, and the connection to the process that speaks with Ray.
 
     server ──socket per worker──> driver process (driver.py) ──calls──> actor (actor.py), on any node
-       └──────────────batches, and answers (connection.py)──────────────┘
+       └─────────────batches, and responses (connection.py)─────────────┘
 
 Nothing here imports Ray. A batch's frame is the same as for a worker process, and so is all else that supervision does: time limits, retries of the
-start, and the count of batches. Where there is no connection to the actor, batches go the way above.
+start, and the count of batches.
 """
 
 import asyncio
@@ -185,15 +185,10 @@ class RayLink:
 
     def _pass_on(self, message: dict[str, Any], descriptors: Sequence[int]) -> None:
         child = self._children.get(message["number"])
-        connection = None
-        if descriptors:
-            os.set_inheritable(descriptors[0], False)
-            connection = socket.socket(fileno=descriptors[0])
+        os.set_inheritable(descriptors[0], False)
+        connection = socket.socket(fileno=descriptors[0])
         if child is None:
-            if connection is not None:
-                connection.close()
-        elif connection is None:
-            child.not_connected(message["refused"])
+            connection.close()
         else:
             child.connected(connection, shares_memory=message["shares_memory"])
 
@@ -247,7 +242,7 @@ class ActorChild(ChannelWithResults):
 
     Attributes:
         number: its own, for the link.
-        shares_memory: whether the actor reaches the arenas of this machine, by itself or through the process that speaks with Ray.
+        shares_memory: whether the actor reaches the arenas of this machine.
     """
 
     def __init__(self, launch: Launch, link: RayLink, group: str, owner: "RayWorker") -> None:
@@ -282,10 +277,6 @@ class ActorChild(ChannelWithResults):
         parser = self._make_parser(lends=self._launch.lends) if shares_memory else FrameParser()
         self._channel = Channel(connection, parser, self._owner.received, self._connection_ended)
         self._channel.open(self._loop)
-
-    def not_connected(self, reason: str) -> None:
-        """Note that there can be no connection to the actor."""
-        self._owner.not_connected(reason)
 
     def kill(self, reason: str = "") -> None:
         """End the actor, also if it is detached: close the socket, and tell the owner soon."""
@@ -328,7 +319,7 @@ class ActorChild(ChannelWithResults):
         variables = launch.variables()
         environment = {"env_vars": variables} if variables else {}
         request = {
-            "group": self._group, "label": f"{launch.name}/{launch.index}", "depth": settings.pipeline_depth,
+            "group": self._group, "label": f"{launch.name}/{launch.index}",
             "num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus, "resources": settings.resources,
             "placement": settings.placement, "runtime_env": environment,
             "request_bytes": launch.request_bytes if launch.request_fd >= 0 else 0, "result_bytes": launch.result_bytes,
@@ -456,10 +447,6 @@ class RayWorker(SupervisedWorker):
             if isinstance(frame, StartFailed):  # a process would end by itself
                 self.kill("it did not load")
 
-    def not_connected(self, reason: str) -> None:
-        """Note that batches go by Ray's calls."""
-        self._ray_pool.not_connected(self._name, reason)
-
     def disconnected(self) -> None:
         """Get no more batches: the actor has most likely ended, and Ray will soon say why."""
         if self.state == READY:
@@ -525,7 +512,6 @@ class RayExecutor(ProcessPool):
         self.group = f"{os.getpid()}-{next(_numbers)}"
         self._address = settings.ray_address or os.environ.get("RAY_ADDRESS", "")
         self._link: RayLink | None = None
-        self._told_of_calls = False
         if settings.ray_detached and not self._address:
             raise SettingsError(
                 f"ray_detached={settings.ray_detached!r}: a Ray that is started for this server ends with it; give the address of another (ray_address)"
@@ -585,16 +571,6 @@ class RayExecutor(ProcessPool):
             lends=isinstance(self._model, type) and is_tensor_model(self._model),
         )  # fmt: skip
         return RayWorker(launch, self._arena, self, self._listener, self._link)
-
-    def not_connected(self, worker: str, reason: str) -> None:
-        """Note that there is no connection to the actor of `worker`. It is logged once: what is between the nodes concerns all of them, again and again."""
-        if not self._told_of_calls:
-            self._told_of_calls = True
-            logger.warning(
-                "batches go to %s, and to others like it, by Ray's calls, which take longer: no connection to %s",
-                worker,
-                reason,
-            )
 
     def unreachable(self, reason: str) -> None:
         """Note that there is no connection to Ray now."""
