@@ -3,7 +3,7 @@
 To keep a latency SLO with the least energy, or to answer most requests in time, a batch is dispatched when `limit`
 rows wait, or when its oldest row could not be answered in time otherwise (the bound on waits). A share of the batches
 may wait for one row more. A batch is trimmed if its oldest row would be late otherwise, and arrivals are refused while
-the queue is so long that they might be late (policy/online/rate.py).
+the queue is so long that they might be late (policy/online/admission.py).
 
 With a bound on waits the number of waiting rows is not all that matters: their ages count too. So the share of late
 answers is simulated, with common random numbers. docs/explanation/beyond-the-paper.md has the reasons.
