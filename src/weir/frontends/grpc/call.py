@@ -194,9 +194,8 @@ class IncomingCall:
             self.charge(len(body))
         return body
 
-    async def _next(self) -> bytes | None:
-        body: bytes | None = await self._done((cygrpc.ReceiveMessageOperation(0),), _message)
-        return body
+    def _next(self) -> Awaitable[bytes | None]:
+        return self._done((cygrpc.ReceiveMessageOperation(0),), _message)
 
     def await_message(self, heard: Callable[["IncomingCall", bytes | None], None]) -> None:
         """Call `heard` with the client's only message, or with None if it sends none or leaves."""
