@@ -56,7 +56,7 @@ def test_a_worker_that_leaves_finishes_what_it_has() -> None:
 
 def test_what_a_leaving_worker_does_not_finish_runs_again_elsewhere() -> None:
     async def main() -> None:
-        async with serving(None, workers=2, drain_timeout=5.0) as rig:
+        async with serving(None, drain_timeout=5.0) as rig:
             await rig.service.add_worker()
             requests = [await running(rig, item) for item in (1, 2)]
             leaving = asyncio.ensure_future(rig.service.remove_worker())
