@@ -48,7 +48,6 @@ class Load:
 def test_no_request_is_lost_when_workers_come_and_go(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "LEAST_HOLD", 0.3)
     monkeypatch.setattr(scaling, "LEAST_HORIZON", 0.2)
-    monkeypatch.setattr(scaling, "MEMORY", 0.5)
     monkeypatch.setattr(scaling.WorkerScaling, "INTERVAL", 0.02)
 
     async def main() -> None:
