@@ -239,7 +239,6 @@ def test_workers_are_added_and_removed(nodes: Nodes, loop: Loop) -> None:
 def test_there_are_as_many_workers_as_the_load_needs(nodes: Nodes, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "LEAST_HOLD", 0.3)
     monkeypatch.setattr(scaling, "LEAST_HORIZON", 0.2)
-    monkeypatch.setattr(scaling, "MEMORY", 0.5)
     monkeypatch.setattr(scaling.WorkerScaling, "INTERVAL", 0.02)
 
     async def main() -> None:
