@@ -51,6 +51,14 @@ class Server:
         with urllib.request.urlopen(request, timeout=5) as answer:
             return bytes(answer.read())
 
+    def pause(self) -> None:
+        """Stop its processes, which may poll while they have no request and so take CPU from a server that is measured."""
+        os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let its processes run again."""
+        os.killpg(self.process.pid, signal.SIGCONT)
+
     def usage(self) -> Usage:
         """Return what the server has used until now."""
         workers = self.front.children(recursive=True)
@@ -145,6 +153,8 @@ def _last_words(server: Server) -> str:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a server, and with it the processes of its session that it leaves behind: LitServe's workers outlive a SIGTERM."""
     process.terminate()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGCONT)
     with suppress(subprocess.TimeoutExpired):
         process.wait(10)
     with suppress(ProcessLookupError):
