@@ -94,7 +94,7 @@ suit them better. `benchmarks/results.json` has further columns.
 ## What is not better
 
 - An empty application on uvicorn or grpc.aio serves a single connection faster than Weir, which asks a worker process.
-- Over gRPC with one connection, Triton uses less CPU time per call than Weir, but serves fewer calls per second.
+- Over gRPC with one connection, Triton uses less CPU time per call than Weir, and serves about as many calls per second.
 - mosec's p50 with one connection comes from its setting: it waits up to 5 ms for requests that never arrive. [Without batches](#square-over-one-connection) it is as fast as Weir.
 - At 0.9 of the capacity a solved policy costs as much as `greedy`, and at 0.5 hardly less than batches of 8.
 - A server encodes sentences more slowly than the runtime alone.
