@@ -43,7 +43,7 @@ class HttpCalls:
 
     def server_metadata(self) -> Program[Metadata]:
         """See Calls."""
-        return (yield from _fetched(OutgoingRequest("GET", "/v2")))  # type: ignore[no-any-return]  # JSON
+        return (yield from _fetched(OutgoingRequest("GET", "/v2")))  # type: ignore[no-any-return]  # what JSON holds is Any
 
     def server_live(self) -> Program[bool]:
         """See Calls."""
@@ -59,7 +59,7 @@ class HttpCalls:
 
     def model_metadata(self, name: str, version: str) -> Program[Metadata]:
         """See Calls."""
-        return (yield from _fetched(OutgoingRequest("GET", _model(name, version))))  # type: ignore[no-any-return]  # JSON
+        return (yield from _fetched(OutgoingRequest("GET", _model(name, version))))  # type: ignore[no-any-return]  # what JSON holds is Any
 
     def models(self) -> Program[list[str]]:
         """See Calls."""
