@@ -163,7 +163,8 @@ def read_pickled(path: Path) -> list[str]:
     return [each.name for each in module.NAMED]
 
 
-def test_pickles_find_the_classes_of_the_models_own_modules(folder: Path) -> None:
+def test_pickles_find_the_classes_of_the_models_own_modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     assert read_pickled(write_pickled(folder / "alpha", "first")) == ["first", "first"]
     assert read_pickled(write_pickled(folder / "alpha", "again")) == ["again", "again"]
 

@@ -19,6 +19,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
+from time import time
 from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -28,6 +29,8 @@ from zlib import crc32
 _SHARED = sys.stdlib_module_names | {"weir"}
 
 FOLDER = "__weir_folder__"  # the attribute of a module of a model: its ModelFolder
+
+_NEW = 2.0  # seconds; compiled code knows its source by its size, and the second of its change
 
 _lock = threading.RLock()
 _folders: dict[str, "ModelFolder"] = {}
@@ -221,7 +224,7 @@ def reading(folder: ModelFolder | None) -> Iterator[None]:
 
 
 class _Loader(SourceFileLoader):
-    """Gives a module the builtins of its folder."""
+    """Gives a module the builtins of its folder, and the code that its file has now."""
 
     def __init__(self, name: str, path: str, folder: ModelFolder) -> None:
         super().__init__(name, path)
@@ -232,6 +235,14 @@ class _Loader(SourceFileLoader):
         self._folder.adopt(module)
         super().exec_module(module)
         self._folder.lend_name(module)
+
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        """Return what tells whether compiled code is that of the file. Raises OSError, so that none is read or written, while the file is new:
+        it may change once more within the second, at the same size, and nothing would tell."""
+        stats = super().path_stats(path)
+        if time() - stats["mtime"] < _NEW:
+            raise OSError(f"{path}: too new to know its compiled code by its time")
+        return stats
 
 
 class _Finder:
