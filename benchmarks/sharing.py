@@ -106,7 +106,7 @@ class Virtual:
             texts: list[Text] = [f"{number} {next(self._numbers)} {self._length()}" for _ in range(size)]
             sent = self.clock()
             try:
-                await encoder.encode(texts, door="test", client=client, timeout=within)
+                await encoder.encode(texts, frontend="test", client=client, timeout=within)
             except DeadlineExceeded:
                 self.late += 1
             else:

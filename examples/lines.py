@@ -2,10 +2,10 @@
 
 The package that brings it says in its pyproject.toml:
 
-    [project.entry-points."weir.doors"]
+    [project.entry-points."weir.frontends"]
     lines = "examples.lines:LineFrontend"
 
-and `weir serve examples.square:Square --door lines=7000` opens it: `echo 3 | nc -q 1 localhost 7000`.
+and `weir serve examples.square:Square --frontend lines=7000` opens it: `echo 3 | nc -q 1 localhost 7000`.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class LineFrontend:
             if self.refusing:
                 raise Draining("the server is shutting down")
             service = next(iter(self.registry.services.values()))
-            answer = await Exchange(service, door="lines").infer_item(item)
+            answer = await Exchange(service, frontend="lines").infer_item(item)
         except WeirError as error:
             answer = json.dumps({"error": error.message}).encode()
         writer.write(answer + b"\n")

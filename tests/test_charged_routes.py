@@ -185,7 +185,7 @@ def test_every_websocket_charges_what_it_is_sent(served: Served) -> None:
 def test_every_zeromq_port_charges_what_it_is_sent() -> None:
     account = Account(HttpSettings())
     with Opened(account=account) as opened:
-        ports = [each for each in vars(opened.door).values() if isinstance(each, Port)]
+        ports = [each for each in vars(opened.frontend).values() if isinstance(each, Port)]
         assert len(ports) == 2
         for port in ports:
             kind = {"PULL": "PUSH", "PUB": "SUB"}[port.socket_type]

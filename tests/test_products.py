@@ -1,4 +1,4 @@
-"""A product in a server: its routes, doors and counts are there, and its parts are called in order."""
+"""A product in a server: its routes, frontends and counts are there, and its parts are called in order."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ TARGET = "tests.served_models:Square"
 
 
 class Ladder:
-    """A door that notes what is asked of it."""
+    """A frontend that notes what is asked of it."""
 
     address = "ladder:"
 
@@ -35,17 +35,17 @@ class Ladder:
         self._heard = heard
 
     async def start(self) -> None:
-        self._heard.append("door start")
+        self._heard.append("frontend start")
 
     def refuse(self) -> None:
-        self._heard.append("door refuse")
+        self._heard.append("frontend refuse")
 
     async def drain(self, drain_timeout: float | None = None) -> bool:
-        self._heard.append("door drain")
+        self._heard.append("frontend drain")
         return True
 
     async def stop(self) -> None:
-        self._heard.append("door stop")
+        self._heard.append("frontend stop")
 
 
 class Count(Collector):
@@ -132,7 +132,15 @@ def test_its_routes_metrics_and_description_are_those_of_the_server() -> None:
     assert 'weir_shelves{model="square"} 3.0' in metrics.text
     assert described.json()["paths"]["/welcome"]["get"]["operationId"] == "greet"
     assert index.json()["pages"]["/welcome"] == "Greet"
-    assert shop.heard == ["door start", "start", "door refuse", "drain", "door drain", "door stop", "stop"]
+    assert shop.heard == [
+        "frontend start",
+        "start",
+        "frontend refuse",
+        "drain",
+        "frontend drain",
+        "frontend stop",
+        "stop",
+    ]
     assert shop.unready == (False, {"square": "draining"})
 
 
@@ -140,4 +148,4 @@ def test_one_that_cannot_begin_ends_the_start() -> None:
     shop = Shop("shelves='': must be there")
     with pytest.raises(SettingsError, match="shelves"):
         asyncio.run(make(shop).run(signals=False))
-    assert shop.heard == ["door start", "start", "door stop", "stop"]
+    assert shop.heard == ["frontend start", "start", "frontend stop", "stop"]

@@ -123,9 +123,9 @@ class Held(NamedTuple):
 def measure_growth(run: Run) -> Result:
     """Ask one server 100,000 times, whatever rounds and seconds are."""
     ports = (free_port(), free_port())
-    doors = ("--zmq-port", str(ports[0]), "--zmq-port-out", str(ports[1]))
+    frontends = ("--zmq-port", str(ports[0]), "--zmq-port-out", str(ports[1]))
     one_layer = ("--layers", str(-LAYERS), "--precision", "int8", "--no-calibrate")
-    with weir(*doors, *one_layer) as server:
+    with weir(*frontends, *one_layer) as server:
         held = _asked(run, server, ports)
     result = Result(["requests", "MiB: server", "workers"])
     for requests in SHOWN:

@@ -399,7 +399,7 @@ class Clients:
         if self._left:
             self._left -= 1
             text = self._texts[self._left % len(self._texts)]
-            if self._encoder.encode_one(text, self._done, door="bench", as_json=True) is None:
+            if self._encoder.encode_one(text, self._done, frontend="bench", as_json=True) is None:
                 raise RuntimeError(f"{text!r:.80} cannot be tokenized at once")
 
     def _done(self, found: Encoded | WeirError) -> None:

@@ -120,7 +120,7 @@ class App:
         added = None if product is None else partial(product.grpc_calls, site.context)
         grpc = make_grpc(site.kserve, settings.grpc, settings.http, added)
         self.frontends: list[Frontend] = [self.server, *([] if grpc is None else [grpc])]
-        self.frontends += open_frontends(settings.doors.doors, site.context)
+        self.frontends += open_frontends(settings.frontends.wanted, site.context)
         self.frontends += () if product is None else product.frontends(site.context)
         self._signalled = asyncio.Event()
         self._own_process = False
@@ -481,7 +481,7 @@ def asgi(
     }
     telemetry = TelemetrySettings(metrics=metrics, metrics_namespace=metrics_namespace, access_log=access_log)
     composed = Settings(
-        models=[], grpc=GrpcSettings(), doors=FrontendsSettings(), repository=RepositorySettings(), telemetry=telemetry,
+        models=[], grpc=GrpcSettings(), frontends=FrontendsSettings(), repository=RepositorySettings(), telemetry=telemetry,
         process=ProcessSettings(), **own,
     )  # fmt: skip
     notified = _notified(telemetry, observers)

@@ -160,7 +160,9 @@ class LocalCalls:
         """See Calls."""
 
         async def infer() -> InferenceResponse:
-            return await Exchange(find(self._registry, request.model, request.version), door=FRONTEND).infer(request)
+            return await Exchange(find(self._registry, request.model, request.version), frontend=FRONTEND).infer(
+                request
+            )
 
         return (yield infer)  # type: ignore[no-any-return]  # a step's answer
 
@@ -168,7 +170,7 @@ class LocalCalls:
         """See Calls."""
 
         def parts() -> AsyncGenerator[StreamPart, None]:
-            return Exchange(find(self._registry, request.model, request.version), door=FRONTEND).stream(request)
+            return Exchange(find(self._registry, request.model, request.version), frontend=FRONTEND).stream(request)
 
         def decoder() -> Decoder:
             return lambda part: [part.response]

@@ -240,8 +240,10 @@ class ServerKeywords(ServiceKeywords, total=False):
     """Seconds within which a client must answer a ping"""
     grpc_stream_requests: int
     """Running requests of one stream at which reading pauses"""
-    doors: dict[str, Any]
+    frontends: dict[str, Any]
     """Frontend from an installed package, with its options as JSON or plain text"""
+    doors: dict[str, Any]
+    """The former name of --frontend, until 0.2"""
     server_name: str
     """Server name in the metadata"""
     allow_shared_memory: bool

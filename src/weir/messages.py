@@ -98,7 +98,7 @@ class Request(Protocol):
     large: bool  # whether it waits among the large requests, which small ones may overtake
     tag: float  # a queue by length serves the lowest tag first, then the earliest arrival (see embedding/fair_queue.py)
     brief: bool  # in a queue by length, batches with such a request are kept short, so that they are done soon
-    door: str  # the frontend by which it came: "python", "http", ...
+    frontend: str  # the frontend by which it came: "python", "http", ...
     trace: (
         Any  # an Origin (telemetry/tracecontext.py); a Trace once the request is in the queue, if requests are traced
     )
@@ -319,8 +319,8 @@ class Observer(Protocol):
     `model` is the label of the service; instants are in seconds of its clock.
     """
 
-    def refused(self, model: str, door: str, error: WeirError) -> None:
-        """A request that came by the frontend `door` was refused before it entered the queue."""
+    def refused(self, model: str, frontend: str, error: WeirError) -> None:
+        """A request that came by the frontend `frontend` was refused before it entered the queue."""
 
     def dispatched(self, model: str, dispatch: Dispatch) -> None:
         """A batch was cut and handed to a worker."""
@@ -342,5 +342,5 @@ class Observer(Protocol):
     def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
         """A worker is now in `state`: starting, ready, lost, stopped or failed."""
 
-    def transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
-        """The frontend `door` read a body and wrote an answer of these sizes."""
+    def transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
+        """The frontend `frontend` read a body and wrote an answer of these sizes."""

@@ -155,7 +155,7 @@ class Settings(NamedTuple):
     models: list[ModelToServe]
     http: HttpSettings
     grpc: GrpcSettings
-    doors: FrontendsSettings
+    frontends: FrontendsSettings
     kserve: KserveSettings
     access: AccessSettings
     control: ControlSettings

@@ -279,11 +279,11 @@ class FakeRequest(RequestBase):
     def __init__(
         self, payload: Any, *, arrival: float = 1000.0, timeout: float = 30.0, kind: Kind = Kind.ITEM,
         content_type: str = OBJECT, accept: str = OBJECT, rows: int = 1, cost: float = 1.0, key: Hashable = None,
-        priority: int = 0, large: bool = False, door: str = "fake",
+        priority: int = 0, large: bool = False, frontend: str = "fake",
     ) -> None:  # fmt: skip
         super().__init__(
             payload, arrival, timeout, kind=kind, content_type=content_type, accept=accept, rows=rows, cost=cost,
-            key=key, priority=priority, large=large, door=door,
+            key=key, priority=priority, large=large, frontend=frontend,
         )  # fmt: skip
         self.parts: list[Any] = []
         self.output: Any = None
@@ -319,8 +319,8 @@ class RecordingObserver(Observer):
         self.worker_changes: list[tuple[int, str, str]] = []
         self.transfers: list[tuple[str, str, int, int]] = []
 
-    def refused(self, model: str, door: str, error: WeirError) -> None:
-        self.refusals.append((model, door, error))
+    def refused(self, model: str, frontend: str, error: WeirError) -> None:
+        self.refusals.append((model, frontend, error))
 
     def dispatched(self, model: str, dispatch: Dispatch) -> None:
         self.dispatches.append(dispatch)
@@ -340,8 +340,8 @@ class RecordingObserver(Observer):
     def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
         self.worker_changes.append((worker, state, reason))
 
-    def transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
-        self.transfers.append((model, door, received_bytes, sent_bytes))
+    def transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
+        self.transfers.append((model, frontend, received_bytes, sent_bytes))
 
     @property
     def ends(self) -> int:

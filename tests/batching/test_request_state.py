@@ -145,7 +145,7 @@ class Leaving(Asked):
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         super().finish(output, dispatch)
         settle(self.other)
-        raise RuntimeError("this caller's door is broken")
+        raise RuntimeError("this caller's frontend is broken")
 
 
 def test_an_answer_may_end_another_request_of_its_batch() -> None:

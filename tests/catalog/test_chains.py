@@ -213,7 +213,7 @@ def test_frontends_call_a_chain_as_they_call_a_model() -> None:
         models = registry(chain)
         await models.start()
         for body in (b"3", b"{"):
-            chain.submit(Asked(body, chain.now(), 1.0, content_type=JSON, accept=JSON, door="http"))
+            chain.submit(Asked(body, chain.now(), 1.0, content_type=JSON, accept=JSON, frontend="http"))
         await turns(20)
         assert sorted(map(type, got), key=str) == [bytes, InvalidRequest]
         assert b"-6" in got

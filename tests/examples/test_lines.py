@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.served import Served
 
-ENTRY_POINTS = "[weir.doors]\nlines = examples.lines:LineFrontend\n"
+ENTRY_POINTS = "[weir.frontends]\nlines = examples.lines:LineFrontend\n"
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def installed(tmp_path: Path) -> dict[str, str]:
 
 
 def test_lines_in_lines_out_until_the_server_has_drained(installed: dict[str, str]) -> None:
-    with Served("examples.square:Square", "--door", "lines=0", env=installed) as served:
+    with Served("examples.square:Square", "--frontend", "lines=0", env=installed) as served:
         port = int(served.until_logged(r"listening.*tcp://127\.0\.0\.1:(\d+)")[1])
         served.until_ready()
         with socket.create_connection(("127.0.0.1", port)) as caller, caller.makefile("rwb") as lines:
@@ -36,6 +36,6 @@ def test_lines_in_lines_out_until_the_server_has_drained(installed: dict[str, st
 
 
 def test_a_server_without_the_package_says_so() -> None:
-    with Served("examples.square:Square", "--door", "lines=0") as served:
+    with Served("examples.square:Square", "--frontend", "lines=0") as served:
         assert served.wait() == 2
-        served.until_logged(r"door='lines': no installed package provides it")
+        served.until_logged(r"frontend='lines': no installed package provides it")

@@ -1,4 +1,4 @@
-"""Doors that packages bring are found, made and refused by name."""
+"""Frontends that packages bring are found, made and refused by name."""
 
 import socket
 from importlib.metadata import EntryPoint, EntryPoints
@@ -10,7 +10,7 @@ from tests.served import MODELS, Served
 from weir.catalog.registry import Registry
 from weir.errors import SettingsError
 from weir.frontends import frontend
-from weir.frontends.frontend import FrontendContext, open_frontends
+from weir.frontends.frontend import FrontendContext, FrontendsSettings, open_frontends
 from weir.protocols.access import Access, AccessSettings
 from weir.protocols.settings import HttpSettings
 
@@ -53,15 +53,18 @@ CONTEXT = FrontendContext(Registry([]), Settings(), [])
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     points = EntryPoints(
-        EntryPoint(name, f"{__name__}:{target}", frontend.ENTRY_POINTS)
-        for name, target in (("hatch", "hatch"), ("jammed", "jammed"), ("broken", "nothing"))
-    )
+        EntryPoint(name, f"{__name__}:{target}", group)
+        for name, target, group in (
+            ("hatch", "hatch", frontend.ENTRY_POINTS), ("jammed", "jammed", frontend.ENTRY_POINTS),
+            ("broken", "nothing", frontend.ENTRY_POINTS), ("former", "hatch", frontend.FORMER_ENTRY_POINTS),
+        )
+    )  # fmt: skip
     monkeypatch.setattr(frontend, "entry_points", lambda group: points.select(group=group))
 
 
 def test_a_frontend_without_keys_is_refused_where_the_server_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     keyed = CONTEXT._replace(access=Access(AccessSettings(api_key="k3y")))
-    with pytest.raises(SettingsError, match=r"door='hatch': does not check API keys"):
+    with pytest.raises(SettingsError, match=r"frontend='hatch': does not check API keys"):
         open_frontends({"hatch": 1}, keyed)
     assert open_frontends({"hatch": None}, keyed) == []
     monkeypatch.setattr(Hatch, "asks_for_key", True, raising=False)
@@ -73,12 +76,19 @@ def test_each_is_made_with_its_options() -> None:
     assert isinstance(made, Hatch) and made.options == {"port": 3}
 
 
+def test_the_former_names_of_the_setting_and_of_the_entry_points_still_open_it() -> None:
+    wanted = FrontendsSettings(frontends={"hatch": 1}, doors={"former": 2}).wanted
+    assert [made.options for made in open_frontends(wanted, CONTEXT) if isinstance(made, Hatch)] == [2, 1]
+
+
 def test_one_may_be_switched_off_by_its_options() -> None:
     assert open_frontends({"hatch": ""}, CONTEXT) == []
 
 
 def test_a_name_that_nobody_brings_is_refused_with_those_there_are() -> None:
-    with pytest.raises(SettingsError, match=r"door='gate': no installed package provides it .*: broken, hatch, jammed"):
+    with pytest.raises(
+        SettingsError, match=r"frontend='gate': no installed package provides it .*: broken, former, hatch, jammed"
+    ):
         open_frontends({"gate": 1}, CONTEXT)
 
 
@@ -88,7 +98,7 @@ def test_what_a_factory_says_is_passed_on() -> None:
 
 
 def test_one_that_cannot_be_loaded_is_named() -> None:
-    with pytest.raises(SettingsError, match=r"door='broken': .*:nothing: AttributeError"):
+    with pytest.raises(SettingsError, match=r"frontend='broken': .*:nothing: AttributeError"):
         open_frontends({"broken": 5}, CONTEXT)
 
 

@@ -70,7 +70,7 @@ def test_many_are_under_way_and_answered_by_id_in_one_batch() -> None:
             }  # fmt: skip
             assert await answers(other) == [1, 2]
             assert sum(dispatch.rows for dispatch in heard.dispatches) == 4
-            assert {request.door for requests, _, _ in heard.answers for request in requests} == {"websocket"}
+            assert {request.frontend for requests, _, _ in heard.answers for request in requests} == {"websocket"}
 
     asyncio.run(main())
 
@@ -266,7 +266,7 @@ def test_every_frontend_feeds_the_same_batch() -> None:
         assert events.count("data: ") == 2
         assert [len(part.outputs) for part in parts if isinstance(part, InferenceResponse)] == [2, 2, 0]
         assert [dispatch.rows for dispatch in heard.dispatches] == [6]
-        frontends = [request.door for requests, _, _ in heard.answers for request in requests]
+        frontends = [request.frontend for requests, _, _ in heard.answers for request in requests]
         assert sorted(frontends) == ["http", "python", "websocket"]
 
     asyncio.run(main())

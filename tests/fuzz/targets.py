@@ -64,7 +64,7 @@ def binary(data: bytes) -> None:
 def worker(data: bytes) -> None:
     """The JSON body of a request, by the way that leads to the worker: it takes all that the other way takes, and reads it the
     same. (It takes more: what it skips, parameters and unknown fields, it does not look into.)"""
-    other = _outcome(lambda: _read_at_the_door(data))
+    other = _outcome(lambda: _read_by_frontend(data))
     assert other in (None, _outcome(lambda: _read_in_the_worker(data)))
     with contextlib.suppress(InvalidRequest):
         outline = _outline(data)
@@ -160,7 +160,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 } | CHECKPOINTS
 
 
-def _read_at_the_door(data: bytes) -> Arrays:
+def _read_by_frontend(data: bytes) -> Arrays:
     request = kserve_json.read_request(data, "m")
     if any(output.name != "z" for output in request.outputs or ()):
         raise InvalidRequest("the model has no such output")

@@ -89,7 +89,7 @@ def names() -> Iterator[set[str]]:
 @pytest.fixture(scope="module")
 def labels() -> dict[str, set[str]]:
     """The labels of each metric of Weir."""
-    families = [*Exposition(Metrics(), lambda door, error: "").collect(), *Held(Account(HttpSettings())).collect()]
+    families = [*Exposition(Metrics(), lambda frontend, error: "").collect(), *Held(Account(HttpSettings())).collect()]
     return {
         family.name + ending: {*getattr(family, "_labelnames", ()), *(("le",) if ending == "_bucket" else ())}
         for family in families for ending in ENDINGS[family.type]

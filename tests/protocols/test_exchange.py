@@ -79,20 +79,20 @@ def with_service(
 
 
 async def infer(
-    service: Service, request: InferenceRequest, *, door: str, timeout: float | None = None,  # noqa: ASYNC109 - the exchange's
+    service: Service, request: InferenceRequest, *, frontend: str, timeout: float | None = None,  # noqa: ASYNC109 - the exchange's
 ) -> InferenceResponse:  # fmt: skip
     """Return the answer to a request."""
-    return await Exchange(service, door=door, timeout=timeout).infer(request)
+    return await Exchange(service, frontend=frontend, timeout=timeout).infer(request)
 
 
-def stream(service: Service, request: InferenceRequest, *, door: str) -> AsyncGenerator[StreamPart, None]:
+def stream(service: Service, request: InferenceRequest, *, frontend: str) -> AsyncGenerator[StreamPart, None]:
     """Yield the answers to a request."""
-    return Exchange(service, door=door).stream(request)
+    return Exchange(service, frontend=frontend).stream(request)
 
 
 def test_tensors() -> None:
     async def test(service: Service) -> None:
-        response = await infer(service, InferenceRequest("affine", [tensor([[1, 0, 0]])], id="7"), door="grpc")
+        response = await infer(service, InferenceRequest("affine", [tensor([[1, 0, 0]])], id="7"), frontend="grpc")
         expected = await service.infer({"x": [[1.0, 0.0, 0.0]]})
         assert (response.model, response.version, response.id) == ("affine", "3", "7")
         [output] = response.outputs
@@ -105,7 +105,7 @@ def test_tensors() -> None:
 def test_a_request_larger_than_a_batch_is_divided() -> None:
     async def test(service: Service) -> None:
         x = np.arange(30, dtype=np.float32).reshape(10, 3)
-        response = await infer(service, InferenceRequest("affine", [tensor(x)]), door="grpc")
+        response = await infer(service, InferenceRequest("affine", [tensor(x)]), frontend="grpc")
         assert response.outputs[0].array.shape == (10, 2)
 
     with_service(Affine, test, max_batch_size=4)
@@ -113,7 +113,7 @@ def test_a_request_larger_than_a_batch_is_divided() -> None:
 
 def test_items_are_json_documents() -> None:
     async def test(service: Service) -> None:
-        response = await infer(service, InferenceRequest("pair", [items(b"1", b" 2", b"3")]), door="grpc")
+        response = await infer(service, InferenceRequest("pair", [items(b"1", b" 2", b"3")]), frontend="grpc")
         [output] = response.outputs
         assert (output.name, output.datatype, output.array.tolist()) == (
             "output",
@@ -126,7 +126,9 @@ def test_items_are_json_documents() -> None:
 
 def test_items_that_differ_in_size() -> None:
     async def test(service: Service) -> None:
-        response = await infer(service, InferenceRequest("words", [items(b'"a b"', b'"c"', b'"d e f"')]), door="grpc")
+        response = await infer(
+            service, InferenceRequest("words", [items(b'"a b"', b'"c"', b'"d e f"')]), frontend="grpc"
+        )
         assert response.outputs[0].array.tolist() == [b'["a b","a b"]', b'["c","c"]', b'["d e f","d e f"]']
 
     with_service(Words, test)
@@ -138,7 +140,7 @@ def test_an_item_that_fails_fails_the_request_and_is_named(model: type[Model]) -
 
     async def test(service: Service) -> None:
         with pytest.raises(ValidationFailed if model is Pair else InvalidRequest, match=r"tensor 'input'\[1\]: "):
-            await infer(service, InferenceRequest("pair", [items(good, b"[]")]), door="grpc")
+            await infer(service, InferenceRequest("pair", [items(good, b"[]")]), frontend="grpc")
 
     with_service(model, test)
 
@@ -168,7 +170,7 @@ def test_what_is_wrong_is_named_and_the_observers_hear_of_it(
 ) -> None:
     async def test(service: Service) -> None:
         with pytest.raises(error, match=message):
-            await infer(service, request_, door="grpc")
+            await infer(service, request_, frontend="grpc")
 
     observer = with_service(Affine, test, max_queue_size=8)
     assert len(observer.refusals) == 1
@@ -177,7 +179,7 @@ def test_what_is_wrong_is_named_and_the_observers_hear_of_it(
 def test_an_empty_item_is_refused() -> None:
     async def test(service: Service) -> None:
         with pytest.raises(InvalidRequest, match=r"'input'\[1\]: is empty"):
-            await infer(service, InferenceRequest("pair", [items(b"1", b"")]), door="grpc")
+            await infer(service, InferenceRequest("pair", [items(b"1", b"")]), frontend="grpc")
 
     with_service(Pair, test)
 
@@ -185,7 +187,7 @@ def test_an_empty_item_is_refused() -> None:
 def test_when_one_of_several_is_refused_the_others_are_withdrawn() -> None:
     async def test(service: Service) -> None:
         with pytest.raises(Overloaded):
-            await infer(service, InferenceRequest("words", [items(b'"a b"', b'"c d"', b'"e"')]), door="grpc")
+            await infer(service, InferenceRequest("words", [items(b'"a b"', b'"c d"', b'"e"')]), frontend="grpc")
         assert service.state()["waiting"] == 0
 
     with_service(Words, test, max_queue_size=3)
@@ -197,7 +199,7 @@ def test_cancelling_withdraws_the_request() -> None:
     async def main() -> None:
         async with Service(Affine, executor="inline", clock=clock, policy="control-limit:4") as service:
             request = asyncio.ensure_future(
-                infer(service, InferenceRequest("affine", [tensor([[1, 2, 3]])]), door="grpc")
+                infer(service, InferenceRequest("affine", [tensor([[1, 2, 3]])]), frontend="grpc")
             )
             await asyncio.sleep(0)
             assert service.state()["waiting"] == 1
@@ -249,8 +251,8 @@ def test_the_shortest_timeout_holds() -> None:
         service.submit = spy  # type: ignore[method-assign]  # to see what goes into the line
         sent = InferenceRequest("affine", [tensor([[1, 2, 3]])], parameters={"timeout": 2_000_000})
         for timeout in (None, 1.0, 3.0):
-            await infer(service, sent, door="grpc", timeout=timeout)
-        await infer(service, InferenceRequest("affine", [tensor([[1, 2, 3]])]), door="grpc")
+            await infer(service, sent, frontend="grpc", timeout=timeout)
+        await infer(service, InferenceRequest("affine", [tensor([[1, 2, 3]])]), frontend="grpc")
         assert seen == [pytest.approx(2.0), 1.0, pytest.approx(2.0), service.facts.settings.timeout]
 
     with_service(Affine, test)
@@ -263,12 +265,12 @@ def entry_of(item: bytes) -> QueueEntry:
 def test_the_constructor_of_what_is_submitted_sets_what_the_base_sets() -> None:
     entry = QueueEntry(b"3", Kind.ITEMS, JSON, MSGPACK, 2, 3.0, "k", True)
     service = Service(Pair, executor=FakeExecutor(), clock=FakeClock(), timeout=9.0)
-    exchange = Exchange(service, door="lines")
+    exchange = Exchange(service, frontend="lines")
     for timeout in (None, 2.0):
         request = QueuedRequest(entry, exchange, Schedule(4, timeout), lambda request: None, trace={"traceparent": "a"})
         base = RequestBase(
             b"3", service.now(), timeout or 9.0, kind=Kind.ITEMS, content_type=JSON, accept=MSGPACK, rows=2, cost=3.0, key="k",
-            priority=4, large=True, door="lines", trace={"traceparent": "a"},
+            priority=4, large=True, frontend="lines", trace={"traceparent": "a"},
         )  # fmt: skip
         for name in RequestBase.__slots__:
             assert getattr(request, name) == getattr(base, name), name
@@ -276,7 +278,7 @@ def test_the_constructor_of_what_is_submitted_sets_what_the_base_sets() -> None:
 
 def test_what_is_submitted_ends_once_with_its_output_or_with_its_error() -> None:
     async def test(service: Service) -> None:
-        exchange, ended = Exchange(service, door="lines"), asyncio.Queue[QueuedRequest]()
+        exchange, ended = Exchange(service, frontend="lines"), asyncio.Queue[QueuedRequest]()
         for item, output, error in ((b"3", b"[3,3]", type(None)), (b'"x"', None, ValidationFailed)):
             request = exchange.submit(entry_of(item), Schedule(0, None), ended.put_nowait)
             assert request.timeout == service.facts.settings.timeout
@@ -289,17 +291,17 @@ def test_what_is_submitted_ends_once_with_its_output_or_with_its_error() -> None
 
 async def submit_one(service: Service) -> None:
     ended = asyncio.Queue[QueuedRequest]()
-    Exchange(service, door="lines").submit(entry_of(b'"a b"'), Schedule(0, None), ended.put_nowait)
+    Exchange(service, frontend="lines").submit(entry_of(b'"a b"'), Schedule(0, None), ended.put_nowait)
     assert (await ended.get()).error is None
 
 
 async def infer_tensors(service: Service) -> None:
-    await infer(service, InferenceRequest("words", [items(b'"a b"', b'"c"')]), door="grpc")
+    await infer(service, InferenceRequest("words", [items(b'"a b"', b'"c"')]), frontend="grpc")
 
 
 async def infer_items(service: Service) -> None:
     head = read_head_for(service, HttpSettings(), "POST", "/words", [], batch=True)
-    await Exchange(service, door="http").infer_items(head, b'["a b", "c"]')
+    await Exchange(service, frontend="http").infer_items(head, b'["a b", "c"]')
 
 
 @pytest.mark.parametrize("ask", [submit_one, infer_tensors, infer_items])
@@ -321,7 +323,7 @@ def test_what_is_refused_is_raised_and_has_no_other_end() -> None:
         ended = list[QueuedRequest]()
         await service.drain()
         with pytest.raises(Draining):
-            Exchange(service, door="lines").submit(entry_of(b"3"), Schedule(0, 1.0), ended.append)
+            Exchange(service, frontend="lines").submit(entry_of(b"3"), Schedule(0, 1.0), ended.append)
         assert not ended
 
     with_service(Pair, test)
@@ -348,12 +350,12 @@ class Letters(Pair):
 
 def test_elements_for_a_model_of_texts_are_the_texts() -> None:
     async def test(service: Service) -> None:
-        response = await infer(service, InferenceRequest("m", [items(b'a"b', "ü".encode())]), door="grpc")
+        response = await infer(service, InferenceRequest("m", [items(b'a"b', "ü".encode())]), frontend="grpc")
         assert response.outputs[0].array.tolist() == [b'["\\"","a","b"]', '["ü"]'.encode()]
         with pytest.raises(InvalidRequest, match=r"'input'\[1\]: must be a text in UTF-8 \(invalid start byte\)"):
-            await infer(service, InferenceRequest("m", [items(b"fine", b"\xff")]), door="grpc")
+            await infer(service, InferenceRequest("m", [items(b"fine", b"\xff")]), frontend="grpc")
         with pytest.raises(InvalidRequest, match=r"'input'\[0\]: is empty, must be a text"):
-            await infer(service, InferenceRequest("m", [items(b"")]), door="grpc")
+            await infer(service, InferenceRequest("m", [items(b"")]), frontend="grpc")
 
     with_service(Letters, test)
 
@@ -361,7 +363,7 @@ def test_elements_for_a_model_of_texts_are_the_texts() -> None:
 def test_several_answers_and_whether_each_is_the_last() -> None:
     async def test(service: Service) -> None:
         request = InferenceRequest("script", [items(b'["a", {"last": "b"}]')], id="7")
-        parts = [part async for part in stream(service, request, door="grpc")]
+        parts = [part async for part in stream(service, request, frontend="grpc")]
         assert [part.response.outputs[0].array.tolist() for part in parts] == [[b'"a"'], [b'"b"']]
         assert [part.last for part in parts] == [False, True]
         assert {part.response.id for part in parts} == {"7"}
@@ -372,7 +374,7 @@ def test_several_answers_and_whether_each_is_the_last() -> None:
 def test_the_end_may_come_without_a_last_answer() -> None:
     async def test(service: Service) -> None:
         request = InferenceRequest("count", [items(b"2")])
-        assert [part.last async for part in stream(service, request, door="grpc")] == [False, False]
+        assert [part.last async for part in stream(service, request, frontend="grpc")] == [False, False]
 
     with_service(Count, test)
 
@@ -380,7 +382,7 @@ def test_the_end_may_come_without_a_last_answer() -> None:
 def test_a_model_with_one_answer() -> None:
     async def test(service: Service) -> None:
         request = InferenceRequest("affine", [tensor([[1, 0, 0]])])
-        (part,) = [part async for part in stream(service, request, door="grpc")]
+        (part,) = [part async for part in stream(service, request, frontend="grpc")]
         assert part.last and part.response.outputs[0].name == "y"
 
     with_service(Affine, test)
@@ -388,7 +390,7 @@ def test_a_model_with_one_answer() -> None:
 
 def test_an_error_comes_after_the_answers_before_it() -> None:
     async def test(service: Service) -> None:
-        answers = stream(service, InferenceRequest("script", [items(b'[1, {"error": "no"}]')]), door="grpc")
+        answers = stream(service, InferenceRequest("script", [items(b'[1, {"error": "no"}]')]), frontend="grpc")
         assert (await anext(answers)).response.outputs[0].array.tolist() == [b"1"]
         with pytest.raises(InvalidRequest, match="no"):
             await anext(answers)
@@ -398,7 +400,7 @@ def test_an_error_comes_after_the_answers_before_it() -> None:
 
 def test_leaving_ends_the_request() -> None:
     async def test(service: Service) -> None:
-        async with aclosing(stream(service, InferenceRequest("count", [items(b"200")]), door="grpc")) as answers:
+        async with aclosing(stream(service, InferenceRequest("count", [items(b"200")]), frontend="grpc")) as answers:
             await anext(answers)
         assert service.state()["waiting"] == 0
 
@@ -409,9 +411,9 @@ def test_leaving_ends_the_request() -> None:
 def test_a_stream_is_for_one_item() -> None:
     async def test(service: Service) -> None:
         with pytest.raises(InvalidRequest, match="tensor 'input': has 2 items, a stream takes one"):
-            await anext(stream(service, InferenceRequest("count", [items(b"1", b"2")]), door="grpc"))
+            await anext(stream(service, InferenceRequest("count", [items(b"1", b"2")]), frontend="grpc"))
         with pytest.raises(Unsupported, match="'count' streams its answers"):
-            await infer(service, InferenceRequest("count", [items(b"1")]), door="grpc")
+            await infer(service, InferenceRequest("count", [items(b"1")]), frontend="grpc")
 
     observer = with_service(Count, test)
     assert len(observer.refusals) == 2

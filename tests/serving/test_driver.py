@@ -179,7 +179,7 @@ def test_calls_in_process_wait_outside_in_their_order() -> None:
             with pytest.raises(Overloaded):
                 await rig.service.infer("impatient", backpressure=False)
             with pytest.raises(Overloaded):
-                request(rig.service, "from a door")
+                request(rig.service, "from a frontend")
             await rig.answer_all()
             assert await asyncio.gather(*calls) == squares(list(range(7)))
             assert rig.executor.payloads == [[0, 1], [2, 3], [4, 5], [6]]
@@ -236,11 +236,11 @@ def test_a_frontend_that_fails_at_delivery_harms_no_neighbour(caplog: pytest.Log
 
     async def main() -> None:
         async with serving() as rig:
-            rig.service.submit(Broken(1, arrival=rig.service.now(), door="odd"))
+            rig.service.submit(Broken(1, arrival=rig.service.now(), frontend="odd"))
             neighbour = request(rig.service, 2)
             await turns()
             assert neighbour.output == 4
-            rig.service.submit(Broken(1, arrival=rig.service.now(), timeout=1.0, door="odd"))
+            rig.service.submit(Broken(1, arrival=rig.service.now(), timeout=1.0, frontend="odd"))
 
     with caplog.at_level(logging.ERROR, "weir"):
         asyncio.run(main())

@@ -267,7 +267,7 @@ def test_the_access_log_has_a_line_for_each_request(log_format: str) -> None:
     stream = io.StringIO()
     with logging_to(TelemetrySettings(log_format=log_format), stream):
         access = AccessLog(get_logger("weir.access"), code_of)
-        answered, failed = (FakeRequest(1, arrival=10.0, door=door) for door in ("http", "grpc"))
+        answered, failed = (FakeRequest(1, arrival=10.0, frontend=frontend) for frontend in ("http", "grpc"))
         access.answered("square", [answered, answered], None, 10.25)
         access.answered("square", [failed], DeadlineExceeded("late"), 11.0)
         access.refused("", "http", Overloaded("full"))

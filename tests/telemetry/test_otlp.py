@@ -169,8 +169,8 @@ def test_a_call_at_each_endpoint_of_texts_is_one_trace(tmp_path: Path) -> None:
     assert named == [f"00-{'e' * 32}-{fault['span']}-01" for fault in faults]
     spans = [span for span in spans if span not in faults]
     calls = [span for span in spans if span["name"] == "encode tiny"]
-    for (door, texts), answer in answers.items():
-        about = {"weir.frontend": door, "weir.texts": texts}
+    for (frontend, texts), answer in answers.items():
+        about = {"weir.frontend": frontend, "weir.texts": texts}
         (call,) = [span for span in calls if about.items() <= span["attributes"].items()]
         assert answer.status_code == 200 and answer.headers["traceparent"] == f"00-{call['trace']}-{call['span']}-01"
         assert (call["trace"], call["parent"]) == ("e" * 32, "f" * 16)

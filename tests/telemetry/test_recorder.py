@@ -31,8 +31,8 @@ class Ask(RequestBase):
     def fail(self, error: WeirError) -> None: ...
 
 
-def ask(arrival: float, door: str = "http") -> Request:
-    return Ask(b"3", arrival, 30.0, door=door)
+def ask(arrival: float, frontend: str = "http") -> Request:
+    return Ask(b"3", arrival, 30.0, frontend=frontend)
 
 
 def dispatch(
@@ -44,7 +44,7 @@ def dispatch(
     )
 
 
-def code_of(door: str, kind: type[WeirError] | None) -> str:
+def code_of(frontend: str, kind: type[WeirError] | None) -> str:
     return "200" if kind is None else {"Overloaded": "429", "DeadlineExceeded": "408"}.get(kind.__name__, "400")
 
 

@@ -99,7 +99,7 @@ def test_a_span_names_the_frontend_of_its_request() -> None:
         kept = Kept()
         async with Service(Square, observers=[Tracing(kept)], executor="inline") as service:
             for trace in ({"traceparent": CALLER}, {"traceparent": CALLER[:-1] + "0"}, None):
-                request = Asking(3, service.now(), 10.0, door="grpc", trace=trace)
+                request = Asking(3, service.now(), 10.0, frontend="grpc", trace=trace)
                 service.submit(request)
                 assert type(request.trace) is Trace
                 while not request.settled:  # noqa: ASYNC110 - from outside there is no event to wait for
@@ -120,7 +120,7 @@ def test_what_vendors_add_to_a_trace_goes_on_with_each_of_its_spans() -> None:
         async with Service(Square, observers=[tracing], executor="inline") as service:
             whole = tracing.new({"traceparent": CALLER, "tracestate": "a=1,b=2"})
             for origin in (whole, child_of(whole)):
-                request = Asking(3, service.now(), 10.0, door="grpc", trace=origin)
+                request = Asking(3, service.now(), 10.0, frontend="grpc", trace=origin)
                 service.submit(request)
                 while not request.settled:  # noqa: ASYNC110 - from outside there is no event to wait for
                     await asyncio.sleep(0)
@@ -236,13 +236,13 @@ def test_what_never_runs_has_no_compute() -> None:
         kept = Kept()
         settings: dict[str, Any] = {"max_queue_size": 1, "max_batch_size": 1, "executor": FakeExecutor()}
         async with Service(Square, observers=[Tracing(kept)], **settings) as service:
-            running = Asking(1, service.now(), 60.0, door="grpc")
+            running = Asking(1, service.now(), 60.0, frontend="grpc")
             service.submit(running)
             await asyncio.sleep(0)
-            service.submit(Asking(2, service.now(), 60.0, door="grpc"))
+            service.submit(Asking(2, service.now(), 60.0, frontend="grpc"))
             with pytest.raises(Overloaded):
-                service.submit(Asking(3, service.now(), 60.0, door="grpc"))
-            late = Asking(3, service.now() - 2, 1.0, door="grpc")
+                service.submit(Asking(3, service.now(), 60.0, frontend="grpc"))
+            late = Asking(3, service.now() - 2, 1.0, frontend="grpc")
             with pytest.raises((DeadlineExceeded, Overloaded)):
                 service.submit(late)
             service.cancel(running)
@@ -290,7 +290,7 @@ def test_without_tracing_a_request_has_no_trace() -> None:
     async def main() -> None:
         async with Service(Square, executor="inline") as service:
             assert service.tracing is None
-            request = Asking(3, service.now(), 10.0, door="grpc", trace={"traceparent": CALLER})
+            request = Asking(3, service.now(), 10.0, frontend="grpc", trace={"traceparent": CALLER})
             service.submit(request)
             assert request.trace == {"traceparent": CALLER}
 

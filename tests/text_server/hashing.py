@@ -1,4 +1,4 @@
-"""An encoder without a model, for tests of doors: the vector of a text follows from its hash; a word is a token."""
+"""An encoder without a model, for tests of frontends: the vector of a text follows from its hash; a word is a token."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -66,14 +66,14 @@ class HashingEncoder:
         return asyncio.get_running_loop().create_task(run(), context=Context()).cancel
 
     async def encode(
-        self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
+        self, texts: Sequence[Text], *, frontend: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
         prompt: str | None = None, whole_words: bool = False, truncate_left: bool = False, each: bool = False,
         trace: Trace | Origin = None, outputs: Sequence[TextOutput] = (),
     ) -> Encoded:  # fmt: skip
         """Return vectors."""
         said = {
-            "door": door, "client": client, "priority": priority, "timeout": timeout, "dimensions": dimensions,
+            "frontend": frontend, "client": client, "priority": priority, "timeout": timeout, "dimensions": dimensions,
             "truncate": truncate, "want_tokens": want_tokens, "prompt": prompt, "whole_words": whole_words,
             "truncate_left": truncate_left, "trace": trace,
         }  # fmt: skip

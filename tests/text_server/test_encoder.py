@@ -87,7 +87,7 @@ def service_of(encoder: Encoder) -> Service:
 
 def of(encoder: Encodes, texts: Any, **rest: Any) -> Any:
     """Encode."""
-    return encoder.encode(texts, **({"door": "test"} | rest))
+    return encoder.encode(texts, **({"frontend": "test"} | rest))
 
 
 @pytest.mark.parametrize("count", [1, 2, 16, 17, 700, 2001])
@@ -101,7 +101,7 @@ def test_vectors_come_in_order(count: int) -> None:
             assert encoded.vectors.tolist() == [vector_of(text) for text in texts]
             assert encoded.counts == [1 + number % 5 for number in range(count)]
             assert (encoded.truncated, encoded.tokens) == ([False] * count, None)
-            assert {request.door for request, _ in heard.ends} == {"test"}
+            assert {request.frontend for request, _ in heard.ends} == {"test"}
             assert {cut.padding for cut in heard.cuts} <= {float(each) for each in range(30)}
         assert encoder.window == 256
 

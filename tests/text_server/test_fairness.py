@@ -37,7 +37,7 @@ class Bench:
     def send(self, client: str, count: int) -> "asyncio.Future[Encoded]":
         """Send a request; the first word of each text is its client's letter."""
         texts = [f"{client} {number}" + " more" * (number % 3) for number in range(count)]
-        asked = asyncio.ensure_future(self.encoder.encode(texts, door="test", client=client, timeout=1e6))
+        asked = asyncio.ensure_future(self.encoder.encode(texts, frontend="test", client=client, timeout=1e6))
         self.waiting.add(asked)
         return asked
 

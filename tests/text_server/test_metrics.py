@@ -27,8 +27,8 @@ def test_what_the_stock_statistic_has_is_counted() -> None:
     clients = TextClients(clock)
     for client, texts, after in (("a", 3, 0.0), ("b", 1, 0.5), ("a", 1, 0.25)):
         clock.now += after
-        clients.received(client, texts, door="zeromq")
-    clients.received_command("c", door="http")
+        clients.received(client, texts, frontend="zeromq")
+    clients.received_command("c", frontend="http")
     assert clients.statistics() == {
         "num_data_request": 3, "num_total_seq": 5, "num_sys_request": 1, "num_total_request": 4, "num_total_client": 3,
         "num_active_client": 3, "avg_request_per_client": 1.0, "min_request_per_client": 0, "max_request_per_client": 2,
@@ -51,25 +51,41 @@ def test_without_requests() -> None:
 def test_clients_are_active_for_three_minutes() -> None:
     clock = Clock()
     clients = TextClients(clock)
-    clients.received("a", 1, door="zeromq")
+    clients.received("a", 1, frontend="zeromq")
     clock.now += 179.0
-    clients.received("b", 2, door="http")
+    clients.received("b", 2, frontend="http")
     assert clients.active == 2
     clock.now += 2.0
     assert clients.active == 1
     assert clients.table() == [
-        {"identity": "b", "door": "http", "num_request": 1, "num_total_seq": 2, "last": 2.0, "active": True},
-        {"identity": "a", "door": "zeromq", "num_request": 1, "num_total_seq": 1, "last": 181.0, "active": False},
+        {
+            "identity": "b",
+            "frontend": "http",
+            "door": "http",
+            "num_request": 1,
+            "num_total_seq": 2,
+            "last": 2.0,
+            "active": True,
+        },
+        {
+            "identity": "a",
+            "frontend": "zeromq",
+            "door": "zeromq",
+            "num_request": 1,
+            "num_total_seq": 1,
+            "last": 181.0,
+            "active": False,
+        },
     ]
 
 
 def test_the_clients_heard_of_last_are_remembered() -> None:
     clients = TextClients(max_remembered=3)
     for name in ("a", "b", "c", "a", "d"):
-        clients.received(name, 1, door="zeromq")
+        clients.received(name, 1, frontend="zeromq")
     assert [row["identity"] for row in clients.table()] == ["d", "a", "c"]
     for number in range(10_000):
-        clients.received(f"client {number}", number, door="zeromq")
+        clients.received(f"client {number}", number, frontend="zeromq")
     assert clients.statistics()["num_total_client"] == 3
     assert len(clients._sizes) == len(clients._intervals) == 3
 
@@ -87,7 +103,7 @@ def test_the_status_says_what_stock_clients_look_for() -> None:
     assert config["show_tokens_to_client"] is False
     assert config["pooling_layer"] == [-2]
     assert config["models"]["two"] == {"dimensions": 8, "max_seq_len": 6}
-    clients.received("me", 4, door="zeromq")
+    clients.received("me", 4, frontend="zeromq")
     assert status.server_status()["statistic"]["num_total_seq"] == 4
     assert status.client_status()["clients"][0]["identity"] == "me"
 
@@ -97,7 +113,7 @@ def test_a_client_whose_token_ids_are_of_another_model_is_named_in_the_log_once(
 ) -> None:
     clients = TextClients()
     clients.warn_of_ids("stranger", 1, "mini")  # nobody knows it
-    clients.received("chain", 2, door="openai")
+    clients.received("chain", 2, frontend="openai")
     with caplog.at_level("WARNING", "weir"):
         for _ in range(3):
             clients.warn_of_ids("chain", 2, "mini")

@@ -23,7 +23,7 @@ class One:
 
     def __init__(self, encoder: Encoder, text: Any, **rest: Any) -> None:
         self.found: asyncio.Future[Encoded] = asyncio.get_running_loop().create_future()
-        self.withdraw = encoder.encode_one(text, self._done, door="test", **rest)
+        self.withdraw = encoder.encode_one(text, self._done, frontend="test", **rest)
 
     def _done(self, found: Encoded | WeirError) -> None:
         if isinstance(found, WeirError):

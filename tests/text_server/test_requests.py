@@ -41,7 +41,7 @@ def below(kept: Kept, name: str, span: ReadableSpan) -> list[ReadableSpan]:
 
 def test_the_constructor_of_a_text_sets_what_that_of_a_queued_request_sets() -> None:
     service = Service(Summing, executor=FakeExecutor(), clock=FakeClock())
-    exchange, tokens = Exchange(service, door="lines"), Tokens(b"abcd", 1)
+    exchange, tokens = Exchange(service, frontend="lines"), Tokens(b"abcd", 1)
 
     def ended(request: QueuedRequest) -> None: ...
 

@@ -33,7 +33,7 @@ def test_reading_and_computing_overlap(tmp_path: Path) -> None:
             encoder = Encoder(
                 service, checkpoint.tokenizer(), dimensions=tiny.HIDDEN, max_length=20, on_round=timeline.read
             )
-            encoded = await encoder.encode(texts, door="test")
+            encoded = await encoder.encode(texts, frontend="test")
             assert encoded.vectors.shape == (COUNT, tiny.HIDDEN)
             encoder.close()
 

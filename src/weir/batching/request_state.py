@@ -35,7 +35,7 @@ class RequestBase:
     """The attributes of a Request, for protocols to subclass (they add `finish` and `fail`)."""
 
     __slots__ = (
-        "accept", "arrival", "content_type", "cost", "deadline", "door", "key", "kind", "large", "overtaken", "partial",
+        "accept", "arrival", "content_type", "cost", "deadline", "frontend", "key", "kind", "large", "overtaken", "partial",
         "payload", "priority", "rows", "settled", "taken", "timeout", "trace",
     )  # fmt: skip
     settled: bool
@@ -48,7 +48,7 @@ class RequestBase:
     def __init__(
         self, payload: Any, arrival: float, timeout: float, *, kind: Kind = Kind.ITEM, content_type: str = OBJECT,
         accept: str = OBJECT, rows: int = 1, cost: float = 1.0, key: Hashable = None, priority: int = 0,
-        large: bool = False, door: str = "python", trace: Any = None,
+        large: bool = False, frontend: str = "python", trace: Any = None,
     ) -> None:  # fmt: skip
         self.payload = payload
         self.arrival = arrival
@@ -62,14 +62,14 @@ class RequestBase:
         self.key = key
         self.priority = priority
         self.large = large
-        self.door = door
+        self.frontend = frontend
         self.trace = trace
         begin(self)
 
     def part(self, output: Any, dispatch: Dispatch) -> None:
         """Raise Unsupported: this request has one answer."""
         raise Unsupported(
-            f"the frontend {self.door!r} returns one response per request, but a streaming model returns several"
+            f"the frontend {self.frontend!r} returns one response per request, but a streaming model returns several"
         )
 
 

@@ -294,11 +294,11 @@ class ItemWalk:
         call = Call(loop=asyncio.get_running_loop()).prepare(payload, now, left, service.cancel)
         call.deadline = request.deadline
         call.priority = request.priority
-        call.door = request.door
+        call.frontend = request.frontend
         call.trace = child_of(request.trace)
         if not self._tensors:
             call.key = request.key
-        service.enter(call, self._begun or request.door == "python")
+        service.enter(call, self._begun or request.frontend == "python")
         self._begun = True
         return call
 

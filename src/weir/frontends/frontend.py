@@ -1,6 +1,6 @@
 """What can be added to a server: a Frontend, which listens for callers, and a Product, which offers something built on the server's models.
 
-HTTP and gRPC are frontends. A package adds a frontend with an entry point of the group `weir.doors`; `--door NAME=OPTIONS` opens it. A package adds a
+HTTP and gRPC are frontends. A package adds a frontend with an entry point of the group `weir.frontends`; `--frontend NAME=OPTIONS` opens it. A package adds a
 protocol over HTTP with an entry point of the group `weir.protocols`; `--protocols NAME` serves it. Text embedding is a product.
 """
 
@@ -56,7 +56,7 @@ def _is_any(host: str) -> bool:
         return False
 
 
-ENTRY_POINTS = "weir.doors"
+ENTRY_POINTS, FORMER_ENTRY_POINTS = "weir.frontends", "weir.doors"  # the former until 0.2
 PROTOCOLS = "weir.protocols"
 
 
@@ -169,13 +169,19 @@ class Product(Protocol):
 class FrontendsSettings:
     """Frontends that installed packages bring."""
 
-    doors: dict[str, Any] = setting(
+    frontends: dict[str, Any] = setting(
         {}, "frontend from an installed package, with its options as JSON or plain text",
         metavar="NAME=OPTIONS",
     )  # fmt: skip
+    doors: dict[str, Any] = setting({}, "the former name of --frontend, until 0.2", metavar="NAME=OPTIONS")
 
     def __post_init__(self) -> None:
         check(self)
+
+    @property
+    def wanted(self) -> dict[str, Any]:
+        """The options of each frontend by its name, under either name of the setting."""
+        return {**self.doors, **self.frontends}
 
 
 def open_frontends(wanted: Mapping[str, Any], context: FrontendContext) -> list[Frontend]:
@@ -187,12 +193,14 @@ def open_frontends(wanted: Mapping[str, Any], context: FrontendContext) -> list[
     made = {name: _make(name, context._replace(options=options)) for name, options in wanted.items()}
     for name, frontend in made.items():
         if context.access.required and frontend is not None and not getattr(frontend, "asks_for_key", False):
-            raise SettingsError(f"door={name!r}: does not check API keys, which this server requires (asks_for_key)")
+            raise SettingsError(
+                f"frontend={name!r}: does not check API keys, which this server requires (asks_for_key)"
+            )
     return [frontend for frontend in made.values() if frontend is not None]
 
 
 def _make(name: str, context: FrontendContext) -> Frontend | None:
-    made: Frontend | None = make_named("door", ENTRY_POINTS, name, context)
+    made: Frontend | None = make_named("frontend", ENTRY_POINTS, name, context, former=FORMER_ENTRY_POINTS)
     return made
 
 
@@ -204,9 +212,12 @@ def open_protocols(registry: "Models", settings: HttpSettings) -> "list[HttpProt
     return [make_named("protocols", PROTOCOLS, name, registry, settings) for name in settings.protocols]
 
 
-def make_named(kind: str, group: str, name: str, *arguments: Any) -> Any:
-    """Return the result of calling the entry point `name` of `group` with `arguments`. Raises SettingsError; its text calls the thing a `kind`."""
-    found = {entry.name: entry for entry in entry_points(group=group)}
+def make_named(kind: str, group: str, name: str, *arguments: Any, former: str = "") -> Any:
+    """Return the result of calling the entry point `name` of `group` with `arguments`. Raises SettingsError; its text calls the thing a `kind`.
+
+    `former` is the group's former name, under which a package may still have it.
+    """
+    found = {entry.name: entry for each in (former, group) for entry in entry_points(group=each)}
     if name not in found:
         known = ", ".join(sorted(found)) or "none"
         raise SettingsError(f"{kind}={name!r}: no installed package provides it (entry points {group}: {known})")

@@ -252,7 +252,7 @@ class Session:
             service = find(self._registry, request.model, request.version)
             if service.tracing is None and not service.facts.streaming and service.inference.queues_tensors(service):
                 request.parameters.pop(HEADER, None)
-                exchange = Exchange(service, door=FRONTEND)
+                exchange = Exchange(service, frontend=FRONTEND)
                 (entry,), schedule = exchange.entries(request)
                 waiting = self._under_way[request.id] = _Waiting(self, exchange, request, received, size)
                 waiting.submit(entry, schedule)
@@ -408,7 +408,7 @@ class Session:
 
     async def _stream(self, request: InferenceRequest, received: int) -> None:
         service = find(self._registry, request.model, request.version)
-        exchange = Exchange(service, door=FRONTEND, carrier=self._carrier(request))
+        exchange = Exchange(service, frontend=FRONTEND, carrier=self._carrier(request))
         sent, last = 0, False
         async with aclosing(exchange.stream(request)) as parts:
             async for part in parts:

@@ -90,20 +90,20 @@ class HttpProtocol(Protocol):
 
 
 class Exchange:
-    """One request for `service` that came through the frontend `door`.
+    """One request for `service` that came through the frontend `frontend`.
 
     `timeout` is the caller's in seconds, or None for the service's setting. `carrier` has the headers that name the caller's span. `peer` is the caller's address, and
     `headers` (names in lower case) are those of the request, if the channel has them.
     """
 
-    __slots__ = ("carrier", "door", "headers", "peer", "service", "timeout", "trace")
+    __slots__ = ("carrier", "frontend", "headers", "peer", "service", "timeout", "trace")
 
     def __init__(
-        self, service: "ModelHandle", *, door: str, timeout: float | None = None, carrier: dict[str, str] | None = None,
+        self, service: "ModelHandle", *, frontend: str, timeout: float | None = None, carrier: dict[str, str] | None = None,
         headers: Sequence[tuple[bytes, bytes]] = (), peer: str | None = None,
     ) -> None:  # fmt: skip
         self.service = service
-        self.door = door
+        self.frontend = frontend
         self.timeout = timeout
         self.carrier = carrier
         self.headers = headers
@@ -139,7 +139,7 @@ class Exchange:
             if self.trace is not None and not self.trace.has_span:
                 self.trace = None
                 CURRENT.set(None)
-            self.service.notify(self.door, error)
+            self.service.notify(self.frontend, error)
         return error
 
     def __enter__(self) -> None:
@@ -228,7 +228,7 @@ class Exchange:
 
     def transferred(self, received_bytes: int, sent_bytes: int) -> None:
         """Notify the observers of the sizes of the request and of its response."""
-        self.service.transferred(self.door, received_bytes, sent_bytes)
+        self.service.transferred(self.frontend, received_bytes, sent_bytes)
 
 
 def as_bytes(output: Any) -> bytes:

@@ -93,7 +93,7 @@ class RequestHead(RequestOptions):
     """The head of an inference request.
 
     `plain` means that the body goes to the worker undecoded, as one item of one row. The request in the queue is then simply
-    `RequestBase(body, now, timeout, content_type=, accept=, priority=, key=, door="http")`. Every other body, and every compressed one (`coding`), goes
+    `RequestBase(body, now, timeout, content_type=, accept=, priority=, key=, frontend="http")`. Every other body, and every compressed one (`coding`), goes
     through `serving.inference.item_entries`.
     """
 

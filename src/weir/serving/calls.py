@@ -41,7 +41,7 @@ class InProcessRequest:
     large: bool = False
     tag: float = 0.0
     brief: bool = False
-    door: str = "python"
+    frontend: str = "python"
     settled: bool = False
     taken: int = 0
     overtaken: int = 0

@@ -102,16 +102,16 @@ class Delivery:
 
     def refused(self, request: Request, error: WeirError) -> None:
         """Tell the observers that `request` was not accepted."""
-        self.ended_outside(request.door, error, 0.0)
+        self.ended_outside(request.frontend, error, 0.0)
 
-    def ended_outside(self, door: str, error: WeirError, now: float) -> None:
+    def ended_outside(self, frontend: str, error: WeirError, now: float) -> None:
         """Notify the observers of an error of a request that is not in the queue: of a failure of the model, or else of a refusal by the frontend
-        `door`. Nothing happens if they have been notified of it."""
+        `frontend`. Nothing happens if they have been notified of it."""
         if isinstance(error, ModelError):
             self._note_failed([error], now)
         elif not error.reported:
             error.reported = True
-            self.tell("refused", door, error)
+            self.tell("refused", frontend, error)
 
     def cancelled(self, request: Request, error: WeirError, now: float) -> None:
         """Tell the observers that the caller of `request` left, and release its payload and answers."""
@@ -179,7 +179,7 @@ def undelivered(request: Request) -> None:
     """Log the exception that `request` raised in `finish`, `fail` or `part`, and have it leave its caller, who would wait for ever."""
     trace = request.trace
     extra = {"trace_id": trace.name} if type(trace) is Trace else {}
-    logger.exception("frontend %r could not deliver an answer", request.door, extra=extra)
+    logger.exception("frontend %r could not deliver an answer", request.frontend, extra=extra)
     abandon = getattr(request, "abandon", None)
     if abandon is not None:
         abandon()

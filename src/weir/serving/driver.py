@@ -259,9 +259,9 @@ class Driver:
             self._delivery.blocks_in_use = True
         return block
 
-    def ended_outside(self, door: str, error: WeirError) -> None:
+    def ended_outside(self, frontend: str, error: WeirError) -> None:
         """Notify the observers of an error of a request that is not in the queue; see Delivery."""
-        self._delivery.ended_outside(door, error, self._clock())
+        self._delivery.ended_outside(frontend, error, self._clock())
 
     def may_have_blocks(self, other: "Driver") -> None:
         """Expect requests whose payloads are in shared memory of `other`."""

@@ -127,11 +127,11 @@ class ModelHandle(Protocol):
     def now(self) -> float:
         """Return the present time of the model's clock in seconds, as in the `arrival` of a request."""
 
-    def notify(self, door: str, error: WeirError) -> None:
-        """Notify the observers of an error that ends a request of the frontend `door`, unless they know it."""
+    def notify(self, frontend: str, error: WeirError) -> None:
+        """Notify the observers of an error that ends a request of the frontend `frontend`, unless they know it."""
 
-    def transferred(self, door: str, received_bytes: int, sent_bytes: int) -> None:
-        """Notify the observers of the sizes of requests of the frontend `door` and of their responses."""
+    def transferred(self, frontend: str, received_bytes: int, sent_bytes: int) -> None:
+        """Notify the observers of the sizes of requests of the frontend `frontend` and of their responses."""
 
 
 class Models(Protocol):

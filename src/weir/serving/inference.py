@@ -96,12 +96,12 @@ class StreamPart(NamedTuple):
 class InferenceCall(Protocol):
     """The call that carried a request. The server's implementation is `protocols.exchange.Exchange`.
 
-    `door` is the name of the frontend. `timeout` is the caller's in seconds, or None for the service's setting. `trace` is a Trace or an
+    `frontend` is the name of the frontend. `timeout` is the caller's in seconds, or None for the service's setting. `trace` is a Trace or an
     Origin. `peer` is the caller's address.
     """
 
     service: "ModelHandle"
-    door: str
+    frontend: str
     headers: Sequence[tuple[bytes, bytes]]
     peer: str | None
     timeout: float | None
@@ -512,7 +512,7 @@ class QueuedRequest(RequestBase):
         self.timeout = timeout = service.facts.settings.timeout if timeout is None else timeout
         self.arrival = now = service.now()
         self.deadline = now + timeout
-        self.door = call.door
+        self.frontend = call.frontend
         self.trace = trace
         begin(self)
         self._ended = ended
@@ -635,7 +635,7 @@ def stream_of(call: InferenceCall, entry: QueueEntry, schedule: "Schedule") -> S
     return StreamedCall(
         entry.payload, service.now(), timeout, settings.stream_buffer, service.cancel, service.now, kind=Kind.ITEM,
         content_type=entry.content_type, accept=entry.accept, rows=entry.rows, cost=entry.cost, key=entry.key,
-        priority=schedule.priority, large=entry.large, door=call.door, trace=call.trace,
+        priority=schedule.priority, large=entry.large, frontend=call.frontend, trace=call.trace,
     )  # fmt: skip
 
 

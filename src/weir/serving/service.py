@@ -386,15 +386,15 @@ class Service:
 
         return MODEL_INFERENCE
 
-    def notify(self, door: str, error: WeirError) -> None:
-        """Notify the observers of an error that ends a request of the frontend `door`, unless they know it: the request was refused, or its answer
+    def notify(self, frontend: str, error: WeirError) -> None:
+        """Notify the observers of an error that ends a request of the frontend `frontend`, unless they know it: the request was refused, or its answer
         cannot be written. Only exchanges call this, for each error that they send; of the errors of accepted requests, the delivery notifies."""
-        self.generation.driver.ended_outside(door, error)
+        self.generation.driver.ended_outside(frontend, error)
 
-    def transferred(self, door: str, received_bytes: int, sent_bytes: int) -> None:
-        """Notify the observers of the sizes of requests of the frontend `door` and of their responses."""
+    def transferred(self, frontend: str, received_bytes: int, sent_bytes: int) -> None:
+        """Notify the observers of the sizes of requests of the frontend `frontend` and of their responses."""
         for observer in self.generation.observers:
-            observer.transferred(self.label, door, received_bytes, sent_bytes)
+            observer.transferred(self.label, frontend, received_bytes, sent_bytes)
 
     def submit(self, request: Request, now: float | None = None) -> None:
         """Put `request` into the queue. `now` is the present time of the service's clock, if the caller has just read it.
@@ -569,7 +569,7 @@ class Service:
         try:
             self._check(call)
         except WeirError as error:
-            self.notify(call.door, error)
+            self.notify(call.frontend, error)
             refuse(call, error)
             return
         try:

@@ -57,7 +57,7 @@ class SimulatedRequest:
     priority: int = 0
     tag: float = 0.0
     brief: bool = False
-    door: str = "simulation"
+    frontend: str = "simulation"
     trace: Any = None
 
     def __init__(self, index: int, arrival: float, timeout: float = inf, rows: int = 1) -> None:

@@ -266,7 +266,7 @@ class LogObserver(SilentObserver):
         self._logger = logger
         self._limit = limit or RateLimit()
 
-    def refused(self, model: str, door: str, error: WeirError) -> None:
+    def refused(self, model: str, frontend: str, error: WeirError) -> None:
         """Write a line if the model is at fault."""
         if isinstance(error, ModelError):
             self.failed(model, [error], 0.0)
@@ -309,17 +309,17 @@ class AccessLog(SilentObserver):
             facts: dict[str, Any] = {"rows": request.rows, "milliseconds": round((now - request.arrival) * 1000, 3)}
             if isinstance(request.trace, Trace):
                 facts["trace_id"] = request.trace.name
-            self._tell(model, request.door, error, facts)
+            self._tell(model, request.frontend, error, facts)
 
-    def refused(self, model: str, door: str, error: WeirError) -> None:
+    def refused(self, model: str, frontend: str, error: WeirError) -> None:
         """Write a line for a request that was not accepted."""
-        self._tell(model, door, error, {})
+        self._tell(model, frontend, error, {})
 
-    def _tell(self, model: str, door: str, error: WeirError | None, facts: dict[str, Any]) -> None:
+    def _tell(self, model: str, frontend: str, error: WeirError | None, facts: dict[str, Any]) -> None:
         kind = None if error is None else type(error)
         if kind is not None:
             facts["error"] = kind.__name__
-        self._logger.info("request", model=model, protocol=door, code=self._code_of(door, kind), **facts)
+        self._logger.info("request", model=model, protocol=frontend, code=self._code_of(frontend, kind), **facts)
 
 
 # Recordings of arrivals, from which a simulation or a load test can repeat the same traffic.
@@ -389,7 +389,7 @@ class ArrivalLog(SilentObserver):
         if self._model is None or model == self._model:
             self._note([(request.arrival, request.rows) for request in requests])
 
-    def refused(self, model: str, door: str, error: WeirError) -> None:
+    def refused(self, model: str, frontend: str, error: WeirError) -> None:
         """Note a request for which there was no room, or no time."""
         if isinstance(error, (CapacityError, DeadlineExceeded)) and (self._model is None or model == self._model):
             self._note([(self._clock(), 1)])

@@ -87,7 +87,7 @@ class Histogram:
 class SilentObserver:
     """An Observer that ignores every event. Derive from it and override the events of interest."""
 
-    def refused(self, model: str, door: str, error: WeirError) -> None:
+    def refused(self, model: str, frontend: str, error: WeirError) -> None:
         """Ignore the event."""
 
     def dispatched(self, model: str, dispatch: Dispatch) -> None:
@@ -111,7 +111,7 @@ class SilentObserver:
     def metrics_reported(self, model: str, worker: int, reports: Sequence[MetricReport]) -> None:
         """Ignore the event, which is not among those of Observer: a worker has reported what its model's own metrics have become."""
 
-    def transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
+    def transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
         """Ignore the event."""
 
 
@@ -158,10 +158,10 @@ class Steps:
         }  # fmt: skip
 
 
-Outcome = tuple[str, str, type[WeirError] | None]  # model, door, and the error or None
+Outcome = tuple[str, str, type[WeirError] | None]  # model, frontend, and the error or None
 
 _arrival = attrgetter("arrival")
-_door = attrgetter("door")
+_frontend = attrgetter("frontend")
 
 
 class Recorder(SilentObserver):
@@ -172,9 +172,9 @@ class Recorder(SilentObserver):
 
     Attributes:
         batches: batches by Reason.
-        ended: requests that had their end, by (door, error or None).
+        ended: requests that had their end, by (frontend, error or None).
         refused_requests: those of them that never entered the queue.
-        bytes: [received, sent] by door.
+        bytes: [received, sent] by frontend.
         parts: answers of a streaming model.
         rows: histogram of rows per batch.
         bulk_rows: rows of bulk work that were dispatched.
@@ -212,9 +212,9 @@ class Recorder(SilentObserver):
         self.requests = Steps()
         self.by_rows: dict[int, Steps] = {}
 
-    def refused(self, model: str, door: str, error: WeirError) -> None:
+    def refused(self, model: str, frontend: str, error: WeirError) -> None:
         """Count a request that never entered the queue."""
-        outcome = (door, type(error))
+        outcome = (frontend, type(error))
         self.ended[outcome] += 1
         self.refused_requests[outcome] += 1
         self.fail.add(1, 0.0)
@@ -245,13 +245,13 @@ class Recorder(SilentObserver):
             self.fail.add(count, spent)
         if not self._detailed:
             return
-        doors = list(map(_door, requests))
-        first = doors[0]
-        if doors.count(first) == count:
+        frontends = list(map(_frontend, requests))
+        first = frontends[0]
+        if frontends.count(first) == count:
             self.ended[first, kind] += count
         else:
-            for door in set(doors):
-                self.ended[door, kind] += doors.count(door)
+            for frontend in set(frontends):
+                self.ended[frontend, kind] += frontends.count(frontend)
 
     def _spent_by_class(self, requests: Sequence[Request], now: float) -> float:
         interactive = _interactive(requests)
@@ -291,9 +291,9 @@ class Recorder(SilentObserver):
         if self.window is not None:
             self.window.computed(dispatch, now)
 
-    def transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
+    def transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
         """Count the bytes of a request body and of its answer."""
-        count = self.bytes[door]
+        count = self.bytes[frontend]
         count[0] += received_bytes
         count[1] += sent_bytes
 
@@ -323,8 +323,8 @@ class Recorder(SilentObserver):
             self.ended[outcome] += count
         for refusal, count in other.refused_requests.items():
             self.refused_requests[refusal] += count
-        for door, (received, sent) in other.bytes.items():
-            self.transferred("", door, received, sent)
+        for frontend, (received, sent) in other.bytes.items():
+            self.transferred("", frontend, received, sent)
         self.reported.merge(other.reported)
 
     def to_dict(self) -> dict[str, Any]:
@@ -397,8 +397,12 @@ class Metrics(SilentObserver):
 
     @property
     def bytes(self) -> dict[tuple[str, str], list[int]]:
-        """Bytes [received, sent] by (model, door)."""
-        return {(label, door): list(count) for label in self._labels() for door, count in self.of(label).bytes.items()}
+        """Bytes [received, sent] by (model, frontend)."""
+        return {
+            (label, frontend): list(count)
+            for label in self._labels()
+            for frontend, count in self.of(label).bytes.items()
+        }
 
     def _labels(self) -> list[str]:
         """Return all labels, after adding the counts of services that are gone to our own.
@@ -415,21 +419,21 @@ class Metrics(SilentObserver):
     def _outcomes(self, name: str) -> dict[Outcome, int]:
         found: defaultdict[Outcome, int] = defaultdict(int)
         for label in self._labels():
-            for (door, kind), count in getattr(self.of(label), name).items():
+            for (frontend, kind), count in getattr(self.of(label), name).items():
                 # A name that callers choose must not become a label: the number of labels would have no bound.
                 named = "" if kind is not None and issubclass(kind, ModelNotFound) else label
-                found[named, door, kind] += count
+                found[named, frontend, kind] += count
         return dict(found)
 
     # Events that no service knows of.
 
-    def refused(self, model: str, door: str, error: WeirError) -> None:
+    def refused(self, model: str, frontend: str, error: WeirError) -> None:
         """Record a request that reached no queue."""
-        self._own["" if isinstance(error, ModelNotFound) else model].refused(model, door, error)
+        self._own["" if isinstance(error, ModelNotFound) else model].refused(model, frontend, error)
 
-    def transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
+    def transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
         """Record the bytes of a request body and of its answer."""
-        self._own[model].transferred(model, door, received_bytes, sent_bytes)
+        self._own[model].transferred(model, frontend, received_bytes, sent_bytes)
 
 
 def _sorted_arrivals(requests: Sequence[Request]) -> list[float]:

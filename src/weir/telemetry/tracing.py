@@ -82,7 +82,7 @@ class Tracing(SilentObserver):
         """
         given = request.trace
         if type(given) is not Trace:
-            inside = given is None and request.door == "python"
+            inside = given is None and request.frontend == "python"
             request.trace = self._within(get_current()) if inside else self.new(given)
 
     def new(self, origin: Origin) -> Trace:
@@ -178,12 +178,12 @@ class Tracing(SilentObserver):
     def _request(self, model: str, request: Request, trace: Trace, error: WeirError | None, now: float) -> None:
         attributes = {
             "weir.model": model,
-            **attributes_of_frontend(request.door),
+            **attributes_of_frontend(request.frontend),
             "weir.rows": request.rows,
             "weir.priority": request.priority,
         }
         links = [Link(context) for context in trace.batches]
-        inside = request.door == "python"
+        inside = request.frontend == "python"
         epoch_ns = self._epoch_ns(now)
         own = self._whole(
             f"infer {model}", trace, request.arrival, now, epoch_ns, attributes, error, inside=inside, links=links

@@ -176,7 +176,7 @@ class Encoder:
         self._threads.close()
 
     async def encode(
-        self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
+        self, texts: Sequence[Text], *, frontend: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
         prompt: str | None = None, whole_words: bool = False, truncate_left: bool = False, each: bool = False,
         trace: Trace | Origin = None, outputs: Sequence[TextOutput] = (),
@@ -205,7 +205,7 @@ class Encoder:
         began = self._service.now()
         distinct_texts, places = await asyncio.to_thread(distinct, texts) if many else distinct(texts)
         request = EncodeRequest(
-            distinct_texts, places, call=Exchange(self._service, door=door), caller=client or None, priority=priority,
+            distinct_texts, places, call=Exchange(self._service, frontend=frontend), caller=client or None, priority=priority,
             deadline=began + timeout, limit=limit, truncate=self._truncate if truncate is None else truncate,
             future=loop.create_future(), split=self._split and truncate is None, tokenize_options=tokenize_options,
             began=began,
@@ -218,7 +218,9 @@ class Encoder:
             request.errors = {}
         tracer, service = self._service.tracing, self._service
         with (
-            _NO_TRACE if tracer is None else CallTrace(tracer, service, self.name, trace, door=door, count=len(texts))
+            _NO_TRACE
+            if tracer is None
+            else CallTrace(tracer, service, self.name, trace, frontend=frontend, count=len(texts))
         ) as request.trace:
             await self._ended(request, timeout, loop)
         return (
@@ -226,7 +228,7 @@ class Encoder:
         )
 
     def encode_one(
-        self, text: Text, done: Callable[[Encoded | WeirError], None], *, door: str, priority: int = 0, timeout: float | None = None,
+        self, text: Text, done: Callable[[Encoded | WeirError], None], *, frontend: str, priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, prompt: str | None = None, truncate_left: bool = False,
         as_json: bool = False,
     ) -> Callable[[], None] | None:  # fmt: skip
@@ -267,7 +269,7 @@ class Encoder:
         if isinstance(result, WeirError):
             raise with_place(result, 0)
         one = OneText(
-            Exchange(service, door=door), result, done, self._one_ended, priority=priority, timeout=timeout, stated=stated,
+            Exchange(service, frontend=frontend), result, done, self._one_ended, priority=priority, timeout=timeout, stated=stated,
             shortest=self._shortest, tag=self._callers.hold(), dimensions=dimensions, began=began, now=service.now(),
         )  # fmt: skip
         if as_json and dimensions is None and self._is_small and not result.truncated:
@@ -559,7 +561,7 @@ class Encoder:
         """Put the next text of the request into the queue. Return whether the queue accepted it; a refusal ends the request with an error."""
         ready = request.ready_texts.popleft()
         if request.call.service is not self._service:  # the model has been loaded again
-            request.call = Exchange(self._service, door=request.call.door)
+            request.call = Exchange(self._service, frontend=request.call.frontend)
         text_request = TextPiece(
             request.call, request, ready, self._text_ended, cost=self._cost(ready[2]), tag=tag, now=now
         )

@@ -139,7 +139,7 @@ class TextExchange:
 
     Attributes:
         context: what all requests share.
-        door: the name of the endpoint or frontend, for metrics.
+        frontend: the name of the endpoint or frontend, for metrics.
         texts, options, encoder: set by the protocol from the body.
         identity: the caller's id of the request, which the protocol repeats in the answer.
         form: the form in which the protocol writes the vectors.
@@ -153,16 +153,16 @@ class TextExchange:
     """
 
     __slots__ = (
-        "as_json", "client", "client_name", "context", "door", "encoder", "form", "found", "identity", "options", "priority", "texts", "timeout",
+        "as_json", "client", "client_name", "context", "frontend", "encoder", "form", "found", "identity", "options", "priority", "texts", "timeout",
         "trace", "with_vectors", "work",
     )  # fmt: skip
 
     def __init__(
-        self, context: EmbeddingContext, door: str, encoder: Encodes | None = None, *, client: str = "", client_name: str = "local",
+        self, context: EmbeddingContext, frontend: str, encoder: Encodes | None = None, *, client: str = "", client_name: str = "local",
         priority: int = 0, timeout: float | None = None, trace: Trace | Origin = None,
     ) -> None:  # fmt: skip
         self.context = context
-        self.door = door
+        self.frontend = frontend
         self.encoder = encoder
         self.client = client
         self.client_name = client or client_name
@@ -208,7 +208,7 @@ class TextExchange:
         """Return a coroutine that encodes `texts` without counting them; see Encodes.encode for `each` and the errors."""
         assert self.encoder is not None  # the protocol sets it
         return self.encoder.encode(
-            texts, door=self.door, client=self.client, priority=self.priority, timeout=timeout, dimensions=options.dimensions,
+            texts, frontend=self.frontend, client=self.client, priority=self.priority, timeout=timeout, dimensions=options.dimensions,
             truncate=options.truncate, want_tokens=options.want_tokens, prompt=options.prompt,
             whole_words=options.whole_words, truncate_left=options.truncate_left, each=each, trace=trace, outputs=options.outputs,
         )  # fmt: skip
@@ -220,7 +220,7 @@ class TextExchange:
         if len(self.texts) != 1 or self.work is not None or self.encoder is None or not plain:
             return None
         withdraw = self.encoder.encode_one(
-            self.texts[0], done, door=self.door, priority=self.priority, timeout=self.timeout, dimensions=options.dimensions,
+            self.texts[0], done, frontend=self.frontend, priority=self.priority, timeout=self.timeout, dimensions=options.dimensions,
             truncate=options.truncate, prompt=options.prompt, truncate_left=options.truncate_left, as_json=self.as_json,
         )  # fmt: skip
         if withdraw is not None:
@@ -229,7 +229,7 @@ class TextExchange:
 
     def received(self, texts: int) -> None:
         """Count the request, which has `texts` texts."""
-        self.context.clients.received(self.client_name, texts, door=self.door)
+        self.context.clients.received(self.client_name, texts, frontend=self.frontend)
 
     def warn_of_ids(self, foreign: int) -> None:
         """Warn in the log, once for each client, of `foreign` texts sent as token ids of another model."""
@@ -237,17 +237,17 @@ class TextExchange:
 
     def answered(self, texts: int, truncated: int) -> None:
         """Count the answer: the vectors of `texts` texts, of which `truncated` were cut."""
-        self.context.counts.answered(self.model, self.door, texts, truncated)
+        self.context.counts.answered(self.model, self.frontend, texts, truncated)
 
     def delivered(self, encoded: Encoded, received_bytes: int, sent_bytes: int) -> None:
         """Count the answer, which has all vectors in `encoded`, and report the sizes of request and answer."""
         counts, model = self.context.counts, self.model
-        counts.answered(model, self.door, len(encoded.counts), sum(encoded.truncated))
-        counts.transferred(model, self.door, received_bytes, sent_bytes)
+        counts.answered(model, self.frontend, len(encoded.counts), sum(encoded.truncated))
+        counts.transferred(model, self.frontend, received_bytes, sent_bytes)
 
     def refused(self, status: int) -> None:
         """Count the answer: an error with this HTTP status."""
-        self.context.counts.refused(self.model, self.door, status)
+        self.context.counts.refused(self.model, self.frontend, status)
 
 
 # What protocols read.

@@ -24,7 +24,7 @@ ACTIVE_FOR = 180.0  # seconds after its last request during which a client count
 class TextClient:
     """The counts of one client. `warned`: the warning about its token ids has been logged."""
 
-    door: str
+    frontend: str
     requests: int = 0
     texts: int = 0
     last: float = 0.0
@@ -45,10 +45,10 @@ class TextClients:
         self.system_requests = 0
         self.texts = 0
 
-    def received(self, client: str, texts: int, *, door: str) -> None:
-        """Count a request of `client` for the vectors of `texts` texts, at the endpoint `door`."""
+    def received(self, client: str, texts: int, *, frontend: str) -> None:
+        """Count a request of `client` for the vectors of `texts` texts, at the endpoint `frontend`."""
         now = self._clock()
-        known = self._client_of(client, door, now)
+        known = self._client_of(client, frontend, now)
         known.requests += 1
         known.texts += texts
         self.data_requests += 1
@@ -58,9 +58,9 @@ class TextClients:
             self._intervals.append(now - self._last)
         self._last = now
 
-    def received_command(self, client: str, *, door: str) -> None:
+    def received_command(self, client: str, *, frontend: str) -> None:
         """Count a request of `client` for the server's configuration or status, or to end the server."""
-        self._client_of(client, door, self._clock())
+        self._client_of(client, frontend, self._clock())
         self.system_requests += 1
 
     def warn_of_ids(self, client: str, count: int, model: str) -> None:
@@ -73,10 +73,10 @@ class TextClients:
                 "(LangChain: check_embedding_ctx_length=False)", client, count, model,
             )  # fmt: skip
 
-    def _client_of(self, client: str, door: str, now: float) -> TextClient:
+    def _client_of(self, client: str, frontend: str, now: float) -> TextClient:
         known = self._clients.get(client)
         if known is None:
-            known = self._clients[client] = TextClient(door)
+            known = self._clients[client] = TextClient(frontend)
         self._clients.move_to_end(client)
         known.last = now
         if len(self._clients) > self._most:
@@ -110,7 +110,8 @@ class TextClients:
         return [
             {
                 "identity": name,
-                "door": client.door,
+                "frontend": client.frontend,
+                "door": client.frontend,  # the former name, until 0.2
                 "num_request": client.requests,
                 "num_total_seq": client.texts,
                 "last": now - client.last,
@@ -149,21 +150,21 @@ class TextCounts(Collector):
         self._calls: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         self._answered: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])  # calls, texts, cut
 
-    def answered(self, model: str, door: str, texts: int, truncated: int) -> None:
+    def answered(self, model: str, frontend: str, texts: int, truncated: int) -> None:
         """Count a call that was answered with `texts` vectors, of which `truncated` are of texts that were cut."""
-        counts = self._answered[model, door]
+        counts = self._answered[model, frontend]
         counts[0] += 1
         counts[1] += texts
         counts[2] += truncated
 
-    def transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
+    def transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
         """Report the sizes of an answered call."""
         if self._transferred is not None:
-            self._transferred(model, door, received_bytes, sent_bytes)
+            self._transferred(model, frontend, received_bytes, sent_bytes)
 
-    def refused(self, model: str, door: str, status: int) -> None:
+    def refused(self, model: str, frontend: str, status: int) -> None:
         """Count a call that was answered with an error of this status. `model` is "" if the named model does not exist."""
-        self._calls[model, door, str(status)] += 1
+        self._calls[model, frontend, str(status)] += 1
 
     def dropped(self, kind: str, times: int = 1) -> None:
         """Count connections, messages, requests or answers that the ZeroMQ frontend dropped."""

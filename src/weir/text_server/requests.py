@@ -325,7 +325,7 @@ class TextRequest(QueuedRequest):
         self.rows = 1
         self.key = None
         self.large = False
-        self.door = call.door
+        self.frontend = call.frontend
         self.trace = None
         begin(self)
         self._ended = ended
@@ -421,17 +421,17 @@ class CallTrace:
     """
 
     __slots__ = (
-        "_attributes", "_began", "_door", "_model", "_others", "_service", "_spans", "_tokenizing_since", "_trace", "_tracer",
+        "_attributes", "_began", "_frontend", "_model", "_others", "_service", "_spans", "_tokenizing_since", "_trace", "_tracer",
     )  # fmt: skip
 
     def __init__(
-        self, tracer: "Tracer", service: "ModelHandle", model: str, trace: Trace | Origin, *, door: str, count: int
+        self, tracer: "Tracer", service: "ModelHandle", model: str, trace: Trace | Origin, *, frontend: str, count: int
     ) -> None:
         self._tracer = tracer
         self._service = service
         self._model = model
-        self._door = door
-        self._attributes = {"weir.model": model, **attributes_of_frontend(door), "weir.texts": count}
+        self._frontend = frontend
+        self._attributes = {"weir.model": model, **attributes_of_frontend(frontend), "weir.texts": count}
         self._trace = trace if isinstance(trace, Trace) else tracer.new(trace)
         self._others = Trace(self._trace.trace_id, self._trace.span_id, sampled=False)
         # How many more spans there may be of tokenizer calls and of texts.
@@ -447,7 +447,7 @@ class CallTrace:
     ) -> None:
         self._tracer.ended(
             f"encode {self._model}", self._trace, self._began, self._service.now(), attributes=self._attributes,
-            error=error if isinstance(error, WeirError) else None, inside=self._door == "python",
+            error=error if isinstance(error, WeirError) else None, inside=self._frontend == "python",
         )  # fmt: skip
 
     def text_trace(self) -> Trace | Origin:

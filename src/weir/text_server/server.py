@@ -193,7 +193,7 @@ class EmbeddingProduct:
         """Return a row for each active client, the one that sent the latest request first."""
         return [
             {
-                "client": row["identity"], "frontend": row["door"], "requests": row["num_request"], "texts": row["num_total_seq"],
+                "client": row["identity"], "frontend": row["frontend"], "requests": row["num_request"], "texts": row["num_total_seq"],
                 "seconds ago": round(row["last"], 1),
             }
             for row in self._clients.table() if row["active"]
@@ -222,10 +222,10 @@ class EmbeddingProduct:
                 service.inference = self._inferences[name]
                 encoder.serve(service)
 
-    def _transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
+    def _transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
         label = self._labels[model]
         for transferred in self._told:
-            transferred(label, door, received_bytes, sent_bytes)
+            transferred(label, frontend, received_bytes, sent_bytes)
 
     def _stock_fields(self) -> Mapping[str, Any]:
         spec, model = self._specs[0], self._models[0]

@@ -165,7 +165,7 @@ class Encodes(Protocol):
         """The most tokens of a text that the model reads, special tokens included."""
 
     async def encode(
-        self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
+        self, texts: Sequence[Text], *, frontend: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
         prompt: str | None = None, whole_words: bool = False, truncate_left: bool = False, each: bool = False,
         trace: Trace | Origin = None, outputs: Sequence[TextOutput] = (),
@@ -174,7 +174,7 @@ class Encodes(Protocol):
 
         Args:
             texts: one or more texts.
-            door: the name of the frontend, for metrics and logs.
+            frontend: the name of the frontend, for metrics and logs.
             client: who sends the texts. Requests of one client share one fair share of the queue; with "" the request has a share of its own.
             priority: texts of a higher priority are computed first.
             timeout: seconds until the request fails; None for the server's setting.
@@ -191,7 +191,7 @@ class Encodes(Protocol):
         """
 
     def encode_one(
-        self, text: Text, done: Callable[[Encoded | WeirError], None], *, door: str, priority: int = 0,
+        self, text: Text, done: Callable[[Encoded | WeirError], None], *, frontend: str, priority: int = 0,
         timeout: float | None = None, dimensions: int | None = None, truncate: bool | None = None, prompt: str | None = None,
         truncate_left: bool = False, as_json: bool = False,
     ) -> Callable[[], object] | None:  # fmt: skip

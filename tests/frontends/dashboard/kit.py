@@ -38,9 +38,11 @@ class Scene:
         """Ask the service of that name for each of `items` at once."""
         await asyncio.gather(*[self.registry.get(name).infer(item) for item in items])
 
-    def end(self, model: str, door: str = "http", error: WeirError | None = None, times: int = 1) -> None:
-        """Count so many requests that came by `door` and were answered, or ended with `error`."""
-        self.metrics.own(model).answered(model, [FakeRequest(1, arrival=self.now, door=door)] * times, error, self.now)
+    def end(self, model: str, frontend: str = "http", error: WeirError | None = None, times: int = 1) -> None:
+        """Count so many requests that came by `frontend` and were answered, or ended with `error`."""
+        self.metrics.own(model).answered(
+            model, [FakeRequest(1, arrival=self.now, frontend=frontend)] * times, error, self.now
+        )
 
     def play(self, script: Callable[[], Awaitable[None]]) -> None:
         """Run `script` while the services run."""

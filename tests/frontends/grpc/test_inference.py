@@ -53,9 +53,9 @@ def test_raw_tensors() -> None:
         assert (output.name, output.datatype, output.array.tolist()) == ("y", "INT32", [[6, 8]])
 
     observer = run(test)
-    assert [request.door for request in observer.answers[0][0]] == ["grpc"]
-    ((model, door, received, sent),) = observer.transfers
-    assert (model, door) == ("double", "grpc") and received > 8 and sent > 8
+    assert [request.frontend for request in observer.answers[0][0]] == ["grpc"]
+    ((model, frontend, received, sent),) = observer.transfers
+    assert (model, frontend) == ("double", "grpc") and received > 8 and sent > 8
 
 
 def test_typed_tensors_are_answered_in_kind() -> None:
@@ -127,7 +127,7 @@ def test_bad_input_is_refused_by_name_and_observers_hear(fields: dict[str, Any],
         assert (await rig.infer(make_request())).outputs  # the server is unharmed
 
     observer = run(test)
-    assert [(model, door) for model, door, _ in observer.refusals] == [("double", "grpc")]
+    assert [(model, frontend) for model, frontend, _ in observer.refusals] == [("double", "grpc")]
 
 
 def test_models_and_versions_that_there_are_not() -> None:

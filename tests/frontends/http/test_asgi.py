@@ -645,7 +645,7 @@ def test_bytes_are_counted(serve: Serve) -> None:
     response = server.client.post("/infer/count", content=b"2")
     server.until(lambda: bool(heard.transfers))
     assert heard.transfers == [("count", "http", 1, len(response.content))]
-    frontends: set[str] = {request.door for requests, _, _ in heard.answers for request in _all(requests)}
+    frontends: set[str] = {request.frontend for requests, _, _ in heard.answers for request in _all(requests)}
     assert frontends == {"http"}
 
 

@@ -158,7 +158,7 @@ def test_observers_hear_of_bytes_and_refusals(serve: Serve) -> None:
     server.client.post("/infer/echo", content=b"")
     server.client.get("/")  # whoever asks hears everything up to now: the fast path tells of bytes in bulk
     assert observer.transfers[0] == ("echo", "http", 7, 7)
-    kinds = [(model, door, type(error)) for model, door, error in observer.refusals]
+    kinds = [(model, frontend, type(error)) for model, frontend, error in observer.refusals]
     assert kinds == [("echo", "http", errors.UnsupportedMediaType), ("echo", "http", errors.InvalidRequest)]
     assert observer.ends == 1
 

@@ -419,7 +419,7 @@ def test_observers_of_the_server_hear_of_what_is_no_request(run: Run) -> None:
         assert (await client.call(b"nonsense\n"))[0] == 400
         client.close()
         await server.stop()
-        assert [(model, door) for model, door, _ in observer.refusals] == [("", "http")]
+        assert [(model, frontend) for model, frontend, _ in observer.refusals] == [("", "http")]
 
     run(test)
 

@@ -1,4 +1,4 @@
-"""A door for the tests of a file, and Weir's own clients of it."""
+"""A frontend for the tests of a file, and Weir's own clients of it."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,7 +16,7 @@ def opened() -> Iterator[Opened]:
 
 @pytest.fixture
 def connect(opened: Opened) -> Iterator[Connect]:
-    """Returns a client of the door; all are closed at the end."""
+    """Returns a client of the frontend; all are closed at the end."""
     with ExitStack() as stack:
 
         def made(to: Opened = opened, **said: Any) -> Any:

@@ -50,14 +50,16 @@ class Hashing:
         """Leave it to `encode`."""
 
     async def encode(
-        self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
+        self, texts: Sequence[Text], *, frontend: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
         prompt: str | None = None, whole_words: bool = False, truncate_left: bool = False, each: bool = False,
         trace: Trace | Origin = None, outputs: Sequence[TextOutput] = (),
     ) -> Encoded:  # fmt: skip
         """Return the vectors of `texts`."""
         said = {"client": client, "priority": priority, "timeout": timeout, "texts": list(texts), "tokens": want_tokens}
-        self.asked.append({**said, "truncate": truncate, "door": door, "prompt": prompt, "whole_words": whole_words})
+        self.asked.append(
+            {**said, "truncate": truncate, "frontend": frontend, "prompt": prompt, "whole_words": whole_words}
+        )
         if self.refusals:
             raise self.refusals.pop(0)
         for place, text in enumerate(texts):

@@ -1,4 +1,4 @@
-"""A door that is open in a thread of its own, on uvloop as in a server: clients block, and so do tests."""
+"""A frontend that is open in a thread of its own, on uvloop as in a server: clients block, and so do tests."""
 
 import asyncio
 import threading
@@ -22,11 +22,11 @@ from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.metrics import TextCounts
 
 T = TypeVar("T")
-Connect = Callable[..., Any]  # returns a client of a door
+Connect = Callable[..., Any]  # returns a client of a frontend
 
 
 class Opened:
-    """A door with a hashing encoder. After `with` it is closed."""
+    """A frontend with a hashing encoder. After `with` it is closed."""
 
     def __init__(
         self, *, port: int = 0, port_out: int | None = None, http: HttpSettings | None = None, control: ControlSettings | None = None,
@@ -44,12 +44,12 @@ class Opened:
     async def _start(self) -> None:
         self.encoder = Hashing()
         self.counts = TextCounts()
-        self.door = ZeroMqFrontend(
+        self.frontend = ZeroMqFrontend(
             EmbeddingContext({"hashing": self.encoder, "other": Hashing()}, self._http, 1, self.counts), self._settings,
             control=self._control, terminate=self.ended.set, account=self._account,
         )  # fmt: skip
-        await self.door.start()
-        self.port, self.port_out = self.door.port, self.door.port_out
+        await self.frontend.start()
+        self.port, self.port_out = self.frontend.port, self.frontend.port_out
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -59,7 +59,7 @@ class Opened:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.run(self.door.stop())
+        self.run(self.frontend.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -75,17 +75,17 @@ class Opened:
         return EmbeddingClient(timeout=timeout, ignore_all_checks=True, transport=transport)
 
     def run(self, awaitable: Any) -> Any:
-        """Run a coroutine in the door's loop."""
+        """Run a coroutine in the frontend's loop."""
         return asyncio.run_coroutine_threadsafe(awaitable, self._loop).result(30)
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call a function in the door's loop."""
+        """Call a function in the frontend's loop."""
         called: Future[T] = Future()
         self._loop.call_soon_threadsafe(lambda: called.set_result(function()))
         return called.result(30)
 
     def until(self, holds: Callable[[], bool], seconds: float = 20.0) -> None:
-        """Return when something holds, seen from the door's loop."""
+        """Return when something holds, seen from the frontend's loop."""
         until = time.monotonic() + seconds
         while not self.call(holds):
             assert time.monotonic() < until

@@ -1,4 +1,4 @@
-"""The door of bert-as-service over HTTP: JSON, msgpack and forms."""
+"""The frontend of bert-as-service over HTTP: JSON, msgpack and forms."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -236,7 +236,7 @@ def test_the_state_is_shown() -> None:
     assert server["max_seq_len"] == 6 and server["models"]["hashing"]["dimensions"] == 8
     assert server["statistic"]["num_total_seq"] == 4 and server["statistic"]["num_sys_request"] == 1
     assert (client["identity"], client["num_request"]) == ("me", 1)
-    assert {row["identity"]: row["door"] for row in client["clients"]} == {"me": "encode", "127.0.0.1": "openai"}
+    assert {row["identity"]: row["frontend"] for row in client["clients"]} == {"me": "encode", "127.0.0.1": "openai"}
 
 
 def test_who_may_control_the_server_may_end_it() -> None:

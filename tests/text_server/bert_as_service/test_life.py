@@ -1,4 +1,4 @@
-"""The door over its life: taken ports, counts, one client, ends."""
+"""The frontend over its life: taken ports, counts, one client, ends."""
 
 import asyncio
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_a_port_that_is_taken_is_named(opened: Opened) -> None:
     for other, text in taken:
         with pytest.raises(SettingsError, match=f"host='127.0.0.1', {text}[0-9]+: cannot listen there"):
             asyncio.run(other._start())
-        asyncio.run(other.door.stop())
+        asyncio.run(other.frontend.stop())
     with pytest.raises(SettingsError, match="host='no host at all'"):
         asyncio.run(Opened(http=HttpSettings(host="no host at all"))._start())
 
@@ -37,7 +37,7 @@ def test_calls_are_counted() -> None:
         client.encode(["a", "b"])
         with pytest.raises(InvalidRequest):
             client.encode(["!fail"])
-        opened.call(lambda: opened.door.drops("message", "a test"))
+        opened.call(lambda: opened.frontend.drops("message", "a test"))
         counted = {
             (sample.name, *sample.labels.values()): sample.value
             for family in opened.counts.collect()
@@ -56,7 +56,7 @@ def test_the_server_ends_on_request() -> None:
     with Opened() as opened, opened.client() as client:
         client.terminate()
         assert opened.ended.wait(20)
-        opened.call(opened.door.refuse)
+        opened.call(opened.frontend.refuse)
         with pytest.raises(Draining):
             client.encode(TEXTS, timeout=0.3)
 
@@ -105,7 +105,7 @@ def test_a_drain_waits_for_the_answers(connect: Connect) -> None:
         client = connect(opened)
         client.encode(["!wait"], blocking=False)
         opened.until(lambda: bool(opened.encoder.asked))
-        assert not opened.run(opened.door.drain(0.05))
+        assert not opened.run(opened.frontend.drain(0.05))
         opened.call(opened.encoder.released.set)
-        assert opened.run(opened.door.drain(20.0))
+        assert opened.run(opened.frontend.drain(20.0))
         assert client.fetch_all()[0].shape == (1, DIMENSIONS)

@@ -1,4 +1,4 @@
-"""The client of bert-as-service, as PyPI has it, against the door."""
+"""The client of bert-as-service, as PyPI has it, against the frontend."""
 
 import asyncio
 import threading
@@ -39,7 +39,7 @@ def opened() -> Iterator[Opened]:
 
 @pytest.fixture
 def connect(opened: Opened) -> Iterator[Connect]:
-    """Returns a stock client of the door; all are closed at the end."""
+    """Returns a stock client of the frontend; all are closed at the end."""
     with ExitStack() as stack:
 
         def made(to: Opened = opened, kind: Any = BertClient, **said: Any) -> Any:
@@ -149,7 +149,7 @@ def test_a_request_that_is_too_large_raises(connect: Connect) -> None:
         ):
             client.encode(["a"] * 1001)
         assert client.encode(["a"] * 1000).shape == (1000, 8)
-        opened.call(opened.door.refuse)
+        opened.call(opened.frontend.refuse)
         with pytest.raises(TypeError, match="Draining: the server is shutting down"):
             client.encode(["a"])
 
@@ -216,17 +216,17 @@ def test_what_takes_longer_than_requests_may_is_answered_to_a_stock_client() -> 
         clock = FakeClock()
         async with Service(Summing, executor="inline", clock=clock, max_batch_size=8, timeout=0.05) as service:
             encoder = Encoder(service, words, dimensions=DIMENSIONS, max_length=MAX_LENGTH)
-            door = ZeroMqFrontend(
+            frontend = ZeroMqFrontend(
                 EmbeddingContext({"words": encoder}, HttpSettings(), 1, TextCounts()), ZeroMqSettings(zmq_port=0)
             )
-            await door.start()
-            asked = asyncio.create_task(asyncio.to_thread(ask, door.port, door.port_out))
+            await frontend.start()
+            asked = asyncio.create_task(asyncio.to_thread(ask, frontend.port, frontend.port_out))
             await asyncio.to_thread(words.began.wait)
             clock.advance(0.1)
             words.gate.set()
             assert (await asked).shape == (100, 4)
             assert words.rounds == [64, 36]  # read by a thread, which the gate holds up
-            await door.stop()
+            await frontend.stop()
             encoder.close()
 
     def ask(port: int, port_out: int) -> Any:
@@ -259,10 +259,10 @@ def test_a_client_outlives_the_server(connect: Connect) -> None:
 def test_a_broken_connection_is_made_anew(connect: Connect) -> None:
     with Opened() as opened:
         client = connect(opened)
-        opened.call(partial(_end_all, opened.door._out))
+        opened.call(partial(_end_all, opened.frontend._out))
         assert (client.encode(TEXTS) == expected(TEXTS)).all()  # kept until the client is back
-        opened.call(partial(_end_all, opened.door._in))
-        opened.until(lambda: any(peer._parser.ready for peer in opened.door._in.peers))
+        opened.call(partial(_end_all, opened.frontend._in))
+        opened.until(lambda: any(peer._parser.ready for peer in opened.frontend._in.peers))
         assert (client.encode(TEXTS) == expected(TEXTS)).all()
 
 

@@ -120,7 +120,7 @@ def test_a_wrong_handshake_ends_the_connection(opened: Opened, said: bytes) -> N
 
 
 def test_what_is_no_request_is_dropped(opened: Opened) -> None:
-    before = opened.door.drops.counts["message"]
+    before = opened.frontend.drops.counts["message"]
     wrong = (
         [b"one"],
         [b"me", b"[]", b"1"],
@@ -135,12 +135,12 @@ def test_what_is_no_request_is_dropped(opened: Opened) -> None:
     sender.connect(opened.url)
     for frames in wrong:
         sender.send_multipart(frames)
-    opened.until(lambda: opened.door.drops.counts["message"] == before + len(wrong))
-    refused = opened.door.drops.counts["request"]
+    opened.until(lambda: opened.frontend.drops.counts["message"] == before + len(wrong))
+    refused = opened.frontend.drops.counts["request"]
     for payload in (b"{", b"[1]", b"[]", b'["a", "b"]', b'[["a", 1]]', b"\xff", b"[" * 5000):
         sender.send_multipart([b"me", payload, b"1", b"1"])
     sender.send_multipart([b"0", b"TERMINATION", b"0", b"0", b"no json"])
-    opened.until(lambda: opened.door.drops.counts["request"] == refused + 7)
+    opened.until(lambda: opened.frontend.drops.counts["request"] == refused + 7)
     context.destroy(linger=0)
     assert not opened.ended.is_set()
     still_serves(opened)
@@ -164,7 +164,7 @@ def test_nothing_larger_than_allowed_is_taken(opened: Opened) -> None:
 
 
 def test_libzmq_takes_a_message_without_end() -> None:
-    """Why the door does not use it: its limits are for a frame, and for whole messages."""
+    """Why the frontend does not use it: its limits are for a frame, and for whole messages."""
     with zmq.Context() as context, context.socket(zmq.PULL) as pull:
         pull.setsockopt(zmq.MAXMSGSIZE, MIB)
         pull.setsockopt(zmq.RCVHWM, 2)
@@ -181,14 +181,14 @@ def test_scans_leave_nothing_behind(opened: Opened) -> None:
             stranger = connected(port)
             stranger.sendall((b"\x00" * 50, GREETING, GREETING[:20], b"x" * 2000)[number % 4])
             stranger.close()
-        opened.until(lambda: not opened.door._in.peers and not opened.door._out.peers)
+        opened.until(lambda: not opened.frontend._in.peers and not opened.frontend._out.peers)
 
     scan(300)
     before = memory()
     scan(2000)
     assert memory() - before < 5 * MIB
     # The last of them may have been accepted only after the look at the peers.
-    opened.until(lambda: opened.door._in.held == opened.door._out.held == 0)
+    opened.until(lambda: opened.frontend._in.held == opened.frontend._out.held == 0)
     still_serves(opened)
 
 
@@ -196,10 +196,10 @@ def test_who_asks_under_many_names_fills_no_table(opened: Opened) -> None:
     sender = connected(opened.port, "PUSH")
     for number in range(2 * MAX_REMEMBERED):
         sender.sendall(message(b"client-%d" % number, b"SHOW_CONFIG", b"1", b"0"))
-    opened.until(lambda: opened.door.clients.system_requests >= 2 * MAX_REMEMBERED)
+    opened.until(lambda: opened.frontend.clients.system_requests >= 2 * MAX_REMEMBERED)
     sender.close()
-    assert len(opened.door.clients.table()) <= MAX_REMEMBERED
-    opened.until(lambda: opened.door._publisher._kept_bytes > 0)
+    assert len(opened.frontend.clients.table()) <= MAX_REMEMBERED
+    opened.until(lambda: opened.frontend._publisher._kept_bytes > 0)
     still_serves(opened)
 
 
@@ -210,7 +210,7 @@ def test_so_many_connections_may_be_open() -> None:
             assert ends(connected(opened.port))
         for each in few:
             each.close()
-        opened.until(lambda: not opened.door._in.peers)
+        opened.until(lambda: not opened.frontend._in.peers)
         still_serves(opened)
 
 
@@ -237,15 +237,15 @@ def test_unfinished_messages_are_bounded_together_and_all_come_whole() -> None:
                 while sent < MIB:
                     sent += each.send(said[sent : sent + (64 << 10)])
             halves.append(said[sent:])
-        opened.until(lambda: sum(peer.is_held_back for peer in opened.door._in.peers) >= 5)
-        assert opened.call(lambda: opened.door._in.held) < 5 * MIB
+        opened.until(lambda: sum(peer.is_held_back for peer in opened.frontend._in.peers) >= 5)
+        assert opened.call(lambda: opened.frontend._in.held) < 5 * MIB
         with ThreadPoolExecutor(8) as threads:
             for each, half in zip(strangers, halves, strict=True):
                 each.settimeout(20)
                 threads.submit(each.sendall, half)
         opened.until(lambda: len(opened.encoder.asked) == 8)
-        assert opened.call(lambda: opened.door._in.held) == 0
-        assert not opened.door.drops.counts["connection"]
+        assert opened.call(lambda: opened.frontend._in.held) == 0
+        assert not opened.frontend.drops.counts["connection"]
         for each in (*strangers, listening):
             each.close()
         still_serves(opened)
@@ -255,12 +255,12 @@ def test_a_message_that_waits_for_others_goes_on_when_they_leave() -> None:
     with Opened(zmq_max_in_flight=MIB) as opened:
         first, second = (connected(opened.port, "PUSH") for _ in range(2))
         first.sendall(frame(b"me", MORE) + frame(b"x" * 2 * MIB)[: MIB + 20])
-        opened.until(lambda: opened.door._in.held > MIB)
+        opened.until(lambda: opened.frontend._in.held > MIB)
         said = message(b"me", b'["%b"]' % (b"x" * 200_000), b"1", b"1")
         second.sendall(said[:100_000])
-        opened.until(lambda: any(peer.is_held_back for peer in opened.door._in.peers))
+        opened.until(lambda: any(peer.is_held_back for peer in opened.frontend._in.peers))
         first.close()
-        opened.until(lambda: not any(peer.is_held_back for peer in opened.door._in.peers))
+        opened.until(lambda: not any(peer.is_held_back for peer in opened.frontend._in.peers))
         second.sendall(said[100_000:])
         opened.until(lambda: len(opened.encoder.asked) == 1)
         second.close()
@@ -271,38 +271,38 @@ def test_while_much_is_under_way_nothing_is_read() -> None:
         with opened.client() as client:
             for _ in range(20):
                 client.encode(["!wait", "x" * 200_000], blocking=False)
-            opened.until(lambda: opened.door._in.paused)
+            opened.until(lambda: opened.frontend._in.paused)
             assert len(opened.encoder.asked) < 20
             late = connected(opened.port, "PUSH")
             opened.call(opened.encoder.released.set)
             assert len(client.fetch_all()) == 20
             late.close()
-        opened.until(lambda: not opened.door._in.paused)
+        opened.until(lambda: not opened.frontend._in.paused)
 
 
 def test_a_message_that_was_kept_waiting_gets_its_time() -> None:
     with Opened(http=HttpSettings(body_timeout=0.2)) as opened:
         kept = connected(opened.port, "PUSH")
-        opened.until(lambda: len(opened.door._in.peers) == 1)
+        opened.until(lambda: len(opened.frontend._in.peers) == 1)
         kept.sendall(frame(b"half")[:-1])
-        opened.until(lambda: opened.door._in.held > 0)
+        opened.until(lambda: opened.frontend._in.held > 0)
 
         def paused() -> None:
-            opened.door._handler.in_flight += 1 << 40
-            opened.door._in.pause()
+            opened.frontend._handler.in_flight += 1 << 40
+            opened.frontend._in.pause()
 
         opened.call(paused)
         began = time.monotonic()
         opened.until(lambda: time.monotonic() > began + 0.3)
 
         def resumed() -> int:
-            opened.door._handler.in_flight -= 1 << 40
-            opened.door._in.resume()
-            opened.door._in.sweep(time.monotonic())
-            return opened.door.drops.counts["connection"]
+            opened.frontend._handler.in_flight -= 1 << 40
+            opened.frontend._in.resume()
+            opened.frontend._in.sweep(time.monotonic())
+            return opened.frontend.drops.counts["connection"]
 
         assert opened.call(resumed) == 0
-        opened.until(lambda: not opened.door._in.peers)
+        opened.until(lambda: not opened.frontend._in.peers)
         kept.close()
 
 
@@ -320,7 +320,7 @@ def test_what_clients_hold_is_in_the_account_of_all_endpoints() -> None:
         asking.close()
         opened.until(lambda: account.held_bytes < MIB and account.connections == 1)
         opened.call(opened.encoder.released.set)
-        opened.until(lambda: opened.door.drops.counts["answer"] == 1)  # kept for who may come, and given up
+        opened.until(lambda: opened.frontend.drops.counts["answer"] == 1)  # kept for who may come, and given up
         opened.until(lambda: account.held_bytes == 0)
         listening.close()
         opened.until(lambda: account.connections == 0)
@@ -332,7 +332,7 @@ def test_nothing_more_is_read_while_the_account_is_full() -> None:
         with opened.client() as client:
             for _ in range(8):
                 client.encode(["!wait", "x" * (MIB // 4)], blocking=False)
-            opened.until(lambda: opened.door._in.paused)
+            opened.until(lambda: opened.frontend._in.paused)
             assert len(opened.encoder.asked) < 8
             assert MIB // 2 < account.held_bytes < 2 * MIB  # what comes next would be too much
             opened.call(opened.encoder.released.set)
@@ -357,12 +357,12 @@ def test_who_does_not_read_gets_no_more() -> None:
             slow = connected(opened.port_out, "SUB")
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             slow.sendall(message(b"\1slow") + message(b"\1slo") + message(b"\0nothing"))
-            opened.until(lambda: len(opened.door._publisher._peers) >= 2)
+            opened.until(lambda: len(opened.frontend._publisher._peers) >= 2)
             texts = ["a"] * 20_000  # 640 kB of vectors
-            while not opened.door.drops.counts["answer"]:
+            while not opened.frontend.drops.counts["answer"]:
                 assert asking.encode(texts).shape == (20_000, 8)
-            assert opened.call(lambda: opened.door._publisher.unread) < 2 * MIB
-            assert opened.call(lambda: opened.door._publisher.waiting)
+            assert opened.call(lambda: opened.frontend._publisher.unread) < 2 * MIB
+            assert opened.call(lambda: opened.frontend._publisher.waiting)
             slow.sendall(frame(b"\x04PING\x00\x01abc", 4) * 100)  # not answered either
             slow.close()
         still_serves(opened)
@@ -379,7 +379,7 @@ def listening_narrowly(opened: Opened, topic: bytes) -> socket.socket:
     found.connect(("127.0.0.1", opened.port_out))
     found.sendall(GREETING + ready("SUB") + message(b"\1" + topic))
     found.recv(len(GREETING + ready("PUB")), socket.MSG_WAITALL)
-    opened.until(lambda: topic in opened.door._publisher._peers)
+    opened.until(lambda: topic in opened.frontend._publisher._peers)
     return found
 
 
@@ -388,7 +388,9 @@ def test_no_answer_is_lost_to_who_reads_late() -> None:
         with connected(opened.port, "PUSH") as asking, listening_narrowly(opened, b"late") as listening:
             for number in range(12):
                 asking.sendall(message(b"late", MANY, b"%d" % number, b"20000"))
-            opened.until(lambda: opened.door._publisher.unread > MIB // 2 and bool(opened.door._publisher._waiting))
+            opened.until(
+                lambda: opened.frontend._publisher.unread > MIB // 2 and bool(opened.frontend._publisher._waiting)
+            )
             got: list[bytes | bytearray] = []
             stream = ZmtpParser("PULL", 1 << 30, 5)
             list(stream.feed(GREETING + ready("PUSH")))
@@ -397,8 +399,8 @@ def test_no_answer_is_lost_to_who_reads_late() -> None:
                     event.frames[3] for event in stream.feed(listening.recv(1 << 20)) if isinstance(event, Received)
                 ]
         assert got == [b"%d" % number for number in range(12)]
-        assert not opened.door.drops.counts["answer"]
-        opened.until(lambda: not (opened.door._publisher._reserved or opened.door._publisher._waiting))
+        assert not opened.frontend.drops.counts["answer"]
+        opened.until(lambda: not (opened.frontend._publisher._reserved or opened.frontend._publisher._waiting))
 
 
 def test_who_hardly_reads_is_not_waited_for() -> None:
@@ -406,10 +408,10 @@ def test_who_hardly_reads_is_not_waited_for() -> None:
         with connected(opened.port, "PUSH") as asking, listening_narrowly(opened, b"stuck") as listening:
             for number in range(12):
                 asking.sendall(message(b"stuck", MANY, b"%d" % number, b"20000"))
-            opened.until(lambda: not opened.door._out.peers)
+            opened.until(lambda: not opened.frontend._out.peers)
             assert ends(listening)
-            opened.until(lambda: not opened.door._handler.busy)
-            assert not opened.door._publisher._waiting
+            opened.until(lambda: not opened.frontend._handler.busy)
+            assert not opened.frontend._publisher._waiting
         still_serves(opened)
 
 
@@ -419,8 +421,8 @@ def test_who_has_gone_costs_nothing() -> None:
         asking.sendall(message(b"nobody", b'["!wait"]', b"1", b"1"))
         opened.until(lambda: opened.encoder.cancelled == 1)
         asking.sendall(message(b"nobody", b'["a"]', b"2", b"1"))
-        opened.until(lambda: opened.door.drops.counts["answer"] == 1)
-        assert not opened.call(lambda: opened.door._publisher.waiting)
+        opened.until(lambda: opened.frontend.drops.counts["answer"] == 1)
+        assert not opened.call(lambda: opened.frontend._publisher.waiting)
         asking.close()
 
 
@@ -438,7 +440,7 @@ def test_who_asks_much_and_leaves_holds_up_nobody() -> None:
         opened.call(look)
         asking.close()
         opened.until(lambda: opened.encoder.cancelled == 1000)
-        opened.until(lambda: not opened.door._handler.busy)
+        opened.until(lambda: not opened.frontend._handler.busy)
         assert max(after - before for before, after in pairwise(turns)) <= 2 * CANCELLED_PER_TURN
         still_serves(opened)
 
@@ -456,7 +458,7 @@ def test_while_the_queue_is_full_only_some_requests_try_again(monkeypatch: pytes
         opened.until(lambda: len(asked()) == 100 and max(asked().values()) > 3)
         assert len([text for text, times in opened.call(asked).items() if times > 1]) == 8
         opened.call(opened.encoder.refusals.clear)
-        opened.until(lambda: not opened.door._handler.busy)
+        opened.until(lambda: not opened.frontend._handler.busy)
         assert set(opened.call(asked)) == {f"a{number}" for number in range(100)}
         asking.close()
 
@@ -464,7 +466,7 @@ def test_while_the_queue_is_full_only_some_requests_try_again(monkeypatch: pytes
 def test_an_answer_waits_for_who_comes_back(opened: Opened) -> None:
     asking, listening = connected(opened.port, "PUSH"), connected(opened.port_out, "SUB")
     asking.sendall(message(b"late", b'["a b"]', b"7", b"1"))
-    opened.until(lambda: [bytes(each.frames[-1]) for each in opened.door._publisher._kept[b"late"]] == [b"7"])
+    opened.until(lambda: [bytes(each.frames[-1]) for each in opened.frontend._publisher._kept[b"late"]] == [b"7"])
     listening.sendall(frame(b"\x09SUBSCRIBElate", 4) + frame(b"\x04PING\x00\x01abc", 4))
     expected = frame(b"\x04PONGabc", 4)
     got = b""
@@ -472,9 +474,9 @@ def test_an_answer_waits_for_who_comes_back(opened: Opened) -> None:
         got += listening.recv(1 << 16)
     assert vector_of("a b").tobytes() in got
     listening.sendall(frame(b"\x06CANCELlate", 4))
-    opened.until(lambda: not opened.door._publisher._subscribers(b"late"))
+    opened.until(lambda: not opened.frontend._publisher._subscribers(b"late"))
     asking.sendall(message(b"late", b'["a b"]', b"8", b"1"))
-    opened.until(lambda: [bytes(each.frames[-1]) for each in opened.door._publisher._kept[b"late"]] == [b"8"])
+    opened.until(lambda: [bytes(each.frames[-1]) for each in opened.frontend._publisher._kept[b"late"]] == [b"8"])
     listening.sendall(message(b"\1lat"))
     assert listening.recv(1 << 16).startswith(message(b"late", b"")[:6])
     asking.close()
@@ -485,13 +487,13 @@ def test_an_answer_waits_for_who_comes_back(opened: Opened) -> None:
 def test_a_stranger_who_listens_to_all_takes_no_answer_away(opened: Opened, overheard: bytes) -> None:
     stranger = connected(opened.port_out, "SUB")
     stranger.sendall(message(b"\1" + overheard))
-    opened.until(lambda: bool(opened.door._publisher._subscribers(b"later")))
+    opened.until(lambda: bool(opened.frontend._publisher._subscribers(b"later")))
     asking, listening = connected(opened.port, "PUSH"), connected(opened.port_out, "SUB")
     asking.sendall(message(b"later", b'["a b"]', b"7", b"1"))
     assert vector_of("a b").tobytes() in read_until(stranger, b"7")
     listening.sendall(message(b"\1later"))
     assert vector_of("a b").tobytes() in read_until(listening, b"7")
-    opened.until(lambda: not opened.door._publisher._kept)
+    opened.until(lambda: not opened.frontend._publisher._kept)
     for each in (stranger, asking, listening):
         each.close()
 
@@ -509,14 +511,14 @@ def test_no_more_is_kept_for_who_does_not_come_than_allowed() -> None:
         for number in range(100):
             asking.sendall(message(b"nobody", b'["a b"]', b"%d" % number, b"1"))
         opened.until(lambda: opened.encoder.asked[99:] != [])
-        opened.until(lambda: opened.door.drops.counts["answer"] > 50)
-        assert opened.door._publisher._kept_bytes <= 20_000
+        opened.until(lambda: opened.frontend.drops.counts["answer"] > 50)
+        assert opened.frontend._publisher._kept_bytes <= 20_000
         asking.close()
 
 
 def test_only_this_machine_may_end_the_server(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     stock = [b"0", b"TERMINATION", b"0", b"0"]
-    opened.call(lambda: opened.door._handler.received(Received(stock), "192.0.2.7"))
+    opened.call(lambda: opened.frontend._handler.received(Received(stock), "192.0.2.7"))
     assert not opened.ended.is_set()
     sender = connected(opened.port, "PUSH")
     sender.sendall(message(*stock))

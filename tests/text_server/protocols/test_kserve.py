@@ -63,7 +63,7 @@ def grpc_of(server: EmbeddingServer) -> str:
 
 @pytest.fixture(params=["http", "json", "grpc", "websocket"])
 def client(request: pytest.FixtureRequest, server: EmbeddingServer) -> Iterator[Any]:
-    """Weir's clients, over each of the protocol's doors."""
+    """Weir's clients, over each of the protocol's frontends."""
     make: dict[str, Clients] = {
         "http": lambda: HttpClient(server.url), "json": lambda: HttpClient(server.url, binary=False),
         "grpc": lambda: GrpcClient(grpc_of(server)), "websocket": lambda: WebSocketClient(server.url),
@@ -226,7 +226,7 @@ def test_calls_are_counted_by_endpoint(server: EmbeddingServer) -> None:
     assert float(counted['weir_text_calls_total{code="200",door="grpc",frontend="grpc",model="small"}']) >= 1
     assert float(counted['weir_text_calls_total{code="400",door="grpc",frontend="grpc",model="small"}']) >= 1
     assert float(counted['weir_texts_truncated_total{door="grpc",frontend="grpc",model="small"}']) >= 1
-    assert ("counted", "grpc") in {(row["identity"], row["door"]) for row in known}
+    assert ("counted", "grpc") in {(row["identity"], row["frontend"]) for row in known}
 
 
 def test_a_model_that_is_loaded_anew_answers_at_all_endpoints(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_headers_hold_as_at_the_native_endpoint(http: httpx.Client) -> None:
     late = http.post("/infer/small/batch", json=["it"] * 40, headers={"X-Request-Timeout": "0.000001"}).json()
     assert {each["code"] for each in late} == {408}
     known = http.get("/status/client").json()["clients"]
-    assert ("explained", "http") in {(row["identity"], row["door"]) for row in known}
+    assert ("explained", "http") in {(row["identity"], row["frontend"]) for row in known}
     lines = http.get("/metrics").text.splitlines()
     counted = dict(line.rsplit(" ", 1) for line in lines if line[0] != "#")
     assert float(counted['weir_text_calls_total{code="200",door="http",frontend="http",model="small"}']) >= 1

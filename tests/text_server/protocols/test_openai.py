@@ -19,10 +19,10 @@ from weir.errors import DeadlineExceeded, Draining, ModelError, Overloaded
 from weir.frontends.http.pages import HTTP_FRONTENDS, code_of
 from weir.protocols.settings import HttpSettings
 from weir.text_models.packing import Packing, quantized
-from weir.text_server.bert_as_service import http as encode_door
+from weir.text_server.bert_as_service import http as encode_http
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.metrics import TextCounts
-from weir.text_server.protocols import openai as openai_door
+from weir.text_server.protocols import openai as openai_api
 from weir.text_server.server import added_by
 from weir.text_server.texts import TextFacts
 
@@ -93,7 +93,7 @@ def test_input_is_texts_or_token_ids(given: Any, texts: Any) -> None:
     assert encoder.heard[0].texts == texts
     assert {len(each.embedding) for each in answer.data} == {3}
     assert encoder.heard[0].said == {
-        "door": "openai", "client": "me", "priority": 0, "timeout": None, "dimensions": 3, "truncate": None,
+        "frontend": "openai", "client": "me", "priority": 0, "timeout": None, "dimensions": 3, "truncate": None,
         "want_tokens": False, "prompt": None, "whole_words": False, "truncate_left": False, "trace": None,
     }  # fmt: skip
 
@@ -283,8 +283,8 @@ def test_headers_say_who_asks_and_until_when() -> None:
 
 
 def test_the_line_counts_them_by_the_codes_of_http() -> None:
-    assert {openai_door.NAME, encode_door.NAME} <= HTTP_FRONTENDS
-    assert code_of(openai_door.NAME, Overloaded) == "429" and code_of(encode_door.NAME, None) == "200"
+    assert {openai_api.NAME, encode_http.NAME} <= HTTP_FRONTENDS
+    assert code_of(openai_api.NAME, Overloaded) == "429" and code_of(encode_http.NAME, None) == "200"
 
 
 def test_calls_and_texts_are_counted() -> None:

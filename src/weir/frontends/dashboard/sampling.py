@@ -36,13 +36,13 @@ def count(metrics: Metrics, code_of: CodeOf, collectors: Sequence[Collector] = (
     the sum at the end.
     """
     counts: Counts = {label: _counts_of(record) for label, record in list(metrics.models.items())}
-    for (label, door, kind), ended in list(metrics.ended.items()):
-        code = code_of(door, kind)
+    for (label, frontend, kind), ended in list(metrics.ended.items()):
+        code = code_of(frontend, kind)
         name = code if kind is None or code == kind.__name__ else f"{code} {kind.__name__}"
-        doors = counts.setdefault(label, {}).setdefault("ends", {})
-        doors.setdefault(door, {})[name] = ended
-    for (label, door), transferred in list(metrics.bytes.items()):
-        counts.setdefault(label, {}).setdefault("bytes", {})[door] = list(transferred)
+        frontends = counts.setdefault(label, {}).setdefault("ends", {})
+        frontends.setdefault(frontend, {})[name] = ended
+    for (label, frontend), transferred in list(metrics.bytes.items()):
+        counts.setdefault(label, {}).setdefault("bytes", {})[frontend] = list(transferred)
     for label, name, value in _of_products(collectors):
         counts.setdefault(label, {})[name] = value
     return counts

@@ -122,7 +122,7 @@ class GrpcExchange(Exchange):
         """Make the exchange of the request that `read` has returned. Raises RequestErrors."""
         message = parsed.message
         service = find(context.registry, message.model_name, message.model_version)
-        super().__init__(service, door=FRONTEND, timeout=call.time_remaining())
+        super().__init__(service, frontend=FRONTEND, timeout=call.time_remaining())
         if service.tracing is not None:
             for name, value in headers_of(call):
                 if name in FIELD_NAMES:
@@ -355,7 +355,7 @@ class UnaryInference:
         limit, most = call.time_remaining(), facts.settings.timeout
         schedule = Schedule(0, most if limit is None or limit > most else limit)
         unary = UnaryCall(
-            call, Exchange(service, door=FRONTEND), len(body), form.respond, development=self._development
+            call, Exchange(service, frontend=FRONTEND), len(body), form.respond, development=self._development
         )
         unary.submit(form.entry(body), schedule)
         return True

@@ -440,7 +440,7 @@ class AsgiInference:
                 head = protocol.read_head(scope["method"], path, scope["headers"])
             except WeirError as error:
                 if (service := protocol.named(path)) is not None:
-                    Exchange(service, door=FRONTEND).refused(error)
+                    Exchange(service, frontend=FRONTEND).refused(error)
                 refusal = identified(protocol.error_answer(error, service), scope["headers"])
                 return await self._send_early(scope, receive, send, refusal, closing=has_large_body(scope))
             if head is not None:
@@ -465,7 +465,7 @@ class AsgiInference:
         incoming = Body(receive)
         client, headers = scope.get("client"), scope["headers"]
         exchange = Exchange(
-            head.service, door=FRONTEND, carrier=head.carrier, headers=headers, peer=client[0] if client else None
+            head.service, frontend=FRONTEND, carrier=head.carrier, headers=headers, peer=client[0] if client else None
         )  # fmt: skip
         try:
             body = await incoming.read(self._settings.max_body_size, self._settings.body_timeout)

@@ -340,14 +340,14 @@ def counted(service: "ModelHandle") -> ModelCounts:
     )
 
 
-def code_of(door: str, kind: type[WeirError] | None) -> str:
-    """Return the status code of a request that ended with an error of type `kind` (None: a response), as its frontend `door` has codes.
+def code_of(frontend: str, kind: type[WeirError] | None) -> str:
+    """Return the status code of a request that ended with an error of type `kind` (None: a response), as its frontend `frontend` has codes.
 
     A call in process has no codes: the name of the error stands for one.
     """
-    if door in HTTP_FRONTENDS:
+    if frontend in HTTP_FRONTENDS:
         return "200" if kind is None else str(codes_of_type(kind).http)
-    if door == "grpc":
+    if frontend == "grpc":
         return "OK" if kind is None else codes_of_type(kind).grpc
     return "ok" if kind is None else kind.__name__
 

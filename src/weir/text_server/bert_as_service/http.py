@@ -255,7 +255,7 @@ class Encode(TextApi):
     async def server_status(self, call: AsgiCall) -> HttpResponse:
         """Return the server's configuration and statistics."""
         client_name = TextHead(call.headers).client_name(call.peer)
-        self.context.clients.received_command(client_name, door=NAME)
+        self.context.clients.received_command(client_name, frontend=NAME)
         return _document(self._status.server_status(client_name))
 
     async def client_status(self, call: AsgiCall) -> HttpResponse:

@@ -46,7 +46,7 @@ class Drops:
             return
         self._logged[kind] = (now, self.counts[kind])
         self._logger.warning(
-            "dropped", kind=kind, door="zeromq", peer=peer, client=client, reason=str(reason),
+            "dropped", kind=kind, frontend="zeromq", peer=peer, client=client, reason=str(reason),
             since_last=self.counts[kind] - before,
         )  # fmt: skip
 

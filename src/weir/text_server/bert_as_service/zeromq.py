@@ -461,7 +461,7 @@ class RequestHandler:
         except WeirError as error:
             self._refuse(request, exchange, error)
         except Exception as error:  # a bug in the server; the client needs an answer all the same
-            _logger().exception("request failed", door=FRONTEND, client=_client_name(request))
+            _logger().exception("request failed", frontend=FRONTEND, client=_client_name(request))
             self._refuse(request, exchange, ModelError(f"{type(error).__name__} in the server"))
         finally:
             if room:
@@ -510,7 +510,7 @@ class RequestHandler:
     # Commands.
 
     def _command(self, request: ZeroMqRequest, peer: str) -> None:
-        self._context.shared.clients.received_command(_client_name(request), door=FRONTEND)
+        self._context.shared.clients.received_command(_client_name(request), frontend=FRONTEND)
         if request.command == frames.TERMINATION:
             self._terminate(request, peer)
             return
@@ -529,11 +529,11 @@ class RequestHandler:
         try:
             self._context.control.require(peer, None)
         except (Unauthorized, Forbidden) as error:
-            _logger().warning("refused to end", door=FRONTEND, peer=peer, reason=error.message)
+            _logger().warning("refused to end", frontend=FRONTEND, peer=peer, reason=error.message)
             if publisher.has_subscriber(request.identity):
                 publisher.publish(frames.write_refusal(request, frames.refusal_of(error, http_code(error))))
             return
-        _logger().info("ending on request", door=FRONTEND, peer=peer)
+        _logger().info("ending on request", frontend=FRONTEND, peer=peer)
         if publisher.has_subscriber(request.identity):
             publisher.publish(frames.write_facts(request, {}))
         self._context.terminate()

@@ -107,7 +107,7 @@ def read_tensors(exchange: TextExchange, request: InferenceRequest, encoder: Enc
     wanted = wanted_outputs(request, encoder)
     exchange.options = options_of(fields, encoder, whole_words=bool(tokenized), outputs=wanted)
     exchange.client = check_client(_text(parameters, "client"), "parameter 'client'")
-    exchange.client_name = exchange.client or exchange.door
+    exchange.client_name = exchange.client or exchange.frontend
 
 
 def arrays_of(encoded: Encoded) -> dict[str, Any]:
@@ -309,7 +309,7 @@ class TextInference:
 
     async def infer(self, service: "ModelHandle", request: InferenceRequest, call: InferenceCall) -> InferenceResponse:
         """Answer a request with tensors. Raises InvalidRequest naming tensor or parameter, value and rule, and what `Encodes.encode` raises."""
-        exchange = TextExchange(self._context, call.door, self._encoder, trace=call.trace)
+        exchange = TextExchange(self._context, call.frontend, self._encoder, trace=call.trace)
         try:
             await self._read(exchange, service, request, call)
             encoded = await exchange.vectors()
@@ -342,7 +342,7 @@ class TextInference:
 
     async def infer_items(self, head: ItemHead, body: bytes, call: InferenceCall) -> ItemsResponse:
         """Answer a body of items: each has a vector or an error. Raises the error of a single item, and of a body that is invalid as a whole."""
-        exchange = TextExchange(self._context, call.door, self._encoder, trace=call.trace)
+        exchange = TextExchange(self._context, call.frontend, self._encoder, trace=call.trace)
         try:
             options = TextHead([*call.headers])
             items = await self._items(head, body, call)

@@ -128,13 +128,15 @@ def test_under_load_the_numbers_are_those_of_the_metrics(
     wanted = counted_totals(metrics) | {"(no such model)": ["3", "3", "0", "0"]}
     page.until(lambda: shown_totals(page) == wanted, "the same totals")
     assert metrics.sum("weir_requests_total", code="429") > 0
-    ends = {(code.split()[0], door): int(total.replace(",", "")) for code, door, _, _, total in page.rows("#ends")}
-    for (code, door), total in ends.items():
-        assert total == metrics.sum("weir_requests_total", code=code, door=door)
+    ends = {
+        (code.split()[0], frontend): int(total.replace(",", "")) for code, frontend, _, _, total in page.rows("#ends")
+    }
+    for (code, frontend), total in ends.items():
+        assert total == metrics.sum("weir_requests_total", code=code, frontend=frontend)
     assert sum(ends.values()) == metrics.sum("weir_requests_total")
     assert [code for code, *_ in page.rows("#ends")] == ["200", "404 ModelNotFound", "429 Overloaded"]
     requests = int(page.rows("#frontends")[0][2].replace(",", ""))
-    assert requests == metrics.sum("weir_requests_total", door="http")
+    assert requests == metrics.sum("weir_requests_total", frontend="http")
 
 
 def test_reasons_and_sizes_of_batches_add_up(page: Page, served: tuple[Served, httpx.Client]) -> None:

@@ -21,7 +21,7 @@ def test_its_constructor_sets_what_that_of_a_queued_request_sets() -> None:
             plan = make_plan(HeadReader().read(HEAD), here.shared.route_handlers, here.shared.settings, Access())
             head = plan.head
             request = HttpRequest(Connection(here.shared), plan, b"3")
-            exchange = Exchange(here.service, door="http")
+            exchange = Exchange(here.service, frontend="http")
             queued = QueuedRequest(item_entry(head, b"3"), exchange, Schedule(4, head.timeout), lambda request: None)
             for name in RequestBase.__slots__:
                 assert getattr(request, name) == getattr(queued, name), name

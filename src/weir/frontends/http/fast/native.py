@@ -53,7 +53,7 @@ class HttpRequest(RequestBase):
         self.key = head.key
         self.priority = head.priority
         self.large = False
-        self.door = FRONTEND
+        self.frontend = FRONTEND
         self.trace = head.carrier
         begin(self)
         self.connection = connection

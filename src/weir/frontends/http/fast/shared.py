@@ -229,7 +229,7 @@ class HttpShared:
     def refused(self, service: "ModelHandle | None", error: WeirError) -> None:
         """Notify the observers of the error that ends a request, unless they know it. `service` is the one that the request names, if known."""
         if service is not None:
-            Exchange(service, door=FRONTEND).refused(error)
+            Exchange(service, frontend=FRONTEND).refused(error)
             return
         for observer in self.observers:
             observer.refused("", FRONTEND, error)
