@@ -67,7 +67,7 @@ LIMITS = {
     "catalog": (21, 4_238),
     "client": (9, 1_825),
     "commands": (17, 1_733),
-    "frontends": (33, 6_357),
+    "frontends": (33, 6_363),
     "jobs": (7, 1_376),
     "manifests": (8, 881),
     "policy": (21, 2_847),
@@ -75,13 +75,13 @@ LIMITS = {
     "protocols": (15, 2_021),
     "serving": (11, 2_941),
     "simulation": (11, 2_759),
-    "telemetry": (7, 1_543),
+    "telemetry": (7, 1_547),
     "text_models": (38, 6_083),
-    "text_server": (33, 7_073),
+    "text_server": (33, 7_076),
     "tuning": (5, 857),
-    "weir": (41, 3_864),
+    "weir": (41, 3_868),
     "wire": (14, 2_813),
-    "workers": (30, 6_622),
+    "workers": (30, 6_629),
 }
 
 

@@ -243,7 +243,7 @@ class ServerKeywords(ServiceKeywords, total=False):
     frontends: dict[str, Any]
     """Frontend from an installed package, with its options as JSON or plain text"""
     doors: dict[str, Any]
-    """The former name of --frontend, until 0.2"""
+    """--frontend, until 0.2"""
     server_name: str
     """Server name in the metadata"""
     allow_shared_memory: bool

@@ -218,7 +218,7 @@ def test_the_bytes_of_every_endpoint_are_counted(server: EmbeddingServer, client
             other.encode(TEXTS)
         lines = dict(line.rsplit(" ", 1) for line in http.get("/metrics").text.splitlines() if line[0] != "#")
     for name in ("encode", "openai", "zeromq"):
-        labels = f'{{frontend="{name}",frontend="{name}",model="small"}}'
+        labels = f'{{door="{name}",frontend="{name}",model="small"}}'
         assert float(lines[f"weir_received_bytes_total{labels}"]) > sum(map(len, TEXTS))
         assert float(lines[f"weir_sent_bytes_total{labels}"]) > 4 * tiny.HIDDEN * len(TEXTS)
 

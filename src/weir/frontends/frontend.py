@@ -173,7 +173,7 @@ class FrontendsSettings:
         {}, "frontend from an installed package, with its options as JSON or plain text",
         metavar="NAME=OPTIONS",
     )  # fmt: skip
-    doors: dict[str, Any] = setting({}, "the former name of --frontend, until 0.2", metavar="NAME=OPTIONS")
+    doors: dict[str, Any] = setting({}, "--frontend, until 0.2", metavar="NAME=OPTIONS")
 
     def __post_init__(self) -> None:
         check(self)
