@@ -16,7 +16,7 @@ from weir.serving.service import Service
 from weir.testing import FakeExecutor
 from weir.text_server import text_model
 from weir.text_server.settings import ComputingSettings, TextSettings
-from weir.text_server.text_model import TextModelSpec, memory_of, share_workers
+from weir.text_server.text_model import TextModelSpec, memory_of, with_shares
 from weir.workers.cpus import cpu_count
 from weir.workers.executor import READY
 
@@ -39,7 +39,7 @@ def test_models_share_the_cpus(
     stated: list[dict[str, Any]], cpus: int, expected: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weir.text_server.text_model.cpu_count", lambda: cpus)
-    specs = share_workers([spec(**each) for each in stated])
+    specs = with_shares([spec(**each) for each in stated])
     assert [(each.workers, each.threads, int(each.pool is not None)) for each in specs] == expected
     assert len({id(each.pool) for each in specs if each.pool is not None}) <= 1
 
@@ -68,8 +68,8 @@ def test_only_models_with_workers_of_their_own_have_some_for_bulk_work(monkeypat
     monkeypatch.setattr("weir.text_server.text_model.cpu_count", lambda: 2)
     monkeypatch.setattr("weir.text_server.text_model.cpu_quota", lambda: 2.0)
     assert [spec().bulk_workers, spec(bulk_workers=1).bulk_workers] == [2, 1]
-    assert [each.bulk_workers for each in share_workers([spec(), spec()])] == [0, 0]
-    shared = share_workers([spec(bulk_workers=1), spec(bulk_workers=1)])
+    assert [each.bulk_workers for each in with_shares([spec(), spec()])] == [0, 0]
+    shared = with_shares([spec(bulk_workers=1), spec(bulk_workers=1)])
     with pytest.raises(SettingsError, match="bulk_workers=1: text models that share workers can have none"):
         shared[0].worker_settings()
     monkeypatch.setattr("weir.text_server.text_model.cpu_quota", lambda: 1.5)
@@ -81,7 +81,7 @@ def test_models_in_one_worker_share_the_memory_of_a_gpu() -> None:
         spec()._replace(computing=ComputingSettings(runtime=runtime, gpu_memory_fraction=0.5))
         for runtime in ("onnx", "onnx", "torch", "torch")
     ]
-    assert [each.computing.gpu_memory_fraction for each in share_workers(specs)] == [0.25, 0.25, 0.5, 0.5]
+    assert [each.computing.gpu_memory_fraction for each in with_shares(specs)] == [0.25, 0.25, 0.5, 0.5]
 
 
 def test_two_models_of_a_server_share_its_workers(tmp_path: Path) -> None:

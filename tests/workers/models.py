@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from weir.errors import SettingsError
-from weir.model import Model
+from weir.model import Model, Tensor
 
 
 class Square(Model):
@@ -279,3 +279,23 @@ class ForAllWorkOnly(Obedient):
     def load(self) -> None:
         if self.worker_index > 0:
             raise ValueError("no bulk work here")
+
+
+class Doubles(Model):
+    """A tensor model, which adds the number of its process."""
+
+    inputs = (Tensor("x", "FP32", [-1, -1]),)
+    outputs = (Tensor("y", "FP32", [-1, -1]), Tensor("pid", "INT64", [-1]))
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"y": batch["x"] * 2, "pid": [os.getpid()] * len(batch["x"])}
+
+
+class DoublesInPlace(Doubles):
+    """Writes to its inputs."""
+
+    owns_inputs = True
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        batch["x"] *= 2
+        return {"y": batch["x"], "pid": [os.getpid()] * len(batch["x"])}

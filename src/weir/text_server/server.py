@@ -45,7 +45,7 @@ from weir.text_server.protocols.tei import Tei
 from weir.text_server.protocols.token_labels import LabelsOfTokens
 from weir.text_server.server_settings import given_settings
 from weir.text_server.settings import CallerSettings
-from weir.text_server.text_model import ServedTextModel, read_model, share_workers
+from weir.text_server.text_model import ServedTextModel, read_model, with_shares
 
 if TYPE_CHECKING:
     from weir.client.embedding import EmbeddingTransport
@@ -79,7 +79,7 @@ class EmbeddingProduct:
 
     def __init__(self, models: Sequence[ModelToServe], callers: CallerSettings, zeromq: ZeroMqSettings) -> None:
         """Download what is named by its id, and read the models' files. Raises SettingsError naming the file of a model that cannot be used."""
-        self._specs = share_workers([read_model(model) for model in models])
+        self._specs = with_shares([read_model(model) for model in models])
         self._models = [ServedTextModel(spec) for spec in self._specs]
         self._callers = callers
         self._zeromq = zeromq

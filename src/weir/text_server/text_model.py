@@ -30,7 +30,7 @@ from weir.text_server.requests import max_pooled_places
 from weir.text_server.settings import ComputingSettings, TextSettings
 from weir.text_server.texts import TextFacts, TextTask, WorkersUse
 from weir.workers.cpus import affinity, cpu_count, cpu_quota
-from weir.workers.process.shared import SharedPool
+from weir.workers.process.shared import SharedPool, WorkersNeed, environment_of, share_workers
 from weir.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -119,13 +119,20 @@ class TextModelSpec(NamedTuple):
         return max(self.threads, min(self.workers * self.threads, MOST_LONE_THREADS))
 
     @property
-    def kind_of_workers(self) -> str:
-        """Whatever must agree for it to share workers with another model; "" if its workers are not processes and share nothing."""
-        if self.settings.get("executor", "process") != "process":
-            return ""
-        stated = {each.name: self.settings[each.name] for each in fields(WorkerSettings) if each.name in self.settings}
+    def need(self) -> WorkersNeed:
+        """What it needs for workers: its own if it states how many, or their threads; else those of models with the same settings and runtime."""
         computing = self.computing
-        return repr((stated, computing.runtime == "torch", computing.device_map, computing.gpu_memory_fraction))
+        named = {each.name: self.settings[each.name] for each in fields(WorkerSettings) if each.name in self.settings}
+        environment = environment_of(WorkerSettings(**named))
+        alike = (
+            repr(environment),
+            computing.runtime == "torch",
+            repr(computing.device_map),
+            computing.gpu_memory_fraction,
+        )
+        stated = {"workers", "threads"} & self.settings.keys()
+        cpus = self.workers * (self.threads if len(stated) == 2 else 1) if stated else None
+        return WorkersNeed(None if environment is None else alike, cpus)
 
     @property
     def wants_calibration(self) -> bool:
@@ -172,38 +179,24 @@ class TextModelSpec(NamedTuple):
         return ModelToServe(TARGET, self.name, params, [], settings, aliases=self.aliases)
 
 
-def share_workers(specs: Sequence[TextModelSpec], count: int | None = None) -> list[TextModelSpec]:
-    """Return the models of one server with their shares of its `count` CPUs, None for those that this process may use, and their pools.
+def with_shares(specs: Sequence[TextModelSpec]) -> list[TextModelSpec]:
+    """Return the models of one server with their shares of the CPUs that this process may use, and the workers that they share.
 
-    They are one budget of threads. Models that state neither workers nor threads share workers, if their other settings of workers agree; a model that
-    states either has workers of its own, and those that share have what it leaves. Where settings differ there are several pools, which divide that.
+    Models that state neither workers nor threads share workers, if their other settings of workers agree.
     """
-    left = count or cpu_count()
-    alike: dict[str, list[TextModelSpec]] = {}
-    for spec in specs:
-        if {"workers", "threads"} & spec.settings.keys():
-            left -= spec.workers * spec.threads if {"workers", "threads"} <= spec.settings.keys() else spec.workers
-        else:
-            alike.setdefault(spec.kind_of_workers or f"{len(alike)}", []).append(spec)
-    each, more = divmod(max(left, len(alike)), len(alike)) if alike else (0, 0)
-    placed = {id(spec): spec for spec in specs}
-    for place, those in enumerate(alike.values()):
-        pool = SharedPool() if len(those) > 1 else None
-        for spec in those:
-            placed[id(spec)] = spec._replace(
-                cpus=each + (place < more),
-                pool=pool,
-                computing=spec.computing if pool is None else _part_of_gpu(spec, len(those)),
-            )
-    return [placed[id(spec)] for spec in specs]
+    shares = share_workers([spec.need for spec in specs], cpu_count())
+    return [
+        spec._replace(cpus=share.cpus, pool=share.pool, computing=_part_of_gpu(spec.computing, share.models))
+        for spec, share in zip(specs, shares, strict=True)
+    ]
 
 
-def _part_of_gpu(spec: TextModelSpec, models: int) -> ComputingSettings:
+def _part_of_gpu(computing: ComputingSettings, models: int) -> ComputingSettings:
     """Return the settings of one of several models in a worker: torch has one limit of memory for a process, onnxruntime one for each model."""
-    fraction = spec.computing.gpu_memory_fraction
-    if fraction is None or spec.computing.runtime == "torch":
-        return spec.computing
-    return replace(spec.computing, gpu_memory_fraction=fraction / models)
+    fraction = computing.gpu_memory_fraction
+    if fraction is None or computing.runtime == "torch" or models == 1:
+        return computing
+    return replace(computing, gpu_memory_fraction=fraction / models)
 
 
 def fetched(model: ModelToServe) -> ModelToServe:

@@ -93,13 +93,12 @@ def _named(model: type) -> Named | None:
 
 def unpack_source(packed: bytes) -> tuple[type[Model], dict[str, Any]]:
     """Return the class and its parameters. Raises what importing its module raises; SettingsError if it is no model."""
-    program = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType(
-        "__main__"
-    )  # a class that travels by value may name the script that it comes from
+    main = sys.modules["__main__"]
+    if not isinstance(main, _Script):  # else that of another model of this worker, from the same script
+        main = sys.modules["__main__"] = _Script(main)
     source, params = pickle.loads(packed)  # noqa: S301 - from our own parent process
     if not isinstance(source, Named):
-        _lend_names(program)
+        main.lend_names()
         return check_model(source), params
     module = _imported(source)
     found = _attribute(module, source.qualname)
@@ -168,13 +167,20 @@ def _attribute(module: types.ModuleType, qualname: str) -> Any:
     return found
 
 
-def _lend_names(program: types.ModuleType) -> None:
-    """Put the classes and functions that came by value into `__main__`, where pickle looks for them by name: the items and answers of a script
-    may be of its own types. `program` is the module that was `__main__` before."""
-    main, ours = sys.modules["__main__"], set(map(id, vars(program).values()))
-    for value in gc.get_objects():
-        if isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__" and id(value) not in ours:
-            setattr(main, value.__name__, value)
+class _Script(types.ModuleType):
+    """The module `__main__` of a worker while classes travel to it by value, which name the script that they come from."""
+
+    def __init__(self, program: types.ModuleType) -> None:
+        super().__init__("__main__")
+        self._ours = set(map(id, vars(program).values()))  # of the worker's own program
+
+    def lend_names(self) -> None:
+        """Take the classes and functions that came by value, where pickle looks for them by name: the items and answers of a script may be of
+        its own types."""
+        for value in gc.get_objects():
+            is_named = isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__"
+            if is_named and id(value) not in self._ours:
+                setattr(self, value.__name__, value)
 
 
 def pickler(file: io.BytesIO, travels_by_value: Callable[[type], bool]) -> Any:

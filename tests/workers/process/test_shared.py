@@ -2,20 +2,25 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from tests.workers.models import Reports, ReportsToo, Unloadable, WithoutWeights
+from tests.workers.models import Doubles, DoublesInPlace, Reports, ReportsToo, Unloadable, WithoutWeights
 
+from weir.catalog.loading import load_target
 from weir.errors import Conflict, ModelCrashed, ModelError, ModelNotReady, SettingsError
 from weir.model import Model
 from weir.serving.service import Service
 from weir.workers.executor import READY
 from weir.workers.process.pool import ProcessPool
-from weir.workers.process.shared import PoolMember, SharedPool
+from weir.workers.process.shared import PoolMember, SharedPool, WorkersNeed, environment_of, share_workers
+from weir.workers.settings import WorkerSettings
 
 
 def service(pool: SharedPool, model: type[Model], **settings: Any) -> Service:
@@ -253,3 +258,96 @@ def test_a_model_with_other_settings_of_workers_has_its_own() -> None:
     assert isinstance(service(pool, Reports).executor, PoolMember)
     assert isinstance(service(pool, ReportsToo, workers=3).executor, ProcessPool)
     assert isinstance(service(pool, ReportsToo, retry_in_halves=False).executor, PoolMember)
+
+
+@pytest.mark.parametrize("width", [3, 40_000], ids=["in the frame", "in shared memory"])
+def test_models_with_tensors_share_workers_with_others(width: int) -> None:
+    async def main() -> None:
+        async with serving(Doubles, DoublesInPlace, Reports, max_batch_size=8) as (first, second, third):
+            x = np.arange(width, dtype=np.float32)[None]
+            answers = [await each.infer({"x": x}) for each in (first, second) for _ in range(4)]
+            _, pid, _ = await third.infer(0)
+            assert {int(answer["pid"][0]) for answer in answers} | {pid} <= pids(first) == pids(third)
+            for answer in answers:
+                np.testing.assert_array_equal(answer["y"], x * 2)
+                answer["y"][:] = 0  # a caller's own
+            del answers, answer
+            gauges = first.executor.gauges()
+            assert gauges["arena_free_bytes"] == gauges["arena_bytes"]
+
+    asyncio.run(main())
+
+
+def test_models_whose_folders_have_modules_of_one_name_share_no_workers(tmp_path: Path) -> None:
+    code = "from weir.model import Model\nimport names\nclass Named(Model):\n    def predict(self, batch):\n        return [names.NAME] * len(batch)\n"
+    targets = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "names.py").write_text(f"NAME = {name!r}\n")
+        (tmp_path / name / f"model_{name}.py").write_text(code)
+        targets.append(f"{tmp_path / name / f'model_{name}.py'}:Named")
+
+    async def main() -> None:
+        pool = SharedPool()
+        first, second = (load_target(target) for target in targets)
+        services = [service(pool, model) for model in (first, Reports, second)]  # type: ignore[arg-type]
+        await asyncio.gather(*[each.start() for each in services])
+        try:
+            assert [await each.infer(0) for each in (services[0], services[2])] == ["a", "b"]
+            assert pids(services[0]) == pids(services[1])
+            assert not pids(services[0]) & pids(services[2])
+        finally:
+            await asyncio.gather(*[each.stop() for each in services])
+
+    asyncio.run(main())
+
+
+def test_the_cpus_of_a_server_are_divided_among_those_that_share_and_those_that_do_not() -> None:
+    needs = [WorkersNeed("a"), WorkersNeed(None), WorkersNeed(None, 2), WorkersNeed(None), WorkersNeed("a")]
+    first, alone, own, other, second = share_workers(needs, 9)
+    assert [each.cpus for each in (first, alone, own, other, second)] == [3, 2, None, 2, 3]
+    assert first.pool is second.pool is not None
+    assert [each.pool for each in (alone, own, other)] == [None] * 3
+    assert [each.models for each in (first, alone, second)] == [2, 1, 2]
+    assert [each.cpus for each in share_workers(needs, 1)] == [1, 1, None, 1, 1]
+    assert environment_of(WorkerSettings(executor="thread")) is environment_of(WorkerSettings(workers="1..2")) is None
+
+
+SCRIPT = """
+import asyncio
+from dataclasses import dataclass
+import weir
+from weir.workers.process.shared import SharedPool
+
+@dataclass
+class Item:
+    number: int
+
+@dataclass
+class Other:
+    number: int
+
+class First(weir.Model):
+    def predict(self, batch):
+        return [Item(each.number + 1) for each in batch if type(each) is Item]
+
+class Second(weir.Model):
+    def predict(self, batch):
+        return [Other(each.number + 2) for each in batch if type(each) is Other]
+
+async def main():
+    pool = SharedPool()
+    first, second = weir.Service(First, executor=pool.member), weir.Service(Second, executor=pool.member)
+    await asyncio.gather(first.start(), second.start())
+    print(await first.infer(Item(1)), await second.infer(Other(1)))
+    await asyncio.gather(first.stop(), second.stop())
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def test_models_of_a_script_that_share_workers_have_items_of_its_own_types(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("Item(number=2) Other(number=3)\n", "")

@@ -4,26 +4,36 @@
     first = Service(First, executor=pool.member)
     second = Service(Second, executor=pool.member)
 
-So what a process needs besides the models is there once, and a model with nothing to do leaves the workers to the others. Who gets a free worker says
-batching/workers.py. The processes are those of a ProcessPool of HostedModels. When a model is loaded or unloaded, another pool is started beside it,
-and takes each worker over as soon as it has no batch: the other models do not notice. A worker that is added or removed is so for all models.
+Any models may share workers that fit one environment: their settings of workers agree, and at most one folder of user code is among
+their modules (see `environment_of`). A model that does not fit has workers of its own. The pool promises:
+
+- A worker runs one batch at a time (as many as its places, all of one model), so models never compute side by side in a process.
+- A free worker goes to the model that has had the least time among those with waiting requests (see batching/workers.py). A model
+  with nothing to do leaves all workers to the others.
+- What a process needs besides the models, such as a library or the memory for large payloads, is there once.
+- A worker that dies is replaced for all models. Only the request that ended it fails.
+- A model is loaded and unloaded while the others serve: other processes start, and each takes a worker over that has no batch.
+- A worker that is added or removed is so for all models.
+
+Large tensors are copied, which a model with workers of its own reads and writes where they lie; and no worker is for bulk work alone.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from weir.batching.workers import SharedWorkers, WorkerUser
 from weir.errors import ModelNotReady, WeirError
 from weir.messages import Batch, Events
 from weir.metrics import MetricReport
-from weir.model import Model, is_tensor_model
+from weir.model import Model
 from weir.workers.arena import SharedBlock
 from weir.workers.executor import Executor, ExecutorBase, Listener, WorkerState
+from weir.workers.imports import folder_that_has
 from weir.workers.process.entry import LOWEST
 from weir.workers.process.pool import ProcessPool
 from weir.workers.run.runner import Hosted, HostedModels, hosted_id, split_id
@@ -37,12 +47,20 @@ LONGEST_NAME = 60  # characters; names of shared memory have a limit
 logger = logging.getLogger("weir")
 
 
+def environment_of(settings: WorkerSettings) -> WorkerSettings | None:
+    """Return what must agree in the settings of models that share workers; None if these workers cannot be shared."""
+    if settings.executor != "process" or settings.scale is not None:
+        return None
+    return replace(settings, load_niceness=None, retry_in_halves=True)
+
+
 class PoolMember(ExecutorBase):
     """The Executor of one model of a SharedPool. `user` is what the other models share the workers with."""
 
-    def __init__(self, pool: "SharedPool", hosted: Hosted, load_niceness: int | None) -> None:
+    def __init__(self, pool: "SharedPool", hosted: Hosted, load_niceness: int | None, folder: str | None) -> None:
         self.hosted = hosted
         self.load_niceness = load_niceness
+        self.folder = folder  # of the user's code
         self.listener: Listener
         self.left = False
         self._pool = pool
@@ -181,14 +199,16 @@ class SharedPool:
     def member(
         self, model: type[Model], params: dict[str, Any], settings: WorkerSettings, *, name: str, max_batch_size: int
     ) -> Executor:
-        """Return the executor of a model. One with tensors, or with other settings of workers than the first, has workers of its own."""
-        alike = replace(settings, load_niceness=None, retry_in_halves=True)
+        """Return the executor of a model. One that does not fit the environment of those before it has workers of its own."""
+        found = folder_that_has(model)
+        folder = None if found is None else found.path
+        folders = {folder, *(each.folder for each in (*self._made, *self._entered))} - {None}
         if self._settings is None:
-            self._settings = alike
-        if is_tensor_model(model) or settings.scale is not None or alike != self._settings:
+            self._settings = environment_of(settings)
+        if self._settings is None or environment_of(settings) != self._settings or len(folders) > 1:
             return ProcessPool(model, params, settings, name=name, max_batch_size=max_batch_size)
         hosted = Hosted(pack_source(model, params), name, max_batch_size, settings.retry_in_halves)
-        made = PoolMember(self, hosted, settings.load_niceness)
+        made = PoolMember(self, hosted, settings.load_niceness, folder)
         self._made[made] = None
         return made
 
@@ -401,3 +421,43 @@ class SharedPool:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+class WorkersNeed(NamedTuple):
+    """What a model needs, for `share_workers` to say which workers it has.
+
+    `environment` is what must agree in models that share workers: that of `environment_of`, and whatever else their code needs alike.
+    None if the model shares with none. `cpus` is how many CPUs its workers take if it has its own in any case; None if it has what is left.
+    """
+
+    environment: Hashable | None
+    cpus: int | None = None
+
+
+class WorkersShare(NamedTuple):
+    """Which workers a model has: their share of the CPUs, None as it states; the pool that it shares with others, None for workers of its
+    own; and how many models those in a pool are."""
+
+    cpus: int | None = None
+    pool: SharedPool | None = None
+    models: int = 1
+
+
+def share_workers(needs: Sequence[WorkersNeed], cpus: int) -> list[WorkersShare]:
+    """Divide `cpus` among the models of a server, and let those share workers that can.
+
+    Models with workers of their own take their CPUs first. What they leave is divided equally among the sets of models that share workers
+    and the models that share with none; each has at least one.
+    """
+    sets: dict[Hashable, list[int]] = {}
+    for place, need in enumerate(needs):
+        if need.cpus is None:
+            sets.setdefault((place,) if need.environment is None else ("", need.environment), []).append(place)
+    left = cpus - sum(need.cpus or 0 for need in needs)
+    shares = [WorkersShare()] * len(needs)
+    for order, places in enumerate(sets.values()):
+        each, more = divmod(max(left, len(sets)), len(sets))
+        pool = SharedPool() if len(places) > 1 else None
+        for place in places:
+            shares[place] = WorkersShare(each + (order < more), pool, len(places))
+    return shares

@@ -276,7 +276,7 @@ class Hosted(NamedTuple):
 
 
 class HostedModels(Model):
-    """The models of a worker that has several, none of them with tensors. A HostedRunner runs them."""
+    """The models of a worker that has several. A HostedRunner runs them."""
 
     def __init__(self, hosted: list[Hosted]) -> None:
         from weir.workers.source import unpack_source  # which loads pickles; other workers have used it by now
