@@ -84,7 +84,7 @@ def test_a_refusal_has_the_shape_of_its_protocol_and_names_the_way_in(running: R
 def test_the_fast_lane_asks_before_it_reads_a_body(running: Running, size: int) -> None:
     body = json.dumps([3] * (size // 3)).encode()
     for refused in ({}, {"Authorization": "Bearer no"}):
-        for _ in range(3):  # the lane remembers heads that come again
+        for _ in range(3):  # the fast path remembers heads that come again
             with httpx.Client(base_url=running.url) as client:
                 assert client.post("/infer/square", json=3, headers=SENT).json() == 9
                 assert client.post("/infer/square/batch", content=body, headers=refused).status_code == 401

@@ -290,31 +290,31 @@ class Mill:
             assert not self.batcher.waiting_bulk, "a bulk worker has a free place, and bulk work waits"
 
 
-def lane(request: RequestBase) -> tuple[Any, ...]:
+def queue_of(request: RequestBase) -> tuple[Any, ...]:
     """Return what must agree for two requests to keep their order."""
     return request.key, request.priority, request.large
 
 
 def check_order(accepted: Iterable[Asked], cuts: Iterable[Dispatch], *, padded: bool = False) -> None:
-    """Hold first dispatches against arrival: within a lane nobody goes before one of about its size that arrived earlier and was there. Where
+    """Hold first dispatches against arrival: within a queue nobody goes before one of about its size that arrived earlier and was there. Where
     batches are `padded`, this is so among those of equal length, unless the deadline is earlier."""
     first: dict[int, tuple[int, int]] = {}
     for number, dispatch in enumerate(cuts):
         if dispatch.reason is not Reason.RETRY:
             for place, request in enumerate(dispatch.requests):
                 first.setdefault(id(request), (number, place))
-    lanes: dict[tuple[Any, ...], list[Asked]] = {}
+    queues: dict[tuple[Any, ...], list[Asked]] = {}
     for request in accepted:
         if id(request) in first:
             size = (LengthSizeClass if padded else SizeClass).class_of(request) if request.large else None
-            lanes.setdefault((lane(request), size, length_of(request) if padded else None), []).append(request)
-    for members in lanes.values():
+            queues.setdefault((queue_of(request), size, length_of(request) if padded else None), []).append(request)
+    for members in queues.values():
         members.sort(key=lambda each: each.arrival)
         for earlier, later in combinations(members, 2):
             was_there = earlier.cuts_before <= first[id(later)][0]
             hurries = padded and later.deadline < earlier.deadline
             assert not was_there or hurries or first[id(earlier)] < first[id(later)], (
-                "order within a lane is that of arrival"
+                "order within a queue is that of arrival"
             )
 
 
@@ -339,4 +339,4 @@ def crashed(request: Asked) -> int:
     return sum(isinstance(each, ModelCrashed) for each in ends)
 
 
-__all__ = ["Asked", "Mill", "check_answer", "check_order", "crashed", "kills", "lane", "listed", "many"]
+__all__ = ["Asked", "Mill", "check_answer", "check_order", "crashed", "kills", "queue_of", "listed", "many"]

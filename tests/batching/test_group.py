@@ -1,4 +1,4 @@
-"""group.py: lanes in order of arrival, and the deadlines of a group, kept apart only when they must be."""
+"""group.py: queues in order of arrival, and the deadlines of a group, kept apart only when they must be."""
 
 from math import inf
 
@@ -130,7 +130,8 @@ def test_the_rest_of_a_divided_request_leaves() -> None:
 def test_those_of_about_its_size_are_ahead_of_a_large_one() -> None:
     group = filled(*(listed(16, large=True) for _ in range(3)), listed(64, large=True), Asked(0))
     ahead = [
-        group.lane_of(request).ahead(request) for request in (listed(17, large=True), listed(200, large=True), Asked(1))
+        group.queue_of(request).ahead(request)
+        for request in (listed(17, large=True), listed(200, large=True), Asked(1))
     ]
     assert ahead == [3, 0, 1]
 

@@ -47,7 +47,7 @@ class Served:
 async def served(
     *encoders: Encodes, fast: bool = True, hot: Sequence[str] | None = None, **http: Any
 ) -> AsyncIterator[Served]:
-    """Serve until the block ends, with the fast lane for small calls (of the models `hot`; None: of all) unless told otherwise."""
+    """Serve until the block ends, with the fast path for small calls (of the models `hot`; None: of all) unless told otherwise."""
     settings, counts, ended = HttpSettings(port=0, **http), TextCounts(), asyncio.Event()
     site = EmbeddingContext({encoder.name: encoder for encoder in encoders}, settings, MAX_TEXTS, counts)
     apis = apis_of(site, ended.set)

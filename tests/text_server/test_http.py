@@ -36,9 +36,9 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
     found: list[bytes] = []
     go_on = HandOver.go_on
 
-    def noted(self: HandOver, lane: Any, transport: Any, replay: bytes) -> None:
+    def noted(self: HandOver, parser: Any, transport: Any, replay: bytes) -> None:
         found.append(replay)
-        go_on(self, lane, transport, replay)
+        go_on(self, parser, transport, replay)
 
     monkeypatch.setattr(HandOver, "go_on", noted)
     yield found

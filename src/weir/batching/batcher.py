@@ -176,8 +176,8 @@ class Batcher:
         self.service = ServiceTime(padded=settings.padded, max_cost=settings.max_batch_cost)
         self.draining = False
         self.policy_error: Exception | None = None
-        lane = LengthQueue if settings.padded else FifoQueue
-        self._interactive, self._bulk = self._classes = WorkClass(settings, lane), BulkWork(settings, lane)
+        queue_type = LengthQueue if settings.padded else FifoQueue
+        self._interactive, self._bulk = self._classes = WorkClass(settings, queue_type), BulkWork(settings, queue_type)
         self._queue = self._interactive.queue
         self._places = self._interactive.places
         self._suspects = self._interactive.suspects

@@ -40,8 +40,8 @@ class BulkWork(WorkClass):
         "workers",
     )
 
-    def __init__(self, settings: BatchingSettings, lane: type[FifoQueue]) -> None:
-        super().__init__(settings, lane)
+    def __init__(self, settings: BatchingSettings, queue_type: type[FifoQueue]) -> None:
+        super().__init__(settings, queue_type)
         self.size, self.quiet_size = BulkSize(), BulkSize()
         self.workers: set[int] = set()
         self._delay = settings.bulk_delay

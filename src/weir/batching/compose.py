@@ -124,9 +124,9 @@ def compose(
     return draft
 
 
-def _take_plain(draft: BatchDraft, lane: FifoQueue, count: int) -> None:
-    """Take `count` requests from a lane of plain requests that all fit and are in time."""
-    requests = lane.pop(count)
+def _take_plain(draft: BatchDraft, queue: FifoQueue, count: int) -> None:
+    """Take `count` requests from a queue of plain requests that all fit and are in time."""
+    requests = queue.pop(count)
     dispatch_items(requests)
     draft.requests = draft.requests + requests if draft.requests else requests
     if draft.slices is not None:
@@ -137,29 +137,29 @@ def _take_plain(draft: BatchDraft, lane: FifoQueue, count: int) -> None:
     draft.cost += count
 
 
-def _take_in_order(draft: BatchDraft, lane: FifoQueue) -> None:
-    """Take requests of any kind from a lane until one does not fit."""
-    while draft.rows < draft.max_rows and (request := lane.head) is not None:
+def _take_in_order(draft: BatchDraft, queue: FifoQueue) -> None:
+    """Take requests of any kind from a queue until one does not fit."""
+    while draft.rows < draft.max_rows and (request := queue.head) is not None:
         if request.deadline <= draft.start_cutoff:
-            _leave_out(draft, lane, request)
-        elif not _take_head(draft, lane, request):
+            _leave_out(draft, queue, request)
+        elif not _take_head(draft, queue, request):
             return
 
 
-def _take_head(draft: BatchDraft, lane: FifoQueue, request: Request) -> bool:
-    """Take what fits of `request`, the head of a lane. Return whether that was all of it, so that the next may be tried."""
+def _take_head(draft: BatchDraft, queue: FifoQueue, request: Request) -> bool:
+    """Take what fits of `request`, the head of a queue. Return whether that was all of it, so that the next may be tried."""
     taken = request.taken
     if draft.take(request):
-        lane.advance(request)
+        queue.advance(request)
         return True
     if request.taken > taken:
         draft.divided.append(request)
     return False
 
 
-def _leave_out(draft: BatchDraft, lane: FifoQueue, request: Request) -> None:
+def _leave_out(draft: BatchDraft, queue: FifoQueue, request: Request) -> None:
     draft.leave_out(request)
-    lane.advance(request)
+    queue.advance(request)
 
 
 class FairTurns:

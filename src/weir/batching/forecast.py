@@ -65,12 +65,12 @@ class QueueForecast:
         if not self._service.is_trusted(now) or not len(self._places):
             return False
         group = self._queue.groups.get(request.key)
-        lane = FifoQueue() if group is None else group.lane_of(request)
+        queue = FifoQueue() if group is None else group.queue_of(request)
         rate = self.rate(self._queue.waiting)
         done = now + self._service.alone(min(request.rows, self._largest), length_of(request))
-        if done + lane.ahead(request) / rate < request.deadline:
+        if done + queue.ahead(request) / rate < request.deadline:
             return False
-        return not self._padded or done + _before(lane, request) / rate >= request.deadline
+        return not self._padded or done + _before(queue, request) / rate >= request.deadline
 
     def start_cutoff(self, seen: Observation, rows: int, group: Group) -> float:
         """Return the instant after which the deadline of a request must lie for it to be started.
@@ -109,7 +109,7 @@ class QueueForecast:
         self.margin *= MARGIN_DECAY
 
 
-def _before(lane: FifoQueue, request: Request) -> int:
-    """Return how many requests of a padded lane are certainly served before `request`: the tag and the deadline both say so."""
+def _before(queue: FifoQueue, request: Request) -> int:
+    """Return how many requests of a padded queue are certainly served before `request`: the tag and the deadline both say so."""
     deadline, tag = request.deadline, request.tag
-    return sum(each.deadline <= deadline and each.tag <= tag for each in lane.waiting if not is_gone(each))
+    return sum(each.deadline <= deadline and each.tag <= tag for each in queue.waiting if not is_gone(each))

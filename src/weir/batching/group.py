@@ -7,7 +7,7 @@ Requests of equal timeout arrive in the order of their deadlines, so the queue o
 timeouts at once do the further ones share a heap. A request that has gone stays in these queues until it comes to the front, or until such
 requests are more than half of all.
 
-In this module a *lane* is one queue of requests with the same priority: small ones have one, large ones another.
+The requests of one priority have two queues: one for the small ones, one for the large ones.
 """
 
 from bisect import bisect_right
@@ -134,8 +134,8 @@ class FifoQueue:
         self.odd = 0  # how many of the others are not plain
 
     @staticmethod
-    def beside() -> "FairQueue":
-        """Return a lane for the large requests of the same priority."""
+    def for_large() -> "FairQueue":
+        """Return a queue for the large requests of the same priority."""
         return FairQueue(SizeClass)
 
     def __len__(self) -> int:
@@ -170,7 +170,7 @@ class FifoQueue:
         return len(self)
 
     def pop(self, count: int) -> list[Request]:
-        """Remove and return the first `count` requests of a lane whose requests are all plain."""
+        """Remove and return the first `count` requests of a queue whose requests are all plain."""
         waiting, popleft = self.waiting, self.waiting.popleft
         popped: list[Request] = []
         if not self.dead:
@@ -189,7 +189,7 @@ class FifoQueue:
         return popped
 
     def leave(self, request: Request) -> None:
-        """Remove a request that was settled, anywhere in the lane."""
+        """Remove a request that was settled, anywhere in the queue."""
         self.dead += 1
         if not is_plain(request):
             self.odd -= 1
@@ -300,7 +300,7 @@ class FairQueue(FifoQueue):
         self.leave(request)
 
     def leave(self, request: Request) -> None:
-        """Remove a request that was settled or wholly dispatched, anywhere in the lane."""
+        """Remove a request that was settled or wholly dispatched, anywhere in the queue."""
         super().leave(request)
         share = self.share_of(request)
         share.leave(request)
@@ -310,15 +310,15 @@ class FairQueue(FifoQueue):
 
 
 class PriorityLevel:
-    """The two lanes of one priority. `had` is how many rows each small request has had, as in a SizeClass."""
+    """The two queues of one priority. `had` is how many rows each small request has had, as in a SizeClass."""
 
     __slots__ = ("had", "is_away", "large", "priority", "small")
 
-    def __init__(self, priority: int, lane: type[FifoQueue] = FifoQueue) -> None:
+    def __init__(self, priority: int, queue_type: type[FifoQueue] = FifoQueue) -> None:
         self.priority = priority
         self.had = 0.0
-        self.small = lane()
-        self.large = lane.beside()
+        self.small = queue_type()
+        self.large = queue_type.for_large()
         self.is_away = True  # no small request was left when the last batch was taken
 
     @property
@@ -336,7 +336,7 @@ class PriorityLevel:
         return self.large.share_of(request) if request.large else self
 
     def leave(self, request: Request) -> None:
-        """Remove a request that was settled or wholly dispatched, from its lane."""
+        """Remove a request that was settled or wholly dispatched, from its queue."""
         (self.large if request.large else self.small).leave(request)
 
     def __bool__(self) -> bool:
@@ -347,19 +347,19 @@ class Group:
     """The requests that may share a batch: equal batch key and shape.
 
     `arrived` and `departed` count rows; their difference waits. `levels` are in order of falling priority. The level of priority 0 always exists;
-    `plain` is its lane of small requests, and `append` adds to that. `lane` is the type of the lanes.
+    `plain` is its queue of small requests, and `append` adds to that. `queue_type` is the type of the queues.
     """
 
     __slots__ = (
-        "_by_priority", "_deadlines", "_lane", "append", "arrived", "asleep", "departed", "express", "key", "levels", "plain",
+        "_by_priority", "_deadlines", "_queue_type", "append", "arrived", "asleep", "departed", "express", "key", "levels", "plain",
         "timeout", "turn",
     )  # fmt: skip
 
-    def __init__(self, key: object, lane: type[FifoQueue] = FifoQueue) -> None:
+    def __init__(self, key: object, queue_type: type[FifoQueue] = FifoQueue) -> None:
         self.key = key
         self.express = isinstance(key, Express)
-        self._lane = lane
-        level = PriorityLevel(0, lane)
+        self._queue_type = queue_type
+        level = PriorityLevel(0, queue_type)
         self._by_priority = {0: level}
         self.levels = [level]
         self.plain = level.small
@@ -381,27 +381,27 @@ class Group:
 
     def __iter__(self) -> Iterator[Request]:
         for level in self.levels:
-            for lane in (level.small, level.large):
-                yield from (each for each in lane.waiting if not each.settled and each.taken < each.rows)
+            for queue in (level.small, level.large):
+                yield from (each for each in queue.waiting if not each.settled and each.taken < each.rows)
 
-    def lane_of(self, request: Request) -> FifoQueue:
-        """Return the lane of `request`, which need not wait."""
+    def queue_of(self, request: Request) -> FifoQueue:
+        """Return the queue of `request`, which need not wait."""
         level = self._by_priority.get(request.priority)
         if level is None:
-            level = self._by_priority[request.priority] = PriorityLevel(request.priority, self._lane)
+            level = self._by_priority[request.priority] = PriorityLevel(request.priority, self._queue_type)
             self.levels = sorted(self._by_priority.values(), key=lambda each: -each.priority)
         return level.large if request.large else level.small
 
     def add(self, request: Request) -> None:
         """Add a request of any kind."""
-        lane = self.lane_of(request) if request.priority or request.large else self.plain
-        if not self.waiting and lane is self.plain:
+        queue = self.queue_of(request) if request.priority or request.large else self.plain
+        if not self.waiting and queue is self.plain:
             self.timeout = request.timeout
-        elif request.timeout != self.timeout or lane is not self.plain:
+        elif request.timeout != self.timeout or queue is not self.plain:
             if self.timeout == self.timeout:
                 self._keep_deadlines_apart()
             self._deadlines.add(request)
-        lane.add(request)
+        queue.add(request)
         self.arrived += request.rows
 
     def _keep_deadlines_apart(self) -> None:
@@ -414,7 +414,7 @@ class Group:
     def remove(self, request: Request) -> int:
         """Remove a waiting request that was settled, and return how many rows that are."""
         rows = rows_left(request)
-        self.lane_of(request).leave(request)
+        self.queue_of(request).leave(request)
         self.departed += rows
         self.tidy()
         return rows
@@ -423,9 +423,9 @@ class Group:
         """Return the earliest arrival of the requests that wait; infinity if none does."""
         oldest = inf
         for level in self.levels:
-            for lane in (level.small, level.large):
-                if lane.waiting and lane.waiting[0].arrival < oldest:
-                    oldest = lane.waiting[0].arrival
+            for queue in (level.small, level.large):
+                if queue.waiting and queue.waiting[0].arrival < oldest:
+                    oldest = queue.waiting[0].arrival
         return oldest
 
     def earliest(self) -> float:

@@ -42,7 +42,7 @@ def turn_of(request: Request) -> tuple[float, float]:
 
 
 class LengthQueue(FifoQueue):
-    """A lane whose requests are found by length too. `waiting` is in order of arrival.
+    """A queue whose requests are found by length too. `waiting` is in order of arrival.
 
     Each queue of `by_length` is in order of turns; its first request waits, and some of the others may have gone. `lengths` are the keys of
     `by_length`, sorted.
@@ -59,8 +59,8 @@ class LengthQueue(FifoQueue):
         self.lengths: list[float] = []
 
     @staticmethod
-    def beside() -> FairQueue:
-        """Return a lane for the large requests of the same priority."""
+    def for_large() -> FairQueue:
+        """Return a queue for the large requests of the same priority."""
         return FairQueue(LengthSizeClass)
 
     @property
@@ -98,11 +98,11 @@ class LengthQueue(FifoQueue):
             queue.append(request)
 
     def leave(self, request: Request) -> None:
-        """Remove a request that was settled or wholly dispatched, anywhere in the lane."""
+        """Remove a request that was settled or wholly dispatched, anywhere in the queue."""
         self.leave_together((request,))
 
     def leave_together(self, requests: Sequence[Request]) -> None:
-        """Remove requests that were settled or wholly dispatched, anywhere in the lane."""
+        """Remove requests that were settled or wholly dispatched, anywhere in the queue."""
         self.dead += len(requests)
         lengths = set()
         for request in requests:
@@ -163,13 +163,13 @@ class LengthQueue(FifoQueue):
 
 
 class LengthSizeClass(SizeClass):
-    """The requests of one size class, which are found by length in `lane`. Sizes and `had` are in units of cost."""
+    """The requests of one size class, which are found by length in `queue`. Sizes and `had` are in units of cost."""
 
-    __slots__ = ("lane",)
+    __slots__ = ("queue",)
 
     def __init__(self, had: float) -> None:
         super().__init__(had)
-        self.lane = LengthQueue()
+        self.queue = LengthQueue()
 
     @staticmethod
     def class_of(request: Request) -> int:
@@ -178,19 +178,19 @@ class LengthSizeClass(SizeClass):
 
     def tag(self, max_rows: int, max_cost: float = inf) -> float:
         """Return what `had` will be when the next request gets up to `max_rows` rows more, or `max_cost`: the lowest goes first."""
-        request = cast(Request, self.lane.head)
+        request = cast(Request, self.queue.head)
         cost = min(rows_left(request), max_rows) * length_of(request)
         return self.had + min(cost, max_cost) / self.count
 
     def add(self, request: Request) -> None:
         """Add a request."""
         self.count += 1
-        self.lane.add(request)
+        self.queue.add(request)
 
     def leave(self, request: Request) -> None:
         """Remove `request`, which has gone."""
         self.count -= 1
-        self.lane.leave(request)
+        self.queue.leave(request)
 
 
 # The largest cost of a batch of small and large requests, as a multiple of `max_padding`: if that is half of what a batch costs beyond its tokens,
@@ -314,7 +314,7 @@ def _take_level(draft: PaddedDraft, level: PriorityLevel, max_overtakes: int, ti
     due = _due(level, max_overtakes)
     turns = _turns(draft, level, due)
     if turns:
-        first = _lane_of(turns[0])
+        first = _queue_of(turns[0])
         leader = hurried or (_leader(first, max_overtakes) if is_first else cast(Request, first.head))
         sharing = _Sharing(draft, level, turns)
         if leader is not first.head and leader.deadline > draft.start_cutoff:
@@ -370,7 +370,7 @@ class _Sharing:
         for share in self._turns:
             if draft.rows < draft.max_rows:
                 began = share.had
-                _fill(draft, level, _lane_of(share), inf if share is level else beside)
+                _fill(draft, level, _queue_of(share), inf if share is level else beside)
                 if self._charge(share) and (in_turn or share is not self._turns[0]):
                     level.large.clock = max(level.large.clock, began)
         if self._counts:
@@ -383,19 +383,19 @@ class _Sharing:
         return bool(tokens)
 
 
-def _lane_of(share: PriorityLevel | SizeClass) -> LengthQueue:
-    return cast(LengthQueue, share.small) if isinstance(share, PriorityLevel) else cast(LengthSizeClass, share).lane
+def _queue_of(share: PriorityLevel | SizeClass) -> LengthQueue:
+    return cast(LengthQueue, share.small) if isinstance(share, PriorityLevel) else cast(LengthSizeClass, share).queue
 
 
 def _heads(level: PriorityLevel) -> list[Request]:
-    """Return the request that is next in each lane, and the small request that arrived first."""
+    """Return the request that is next in each queue, and the small request that arrived first."""
     small = cast(LengthQueue, level.small)
     return list(dict.fromkeys(each for each in (small.head, small.oldest, level.large.head) if each is not None))
 
 
-def _leader(lane: LengthQueue, max_overtakes: int) -> Request:
-    """Return the request of a lane that leads: the next one, or the oldest if it has been overtaken by `max_overtakes` batches."""
-    head, oldest = cast(Request, lane.head), cast(Request, lane.oldest)
+def _leader(queue: LengthQueue, max_overtakes: int) -> Request:
+    """Return the request of a queue that leads: the next one, or the oldest if it has been overtaken by `max_overtakes` batches."""
+    head, oldest = cast(Request, queue.head), cast(Request, queue.oldest)
     return head if oldest.overtaken < max_overtakes else oldest
 
 
@@ -429,26 +429,26 @@ def _count_overtaking(heads: Sequence[Request], leader: Request, is_first: bool)
             lead(head)
 
 
-def _fill(draft: PaddedDraft, level: PriorityLevel, lane: LengthQueue, max_cost: float) -> None:
-    """Take the requests of a lane that are nearest in length, until the whole draft costs `max_cost`. An empty draft gets the next request first.
+def _fill(draft: PaddedDraft, level: PriorityLevel, queue: LengthQueue, max_cost: float) -> None:
+    """Take the requests of a queue that are nearest in length, until the whole draft costs `max_cost`. An empty draft gets the next request first.
 
     If there are brief requests, those that are next come before others, and the batch is kept short.
     """
     gone: list[Request] = []
     whole, draft.max_cost = draft.max_cost, min(draft.max_cost, max_cost)
-    head = lane.head if draft.requests else _lead(draft, level, lane, gone)
+    head = queue.head if draft.requests else _lead(draft, level, queue, gone)
     if head is not None:
-        if lane.brief:
-            soon = lane.next(SOON * draft.max_rows, SOON * draft.max_cost)
+        if queue.brief:
+            soon = queue.next(SOON * draft.max_rows, SOON * draft.max_cost)
             brief = sum(request.cost for request in [*draft.requests, *soon] if request.brief)
             draft.max_cost = min(draft.max_cost, max(BESIDE_SMALL * draft.max_padding, BESIDE_BRIEF * brief))
-            if len(soon) + len(gone) < len(lane):
+            if len(soon) + len(gone) < len(queue):
                 _spread(draft, *_by_length(soon), gone)
-        _spread(draft, lane.lengths, lane.by_length, gone)
+        _spread(draft, queue.lengths, queue.by_length, gone)
     draft.max_cost = whole
-    if lane is level.small:
+    if queue is level.small:
         if gone:
-            lane.leave_together(gone)
+            queue.leave_together(gone)
         return
     for request in gone:
         level.leave(request)
@@ -461,9 +461,9 @@ def _by_length(requests: Sequence[Request]) -> tuple[list[float], dict[float, de
     return sorted(queues), queues
 
 
-def _lead(draft: PaddedDraft, level: PriorityLevel, lane: LengthQueue, gone: list[Request]) -> Request | None:
-    """Take and return the first request of the lane that can still meet its deadline; None if there is none."""
-    while (request := lane.head) is not None:
+def _lead(draft: PaddedDraft, level: PriorityLevel, queue: LengthQueue, gone: list[Request]) -> Request | None:
+    """Take and return the first request of the queue that can still meet its deadline; None if there is none."""
+    while (request := queue.head) is not None:
         if request.deadline > draft.start_cutoff:
             if draft.take(request):
                 gone.append(request)

@@ -177,18 +177,18 @@ class RequestQueue:
     """
 
     __slots__ = (
-        "_divided", "_lane", "_last_empty", "again", "arrivals", "capacity", "ceiling", "cost", "departed", "groups", "last_arrival", "max_cost", "max_rows",
+        "_divided", "_queue_type", "_last_empty", "again", "arrivals", "capacity", "ceiling", "cost", "departed", "groups", "last_arrival", "max_cost", "max_rows",
         "running", "scheduler",
     )  # fmt: skip
 
     def __init__(
         self,
         max_rows: int,
-        lane: type[FifoQueue] = FifoQueue,
+        queue_type: type[FifoQueue] = FifoQueue,
         capacity: int | None = None,
         max_cost: float | None = None,
     ) -> None:
-        self._lane = lane
+        self._queue_type = queue_type
         self.max_cost = inf if max_cost is None else max_cost  # how much what waits may cost
         self.cost = 0.0  # what the waiting requests cost; counted only with `max_cost`
         self.max_rows = max_rows  # how many may wait; negative once closed
@@ -258,7 +258,7 @@ class RequestQueue:
 
     def _new_group(self, key: Hashable) -> Group:
         group, self._last_empty = self._last_empty, None
-        return group if group is not None and group.key == key else Group(key, self._lane)
+        return group if group is not None and group.key == key else Group(key, self._queue_type)
 
     def leave(self, request: Request) -> None:
         """Take the rest of a waiting request out, which was settled."""

@@ -14,8 +14,8 @@ class WorkClass:
 
     __slots__ = ("places", "queue", "suspects")
 
-    def __init__(self, settings: BatchingSettings, lane: type[FifoQueue]) -> None:
-        self.queue = RequestQueue(settings.max_queue_size, lane, settings.capacity, settings.max_queue_cost)
+    def __init__(self, settings: BatchingSettings, queue_type: type[FifoQueue]) -> None:
+        self.queue = RequestQueue(settings.max_queue_size, queue_type, settings.capacity, settings.max_queue_cost)
         self.places = Places()
         self.suspects = CrashRetry()
 

@@ -318,7 +318,7 @@ def test_an_answer_to_items_says_which_token_ids_are_of_another_model(
     answers = [http.post("/infer/small", json=item, headers=who) for item in ("do it", other, other)]
     assert [answer.headers.get("x-weir-foreign-ids") for answer in answers] == [None, "1", "1"]
     for path, field in (("/encode", "texts"), ("/v1/embeddings", "input")):
-        for count in (1, 3):  # by the fast lane, and read beside it
+        for count in (1, 3):  # on the fast path, and off it
             answer = http.post(path, json={field: [*["it"] * 30 * (count > 1), *[other] * count]}, headers=who)
             assert answer.headers["x-weir-foreign-ids"] == str(count)
     many = http.post("/infer/small/batch", json=["it", other, {"text": other}], headers=who)
