@@ -82,7 +82,7 @@ WRITE_TIMEOUT = 5.0  # seconds for writing finished answers, at the end of a dra
 class App:
     """One server: its models and its frontends, the first of which is HTTP.
 
-    `observers` are told what happens, besides metrics and logs. `product` adds routes and frontends; `settings` include its models.
+    `observers` are notified of what happens, besides metrics and logs. `product` adds routes and frontends; `settings` include its models.
     `kinds` has the classes and functions that a program has passed, by the target of their model. Raises SettingsError for a wrong target or setting; nothing has been started then.
     """
 
@@ -467,7 +467,7 @@ def asgi(
             observers count. With the variable PROMETHEUS_MULTIPROC_DIR, the metrics are those of all processes that share it.
         metrics_namespace: the prefix of the metrics' names.
         access_log: whether to log each HTTP request, and each request for a model, to the logger `weir.access`.
-        observers: are told what happens.
+        observers: are notified of what happens.
         settings: those of HTTP except the hosting server's own (address, TLS, idle connections), of access, of control, of batch
             jobs, of the Open Inference Protocol, and of Service; the latter hold for all models that are not Services already.
 

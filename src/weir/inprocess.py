@@ -50,7 +50,7 @@ class InProcess(Client):
         load: the names of the models that run from the start; by default all.
         timeout: seconds for each call that has no timeout of its own.
         retry: which calls are sent again; by default Retry().
-        observers: are told what happens.
+        observers: are notified of what happens.
         settings: those of Service, for all models.
 
     Raises SettingsError for an unusable model or setting.

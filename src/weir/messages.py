@@ -1,4 +1,4 @@
-"""The values that all parts exchange: requests, batches, events, and the Observer that is told of them.
+"""The values that all parts exchange: requests, batches, events, and the Observer that is notified of them.
 
 A *request* waits in the queue. A *dispatch* is the batcher's decision to run some requests now, and its reasons. A *batch* is the
 same work as a flat list of entries, which goes to a worker. *Events* come back from the worker, by index of entry.

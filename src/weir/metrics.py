@@ -156,7 +156,7 @@ class ModelMetrics:
     ) -> "HistogramMetric":
         """Return the histogram of this name, whose `buckets` have these upper bounds, ascending.
 
-        `/metrics` shows it with the label `model` beside its own `labels`. Another call for the same metric returns the same one. Raises
+        `/metrics` shows it with the label `model` in addition to its own `labels`. Another call for the same metric returns the same one. Raises
         SettingsError for a name or label that Prometheus or Weir does not allow, and for another metric of the same name.
         """
         definition = Definition(HISTOGRAM, name, help, tuple(labels), tuple(map(float, buckets)))

@@ -66,7 +66,7 @@ class Bound:
         self.rows = rows
 
     def ask(self, policy: PolicyBase, now: float) -> None:
-        """Let more rows wait if the policy, which is told that the queue is full, allows it. Raises whatever the policy raises.
+        """Let more rows wait if the policy, which is notified that the queue is full, allows it. Raises whatever the policy raises.
 
         While no batch runs, one row may wait: the policy is asked to decide only if one does.
         """
@@ -153,7 +153,7 @@ ITEM, RETRY = Kind.ITEM, Reason.RETRY
 GIVEN_UP = 0.5
 # Idle workers share what waits if a share takes less than this part of the time of one batch of everything.
 SOONER = 0.75
-# `_tight` is computed anew at these batch ids, and at every 16th: it allows for the growth of the queue during 16 batches.
+# `_tight` is computed again at these batch ids, and at every 16th: it allows for the growth of the queue during 16 batches.
 SIGHT_BATCHES, FIRST_SIGHTS = 16, (4, 8)
 
 

@@ -262,7 +262,7 @@ class FairTurns:
         self._was_overtaken = self._was_overtaken or (not is_oldest and oldest.arrival <= last.arrival)
 
     def _tag(self, share: SizeClass) -> None:
-        """Compute the tag of `share` anew, of which a request was taken or left out, and which tag is the lowest."""
+        """Compute the tag of `share` again, of which a request was taken or left out, and which tag is the lowest."""
         if share.count:
             self._tags[share] = share.tag(self._draft.max_rows)
         else:

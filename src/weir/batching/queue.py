@@ -22,7 +22,7 @@ from weir.messages import Request
 M = TypeVar("M", bound=Hashable)
 Rank = tuple[float, float]
 
-SLACK = 64  # outdated entries that are kept before the heap is built anew
+SLACK = 64  # outdated entries that are kept before the heap is built again
 
 
 class IndexedHeap(Generic[M]):

@@ -35,7 +35,7 @@ class Worker:
         return len(batches), not all(batches.values()), self.idle_since
 
     def count(self) -> int:
-        """Compute `free` anew, and return by how much it has grown."""
+        """Compute `free` again, and return by how much it has grown."""
         before = self.free
         self.free = 0 if self.alone or self.leaves or self.away else self.places - len(self.batches)
         return self.free - before

@@ -321,7 +321,7 @@ def make_service(
     """Return a service of one model, which is not started. `kind` is its class or function, if the program has it already.
 
     `parameters` of a load call override the model's settings. With `fresh`, its code is read again even if it is already
-    imported. This imports the model's code, which may take long: beside a running event loop, call it in a thread. The folder of
+    imported. This imports the model's code, which may take long: next to a running event loop, call it in a thread. The folder of
     that code keeps the names of its modules until imports.release gets the service's generation.
     Raises SettingsError naming the model, and InvalidRequest for a parameter.
     """

@@ -342,7 +342,7 @@ class Manager:
 
         Arguments:
             name: the model.
-            version: loads this version only, beside the versions that run; "" loads all that are to be served.
+            version: loads this version only, in addition to the versions that run; "" loads all that are to be served.
             config: settings that override those of the model's own file.
             files: contents by path VERSION/PATH, which replace the model's own files.
             parameters: parameters as of `load_worker`, which override both.

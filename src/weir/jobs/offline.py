@@ -1,4 +1,4 @@
-"""Runs a file of requests in this process, for `weir batch run`: the same jobs as those of a server, in a directory beside the output.
+"""Runs a file of requests in this process, for `weir batch run`: the same jobs as those of a server, in a directory next to the output.
 
 The directory is removed when the output is complete. If the process ends before that, the next run goes on from it.
 """

@@ -116,7 +116,7 @@ class JobStore:
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._files.mkdir(exist_ok=True, mode=0o700)
-            create(self._directory / "jobs.sqlite", "ab").close()  # SQLite gives its mode to the files beside it
+            create(self._directory / "jobs.sqlite", "ab").close()  # SQLite gives its mode to the files next to it
             self._database = sqlite3.connect(
                 self._directory / "jobs.sqlite", check_same_thread=False, isolation_level=None
             )
@@ -186,7 +186,7 @@ class JobStore:
             )
 
     def _check_files(self, more: int) -> None:
-        """Raise Overloaded if `more` files would be too many beside those that are kept and those that active jobs may write."""
+        """Raise Overloaded if `more` files would be too many in addition to those that are kept and those that active jobs may write."""
         (kept,) = self._database.execute("SELECT count(*) FROM files").fetchone()
         files = kept + len(_OUTPUTS) * len(self.active())
         if files + more > self._max_files:

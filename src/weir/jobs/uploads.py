@@ -17,7 +17,7 @@ from weir.frontends.http.asgi import unless_left
 from weir.jobs.store import create
 from weir.protocols.account import Pace, charge
 
-_MAX_FIELD = 1024  # bytes of a field beside the file
+_MAX_FIELD = 1024  # bytes of a field next to the file
 _MAX_FIELDS = 16
 _MAX_NAME = 200  # characters of a file's name that are kept
 PIECE = 256 << 10  # bytes that are written or read at once

@@ -6,7 +6,7 @@ from weir.manifests.monitoring import monitoring, queries_of
 from weir.manifests.pod import config_map, container, pod
 from weir.manifests.settings import Manifest
 
-# A burst adds pods at once; pods go only after five quiet minutes, as each that comes back loads its model anew.
+# A burst adds pods at once; pods go only after five quiet minutes, as each that comes back loads its model again.
 _BEHAVIOR = {"scaleUp": {"stabilizationWindowSeconds": 0}, "scaleDown": {"stabilizationWindowSeconds": 300}}
 
 

@@ -1,4 +1,4 @@
-"""The settings of `weir manifest` beside those of `weir serve`: the objects, what each pod gets, when pods are added, who watches them."""
+"""The settings of `weir manifest` in addition to those of `weir serve`: the objects, what each pod gets, when pods are added, who watches them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -121,7 +121,7 @@ class AutoscalingSettings:
 
 @dataclass(frozen=True)
 class MonitoringSettings:
-    """What the Prometheus Operator is told."""
+    """The settings of the objects for the Prometheus Operator."""
 
     monitor: bool | None = setting(
         None,
@@ -173,7 +173,7 @@ _ALL = {**OF_KSERVE, **OF_RAY}
 
 
 def manifest_settings(parts: Mapping[str, type[Any]] = _ALL) -> dict[str, Declared]:
-    """Return the settings of `weir manifest` beside those of `weir serve`, by name."""
+    """Return the settings of `weir manifest` in addition to those of `weir serve`, by name."""
     return {each.name: each for part, kind in parts.items() for each in declared_by(kind, part, of_model=False)}
 
 

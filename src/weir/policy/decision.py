@@ -66,7 +66,7 @@ class Policy(Protocol):
 class PolicyBase(Policy):
     """A policy with every optional member. The defaults suit a policy that has no memory and bounds nothing.
 
-    A policy may derive from this class, or define `max_waiting`, `full` or `fresh` beside `decide`: `complete` adds
+    A policy may derive from this class, or define `max_waiting`, `full` or `fresh` in addition to `decide`: `complete` adds
     the rest.
 
     Attributes:

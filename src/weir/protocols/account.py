@@ -35,7 +35,7 @@ _FREE_HEAD = 4 << 10  # bytes of a head that are not charged: most heads are sho
 # How many bodies are decompressed at the same time. Each is charged with the largest size that it may reach, so only a few can start at once.
 _UNPACKED_AT_ONCE = 2
 
-# How many files a server may have open beside its connections: models, workers, logs.
+# How many files a server may have open in addition to its connections: models, workers, logs.
 _OTHER_FILES = 128
 
 # A client that has been silent has its whole patience back after this many bytes of a body. At 60 s a body may arrive at 17 KiB/s, however long it is.

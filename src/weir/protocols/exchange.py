@@ -121,7 +121,7 @@ class Exchange:
             return await off_loop(size_bytes, work)
 
     def charge(self, size_bytes: int) -> None:
-        """Charge memory that the request needs beside its body. Raises what Account.take raises."""
+        """Charge memory that the request needs in addition to its body. Raises what Account.take raises."""
         with self:
             charge(size_bytes)
 

@@ -168,7 +168,7 @@ class Driver:
         `plain`, see Batcher.submit.
 
         Raises ModelNotReady, Draining, Overloaded or DeadlineExceeded. The request was not accepted then, the observers have
-        been told, and the payload still belongs to the caller.
+        been notified, and the payload still belongs to the caller.
         """
         some_wait = self.outside.waiting or self.outside_bulk.waiting
         if self.not_ready_reason or self.draining or (some_wait and self._outside(request).waiting):

@@ -114,7 +114,7 @@ class InferenceCall(Protocol):
         """
 
     def charge(self, size_bytes: int) -> None:
-        """Charge memory that the request needs beside its body. Raises Overloaded if there is no room."""
+        """Charge memory that the request needs in addition to its body. Raises Overloaded if there is no room."""
 
     def put(self, request: Request) -> None:
         """Put `request` into the queue of `service`. Raises what ModelHandle.submit raises."""

@@ -178,7 +178,7 @@ class Compared(NamedTuple):
 
 
 def draw_bank(path: Path, bank: Bank, others: Mapping[str, Compared] | None = None) -> None:
-    """Draw the limits, the predicted response time and the power of `bank` by rate; the last two beside `others`.
+    """Draw the limits, the predicted response time and the power of `bank` by rate; the last two next to those of `others`.
 
     Writes `path` as PNG and SVG.
     """

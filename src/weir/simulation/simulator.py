@@ -171,7 +171,7 @@ def simulate(
             of the objective.
         latency_objective: a promise such as "p99=20ms". `smdp` is then solved for it, and the best policy is the one
             with the least power that keeps it.
-        bulk: rows of bulk work that are there from the start, which all policies get beside the arrivals.
+        bulk: rows of bulk work that are there from the start, which all policies get in addition to the arrivals.
         progress: called with the policy's name, the requests done and their number; while tables are solved, with
             rates.
 

@@ -252,7 +252,7 @@ def _own_samples(model: str, definition: Definition, series: Mapping[tuple[Value
 class _Named(CollectorRegistry):
     """A registry that replaces the first word, `weir`, of the names of Weir's metrics.
 
-    It adds the former name of a label beside the present one, until 0.2.
+    It adds the former name of a label in addition to the present one, until 0.2.
     """
 
     def __init__(self, namespace: str) -> None:
@@ -328,7 +328,7 @@ class SharedCounts:
 
 
 def _with_version(sample: Sample) -> Sample:
-    """Return `sample` with a label `version` beside `model` if the model's label has one (name/version)."""
+    """Return `sample` with a label `version` in addition to `model` if the model's label has one (name/version)."""
     name, slash, version = sample.labels["model"].partition("/")
     return sample._replace(labels={**sample.labels, "model": name, "version": version}) if slash else sample
 

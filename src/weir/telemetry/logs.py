@@ -1,4 +1,4 @@
-"""Log lines (text for people, JSON for machines, a file beside the terminal) and recordings of arrivals.
+"""Log lines (text for people, JSON for machines, a file next to the terminal) and recordings of arrivals.
 
 All lines go through the standard library's root logger, so those of uvicorn, of models and of any library look like
 Weir's own. A value whose key sounds like a secret is never written.
@@ -329,7 +329,7 @@ class AccessLog(SilentObserver):
 
 logger = logging.getLogger("weir")
 
-# An observer is told of requests at their end, which is not the order of their arrival. So many are kept to be sorted:
+# An observer is notified of requests at their end, which is not the order of their arrival. So many are kept to be sorted:
 # more are seldom in progress at once.
 KEPT = 8192
 # Lines written at once, in about a millisecond of the event loop's time.

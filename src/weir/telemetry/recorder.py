@@ -1,6 +1,6 @@
 """One recorder of what happens to the requests of a model, and the views of what it counts.
 
-A Recorder is told of each event of a service once. A batch is one pass over its requests or one update, so that counting
+A Recorder is notified of each event of a service once. A batch is one pass over its requests or one update, so that counting
 does not add to the time of a request. The views: Metrics adds up the recorders of one label for /metrics
 (exposition.py) and the dashboard. `Recorder.to_dict` has the numbers of the statistics extension since the model was
 loaded. Its RollingWindow has those of the last 30 to 60 seconds, with which a policy's predictions are compared.
@@ -187,7 +187,7 @@ class Recorder(SilentObserver):
         requests: the steps of batches, once for each request in them.
         by_rows: the steps of batches, once for each batch, by its rows.
         last_inference_ms: time of day of the last batch in milliseconds since 1970; 0 before the first.
-        window: is told of the same batches, if there is one.
+        window: is notified of the same batches, if there is one.
         reported: the model's own metrics, of all its workers.
     """
 

@@ -63,7 +63,7 @@ def chosen_recipe(
 
 
 def poolings_beside(checkpoint: "Checkpoint", recipe: Recipe) -> tuple[Pooling, ...]:
-    """Return the poolings whose results one pass can make beside one vector for each text: terms, if the model has a small head for them, and vectors of
+    """Return the poolings whose results one pass can make in addition to one vector for each text: terms, if the model has a small head for them, and vectors of
     tokens, by the model's head or else those that are pooled. A recipe for anything but one vector has none."""
     if (recipe.pooling in NOT_JOINED and recipe.pooling is not Pooling.POOLER) or not checkpoint.has_tokens:
         return ()

@@ -102,7 +102,7 @@ def cautious_budget(tokens: int) -> Budget:
 def _speed(measured: Iterable[Timed], budget: int, overhead: float = 0.0) -> float:
     """Return the tokens per second with batches of at most `budget` tokens, for equally many tokens of each length.
 
-    Each batch takes `overhead` seconds beside what was measured. A text that is longer than the budget is a batch of its own.
+    Each batch takes `overhead` seconds in addition to what was measured. A text that is longer than the budget is a batch of its own.
     """
     by_length: dict[int, list[Timed]] = {}
     for timed in measured:

@@ -470,7 +470,7 @@ class Encoder:
         Return whether there is room; if not, fail the request.
         """
         longest = max(request.counts[start : start + count], default=0)
-        # What else is made beside dense vectors is charged when it is there.
+        # What else is made in addition to dense vectors is charged when it is there.
         if request.claim is None or longest <= request.charged_tokens or TextOutput.DENSE in request.outputs:
             return True
         texts = len(request.texts if request.places is None else request.places)

@@ -76,7 +76,7 @@ class Listing(NamedTuple):
     Attributes:
         lists: the lists, in order.
         closing: the JSON behind the last list, with its bracket.
-        headers: headers of the answer beside its content type.
+        headers: headers of the answer in addition to its content type.
     """
 
     lists: Sequence[JsonList]

@@ -100,7 +100,7 @@ class WorkersUse(NamedTuple):
 
 
 class TextFacts(NamedTuple):
-    """What a server tells of a text model, beside its name and its sizes.
+    """What a server tells of a text model, in addition to its name and its sizes.
 
     Attributes:
         id: its id on the hub, without a revision; "" for the model of a directory.

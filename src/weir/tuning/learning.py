@@ -128,7 +128,7 @@ NO_METERS = "a start has no time for them; `weir profile` reads them, and auto:p
 
 
 class ProfiledExecutor:
-    """An executor that is measured while it starts, before its listener is told of the workers. Then it works as
+    """An executor that is measured while it starts, before its listener is notified of the workers. Then it works as
     `inner`.
     """
 

@@ -215,7 +215,7 @@ class PolicyTuner(SilentObserver):
         self._detector.compare_with(self.profile)
         if drift.tried:
             self.policy.try_size(drift.tried, TRIALS)
-        # Only for debugging: beside other work this may happen often. `_swap` logs new tables.
+        # Only for debugging: while other work runs, this may happen often. `_swap` logs new tables.
         logger.debug(
             "model %r: batches take %.2f to %.2f times as long as before", self._model, factors.min(), factors.max()
         )

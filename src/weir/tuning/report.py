@@ -1,4 +1,4 @@
-"""The report of a policy: its predictions beside what was measured."""
+"""The report of a policy: its predictions next to what was measured."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any

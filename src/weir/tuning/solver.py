@@ -1,4 +1,4 @@
-"""Solves banks of tables beside a server, as a model on a worker process of its own.
+"""Solves banks of tables next to a server, as a model on a worker process of its own.
 
 The first request starts the process, which then stays. Starting one is what disturbs a server most: a new process
 loads its libraries, and frees its memory at the end, and for both the kernel uses CPUs for milliseconds, whatever its
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from weir.simulation.scaling import CapacityRequest
 
 NAME = "the solving process"
-NICENESS = 10  # of the solving process, beside the server's
+NICENESS = 10  # of the solving process, added to the server's
 DROPPED_LIMIT = 2.0  # seconds; a bank for one worker takes less, so it is solved sooner than a new process starts
 
 

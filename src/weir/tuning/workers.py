@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("weir")
 
 FEWEST = 3  # batches before a service time is known
-CHANGED = 0.15  # relative change of what a worker serves after which the capacity is simulated anew
+CHANGED = 0.15  # relative change of what a worker serves after which the capacity is simulated again
 REST = 20.0  # simulations rest so many times as long as the last one took
 LONGEST_SIMULATION = 600.0  # seconds
 STARTS = 3  # the start-up time is the longest of so many

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-# The mode of pydantic's serializers in which bytes stay bytes; they are told of it. In "json" they must be UTF-8.
+# The mode of pydantic's serializers in which bytes stay bytes; they can read it. In "json" they must be UTF-8.
 MODE = "weir"
 
 Leaf = Callable[[Any], Any]

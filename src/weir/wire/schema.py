@@ -66,7 +66,7 @@ class Schema(Protocol):
     def writer(self, content_type: str) -> Callable[[Any], bytes]:
         """Return a function that writes a value of the type, which `check` has returned, as JSON or msgpack, as the JSON schema says.
 
-        What is written is what the type declares, not what the value's own class has beside it. The function raises one of UNWRITABLE.
+        What is written is what the type declares, not what the value's own class has in addition. The function raises one of UNWRITABLE.
         """
 
     def json_schema(self, *, output: bool) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -402,7 +402,7 @@ def msgpack_bytes(body: bytes) -> int:
     return total
 
 
-# Bytes of memory of a list or an empty object, of the table of names of another, of a text beside its characters, and for each byte of short values:
+# Bytes of memory of a list or an empty object, of the table of names of another, of a text in addition to its characters, and for each byte of short values:
 # a text of two letters is the dearest.
 _LIST_MEMORY, _NAMES_MEMORY, _TEXT_MEMORY, _SHORT_MEMORY = 72, 128, 64, 20
 _WITH_NAMES = bytes((*range(0x81, 0x90), 0xDE, 0xDF))

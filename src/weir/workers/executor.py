@@ -131,7 +131,7 @@ class Executor(Protocol):
         """End all workers (each calls `unload`) and free everything. Idempotent; never raises for a dead worker."""
 
     async def add_worker(self) -> None:
-        """Start one more worker while the others run; return when it is ready and the listener has been told. It gets the lowest index that no
+        """Start one more worker while the others run; return when it is ready and the listener has been notified. It gets the lowest index that no
         worker has. Calls may overlap: workers start side by side.
 
         Raises what `start` raises, and the others go on; Conflict if there can be no more.
@@ -168,7 +168,7 @@ class StartsBulkWorkers(Protocol):
     """An Executor that can have workers for bulk work only, which it starts when they are needed for the first time."""
 
     def start_bulk_workers(self) -> None:
-        """Begin to start them, unless that was begun before. The listener is told of each that is ready."""
+        """Begin to start them, unless that was begun before. The listener is notified of each that is ready."""
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""Runs models of Triton's Python backend as they are: `model.py` with the class TritonPythonModel, and `config.pbtxt` beside it.
+"""Runs models of Triton's Python backend as they are: `model.py` with the class TritonPythonModel, and `config.pbtxt` next to it.
 
 The server reads the file but does not run it: the model runs in its workers, and its `auto_complete_config` in a process of its own.
 What a model imports as `pb_utils` is in triton_utils.py.

@@ -615,7 +615,7 @@ def make_module(folder: str) -> ModuleType:
 def load_class(code: bytes, path: str, metrics: ModelMetrics | None = None) -> Any:
     """Run the code of a model's file and return its class TritonPythonModel. Raises what the code raises."""
     folder = os.path.dirname(path)
-    models = folder_of(folder)  # for the modules beside it
+    models = folder_of(folder)  # for the modules next to it
     sys.modules[NAME] = models.given[NAME] = make_module(folder)
     PbMetricFamily.owner = metrics
     if folder not in sys.path:

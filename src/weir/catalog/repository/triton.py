@@ -31,7 +31,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# Keys that change no result, only its speed or what is reported beside it: they are ignored with a warning.
+# Keys that change no result, only its speed or what is reported in addition: they are ignored with a warning.
 WARNED: Mapping[str, str] = MappingProxyType(
     {
         "optimization": "the platform decides how it optimises",

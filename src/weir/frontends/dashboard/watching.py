@@ -137,7 +137,7 @@ class Watch:
         self.timer = SamplingTimer(self.take, clock=clock, later=later)
         self._sampler = sampler
         self._ring = ring
-        self._life = secrets.token_hex(8)  # identifies this process: another one numbers its samples anew
+        self._life = secrets.token_hex(8)  # identifies this process: another one numbers its samples from the start
         self._server = {"version": __version__, "counted": counted, "buckets": {"seconds": SECONDS, "rows": ROWS}}
         self._present = b"null"
 

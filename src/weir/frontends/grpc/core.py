@@ -25,7 +25,7 @@ from weir.protocols.account import Account
 
 # Limits that gRPC's core does not have: of calls, of messages that are being received, and of responses that clients do not read.
 #
-# The core allocates memory for a message as soon as it is told to receive it, up to the largest allowed size. So only some messages are received at a time,
+# The core allocates memory for a message as soon as it is to receive it, up to the largest allowed size. So only some messages are received at a time,
 # and at most half of them on one connection. The other messages wait in their clients, and connections take turns. While others wait, a client that has
 # begun a message and does not send the rest loses its turn; its connection then gets one turn at a time. Otherwise a few such connections would hold all turns.
 

@@ -34,14 +34,14 @@ class InferParameters(Struct, frozen=True):
 
 
 class GenerateBody(Struct):
-    """A request for inference that has a field for each input beside these."""
+    """A request for inference that has a field for each input in addition to these."""
 
     id: str = ""
     parameters: InferParameters = InferParameters()
 
 
 class GenerateAnswer(Struct):
-    """The answer to such a request, with a field for each output beside these."""
+    """The answer to such a request, with a field for each output in addition to these."""
 
     model_name: str
     model_version: str = ""

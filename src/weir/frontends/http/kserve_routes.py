@@ -42,7 +42,7 @@ class Changes:
 
         def read() -> kserve.LoadArguments:
             parameters = read_document(request, kserve.LoadRequest).parameters or {}
-            # AMD's client writes the parameters of a model beside `parameters`.
+            # AMD's client writes the parameters of a model in addition to `parameters`.
             own = {name: value for name, value in request.items() if name != "parameters"}
             return kserve.load_arguments(parameters, self._context.control, own)
 

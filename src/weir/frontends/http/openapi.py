@@ -358,7 +358,7 @@ def openapi(
 ) -> dict[str, Any]:  # fmt: skip
     """Return the OpenAPI 3.1 document.
 
-    `others` are described paths beside those of inference, and `components` the schemas that they refer to; in place of a schema they may have
+    `others` are described paths in addition to those of inference, and `components` the schemas that they refer to; in place of a schema they may have
     a type that msgspec knows. Where the server is, `servers` says.
     """
     paths: dict[str, Any] = {}

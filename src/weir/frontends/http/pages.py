@@ -1,4 +1,4 @@
-"""The pages of a server beside inference: health, models, metrics, documentation; and what callers get when one fails or is not there."""
+"""The pages of a server in addition to inference: health, models, metrics, documentation; and what callers get when one fails or is not there."""
 
 import asyncio
 import logging

@@ -31,7 +31,7 @@ class LatencySLO(NamedTuple):
             loop vary.
         slack: seconds; a row that is admitted behind others shall be answered this much before the deadline, or the
             margin before it if that is longer (see online/admission.py).
-        refusal_price: what a refusal counts beside a late answer; 0: the objective is the promise.
+        refusal_price: what a refusal counts compared with a late answer; 0: the objective is the promise.
     """
 
     deadline: float

@@ -33,7 +33,7 @@ from weir.policy.online.rate import SILENCE, Answers, RateBand, RateBands
 from weir.policy.rules import Greedy
 from weir.policy.solve.bank import Bank
 
-# What a solved policy costs beside the greedy one, and when it must be greedy itself.
+# What a solved policy costs compared with the greedy one, and when it must be greedy itself.
 #
 # A table is the best one for Poisson arrivals at one rate. With other traffic its waits may be a loss: a burst ends
 # while the policy waits for its next rows, or the rate swings, which changes what a millisecond is worth. No estimate
@@ -626,7 +626,7 @@ class AutoPolicy(SolvedPolicy):
 
     It is greedy until the server has measured the model and solved a bank, which it then adopts. Without a weight of
     energy (`energy_weight` 0) only latency counts: the mean response time is the least that any policy reaches, and no
-    row waits in order to save energy. What a joule is worth beside a millisecond only the owner knows.
+    row waits in order to save energy. What a joule is worth against a millisecond only the owner knows.
 
     Raises SettingsError naming the setting, the value and the rule.
     """

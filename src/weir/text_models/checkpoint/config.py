@@ -23,7 +23,7 @@ class Rotary(NamedTuple):
 
 
 class Distances(NamedTuple):
-    """DeBERTa's attention to distances: beside words with words, words with distances are compared.
+    """DeBERTa's attention to distances: in addition to words with words, words with distances are compared.
 
     Attributes:
         span: how many distances to each side have an embedding.

@@ -129,7 +129,7 @@ ROOTS = {
     "eurobert": "layers.{}.",
 }
 ROOT = "encoder.layer.{}."
-# Families in which each weight beside a matrix must be there. In others, what is not stored is not added.
+# Families in which each weight that goes with a matrix must be there. In others, what is not stored is not added.
 COMPLETE = ("bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "electra", "albert", "deberta-v2")
 
 POOLER = {"pooler.weight": "pooler.dense.weight", "pooler.bias": "pooler.dense.bias"}

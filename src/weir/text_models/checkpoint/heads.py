@@ -1,4 +1,4 @@
-"""The heads of a checkpoint beside its classifier: what makes sparse vectors, token vectors, and labels of tokens of the network's output.
+"""The heads of a checkpoint in addition to its classifier: what makes sparse vectors, token vectors, and labels of tokens of the network's output.
 
 - A language model's head makes the weights of SPLADE: one for each word of the vocabulary.
 - `sparse_linear.pt` and `colbert_linear.pt` are BGE-M3's: a weight for each token of the text, and a vector for each token. They are pickles.
@@ -120,7 +120,7 @@ class ModelHeads:
         weights: makes a weight for each token, [1, hidden size].
         tokens: makes a vector for each token.
         labels: makes a number for each label of each token.
-        files: the files of heads beside the weights.
+        files: the files of heads next to the weights.
         pickled: the names of pickles with heads that may not be read.
     """
 
@@ -195,7 +195,7 @@ def _linear(file: TensorFile, name: str, architecture: Architecture, *, skips_fi
 
 
 def _stored(store: "Store | OnnxStore", name: str, architecture: Architecture) -> TokenHead | None:
-    """Return the dense layer of this name beside the network, or None if there is none."""
+    """Return the dense layer of this name next to the network, or None if there is none."""
     weight = store.stored.beside(f"{name}.weight")
     if weight is None:
         return None

@@ -3,7 +3,7 @@
 The package huggingface_hub does the transfer, so its variables hold: HF_HOME and HF_HUB_CACHE for the cache, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE,
 HF_HUB_DISABLE_PROGRESS_BARS. It is imported when the first id is met.
 
-The package begins each file anew that another process has left unfinished. Weights may have gigabytes, so large files are transferred here, by the same
+The package begins each file again that another process has left unfinished. Weights may have gigabytes, so large files are transferred here, by the same
 function of the package but to a place that the next start finds, and then put where the package looks for them.
 """
 
@@ -31,7 +31,7 @@ _ETAG = re.compile(r"[\w-]+", re.ASCII)
 
 MAIN = "main"  # the revision of an id without one
 
-# What is read of a repository beside its weights, at its root and in the folders of its modules.
+# What is read of a repository in addition to its weights, at its root and in the folders of its modules.
 CONFIGURATIONS = frozenset(
     {
         "config.json", "modules.json", "config_sentence_transformers.json", "router_config.json",
@@ -210,7 +210,7 @@ def _onnx_files(source: str, names: set[str], onnx: Sequence[str]) -> set[str]:
             f"{source}: has no {' or '.join(onnx)}: there are {', '.join(there) or 'no ONNX files'}; --runtime torch serves what transformers reads"
         )
     path = found[0]
-    # Weights beyond 2 GiB stand in a file beside the graph.
+    # Weights beyond 2 GiB stand in a file next to the graph.
     beside = {f"{path}_data", f"{path}.data", f"{path.removesuffix('.onnx')}_data"} & names
     return {path, *beside}
 

@@ -62,7 +62,7 @@ def read_multi_vector(
 
 
 def read_stanford(directory: Path) -> LateInteraction:
-    """Return what the file of Stanford's ColBERT beside the weights states; its defaults hold where there is none."""
+    """Return what the file of Stanford's ColBERT next to the weights states; its defaults hold where there is none."""
     path = directory / METADATA
     stated = read_document(path) if path.is_file() else JsonDocument(path, {})
     query, document = (

@@ -101,7 +101,7 @@ class OnnxFile(NamedTuple):
 
     @property
     def paths(self) -> list[Path]:
-        """The file, and those with weights beside it."""
+        """The file, and those with weights next to it."""
         beside = (f"{self.path}_data", f"{self.path}.data", f"{str(self.path).removesuffix(ENDING)}_data")
         return [self.path, *(Path(each) for each in beside if Path(each).is_file())]
 

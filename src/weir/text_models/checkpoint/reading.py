@@ -78,7 +78,7 @@ POOLINGS = {
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "Sigmoid": "sigmoid"}
 
-# Keys of the sizes in config.json beside those in SIZES, in families that torch alone computes.
+# Keys of the sizes in config.json in addition to those in SIZES, in families that torch alone computes.
 MORE_NAMES = {
     "hidden_size": ("d_model",),
     "layers": ("num_layers",),
@@ -101,7 +101,7 @@ class ModelLayout:
         prompts: texts to put before a text, by name.
         default_prompt: the name of the prompt that stands before every text, if any.
         dimensions: how many numbers at the start of each vector are kept; None for all.
-        files: the files beside those of the network that affect the vectors.
+        files: the files in addition to those of the network that affect the vectors.
         similarity: how two vectors are compared, one of SIMILARITIES.
         splade: the configuration of the module that makes sparse vectors, if there is one.
         answers: the token ids of yes and no, if a module compares a decoder's numbers for them.
@@ -495,7 +495,7 @@ class Checkpoint:
 
     @property
     def outputs(self) -> tuple[Pooling, ...]:
-        """The poolings of the heads that the checkpoint has, beside those that make one vector of a text."""
+        """The poolings of the heads that the checkpoint has, in addition to those that make one vector of a text."""
         heads = self.heads
         found = {
             Pooling.SPARSE: heads.words or heads.weights,

@@ -1,6 +1,6 @@
 """Open files of weights and map them into memory: safetensors, and the archives that torch.save writes.
 
-Such an archive has a pickle beside the values of its tensors. It is not unpickled: `open_pickled` reads the few instructions of which a table of tensors is
+Such an archive has a pickle in addition to the values of its tensors. It is not unpickled: `open_pickled` reads the few instructions of which a table of tensors is
 made, calls nothing, and refuses all others.
 """
 
@@ -114,7 +114,7 @@ def open_tensors(path: Path) -> TensorFile:
     return TensorFile(path, entries, data)
 
 
-MAX_PICKLE_BYTES = 64 << 20  # of the table of tensors in an archive; the values are beside it
+MAX_PICKLE_BYTES = 64 << 20  # of the table of tensors in an archive; the values are next to it
 # The storage classes of torch, by the datatype of safetensors.
 STORAGES = {
     "DoubleStorage": "F64", "FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16",

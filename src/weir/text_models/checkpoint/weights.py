@@ -65,7 +65,7 @@ class StoredNames:
         return None
 
     def beside(self, name: str) -> str | None:
-        """Return the name in the files of a weight that stands beside the network, or None if there is none."""
+        """Return the name in the files of a weight that stands next to the network, or None if there is none."""
         found = (prefix + name for prefix in self._outer_prefixes() if prefix + name in self.in_files)
         return next((self.in_files[each] for each in found), None)
 
@@ -88,7 +88,7 @@ class StoredNames:
         return 1 + max((int(number) for number in found if number.isdecimal()), default=-1)
 
     def _outer_prefixes(self) -> Iterator[str]:
-        """Yield the prefixes that a classifier may have. It stands beside the network, so `bert.` is not before its names."""
+        """Yield the prefixes that a classifier may have. It stands next to the network, so `bert.` is not before its names."""
         parts = self.prefix.split(".")[:-1]
         for kept in range(len(parts), -1, -1):
             yield "".join(part + "." for part in parts[:kept])

@@ -1,6 +1,6 @@
 """Build ONNX graphs: collect inputs, operators and weights, and multiply matrices in each precision.
 
-Large weights are stored in a separate file beside the graph. The package onnx is imported when the first graph is built.
+Large weights are stored in a separate file next to the graph. The package onnx is imported when the first graph is built.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ def onnx() -> ModuleType:
 
 
 class Graph(NamedTuple):
-    """A serialized ONNX model without its large weights, and these weights with their offsets in the file beside it, in bytes, in order.
+    """A serialized ONNX model without its large weights, and these weights with their offsets in the file next to it, in bytes, in order.
 
     `whole` is another model with the same weights, which makes further outputs that would make `model` slower; None if `model` makes all.
     """

@@ -10,7 +10,7 @@ Inputs, all [batch, length], with padding on the right:
 - `pool`, float32, only if the pooling weighs tokens: the weight of a token.
 
 The output is `vectors`, float32 [batch, dimensions], or [batch, length, dimensions] for the poolings OF_TOKENS; for SPARSE [batch, words of the vocabulary], or the
-weight of each token [batch, length, 1]. Each pooling that the recipe has beside is an output of its own, called by its name; that called `none` is not zero for
+weight of each token [batch, length, 1]. Each further pooling of the recipe is an output of its own, called by its name; that called `none` is not zero for
 padding. Where they would make `vectors` slower, because only the first token of the last layer is computed for it, they are in a second graph, WHOLE.
 
 Run as a program, this module builds one graph and writes it to files, so that the memory that this takes is returned with the process.
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 _FLOAT, _INT32, _INT64 = 1, 6, 7  # onnx.TensorProto's numbers
 
-WEIGHTS = "weights.bin"  # the file beside the graph
+WEIGHTS = "weights.bin"  # the file next to the graph
 GRAPH = "graph.onnx"
 WHOLE = "whole.onnx"  # a second graph with the same weights, which makes all outputs; only where GRAPH does not
 VECTORS = "vectors"
@@ -306,7 +306,7 @@ class PoolingLayers:
 
 
 def build(checkpoint: "Checkpoint", recipe: Recipe, device: str = "cpu") -> Graph:
-    """Return the graph of `recipe` for a device, "cpu" or "cuda". Its large weights belong into a file called WEIGHTS beside it.
+    """Return the graph of `recipe` for a device, "cpu" or "cuda". Its large weights belong into a file called WEIGHTS next to it.
 
     Raises SettingsError naming the part of the recipe that the checkpoint cannot do, and the rule.
     """

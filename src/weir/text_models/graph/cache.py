@@ -1,7 +1,7 @@
 """A cache of graphs in the user's cache directory. A graph is built once for each checkpoint content, recipe, device and version of the builder.
 
 Processes coordinate by file locks. A process that uses a graph holds a shared lock on the graph's manifest. A process that builds or removes a graph
-holds an exclusive lock on a file beside the graph's folder. When the graphs take too much space, graphs that no process uses are removed.
+holds an exclusive lock on a file next to the graph's folder. When the graphs take too much space, graphs that no process uses are removed.
 """
 
 import fcntl
@@ -183,7 +183,7 @@ def graphs_folder(cache: Path) -> Path:
 def graph_file(checkpoint: "Checkpoint", recipe: Recipe, cache: Path | None = None, device: str = "cpu") -> Path:
     """Return the path of the graph of `recipe` for a device, "cpu" or "cuda". Build the graph first if it is missing or broken.
 
-    The weights are in a file beside the graph, aligned so that they can be mapped into memory. A child process builds the graph; of several
+    The weights are in a file next to the graph, aligned so that they can be mapped into memory. A child process builds the graph; of several
     processes that need the same graph, one builds it and the others wait. The folder of the graph appears complete or not at all.
 
     `cache` is the cache directory (None: the user's). Raises SettingsError if the checkpoint cannot do what the recipe states, or the cache

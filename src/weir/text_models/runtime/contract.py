@@ -45,7 +45,7 @@ class Runtime(Protocol):
     def run_several(
         self, ids: "NDArray[Any]", mask: "NDArray[Any]", types: "NDArray[Any]", pool: "NDArray[Any]", poolings: "Sequence[Pooling]"
     ) -> "list[NDArray[Any]]":  # fmt: skip
-        """Compute the results of several poolings in one pass: that of the recipe, and those that the recipe has beside it.
+        """Compute the results of several poolings in one pass: that of the recipe, and those that the recipe has in addition.
 
         Args and results are those of `run`; for Pooling.NONE [texts, length, dimensions], of any value for padding.
         """

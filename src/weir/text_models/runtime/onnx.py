@@ -153,7 +153,7 @@ def open_session(graph: Path, device: str, threads: int, limit_bytes: int | None
 
 
 def write_prepacked(graph: Path, copy: Path) -> None:
-    """Write a copy of `graph` whose weights are as this CPU computes with them, to `copy` and a file beside it."""
+    """Write a copy of `graph` whose weights are as this CPU computes with them, to `copy` and a file next to it."""
     options = _options(1)
     options.optimized_model_filepath = str(copy)
     for name, value in (

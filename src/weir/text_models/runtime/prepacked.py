@@ -3,7 +3,7 @@
 onnxruntime rearranges the weights of matrix products when a session is opened, and each session keeps what it made: half as much again as the weights
 themselves. From such a copy every session maps them, in all workers, so that a session with more threads costs hardly any memory, and opens sooner.
 
-The order depends on the CPU and on the release of onnxruntime, so a copy is made for each, beside the graph in the cache, and is removed with it. A
+The order depends on the CPU and on the release of onnxruntime, so a copy is made for each, next to the graph in the cache, and is removed with it. A
 child process makes it, which is this module as a program: the memory that this takes is returned with the process.
 """
 
@@ -95,7 +95,7 @@ def _make(graph: Path, copy: Path) -> None:
 
 
 def main(graph: str, copy: str) -> None:
-    """Write the copy of a graph to a file, and its weights beside it."""
+    """Write the copy of a graph to a file, and its weights next to it."""
     from weir.text_models.runtime.onnx import write_prepacked
 
     write_prepacked(Path(graph), Path(copy))

@@ -224,7 +224,7 @@ class TorchRuntime:
         return torch.nn.functional.normalize(read, dim=-1) if self._recipe.normalize else read
 
     def _beside(self, value: Any, pooling: Pooling) -> Any:
-        """Return what a pooling beside the recipe makes of the tokens."""
+        """Return what an additional pooling makes of the tokens."""
         if pooling is Pooling.NONE:
             return value
         found = self._through(self._heads[pooling], value)

@@ -54,7 +54,7 @@ DEBERTA = "deberta-v2"  # also of v3
 
 
 def from_sentencepiece(path: Path) -> Any:
-    """Return the `tokenizers.Tokenizer` of a SentencePiece file. The `model_type` in config.json beside it decides how the ids are numbered.
+    """Return the `tokenizers.Tokenizer` of a SentencePiece file. The `model_type` in config.json next to it decides how the ids are numbered.
 
     Raises SettingsError if a file is broken, if the SentencePiece model is not a Unigram model, or if the numbering of the family is not known.
     """

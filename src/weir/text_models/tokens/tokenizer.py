@@ -67,7 +67,7 @@ class SpecialTokens(NamedTuple):
     end: tuple[int, ...] = ()
 
     def room(self, max_length: int, *, pair: bool) -> int:
-        """Return how many tokens of the text, or of both texts of a pair, fit into `max_length` tokens beside the special tokens."""
+        """Return how many tokens of the text, or of both texts of a pair, fit into `max_length` tokens in addition to the special tokens."""
         special = len(self.middle) + len(self.end) if pair else len(self.last)
         return max_length - len(self.first) - special
 

@@ -56,7 +56,7 @@ class EncodeBody(TextOptionFields, forbid_unknown_fields=True):
 
 
 class EncodeLead(TypedDict):
-    """What is answered beside the vectors. `id` is that of the request."""
+    """What is answered in addition to the vectors. `id` is that of the request."""
 
     id: Any
     status: Literal[200]

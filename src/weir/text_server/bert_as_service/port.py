@@ -135,7 +135,7 @@ class Port:
                 peer.transport.pause_reading()
 
     def resume(self) -> None:
-        """Read from the peers again. The time limit of an incomplete message begins anew."""
+        """Read from the peers again. The time limit of an incomplete message begins again."""
         self.paused = False
         for peer in self.peers:
             if not peer.is_held_back:

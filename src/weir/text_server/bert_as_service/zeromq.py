@@ -50,7 +50,7 @@ from weir.text_server.texts import Encoded
 from weir.wire.status import http_code
 
 MAX_TOPICS = 256  # subscriptions of one peer
-OVERHEAD = 4096  # bytes that each message counts beside its size, as many small messages take memory too
+OVERHEAD = 4096  # bytes that each message counts in addition to its size, as many small messages take memory too
 _SWEPT_AT_ONCE = 128  # topics that are swept in one turn of the event loop
 _UNREAD_FACTOR = 4  # all clients together may leave this many times as much unread as one may
 
@@ -319,7 +319,7 @@ _FLOAT_BYTES = 4
 _SWEEP_INTERVAL = 0.5  # seconds
 _DRAIN_INTERVAL = 0.02  # seconds between two checks whether all answers have been sent
 _MAX_SUBSCRIPTION = 1024  # bytes of a message at the PUB port
-# Bytes that a request under way counts beside its payload: its task and what that refers to. More than so many would also make each pass of the
+# Bytes that a request under way counts in addition to its payload: its task and what that refers to. More than so many would also make each pass of the
 # garbage collector long: 52,000 of them take half a second.
 REQUEST_BYTES = 16 << 10
 RETRYING = 256  # requests that a full queue refused and that try again; the others wait until one of them has ended

@@ -80,7 +80,7 @@ class ApiVersion(TypedDict):
 
 
 class CohereMeta(TypedDict):
-    """What Cohere's clients read beside the result."""
+    """What Cohere's clients read in addition to the result."""
 
     api_version: ApiVersion
     billed_units: BilledUnits
@@ -153,7 +153,7 @@ class CohereProtocol:
         self._field = "documents" if endpoint == "rerank" else "texts"
 
     def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
-        """Return the answer for `error` in Cohere's shape, with Jina's field beside it."""
+        """Return the answer for `error` in Cohere's shape, with Jina's field next to it."""
         message = error_value(with_input_field(error, self._field), development=development)["message"]
         document = CohereError(id=str(uuid4()), message=message, detail=message)
         return HttpResponse(http_code(error), error_headers(error), encode_safely(document))

@@ -238,7 +238,7 @@ def _card(encoder: Encodes, since: int) -> InfinityModelCard:
 
 
 class InfinityEmbeddings(TextApi):
-    """The endpoints of infinity that are beside those of OpenAI: its /embeddings and /models."""
+    """The endpoints that infinity adds to those of OpenAI: its /embeddings and /models."""
 
     def __init__(self, context: EmbeddingContext) -> None:
         self._since = int(time.time())

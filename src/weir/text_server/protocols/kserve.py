@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 INPUTS = (Tensor("input", "BYTES", (-1,)),)
 VECTORS, TRUNCATED = "output", "truncated"
 SPARSE_INDICES, SPARSE_VALUES, OF_TOKENS, TOKEN_COUNTS = "sparse_indices", "sparse_values", "tokens", "token_counts"
-# The tensors of an answer beside the first two, which are only answered where a request names them, by the output that they are of.
+# The tensors of an answer in addition to the first two, which are only answered where a request names them, by the output that they are of.
 _BESIDE = {TextOutput.SPARSE: (SPARSE_INDICES, SPARSE_VALUES), TextOutput.TOKENS: (OF_TOKENS, TOKEN_COUNTS)}
 
 _TEXT_PARAMETERS = ("truncation_direction", "prompt", "prompt_name", "input_type", "instruction")
@@ -82,7 +82,7 @@ def outputs(
 
 
 def wanted_outputs(request: InferenceRequest, encoder: Encodes) -> list[TextOutput] | None:
-    """Return the outputs whose tensors a request names, the model's own always; None if it names none beside those of the latter."""
+    """Return the outputs whose tensors a request names, the model's own always; None if it names none in addition to those of the latter."""
     names = {output.name for output in request.outputs or ()}
     beside = [output for output, tensors in _BESIDE.items() if names & set(tensors)]
     return [*encoder.facts.outputs[:1], *beside] if beside else None

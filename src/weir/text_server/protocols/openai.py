@@ -156,7 +156,7 @@ class TokenUsage(TypedDict):
 
 
 class EmbeddingsLead(TypedDict):
-    """What is answered beside the vectors."""
+    """What is answered in addition to the vectors."""
 
     object: Literal["list"]
     model: str

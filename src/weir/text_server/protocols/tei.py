@@ -97,7 +97,7 @@ class TeiRerankRequest(TextOptionFields, forbid_unknown_fields=False):
 
 
 class PipelineParameters(Struct):
-    """What clients of Hugging Face's hosted pipelines state beside a text."""
+    """What clients of Hugging Face's hosted pipelines state in addition to a text."""
 
     top_k: Annotated[int, Meta(ge=1)] | None = None
     function_to_apply: Literal["none", "sigmoid", "softmax"] | None = None
@@ -170,7 +170,7 @@ class TeiToken(TypedDict):
 
 
 class Shown(NamedTuple):
-    """How the answer of a request is written: raw scores, texts beside them, one input or several, vectors of length 1, the best labels alone."""
+    """How the answer of a request is written: raw scores, texts next to them, one input or several, vectors of length 1, the best labels alone."""
 
     raw: bool = False
     documents: list[str] | None = None

@@ -86,7 +86,7 @@ class ChannelWithResults:
 
 
 class Child(ChannelWithResults):
-    """A worker process. Its `owner` is told of its frames and its end."""
+    """A worker process. Its `owner` is notified of its frames and its end."""
 
     def __init__(
         self, launch: Launch, owner: ChildListener, loop: asyncio.AbstractEventLoop, niceness: int = 0
@@ -111,7 +111,7 @@ class Child(ChannelWithResults):
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start the process, at once or soon. The owner is told if the system refuses."""
+        """Start the process, at once or soon. The owner is notified if the system refuses."""
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:

@@ -283,7 +283,7 @@ class SupervisedWorker:
     def stop(self, grace: float) -> None:
         """Have the process finish its batches, unload and exit; kill it after `grace` seconds, or at once while it is loading.
 
-        `stopped` is done when it has ended. The listener is told of answers only.
+        `stopped` is done when it has ended. The listener is notified of answers only.
         """
         loading, self.state = self.state == "starting", "stopped"
         self._close_timers()
@@ -411,7 +411,7 @@ class SupervisedWorker:
             self._pool.worker_failed(self, error)
 
     def _start_again(self, wait: float) -> None:
-        # The listener may have stopped everything when it was told of the loss.
+        # The listener may have stopped everything when it was notified of the loss.
         if self.state in ("lost", "failed"):
             self.restarts += 1
             self._timer = self._loop.call_later(wait, self.start)

@@ -238,7 +238,7 @@ def _announce(address: str, connected: dict[str, Any]) -> None:
 
 
 class ActorChild(ChannelWithResults):
-    """One actor of a worker, from its start to its end. Its `owner` is told of its frames and its end (see WorkerChild).
+    """One actor of a worker, from its start to its end. Its `owner` is notified of its frames and its end (see WorkerChild).
 
     Attributes:
         number: its own, for the link.
@@ -265,7 +265,7 @@ class ActorChild(ChannelWithResults):
         self.pid: int | None = None
 
     def start(self) -> None:
-        """Have the actor made. The owner is told if that is refused."""
+        """Have the actor made. The owner is notified if that is refused."""
         self._attaching = self._loop.create_task(self._attach())
 
     def connected(self, connection: socket.socket, *, shares_memory: bool) -> None:

@@ -182,7 +182,7 @@ class Runner:
         """Predict, postprocess, validate and encode. Return the batch's final events, one for each entry.
 
         Entries in `cancelled` are left out of `predict`. `restarted` is called before `predict` is called again for a part of the batch: a limit
-        on its time starts anew.
+        on its time starts again.
         """
         column = _without(prepared.column, cancelled) if cancelled else prepared.column
         began = perf_counter()
@@ -425,7 +425,7 @@ class StreamingRun:
     ) -> Generator[Events, None, None]:
         """Yield the events of the batch as soon as there are any, the final ones last. Close the generator to give up.
 
-        `restarted` is called when a limit on the time of `predict` starts anew without events.
+        `restarted` is called when a limit on the time of `predict` starts again without events.
         """
         batch_id, column = prepared.batch_id, prepared.column
         refused = [entry for entry, value in enumerate(column) if isinstance(value, WeirError)]
