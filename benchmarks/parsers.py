@@ -48,6 +48,7 @@ import weir
 from benchmarks import models
 from benchmarks.harness.servers import ROOT, environment
 from benchmarks.models import Grid, Words
+from weir.batching.settings import BatchingSettings
 from weir.catalog.registry import Registry
 from weir.frontends.grpc.core import Core
 from weir.frontends.grpc.frontend import GrpcSettings
@@ -76,7 +77,7 @@ from weir.text_server.metrics import TextCounts
 from weir.text_server.protocols.openai import OpenAI
 from weir.text_server.protocols.tei import Tei
 from weir.text_server.server import added_by
-from weir.text_server.texts import Encoded, Encodes, TextFacts
+from weir.text_server.texts import Encoded, Encodes, TextFacts, TextQuery
 from weir.wire.kserve_grpc import ModelInferRequest
 from weir.wire.values import ANY_NAMES
 
@@ -517,16 +518,16 @@ class Length(models.Length):
 class Lengths:
     """Encodes every text as its length and a zero: what is measured is what comes before."""
 
-    name, dimensions, max_length, facts = "lengths", 2, 512, TextFacts()
+    name, dimensions, max_length, facts, batching = "lengths", 2, 512, TextFacts(), BatchingSettings()
 
-    async def encode(self, texts: Sequence[Text], **said: Any) -> Encoded:
+    async def encode(self, texts: Sequence[Text], query: TextQuery) -> Encoded:
         """Return a vector for each text."""
         count = len(texts)
         vectors = np.zeros((count, 2), np.float32)
         vectors[:, 0] = list(map(len, texts))
         return Encoded(vectors, [1] * count, [False] * count)
 
-    def encode_one(self, text: Text, done: Any, **said: Any) -> None:
+    def encode_one(self, text: Text, query: TextQuery, done: Any) -> None:
         """Leave it to `encode`."""
 
     async def tokenize(self, texts: Sequence[str], **said: Any) -> list[list[TokenDetail]]:

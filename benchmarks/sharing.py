@@ -34,6 +34,7 @@ from weir.messages import Batch
 from weir.testing import FakeClock, FakeExecutor, whole
 from weir.text_models.texts import Text, TokenizeOptions
 from weir.text_server.encoder import Encoder
+from weir.text_server.texts import TextQuery
 
 KEPT = Path(__file__).with_name("sharing.json")
 PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "sharing.png"
@@ -106,7 +107,7 @@ class Virtual:
             texts: list[Text] = [f"{number} {next(self._numbers)} {self._length()}" for _ in range(size)]
             sent = self.clock()
             try:
-                await encoder.encode(texts, frontend="test", client=client, timeout=within)
+                await encoder.encode(texts, TextQuery("test", client=client, timeout=within))
             except DeadlineExceeded:
                 self.late += 1
             else:

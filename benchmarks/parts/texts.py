@@ -48,7 +48,7 @@ from weir.text_server.encoder import Encoder
 from weir.text_server.exchange import EmbeddingContext, TextExchange
 from weir.text_server.metrics import TextCounts
 from weir.text_server.protocols.openai import OPENAI
-from weir.text_server.texts import Encoded, TextFacts, TextTask
+from weir.text_server.texts import Encoded, TextFacts, TextQuery, TextTask
 
 CLIENTS = (1, 16, 64)
 MOST_MICROSECONDS = 150
@@ -67,6 +67,7 @@ SMALL, MIDDLE, LARGE = 1, 16, 64  # texts of a request
 LAYOUT = (CORES, 1)  # of the runtime without a server: processes, and threads of each
 BUDGET = 256  # tokens of a batch in the child
 TRIES, CHILD_TEXTS = 20, 512
+QUERY = TextQuery("bench", as_json=True)
 PATIENCE = 10.0  # seconds that servers get to come to rest
 
 
@@ -399,7 +400,7 @@ class Clients:
         if self._left:
             self._left -= 1
             text = self._texts[self._left % len(self._texts)]
-            if self._encoder.encode_one(text, self._done, frontend="bench", as_json=True) is None:
+            if self._encoder.encode_one(text, QUERY, self._done) is None:
                 raise RuntimeError(f"{text!r:.80} cannot be tokenized at once")
 
     def _done(self, found: Encoded | WeirError) -> None:

@@ -27,6 +27,7 @@ from weir.errors import (
     WeirError,
 )
 from weir.text_server.bert_as_service.status import Status
+from weir.text_server.texts import TextOptions, TextQuery
 
 TEXTS = ["first do it", "then do it right"]
 EXPECTED = np.stack([vector_of(text) for text in TEXTS])
@@ -82,16 +83,16 @@ def test_vectors_come_as_arrays(running: Running, client: EmbeddingClient) -> No
     assert vectors.dtype == np.float32
     np.testing.assert_array_equal(vectors, EXPECTED)
     vectors += 1  # they are the caller's own
-    assert running.encoder.heard[-1].said["client"] == "me"
+    assert running.encoder.heard[-1].query.client == "me"
 
 
 def test_wishes_travel_along(running: Running, client: EmbeddingClient) -> None:
     vectors, tokens = client.encode(TEXTS, show_tokens=True, dimensions=3, priority=2, timeout=7, prompt="query")
     np.testing.assert_array_equal(vectors, EXPECTED[:, :3])
     assert tokens == [text.split() for text in TEXTS]
-    said = running.encoder.heard[-1].said
-    assert said["prompt"] == "query"
-    assert (said["dimensions"], said["priority"], said["timeout"], said["want_tokens"]) == (3, 2, 7.0, True)
+    query = running.encoder.heard[-1].query
+    assert query.options == TextOptions(dimensions=3, prompt="query", want_tokens=True)
+    assert (query.priority, query.timeout) == (2, 7.0)
 
 
 @pytest.mark.parametrize("texts", [[("a b", "c")], [[5, 6], [7]]])
@@ -123,8 +124,8 @@ def test_a_cut_text_is_warned_of(running: Running) -> None:
 def test_token_ids_of_another_model_are_warned_of(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     encode = running.encoder.encode
 
-    async def marked(texts: Any, **said: Any) -> Any:
-        return (await encode(texts, **said))._replace(foreign=2)
+    async def marked(texts: Any, query: TextQuery) -> Any:
+        return (await encode(texts, query))._replace(foreign=2)
 
     monkeypatch.setattr(running.encoder, "encode", marked)
     with EmbeddingClient(running.server.url) as client:
@@ -356,10 +357,10 @@ def test_an_overloaded_server_is_tried_again(running: Running) -> None:
     refusals: list[Exception] = [Overloaded("full", retry_after=0.02), Draining("for a moment")]
     encode = running.encoder.encode
 
-    async def refusing(texts: Any, **said: Any) -> Any:
+    async def refusing(texts: Any, query: TextQuery) -> Any:
         if refusals:
             raise refusals.pop(0)
-        return await encode(texts, **said)
+        return await encode(texts, query)
 
     with (
         pytest.MonkeyPatch.context() as patch,

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from weir.batching.settings import BatchingSettings
 from weir.errors import InvalidRequest, WeirError
 from weir.messages import Dispatch
-from weir.telemetry.tracecontext import Origin, Trace
 from weir.text_models.prompts import prompt_text
 from weir.text_models.texts import TOO_LONG, Text, TextOutput, TokenDetail
-from weir.text_server.texts import Encoded, Phases, TextFacts, TextTask
+from weir.text_server.texts import Encoded, Phases, TextFacts, TextQuery, TextTask
 
 DIMENSIONS = 8
 
@@ -23,13 +23,14 @@ class Heard(NamedTuple):
     """What was asked of it."""
 
     texts: Sequence[Text]
-    said: dict[str, Any]
+    query: TextQuery
 
 
 class HashingEncoder:
     """Encodes at once, or when `gate` is opened. `error` is raised instead if there is one."""
 
     dimensions = DIMENSIONS
+    batching = BatchingSettings()
 
     def __init__(
         self, name: str = "hashing", *, max_length: int = 6, per_token: bool = False, facts: TextFacts | None = None
@@ -50,34 +51,26 @@ class HashingEncoder:
         self.dispatch: tuple[Dispatch, float] | None = None  # the batch of the texts, and when they entered the queue
 
     def encode_one(
-        self, text: Text, done: Callable[[Encoded | WeirError], None], as_json: bool = False, **said: Any
+        self, text: Text, query: TextQuery, done: Callable[[Encoded | WeirError], None]
     ) -> Callable[[], object] | None:
         """Encode one text in a task. It has no worker that writes vectors."""
-        if not self.one_by_one or not (self.error is None or isinstance(self.error, WeirError)):
+        failing = self.error is not None and not isinstance(self.error, WeirError)
+        if failing or not (self.one_by_one and query.is_plain):
             return None
 
         async def run() -> None:
             try:
-                encoded: Encoded | WeirError = await self.encode([text], **said)
+                encoded: Encoded | WeirError = await self.encode([text], query._replace(as_json=False))
             except WeirError as error:
                 encoded = error
             done(encoded)
 
         return asyncio.get_running_loop().create_task(run(), context=Context()).cancel
 
-    async def encode(
-        self, texts: Sequence[Text], *, frontend: str, client: str = "", priority: int = 0, timeout: float | None = None,
-        dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
-        prompt: str | None = None, whole_words: bool = False, truncate_left: bool = False, each: bool = False,
-        trace: Trace | Origin = None, outputs: Sequence[TextOutput] = (),
-    ) -> Encoded:  # fmt: skip
+    async def encode(self, texts: Sequence[Text], query: TextQuery) -> Encoded:
         """Return vectors."""
-        said = {
-            "frontend": frontend, "client": client, "priority": priority, "timeout": timeout, "dimensions": dimensions,
-            "truncate": truncate, "want_tokens": want_tokens, "prompt": prompt, "whole_words": whole_words,
-            "truncate_left": truncate_left, "trace": trace,
-        }  # fmt: skip
-        self.heard.append(Heard(texts, said))
+        options = query.options
+        self.heard.append(Heard(texts, query))
         if self.entered is not None:
             self.entered.set()
         try:
@@ -91,11 +84,11 @@ class HashingEncoder:
             raise self.error
         words = [words_of(text) for text in texts]
         for place, read in enumerate(words):
-            if truncate is False and len(read) > self.max_length:
+            if options.truncate is False and len(read) > self.max_length:
                 rule = f"has {len(read)} tokens, must have at most {self.max_length}"
                 raise InvalidRequest(rule, details={"text": place, TOO_LONG: self.max_length}).at("texts", place)
         kept = [read[: self.max_length] for read in words]
-        vectors = np.stack([vector_of(" ".join(read))[: dimensions or DIMENSIONS] for read in kept])
+        vectors = np.stack([vector_of(" ".join(read))[: options.dimensions or DIMENSIONS] for read in kept])
         if self.scores is not None:
             vectors = np.stack([self.scores[text[1] if isinstance(text, tuple) else str(text)] for text in texts])
         if self._per_token:
@@ -112,13 +105,13 @@ class HashingEncoder:
             vectors,
             list(map(len, kept)),
             truncated,
-            kept if want_tokens else None,
+            kept if options.want_tokens else None,
             lengths,
             dispatch=self.dispatch,
             phases=Phases(0.001, 0.002, 0.003, 0.007),
             beside={
                 output: [np.repeat(vector[None], len(read), axis=0) for vector, read in zip(vectors, kept, strict=True)]
-                for output in outputs[1:] if output is TextOutput.TOKENS
+                for output in options.outputs[1:] if output is TextOutput.TOKENS
             },
         )  # fmt: skip
 

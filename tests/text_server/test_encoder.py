@@ -26,7 +26,6 @@ from weir.errors import (
 )
 from weir.messages import Dispatch, Request
 from weir.model import Model
-from weir.serving.settings import LONGEST_TIMEOUT
 from weir.telemetry.recorder import SilentObserver
 from weir.testing import FakeClock, FakeExecutor
 from weir.text_models.pooling import Pooling
@@ -34,7 +33,7 @@ from weir.text_models.texts import TokenDetail, Tokens
 from weir.text_server import encoder as encoder_module
 from weir.text_server.encoder import Encoder, OpenRequests, release_free_memory
 from weir.text_server.requests import EncodeRequest, TextRequest, max_pooled_places
-from weir.text_server.texts import Encodes
+from weir.text_server.texts import Encodes, TextOptions, TextQuery
 from weir.text_server.tokenizing import INLINE_CHARACTERS
 
 
@@ -85,9 +84,15 @@ def service_of(encoder: Encoder) -> Service:
     return service
 
 
-def of(encoder: Encodes, texts: Any, **rest: Any) -> Any:
+def query_of(**stated: Any) -> TextQuery:
+    """Return a query with these fields and options."""
+    options = {name: stated.pop(name) for name in TextOptions._fields if name in stated}
+    return TextQuery("test", TextOptions(**options), **stated)
+
+
+def of(encoder: Encodes, texts: Any, **stated: Any) -> Any:
     """Encode."""
-    return encoder.encode(texts, **({"frontend": "test"} | rest))
+    return encoder.encode(texts, query_of(**stated))
 
 
 @pytest.mark.parametrize("count", [1, 2, 16, 17, 700, 2001])
@@ -404,13 +409,6 @@ def test_a_request_that_says_no_timeout_has_longer_the_more_texts_it_has() -> No
     async def main() -> None:
         executor = FakeExecutor()  # answers nothing by itself
         async with serving(executor=executor, timeout=2.0, max_batch_size=500, drain_timeout=0.0) as encoder:
-            assert encoder._default_timeout(16) == (2.0, "timeout=2 s, the server's setting")
-            longer, limit = encoder._default_timeout(100_000)
-            assert (longer, limit) == (
-                12_500.0,
-                "timeout=12500 s, of 100000 texts: the server's setting of 2 s holds for 16",
-            )
-            assert encoder._default_timeout(10**12)[0] == LONGEST_TIMEOUT
             with pytest.raises(DeadlineExceeded) as told:
                 await of(encoder, [f"{number}" for number in range(30)], timeout=0.05)
             assert told.value.message == (

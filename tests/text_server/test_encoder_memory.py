@@ -13,7 +13,7 @@ from weir.errors import (
 )
 from weir.protocols.account import CLAIM, Account
 from weir.protocols.settings import HttpSettings
-from weir.text_server.texts import texts_bytes
+from weir.text_server.texts import TextOptions, TextQuery, texts_bytes
 
 
 def test_vectors_of_tokens_are_charged_when_it_is_known_how_many_there_are() -> None:
@@ -22,10 +22,10 @@ def test_vectors_of_tokens_are_charged_when_it_is_known_how_many_there_are() -> 
         async with serving(PerToken, options={"of_tokens": True}) as encoder:
             with account.claim() as claim:
                 token = CLAIM.set(claim)
-                assert (await encoder.encode(["a b c d", "a", "a"], frontend="test")).vectors.shape[:2] == (3, 4)
+                assert (await encoder.encode(["a b c d", "a", "a"], TextQuery("test"))).vectors.shape[:2] == (3, 4)
                 assert claim.held_bytes == DIMENSIONS * 4 * 3 * 4 + texts_bytes(["a b c d", "a", "a"])
                 with pytest.raises(Overloaded, match="max_waiting_bytes"):
-                    await encoder.encode(["a b c d"] * 400, frontend="test")
+                    await encoder.encode(["a b c d"] * 400, TextQuery("test"))
                 CLAIM.reset(token)
             assert account.held_bytes == 0
 
@@ -38,12 +38,12 @@ def test_vectors_are_charged_before_they_are_computed() -> None:
         async with serving() as encoder:
             with account.claim() as claim:
                 token = CLAIM.set(claim)
-                assert len((await encoder.encode(["same"] * 900, frontend="test")).vectors) == 900
+                assert len((await encoder.encode(["same"] * 900, TextQuery("test"))).vectors) == 900
                 assert claim.held_bytes == DIMENSIONS * 4 * 900 + texts_bytes(["same"] * 900)
                 with pytest.raises(Overloaded, match="max_waiting_bytes"):
-                    await encoder.encode(["same"] * 900, frontend="test")
+                    await encoder.encode(["same"] * 900, TextQuery("test"))
                 with pytest.raises(TooLarge, match="max_waiting_bytes"):
-                    await encoder.encode(["same"] * 1001, frontend="test")
+                    await encoder.encode(["same"] * 1001, TextQuery("test"))
                 CLAIM.reset(token)
             assert account.held_bytes == 0
 
@@ -61,7 +61,7 @@ def test_the_texts_themselves_are_charged(way: str) -> None:
                 token = CLAIM.set(claim)
                 if way == "encode":
                     with pytest.raises(ModelError):  # this tokenizer reads no ids
-                        await encoder.encode([ids], frontend="test", truncate=False)
+                        await encoder.encode([ids], TextQuery("test", TextOptions(truncate=False)))
                 elif way == "decode":
                     await encoder.decode([ids], skip_special=True)
                 else:
@@ -78,11 +78,13 @@ def test_a_text_that_is_split_is_charged_for_all_its_tokens() -> None:
         async with serving(options={"split": True}) as encoder:
             with account.claim() as claim:
                 token = CLAIM.set(claim)
-                await encoder.encode(["a b c"] * 20, frontend="test")
+                await encoder.encode(["a b c"] * 20, TextQuery("test"))
                 assert 600 < claim.held_bytes < 100_000
-                await encoder.encode(["a" * 10_000], frontend="test", truncate=True)  # it is cut, not split
+                await encoder.encode(
+                    ["a" * 10_000], TextQuery("test", TextOptions(truncate=True))
+                )  # it is cut, not split
                 with pytest.raises(TooLarge, match="max_waiting_bytes"):
-                    await encoder.encode(["a" * 10_000], frontend="test")
+                    await encoder.encode(["a" * 10_000], TextQuery("test"))
                 CLAIM.reset(token)
 
     asyncio.run(main())

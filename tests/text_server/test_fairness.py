@@ -15,7 +15,7 @@ from weir import Service
 from weir.testing import FakeClock, FakeExecutor
 from weir.text_models.texts import Tokens
 from weir.text_server.encoder import Encoder
-from weir.text_server.texts import Encoded
+from weir.text_server.texts import Encoded, TextQuery
 
 ROWS = 16
 SETTLED = 30  # turns of the loop in which all that follows from something has happened
@@ -37,7 +37,7 @@ class Bench:
     def send(self, client: str, count: int) -> "asyncio.Future[Encoded]":
         """Send a request; the first word of each text is its client's letter."""
         texts = [f"{client} {number}" + " more" * (number % 3) for number in range(count)]
-        asked = asyncio.ensure_future(self.encoder.encode(texts, frontend="test", client=client, timeout=1e6))
+        asked = asyncio.ensure_future(self.encoder.encode(texts, TextQuery("test", client=client, timeout=1e6)))
         self.waiting.add(asked)
         return asked
 

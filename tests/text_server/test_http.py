@@ -19,10 +19,10 @@ from weir.frontends.http.fast.handover import HandOver
 from weir.messages import Dispatch, Reason, Wakeup
 from weir.telemetry.tracecontext import CURRENT, Trace
 from weir.text_models.texts import TextOutput
-from weir.text_server.encoder import SMALL_REQUEST
 from weir.text_server.http import Listing, listing, send_listing
 from weir.text_server.protocols.openai import OpenAIProtocol
-from weir.text_server.texts import TextFacts, TextTask
+from weir.text_server.requests import SMALL_REQUEST
+from weir.text_server.texts import TextFacts, TextQuery, TextTask
 
 OPENAI, ENCODE = "/v1/embeddings", "/encode"
 LONG = "one two three four five six seven"
@@ -248,10 +248,10 @@ def test_who_leaves_has_his_call_cancelled_and_the_others_have_theirs() -> None:
 
 def test_a_span_is_named_in_its_own_answer_only() -> None:
     class Traced(HashingEncoder):
-        async def encode(self, texts: Any, **said: Any) -> Any:
+        async def encode(self, texts: Any, query: TextQuery) -> Any:
             if texts != ["bare"]:
                 CURRENT.set(Trace(len(self.heard) + 1, 2))
-            return await super().encode(texts, **said)
+            return await super().encode(texts, query)
 
     async def main() -> list[bytes]:
         encoder = Traced()

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy
 import pytest
-from tests.text_server.test_encoder import of, service_of, serving
+from tests.text_server.test_encoder import of, query_of, service_of, serving
 from tests.text_server.text_models import Summing, Words
 
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, WeirError
@@ -23,7 +23,7 @@ class One:
 
     def __init__(self, encoder: Encoder, text: Any, **rest: Any) -> None:
         self.found: asyncio.Future[Encoded] = asyncio.get_running_loop().create_future()
-        self.withdraw = encoder.encode_one(text, self._done, frontend="test", **rest)
+        self.withdraw = encoder.encode_one(text, query_of(**rest), self._done)
 
     def _done(self, found: Encoded | WeirError) -> None:
         if isinstance(found, WeirError):

@@ -17,10 +17,11 @@ from weir.errors import InvalidRequest
 from weir.messages import OBJECT, Kind
 from weir.protocols.exchange import Exchange
 from weir.serving.inference import QueuedRequest, QueueEntry, Schedule
+from weir.serving.settings import LONGEST_TIMEOUT
 from weir.telemetry.tracing import Tracing
 from weir.testing import FakeClock, FakeExecutor
 from weir.text_models.texts import Tokens
-from weir.text_server.requests import MAX_SPANS, PieceVectors, TextRequest
+from weir.text_server.requests import MAX_SPANS, Deadline, PieceVectors, TextRequest, deadline_of
 
 
 def traced(texts: list[Any], **options: Any) -> Kept:
@@ -48,8 +49,7 @@ def test_the_constructor_of_a_text_sets_what_that_of_a_queued_request_sets() -> 
     entry = QueueEntry(tokens, Kind.ITEM, OBJECT, OBJECT, 1, 3.0, None, False)
     queued = QueuedRequest(entry, exchange, Schedule(-1, 2.0), ended)
     text = TextRequest(
-        exchange, tokens, ended, arrival=service.now(), timeout=2.0, deadline=service.now() + 2.0, priority=-1, cost=3.0,
-        tag=5.0, brief=True,
+        exchange, tokens, ended, arrival=service.now(), timeout=2.0, deadline=service.now() + 2.0, priority=-1, cost=3.0
     )  # fmt: skip
     for name in (*RequestBase.__slots__, *QueuedRequest.__slots__):
         assert getattr(text, name) == getattr(queued, name), name
@@ -98,6 +98,13 @@ def test_what_is_wrong_is_in_the_span() -> None:
     (call,) = kept.named("encode summing")
     assert call.status.status_code is StatusCode.ERROR and attributes(call)["error.type"] == "InvalidRequest"
     assert len(kept.named("tokenize")) == 1 and not kept.named("infer summing")
+
+
+def test_a_request_that_states_no_timeout_has_longer_the_more_texts_it_has() -> None:
+    assert deadline_of(None, 16, own=2.0, began=5.0) == Deadline(5.0, 2.0, "timeout=2 s, the server's setting")
+    limit = "timeout=12500 s, of 100000 texts: the server's setting of 2 s holds for 16"
+    assert deadline_of(None, 100_000, own=2.0, began=0.0) == Deadline(0.0, 12_500.0, limit)
+    assert deadline_of(None, 10**12, own=2.0, began=0.0).at == LONGEST_TIMEOUT
 
 
 def test_terms_of_pieces_are_joined_each_once_with_its_largest_weight() -> None:

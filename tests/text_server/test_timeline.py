@@ -11,6 +11,7 @@ from weir import Service
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.model import TextEncoder
 from weir.text_server.encoder import Encoder
+from weir.text_server.texts import TextQuery
 
 WORDS = ["first", "then", "do", "it", "right", "better"]
 COUNT = 1500
@@ -33,7 +34,7 @@ def test_reading_and_computing_overlap(tmp_path: Path) -> None:
             encoder = Encoder(
                 service, checkpoint.tokenizer(), dimensions=tiny.HIDDEN, max_length=20, on_round=timeline.read
             )
-            encoded = await encoder.encode(texts, frontend="test")
+            encoded = await encoder.encode(texts, TextQuery("test"))
             assert encoded.vectors.shape == (COUNT, tiny.HIDDEN)
             encoder.close()
 

@@ -18,6 +18,7 @@ from weir.text_server.tokenizing import (
     CHUNK,
     INLINE_CHARACTERS,
     URGENT_CHARACTERS,
+    LengthRule,
     TokenizeRequest,
     TokenizerThreads,
 )
@@ -37,7 +38,7 @@ def read(
     def done(results: Sequence[Any]) -> None:
         future.set_result(results)
 
-    readers.add(TokenizeRequest(texts, max_length, True, done), characters if urgent else inf)
+    readers.add(TokenizeRequest(texts, LengthRule(max_length, True), done), characters if urgent else inf)
     return future
 
 

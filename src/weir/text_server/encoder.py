@@ -15,20 +15,32 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy
 
+from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, Overloaded, WeirError, brief
 from weir.messages import JSON
 from weir.protocols.account import CLAIM, charge
 from weir.protocols.exchange import Exchange
 from weir.serving.settings import LONGEST_TIMEOUT
-from weir.telemetry.tracecontext import Origin, Trace
 from weir.text_models.prompts import prompt_text
-from weir.text_models.texts import NO_TOKENIZE_OPTIONS, Text, TextOutput, TokenDetail, TokenizeOptions, Tokens
+from weir.text_models.texts import Text, TextOutput, TokenDetail, TokenizeOptions, Tokens
 from weir.text_server.fair_queue import CallerQueue
-from weir.text_server.requests import CallTrace, EncodeRequest, OneText, ReadyText, TextPiece, distinct, with_place
-from weir.text_server.texts import Encoded, Phases, TextFacts, texts_bytes
+from weir.text_server.requests import (
+    CallTrace,
+    EncodeRequest,
+    OneText,
+    ReadyText,
+    TextPiece,
+    deadline_of,
+    distinct,
+    own_limit,
+    stated_limit,
+    with_place,
+)
+from weir.text_server.texts import Encoded, Phases, TextFacts, TextOptions, TextQuery, texts_bytes
 from weir.text_server.tokenizing import (
     AT_ONCE_CHARACTERS,
     CHUNK,
+    LengthRule,
     TokenizeRequest,
     TokenizeResult,
     TokenizerThreads,
@@ -74,7 +86,6 @@ class OpenRequests:
         return not self._count
 
 
-SMALL_REQUEST = 16  # texts; such a request has the server's timeout, and may be answered on the fast path
 MAX_HELD = 1_000_000  # texts of all requests together; a larger request is accepted if there is no other
 LARGE_REQUEST = 2_000  # texts; work on more texts at once is done in a thread, as it would block the event loop
 # Free memory is returned to the system so many seconds after a large request: by then its answer has most likely been sent.
@@ -126,8 +137,7 @@ class Encoder:
         self.name = name or service.facts.name
         self.dimensions = dimensions
         self.max_length = max_length
-        self._truncate = truncate
-        self._split = split
+        self._own_rule = LengthRule(max_length, truncate or split, split)
         self.facts = facts
         self._normalize = normalize
         self._max_pooled = max_pooled
@@ -175,16 +185,17 @@ class Encoder:
         self._release_memory_later(None)
         self._threads.close()
 
-    async def encode(
-        self, texts: Sequence[Text], *, frontend: str, client: str = "", priority: int = 0, timeout: float | None = None,
-        dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
-        prompt: str | None = None, whole_words: bool = False, truncate_left: bool = False, each: bool = False,
-        trace: Trace | Origin = None, outputs: Sequence[TextOutput] = (),
-    ) -> Encoded:  # fmt: skip
+    @property
+    def batching(self) -> BatchingSettings:
+        """The limits of the model's queue and of its batches, as they are now."""
+        return self._service.facts.batching
+
+    async def encode(self, texts: Sequence[Text], query: TextQuery) -> Encoded:
         """Return the vectors of `texts`, in order; see Encodes. Equal texts are computed once.
 
         The memory of the vectors is charged to the current claim (protocols/account.py); raises Overloaded or TooLarge if it has no room.
         """
+        options, dimensions = query.options, query.options.dimensions
         if isinstance(texts, str) or not texts:
             raise InvalidRequest(f"texts: must be a list of one text or more, is {brief(texts)}")
         if dimensions is not None and not 0 < dimensions <= self.dimensions:
@@ -193,55 +204,41 @@ class Encoder:
         many = len(texts) > self._large_request
         size = await asyncio.to_thread(texts_bytes, texts) if many else texts_bytes(texts)
         charge(size + _FLOAT_BYTES * len(texts) * (dimensions or self.dimensions))
-        if self._split and truncate is None:  # a text is tokenized as a whole, one of the request at a time
+        rule = self._length_rule(options)
+        if rule.split:  # a text is tokenized as a whole, one of the request at a time
             charge(DETAIL_BYTES * max(map(_size, texts)))
-        limit = "" if timeout is None else _stated_limit(timeout)
-        if timeout is None:
-            timeout, limit = self._default_timeout(len(texts))
-        if not 0 < timeout <= LONGEST_TIMEOUT:
-            raise InvalidRequest(f"timeout={timeout!r}: must be more than 0 and at most {LONGEST_TIMEOUT:g} seconds")
-        tokenize_options = TokenizeOptions(self._prompt(prompt), whole_words, truncate_left)
-        loop = asyncio.get_running_loop()
-        began = self._service.now()
+        own = self._service.facts.settings.timeout
+        deadline = deadline_of(query.timeout, len(texts), own=own, began=self._service.now())
         distinct_texts, places = await asyncio.to_thread(distinct, texts) if many else distinct(texts)
         request = EncodeRequest(
-            distinct_texts, places, call=Exchange(self._service, frontend=frontend), caller=client or None, priority=priority,
-            deadline=began + timeout, limit=limit, truncate=self._truncate if truncate is None else truncate,
-            future=loop.create_future(), split=self._split and truncate is None, tokenize_options=tokenize_options,
-            began=began,
-        )  # fmt: skip
-        request.outputs = tuple(outputs)
-        request.claim = CLAIM.get() if self._of_tokens or request.outputs else None
-        if want_tokens:
-            request.ids = [b""] * len(distinct_texts)
-        if each:
-            request.errors = {}
+            distinct_texts, places, query, Exchange(self._service, frontend=query.frontend), rule, deadline
+        )
+        if self._of_tokens or options.outputs:
+            request.claim = CLAIM.get()
         tracer, service = self._service.tracing, self._service
         with (
             _NO_TRACE
             if tracer is None
-            else CallTrace(tracer, service, self.name, trace, frontend=frontend, count=len(texts))
+            else CallTrace(tracer, service, self.name, query.trace, frontend=query.frontend, count=len(texts))
         ) as request.trace:
-            await self._ended(request, timeout, loop)
+            await self._ended(request)
         return (
             await asyncio.to_thread(self._encoded, request, dimensions) if many else self._encoded(request, dimensions)
         )
 
     def encode_one(
-        self, text: Text, done: Callable[[Encoded | WeirError], None], *, frontend: str, priority: int = 0, timeout: float | None = None,
-        dimensions: int | None = None, truncate: bool | None = None, prompt: str | None = None, truncate_left: bool = False,
-        as_json: bool = False,
-    ) -> Callable[[], None] | None:  # fmt: skip
+        self, text: Text, query: TextQuery, done: Callable[[Encoded | WeirError], None]
+    ) -> Callable[[], None] | None:
         """Encode one text without a task, see Encodes. Most requests have one text, and this takes half the time of `encode`.
 
-        That is for a text whose words are known, while no text of its class waits to enter the queue: it enters at once, so there is no turn to share.
+        That is for a client without a name, and for a text whose words are known, while no text of its class waits to enter the queue: it enters at
+        once, so there is no turn to share.
         """
-        service, bulk = self._service, priority < 0
-        split = self._split and truncate is None
+        service, options, bulk = self._service, query.options, query.priority < 0
         if (
             type(text) is not str
             or len(text) > AT_ONCE_CHARACTERS
-            or split
+            or not query.is_plain
             or self._of_tokens
             or service.tracing is not None
         ):
@@ -250,29 +247,25 @@ class Encoder:
         is_turn = first is None or (first.is_bulk and not bulk)
         if not is_turn or self._under_way[bulk] >= self.window or self._held >= self._max_held:
             return None
-        stated = timeout is not None
-        if timeout is None:
-            timeout = service.facts.settings.timeout
-        elif not 0 < timeout <= LONGEST_TIMEOUT:
+        rule = self._length_rule(options)
+        timeout = service.facts.settings.timeout if query.timeout is None else query.timeout
+        if rule.split or not 0 < timeout <= LONGEST_TIMEOUT:
             return None
         began = service.now()
-        options = NO_TOKENIZE_OPTIONS
-        if prompt is not None or truncate_left:
-            options = TokenizeOptions(self._prompt(prompt), False, truncate_left)
         found = self._tokenizer.at_once(
-            [text], max_length=self.max_length, truncate=self._truncate if truncate is None else truncate,
-            tokenize_options=options,
-        )  # fmt: skip
+            [text], max_length=rule.max_length, truncate=rule.truncate, tokenize_options=rule.options
+        )
         if found is None:
             return None
         (result,) = found
         if isinstance(result, WeirError):
             raise with_place(result, 0)
         one = OneText(
-            Exchange(service, frontend=frontend), result, done, self._one_ended, priority=priority, timeout=timeout, stated=stated,
-            shortest=self._shortest, tag=self._callers.hold(), dimensions=dimensions, began=began, now=service.now(),
+            Exchange(service, frontend=query.frontend), query, result, done, self._one_ended, began=began, timeout=timeout,
+            shortest=self._shortest,
         )  # fmt: skip
-        if as_json and dimensions is None and self._is_small and not result.truncated:
+        one.tag = self._callers.hold()
+        if query.as_json and options.dimensions is None and self._is_small and not result.truncated:
             one.accept = JSON
         self._enter_one(one)
         return partial(self._withdraw_one, one)
@@ -324,8 +317,9 @@ class Encoder:
             return
         try:
             vectors = numpy.asarray(output, numpy.float32).reshape(1, -1)
-            if one.dimensions is not None and one.dimensions < vectors.shape[-1]:
-                vectors = _shortened(vectors, one.dimensions, self._normalize)
+            dimensions = one.query.options.dimensions
+            if dimensions is not None and dimensions < vectors.shape[-1]:
+                vectors = _shortened(vectors, dimensions, self._normalize)
         except Exception as error:  # the output is not a vector: the caller needs an answer
             one.done(ModelError(f"the vectors could not be put together: {brief(error, 200)}"))
             return
@@ -362,7 +356,7 @@ class Encoder:
     async def _each(self, work: Callable[[Any], T], values: Sequence[Any], timeout: float | None) -> list[T]:
         """Return the result of `work` for each value, which is done in a thread. Raises its error with the place of the value, and DeadlineExceeded; then no
         further value is worked at."""
-        limit = _own_limit(self._service.facts.settings.timeout) if timeout is None else _stated_limit(timeout)
+        limit = own_limit(self._service.facts.settings.timeout) if timeout is None else stated_limit(timeout)
         goes_on = Event()
         goes_on.set()
         try:
@@ -373,23 +367,21 @@ class Encoder:
         finally:
             goes_on.clear()
 
-    def _default_timeout(self, count: int) -> tuple[float, str]:
-        """Return the timeout, in seconds, of a request of `count` texts that states none, and its description for errors."""
-        timeout = self._service.facts.settings.timeout
-        if count <= SMALL_REQUEST:
-            return timeout, _own_limit(timeout)
-        longer = min(timeout * count / SMALL_REQUEST, LONGEST_TIMEOUT)
-        return (
-            longer,
-            f"timeout={longer:g} s, of {count} texts: the server's setting of {timeout:g} s holds for {SMALL_REQUEST}",
-        )
+    def _length_rule(self, options: TextOptions) -> LengthRule:
+        """Return how texts with these options are tokenized. Raises InvalidRequest for a prompt that the model does not have."""
+        rule, prompt = self._own_rule, options.prompt
+        if options.truncate is not None:
+            rule = rule._replace(truncate=options.truncate, split=False)
+        if prompt is None and not (options.whole_words or options.truncate_left):
+            return rule
+        return rule._replace(options=TokenizeOptions(self._prompt(prompt), options.whole_words, options.truncate_left))
 
-    async def _ended(self, request: EncodeRequest, timeout: float, loop: asyncio.AbstractEventLoop) -> None:
+    async def _ended(self, request: EncodeRequest) -> None:
         """Run the request and wait for its end. Raises the error with which the request ends."""
         self._open_requests.begin()
-        timer = None
+        timer, loop = None, asyncio.get_running_loop()
         try:
-            timer = self._begin(request, timeout, loop)
+            timer = self._begin(request, loop)
             await request.future
         except asyncio.CancelledError:
             self._end(request)
@@ -411,19 +403,16 @@ class Encoder:
             release = partial(loop.run_in_executor, None, release_free_memory)
             self._release_timers = [loop.call_later(seconds, release) for seconds in RELEASE_AFTER]
 
-    def _begin(self, request: EncodeRequest, timeout: float, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle:
+    def _begin(self, request: EncodeRequest, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle:
         """Accept the request and begin to tokenize. Return the timer that fails the request if it is not all in the queue at its deadline."""
         self._threads.start()
         count = len(request.texts)
-        if request.caller is None:
-            request.caller = object()  # not the request itself, which would make a reference cycle
-            request.key = (request.key[0], request.caller)
         if self._held and self._held + count > self._max_held:
             raise Overloaded(f"{count} texts: {self._held} wait, at most {self._max_held}", retry_after=RETRY_AFTER)
         self._held += count
         self._callers.add(request.key, request)
         self._tokenize_more(request)
-        return loop.call_later(timeout, self._expire, request)
+        return loop.call_later(request.deadline.timeout, self._expire, request)
 
     # Tokenization.
 
@@ -438,12 +427,9 @@ class Encoder:
         if request.trace is not None:
             request.trace.begin_tokenizing()
         self._threads.add(
-            TokenizeRequest(
-                chunk, self.max_length, request.truncate, partial(self._chunk_tokenized, request, start), request.split,
-                request.tokenize_options,
-            ),
+            TokenizeRequest(chunk, request.rule, partial(self._chunk_tokenized, request, start)),
             sum(map(_size, chunk)) if len(request.texts) <= CHUNK and not request.is_bulk else inf,
-        )  # fmt: skip
+        )
 
     def _chunk_tokenized(self, request: EncodeRequest, start: int, results: Sequence[TokenizeResult]) -> None:
         found, service = self._store_tokens(request, start, results), self._service
@@ -492,11 +478,11 @@ class Encoder:
         if not found or not 0.0 < rate < inf:
             return True
         length = sum(self._cost(tokens) for _, _, tokens in found) / len(found)
-        needed, left = request.left * length / rate, request.deadline - now
+        needed, left = request.left * length / rate, request.deadline.at - now
         if needed <= DEADLINE_SLACK * left:
             return True
         wait = f"{request.left} texts like these take {needed:.3g} s at least, {max(left, 0.0):.3g} s are left"
-        self._fail(request, DeadlineExceeded(f"{request.limit}: cannot be met: {wait}"))
+        self._fail(request, DeadlineExceeded(f"{request.deadline.limit}: cannot be met: {wait}"))
         return False
 
     def _token_rate(self, now: float) -> float:
@@ -566,7 +552,7 @@ class Encoder:
             request.call, request, ready, self._text_ended, cost=self._cost(ready[2]), tag=tag, now=now
         )
         try:
-            if request.deadline <= now:
+            if request.deadline.at <= now:
                 raise _too_late(request)
             request.call.put(text_request)
         except WeirError as refusal:
@@ -708,23 +694,15 @@ def _size(text: Any) -> int:
     return len(text) if isinstance(text, (str, list)) else 1
 
 
-def _stated_limit(timeout: float) -> str:
-    return f"timeout={timeout!r} s, which came with the request"
-
-
-def _own_limit(timeout: float) -> str:
-    return f"timeout={timeout:g} s, the server's setting"
-
-
 def _one_too_late(one: OneText) -> WeirError:
-    limit = _stated_limit(one.timeout) if one.stated else _own_limit(one.timeout)
+    limit = own_limit(one.timeout) if one.query.timeout is None else stated_limit(one.timeout)
     return DeadlineExceeded(f"{limit}: the deadline passed before all texts were computed")
 
 
 def _too_late(request: EncodeRequest) -> WeirError:
     count = len(request.texts)
     done = f": {count - request.left} of {count} were" if count > 1 else ""
-    return DeadlineExceeded(f"{request.limit}: the deadline passed before all texts were computed{done}")
+    return DeadlineExceeded(f"{request.deadline.limit}: the deadline passed before all texts were computed{done}")
 
 
 def _shortened(vectors: Any, dimensions: int, normalize: bool) -> Any:

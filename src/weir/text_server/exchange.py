@@ -7,7 +7,7 @@ model's encoder, and counts the request and its answer.
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy
@@ -18,7 +18,7 @@ from weir.telemetry.tracecontext import Origin, Trace
 from weir.text_models.prompts import chosen_prompt
 from weir.text_models.texts import DIRECTIONS, Text, TextOptionFields, TextOutput
 from weir.text_server.metrics import TextClients, TextCounts
-from weir.text_server.texts import Encoded, Encodes, TextTask
+from weir.text_server.texts import NO_OPTIONS, Encoded, Encodes, TextOptions, TextQuery, TextTask
 from weir.wire.values import decode_json, find_half, uncollected, without_halves
 
 TRUNCATED = b"x-weir-truncated"
@@ -77,21 +77,6 @@ class EmbeddingContext:
 def listed_name(encoder: Encodes) -> str:
     """Return the name of a model as lists and answers have it."""
     return encoder.facts.listed or encoder.name
-
-
-class TextOptions(NamedTuple):
-    """The options of a request that the caller may state; see Encodes.encode."""
-
-    dimensions: int | None = None
-    truncate: bool | None = None
-    prompt: str | None = None
-    whole_words: bool = False
-    want_tokens: bool = False
-    truncate_left: bool = False
-    outputs: tuple[TextOutput, ...] = ()
-
-
-NO_OPTIONS = TextOptions()
 
 
 def options_of(
@@ -205,24 +190,19 @@ class TextExchange:
         self, texts: Sequence[Text], options: TextOptions, timeout: float | None = None, trace: Trace | Origin = None, *,
         each: bool = False,
     ) -> Coroutine[Any, Any, Encoded]:  # fmt: skip
-        """Return a coroutine that encodes `texts` without counting them; see Encodes.encode for `each` and the errors."""
+        """Return a coroutine that encodes `texts` without counting them; see TextQuery for `each`, and Encodes.encode for the errors."""
         assert self.encoder is not None  # the protocol sets it
-        return self.encoder.encode(
-            texts, frontend=self.frontend, client=self.client, priority=self.priority, timeout=timeout, dimensions=options.dimensions,
-            truncate=options.truncate, want_tokens=options.want_tokens, prompt=options.prompt,
-            whole_words=options.whole_words, truncate_left=options.truncate_left, each=each, trace=trace, outputs=options.outputs,
-        )  # fmt: skip
+        query = TextQuery(self.frontend, options, self.client, self.priority, timeout, trace, each)
+        return self.encoder.encode(texts, query)
 
     def begin_one(self, done: Callable[[Encoded | WeirError], None]) -> Callable[[], object] | None:
         """Count the request and encode its only text, see Encodes.encode_one; None, and nothing is counted, if it is another request or must go to `vectors`."""
-        options = self.options
-        plain = not (options.whole_words or options.want_tokens or options.outputs or self.client)
-        if len(self.texts) != 1 or self.work is not None or self.encoder is None or not plain:
+        if len(self.texts) != 1 or self.work is not None or self.encoder is None:
             return None
-        withdraw = self.encoder.encode_one(
-            self.texts[0], done, frontend=self.frontend, priority=self.priority, timeout=self.timeout, dimensions=options.dimensions,
-            truncate=options.truncate, prompt=options.prompt, truncate_left=options.truncate_left, as_json=self.as_json,
-        )  # fmt: skip
+        query = TextQuery(
+            self.frontend, self.options, self.client, self.priority, self.timeout, None, False, self.as_json
+        )
+        withdraw = self.encoder.encode_one(self.texts[0], query, done)
         if withdraw is not None:
             self.received(1)
         return withdraw

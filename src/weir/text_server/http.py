@@ -25,8 +25,9 @@ from weir.protocols.native import RequestOptions
 from weir.protocols.offloading import LONG_ANSWER, parsed, written
 from weir.protocols.response import Headers, HttpResponse, compressed_off_loop, echo_headers, start_headers
 from weir.text_models.texts import TextOutput
-from weir.text_server.encoder import DETAIL_BYTES, SMALL_REQUEST
+from weir.text_server.encoder import DETAIL_BYTES
 from weir.text_server.exchange import EmbeddingContext, TextExchange, check_client, mark_headers
+from weir.text_server.requests import SMALL_REQUEST
 from weir.text_server.texts import Encoded
 from weir.wire.cells import LARGE_BYTES
 from weir.wire.tensors import TEXT_BYTES

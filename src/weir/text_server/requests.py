@@ -4,18 +4,20 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy
 
 from weir.batching.request_state import begin
-from weir.errors import CapacityError, DeadlineExceeded, WeirError
+from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, WeirError
 from weir.messages import OBJECT, Dispatch, Kind
 from weir.serving.inference import QueuedRequest
+from weir.serving.settings import LONGEST_TIMEOUT
 from weir.telemetry.tracecontext import CURRENT, Origin, Trace, attributes_of_frontend, child_of
 from weir.text_models.pooling import Pooling
-from weir.text_models.texts import NO_TOKENIZE_OPTIONS, Text, TextOutput, Tokenized, TokenizeOptions, Tokens
-from weir.text_server.texts import TEXTS_FIELD, Encoded, Phases
+from weir.text_models.texts import Text, TextOutput, Tokenized, Tokens
+from weir.text_server.texts import TEXTS_FIELD, Encoded, Phases, TextQuery
+from weir.text_server.tokenizing import LengthRule
 
 if TYPE_CHECKING:
     from weir.protocols.account import Claim
@@ -85,18 +87,62 @@ def _each_term_once(terms: Any) -> Any:
 ReadyText = tuple[int, int, Tokens]  # the index of a text, the index of a piece of it, and the tokens of the piece
 
 
+class Deadline(NamedTuple):
+    """When a request that began at the instant `began` must have ended: `timeout` seconds later. `limit` says for errors where that comes from."""
+
+    began: float
+    timeout: float
+    limit: str
+
+    @property
+    def at(self) -> float:
+        """The instant of the deadline, by the service's clock."""
+        return self.began + self.timeout
+
+
+SMALL_REQUEST = 16  # texts; such a request has the server's timeout, and may be answered on the fast path
+
+
+def deadline_of(stated: float | None, count: int, *, own: float, began: float) -> Deadline:
+    """Return the deadline of a request of `count` texts whose caller has `stated` a timeout or None, where `own` is the server's.
+
+    Raises InvalidRequest for a timeout that cannot be.
+    """
+    if stated is not None:
+        if not 0 < stated <= LONGEST_TIMEOUT:
+            rule = f"must be more than 0 and at most {LONGEST_TIMEOUT:g} seconds"
+            raise InvalidRequest(f"timeout={stated!r}: {rule}")
+        return Deadline(began, stated, stated_limit(stated))
+    if count <= SMALL_REQUEST:
+        return Deadline(began, own, own_limit(own))
+    longer = min(own * count / SMALL_REQUEST, LONGEST_TIMEOUT)
+    why = f"of {count} texts: the server's setting of {own:g} s holds for {SMALL_REQUEST}"
+    return Deadline(began, longer, f"timeout={longer:g} s, {why}")
+
+
+def stated_limit(timeout: float) -> str:
+    """Return where a timeout comes from that the caller stated, for errors."""
+    return f"timeout={timeout!r} s, which came with the request"
+
+
+def own_limit(timeout: float) -> str:
+    """Return where a timeout comes from that the caller did not state, for errors."""
+    return f"timeout={timeout:g} s, the server's setting"
+
+
 class EncodeRequest:
     """One request for vectors.
 
     Attributes:
         texts: the distinct texts of the request.
         places: for each text of the caller its index in `texts`; None if all texts are distinct.
+        key: the priority, and the client or an object of its own.
+        rule: how its texts are tokenized.
         ready_texts: tokenized texts that are not in the queue yet.
         under_way: texts that are in the queue or being computed.
         handed_over: how many texts have been given to the tokenizer.
         is_tokenizing: whether the tokenizer has texts of the request now.
         left: how many texts have neither a vector nor an error.
-        limit: where the deadline came from, for errors.
         brief: whether one batch can hold the whole request.
         ids: the token ids of each text, kept only if the caller wants tokens.
         errors: the errors of texts by index, kept only if an error of one text does not end the request.
@@ -108,39 +154,36 @@ class EncodeRequest:
         charged_tokens: for how many tokens of each text the claim was charged.
         outputs: what is made of each text; none for the model's own output alone.
         beside: of several outputs the second and further ones: for each its result of each text.
-        began, tokenized: when the request began, and when its first texts were tokenized, by the service's clock.
+        tokenized: when its first texts were tokenized, by the service's clock.
     """
 
     __slots__ = (
-        "began", "brief", "call", "caller", "charged_tokens", "claim", "counts", "deadline", "dispatch", "ended", "errors", "foreign", "future",
-        "beside", "handed_over", "ids", "is_tokenizing", "key", "left", "limit", "outputs", "pieces", "places", "ready_texts", "split", "texts", "tokenize_options",
-        "tokenized", "trace", "truncate", "truncated", "under_way", "vectors",
+        "beside", "brief", "call", "charged_tokens", "claim", "counts", "deadline", "dispatch", "ended", "errors", "foreign", "future",
+        "handed_over", "ids", "is_tokenizing", "key", "left", "outputs", "pieces", "places", "ready_texts", "rule", "texts", "tokenized",
+        "trace", "truncated", "under_way", "vectors",
     )  # fmt: skip
 
     def __init__(
-        self, texts: list[Text], places: list[int] | None, *, call: "Exchange", caller: Any, priority: int, deadline: float, limit: str,
-        truncate: bool, future: "asyncio.Future[None]", split: bool = False, tokenize_options: TokenizeOptions = NO_TOKENIZE_OPTIONS,
-        began: float = 0.0,
+        self, texts: list[Text], places: list[int] | None, query: TextQuery, call: "Exchange", rule: LengthRule, deadline: Deadline
     ) -> None:  # fmt: skip
         count = len(texts)
-        self.began = self.tokenized = began
+        self.tokenized = deadline.began
         self.texts = texts
         self.places = places
         self.call = call
-        self.caller = caller
-        self.key = (priority, caller)
+        self.key = (
+            query.priority,
+            query.client or object(),
+        )  # not the request itself, which would make a reference cycle
         self.deadline = deadline
-        self.limit = limit
-        self.truncate = truncate
-        self.split = split
-        self.tokenize_options = tokenize_options
-        self.future = future
+        self.rule = rule
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.brief = False
         self.left = count
         self.counts = [0] * count
         self.truncated = [False] * count
-        self.ids: list[bytes] | None = None
-        self.errors: dict[int, WeirError] | None = None
+        self.ids: list[bytes] | None = [b""] * count if query.options.want_tokens else None
+        self.errors: dict[int, WeirError] | None = {} if query.each else None
         self.dispatch: tuple[Dispatch, float] | None = None
         self.vectors: Any = None
         self.pieces: dict[int, list[PieceVectors]] = {}
@@ -153,7 +196,7 @@ class EncodeRequest:
         self.trace: CallTrace | None = None
         self.claim: Claim | None = None
         self.charged_tokens = 1
-        self.outputs: tuple[TextOutput, ...] = ()
+        self.outputs = query.options.outputs
         self.beside: list[list[Any]] = []
 
     @property
@@ -280,10 +323,11 @@ class EncodeRequest:
 
     def phases(self, now: float) -> Phases:
         """Return how long the request took, which ends `now`."""
+        began = self.deadline.began
         if self.dispatch is None:
-            return Phases(self.tokenized - self.began, 0.0, 0.0, now - self.began)
+            return Phases(self.tokenized - began, 0.0, 0.0, now - began)
         dispatch, arrival = self.dispatch
-        return Phases(self.tokenized - self.began, dispatch.at - arrival, now - dispatch.at, now - self.began)
+        return Phases(self.tokenized - began, dispatch.at - arrival, now - dispatch.at, now - began)
 
     def errors_per_text(self) -> list[WeirError | None] | None:
         """Return the error or None of each text of the caller; None if there are no errors."""
@@ -302,13 +346,14 @@ class TextRequest(QueuedRequest):
     """A request of `call` for one text, or for a piece of one. `ended` is called with it as for a QueuedRequest.
 
     `timeout` is what its caller stated or the server's, and `deadline` that of the whole request, which began before this text entered the queue.
+    A subclass sets `tag` and `brief`, see RequestBase.
     """
 
     __slots__ = ("brief", "call", "tag")
 
     def __init__(
         self, call: "Exchange", tokens: Tokens, ended: Callable[[Any], None], *, arrival: float, timeout: float, deadline: float,
-        priority: int, cost: float, tag: float, brief: bool,
+        priority: int, cost: float,
     ) -> None:  # fmt: skip
         # The constructor of QueuedRequest inlined, because there is one for each text. A test compares the results of the two.
         self.call = call
@@ -318,8 +363,6 @@ class TextRequest(QueuedRequest):
         self.deadline = deadline
         self.priority = priority
         self.cost = cost
-        self.tag = tag
-        self.brief = brief
         self.kind = Kind.ITEM
         self.content_type = self.accept = OBJECT
         self.rows = 1
@@ -342,11 +385,20 @@ class TextPiece(TextRequest):
         tag: float, now: float,
     ) -> None:  # fmt: skip
         self.request = request
+        self.tag = tag
+        self.brief = request.brief
         self.place, self.piece, tokens = ready
+        deadline = request.deadline.at
         super().__init__(
-            call, tokens, ended, arrival=now, timeout=request.deadline - now, deadline=request.deadline, priority=request.key[0],
-            cost=cost, tag=tag, brief=request.brief,
-        )  # fmt: skip
+            call,
+            tokens,
+            ended,
+            arrival=now,
+            timeout=deadline - now,
+            deadline=deadline,
+            priority=request.key[0],
+            cost=cost,
+        )
         if request.trace is not None:
             self.trace = request.trace.text_trace()
 
@@ -357,29 +409,28 @@ class OneText(TextRequest):
     Attributes:
         done: is called once with the answer or the error, unless the request is withdrawn.
         timeout: seconds from `began` to the deadline. It is the same for all requests that state none, so that they wait in the order of their deadlines.
-        stated: whether the timeout came with the request, and not from the server's settings.
-        dimensions: how many numbers of the vector are kept; None for all.
+        query: what was asked.
         count, truncated: how many tokens the text has, and whether it was cut.
         began: when the request began, by the service's clock.
         is_over: whether it has its answer or error, or was withdrawn.
     """
 
-    __slots__ = ("began", "count", "dimensions", "done", "is_over", "stated", "truncated")
+    __slots__ = ("began", "count", "done", "is_over", "query", "truncated")
 
     def __init__(
-        self, call: "Exchange", found: Tokenized, done: Callable[[Encoded | WeirError], None], ended: Callable[["OneText"], None], *,
-        priority: int, timeout: float, stated: bool, shortest: int, tag: float, dimensions: int | None, began: float, now: float,
+        self, call: "Exchange", query: TextQuery, found: Tokenized, done: Callable[[Encoded | WeirError], None],
+        ended: Callable[["OneText"], None], *, began: float, timeout: float, shortest: int,
     ) -> None:  # fmt: skip
         ids, second, self.truncated, _ = found
         self.count = count = len(ids) // 4
         self.done = done
-        self.stated = stated
-        self.dimensions = dimensions
+        self.query = query
         self.began = began
         self.is_over = False
+        self.brief = True
         super().__init__(
-            call, Tokens(ids, second), ended, arrival=now, timeout=timeout, deadline=began + timeout, priority=priority,
-            cost=float(count if count > shortest else shortest), tag=tag, brief=True,
+            call, Tokens(ids, second), ended, arrival=call.service.now(), timeout=timeout, deadline=began + timeout,
+            priority=query.priority, cost=float(count if count > shortest else shortest),
         )  # fmt: skip
 
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from weir.errors import InvalidRequest, brief
 from weir.text_models.late_interaction import MAXSIM, MEAN_MAXSIM
 from weir.text_models.texts import TextOutput
-from weir.text_server.exchange import TextExchange, TextOptions, check_text
-from weir.text_server.texts import Encoded, TextFacts, TextTask
+from weir.text_server.exchange import TextExchange, check_text
+from weir.text_server.texts import Encoded, TextFacts, TextOptions, TextTask
 
 
 class Ranked(NamedTuple):

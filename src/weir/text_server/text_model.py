@@ -390,16 +390,13 @@ class ServedTextModel:
         )  # fmt: skip
 
     def _facts(self, service: "ModelHandle") -> TextFacts:
-        pooling, batching = self.recipe.pooling, service.facts.batching
-        max_tokens = batching.max_batch_cost
+        pooling = self.recipe.pooling
         return TextFacts(
             id=self._spec.repository, listed=self._spec.listed,
             tasks=self.tasks, outputs=tuple(map(TextOutput, poolings_of(self.recipe))), labels=self._checkpoint.labels if pooling in _LABELLED else (),
             independent_labels=self._checkpoint.independent_labels, prompts=self._checkpoint.prompts, pooling="+".join(each.value for each in self.recipe.poolings),
             dtype=_ONNX_DTYPES.get(self._spec.computing.dtype or "", _DTYPES[self.recipe.precision]), device="gpu" if may_use_gpu(self._spec.computing.device_map) else "cpu",
-            truncates=self._spec.text.truncate, max_batch_size=batching.max_batch_size,
-            max_batch_tokens=None if max_tokens is None else int(max_tokens), max_waiting=batching.max_queue_size,
-            similarity=self._checkpoint.layout.similarity, ranges=self._ranges, use=_Use(service, self._spec.threads), unscaled=not self.recipe.normalize,
+            truncates=self._spec.text.truncate, similarity=self._checkpoint.layout.similarity, ranges=self._ranges, use=_Use(service, self._spec.threads), unscaled=not self.recipe.normalize,
             waiting=lambda: int(service.control.state(brief=True)["waiting"]),
         )  # fmt: skip
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from weir.batching.settings import BatchingSettings
 from weir.errors import WeirError
 from weir.messages import Dispatch
 from weir.telemetry.tracecontext import Origin, Trace
@@ -115,8 +116,6 @@ class TextFacts(NamedTuple):
         dtype: the numbers in which it computes: float32, float16, bfloat16 or int8.
         device: cpu or gpu.
         truncates: whether texts that are too long are cut, for callers who do not state it.
-        max_batch_size, max_batch_tokens: the most texts and tokens of a batch; None for no limit.
-        max_waiting: how many texts may wait.
         similarity: how two of its vectors are compared: cosine, dot, euclidean or manhattan; those of late interaction by maxsim or meanmaxsim.
         unscaled: whether its vectors may have other lengths than 1, so that a protocol whose vectors have length 1 must scale them.
         ranges: the least and the greatest number of each dimension, float32 [2, dimensions], for int8 and uint8; None if they are not given.
@@ -135,14 +134,65 @@ class TextFacts(NamedTuple):
     dtype: str = "float32"
     device: str = "cpu"
     truncates: bool = True
-    max_batch_size: int | None = None
-    max_batch_tokens: int | None = None
-    max_waiting: int = 0
     similarity: str = "cosine"
     ranges: NDArray[Any] | None = None
     unscaled: bool = False
     use: Callable[[], WorkersUse] | None = None
     waiting: Callable[[], int] | None = None
+
+
+class TextOptions(NamedTuple):
+    """What the body of a request may state about its texts.
+
+    Attributes:
+        dimensions: keep so many numbers at the start of each vector; None for all.
+        truncate: whether texts that are too long are cut or refused; None for the server's setting.
+        prompt: the name of a prompt of the model, or the text of a prompt, to put before every text; None for the server's prompt.
+        whole_words, truncate_left: see TokenizeOptions.
+        want_tokens: also return the tokens as strings.
+        outputs: what is to be made of each text, in one pass; none for the model's own output.
+    """
+
+    dimensions: int | None = None
+    truncate: bool | None = None
+    prompt: str | None = None
+    whole_words: bool = False
+    want_tokens: bool = False
+    truncate_left: bool = False
+    outputs: tuple[TextOutput, ...] = ()
+
+
+NO_OPTIONS = TextOptions()
+
+
+class TextQuery(NamedTuple):
+    """What is asked for texts: the options from the body of the request, and who asks.
+
+    Attributes:
+        frontend: the name of the frontend, for metrics and logs.
+        options: the options from the body.
+        client: who sends the texts. Requests of one client share one fair share of the queue; with "" the request has a share of its own.
+        priority: texts of a higher priority are computed first.
+        timeout: seconds until the request fails; None for the server's setting.
+        trace: the request's Origin, or the Trace that the endpoint has begun.
+        each: an invalid text does not end the request; its error is in `Encoded.errors`.
+        as_json: the only text's worker may write the vector, see Encoded.written.
+    """
+
+    frontend: str
+    options: TextOptions = NO_OPTIONS
+    client: str = ""
+    priority: int = 0
+    timeout: float | None = None
+    trace: Trace | Origin = None
+    each: bool = False
+    as_json: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether `Encodes.encode_one` can do what is asked for one text: a vector or scores, for a client without a name."""
+        options = self.options
+        return not (self.client or options.whole_words or options.want_tokens or options.outputs)
 
 
 class Encodes(Protocol):
@@ -164,38 +214,20 @@ class Encodes(Protocol):
     def max_length(self) -> int:
         """The most tokens of a text that the model reads, special tokens included."""
 
-    async def encode(
-        self, texts: Sequence[Text], *, frontend: str, client: str = "", priority: int = 0, timeout: float | None = None,
-        dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
-        prompt: str | None = None, whole_words: bool = False, truncate_left: bool = False, each: bool = False,
-        trace: Trace | Origin = None, outputs: Sequence[TextOutput] = (),
-    ) -> Encoded:  # fmt: skip
-        """Return the vectors of `texts`, in order. Cancelling the call takes the texts out of the queue.
+    @property
+    def batching(self) -> BatchingSettings:
+        """The limits of the model's queue and of its batches, as they are now."""
 
-        Args:
-            texts: one or more texts.
-            frontend: the name of the frontend, for metrics and logs.
-            client: who sends the texts. Requests of one client share one fair share of the queue; with "" the request has a share of its own.
-            priority: texts of a higher priority are computed first.
-            timeout: seconds until the request fails; None for the server's setting.
-            dimensions: keep so many numbers at the start of each vector; None for all.
-            truncate: whether texts that are too long are cut or refused; None for the server's setting.
-            want_tokens: also return the tokens as strings.
-            prompt: the name of a prompt of the model, or the text of a prompt, to put before every text; None for the server's prompt.
-            whole_words, truncate_left: see TokenizeOptions.
-            each: an invalid text does not end the request; its error is in `Encoded.errors`.
-            trace: the request's Origin, or the Trace that the endpoint has begun.
-            outputs: what is to be made of each text, in one pass; none for the model's own output.
+    async def encode(self, texts: Sequence[Text], query: TextQuery) -> Encoded:
+        """Return the vectors of one or more `texts`, in order. Cancelling the call takes the texts out of the queue.
 
         Raises InvalidRequest naming the place of the text and the rule, and the errors of the queue: Overloaded, DeadlineExceeded, Draining.
         """
 
     def encode_one(
-        self, text: Text, done: Callable[[Encoded | WeirError], None], *, frontend: str, priority: int = 0,
-        timeout: float | None = None, dimensions: int | None = None, truncate: bool | None = None, prompt: str | None = None,
-        truncate_left: bool = False, as_json: bool = False,
-    ) -> Callable[[], object] | None:  # fmt: skip
-        """Encode one text as `encode` does, for a client without a name, and call `done` with the answer or the error. `as_json`: see Encoded.written.
+        self, text: Text, query: TextQuery, done: Callable[[Encoded | WeirError], None]
+    ) -> Callable[[], object] | None:
+        """Encode one text as `encode` does, and call `done` with the vector or the error.
 
         Return a function that takes the text back; None if it must go to `encode`. Raises the errors of `encode` that come before the queue.
         """

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from threading import Thread
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from weir.errors import Draining, InvalidRequest, ModelError, WeirError
 from weir.text_models.texts import NO_TOKENIZE_OPTIONS, Text, TokenDetail, Tokenized, TokenizeOptions
@@ -58,24 +58,24 @@ class Tokenizes(Protocol):
 TokenizeResult = Tokenized | list[Tokenized] | WeirError  # a list holds the pieces of one text
 
 
-class TokenizeRequest:
-    """Texts of one caller to be tokenized. `done` is called with a result for each text, on the thread of the event loop.
+class LengthRule(NamedTuple):
+    """How texts are tokenized: one of more than `max_length` tokens is split into pieces with `split`, cut with `truncate`, else an error.
 
-    A text of more than `max_length` tokens is split into pieces with `split`, cut with `truncate`, and is an error otherwise.
+    `truncate` is set with `split` too: token ids, which are not split, are cut.
     """
 
-    __slots__ = ("done", "tokenize_options", "max_length", "split", "texts", "truncate")
+    max_length: int
+    truncate: bool
+    split: bool = False
+    options: TokenizeOptions = NO_TOKENIZE_OPTIONS
 
-    def __init__(
-        self, texts: Sequence[Text], max_length: int, truncate: bool, done: Callable[[Sequence[TokenizeResult]], None],
-        split: bool = False, tokenize_options: TokenizeOptions = NO_TOKENIZE_OPTIONS,
-    ) -> None:  # fmt: skip
-        self.split = split
-        self.tokenize_options = tokenize_options
-        self.texts = texts
-        self.max_length = max_length
-        self.truncate = truncate
-        self.done = done
+
+class TokenizeRequest(NamedTuple):
+    """Texts of one caller to be tokenized. `done` is called with a result for each text, on the thread of the event loop."""
+
+    texts: Sequence[Text]
+    rule: LengthRule
+    done: Callable[[Sequence[TokenizeResult]], None]
 
 
 class TokenizerThreads:
@@ -130,7 +130,7 @@ class TokenizerThreads:
 
     def add(self, request: TokenizeRequest, characters: float) -> None:
         """Tokenize `request`, which has so many `characters`; with infinity it is not urgent. Call it on the thread of the event loop."""
-        if characters <= AT_ONCE_CHARACTERS and not request.split and self._done_at_once(request):
+        if characters <= AT_ONCE_CHARACTERS and not request.rule.split and self._done_at_once(request):
             return
         if not self._count:
             asyncio.get_running_loop().call_soon(self._run, [request])
@@ -147,12 +147,11 @@ class TokenizerThreads:
 
     def _done_at_once(self, request: TokenizeRequest) -> bool:
         """Tokenize `request` if all its words are known, or nearly all. Return whether that was so."""
-        began = time.monotonic()
+        began, rule = time.monotonic(), request.rule
         try:
             results = self._tokenizer.at_once(
-                request.texts, max_length=request.max_length, truncate=request.truncate,
-                tokenize_options=request.tokenize_options,
-            )  # fmt: skip
+                request.texts, max_length=rule.max_length, truncate=rule.truncate, tokenize_options=rule.options
+            )
         except Exception:  # a thread meets it again, and answers with it
             return False
         if results is None:
@@ -193,22 +192,21 @@ class TokenizerThreads:
             return [[failure] * len(requests[0].texts)]
 
     def _tokenized(self, requests: list[TokenizeRequest]) -> list[Sequence[TokenizeResult]]:
-        """Return the results of each request. Requests with the same options are tokenized in one call."""
-        groups: dict[tuple[int, bool, TokenizeOptions], list[TokenizeRequest]] = {}
+        """Return the results of each request. Requests with the same rule are tokenized in one call."""
+        groups: dict[LengthRule, list[TokenizeRequest]] = {}
         for request in requests:
-            key = (request.max_length, request.truncate or request.split, request.tokenize_options)
-            groups.setdefault(key, []).append(request)
+            groups.setdefault(request.rule, []).append(request)
         found: dict[int, Sequence[TokenizeResult]] = {}
-        for (max_length, truncate, tokenize_options), members in groups.items():
+        for rule, members in groups.items():
             texts = [text for request in members for text in request.texts]
             results = iter(
                 self._tokenizer.encode(
-                    texts, max_length=max_length, truncate=truncate, tokenize_options=tokenize_options
+                    texts, max_length=rule.max_length, truncate=rule.truncate, tokenize_options=rule.options
                 )
             )
             for request in members:
                 mine: list[TokenizeResult] = [next(results) for _ in request.texts]
-                if request.split:
+                if rule.split:
                     mine = [self._split(request, *each) for each in zip(request.texts, mine, strict=True)]
                 found[id(request)] = mine
         return [found[id(request)] for request in requests]
@@ -217,7 +215,8 @@ class TokenizerThreads:
         """Return the pieces of a text that was cut. Token ids stay cut, as they include special tokens that the caller placed."""
         if not isinstance(result, Tokenized) or not result.truncated or isinstance(text[0], int):
             return result
-        pieces = self._tokenizer.split(text, max_length=request.max_length, tokenize_options=request.tokenize_options)
+        rule = request.rule
+        pieces = self._tokenizer.split(text, max_length=rule.max_length, tokenize_options=rule.options)
         return pieces if isinstance(pieces, InvalidRequest) else list(pieces)
 
     def _deliver(

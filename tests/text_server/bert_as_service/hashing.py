@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy
 from numpy.typing import NDArray
+from tests.text_server.hashing import Heard
 
+from weir.batching.settings import BatchingSettings
 from weir.errors import InvalidRequest, WeirError
-from weir.telemetry.tracecontext import Origin, Trace
-from weir.text_models.texts import Text, TextOutput, TokenDetail
-from weir.text_server.texts import Encoded, TextFacts
+from weir.text_models.texts import Text, TokenDetail
+from weir.text_server.texts import Encoded, TextFacts, TextQuery
 
 DIMENSIONS = 8
 MAX_LENGTH = 6
@@ -39,37 +40,31 @@ class Hashing:
     dimensions = DIMENSIONS
     max_length = MAX_LENGTH
     facts = TextFacts()
+    batching = BatchingSettings()
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.heard: list[Heard] = []
         self.cancelled = 0
         self.refusals: list[WeirError] = []  # what the next calls raise
         self.released = asyncio.Event()
 
-    def encode_one(self, text: Text, done: Any, **said: Any) -> None:
+    def encode_one(self, text: Text, query: TextQuery, done: Any) -> None:
         """Leave it to `encode`."""
 
-    async def encode(
-        self, texts: Sequence[Text], *, frontend: str, client: str = "", priority: int = 0, timeout: float | None = None,
-        dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
-        prompt: str | None = None, whole_words: bool = False, truncate_left: bool = False, each: bool = False,
-        trace: Trace | Origin = None, outputs: Sequence[TextOutput] = (),
-    ) -> Encoded:  # fmt: skip
+    async def encode(self, texts: Sequence[Text], query: TextQuery) -> Encoded:
         """Return the vectors of `texts`."""
-        said = {"client": client, "priority": priority, "timeout": timeout, "texts": list(texts), "tokens": want_tokens}
-        self.asked.append(
-            {**said, "truncate": truncate, "frontend": frontend, "prompt": prompt, "whole_words": whole_words}
-        )
+        options = query.options
+        self.heard.append(Heard(list(texts), query))
         if self.refusals:
             raise self.refusals.pop(0)
         for place, text in enumerate(texts):
             await self._obey(place, text)
         words = [words_of(text) for text in texts]
         cut = [len(each) > MAX_LENGTH for each in words]
-        if truncate is False and any(cut):
+        if options.truncate is False and any(cut):
             raise InvalidRequest(f"texts[{cut.index(True)}]: is longer than {MAX_LENGTH} tokens")
-        vectors = numpy.stack([vector_of(text, dimensions or DIMENSIONS) for text in texts])
-        tokens = [each[:MAX_LENGTH] for each in words] if want_tokens else None
+        vectors = numpy.stack([vector_of(text, options.dimensions or DIMENSIONS) for text in texts])
+        tokens = [each[:MAX_LENGTH] for each in words] if options.want_tokens else None
         return Encoded(vectors, [min(len(each), MAX_LENGTH) for each in words], cut, tokens)
 
     async def tokenize(

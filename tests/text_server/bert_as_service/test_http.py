@@ -17,6 +17,7 @@ from tests.text_server.served_texts import described, served
 from weir.errors import Overloaded
 from weir.protocols.account import Account
 from weir.text_server.bert_as_service import http as bert_http
+from weir.text_server.texts import TextOptions
 
 TEXTS = ["first do it", "then do it right"]
 EXPECTED = [vector_of(text).tolist() for text in TEXTS]
@@ -77,10 +78,8 @@ def test_how_texts_are_read_may_be_chosen() -> None:
     encoder = HashingEncoder()
     post(encoder, json={"id": 1, "texts": [["do", "it"]], "is_tokenized": True, "prompt": "query"})
     post(encoder, json={"id": 1, "texts": [["do", "it"]]})
-    assert [(heard.said["whole_words"], heard.said["prompt"]) for heard in encoder.heard] == [
-        (True, "query"),
-        (False, None),
-    ]
+    options = [heard.query.options for heard in encoder.heard]
+    assert options == [TextOptions(whole_words=True, prompt="query"), TextOptions()]
 
 
 def test_msgpack_carries_the_bytes_of_the_array() -> None:

@@ -104,7 +104,7 @@ def test_a_drain_waits_for_the_answers(connect: Connect) -> None:
     with Opened() as opened:
         client = connect(opened)
         client.encode(["!wait"], blocking=False)
-        opened.until(lambda: bool(opened.encoder.asked))
+        opened.until(lambda: bool(opened.encoder.heard))
         assert not opened.run(opened.frontend.drain(0.05))
         opened.call(opened.encoder.released.set)
         assert opened.run(opened.frontend.drain(20.0))

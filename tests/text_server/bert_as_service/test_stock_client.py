@@ -64,8 +64,8 @@ def test_texts_become_vectors(connect: Connect) -> None:
 def test_texts_may_be_words_already(connect: Connect, opened: Opened) -> None:
     words = [text.split() for text in TEXTS]
     assert (connect().encode(words, is_tokenized=True) == expected(TEXTS)).all()
-    assert opened.encoder.asked[-1]["texts"] == words
-    assert opened.encoder.asked[-1]["whole_words"]
+    assert opened.encoder.heard[-1].texts == words
+    assert opened.encoder.heard[-1].query.options.whole_words
 
 
 def test_tokens_are_shown(connect: Connect) -> None:
@@ -76,7 +76,7 @@ def test_tokens_are_shown(connect: Connect) -> None:
 
 def test_a_pair_of_texts_is_one(connect: Connect, opened: Opened) -> None:
     connect().encode(["who ||| me", " ||| none"])
-    assert opened.encoder.asked[-1]["texts"] == [("who", "me"), " ||| none"]
+    assert opened.encoder.heard[-1].texts == [("who", "me"), " ||| none"]
 
 
 def test_answers_are_fetched_later(connect: Connect) -> None:
@@ -157,7 +157,7 @@ def test_a_request_that_is_too_large_raises(connect: Connect) -> None:
 def test_what_is_no_character_is_left_out(connect: Connect, opened: Opened) -> None:
     vectors = connect(timeout=-1).encode(["First\0 do it", "then \ud83ddo it right", "then do it better"])
     assert (vectors == expected(TEXTS)).all()
-    assert opened.encoder.asked[-1]["texts"] == TEXTS
+    assert opened.encoder.heard[-1].texts == TEXTS
 
 
 def test_an_identity_may_be_anything(connect: Connect) -> None:
@@ -205,7 +205,7 @@ def test_what_a_full_line_refuses_waits(connect: Connect, opened: Opened) -> Non
 
 def test_a_stock_request_has_all_the_time_that_its_client_listens(connect: Connect, opened: Opened) -> None:
     connect().encode(TEXTS)
-    assert opened.encoder.asked[-1]["timeout"] == LONGEST_TIMEOUT
+    assert opened.encoder.heard[-1].query.timeout == LONGEST_TIMEOUT
 
 
 def test_what_takes_longer_than_requests_may_is_answered_to_a_stock_client() -> None:

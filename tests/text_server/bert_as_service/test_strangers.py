@@ -243,7 +243,7 @@ def test_unfinished_messages_are_bounded_together_and_all_come_whole() -> None:
             for each, half in zip(strangers, halves, strict=True):
                 each.settimeout(20)
                 threads.submit(each.sendall, half)
-        opened.until(lambda: len(opened.encoder.asked) == 8)
+        opened.until(lambda: len(opened.encoder.heard) == 8)
         assert opened.call(lambda: opened.frontend._in.held) == 0
         assert not opened.frontend.drops.counts["connection"]
         for each in (*strangers, listening):
@@ -262,7 +262,7 @@ def test_a_message_that_waits_for_others_goes_on_when_they_leave() -> None:
         first.close()
         opened.until(lambda: not any(peer.is_held_back for peer in opened.frontend._in.peers))
         second.sendall(said[100_000:])
-        opened.until(lambda: len(opened.encoder.asked) == 1)
+        opened.until(lambda: len(opened.encoder.heard) == 1)
         second.close()
 
 
@@ -272,7 +272,7 @@ def test_while_much_is_under_way_nothing_is_read() -> None:
             for _ in range(20):
                 client.encode(["!wait", "x" * 200_000], blocking=False)
             opened.until(lambda: opened.frontend._in.paused)
-            assert len(opened.encoder.asked) < 20
+            assert len(opened.encoder.heard) < 20
             late = connected(opened.port, "PUSH")
             opened.call(opened.encoder.released.set)
             assert len(client.fetch_all()) == 20
@@ -313,7 +313,7 @@ def test_what_clients_hold_is_in_the_account_of_all_endpoints() -> None:
         asking, listening = connected(opened.port, "PUSH"), connected(opened.port_out, "SUB")
         opened.until(lambda: account.connections == 2)
         asking.sendall(message(b"a", text, b"1", b"2"))
-        opened.until(lambda: len(opened.encoder.asked) == 1)
+        opened.until(lambda: len(opened.encoder.heard) == 1)
         assert MIB // 2 < account.held_bytes < MIB
         asking.sendall(message(b"a", text, b"2", b"2")[: MIB // 4])
         opened.until(lambda: account.held_bytes > 3 * MIB // 4)  # a message that has not come whole
@@ -333,7 +333,7 @@ def test_nothing_more_is_read_while_the_account_is_full() -> None:
             for _ in range(8):
                 client.encode(["!wait", "x" * (MIB // 4)], blocking=False)
             opened.until(lambda: opened.frontend._in.paused)
-            assert len(opened.encoder.asked) < 8
+            assert len(opened.encoder.heard) < 8
             assert MIB // 2 < account.held_bytes < 2 * MIB  # what comes next would be too much
             opened.call(opened.encoder.released.set)
             assert len(client.fetch_all()) == 8
@@ -436,7 +436,7 @@ def test_who_asks_much_and_leaves_holds_up_nobody() -> None:
 
         asking = connected(opened.port, "PUSH")
         asking.sendall(b"".join(message(b"nobody", b'["!wait"]', b"%d" % number, b"1") for number in range(1000)))
-        opened.until(lambda: len(opened.encoder.asked) == 1000)
+        opened.until(lambda: len(opened.encoder.heard) == 1000)
         opened.call(look)
         asking.close()
         opened.until(lambda: opened.encoder.cancelled == 1000)
@@ -453,7 +453,7 @@ def test_while_the_queue_is_full_only_some_requests_try_again(monkeypatch: pytes
         asking.sendall(b"".join(message(b"me", b'["a%d"]' % number, b"%d" % number, b"1") for number in range(100)))
 
         def asked() -> Counter[str]:
-            return Counter(said["texts"][0] for said in opened.encoder.asked)
+            return Counter(str(heard.texts[0]) for heard in opened.encoder.heard)
 
         opened.until(lambda: len(asked()) == 100 and max(asked().values()) > 3)
         assert len([text for text, times in opened.call(asked).items() if times > 1]) == 8
@@ -510,7 +510,7 @@ def test_no_more_is_kept_for_who_does_not_come_than_allowed() -> None:
         asking = connected(opened.port, "PUSH")
         for number in range(100):
             asking.sendall(message(b"nobody", b'["a b"]', b"%d" % number, b"1"))
-        opened.until(lambda: opened.encoder.asked[99:] != [])
+        opened.until(lambda: opened.encoder.heard[99:] != [])
         opened.until(lambda: opened.frontend.drops.counts["answer"] > 50)
         assert opened.frontend._publisher._kept_bytes <= 20_000
         asking.close()

@@ -7,6 +7,8 @@ from tests.text_server.hashing import HashingEncoder
 from tests.text_server.protocols.test_tei import asked, labeller, post, ranker
 from tests.text_server.served_texts import Served
 
+from weir.batching.settings import BatchingSettings
+
 
 def test_documents_are_ranked() -> None:
     encoder = ranker()
@@ -67,7 +69,8 @@ def test_models_have_what_its_client_reads() -> None:
         return (await server.client.get("/models")).json()
 
     encoder = ranker()
-    encoder.facts = encoder.facts._replace(waiting=lambda: 3, max_waiting=12, max_batch_size=8)
+    encoder.facts = encoder.facts._replace(waiting=lambda: 3)
+    encoder.batching = BatchingSettings(max_queue_size=12, max_batch_size=8)
     (card,) = asked(ask, encoder)["data"]
     assert card["stats"] == {"queue_fraction": 0.25, "queue_absolute": 3, "results_pending": 3, "batch_size": 8}
     assert (card["id"], card["owned_by"], card["object"]) == ("ranker", "infinity", "model")

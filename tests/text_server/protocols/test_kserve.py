@@ -26,10 +26,10 @@ from weir.embedding import EmbeddingServer
 from weir.errors import DeadlineExceeded, InvalidRequest
 from weir.protocols.native import RequestHead
 from weir.protocols.settings import HttpSettings
-from weir.text_server.exchange import EmbeddingContext, TextExchange, TextOptions
+from weir.text_server.exchange import EmbeddingContext, TextExchange
 from weir.text_server.metrics import TextCounts
 from weir.text_server.protocols.kserve import Item, ItemGroups
-from weir.text_server.texts import Encoded
+from weir.text_server.texts import Encoded, TextOptions, TextQuery
 
 TEXTS = ["first do it", "then do it right", "it"]
 LONG = "it " * 20
@@ -429,10 +429,11 @@ def test_of_many_wishes_only_some_are_under_way() -> None:
             self.under_way = self.most = self.ended = 0
             self.timeouts: list[float] = []
 
-        async def encode(self, texts: list[str], *, timeout: float, **said: Any) -> Encoded:
+        async def encode(self, texts: list[str], query: TextQuery) -> Encoded:
             self.under_way += 1
             self.most = max(self.most, self.under_way)
-            self.timeouts.append(timeout)
+            assert query.timeout is not None
+            self.timeouts.append(query.timeout)
             await asyncio.sleep(0)
             self.under_way -= 1
             self.ended += 1

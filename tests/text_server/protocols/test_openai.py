@@ -24,7 +24,7 @@ from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.metrics import TextCounts
 from weir.text_server.protocols import openai as openai_api
 from weir.text_server.server import added_by
-from weir.text_server.texts import TextFacts
+from weir.text_server.texts import TextFacts, TextOptions, TextQuery
 
 TEXTS = ["first do it", "then do it right", "then do it better"]
 EXPECTED = np.stack([vector_of(text) for text in TEXTS])
@@ -92,10 +92,7 @@ def test_input_is_texts_or_token_ids(given: Any, texts: Any) -> None:
     answer = asking(encoder)(lambda server: of_stock_client(server, input=given, user="me", dimensions=3))
     assert encoder.heard[0].texts == texts
     assert {len(each.embedding) for each in answer.data} == {3}
-    assert encoder.heard[0].said == {
-        "frontend": "openai", "client": "me", "priority": 0, "timeout": None, "dimensions": 3, "truncate": None,
-        "want_tokens": False, "prompt": None, "whole_words": False, "truncate_left": False, "trace": None,
-    }  # fmt: skip
+    assert encoder.heard[0].query == TextQuery("openai", TextOptions(dimensions=3), client="me")
 
 
 @pytest.mark.parametrize(("said", "chosen"), [
@@ -108,7 +105,7 @@ def test_the_prompt_is_chosen_by_name_by_the_kind_of_text_or_by_an_instruction(s
         facts=TextFacts(prompts={"query": "Instruct: Given a question\nQuery:", "passage": "passage: "})
     )
     assert post(encoder, {"input": "one", **said}).status_code == 200
-    assert encoder.heard[0].said["prompt"] == chosen
+    assert encoder.heard[0].query.options.prompt == chosen
 
 
 @pytest.mark.parametrize("field", ["encoding_format", "embedding_type"])
@@ -163,13 +160,13 @@ def test_infinitys_and_jinas_ways_to_ask_are_answered_alike() -> None:
 def test_the_left_end_of_a_text_may_be_kept() -> None:
     encoder = HashingEncoder()
     post(encoder, {"input": "one", "truncation_direction": "left"})
-    assert encoder.heard[0].said["truncate_left"]
+    assert encoder.heard[0].query.options.truncate_left
 
 
 def test_a_prompt_may_be_named() -> None:
     encoder = HashingEncoder()
     asking(encoder)(lambda server: of_stock_client(server, input="one", extra_body={"prompt": "query: "}))
-    assert encoder.heard[0].said["prompt"] == "query: "
+    assert encoder.heard[0].query.options.prompt == "query: "
 
 
 @pytest.mark.parametrize(("error", "kind", "code"), [
@@ -276,8 +273,8 @@ def test_headers_say_who_asks_and_until_when() -> None:
     headers = {"X-Request-Timeout": "2.5", "X-Request-Priority": "3", "X-Client-Id": "me", "X-Request-Id": "r1"}
     answer = post(encoder, json={"input": "a"}, headers=headers)
     assert answer.headers["x-request-id"] == "r1"
-    said = encoder.heard[0].said
-    assert (said["timeout"], said["priority"], said["client"]) == (2.5, 3, "me")
+    query = encoder.heard[0].query
+    assert (query.timeout, query.priority, query.client) == (2.5, 3, "me")
     wrong = post(encoder, json={"input": "a"}, headers={"X-Request-Timeout": "soon"})
     assert wrong.status_code == 400 and "X-Request-Timeout" in wrong.json()["error"]["message"]
 

@@ -45,8 +45,8 @@ from weir.text_server.bert_as_service.port import Drops, Limits, Peer, Port
 from weir.text_server.bert_as_service.settings import ZeroMqSettings
 from weir.text_server.bert_as_service.status import Status
 from weir.text_server.bert_as_service.zmtp import Event, Received, Subscribed, pack
-from weir.text_server.exchange import EmbeddingContext, TextExchange, TextOptions
-from weir.text_server.texts import Encoded
+from weir.text_server.exchange import EmbeddingContext, TextExchange
+from weir.text_server.texts import Encoded, TextOptions
 from weir.wire.status import http_code
 
 MAX_TOPICS = 256  # subscriptions of one peer

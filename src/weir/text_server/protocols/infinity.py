@@ -224,12 +224,14 @@ class InfinityModelList(TypedDict):
 
 
 def _card(encoder: Encodes, since: int) -> InfinityModelCard:
-    facts = encoder.facts
+    facts, batching = encoder.facts, encoder.batching
     waiting = -1 if facts.waiting is None else facts.waiting()
     stats: ModelStats = {
-        "queue_fraction": waiting / facts.max_waiting if facts.max_waiting else 0.0, "queue_absolute": waiting,
-        "results_pending": waiting, "batch_size": facts.max_batch_size or -1,
-    }  # fmt: skip
+        "queue_fraction": max(0, waiting) / batching.max_queue_size,
+        "queue_absolute": waiting,
+        "results_pending": waiting,
+        "batch_size": batching.max_batch_size,
+    }
     return {
         **model_card(encoder, since), "owned_by": "infinity", "stats": stats, "backend": "weir",
         "capabilities": [_CAPABILITIES[task] for task in facts.tasks if task in _CAPABILITIES],

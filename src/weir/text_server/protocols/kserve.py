@@ -34,10 +34,8 @@ from weir.text_models.model import ITEM_RULE
 from weir.text_models.packing import packed
 from weir.text_models.texts import Text, TextItem, TextOptionFields, TextOutput
 from weir.text_server.exchange import (
-    NO_OPTIONS,
     EmbeddingContext,
     TextExchange,
-    TextOptions,
     check_client,
     check_text,
     mark_headers,
@@ -46,7 +44,7 @@ from weir.text_server.exchange import (
 )
 from weir.text_server.http import TextHead
 from weir.text_server.scores import each_output, sparse_vector
-from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes
+from weir.text_server.texts import NO_OPTIONS, TEXTS_FIELD, Encoded, Encodes, TextOptions
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, TensorValue
 from weir.wire.schema import read_document
 from weir.wire.status import http_code, kserve_code

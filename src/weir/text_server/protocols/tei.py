@@ -33,7 +33,6 @@ from weir.text_models.texts import TOO_LONG, Ids, PlainText, Text, TextOptionFie
 from weir.text_server.exchange import (
     EmbeddingContext,
     TextExchange,
-    TextOptions,
     check_text,
     listed_name,
     options_of,
@@ -42,7 +41,7 @@ from weir.text_server.exchange import (
 from weir.text_server.http import Listing, TextApi, TextCall, TextPage, listing
 from weir.text_server.protocols.infinity import INFINITY_RERANK, InfinityRerank
 from weir.text_server.scores import labelled, ranking, read_pairs, relevance, terms, without_nulls
-from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes, TextTask
+from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes, TextOptions, TextTask
 from weir.wire.schema import any_of, read_document
 from weir.wire.status import http_code
 
@@ -503,11 +502,12 @@ class TeiInfo(TypedDict):
 
 def model_info(encoder: Encodes, context: EmbeddingContext) -> TeiInfo:
     """Return what is known of a model, with TEI's fields."""
-    facts = encoder.facts
+    facts, batching = encoder.facts, encoder.batching
+    max_tokens = batching.max_batch_cost
     return {
         "model_id": encoder.facts.id or encoder.name, "served_model_name": listed_name(encoder), "model_sha": None, "model_dtype": facts.dtype, "model_type": _model_type(encoder),
-        "max_concurrent_requests": facts.max_waiting, "max_input_length": encoder.max_length,
-        "max_batch_tokens": facts.max_batch_tokens, "max_batch_requests": facts.max_batch_size,
+        "max_concurrent_requests": batching.max_queue_size, "max_input_length": encoder.max_length,
+        "max_batch_tokens": None if max_tokens is None else int(max_tokens), "max_batch_requests": batching.max_batch_size,
         "max_client_batch_size": context.max_texts, "auto_truncate": facts.truncates, "tokenization_workers": 2,
         "version": __version__, "sha": None, "docker_label": None, "similarity_fn_name": facts.similarity,
     }  # fmt: skip
