@@ -194,7 +194,7 @@ class AsyncLocalTransport:
         except TimeoutError:
             raise DeadlineExceeded(f"no answer within {timeout:g} s") from None
 
-    def chunks(self, step: Steps, timeout: float) -> AsyncGenerator[StreamPart, None]:
+    def chunks(self, step: Steps, silence: Silence) -> AsyncGenerator[StreamPart, None]:
         """Run a step and yield its answers; each request has its own timeout."""
         return _for_caller(step())
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy
+import psutil
 import pytest
 from tests.client import kit
 from tests.client.models import item
@@ -65,8 +66,7 @@ def test_a_server_that_is_stopped_holds_nobody(name: str, server: kit.Running, t
             never.touch()
 
 
-# The core of gRPC does not end a call before the message that it is writing has left.
-@pytest.mark.parametrize("name", [name for name in kit.REMOTE if not name.startswith("grpc")])
+@pytest.mark.parametrize("name", kit.REMOTE)
 def test_a_server_that_does_not_read_holds_nobody(name: str, server: kit.Running) -> None:
     long = {"x": numpy.zeros((2_000_000, 2), numpy.float32)}
     with kit.asking(name, server, timeout=30.0) as client:
@@ -79,5 +79,58 @@ def test_a_server_that_does_not_read_holds_nobody(name: str, server: kit.Running
                     client.infer("scale", long, timeout=ALLOWED)
             client.close()
             assert time.monotonic() - began < 20.0  # much less than the 30 s of the client
+        finally:
+            server.served.signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("name", kit.REMOTE)
+def test_a_stream_to_a_server_that_does_not_read_holds_nobody(name: str, server: kit.Running) -> None:
+    long = item(["x" * 16_000_000])
+    with kit.asking(name, server, timeout=ALLOWED) as client:
+        assert client.server_live()
+        server.served.signal(signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            for _ in range(2):
+                with pytest.raises(errors.WeirError):
+                    next(client.stream("script", long))
+            client.close()
+            assert time.monotonic() - began < 20.0
+        finally:
+            server.served.signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("name", [name for name in kit.REMOTE if name.startswith("grpc")])
+def test_a_call_that_is_left_behind_takes_no_other_with_it(name: str, server: kit.Running, tmp_path: Path) -> None:
+    """gRPC has one connection for all calls: those under way keep it, and the next call has another."""
+    long = {"x": numpy.zeros((2_000_000, 2), numpy.float32)}
+    with kit.asking(name, server, timeout=30.0) as client:
+        under_way = client.stream("script", item([1, until(tmp_path / "now"), 2]))
+        next(under_way)
+        server.served.signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(errors.DeadlineExceeded):
+                client.infer("scale", long, timeout=ALLOWED)
+        finally:
+            server.served.signal(signal.SIGCONT)
+        assert client.infer("scale", {"x": long["x"][:1]})["y"].shape == (1, 2)
+        (tmp_path / "now").touch()
+        assert len(list(under_way)) == 1
+
+
+@pytest.mark.parametrize("name", [name for name in kit.REMOTE if name.startswith("grpc")])
+def test_calls_that_nobody_reads_do_not_gather(name: str, server: kit.Running) -> None:
+    long = {"x": numpy.zeros((2_000_000, 2), numpy.float32)}
+    own = psutil.Process()
+    with kit.asking(name, server, timeout=30.0) as client:
+        client.server_live()
+        server.served.signal(signal.SIGSTOP)
+        try:
+            sizes = list[int]()
+            for _ in range(8):
+                with pytest.raises(errors.WeirError):
+                    client.infer("scale", long, timeout=0.2)
+                sizes.append(own.memory_info().rss)
+            assert sizes[-1] - sizes[1] < 3 * long["x"].nbytes
         finally:
             server.served.signal(signal.SIGCONT)

@@ -271,6 +271,11 @@ class Silence:
         """The seconds that are left."""
         return max(0.0, self._until - time.monotonic())
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is over for an event loop, whose timers may be a millisecond early."""
+        return self.left < 2e-3
+
     def error(self) -> DeadlineExceeded:
         """Return the error for a silence that is too long."""
         return DeadlineExceeded(f"no answer within {self.seconds:g} s")

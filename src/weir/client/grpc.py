@@ -1,7 +1,13 @@
 """The clients for gRPC. Needs grpcio and protobuf (the extra `grpc`)."""
 
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import asyncio
+import os
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 import grpc
@@ -12,7 +18,7 @@ from google.protobuf.json_format import MessageToDict
 from weir.client.calls import Metadata, Program, Retry, Silence, Streaming, error_of_code, error_of_status
 from weir.client.loops import PerLoop
 from weir.client.methods import AsyncClient, Client
-from weir.errors import InvalidRequest
+from weir.errors import DeadlineExceeded, InvalidRequest, WeirError
 from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse, Parameter
 from weir.wire.kserve_grpc import methods, read_response, read_stream_response, write_parameters, write_request
 
@@ -121,6 +127,9 @@ def _document(message: Any) -> dict[str, Any]:
 
 
 _PUSHBACK = "grpc-retry-pushback-ms"
+_LATE = 0.1  # seconds after its timeout in which the core ends a call that it can end
+_IDLE = 1.0  # seconds that a thread waits for the next call
+_CLOSING = 1.0  # seconds that closing a connection may take
 # Messages may have any size, each client has its own connection, only Retry decides which calls are sent again, and calls go to the
 # server itself, as those over HTTP do.
 CHANNEL_OPTIONS = [
@@ -132,7 +141,7 @@ CHANNEL_OPTIONS = [
 class GrpcClient(Client):
     """A client of a server over gRPC, such as `GrpcClient("localhost:8001")`. Many threads may use it at a time.
 
-    All calls share one connection.
+    All calls share one connection; a server that stops reading holds none of them, and the next call gets a new one.
 
     Arguments:
         address: HOST:PORT.
@@ -159,36 +168,112 @@ class AsyncGrpcClient(AsyncClient):
         super().__init__(GrpcCalls(), AsyncGrpcTransport(address, token, credentials), timeout=timeout, retry=retry)
 
 
+class _Connected:
+    """The channel for the next call.
+
+    The core of gRPC ends no call whose message is being written, so a server that stops reading holds every call of a connection and
+    all that was to be sent. Their callers leave it, and the next call gets a new one. Calls that go on keep the old one open.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self.channel = make()
+
+    def leave(self, channel: Any) -> None:
+        """Use `channel` for no further call."""
+        if channel is self.channel:
+            self.channel = self._make()
+
+
+class _Helpers:
+    """Threads that wait for calls in the place of their callers, who can thus leave a call that does not end.
+
+    A future of grpcio can be left, too, but costs a new thread for each call.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[SimpleQueue[tuple[Future[Any], Callable[[], Any]]]] = []
+        os.register_at_fork(after_in_child=self._idle.clear)
+
+    def run(self, work: Callable[[], Any], seconds: float) -> Any:
+        """Return the result of `work`, or raise its error. Raises TimeoutError after so many seconds, while `work` goes on."""
+        future = Future[Any]()
+        try:
+            jobs = self._idle.pop()
+        except IndexError:
+            jobs = SimpleQueue()
+            threading.Thread(target=self._help, args=(jobs,), name="weir-call", daemon=True).start()
+        jobs.put((future, work))
+        return future.result(seconds)
+
+    def _help(self, jobs: "SimpleQueue[tuple[Future[Any], Callable[[], Any]]]") -> None:
+        while True:
+            try:
+                future, work = jobs.get(timeout=_IDLE)
+            except Empty:
+                with suppress(ValueError):  # unless a caller has just taken it
+                    self._idle.remove(jobs)
+                    return
+                continue
+            try:
+                result = work()
+            except BaseException as error:
+                end = partial(future.set_exception, error)
+            else:
+                end = partial(future.set_result, result)
+                del result
+            self._idle.append(jobs)
+            end()
+            del future, work, end  # nothing of a call may outlive it
+
+
+_HELPERS = _Helpers()
+
+
 class GrpcTransport:
     """A Transport for GrpcCalls."""
 
     def __init__(self, address: str, token: str | None, credentials: grpc.ChannelCredentials | None) -> None:
-        self._channel: Any  # grpcio's type stubs require serializers, which bytes do not need
-        if credentials is None:
-            self._channel = grpc.insecure_channel(address, CHANNEL_OPTIONS)
-        else:
-            self._channel = grpc.secure_channel(address, credentials, CHANNEL_OPTIONS)
+        self._address = address
+        self._connected = _Connected(partial(_channel, grpc, address, credentials))
         self._metadata = _metadata(token)
 
     def send(self, step: GrpcCall, timeout: float) -> bytes:
         """Make a call and return the response's message. Raises the WeirError that a failure stands for."""
-        with _failing():
-            answer: bytes = self._channel.unary_unary(step.path)(step.body, timeout=timeout, metadata=self._metadata)
+        channel = self._connected.channel
+        call = partial(channel.unary_unary(step.path), step.body, timeout=timeout, metadata=self._metadata)
+        try:
+            with _failing():
+                answer: bytes = _HELPERS.run(call, timeout + _LATE)
+        except TimeoutError as error:
+            if isinstance(error, WeirError):
+                raise
+            self._connected.leave(channel)
+            raise _late(self._address) from None
         return answer
 
     def chunks(self, step: GrpcCall, silence: Silence) -> Generator[bytes, None, None]:
         """Make a call and yield the responses' messages. Raises DeadlineExceeded when `silence` is over; a stream has no time limit as
         a whole."""
-        call = self._channel.stream_stream(step.path)(iter([step.body]), metadata=self._metadata)
+        channel = self._connected.channel
+        call = channel.stream_stream(step.path)(iter([step.body]), metadata=self._metadata)
+        answered = False
         try:
             with silence.ending(call.cancel), _failing():
-                yield from call
+                for message in call:
+                    answered = True
+                    yield message
         finally:
             call.cancel()
+            if silence.is_over and not answered:
+                self._connected.leave(channel)
 
     def close(self) -> None:
         """Close the connection."""
-        self._channel.close()
+        # It waits for the end of all calls, but a message that nobody reads may hold them.
+        closing = threading.Thread(target=self._connected.channel.close, name="weir-close", daemon=True)
+        closing.start()
+        closing.join(_CLOSING)
 
 
 class AsyncGrpcTransport:
@@ -196,34 +281,57 @@ class AsyncGrpcTransport:
 
     def __init__(self, address: str, token: str | None, credentials: grpc.ChannelCredentials | None) -> None:
         self._metadata = _metadata(token)
-
-        def make() -> Any:
-            if credentials is None:
-                return grpc.aio.insecure_channel(address, CHANNEL_OPTIONS)
-            return grpc.aio.secure_channel(address, credentials, CHANNEL_OPTIONS)
-
-        self._channels = PerLoop(make, lambda channel: channel.close())
+        self._address = address
+        make = partial(_channel, grpc.aio, address, credentials)
+        self._connected = PerLoop(lambda: _Connected(make), lambda connected: connected.channel.close())
 
     async def send(self, step: GrpcCall, timeout: float) -> bytes:
         """Make a call and return the response's message. Raises the WeirError that a failure stands for."""
-        with _failing():
-            call = (await self._channels.get()).unary_unary(step.path)
-            answer: bytes = await call(step.body, timeout=timeout, metadata=self._metadata)
+        connected = await self._connected.get()
+        channel = connected.channel
+        limit = asyncio.timeout(timeout + _LATE)
+        try:
+            async with limit:
+                with _failing():
+                    answer: bytes = await channel.unary_unary(step.path)(
+                        step.body, timeout=timeout, metadata=self._metadata
+                    )
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            connected.leave(channel)
+            raise _late(self._address) from None
         return answer
 
-    async def chunks(self, step: GrpcCall, timeout: float) -> AsyncGenerator[bytes, None]:
+    async def chunks(self, step: GrpcCall, silence: Silence) -> AsyncGenerator[bytes, None]:
         """Make a call and yield the responses' messages. A stream has no time limit as a whole."""
-        call = (await self._channels.get()).stream_stream(step.path)(iter([step.body]), metadata=self._metadata)
+        connected = await self._connected.get()
+        channel, answered = connected.channel, False
+        call = channel.stream_stream(step.path)(iter([step.body]), metadata=self._metadata)
         try:
             with _failing():
                 async for message in call:
+                    answered = True
                     yield message
         finally:
             call.cancel()
+            if silence.is_over and not answered:
+                connected.leave(channel)
 
     async def close(self) -> None:
         """Close the connection."""
-        await self._channels.close()
+        await self._connected.close()
+
+
+def _channel(library: Any, address: str, credentials: grpc.ChannelCredentials | None) -> Any:
+    """Return a channel of grpc or grpc.aio."""  # whose type stubs require serializers, which bytes do not need
+    if credentials is None:
+        return library.insecure_channel(address, CHANNEL_OPTIONS)
+    return library.secure_channel(address, credentials, CHANNEL_OPTIONS)
+
+
+def _late(address: str) -> DeadlineExceeded:
+    return DeadlineExceeded(f"{address}: no answer in time")
 
 
 @contextmanager

@@ -113,12 +113,12 @@ class AsyncHttpTransport:
                 )
         return HttpReply(answer.status_code, answer.headers, answer.content)
 
-    async def chunks(self, step: OutgoingRequest, timeout: float) -> AsyncGenerator[bytes, None]:
+    async def chunks(self, step: OutgoingRequest, silence: Silence) -> AsyncGenerator[bytes, None]:
         """Send a request and yield the response's body as it arrives. Raises Unreachable, ConnectionLost, or the error that the
         response stands for. See AsyncTransport."""
         client = await self._clients.get()
         options: dict[str, Any] = {"headers": step.headers, "content": step.body}
-        options["timeout"] = httpx.Timeout(timeout, read=None)  # the caller limits the wait for each piece
+        options["timeout"] = httpx.Timeout(silence.seconds, read=None)  # the caller limits the wait for each piece
         with _failing(self._url):
             async with client.stream(step.method, step.path, **options) as answer:
                 if answer.status_code != 200:

@@ -249,9 +249,9 @@ class AsyncTransport(Protocol):
     async def send(self, step: Any, timeout: float) -> Any:
         """Do a step within `timeout` seconds, and return its answer."""
 
-    def chunks(self, step: Any, timeout: float) -> AsyncGenerator[Any, None]:
-        """Do a step with several answers, and yield them; closing the generator ends it. A connection is made within `timeout`
-        seconds. The caller limits the wait for each answer."""
+    def chunks(self, step: Any, silence: Silence) -> AsyncGenerator[Any, None]:
+        """Do a step with several answers, and yield them; closing the generator ends it. The caller waits for each answer until
+        `silence` is over."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -422,7 +422,7 @@ class AsyncClient:
             decode = streaming.decoder()
             try:
                 silence = Silence(timeout)
-                async with aclosing(self._transport.chunks(streaming.step, timeout)) as chunks:
+                async with aclosing(self._transport.chunks(streaming.step, silence)) as chunks:
                     while True:
                         for response in decode(await silence.next_of(chunks)):
                             begun = True

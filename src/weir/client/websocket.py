@@ -292,14 +292,15 @@ class AsyncWebSocketTransport:
         """Do a step and return its answer; for a WebSocketRequest, its first answer. See Transport."""
         if not isinstance(step, WebSocketRequest):
             return await self._http.send(step, timeout)
-        async with aclosing(self.chunks(step, timeout)) as chunks:
-            return await Silence(timeout).next_of(chunks)
+        silence = Silence(timeout)
+        async with aclosing(self.chunks(step, silence)) as chunks:
+            return await silence.next_of(chunks)
 
-    async def chunks(self, step: WebSocketRequest, timeout: float) -> AsyncGenerator[Answer, None]:
+    async def chunks(self, step: WebSocketRequest, silence: Silence) -> AsyncGenerator[Answer, None]:
         """Send a request and yield its answers. Raises ConnectionLost, Unreachable, and Overloaded for a reader that is too slow. See
         AsyncTransport."""
         connections = await self._connections.get()
-        connection, router = await connections.connected(timeout)
+        connection, router = await connections.connected(silence.seconds)
         answers = asyncio.Queue[Received]()
         own, ended = router.expect(answers), False
         try:
