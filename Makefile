@@ -95,7 +95,7 @@ test-clients: .venvs/clients/.test
 	.venvs/clients/bin/python -m pytest -m clients tests/text_server/clients tests/jobs/test_parquet.py $(ARGS)
 
 test-adapters: .venvs/adapters/.test
-	.venvs/adapters/bin/python -m pytest -m adapters tests/test_adapters.py tests/catalog/adapters $(ARGS)
+	.venvs/adapters/bin/python -m pytest -m adapters tests/catalog/adapters $(ARGS)
 
 lint: $(VENV)/.check
 	$(BIN)/ruff check

@@ -9,9 +9,9 @@ from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeVar, overload
 
-from weir.adapters import adapter_of
 from weir.errors import SettingsError, Unsupported
 from weir.metrics import ModelMetrics
+from weir.plugins import Plugins
 
 # numpy's names of the datatypes of the Open Inference Protocol. numpy has no BF16: its arrays have the bits.
 DATATYPES = {
@@ -380,12 +380,36 @@ def is_batched(model: type[Model]) -> bool:
     return not model.inputs or model.inputs[0].batch != NONE
 
 
+class Adapter(NamedTuple):
+    """How a class of another server becomes a model: the base class that adapts it, which precedes Model, and attributes of the model."""
+
+    base: type
+    attributes: dict[str, Any]
+
+
+# Functions that return the Adapter of a class of another server, by the name of the base class by which they recognise it.
+ADAPTERS = Plugins(
+    "adapter", "weir.adapters",
+    {
+        "mosec.worker.Worker": "weir.catalog.adapters.classes:adapt_mosec",
+        "litserve.api.LitAPI": "weir.catalog.adapters.classes:adapt_litserve",
+    },
+)  # fmt: skip
+
+
+def class_names(kind: type) -> list[str]:
+    """Return the names of a class and its bases, with their modules."""
+    return [f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__]
+
+
 def adapted(found: type) -> type[Model] | None:
-    """Return a model class for a class of another server that adapters.py knows; None for any other. Raises SettingsError for what cannot be
+    """Return a model class for a class of another server that one of ADAPTERS knows; None for any other. Raises SettingsError for what cannot be
     adapted."""
-    adapter = adapter_of(found)
-    if adapter is None:
+    known = set(ADAPTERS.names())
+    name = next((name for name in class_names(found) if name in known), None)
+    if name is None:
         return None
+    adapter: Adapter = ADAPTERS.load(name)(found)
     named = {
         "__module__": found.__module__,
         "__qualname__": found.__qualname__,
@@ -398,7 +422,7 @@ def adapted(found: type) -> type[Model] | None:
 def check_model(model: Any) -> type[Model]:
     """Return `model` if it is a usable Model class; for a function, return a model class made of it.
 
-    A class of mosec or LitServe is adapted. Raises SettingsError that says what is wrong.
+    A class of another server is adapted. Raises SettingsError that says what is wrong.
     """
     if callable(model) and not isinstance(model, type):
         model = Model.from_function(model)

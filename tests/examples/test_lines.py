@@ -38,4 +38,4 @@ def test_lines_in_lines_out_until_the_server_has_drained(installed: dict[str, st
 def test_a_server_without_the_package_says_so() -> None:
     with Served("examples.square:Square", "--frontend", "lines=0") as served:
         assert served.wait() == 2
-        served.until_logged(r"frontend='lines': no installed package provides it")
+        served.until_logged(r"unknown frontend 'lines'; available: none")

@@ -33,4 +33,4 @@ def test_predictions_beside_the_protocols_of_the_server(tmp_path: Path) -> None:
 def test_a_server_without_the_package_says_so() -> None:
     with Served("examples.square:Square", "--protocols", "torchserve") as served:
         assert served.wait() == 2
-        served.until_logged(r"protocols='torchserve': no installed package provides it")
+        served.until_logged(r"unknown protocols 'torchserve'; available: none")

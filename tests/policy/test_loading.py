@@ -10,7 +10,6 @@ import pytest
 from tests.policy.banks import bank
 
 from weir.errors import SettingsError
-from weir.policy import loading
 from weir.policy.decision import Policy
 from weir.policy.loading import build, load_policy, parse_duration
 from weir.policy.online.adaptive import SolvedPolicy
@@ -159,14 +158,14 @@ def test_a_file_that_cannot_be_a_module(tmp_path: Path, monkeypatch: pytest.Monk
 def test_entry_points(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(own.parent)
     monkeypatch.delitem(sys.modules, "own_policies", raising=False)
-    group = loading.ENTRY_POINTS
+    group = "weir.policies"
     points = EntryPoints(
         [EntryPoint("mine", "own_policies:Mine", group), EntryPoint("gone", "own_policies:Gone", group)]
     )
-    monkeypatch.setattr(loading, "entry_points", lambda group: points.select(group=group))
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points.select(group=group))
     assert repr(load_policy("mine")) == "Mine(patience=0.0)"
     assert repr(load_policy("mine:patience=5ms")) == "Mine(patience=0.005)"
-    with pytest.raises(SettingsError, match="policy='gone': importing it raised AttributeError"):
+    with pytest.raises(SettingsError, match="policy='gone': own_policies:Gone: AttributeError"):
         load_policy("gone")
     with pytest.raises(
         SettingsError, match=r"must be one of greedy, size-or-delay, full, control-limit, auto, FILE\.npz, gone, mine"

@@ -45,7 +45,9 @@ async def running(
 ) -> AsyncIterator[tuple[ExternalExecutor, Recorder, Outsider]]:
     """A started executor, its listener, and the first worker."""
     executor, heard = (
-        ExternalExecutor(External, settings(address, **more), name="m", max_body_bytes=max_body_bytes),
+        ExternalExecutor(
+            External, {}, settings(address, **more), name="m", max_batch_size=64, max_body_bytes=max_body_bytes
+        ),
         Recorder(),
     )
     starting = asyncio.ensure_future(executor.start(heard))
@@ -110,7 +112,7 @@ def test_only_its_owner_reaches_a_unix_socket_and_it_is_gone_afterwards(unix: st
         async with running(unix):
             assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
             with pytest.raises(SettingsError, match="worker_socket"):
-                await ExternalExecutor(External, settings(unix), name="other").start(Recorder())
+                await ExternalExecutor(External, {}, settings(unix), name="other", max_batch_size=64).start(Recorder())
 
     asyncio.run(main())
     assert not os.path.exists(path)
@@ -129,7 +131,7 @@ def test_what_a_dead_server_left_is_in_nobodys_way(unix: str) -> None:
 
 def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious")
-    executor = ExternalExecutor(External, settings(f"unix:{tmp_path}/file"), name="m")
+    executor = ExternalExecutor(External, {}, settings(f"unix:{tmp_path}/file"), name="m", max_batch_size=64)
     with pytest.raises(SettingsError, match="cannot be had"):
         asyncio.run(executor.start(Recorder()))
     assert (tmp_path / "file").read_text() == "precious"
@@ -179,7 +181,7 @@ def test_a_connection_that_asks_for_nothing_is_closed(unix: str, monkeypatch: py
     monkeypatch.setattr(remote, "GREETING", 0.01)
 
     async def main() -> None:
-        executor = ExternalExecutor(External, settings(unix), name="m")
+        executor = ExternalExecutor(External, {}, settings(unix), name="m", max_batch_size=64)
         starting = asyncio.ensure_future(executor.start(Recorder()))
         await asyncio.sleep(0)
         silent = await Outsider.connect(executor.address, b"\x00")
@@ -205,7 +207,9 @@ def test_a_batch_that_takes_too_long_ends_its_worker(unix: str) -> None:
 
 
 def test_too_few_workers_in_time_is_a_failed_start(unix: str) -> None:
-    executor = ExternalExecutor(External, settings(unix, workers=2, start_timeout=0.01), name="m")
+    executor = ExternalExecutor(
+        External, {}, settings(unix, workers=2, start_timeout=0.01), name="m", max_batch_size=64
+    )
     with pytest.raises(ModelError, match=r"0 of workers=2 external workers attached to unix:.*start_timeout=0.01"):
         asyncio.run(executor.start(Recorder()))
     assert not os.path.exists(unix.removeprefix("unix:"))
@@ -255,7 +259,7 @@ def test_what_cannot_be_sent_fails_alone_also_when_it_is_the_whole_batch(unix: s
 @pytest.mark.parametrize("more", [{"pipeline_depth": 2}, {"threads": 1}, {"env": [{"A": "b"}]}])
 def test_what_only_processes_of_our_own_can_do_is_refused(unix: str, more: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match=next(iter(more))):
-        ExternalExecutor(External, settings(unix, **more), name="m")
+        ExternalExecutor(External, {}, settings(unix, **more), name="m", max_batch_size=64)
 
 
 def test_tensor_models_and_streaming_ones_are_refused(unix: str) -> None:
@@ -267,7 +271,7 @@ def test_tensor_models_and_streaming_ones_are_refused(unix: str) -> None:
 
     for model in (Tensors, Story):
         with pytest.raises(SettingsError, match="external workers take items"):
-            ExternalExecutor(model, settings(unix), name="m")
+            ExternalExecutor(model, {}, settings(unix), name="m", max_batch_size=64)
 
 
 def test_workers_come_and_go_by_themselves(unix: str) -> None:

@@ -20,13 +20,12 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType, NoneType
 from typing import Any, get_args, get_type_hints
 
-from weir.adapters import adapter_of
 from weir.catalog.chains import chain_of
 from weir.catalog.sources import ModelToServe, Parameter, Parameters, Trust
 from weir.catalog.targets import ALL_FORMS, located, model_to_load
 from weir.errors import Forbidden, InvalidRequest, SettingsError
 from weir.messages import Observer
-from weir.model import Model, check_model
+from weir.model import Model, adapted, check_model
 from weir.policy.cost.profile import Profile
 from weir.policy.loading import AUTO, RULES
 from weir.profiling.items import Items, ProfilingSettings, items_of, read_items
@@ -194,7 +193,9 @@ def class_in(module: ModuleType, name: str, target: str) -> type[Model] | type[S
     if isinstance(found, type) and issubclass(found, Service):
         check_model(found.model)
         return found
-    if not (callable(found) if not isinstance(found, type) else issubclass(found, Model) or adapter_of(found)):
+    if isinstance(found, type) and not issubclass(found, Model):
+        found = adapted(found) or found
+    if not (callable(found) if not isinstance(found, type) else issubclass(found, Model)):
         what = f"a {type(found).__name__}" if not isinstance(found, type) else "a class"
         raise SettingsError(
             f"TARGET {target!r}: {name} is {what}, but must be a subclass of weir.Model or weir.Service, or a function"

@@ -9,12 +9,12 @@ import ipaddress
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weir.config import check, setting
-from weir.errors import SettingsError, WeirError
+from weir.errors import SettingsError
 from weir.messages import Observer
+from weir.plugins import Plugins
 from weir.protocols.access import Access, Control
 from weir.protocols.settings import HttpSettings
 
@@ -56,8 +56,8 @@ def _is_any(host: str) -> bool:
         return False
 
 
-ENTRY_POINTS, FORMER_ENTRY_POINTS = "weir.frontends", "weir.doors"  # the former until 0.2
-PROTOCOLS = "weir.protocols"
+FRONTENDS = Plugins("frontend", "weir.frontends", former="weir.doors")  # until 0.2
+PROTOCOLS = Plugins("protocols", "weir.protocols")
 
 
 class Frontend(Protocol):
@@ -190,7 +190,9 @@ def open_frontends(wanted: Mapping[str, Any], context: FrontendContext) -> list[
     Raises SettingsError for a name that no installed package brings, for one whose factory fails, and, where callers need the server's key, for a frontend
     that does not have a true attribute `asks_for_key`.
     """
-    made = {name: _make(name, context._replace(options=options)) for name, options in wanted.items()}
+    made: dict[str, Frontend | None] = {
+        name: FRONTENDS.make(name, context._replace(options=options)) for name, options in wanted.items()
+    }
     for name, frontend in made.items():
         if context.access.required and frontend is not None and not getattr(frontend, "asks_for_key", False):
             raise SettingsError(
@@ -199,31 +201,9 @@ def open_frontends(wanted: Mapping[str, Any], context: FrontendContext) -> list[
     return [frontend for frontend in made.values() if frontend is not None]
 
 
-def _make(name: str, context: FrontendContext) -> Frontend | None:
-    made: Frontend | None = make_named("frontend", ENTRY_POINTS, name, context, former=FORMER_ENTRY_POINTS)
-    return made
-
-
 def open_protocols(registry: "Models", settings: HttpSettings) -> "list[HttpProtocol]":
     """Return the protocols that the settings name. Each entry point is called with the registry and the settings.
 
     Raises SettingsError for a name that no installed package brings, and for a protocol that cannot be made.
     """
-    return [make_named("protocols", PROTOCOLS, name, registry, settings) for name in settings.protocols]
-
-
-def make_named(kind: str, group: str, name: str, *arguments: Any, former: str = "") -> Any:
-    """Return the result of calling the entry point `name` of `group` with `arguments`. Raises SettingsError; its text calls the thing a `kind`.
-
-    `former` is the group's former name, under which a package may still have it.
-    """
-    found = {entry.name: entry for each in (former, group) for entry in entry_points(group=each)}
-    if name not in found:
-        known = ", ".join(sorted(found)) or "none"
-        raise SettingsError(f"{kind}={name!r}: no installed package provides it (entry points {group}: {known})")
-    try:
-        return found[name].load()(*arguments)
-    except WeirError:
-        raise
-    except Exception as error:
-        raise SettingsError(f"{kind}={name!r}: {found[name].value}: {type(error).__name__}: {error}") from error
+    return [PROTOCOLS.make(name, registry, settings) for name in settings.protocols]

@@ -8,12 +8,12 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Union, get_args, get_origin
 
 from weir.errors import SettingsError
+from weir.plugins import Plugins
 from weir.policy.decision import Policy, PolicyBase, complete
 from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
 
@@ -119,7 +119,7 @@ def _guess(text: str) -> Any:
     return text
 
 
-ENTRY_POINTS = "weir.policies"
+POLICIES = Plugins("policy", "weir.policies")
 AUTO = "auto"
 BANK_FILE = ".npz"
 RULES: Mapping[str, Callable[..., Policy]] = MappingProxyType(
@@ -160,9 +160,8 @@ def _from_text(text: str) -> Any:
         from weir.policy.online.adaptive import AutoPolicy  # only solved policies need numpy
 
         return build(AutoPolicy, arguments, text)
-    for entry in entry_points(group=ENTRY_POINTS):
-        if entry.name == name:
-            return _made(_guarded(entry.load, text), arguments, text)
+    if name in POLICIES:
+        return _made(POLICIES.load(name), arguments, text)
     if arguments is None:
         raise SettingsError(f"policy={text!r}: must be one of {', '.join(_known())}, or module:Class")
     attribute, separator, rest = rest.partition(":")
@@ -185,7 +184,7 @@ def _solved(path: Path, text: str) -> Policy:
 
 
 def _known() -> list[str]:
-    return [*RULES, AUTO, f"FILE{BANK_FILE}", *sorted(entry.name for entry in entry_points(group=ENTRY_POINTS))]
+    return [*RULES, AUTO, f"FILE{BANK_FILE}", *POLICIES.names()]
 
 
 def _made(found: Any, arguments: str | None, text: str) -> Any:

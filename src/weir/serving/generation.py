@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from weir.batching.batcher import Batcher
 from weir.config import GONE
@@ -20,7 +20,16 @@ from weir.serving.hooks import Hook, HookedExecutor
 from weir.serving.settings import Composed
 from weir.telemetry.recorder import Metrics, Recorder, RollingWindow
 from weir.tuning.report import explain_policy
-from weir.workers.executor import Executor, NeedsOthers, SharesWorkers, StartsBulkWorkers, shortage, suspension
+from weir.workers.executor import (
+    Executor,
+    MakeExecutor,
+    NeedsOthers,
+    SharesWorkers,
+    StartsBulkWorkers,
+    make_executor,
+    shortage,
+    suspension,
+)
 from weir.workers.run.codecs import AnswerWriter
 from weir.workers.settings import WorkerSettings
 from weir.workers.timer import sleep
@@ -67,15 +76,6 @@ class ServiceHooks(NamedTuple):
 
     before: Hook | None = None
     after: Hook | None = None
-
-
-class MakeExecutor(Protocol):
-    """Makes executors, as `make_executor` does."""
-
-    def __call__(
-        self, model: type[Model], params: dict[str, Any], settings: WorkerSettings, *, name: str, max_batch_size: int
-    ) -> Executor:
-        """Return an executor that has not been started."""
 
 
 class Generation:
@@ -355,28 +355,3 @@ def summary(explained: dict[str, Any]) -> dict[str, Any]:
         "failed_resolves": 0 if solved is None else solved["failures"],
         "drift": None if explained["drift"] is None else explained["drift"]["factor"],
     }
-
-
-def make_executor(
-    model: type[Model], params: dict[str, Any], settings: WorkerSettings, *, name: str, max_batch_size: int
-) -> Executor:
-    """Return an executor of the kind `settings.executor` that has not been started. Each kind is imported only when used."""
-    if settings.executor == "inline":
-        from weir.workers.local import InlineExecutor
-
-        return InlineExecutor(model, params, settings, name=name, max_batch_size=max_batch_size)
-    if settings.executor == "thread":
-        from weir.workers.local import ThreadExecutor
-
-        return ThreadExecutor(model, params, settings, name=name, max_batch_size=max_batch_size)
-    if settings.executor == "external":
-        from weir.workers.remote import ExternalExecutor
-
-        return ExternalExecutor(model, settings, name=name)
-    if settings.executor == "ray":
-        from weir.workers.ray.pool import RayExecutor
-
-        return RayExecutor(model, params, settings, name=name, max_batch_size=max_batch_size)
-    from weir.workers.process.pool import ProcessPool
-
-    return ProcessPool(model, params, settings, name=name, max_batch_size=max_batch_size)

@@ -34,11 +34,11 @@ from weir.serving.calls import (
     takes_one,
 )
 from weir.serving.delivery import Tracer, submit_traced
-from weir.serving.generation import Generation, LoadedModel, MakeExecutor, ServiceHooks, summary
+from weir.serving.generation import Generation, LoadedModel, ServiceHooks, summary
 from weir.serving.handle import ExampleHealth, ModelFacts, ModelHealth
 from weir.serving.settings import LONGEST_TIMEOUT, check_name, check_version, compose
 from weir.telemetry.recorder import Recorder
-from weir.workers.executor import Block, Executor
+from weir.workers.executor import Block, Executor, MakeExecutor
 from weir.workers.settings import Ray, WorkerSettings
 
 if TYPE_CHECKING:

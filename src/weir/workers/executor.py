@@ -12,6 +12,8 @@ from weir.batching.workers import WorkerUser
 from weir.errors import Conflict
 from weir.messages import Batch, Events
 from weir.metrics import MetricReport
+from weir.model import Model
+from weir.workers.settings import EXECUTORS, WorkerSettings
 
 
 class Listener(Protocol):
@@ -145,6 +147,23 @@ class Executor(Protocol):
 
     def gauges(self) -> dict[str, Any]:
         """Return numbers for metrics: at least `arena_bytes`, `arena_free_bytes` (0 without an arena) and `restarts`."""
+
+
+class MakeExecutor(Protocol):
+    """Makes executors of one kind. An entry point of the group `weir.executors` is one; its name is a value of the setting `executor`."""
+
+    def __call__(
+        self, model: type[Model], params: dict[str, Any], settings: WorkerSettings, *, name: str, max_batch_size: int
+    ) -> Executor:
+        """Return an executor that has not been started, for the model `name`."""
+
+
+def make_executor(
+    model: type[Model], params: dict[str, Any], settings: WorkerSettings, *, name: str, max_batch_size: int
+) -> Executor:
+    """Return an executor of the kind `settings.executor` that has not been started."""
+    make: MakeExecutor = EXECUTORS.load(settings.executor)
+    return make(model, params, settings, name=name, max_batch_size=max_batch_size)
 
 
 @runtime_checkable

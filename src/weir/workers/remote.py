@@ -15,7 +15,7 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -364,8 +364,9 @@ class ExternalExecutor(ExecutorBase):
     """
 
     def __init__(
-        self, model: type[Model], settings: WorkerSettings, *, name: str, max_body_bytes: int = MAX_BODY_BYTES
-    ) -> None:
+        self, model: type[Model], params: Mapping[str, Any], settings: WorkerSettings, *, name: str, max_batch_size: int,
+        max_body_bytes: int = MAX_BODY_BYTES,
+    ) -> None:  # fmt: skip
         if is_tensor_model(model) or model.streaming:
             what = "a tensor model" if is_tensor_model(model) else "a streaming model"
             raise SettingsError(f"executor='external': {model.__name__} is {what}; external workers take items")

@@ -9,10 +9,24 @@ from typing import Any, NamedTuple
 
 from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, one_of, setting
 from weir.errors import SettingsError
+from weir.plugins import Plugins
 from weir.policy.scaling import RANGE_RULE, WorkerRange
 
 # The variable in which worker processes find the address of their server, if there is one.
 SERVER_ADDRESS = "WEIR_SERVER_ADDRESS"
+
+
+# What makes the executor of each kind (see executor.MakeExecutor).
+EXECUTORS = Plugins(
+    "executor", "weir.executors",
+    {
+        "process": "weir.workers.process.pool:ProcessPool",
+        "thread": "weir.workers.local:ThreadExecutor",
+        "inline": "weir.workers.local:InlineExecutor",
+        "ray": "weir.workers.ray.pool:RayExecutor",
+        "external": "weir.workers.remote:ExternalExecutor",
+    },
+)  # fmt: skip
 
 
 class WorkerAddress(NamedTuple):
@@ -138,7 +152,10 @@ class WorkerSettings:
     executor: str = setting(
         "process",
         "where predict runs: process, thread, inline, ray, or external workers (see worker_socket)",
-        rule=one_of("process", "thread", "inline", "ray", "external"),
+        rule=(
+            EXECUTORS.__contains__,
+            "must be process, thread, inline, ray, external or the name of an entry point weir.executors",
+        ),
     )
     worker_socket: str | None = setting(
         None, "where external workers attach: unix:PATH or tcp:HOST:PORT", rule=(is_address, RULE), metavar="ADDRESS"

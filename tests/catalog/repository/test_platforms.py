@@ -14,7 +14,6 @@ from weir import Model, Service, SettingsError
 from weir.catalog.loading import ServiceMaker
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
-from weir.catalog.repository import platforms
 from weir.catalog.sources import ModelToServe
 from weir.workers import imports
 
@@ -41,10 +40,9 @@ def broken() -> None:
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     here = "tests.catalog.repository.test_platforms"
     found = [
-        EntryPoint(name, f"{here}:{what}", platforms.ENTRY_POINTS)
-        for name, what in (("table", "Table"), ("bad", "broken"))
+        EntryPoint(name, f"{here}:{what}", "weir.platforms") for name, what in (("table", "Table"), ("bad", "broken"))
     ]
-    monkeypatch.setattr(platforms, "entry_points", lambda group: found)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found)
 
 
 def test_a_package_may_bring_a_platform(tmp_path: Path, installed: None) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from types import ModuleType
@@ -17,26 +16,25 @@ from weir.catalog.chains import Branch, Chain, Step, Steps, Switch
 from weir.catalog.loading import class_in, load_target, read_anew
 from weir.catalog.sources import ModelToServe
 from weir.catalog.targets import PLATFORMS
-from weir.errors import SettingsError, WeirError
+from weir.errors import SettingsError
 from weir.model import NONE, OPTIONAL, RAGGED, REQUIRED, Model, Tensor, check_model, overrides
+from weir.plugins import Plugins
 from weir.serving.service import Service
 from weir.workers.imports import FOLDER, loaded_apart, reading
 from weir.workers.source import declared
 
 MAX_PATH_LENGTH = 1024  # bytes of a file's path below its model's folder
-ENTRY_POINTS = "weir.platforms"
-# Ours are loaded as those of installed packages are. They need no installed metadata, so they work from a checkout, too.
-_OURS = {
-    name: EntryPoint(name, f"weir.catalog.{value}", ENTRY_POINTS)
-    for name, value in {
-        "python": "repository.platforms:PythonPlatform",
-        "onnx": "repository.onnx:OnnxPlatform",
-        "sklearn": "repository.sklearn:SklearnPlatform",
-        "transformers": "repository.transformers:TransformersPlatform",
-        "mlserver": "adapters.mlserver:MlserverPlatform",
-        "ensemble": "repository.platforms:EnsemblePlatform",
-    }.items()
-}
+PLUGINS = Plugins(
+    "platform", "weir.platforms",
+    {
+        "python": "weir.catalog.repository.platforms:PythonPlatform",
+        "onnx": "weir.catalog.repository.onnx:OnnxPlatform",
+        "sklearn": "weir.catalog.repository.sklearn:SklearnPlatform",
+        "transformers": "weir.catalog.repository.transformers:TransformersPlatform",
+        "mlserver": "weir.catalog.adapters.mlserver:MlserverPlatform",
+        "ensemble": "weir.catalog.repository.platforms:EnsemblePlatform",
+    },
+)  # fmt: skip
 
 
 class Platform(Protocol):
@@ -52,20 +50,7 @@ class Platform(Protocol):
 
 def platform_of(name: str) -> Platform:
     """Return the platform of that name. Raises SettingsError, which names the known platforms."""
-    entry = _OURS.get(name)
-    if entry is None:
-        found = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
-        if name not in found:
-            known = ", ".join([*_OURS, *sorted(found)])
-            raise SettingsError(f"unknown platform {name!r}; available: {known} (entry points {ENTRY_POINTS})")
-        entry = found[name]
-    try:
-        make: Any = entry.load()
-        platform: Platform = make()
-    except WeirError:
-        raise
-    except Exception as error:
-        raise SettingsError(f"platform={name!r}: {entry.value}: {type(error).__name__}: {error}") from error
+    platform: Platform = PLUGINS.make(name)
     return platform
 
 

@@ -1,7 +1,6 @@
 """Models of mosec and LitServe as they are: what a subclass of `mosec.Worker` or `litserve.LitAPI` needs to be a model.
 
-The classes are recognised by the names of their bases, so nothing of the other servers is imported here. Each adapter is a base class
-that `check_model` puts before Model. A model gets single items where `max_batch_size` is 1, the default there and here, else lists.
+Nothing of the other servers is imported here. A model gets single items where `max_batch_size` is 1, the default there and here, else lists.
 """
 
 import inspect
@@ -12,32 +11,14 @@ from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple
 
 from weir.errors import InvalidRequest, SettingsError, ValidationFailed
+from weir.model import Adapter, class_names
 
 MOSEC, MOSEC_SSE, LITSERVE = "mosec.worker.Worker", "mosec.worker.SSEWorker", "litserve.api.LitAPI"
 _JSON = "application/json"
 
 
-class Adapter(NamedTuple):
-    """How a class of another server becomes a model: the base class that adapts it, and attributes of the model."""
-
-    base: type
-    attributes: dict[str, Any]
-
-
-def adapter_of(found: type) -> Adapter | None:
-    """Return the adapter of a class of mosec or LitServe; None for any other class. Raises SettingsError for what it cannot adapt."""
-    bases = _names(found)
-    if MOSEC in bases:
-        return _of_mosec(found, MOSEC_SSE in bases)
-    return _of_litserve(found) if LITSERVE in bases else None
-
-
-def _names(kind: type) -> list[str]:
-    return [f"{each.__module__}.{each.__name__}" for each in kind.__mro__]
-
-
 def _foreign(found: type, base: str) -> type:
-    return found.__mro__[_names(found).index(base)]
+    return found.__mro__[class_names(found).index(base)]
 
 
 class AdaptedClass:
@@ -67,7 +48,8 @@ class AdaptedClass:
 _REFUSALS = ("mosec.errors.ClientError", "mosec.errors.DecodingError")
 
 
-def _of_mosec(found: type, streaming: bool) -> Adapter:
+def adapt_mosec(found: type) -> Adapter:
+    """Return the adapter of a class of mosec. Raises SettingsError for what it cannot adapt."""
     if inspect.isabstract(found):
         raise SettingsError(f"{found.__name__}: must implement forward(data)")
     worker, own = _foreign(found, MOSEC), vars(found)
@@ -79,7 +61,7 @@ def _of_mosec(found: type, streaming: bool) -> Adapter:
         "max_batch_size": 1, "examples": tuple(examples or ([] if example is None else [example])),
         "__doc__": own.get("__doc__"),
     }  # fmt: skip
-    if streaming:
+    if MOSEC_SSE in class_names(found):
         return Adapter(MosecStream, {**attributes, "streaming": True})
     if reads:
         return Adapter(MosecBytes, {**attributes, "content_types": (*types, *([_JSON] if _JSON not in types else []))})
@@ -103,7 +85,7 @@ class MosecWorker(AdaptedClass):
         return self._run(self._worker.forward, batch)
 
     def _translated(self, error: Exception) -> Exception:
-        names = _names(type(error))
+        names = class_names(type(error))
         if "mosec.errors.ValidationError" in names:
             return ValidationFailed(str(error))
         return InvalidRequest(str(error) or type(error).__name__) if any(name in names for name in _REFUSALS) else error
@@ -178,7 +160,8 @@ class MosecStream(MosecWorker):
 # LitServe.
 
 
-def _of_litserve(found: type) -> Adapter:
+def adapt_litserve(found: type) -> Adapter:
+    """Return the adapter of a class of LitServe. Raises SettingsError for what it cannot adapt."""
     predict: Any = getattr(found, "predict")  # noqa: B009 - `type` has no such attribute
     if predict is getattr(_foreign(found, LITSERVE), "predict"):  # noqa: B009 - the same
         raise SettingsError(f"{found.__name__}: must implement predict(x)")
