@@ -76,7 +76,7 @@ LIMITS = {
     "serving": (11, 2_929),
     "simulation": (11, 2_759),
     "telemetry": (7, 1_547),
-    "text_models": (38, 6_083),
+    "text_models": (39, 6_135),
     "text_server": (33, 7_074),
     "tuning": (5, 857),
     "weir": (41, 3_716),

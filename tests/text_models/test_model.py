@@ -4,7 +4,7 @@ import asyncio
 import json
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ from weir.errors import InvalidRequest, ModelError, SettingsError
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Batch
 from weir.text_models.model import TextEncoder, TokenIds, estimated_tokens, padded_inputs, runs
 from weir.text_models.runtime import open_runtime
+from weir.text_models.runtime.widths import Widths
 from weir.text_models.texts import Tokens
 from weir.workers.local import make_runner
 from weir.workers.run.runner import Runner
@@ -277,13 +278,22 @@ def threads_of(pid: int) -> dict[str, int]:
     return {each.name: int((each / "schedstat").read_text().split()[0]) for each in others}
 
 
+class Widest(TextEncoder):
+    """Computes what runs alone with all threads, fast or not."""
+
+    def load(self) -> None:
+        super().load()
+        if self._widths is not None:
+            self._widths = Widths({self.lone_threads: self._widths._runtimes[self.lone_threads]})
+
+
 def test_a_batch_alone_is_computed_by_the_threads_of_idle_workers_too(tmp_path: Path) -> None:
     directory = tiny.sentence_model(tmp_path / "bert", "bert")
     texts = [" ".join(TEXTS)] * 16  # so many that the network gives a further thread some
 
     async def vectors(lone_threads: int) -> Any:
         params = {"directory": str(directory), "cache": str(tmp_path), "lone_threads": lone_threads}
-        async with Service(TextEncoder, params=params, workers=2, max_batch_size=16, name="texts") as service:
+        async with Service(Widest, params=params, workers=2, max_batch_size=16, name="texts") as service:
             pids = [state.pid for state in service.executor.states() if state.pid is not None]
             before = [threads_of(pid) for pid in pids]
             assert [len(each) for each in before] == [lone_threads - 1] * 2
@@ -302,22 +312,22 @@ def test_a_batch_alone_is_computed_by_the_threads_of_idle_workers_too(tmp_path: 
 def test_a_batch_beside_others_keeps_to_its_own_threads(directory: Path, cache: str) -> None:
     runner = loaded(directory, cache, lone_threads=2)
     model: Any = runner._model
-    used: list[str] = []
-    for name in ("_runtime", "_wide"):
-        setattr(model, name, Noting(getattr(model, name), name, used))
+    used: list[int] = []
+    own, wide = (Noting(model._widths._runtimes[threads], threads, used) for threads in (1, 2))
+    model._runtime, model._widths = own, Widths({2: cast(Any, wide)})
     for share in (1, 2, 3, 1):
         list(runner.run(runner.prepare(Batch(0, [TEXTS[0]], OBJECT, OBJECT, share=share))))
-    assert used == ["_runtime", "_wide", "_wide", "_runtime"]
+    assert used == [1, 2, 2, 1]
 
 
 class Noting:
-    """A runtime that notes its name when it runs."""
+    """A runtime that notes its number of threads when it runs."""
 
-    def __init__(self, runtime: Any, name: str, used: list[str]) -> None:
-        self._runtime, self._name, self._used = runtime, name, used
+    def __init__(self, runtime: Any, threads: int, used: list[int]) -> None:
+        self._runtime, self._threads, self._used = runtime, threads, used
 
     def run(self, *inputs: Any) -> Any:
-        self._used.append(self._name)
+        self._used.append(self._threads)
         return self._runtime.run(*inputs)
 
 

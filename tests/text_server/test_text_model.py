@@ -47,10 +47,10 @@ def test_models_share_the_cpus(
 @pytest.mark.parametrize(("stated", "cpus", "expected"), [
     ({}, 1, 1),
     ({}, 2, 2),
-    ({}, 64, 4),
+    ({}, 64, 64),
     ({"workers": 2}, 2, 2),
     ({"workers": 1}, 8, 8),
-    ({"workers": 2}, 16, 8),
+    ({"workers": 2}, 16, 16),
     ({"threads": 1}, 2, 1),
     ({"threads": 2}, 8, 2),
     ({"cpu_affinity": [[0], [1]]}, 2, 1),
@@ -138,3 +138,15 @@ def test_the_memory_of_workers_is_not_measured_again_at_once(monkeypatch: pytest
     pids.append(8)
     assert [use().memory_bytes for _ in range(3)] == [[7, 8]] * 3
     assert measured == [7, 7, 8]
+
+
+def test_a_measurement_holds_whether_or_not_idle_workers_lend_their_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weir.text_server.text_model.cpu_count", lambda: 2)
+    directory = tiny.sentence_model(tmp_path / "bert")
+    chosen, stated, other = (
+        text_model.ServedTextModel(spec(**settings)._replace(directory=directory))
+        for settings in ({}, {"workers": 2, "threads": 1}, {"threads": 2})
+    )
+    assert chosen._identity() == stated._identity() != other._identity()

@@ -20,6 +20,7 @@ from weir.text_models.pooling import OF_SPECIAL_TOKENS, OF_TOKENS, WITH_CLASSIFI
 from weir.text_models.recipe import chosen_recipe
 from weir.text_models.runtime import check_devices, device_of, may_use_gpu, open_runtime
 from weir.text_models.runtime.contract import CPU, RuntimeOptions
+from weir.text_models.runtime.widths import Widths, widened
 from weir.text_models.texts import Ids, PlainText, TextItem, TextOutput, Tokens, Words
 from weir.wire.schema import any_of
 from weir.wire.values import encode
@@ -52,7 +53,8 @@ class TextEncoder(Model):
             files.
         bare_layer: see recipe.chosen_recipe.
         runtime, threads, compiled, gpu_memory_fraction, cache: see runtime.RuntimeOptions.
-        lone_threads: how many threads compute a batch on a CPU while enough other workers have none; as `threads` if it is not more.
+        lone_threads: the most threads that compute a batch on a CPU while enough other workers have none, see runtime/widths.py; as `threads` if it is not
+            more.
         devices: the device of each worker, repeated if there are more workers: auto, cpu, cuda or cuda:1.
         max_length: the most tokens of a text, special tokens included; None for the model's own limit.
         fixed_length: pad every text to `max_length` tokens, and the vectors of its tokens with zeros.
@@ -122,7 +124,7 @@ class TextEncoder(Model):
         self._filling: int | None
         self._reader: ItemReader
         self._runtime: Runtime | None = None
-        self._wide: Runtime | None = None
+        self._widths: Widths | None = None
 
     def load_shared(self) -> None:
         """Read the model's files and build its graph if the cache has none. Open the graph too if that starts no thread, as workers are forked."""
@@ -171,7 +173,7 @@ class TextEncoder(Model):
             device = device_of(self.runtime_options.kind, self.devices, self.worker_index)
             self._runtime = open_runtime(self._checkpoint, self._recipe, self.runtime_options, device)
         if self.lone_threads > self.runtime_options.threads and self._runtime.device == CPU:
-            self._wide = self._runtime.widened(self.lone_threads)
+            self._widths = widened(self._runtime, self.runtime_options.threads, self.lone_threads)
         if self.run_tokens is None:
             self.run_tokens = RUN_TOKENS_CPU if self._runtime.device == CPU else RUN_TOKENS_GPU
 
@@ -206,7 +208,8 @@ class TextEncoder(Model):
 
     def _computed(self, batch: "list[TokenIds]") -> list[Any]:
         assert self._runtime is not None
-        alone = self._wide if self._has_idle_cpus else None
+        threads = self._share * self.runtime_options.threads
+        widths = self._widths if self._share > 1 else None
         answers: list[Any] = [None] * len(batch)
         fixed = self._max_length if self.fixed_length else None
         lengths = [fixed or len(text.ids) for text in batch]
@@ -218,7 +221,7 @@ class TextEncoder(Model):
             )  # fmt: skip
             wanted = list(dict.fromkeys(output for text in texts for output in text.outputs or (_OWN,)))
             if wanted == [_OWN]:
-                results = [(alone or self._runtime).run(*inputs)]
+                results = [self._runtime.run(*inputs) if widths is None else widths.run(threads, inputs)]
             else:
                 results = self._runtime.run_several(*inputs, [self._poolings[output] for output in wanted])
             computed = dict(zip(wanted, results, strict=True))
@@ -235,10 +238,6 @@ class TextEncoder(Model):
                 ]
                 answers[place] = tuple(found) if text.outputs else found[0]
         return answers
-
-    @property
-    def _has_idle_cpus(self) -> bool:
-        return self._share * self.runtime_options.threads >= self.lone_threads
 
     def _result(self, pooling: Pooling, numbers: Any, text: "TokenIds", pool: Any) -> Any:
         """Return the result of a pooling for one text: its vector, its terms, or the vectors of its tokens."""

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 
 TARGET = "weir.text_models.model:TextEncoder"
-MOST_LONE_THREADS = 4  # a single text is too little work for more
 
 
 class TextModelSpec(NamedTuple):
@@ -111,12 +110,11 @@ class TextModelSpec(NamedTuple):
 
     @property
     def lone_threads(self) -> int:
-        """The number of threads of a batch that runs alone: those of all workers, at most MOST_LONE_THREADS. Those of a worker if the settings state
-        them, or its CPUs."""
+        """The most threads of a batch that runs alone: those of all workers. Those of a worker if the settings state them, or its CPUs."""
         stated = self.settings.get("threads") or self.settings.get("cpu_affinity")
         if stated or not self._share_weights or self.computing.runtime != "onnx":
             return self.threads
-        return max(self.threads, min(self.workers * self.threads, MOST_LONE_THREADS))
+        return self.workers * self.threads
 
     @property
     def need(self) -> WorkersNeed:
@@ -348,7 +346,7 @@ class ServedTextModel:
         params = self._spec.params()
         for name in (
             "directory", "cache", "truncate", "cased", "pair_separator", "prompt", "special_tokens", "hide_special", "run_tokens",
-            "padding_cost", "allow_pickle",
+            "padding_cost", "allow_pickle", "lone_threads",
         ):  # fmt: skip
             del params[name]
         executor = self._spec.settings.get("executor", "process")
