@@ -22,6 +22,7 @@ from weir.protocols.kserve.context import KserveContext
 from weir.protocols.kserve.metadata import find
 from weir.protocols.native import RequestOptions, check_length
 from weir.protocols.offloading import LONG_BODY, written
+from weir.protocols.repeats import HeadMemo
 from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
 from weir.protocols.settings import HttpSettings
 from weir.protocols.shared_memory import Memory, wants_regions
@@ -59,7 +60,7 @@ class KserveHead(RequestOptions):
     """
 
     __slots__ = (
-        "accept", "call", "content_type", "header_length", "headers", "last_header", "layout", "lead", "outline", "plain",
+        "accept", "call", "content_type", "header_length", "headers", "layouts", "lead", "outline", "plain",
         "service", "small_json", "stream", "version",
     )  # fmt: skip
 
@@ -76,8 +77,7 @@ class KserveHead(RequestOptions):
         self.plain = False
         self.outline: BodyPeek | None = None  # reads rows and batch key of a JSON body that the worker decodes
         self.small_json = False  # the body is a short JSON document that `outline` can read
-        self.last_header = b""  # JSON of the last body with binary tensors; its layout is made if it comes again
-        self.layout: Layout | None = None
+        self.layouts: HeadMemo[Layout] | None = None  # by the JSON before binary tensors, unless that is long
         self.lead = 0  # unused bytes before a body in shared memory, which align its tensors
 
 

@@ -129,9 +129,14 @@ def test_layouts_are_remembered_at_second_sight(monkeypatch: pytest.MonkeyPatch)
         for _ in range(3):
             infer(server, x)
         assert len(read) == before + 3
-        infer(server, np.ones((4, 1), np.float32))  # of the same length, but another shape
+        other = np.ones((4, 1), np.float32)  # of the same length, but another shape
+        infer(server, other)
         assert len(read) == before + 3
         assert infer(server, x)[1]["sum"].tolist() == [4]
+        infer(server, other)
+        before = len(read)
+        sums = [infer(server, each)[1]["sum"].tolist() for each in (x, other, x, other)]
+        assert sums == [[4], [1, 1, 1, 1]] * 2 and len(read) == before + 4  # of several shapes, too
 
 
 def test_long_headers_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

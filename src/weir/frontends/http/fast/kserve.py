@@ -29,6 +29,7 @@ from weir.protocols.kserve.protocol import (
     size_to_read,
 )
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, work_later
+from weir.protocols.repeats import HeadMemo
 from weir.protocols.response import start_headers, trace_headers
 from weir.protocols.shared_memory import Memory
 from weir.serving.delivery import discard, is_block
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("weir.http")
 
 _MAX_HEADER = 4 << 10  # bytes: a longer JSON header before binary tensors gets no Layout
+_MAX_LAYOUTS = 4  # of requests with the same HTTP head, such as those of a client that sends tensors of several shapes
 
 
 class KserveRequest(HttpRequest):
@@ -73,10 +75,10 @@ class KserveRequest(HttpRequest):
         if head.small_json and not self.payload.startswith(ZLIB) and self._take_small():
             self.enter()
             return
-        layout = head.layout
-        if layout is not None and not layout.wants_regions:
+        if head.layouts is not None:
             body = self._body()
-            if memoryview(body)[: head.header_length] == layout.header:
+            layout = head.layouts.find(bytes(memoryview(body)[: head.header_length]))
+            if layout is not None and not layout.wants_regions:
                 self._take_layout(layout, body)
                 self.enter()
                 return
@@ -174,18 +176,12 @@ class KserveRequest(HttpRequest):
         return memory
 
     def _learn(self, body: Body, request: InferenceRequest, entry: QueueEntry, schedule: Schedule) -> None:
-        """Make the Layout of the header if the last body had the same one."""
+        """Remember the Layout of the header, if it can be used again."""
         head: KserveHead = self.head
-        if (
-            not 0 < (head.header_length or 0) <= _MAX_HEADER
-            or head.service.facts.needs_measure
-            or HEAD in entry.payload
-        ):
-            return
-        header = bytes(body[: head.header_length])
-        if header == head.last_header:
-            head.layout = layout_of(header, len(body), request, entry, schedule)
-        head.last_header = header
+        if head.layouts is not None and HEAD not in entry.payload:
+            header = bytes(body[: head.header_length])
+            if (layout := layout_of(header, len(body), request, entry, schedule)) is not None:
+                head.layouts.offer(header, layout)
 
     def _with_block(self, arrays: Arrays) -> Arrays:
         """Return `arrays`, which are views of the body, together with the block of the arena that holds the body."""
@@ -290,7 +286,10 @@ class HotKserve(KserveProtocol):
             return False
         head.outline = self._outliner(head.service) if tensors and not head.service.facts.needs_measure else None
         head.small_json = head.outline is not None and head.header_length is None and http_head.length <= SMALL_BODY
-        head.lead = lead(head.header_length) if head.header_length else 0
+        if head.header_length:
+            head.lead = lead(head.header_length)
+            if head.header_length <= _MAX_HEADER and not head.service.facts.needs_measure:
+                head.layouts = HeadMemo(max_entries=_MAX_LAYOUTS, max_seen=64)
         plan.head = head
         plan.answer_type = JSON
         plan.in_arena = tensors
