@@ -20,9 +20,9 @@ from weir.errors import Conflict, DeadlineExceeded, ModelNotFound, WeirError, fo
 from weir.messages import Observer
 from weir.model import Model
 from weir.protocols.exchange import Exchange
+from weir.protocols.inference import StreamPart
 from weir.protocols.kserve.metadata import EXTENSIONS, device_count, find, model_metadata, server_metadata
 from weir.serving.blocking import Background, Lifecycle
-from weir.serving.inference import StreamPart
 from weir.serving.service import Service
 from weir.settings import read_model_table
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameter

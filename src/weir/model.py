@@ -139,6 +139,10 @@ class Model:
     # For adapters of tensor models: the arrays of a request of the Open Inference Protocol come as ArraysWithHead, with its id and
     # parameters, where it has any.
     keeps_head: ClassVar[bool] = False
+    # For adapters of models that declare no tensors, but get any: an item is a whole request of the Open Inference Protocol, a dict
+    # with its `id`, `parameters`, `inputs` (name, datatype, array and parameters of each) and `outputs` (name and parameters). An
+    # answer is a dict with `outputs`, like inputs, and `parameters`.
+    takes_requests: ClassVar[bool] = False
 
     # Items, or Examples, for the warm-up, the deep health check and OpenAPI. For a tensor model, dicts of arrays or lists.
     examples: ClassVar[Sequence[Any]] = ()

@@ -16,19 +16,12 @@ from weir.catalog.registry import Registry
 from weir.errors import Draining, InvalidRequest, ModelNotFound, Overloaded, TooLarge, Unsupported, ValidationFailed
 from weir.messages import JSON, MSGPACK, Dispatch, Kind
 from weir.model import Measure, Model
+from weir.protocols.entries import DEFAULT_SCHEDULE, REFUSED_ENTRY, QueueEntry, Schedule, schedule_of
 from weir.protocols.exchange import Exchange
+from weir.protocols.inference import QueuedRequest, StreamPart
 from weir.protocols.kserve.metadata import find
 from weir.protocols.native import read_head_for
 from weir.protocols.settings import HttpSettings
-from weir.serving.inference import (
-    DEFAULT_SCHEDULE,
-    REFUSED_ENTRY,
-    QueuedRequest,
-    QueueEntry,
-    Schedule,
-    StreamPart,
-    schedule_of,
-)
 from weir.serving.service import Service
 from weir.testing import FakeClock, FakeExecutor, RecordingObserver
 from weir.wire.inference import InferenceRequest, InferenceResponse, RequestedOutput, TensorValue
@@ -327,6 +320,19 @@ def test_what_is_refused_is_raised_and_has_no_other_end() -> None:
         assert not ended
 
     with_service(Pair, test)
+
+
+def test_one_item_is_read_as_its_model_takes_it_and_its_refusal_is_reported() -> None:
+    async def test(service: Service) -> None:
+        exchange = Exchange(service, frontend="lines")
+        assert await exchange.infer_item(b'"a b"') == b'["a b","a b"]'
+        with pytest.raises(InvalidRequest):
+            await exchange.infer_item(b"7")
+        await service.drain()
+        with pytest.raises(Draining):
+            await exchange.infer_item(b'"a"')
+
+    assert [type(error) for _, _, error in with_service(Words, test).refusals] == [InvalidRequest, Draining]
 
 
 def test_an_unknown_model_is_named_as_clients_expect() -> None:

@@ -29,12 +29,11 @@ from weir.catalog.sources import ModelToServe, TargetRepository
 from weir.errors import InvalidRequest, Overloaded, TooLarge
 from weir.frontends.http.application import make_app
 from weir.model import Model, Tensor
-from weir.protocols import offloading
+from weir.protocols import entries, offloading
 from weir.protocols.account import CLAIM, Account
 from weir.protocols.content_negotiation import compress, decompress
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, parsed, values_bytes, values_size, work_later
 from weir.protocols.settings import HttpSettings
-from weir.serving import inference
 from weir.serving.service import Service
 from weir.settings import read_model_table
 from weir.wire import kserve_grpc, tensors
@@ -161,7 +160,7 @@ def writers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return threads_of(
         {
             "weir.wire.kserve_json.write_json": tensors.write_json,
-            "weir.serving.inference.to_text": tensors.to_text,
+            "weir.protocols.entries.to_text": tensors.to_text,
             "weir.frontends.grpc.inference.write_response": kserve_grpc.write_response,
         },
         monkeypatch,
@@ -234,7 +233,7 @@ def readers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         {
             "weir.wire.kserve_json.read_elements": tensors.read_elements,
             "weir.wire.kserve_grpc.read_typed": kserve_grpc.read_typed,
-            "weir.serving.inference.to_arrays": tensors.to_arrays,
+            "weir.protocols.entries.to_arrays": tensors.to_arrays,
         },
         monkeypatch,
     )
@@ -470,7 +469,7 @@ def test_who_leaves_while_the_body_is_read_leaves_nothing_behind(monkeypatch: py
         assert go_on.wait(20)
         return plain(*arguments)
 
-    plain = inference.item_entry
+    plain = entries.item_entry
     monkeypatch.setattr("weir.frontends.http.fast.native.item_entry", held)
 
     async def body() -> None:
@@ -515,7 +514,7 @@ def test_what_is_compressed_is_forgotten_when_its_client_leaves(
         return b"{}"
 
     monkeypatch.setattr("weir.frontends.http.asgi.decompress", held)
-    monkeypatch.setattr("weir.serving.inference.item_entries", lambda *arguments: pytest.fail("nobody waits for it"))
+    monkeypatch.setattr("weir.protocols.inference.item_entries", lambda *arguments: pytest.fail("nobody waits for it"))
     with running(kind, Registry([Service(Vector, executor="inline")]), HttpSettings(port=0)) as server:
         before = server.call(lambda: len(asyncio.all_tasks()))
         packed = compress(b" " * (LONG_BODY + 1), "gzip")

@@ -9,21 +9,23 @@ import pytest
 from tests.frontends.http.models import Add, Echo
 
 from weir import errors
+from weir.batching.request_state import RequestBase
 from weir.catalog.registry import Registry
 from weir.messages import JSON, MSGPACK, Dispatch, Kind, Reason, Wakeup
+from weir.protocols.entries import output_body
+from weir.protocols.inference import QueuedRequest, items_response
 from weir.protocols.native import RequestHead, items_answer, read_head
 from weir.protocols.response import HttpResponse, batch_body, encode_safely, error_answer, explain_headers
 from weir.protocols.settings import HttpSettings
-from weir.serving.inference import items_response, output_body
 from weir.serving.service import Service
 from weir.testing import FakeBlock, FakeExecutor, FakeRequest
 
 
-class Ended(FakeRequest):
+class Ended(QueuedRequest):
     """A request with its end."""
 
     def __init__(self, end: Any, **options: Any) -> None:
-        super().__init__(None, **options)
+        RequestBase.__init__(self, None, **{"arrival": 0.0, "timeout": 1.0, **options})
         self.output, self.error = (None, end) if isinstance(end, errors.WeirError) else (end, None)
 
 

@@ -13,7 +13,7 @@ from tests.serving.kit import Square, serving, turns
 import weir
 from weir.errors import InvalidRequest, Overloaded
 from weir.messages import Reason
-from weir.serving.inference import class_offset, schedule_of
+from weir.protocols.entries import class_offset, schedule_of
 
 
 def in_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:

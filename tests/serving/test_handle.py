@@ -2,7 +2,6 @@
 
 import ast
 import asyncio
-from pathlib import Path
 
 import pytest
 from tests.serving.kit import Square
@@ -19,7 +18,7 @@ COMPOSES = {"weir.text_server.calibration", "weir.frontends.frontend"}
 
 
 def members(protocol: type) -> set[str]:
-    return {name for name in vars(protocol) if not name.startswith("_")}
+    return {name for name in {**vars(protocol), **protocol.__annotations__} if not name.startswith("_")}
 
 
 def service() -> Service:
@@ -33,9 +32,15 @@ def test_a_handle_has_at_most_twelve_members() -> None:
 @pytest.mark.parametrize("part", EDGE)
 @pytest.mark.parametrize("module", ["weir.serving.service", "weir.catalog.registry"])
 def test_the_edge_does_not_import_services_and_their_registry(module: str, part: str) -> None:
-    paths: list[Path] = [*(SOURCE / part).rglob("*.py"), SOURCE / "serving" / "inference.py"]
-    found = {name_of(path) for path in paths if module in imports_of(path)}
+    found = {name_of(path) for path in (SOURCE / part).rglob("*.py") if module in imports_of(path)}
     assert found <= COMPOSES
+
+
+def test_the_house_of_one_model_knows_no_protocol() -> None:
+    """The queue of a model takes entries, whatever protocol its requests came in."""
+    protocols = ("weir.wire.inference", "weir.wire.kserve", "weir.protocols")
+    found = {(name_of(path), name) for path in (SOURCE / "serving").rglob("*.py") for name in imports_of(path)}
+    assert not {(module, name) for module, name in found if name.startswith(protocols)}
 
 
 @pytest.mark.parametrize(
@@ -47,10 +52,7 @@ def test_the_edge_does_not_import_services_and_their_registry(module: str, part:
 )
 def test_only_the_exchange_and_for_requests_the_fast_path_call_a_service(method: str, callers: set[str]) -> None:
     found = set[str]()
-    for path in [
-        *(path for part in EDGE for path in (SOURCE / part).rglob("*.py")),
-        SOURCE / "serving" / "inference.py",
-    ]:
+    for path in [path for part in EDGE for path in (SOURCE / part).rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr == method and ast.unparse(node.value).endswith("service"):
                 found.add(name_of(path))

@@ -20,11 +20,12 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from weir.errors import Cancelled, CapacityError, Conflict, Draining, Overloaded, WeirError, bounded, brief
 from weir.protocols.access import allowed
 from weir.protocols.account import CLAIM, Account
+from weir.protocols.entries import QueueEntry, Schedule, response_of
 from weir.protocols.exchange import Exchange
+from weir.protocols.inference import QueuedRequest, inference_of
 from weir.protocols.kserve.metadata import find
 from weir.protocols.offloading import LONG_ANSWER, off_loop, written
 from weir.protocols.settings import HttpSettings
-from weir.serving.inference import QueuedRequest, QueueEntry, Schedule, response_of
 from weir.telemetry.tracecontext import FIELDS, HEADER, carry
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write
@@ -250,7 +251,11 @@ class Session:
         """Submit a request, or start its task."""
         try:
             service = find(self._registry, request.model, request.version)
-            if service.tracing is None and not service.facts.streaming and service.inference.queues_tensors(service):
+            if (
+                service.tracing is None
+                and not service.facts.streaming
+                and inference_of(service).queues_tensors(service)
+            ):
                 request.parameters.pop(HEADER, None)
                 exchange = Exchange(service, frontend=FRONTEND)
                 (entry,), schedule = exchange.entries(request)

@@ -10,23 +10,21 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from weir.errors import WeirError
-from weir.messages import JSON, Kind, Request
+from weir.messages import JSON, Request
 from weir.protocols.account import charge, charge_answer
-from weir.protocols.offloading import off_loop
-from weir.protocols.response import Headers, HttpResponse
-from weir.serving.calls import StreamedCall
-from weir.serving.inference import (
-    Gathering,
-    ItemHead,
+from weir.protocols.entries import ItemHead, QueueEntry, Schedule, entries_for_one_answer
+from weir.protocols.inference import (
     ItemsResponse,
+    OneItem,
     QueuedRequest,
-    QueueEntry,
-    Schedule,
     StreamPart,
-    entries_for_one_answer,
+    inference_of,
     stream,
     stream_of,
 )
+from weir.protocols.offloading import off_loop
+from weir.protocols.response import Headers, HttpResponse
+from weir.serving.calls import StreamedCall
 from weir.telemetry.tracecontext import CURRENT, HEADER, Trace
 from weir.wire.inference import InferenceRequest, InferenceResponse
 
@@ -194,28 +192,30 @@ class Exchange:
         """Return the response to a request of tensors. Raises the WeirError that ends the request."""
         self.begin_trace()
         with self:
-            return await self.service.inference.infer(self.service, request, self)
+            return await inference_of(self.service).infer(self, request)
 
     async def infer_items(self, head: ItemHead, body: bytes) -> ItemsResponse:
         """Return the results of a body of items, which is decompressed. Raises the WeirError that ends the whole request."""
         self.begin_trace()
         with self:
-            return await self.service.inference.infer_items(head, body, self)
+            return await inference_of(self.service).infer_items(self, head, body)
 
     async def infer_item(
         self, item: bytes, *, content_type: str = JSON, accept: str = JSON, priority: int = 0
     ) -> bytes:
-        """Return the encoded output for one encoded item, which is one row. Raises the WeirError that ends the request."""
-        self.begin_trace()
-        entry = QueueEntry(item, Kind.ITEM, content_type, accept, 1, 1.0, None, False)
-        (request,) = await Gathering(self, Schedule(priority, self.timeout), alone=False).run([entry])
-        return as_bytes(request.output)
+        """Return the encoded output for one encoded item. Raises the WeirError that ends the request."""
+        timeout = self.service.facts.settings.timeout if self.timeout is None else self.timeout
+        head = OneItem(self.service, content_type, accept, priority, timeout)
+        (body,) = (await self.infer_items(head, item)).write()
+        if isinstance(body, WeirError):
+            raise self.refused(body)
+        return body
 
     async def stream(self, request: InferenceRequest) -> AsyncGenerator[StreamPart, None]:
         """Yield the responses to a request of tensors: exactly one if the model does not stream. The caller must close the generator."""
         self.begin_trace()
         with self:
-            async with aclosing(stream(self.service, request, self)) as parts:
+            async with aclosing(stream(self, request)) as parts:
                 async for part in parts:
                     yield part
 
@@ -229,13 +229,3 @@ class Exchange:
     def transferred(self, received_bytes: int, sent_bytes: int) -> None:
         """Notify the observers of the sizes of the request and of its response."""
         self.service.transferred(self.frontend, received_bytes, sent_bytes)
-
-
-def as_bytes(output: Any) -> bytes:
-    """Return an encoded output as bytes. A Block is released."""
-    if isinstance(output, bytes):
-        return output
-    try:
-        return bytes(output.view)
-    finally:
-        output.release()

@@ -1,7 +1,7 @@
 """Weir's own protocol: one item, or a list of items, for a model that the path names. docs/reference/http.md describes it.
 
 The ASGI application and the fast path share this module. A RequestHead depends only on the bytes of the head, so it can be cached as long as the registry
-and the settings stay the same. serving/inference.py makes queue entries of bodies.
+and the settings stay the same. entries.py makes queue entries of bodies.
 """
 
 import math
@@ -23,7 +23,17 @@ from weir.errors import (
 )
 from weir.messages import JSON
 from weir.protocols.content_negotiation import accept_of, accepted_coding, coding_of, content_type_of, write_types
+from weir.protocols.entries import (
+    CLASS_HEADER,
+    arrays_size,
+    body_or_error,
+    bytes_to_read,
+    class_offset,
+    item_entries,
+    output_body,
+)
 from weir.protocols.exchange import EventSource, Exchange
+from weir.protocols.inference import ItemsResponse, read_parts
 from weir.protocols.offloading import written
 from weir.protocols.response import (
     Headers,
@@ -37,17 +47,6 @@ from weir.protocols.response import (
 from weir.protocols.settings import HttpSettings
 from weir.serving.calls import StreamedCall
 from weir.serving.handle import ModelHandle
-from weir.serving.inference import (
-    CLASS_HEADER,
-    ItemsResponse,
-    arrays_size,
-    body_or_error,
-    bytes_to_read,
-    class_offset,
-    item_entries,
-    output_body,
-    read_parts,
-)
 from weir.serving.settings import LONGEST_TIMEOUT, NAME_IN_PATH
 from weir.telemetry.tracecontext import FIELD_NAMES, carry
 from weir.wire.sse import CONTENT_TYPE
@@ -94,7 +93,7 @@ class RequestHead(RequestOptions):
 
     `plain` means that the body goes to the worker undecoded, as one item of one row. The request in the queue is then simply
     `RequestBase(body, now, timeout, content_type=, accept=, priority=, key=, frontend="http")`. Every other body, and every compressed one (`coding`), goes
-    through `serving.inference.item_entries`.
+    through `entries.item_entries`.
     """
 
     __slots__ = ("accept", "batch", "content_type", "plain", "service", "stream")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import Any, Protocol, TypedDict
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import WeirError
@@ -16,9 +16,6 @@ from weir.serving.settings import ServiceSettings
 from weir.telemetry.recorder import Recorder
 from weir.workers.executor import Block
 from weir.workers.settings import WorkerSettings
-
-if TYPE_CHECKING:
-    from weir.serving.inference import Inference
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +82,12 @@ class ModelHealth(TypedDict):
 
 
 class ModelHandle(Protocol):
-    """A running model, as all that takes requests for it from outside knows it. It stays the same across reloads."""
+    """A running model, as all that takes requests for it from outside knows it. It stays the same across reloads.
+
+    `inference` is for the edge alone: how a product answers the model's requests, an `Inference` (protocols/inference.py), or None.
+    """
+
+    inference: Any
 
     @property
     def facts(self) -> ModelFacts:
@@ -94,10 +96,6 @@ class ModelHandle(Protocol):
     @property
     def not_ready_reason(self) -> str:
         """Why requests are not accepted or not run; "" if they are."""
-
-    @property
-    def inference(self) -> "Inference":
-        """How requests become entries of the queue, and their outputs a response."""
 
     @property
     def tracing(self) -> Tracer | None:

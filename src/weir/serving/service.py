@@ -5,7 +5,7 @@ import dataclasses
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from numbers import Integral
 from threading import get_ident
 from types import TracebackType
@@ -43,7 +43,6 @@ from weir.workers.settings import Ray, WorkerSettings
 
 if TYPE_CHECKING:
     from weir.keywords import ServiceKeywords
-    from weir.serving.inference import Inference
 
 C = TypeVar("C", bound=Call)
 
@@ -379,12 +378,7 @@ class Service:
 
     # Protocols and channels.
 
-    @cached_property
-    def inference(self) -> "Inference":
-        """How requests of other processes are answered. A product that turns them into other requests sets its own."""
-        from weir.serving.inference import MODEL_INFERENCE  # loads numpy, which only requests of other processes need
-
-        return MODEL_INFERENCE
+    inference: Any = None  # see ModelHandle
 
     def notify(self, frontend: str, error: WeirError) -> None:
         """Notify the observers of an error that ends a request of the frontend `frontend`, unless they know it: the request was refused, or its answer

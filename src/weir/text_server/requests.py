@@ -11,7 +11,7 @@ import numpy
 from weir.batching.request_state import begin
 from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, WeirError
 from weir.messages import OBJECT, Dispatch, Kind
-from weir.serving.inference import QueuedRequest
+from weir.protocols.inference import QueuedRequest
 from weir.serving.settings import LONGEST_TIMEOUT
 from weir.telemetry.tracecontext import CURRENT, Origin, Trace, attributes_of_frontend, child_of
 from weir.text_models.pooling import Pooling

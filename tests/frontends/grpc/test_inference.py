@@ -17,7 +17,7 @@ from weir.frontends.grpc import inference as forms
 from weir.frontends.grpc.inference import FINAL, LONGEST, WANTS_FINAL, Form, Forms, Writing
 from weir.messages import OBJECT, Kind
 from weir.model import Model, Tensor
-from weir.serving.inference import QueueEntry
+from weir.protocols.entries import QueueEntry
 from weir.serving.service import Service
 from weir.testing import FakeExecutor, RecordingObserver
 from weir.wire.inference import InferenceRequest, InferenceResponse, RequestedOutput, TensorValue

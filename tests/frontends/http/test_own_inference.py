@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import json
 from typing import Any
 
 import httpx
@@ -13,11 +14,13 @@ from weir.errors import InvalidRequest, ModelNotReady
 from weir.frontends.http.application import make_app
 from weir.frontends.http.server import HttpServer
 from weir.model import Model, Tensor
+from weir.protocols.entries import ItemHead, entries_of
+from weir.protocols.exchange import Exchange
+from weir.protocols.inference import Inference, ItemsResponse
 from weir.protocols.settings import HttpSettings
 from weir.serving.handle import ModelHandle
-from weir.serving.inference import Inference, InferenceCall, ItemHead, ItemsResponse
 from weir.serving.service import Service
-from weir.wire.inference import InferenceRequest, InferenceResponse, TensorValue
+from weir.wire.inference import InferenceRequest, InferenceResponse, RequestedOutput, TensorValue
 
 
 class Echo(Model):
@@ -30,10 +33,12 @@ class Echo(Model):
 class Counting:
     """Answers with the number of bytes, or of elements."""
 
-    queues_items = False
-
     def __init__(self) -> None:
         self.error: Exception | None = None
+
+    def queues_items(self, service: ModelHandle) -> bool:
+        """Never."""
+        return False
 
     def queues_tensors(self, service: ModelHandle) -> bool:
         """Never."""
@@ -47,18 +52,18 @@ class Counting:
         """Return a number."""
         return (Tensor("count", "INT64", (-1,)),)
 
-    async def infer(self, service: ModelHandle, request: InferenceRequest, call: InferenceCall) -> InferenceResponse:
+    async def infer(self, exchange: Exchange, request: InferenceRequest) -> InferenceResponse:
         """Count elements."""
         if self.error is not None:
             raise self.error
         count = np.array([request.inputs[0].array.size], np.int64)
-        return InferenceResponse(service.facts.name, [TensorValue("count", "INT64", count)])
+        return InferenceResponse(exchange.service.facts.name, [TensorValue("count", "INT64", count)])
 
-    async def infer_items(self, head: ItemHead, body: bytes, call: InferenceCall) -> ItemsResponse:
+    async def infer_items(self, exchange: Exchange, head: ItemHead, body: bytes) -> ItemsResponse:
         """Count bytes."""
         if self.error is not None:
             raise self.error
-        read = await call.read(len(body), lambda: check(body))
+        read = await exchange.read(len(body), lambda: check(body))
         return ItemsResponse(0, lambda: [b"%d" % len(read)])
 
 
@@ -69,11 +74,21 @@ def check(body: bytes) -> bytes:
     return body
 
 
-def answer_of(inference: Inference, path: str, **sent: Any) -> httpx.Response:
-    """Ask a server whose model `echo` is answered by this."""
+class Whole(Model):
+    """Declares no tensors and returns those that it gets; answers how many requests were in the batch."""
+
+    takes_requests = True
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        parameters = {"batch": len(batch)}
+        return [{"outputs": item["inputs"], "parameters": {**item["parameters"], **parameters}} for item in batch]
+
+
+def answer_of(inference: Inference | None, path: str, model: type[Model] = Echo, **sent: Any) -> httpx.Response:
+    """Return the response of a server whose `model` is answered by `inference`."""
 
     async def main() -> httpx.Response:
-        service = Service(Echo, executor="inline")
+        service = Service(model, executor="inline")
         service.inference = inference
         registry, settings = Registry([service]), HttpSettings(port=0, max_body_size=1000)
         server = HttpServer(registry, make_app(registry, settings), settings)
@@ -119,3 +134,51 @@ def test_what_it_raises_is_an_answer() -> None:
 def test_metadata_are_its_own() -> None:
     described = answer_of(Counting(), "/v2/models/echo").json()
     assert [each["name"] for each in described["inputs"] + described["outputs"]] == ["bytes", "count"]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_model_of_whole_requests_gets_any_tensors_with_their_parameters(packed: bool) -> None:
+    tensors = [
+        {"name": "q", "datatype": "BYTES", "shape": [1], "data": ["a"], "parameters": {"content_type": "str"}},
+        {"name": "n", "datatype": "INT64", "shape": [2, 1], "data": [1, 2]},
+    ]
+    sent = {"id": "r1", "parameters": {"colour": "red", "timeout": 9_000_000}, "inputs": tensors}
+    body = json.dumps(sent).encode()
+    content, headers = (gzip.compress(body), {"Content-Encoding": "gzip"}) if packed else (body, {})
+
+    answer = answer_of(None, "/v2/models/whole/infer", Whole, content=content, headers=headers).json()
+
+    assert (answer["id"], answer["parameters"]) == ("r1", {"colour": "red", "batch": 1})
+    assert answer["outputs"] == tensors
+
+
+@pytest.mark.parametrize("path", ["/infer/whole", "/infer/whole/batch", "/inference"])
+def test_a_model_of_whole_requests_takes_no_items(path: str) -> None:
+    refused = answer_of(None, path, Whole, content=b"[1]")
+    assert (
+        refused.status_code == 501
+        and "declares no inputs, so it takes requests at /v2/models/whole/infer only" in refused.text
+    )
+
+
+def test_a_model_of_whole_requests_lists_no_tensors() -> None:
+    described = answer_of(None, "/v2/models/whole", Whole).json()
+    assert (described["inputs"], described["outputs"]) == ([], [])
+
+
+def test_only_whole_requests_that_are_alike_share_a_batch() -> None:
+    def request(shape: tuple[int, ...], *outputs: RequestedOutput, **parameters: Any) -> InferenceRequest:
+        value = TensorValue("x", "FP32", np.zeros(shape, np.float32))
+        return InferenceRequest("whole", [value], outputs=list(outputs) or None, parameters=parameters)
+
+    service = Service(Whole, executor="inline")
+    alike = [entries_of(service, request((rows, 3), colour="red"))[0].key for rows in (1, 2)]
+    others = [
+        request((1, 4)),
+        request((1, 3)),
+        request((1, 3), colour="blue"),
+        request((1, 3), RequestedOutput("y", {})),
+    ]
+
+    keys = {alike[0], *(entries_of(service, other)[0].key for other in others)}
+    assert alike[0] == alike[1] and len(keys) == 5

@@ -22,22 +22,9 @@ from weir.catalog.adapters.mlserver_huggingface import (
 from weir.catalog.repository.platforms import as_tensor, batch_dimension_of, with_attributes
 from weir.catalog.sources import ModelReading, ModelToServe, Trust
 from weir.catalog.targets import PLATFORMS
-from weir.errors import InvalidRequest, ModelError, SettingsError, Unsupported
-from weir.messages import Kind
-from weir.model import DATATYPES, REQUIRED, Model, Tensor
-from weir.serving.handle import ModelHandle
-from weir.serving.inference import (
-    Gathering,
-    InferenceCall,
-    ItemHead,
-    ItemsResponse,
-    ModelInference,
-    QueueEntry,
-    make_entry,
-    schedule_of,
-)
-from weir.serving.service import Service
-from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, TensorValue
+from weir.errors import InvalidRequest, ModelError, SettingsError
+from weir.model import DATATYPES, REQUIRED, Model
+from weir.wire.inference import Parameters
 from weir.workers.source import declared
 
 PLATFORM, FILE = "mlserver", "model-settings.json"
@@ -109,7 +96,9 @@ class MlserverModel(Model):
 
 
 class MlserverAny(MlserverModel):
-    """Runs a runtime whose settings declare no tensors: an item is a whole request (see `_item_of`), an answer a whole response."""
+    """Runs a runtime whose settings declare no tensors: an item is a whole request, an answer a whole response."""
+
+    takes_requests = True
 
     def predict(self, batch: list[dict[str, Any]]) -> list[Any]:
         """Return the response to each request. The requests of a batch are alike and have rows, so they are joined for the runtime."""
@@ -165,84 +154,16 @@ def _plain(parameters: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if isinstance(value, (str, int, float))}
 
 
-def _item_of(request: InferenceRequest) -> dict[str, Any]:
-    """Return a request as the item that MlserverAny gets."""
-    inputs = [(each.name, each.datatype, each.array, each.parameters) for each in request.inputs]
-    outputs = [(each.name, each.parameters) for each in request.outputs or ()]
-    parameters = {name: value for name, value in request.parameters.items() if name not in _OF_SERVER}
-    return {"id": request.id, "parameters": parameters, "inputs": inputs, "outputs": outputs}
-
-
-_OF_SERVER = ("binary_data_output", "class", "priority", "timeout")
-
-
-class MlserverInference(ModelInference):
-    """Answers requests with any tensors: which ones a runtime takes, only the runtime knows. Those of equal names, datatypes and
-    lengths may share a batch."""
-
-    queues_items = False
-
-    def queues_tensors(self, service: ModelHandle) -> bool:
-        """Return false: the tensors of a request become an item."""
-        return False
-
-    def inputs(self, service: ModelHandle) -> Sequence[Tensor]:
-        """Return none: they are not declared."""
-        return ()
-
-    def outputs(self, service: ModelHandle) -> Sequence[Tensor]:
-        """Return none: they are not declared."""
-        return ()
-
-    async def infer(self, service: ModelHandle, request: InferenceRequest, call: InferenceCall) -> InferenceResponse:
-        """See Inference."""
-        schedule = schedule_of(request.parameters, service.facts.model)
-        entry = self._entry(service, request)
-        limits = [limit for limit in (call.timeout, schedule.timeout) if limit is not None]
-        timeout = min(limits) if limits else service.facts.settings.timeout
-        (ended,) = await Gathering(call, schedule._replace(timeout=timeout), alone=False).run([entry])
-        given = ended.output
-        outputs = [TensorValue(name, datatype, array, more) for name, datatype, array, more in given["outputs"]]
-        return InferenceResponse(
-            service.facts.name, outputs, version=service.facts.version, id=request.id, parameters=given["parameters"]
-        )
-
-    async def infer_items(self, head: ItemHead, body: bytes, call: InferenceCall) -> ItemsResponse:
-        """Raise Unsupported: without declared tensors there are no items."""
-        service = head.service
-        raise Unsupported(
-            f"model {service.facts.name!r}: {FILE} declares no inputs, so it takes requests at /v2/models/{service.facts.name}/infer only"
-        )
-
-    def _entry(self, service: ModelHandle, request: InferenceRequest) -> QueueEntry:
-        described = [
-            (each.name, each.datatype, each.array.shape[1:], *sorted(each.parameters.items()))
-            for each in request.inputs
-        ]
-        rows = {each.array.shape[:1] for each in request.inputs}
-        alone = len(rows) != 1 or rows == {()} or bool(request.outputs)
-        key = object() if alone else (*described, *sorted(request.parameters.items()))
-        # Rows are requests here, as in MLServer's own max_batch_size.
-        return make_entry(service, _item_of(request), Kind.ITEM, 1, 1.0, key)
-
-
-class MlserverService(Service):
-    """The service of a runtime whose settings declare no tensors."""
-
-    inference = MlserverInference()
-
-
 class MlserverPlatform:
     """The platform `mlserver`."""
 
-    def load(self, model: ModelToServe) -> type[Model] | type[Service]:
+    def load(self, model: ModelToServe) -> type[Model]:
         """Return a class that runs the model's runtime. Raises SettingsError; see Platform."""
         assert model.folder is not None, "a model of a repository has a folder: this is a bug"
         if model.target in RUNTIMES:
             document = json.loads((model.folder / FILE).read_bytes())
             if is_served_here(document) or find_spec(PACKAGE) is None:
-                kind = declared(HuggingFacePipeline, {"settings": runtime_settings(model, document)})
-                return type("MlserverService", (MlserverService,), {"model": kind})
+                return declared(HuggingFacePipeline, {"settings": runtime_settings(model, document)})
         if find_spec("mlserver") is None:
             raise SettingsError(
                 f"{model.label}: {FILE}: MLServer is not installed (pip install mlserver, and the package of its runtime)"
@@ -254,8 +175,7 @@ class MlserverPlatform:
             attributes[key] = tuple(as_tensor(table, batch, f"{model.label}: {key}") for table in tables)
         if attributes["inputs"] and attributes["outputs"]:
             return with_attributes(declared(MlserverModel, attributes), model)
-        kind = declared(MlserverAny, {"path": attributes["path"]})
-        return type("MlserverService", (MlserverService,), {"model": kind})
+        return declared(MlserverAny, {"path": attributes["path"]})
 
 
 def read_mlserver_model(folder: Path, name: str, complete: Any, trust: Trust) -> ModelReading:

@@ -62,6 +62,7 @@ class HuggingFacePipeline(Model):
     """Answers as MLServer's HuggingFaceRuntime does; an item is a whole request, as MlserverAny gets it. `settings` are those that
     `runtime_settings` returns."""
 
+    takes_requests = True
     settings: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     def load(self) -> None:

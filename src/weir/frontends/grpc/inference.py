@@ -30,20 +30,14 @@ from weir.frontends.grpc.call import (
     text_of,
 )
 from weir.protocols.account import CLAIM
+from weir.protocols.entries import CLASS, QueueEntry, Schedule, class_offset, response_of
 from weir.protocols.exchange import Exchange
+from weir.protocols.inference import QueuedRequest, inference_of
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.kserve.metadata import find
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, work_later, written
 from weir.protocols.repeats import HeadMemo
 from weir.protocols.shared_memory import Memory, wants_regions
-from weir.serving.inference import (
-    CLASS,
-    QueuedRequest,
-    QueueEntry,
-    Schedule,
-    class_offset,
-    response_of,
-)
 from weir.telemetry.tracecontext import FIELD_NAMES, HEADER, carry
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
 from weir.wire.kserve_grpc import (
@@ -366,7 +360,7 @@ class UnaryInference:
             return
         exchange = GrpcExchange(self._context, call, *read(self._context, call, body))
         service, request = exchange.service, exchange.request
-        if service.tracing is not None or not service.inference.queues_tensors(service):
+        if service.tracing is not None or not inference_of(service).queues_tensors(service):
             in_task(partial(self._infer, exchange), development=self._development)(call, body)
             return
         (entry,), schedule = exchange.entries(request)

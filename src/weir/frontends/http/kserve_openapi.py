@@ -13,9 +13,10 @@ from weir.frontends.http.kserve_routes import PREFIX, Operation, offered
 from weir.frontends.http.openapi import EVENTS, Schema, described_errors, example_value
 from weir.messages import JSON, OCTETS
 from weir.model import OPTIONAL, Model, Tensor, is_tensor_model
+from weir.protocols.entries import ITEM_INPUTS
+from weir.protocols.inference import inference_of
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.kserve.metadata import KserveError
-from weir.serving.inference import ITEM_INPUTS
 from weir.wire.kserve_json import ReadOutput, ReadRequest, ReadResponse, ReadTensor
 from weir.wire.schema import REF_TEMPLATE, json_schemas
 from weir.wire.sse import CONTENT_TYPE
@@ -121,8 +122,8 @@ class _ModelCalls:
     def __init__(self, service: "ModelHandle", components: Mapping[str, Schema]) -> None:
         self._service = service
         self._components = components
-        self._inputs = service.inference.inputs(service)
-        self._outputs = service.inference.outputs(service)
+        self._inputs = inference_of(service).inputs(service)
+        self._outputs = inference_of(service).outputs(service)
 
     def described(self) -> dict[str, dict[str, Any]]:
         """Return the operation of each call."""

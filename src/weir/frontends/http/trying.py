@@ -8,6 +8,7 @@ from typing import Any
 
 from weir.messages import JSON
 from weir.model import Example, Tensor, is_tensor_model
+from weir.protocols.inference import inference_of
 from weir.serving.handle import ModelHandle
 from weir.wire.schema import schema_of
 from weir.wire.values import UNWRITABLE, encode
@@ -22,7 +23,7 @@ def request_to_try(service: ModelHandle, curl: str, base: str) -> str:
     # Without declared inputs there are no items, as for most models of MLServer.
     path = (
         f"/infer/{service.facts.name}"
-        if service.inference.inputs(service)
+        if inference_of(service).inputs(service)
         else f"/v2/models/{service.facts.name}/infer"
     )
     return f"{curl} {_options(service)} {base}{path}"

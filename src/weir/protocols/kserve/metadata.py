@@ -17,6 +17,7 @@ from weir.model import NONE, RAGGED, Tensor, is_batched
 from weir.policy.rules import SizeOrDelay
 from weir.profiling.machine import Hardware
 from weir.protocols.access import Control
+from weir.protocols.inference import inference_of
 from weir.wire.kserve_json import parse
 from weir.wire.values import decode_json
 
@@ -276,8 +277,8 @@ def metadata(service: "ModelHandle", versions: Sequence[str] = ()) -> ModelMetad
         "name": service.facts.name,
         "versions": list(versions),
         "platform": service.facts.platform,
-        "inputs": [_tensor(tensor) for tensor in service.inference.inputs(service)],
-        "outputs": [_tensor(tensor) for tensor in service.inference.outputs(service)],
+        "inputs": [_tensor(tensor) for tensor in inference_of(service).inputs(service)],
+        "outputs": [_tensor(tensor) for tensor in inference_of(service).outputs(service)],
     }
 
 
@@ -306,8 +307,8 @@ def config(service: "ModelHandle") -> ModelConfig:
         "platform": service.facts.platform,
         "backend": _BACKENDS.get(service.facts.platform, service.facts.platform),
         "max_batch_size": batching.max_batch_size if is_batched(service.facts.model) else 0,
-        "input": [_declared(tensor) for tensor in service.inference.inputs(service)],
-        "output": [_declared(tensor) for tensor in service.inference.outputs(service)],
+        "input": [_declared(tensor) for tensor in inference_of(service).inputs(service)],
+        "output": [_declared(tensor) for tensor in inference_of(service).outputs(service)],
         "instance_group": [{"name": service.facts.name, "kind": "KIND_CPU", "count": service.control.worker_count}],
         "model_transaction_policy": {"decoupled": service.facts.streaming},
         "dynamic_batching": _waits(service.control.policy),

@@ -17,7 +17,9 @@ import numpy
 from weir.errors import InvalidRequest, MethodNotAllowed, Unsupported, WeirError
 from weir.messages import KSERVE
 from weir.protocols.content_negotiation import accepted_coding, coding_of, decompress
+from weir.protocols.entries import CLASS, CLASS_HEADER, QueueEntry, Schedule, class_offset
 from weir.protocols.exchange import EventSource, Exchange
+from weir.protocols.inference import StreamPart, inference_of
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.kserve.metadata import find
 from weir.protocols.native import RequestOptions, check_length
@@ -26,7 +28,6 @@ from weir.protocols.repeats import HeadMemo
 from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
 from weir.protocols.settings import HttpSettings
 from weir.protocols.shared_memory import Memory, wants_regions
-from weir.serving.inference import CLASS, CLASS_HEADER, QueueEntry, Schedule, StreamPart, class_offset
 from weir.serving.settings import NAME_IN_PATH
 from weir.telemetry.tracecontext import FIELD_NAMES, carry
 from weir.wire import kserve_binary, kserve_json
@@ -160,7 +161,7 @@ def _read_request(head: KserveHead, body: Body, memory: Memory) -> InferenceRequ
     if head.header_length is None:
         return kserve_json.read_request(body, name, version, find=memory.find)
     if not head.header_length:
-        return kserve_binary.read_raw_request(body, head.service.inference.inputs(head.service), name, version)
+        return kserve_binary.read_raw_request(body, inference_of(head.service).inputs(head.service), name, version)
     return kserve_binary.read_request(body, head.header_length, name, version, find=memory.find)
 
 
@@ -276,7 +277,7 @@ class KserveProtocol:
         return request
 
     async def _read_generate(self, exchange: Exchange, head: KserveHead, body: bytes) -> InferenceRequest:
-        inputs = head.service.inference.inputs(head.service)
+        inputs = inference_of(head.service).inputs(head.service)
         request = await exchange.read(
             len(body), partial(read_generate, body, inputs, head.service.facts.name, head.version)
         )  # fmt: skip

@@ -18,17 +18,16 @@ from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, Unsuppo
 from weir.messages import JSON, OCTETS, Dispatch
 from weir.model import Tensor
 from weir.protocols.account import room
-from weir.protocols.offloading import values_size
-from weir.serving.inference import (
-    InferenceCall,
+from weir.protocols.entries import (
     ItemHead,
-    ItemsResponse,
     check_outputs,
     empty_body,
     integer_of,
     schedule_of,
     select_outputs,
 )
+from weir.protocols.inference import ItemsResponse
+from weir.protocols.offloading import values_size
 from weir.telemetry.tracecontext import child_of
 from weir.text_models.model import ITEM_RULE
 from weir.text_models.packing import packed
@@ -52,6 +51,7 @@ from weir.wire.tensors import TEXT_BYTES
 from weir.wire.values import decode, split
 
 if TYPE_CHECKING:
+    from weir.protocols.exchange import Exchange
     from weir.serving.handle import ModelHandle
 
 INPUTS = (Tensor("input", "BYTES", (-1,)),)
@@ -279,10 +279,8 @@ _LARGE = 5_000  # elements of tensors; more are read in a thread, as that takes 
 
 
 class TextInference:
-    """Inference with `encoder`; see serving/inference.py. With `of_tokens` the model has a vector for each token and no other; `size_of_tokens` is the size of
+    """Inference with `encoder`; see protocols/inference.py. With `of_tokens` the model has a vector for each token and no other; `size_of_tokens` is the size of
     those that it makes beside."""
-
-    queues_items = False
 
     def __init__(
         self, context: EmbeddingContext, encoder: Encodes, *, of_tokens: bool = False, size_of_tokens: int = 0
@@ -292,6 +290,10 @@ class TextInference:
         self._outputs = outputs(
             encoder.dimensions, of_tokens=of_tokens, size_of_tokens=size_of_tokens, beside=encoder.facts.outputs[1:]
         )
+
+    def queues_items(self, service: "ModelHandle") -> bool:
+        """Return False: a text becomes a token sequence first."""
+        return False
 
     def queues_tensors(self, service: "ModelHandle") -> bool:
         """Return False: a request is never one entry of the queue."""
@@ -305,11 +307,11 @@ class TextInference:
         """Return the tensors of an answer."""
         return self._outputs
 
-    async def infer(self, service: "ModelHandle", request: InferenceRequest, call: InferenceCall) -> InferenceResponse:
+    async def infer(self, call: "Exchange", request: InferenceRequest) -> InferenceResponse:
         """Answer a request with tensors. Raises InvalidRequest naming tensor or parameter, value and rule, and what `Encodes.encode` raises."""
         exchange = TextExchange(self._context, call.frontend, self._encoder, trace=call.trace)
         try:
-            await self._read(exchange, service, request, call)
+            await self._read(exchange, request, call)
             encoded = await exchange.vectors()
         except WeirError as error:
             exchange.refused(kserve_code(error))
@@ -320,16 +322,14 @@ class TextInference:
         values = select_outputs([tensor for tensor in self._outputs if tensor.name in arrays], request, arrays)
         counts = {"truncated": cut, "foreign_ids": encoded.foreign}
         parameters: Parameters = {name: count for name, count in counts.items() if count}
-        return InferenceResponse(
-            service.facts.name, values, version=service.facts.version, id=request.id, parameters=parameters
-        )
+        facts = call.service.facts
+        return InferenceResponse(facts.name, values, version=facts.version, id=request.id, parameters=parameters)
 
-    async def _read(
-        self, exchange: TextExchange, service: "ModelHandle", request: InferenceRequest, call: InferenceCall
-    ) -> None:
+    async def _read(self, exchange: TextExchange, request: InferenceRequest, call: "Exchange") -> None:
         """Read `request` into `exchange`, in a thread if it is large. Raises what `infer` raises for an invalid or late request."""
-        check_outputs(service, request)
-        schedule = schedule_of(request.parameters, service.facts.model)
+        facts = call.service.facts
+        check_outputs(self._outputs, request, facts.name)
+        schedule = schedule_of(request.parameters, facts.model)
         work = partial(read_tensors, exchange, request, self._encoder)
         many = sum(value.array.size for value in request.inputs) > _LARGE
         await asyncio.to_thread(work) if many else work()
@@ -338,7 +338,7 @@ class TextInference:
         if exchange.timeout is not None and exchange.timeout <= 0:
             raise DeadlineExceeded("the deadline passed before the request was read")
 
-    async def infer_items(self, head: ItemHead, body: bytes, call: InferenceCall) -> ItemsResponse:
+    async def infer_items(self, call: "Exchange", head: ItemHead, body: bytes) -> ItemsResponse:
         """Answer a body of items: each has a vector or an error. Raises the error of a single item, and of a body that is invalid as a whole."""
         exchange = TextExchange(self._context, call.frontend, self._encoder, trace=call.trace)
         try:
@@ -367,7 +367,7 @@ class TextInference:
         write = partial(_bodies, results, head.accept)
         return ItemsResponse(size, write, dispatch, arrival, mark_headers(cut, groups.foreign), beside)
 
-    async def _items(self, head: ItemHead, body: bytes, call: InferenceCall) -> list[Item | WeirError]:
+    async def _items(self, head: ItemHead, body: bytes, call: "Exchange") -> list[Item | WeirError]:
         read = partial(read_items, head, body, self._context, self._encoder)
         with room(await values_size(body, head.content_type)):
             return await call.read(_ITEM_BYTES * len(body), read)

@@ -13,6 +13,16 @@ from weakref import WeakKeyDictionary
 from weir.errors import InvalidRequest, WeirError
 from weir.frontends.http.fast.native import HttpRequest, Step
 from weir.messages import JSON, Dispatch, Kind
+from weir.protocols.entries import (
+    QueueEntry,
+    Schedule,
+    arrays_size,
+    entries_of,
+    make_entry,
+    response_of,
+    schedule_of,
+)
+from weir.protocols.inference import inference_of
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.kserve.protocol import (
     ZLIB,
@@ -34,7 +44,6 @@ from weir.protocols.response import start_headers, trace_headers
 from weir.protocols.shared_memory import Memory
 from weir.serving.delivery import discard, is_block
 from weir.serving.handle import ModelFacts, ModelHandle
-from weir.serving.inference import QueueEntry, Schedule, arrays_size, entries_of, make_entry, response_of, schedule_of
 from weir.wire.inference import HEAD, ArenaArrays, InferenceRequest
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write, lead
 from weir.wire.kserve_json import Body, BodyPeek, Outline
@@ -282,7 +291,7 @@ class HotKserve(KserveProtocol):
         if not http_head.length:
             raise InvalidRequest("body: is empty, must be an inference request")
         tensors = head.service.facts.takes_tensors
-        if head.coding or not head.service.inference.queues_tensors(head.service):
+        if head.coding or not inference_of(head.service).queues_tensors(head.service):
             return False
         head.outline = self._outliner(head.service) if tensors and not head.service.facts.needs_measure else None
         head.small_json = head.outline is not None and head.header_length is None and http_head.length <= SMALL_BODY

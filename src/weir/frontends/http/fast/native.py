@@ -9,6 +9,8 @@ from weir.batching.request_state import RequestBase, begin, settle
 from weir.errors import WeirError
 from weir.frontends.http.fast.plan import HotHead, HttpHead, RoutePlan
 from weir.messages import Dispatch, Kind
+from weir.protocols.entries import QueueEntry, empty_body, item_entry, may_be_empty, output_body
+from weir.protocols.inference import inference_of
 from weir.protocols.native import FRONTEND, NativeProtocol, RequestHead
 from weir.protocols.offloading import LONG_BODY, work_later
 from weir.protocols.response import (
@@ -21,7 +23,6 @@ from weir.protocols.response import (
     trace_headers,
 )
 from weir.serving.delivery import discard
-from weir.serving.inference import QueueEntry, empty_body, item_entry, may_be_empty, output_body
 
 if TYPE_CHECKING:
     from weir.frontends.http.fast.connection import Connection
@@ -216,4 +217,4 @@ def _is_hot(head: RequestHead) -> bool:
     """Return whether the fast path answers: not lists, tensors, compressed bodies, streams, and requests that are not one queue entry."""
     if head.batch or head.stream or head.coding or head.service.facts.takes_tensors:
         return False
-    return head.service.inference.queues_items
+    return inference_of(head.service).queues_items(head.service)

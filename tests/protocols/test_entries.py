@@ -10,8 +10,8 @@ from tests.protocols.test_response import read_head_of
 from weir.errors import InvalidRequest, TooLarge
 from weir.messages import JSON, LENT, OBJECT, OCTETS, Kind
 from weir.model import Measure
-from weir.serving import inference
-from weir.serving.inference import QueueEntry, item_entries
+from weir.protocols import entries
+from weir.protocols.entries import QueueEntry, item_entries
 
 
 def test_an_item_stays_as_it_is() -> None:
@@ -115,7 +115,7 @@ def test_a_list_that_can_never_fit_is_refused_before_its_items_are_looked_into(
 ) -> None:
     # Each tensor was a request of its own, made on the event loop and held against nothing.
     read = []
-    monkeypatch.setattr(inference, "item_entry", lambda head, body: read.append(body))
+    monkeypatch.setattr(entries, "item_entry", lambda head, body: read.append(body))
     head = read_head_of(model, f"/infer/{model.__name__.lower()}/batch")
     for body in (b"[" + (item + b",") * 1024 + item + b"]", b"[" + b"[]," * 1_000_000 + b"[]]"):
         with pytest.raises(TooLarge, match=r"must have at most 1024 \(max_queue_size\)"):
