@@ -22,6 +22,7 @@ import http.client
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -64,6 +65,8 @@ from weir.protocols.account import Account
 from weir.protocols.content_negotiation import compress
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
+from weir.telemetry.logs import LogObserver, get_logger, logging_to
+from weir.telemetry.settings import TelemetrySettings
 from weir.text_models.texts import Text, TokenDetail
 from weir.text_models.tokens.tokenizer import Tokenizer
 from weir.text_server.bert_as_service.http import Encode
@@ -515,6 +518,18 @@ class Length(models.Length):
         return [len(item) if hasattr(item, "__len__") else 0 for item in batch]
 
 
+class Frail(weir.Model):
+    """Ends its process for "die", and fails with any other text."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        if "die" in batch:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for item in batch:
+            if isinstance(item, str):
+                raise ValueError(item)
+        return batch
+
+
 class Lengths:
     """Encodes every text as its length and a zero: what is measured is what comes before."""
 
@@ -617,6 +632,7 @@ async def serve(
 ) -> None:
     """Serve until the standard input ends; over TLS too if there is a certificate with its key."""
     services = [weir.Service(model, workers=1) for model in (Length, Grid, Words)]
+    services.append(weir.Service(Frail, workers=1, observers=[LogObserver(get_logger("weir"))]))
     http = HttpSettings(port=0, max_waiting_bytes=int(waiting_bytes) or None, body_timeout=20.0)
     encoders: dict[str, Encodes] = {"lengths": Lengths()}
     if tokenizer:
@@ -656,6 +672,7 @@ async def serve(
         certified = dataclasses.replace(http, tls_certfile=certificate, tls_keyfile=key)
         servers.append(HttpServer(registry, app, certified, context=context, websockets=sockets))
     async with AsyncExitStack() as stack:
+        stack.enter_context(logging_to(TelemetrySettings()))
         for server in servers:
             await server.start()
             stack.push_async_callback(server.stop)

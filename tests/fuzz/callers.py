@@ -1,7 +1,10 @@
 """What an ordinary caller sends to end a server: each request is valid, or nearly, and dear. See hostile.py for what needs no key."""
 
 import json
+import os
 import socket
+import threading
+import time
 from contextlib import suppress
 from random import Random
 from typing import Any
@@ -200,6 +203,66 @@ def many_calls(room: Room) -> str:
     return "OK" if codes <= {"OK", "RESOURCE_EXHAUSTED"} else sorted(codes - {"OK"})[0]
 
 
+_DYING = threading.Lock()  # one thread ends workers at a time, so that it knows how often they have died
+_HEALTHY = 20.0  # seconds in which a worker that has served before must serve again
+
+
+def quick_deaths(room: Room) -> str:
+    """End the worker of a model nine times, let it serve, and end it once more: it must soon serve again."""
+    if not _DYING.acquire(blocking=False):
+        return "another does"
+    try:
+        for deaths in (9, 1):
+            for _ in range(deaths):
+                _posted(room, "/infer/frail", b'"die"')
+            until = time.monotonic() + (PATIENCE if deaths > 1 else _HEALTHY)
+            while (status := _posted(room, "/infer/frail", b"1")) != "200":
+                if time.monotonic() > until:
+                    return f"{SILENT}: not served again, {status}"
+                time.sleep(0.1)
+        return "served again"
+    finally:
+        _DYING.release()
+
+
+FORGED = "forged-line"
+
+
+def forged_lines(room: Room) -> str:
+    """Let a model fail with a text that looks like lines of the log, and steers a terminal. The storm reads the log."""
+    ends = "\n", "\r", "\r\n", "\x0b", "\x0c", "\x1b[2J", "\x85", "\x9b2K", "\u2028", "\u2029", "\x00", "\x08"
+    text = "".join(f"no{room.chance.choice(ends)}{FORGED} [info] served" for _ in range(5)) + "\x1b[31m"
+    status = _posted(room, "/infer/frail", json.dumps(text).encode())
+    return "the model fails" if status == "500" else status
+
+
+CUT_JOBS: list[str] = []  # by their names
+
+
+def cut_file(room: Room) -> str:
+    """Cut the file that a job reads, as a full disk would. The storm sees whether such jobs end."""
+    line = '{"custom_id": "%d", "method": "POST", "url": "/infer/length", "body": "%s"}\n'
+    content = "".join([line % (number, "x" * 100_000) for number in range(30)]).encode()
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{room.ports['http']}", timeout=PATIENCE) as client:
+            made = client.post("/v1/files", files={"file": ("f", content)}, data={"purpose": "batch"})
+            if made.status_code != 200:
+                return str(made.status_code)
+            file = made.json()["id"]
+            job = client.post(
+                "/v1/batches", json={"input_file_id": file, "endpoint": "/infer/length", "completion_window": "1h"}
+            )
+            with suppress(FileNotFoundError):  # another attack may have deleted it
+                os.truncate(room.jobs / "files" / file, room.chance.randrange(len(content)))
+            if job.status_code == 200:
+                CUT_JOBS.append(job.json()["id"])
+            return str(job.status_code)
+    except httpx.TimeoutException:
+        return SILENT
+    except httpx.HTTPError:
+        return "closed"
+
+
 def _tidied(client: httpx.Client) -> None:
     """Delete the oldest files, so that there is room for more jobs."""
     for file in client.get("/v1/files?order=asc&limit=20").json().get("data", [])[:10]:
@@ -209,5 +272,5 @@ def _tidied(client: httpx.Client) -> None:
 ATTACKS_OF_CALLERS: dict[str, tuple[Attack, int]] = {  # by name, and how often
     "long heads": (long_heads, 6), "long lengths": (long_lengths, 2), "many tokens": (many_tokens, 8), "dear pages": (pages, 4),
     "stalled uploads": (stalled_upload, 6), "batch jobs": (batch_job, 4), "odd jobs": (odd_job, 4), "ZMTP withdrawn": (withdrawn, 2),
-    "many gRPC calls": (many_calls, 2),
+    "many gRPC calls": (many_calls, 2), "quick deaths": (quick_deaths, 2), "forged lines": (forged_lines, 4), "cut files": (cut_file, 2),
 }  # fmt: skip

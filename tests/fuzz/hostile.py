@@ -37,11 +37,12 @@ _NUMBERS = (
 
 
 class Room(NamedTuple):
-    """What an attack has: where the server is, connections that it leaves open, and chance."""
+    """What an attack has: where the server is, connections that it leaves open, chance, and the directory of the server's jobs."""
 
     ports: Ports
     left_open: list[socket.socket]
     chance: Random
+    jobs: Path
 
 
 Attack = Callable[[Room], str]

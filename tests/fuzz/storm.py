@@ -9,6 +9,7 @@ An input is made of its seed and its number alone: `--replay NAME NUMBER` sends 
 """
 
 import argparse
+import re
 import signal
 import tempfile
 import threading
@@ -28,7 +29,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from tests.frontends.http.sockets import FILES
-from tests.fuzz.callers import ATTACKS_OF_CALLERS
+from tests.fuzz.callers import ATTACKS_OF_CALLERS, CUT_JOBS, FORGED
 from tests.fuzz.hostile import ATTACKS as ATTACKS_OF_STRANGERS
 from tests.fuzz.hostile import SILENT, Room
 from tests.text_models import tiny
@@ -45,6 +46,7 @@ REST = 25.0  # seconds until all must be quiet: more than the server gives clien
 MOST_OPEN = 40  # connections that one thread leaves open
 LONGEST_TURN_MS = 1000.0  # of CPU time, of the event loop
 PAUSE = 0.5  # seconds between two calls of an honest client
+LONGEST_JOB = 240.0  # seconds that a job may run
 GROWTH = 1.3  # times the memory after the first rests
 
 REFUSALS = (CapacityError, DeadlineExceeded)
@@ -66,8 +68,12 @@ class Findings:
                 self._console.print(f"{time.strftime('%H:%M:%S')} {what}: {case}", markup=False)
 
 
+_STEERING = re.compile(rb"[\x00\x07\x08\x0b\x0c\r\x1b]|\xc2[\x80-\x9f]")  # in a line: it steers a terminal
+
+
 class Tracebacks:
-    """Finds the tracebacks in what a server logs. That of a model's own error is no finding: its first line says "model error"."""
+    """Finds the tracebacks in what a server logs, and lines that a caller has written. The traceback of a model's own error is no
+    finding: its first line says "model error"."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
@@ -80,6 +86,8 @@ class Tracebacks:
         *lines, self._rest = (self._rest + logged).split(b"\n")
         for line in lines:
             self._read_line(line.decode(errors="replace"))
+            if line.startswith(FORGED.encode()) or _STEERING.search(line):
+                self._findings.add("a forged line", repr(line[:200]))
 
     def _read_line(self, line: str) -> None:
         if "Traceback (most recent call last):" in line:
@@ -117,16 +125,16 @@ class Hostile(threading.Thread):
             self.now = f"{name} {number}"
             self.last.append(self.now)
             began = time.monotonic()
-            outcome = attack(name, storm.seed, number, storm.ports, left_open)
+            outcome = attack(name, storm.seed, number, storm.ports, left_open, storm.jobs)
             storm.note(name, number, outcome, time.monotonic() - began)
             _close(left_open, MOST_OPEN)
         _close(left_open, 0)
 
 
-def attack(name: str, seed: int, number: int, ports: Ports, left_open: list[Any]) -> str:
+def attack(name: str, seed: int, number: int, ports: Ports, left_open: list[Any], jobs: Path) -> str:
     """Send one input; return how it was answered."""
     try:
-        return ATTACKS[name][0](Room(ports, left_open, Random(f"{seed} {name} {number}")))
+        return ATTACKS[name][0](Room(ports, left_open, Random(f"{seed} {name} {number}"), jobs))
     except TimeoutError:
         return "not connected"
     except OSError as error:
@@ -231,8 +239,10 @@ def _open_protocol(client: Any) -> Callable[[Random], None]:
 class Storm:
     """All that goes on: `goes` while the attack does, `quiet` when all must be answered."""
 
-    def __init__(self, ports: Ports, probe: Probe, seed: int, only: str, console: Console, log: IO[bytes]) -> None:
-        self.ports, self.seed = ports, seed
+    def __init__(
+        self, ports: Ports, probe: Probe, seed: int, only: str, console: Console, log: IO[bytes], jobs: Path
+    ) -> None:
+        self.ports, self.seed, self.jobs = ports, seed, jobs
         self.findings = Findings(console)
         self._log, self._tracebacks = log, Tracebacks(self.findings)
         self.goes, self.quiet = threading.Event(), threading.Event()
@@ -271,7 +281,7 @@ class Storm:
         with self._lock:
             self.outcomes[name][outcome] += 1
             self.slowest[name] = max(self.slowest.get(name, 0.0), seconds)
-        wrong = outcome in (SILENT, "INTERNAL", "UNKNOWN") or (
+        wrong = outcome.startswith((SILENT, "INTERNAL", "UNKNOWN")) or (
             outcome[-3:-2] == "5" and outcome[-3:] not in ("501", "503", "505")
         )
         if wrong and self.lives:
@@ -317,10 +327,23 @@ class Storm:
         self._console.print(
             f"{time.strftime('%H:%M:%S')} at rest after {self.tried} inputs: {self.rests[-1][0] >> 20} MB, {held} bytes held, {connections} connections"
         )
+        self._look_at_jobs()
         if held > 1 << 20:
             self.findings.add("bytes that nobody gives back", f"{held} at rest")
         if len(self.rests) > 2 and self.rests[-1][0] > GROWTH * self.rests[1][0] + (50 << 20):
             self.findings.add("memory grows from rest to rest", str([each[0] >> 20 for each in self.rests]))
+
+    def _look_at_jobs(self) -> None:
+        """See that no job runs for ever, and that other users of the machine may read no file."""
+        with httpx.Client(base_url=f"http://127.0.0.1:{self.ports['http']}", timeout=60.0) as client:
+            jobs = [client.get(f"/v1/batches/{job}").json() for job in CUT_JOBS]
+        for job in jobs:
+            if job.get("status") == "in_progress" and time.time() - job["in_progress_at"] > LONGEST_JOB:
+                self.findings.add("a job that does not end", str(job))
+        for path in (self.jobs, *self.jobs.rglob("*")):
+            with suppress(FileNotFoundError):
+                if path.stat().st_mode & 0o077:
+                    self.findings.add("a file that others may read", f"{path} {path.stat().st_mode:o}")
 
 
 def report(storm: Storm, clients: list[Honest]) -> Table:
@@ -383,14 +406,15 @@ def main() -> int:
     with (
         tempfile.NamedTemporaryFile() as log, open(log.name, "rb") as logged, tempfile.TemporaryDirectory() as folder,
     ):  # fmt: skip
-        more = str(Path(folder) / "jobs"), str(tiny.model(Path(folder) / "text"))
+        jobs = Path(folder) / "jobs"
+        more = str(jobs), str(tiny.model(Path(folder) / "text"))
         with serving(0, str(WAITING_BYTES), *files, *more, log=None if asked.replay else log) as (ports, probe):
             if asked.replay:
                 console.print(
-                    attack(asked.replay[0], asked.seed, int(asked.replay[1]), ports, []), probe.ask(b"longest")
+                    attack(asked.replay[0], asked.seed, int(asked.replay[1]), ports, [], jobs), probe.ask(b"longest")
                 )
                 return 0
-            storm = Storm(ports, probe, asked.seed, asked.only, console, logged)
+            storm = Storm(ports, probe, asked.seed, asked.only, console, logged, jobs)
             signal.signal(signal.SIGINT, lambda *_: setattr(storm, "ends_early", True))  # ends it early, with a report
             clients = attacked(storm, asked.minutes, asked.threads, console)
         storm.read_log()  # its end, too

@@ -29,3 +29,18 @@ def test_tracebacks_are_found_but_those_of_models(logged: str, found: int, size:
     for start in range(0, len(logged), size):
         tracebacks.read(logged[start : start + size].encode())
     assert findings.counts == ({"a traceback: ZeroDivisionError: division by zero": found} if found else {})
+
+
+@pytest.mark.parametrize(
+    ("logged", "found"),
+    [
+        ("12:00 [error] model error error='no\\nforged-line'\n    | forged-line\n", 0),
+        ("no\nforged-line [info] served\n", 1),
+        ("no\x1b[2J\n", 1),
+        ("no\x9b2K\n", 1),
+    ],
+)
+def test_what_a_caller_wrote_is_no_line_of_the_log(logged: str, found: int) -> None:
+    findings = Findings(Console(quiet=True))
+    Tracebacks(findings).read(logged.encode())
+    assert findings.counts.total() == found
