@@ -73,7 +73,7 @@ def result_of(found: list[Case]) -> Result:
     result.notes += _exceptions(beyond)
     neither = sum(each.off == edges.EITHER for each in found)
     result.notes.append(
-        f"At {neither} further rates with a latency objective the bank says that it is not kept (its 99th percentile is infinite, since refused rows count)."
+        f"At {neither} further rates with a latency objective the bank does not say that it is kept, there or at the next rate (its 99th percentile is infinite: refused rows count)."
     )
     return result
 

@@ -185,7 +185,7 @@ def about_bank(bank: "Bank", rules: "Sequence[Beside]") -> dict[str, Any]:
     rows = [
         dict(zip(columns, row, strict=True)) for row in zip(*(each.tolist() for each in columns.values()), strict=True)
     ]
-    for row in rows:  # a percentile is infinite where more rows are refused than may be late
+    for row in rows:  # a percentile is infinite where an objective is not kept
         row["p99_ms"] = row["p99_ms"] if row["p99_ms"] < math.inf else None
     for row, rule in zip(rows, rules, strict=False):
         row |= {"greedy_cost": rule.greedy.cost, "best_limit": rule.best_limit, "best_limit_cost": rule.best.cost}

@@ -219,7 +219,8 @@ class SloSearch:
         """Return what keeps the objective at all of `rates` (rows per second, ascending) with the least energy.
 
         Rows are admitted as at the rate `estimate`. A row that is refused counts as late. If nothing keeps the objective,
-        the limit is the one that loses least at the highest rate, and the rows that are admitted are in time.
+        the limit is the one that loses least at the highest rate, and the rows that are admitted are in time. The 99th
+        percentile is infinite if it is not surely kept at `estimate`.
 
         Raises SettingsError, naming objective and rate, if even then too many of these are late.
         """
@@ -242,7 +243,9 @@ class SloSearch:
             low, high = spent(most), spent(most + 1)
             tried = (allowed - low) / (high - low)
             share = next((each for each in (tried, tried / 2.0) if spent(most, each) <= allowed), 0.0)
-        return SloPoint(most, share, trials(estimate, self.rule(most, share, rate=estimate)))
+        figures = trials(estimate, self.rule(most, share, rate=estimate))
+        kept = _lost_at_most(figures) <= allowed
+        return SloPoint(most, share, figures if kept else figures._replace(p99_ms=inf))
 
     def _loses_least(self, rate: float, trials: Trials, estimate: float) -> int:
         """Return the largest limit with which hardly more rows are lost than with any. Where batches of all sizes take

@@ -62,7 +62,8 @@ class Bank:
         shares: the share of the batches that the second table decides, 0 to 1; shape (R,).
         max_waiting: the number of waiting rows at which arrivals are refused; 0 for no bound; shape (R,).
         response_time_ms: predicted mean response time in ms; shape (R,).
-        p99_ms: predicted 99th percentile of the response time in ms; shape (R,).
+        p99_ms: predicted 99th percentile of the response time in ms; infinite where the objective is not surely kept, or
+            more than 1 % of the rows are refused; shape (R,).
         power_w: predicted mean power of all workers together in watts; shape (R,).
 
     Raises SettingsError naming the array, the entry and the rule.
@@ -324,14 +325,10 @@ def _between(profile: Profile, prices: Prices, low: SolvedRate, high: SolvedRate
         return []
     middle = _solve(profile, prices, sqrt(low.rate * high.rate), low.actions)
     margin = 1.0 + hysteresis(low.rate, high.rate)
+    tables = [each.table for each in (low, middle, high)]
     if all(
-        _excess(profile, prices, rate, used, (low, middle, high)) <= EXCESS
-        for used, rate in (
-            (low, middle.rate * margin),
-            (high, middle.rate / margin),
-            (low, middle.rate),
-            (high, middle.rate),
-        )
+        _excess(profile, prices, rate, tables)[used].max() <= EXCESS
+        for rate, used in ((middle.rate * margin, [0]), (middle.rate / margin, [2]), (middle.rate, [0, 2]))
     ):
         return []
     return [*_between(profile, prices, low, middle), middle, *_between(profile, prices, middle, high)]
@@ -341,15 +338,14 @@ def _same(one: Table, other: Table) -> bool:
     return np.array_equal(steady_table(one), steady_table(other))
 
 
-def _excess(profile: Profile, prices: Prices, rate: float, used: SolvedRate, known: Sequence[SolvedRate]) -> float:
-    """Return by what share the table of `used` costs more at `rate` than the best of those of `known`."""
+def _excess(profile: Profile, prices: Prices, rate: float, tables: Sequence[Table]) -> Floats:
+    """Return by what share each of `tables` costs more at `rate` than the best of them; shape (tables,)."""
     weights = weights_of(profile, rate / 1000.0, prices)
-    costs = [
-        SteadyQueue(profile, rate / 1000.0, each.table).rates.cost(*weights)
-        if is_stable(profile, rate, each.table) else inf
-        for each in (used, *known)
-    ]  # fmt: skip
-    return costs[0] / min(costs) - 1.0 if costs[0] < inf else inf
+    costs = np.array([
+        SteadyQueue(profile, rate / 1000.0, each).rates.cost(*weights) if is_stable(profile, rate, each) else inf
+        for each in tables
+    ])  # fmt: skip
+    return np.asarray(costs / costs.min() - 1.0)
 
 
 def _solve(profile: Profile, prices: Prices, rate: float, start: Table | None) -> SolvedRate:

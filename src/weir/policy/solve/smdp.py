@@ -43,6 +43,7 @@ _FORGOTTEN = 27.6  # -log(1e-12): a value that depends this little on where a lo
 VISITED = 1e-8  # a state with a smaller share of the decisions counts as one that does not occur
 _TAIL = 1e-9  # about the share of the decisions in queues longer than those that are looked at first
 _GAIN = 1e-9  # relative to the cost: a smaller gain ends the lengthening of the queue that is looked at
+_LITTLE = 5e-4  # the same beyond `longest`
 _LONG, _MORE = 400, 144  # for banks, `longest` is the larger of the first number and max_batch_size plus the second
 LONGEST = 640  # `longest` where a single table is solved
 _MOST_ENTRIES = 2048  # of a table
@@ -540,13 +541,16 @@ def solve_long(profile: Profile, rate: float, prices: Prices, longest: int, star
     model = Continued(profile, rate / 1000.0, profile.best_batch_size, min(longest, enough_states(profile, rate)))
     improved = improve(model, costs, _begun(model, start))
     steps = improved.steps
-    while model.longest < longest:
-        longer = replace(model, longest=min(2 * model.longest, longest))
+    while model.longest < longest or _unsettled(model, improved):
+        enough = _GAIN if model.longest < longest else _LITTLE
+        longer = replace(model, longest=min(2 * model.longest, longest if model.longest < longest else _MOST_ENTRIES))
         added = _begun(longer, start)[model.longest + 1 :]
         before, model, improved = improved, longer, improve(longer, costs, np.append(improved.actions, added))
         steps += improved.steps
         gained = before.values.cost - improved.values.cost
-        if gained <= _GAIN * improved.values.cost and model.beyond_share(improved.actions) <= VISITED:
+        if gained <= enough * improved.values.cost and (
+            enough == _LITTLE or model.beyond_share(improved.actions) <= VISITED
+        ):
             break
     found, tried = [(model, improved)], {model.size}
     while model.beyond_share(improved.actions) > VISITED:
@@ -563,6 +567,12 @@ def solve_long(profile: Profile, rate: float, prices: Prices, longest: int, star
     served = _delivered(model, improved, weights)
     cost = served.rates.cost(*weights)
     return Found(served, cost, max(0.0, cost - least), model, improved._replace(steps=steps))
+
+
+def _unsettled(model: Continued, improved: Improved) -> bool:
+    """Return whether longer queues, which occur, may be worth other batches than those served beyond `longest`."""
+    settled = model.longest >= _MOST_ENTRIES or improved.actions[-1] == model.size
+    return not settled and model.beyond_share(improved.actions) > VISITED
 
 
 def _begun(model: Continued, start: Table | None) -> Actions:
