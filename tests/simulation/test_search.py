@@ -215,6 +215,14 @@ def test_where_one_limit_is_too_few_and_the_next_too_many_they_are_mixed() -> No
         assert each.limit < 32
 
 
+@pytest.mark.parametrize(("text", "said"), [("p99=20ms", True), ("p99.9=20ms", False)])
+def test_a_percentile_is_said_only_where_the_objective_is_kept(text: str, said: bool) -> None:
+    """At a load at which some are refused: 99 % are answered in time, but not 99.9 %."""
+    keeper, rate = SloSearch(P4, LatencySLO.parse(text)), 0.93 * P4.max_rate
+    kept = keeper.at([rate], keeper.trials(30_000), rate).figures
+    assert np.isfinite(kept.p99_ms) == said, kept
+
+
 def test_where_batches_are_small_the_line_may_still_be_long() -> None:
     alone = Profile(np.array([2.0]), np.array([3.0]), np.zeros(1))
     keeper = search.SloSearch(alone, LatencySLO(0.1, 0.01))
