@@ -201,3 +201,9 @@ def test_an_error_of_a_field_is_renamed_without_its_message() -> None:
     assert error.at("texts", 2).message == "texts[2]: dimensions=9: must be 1 to 8"
     callers = InvalidRequest("dimensions=: as a caller's own text may begin")
     assert callers.renamed({"dimensions": "output_dimension"}) is callers
+
+
+def test_an_error_about_a_field_keeps_its_message_when_the_field_is_renamed() -> None:
+    error = InvalidRequest("prompt, instruction: only one of them may be given").about("instruction")
+    renamed = error.renamed({"instruction": "task"})
+    assert (renamed.field, renamed.message) == ("task", error.message)

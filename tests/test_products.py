@@ -13,13 +13,13 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from weir.app import App
-from weir.catalog.registry import Registry
 from weir.errors import SettingsError
 from weir.frontends.frontend import Frontend, FrontendContext
 from weir.frontends.grpc.services import NO_CALLS, AddedCalls
 from weir.frontends.http.application import Added
 from weir.frontends.http.fast.plan import RouteHandler
 from weir.messages import Observer
+from weir.serving.handle import Models
 from weir.settings import read_settings
 from weir.telemetry.recorder import SilentObserver
 
@@ -60,7 +60,7 @@ class Shop:
 
     def __init__(self, wrong: str = "") -> None:
         self.heard: list[str] = []
-        self.registry: Registry | None = None
+        self.registry: Models | None = None
         self.unready: tuple[bool, dict[str, str]] | None = None
         self._wrong = wrong
 

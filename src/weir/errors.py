@@ -97,11 +97,12 @@ class WeirError(Exception):
 
     `message` names the thing, the value and the rule. `details` is a JSON-able value for programs, or None.
 
-    An error of one field of the request has `field`, its name, with which `message` then begins. An error of one element of a list also has `place`,
+    An error of one field of the request has `field`, its name, with which `message` begins if `leads`. An error of one element of a list also has `place`,
     the element's index, and `rule`, the message without both. Whoever knows the field by another name renames it; nothing reads the message.
     """
 
     field = ""
+    leads = True
     place: int | None = None
     rule = ""
     reported = False  # whether the observers have been notified; see Service.notify
@@ -127,13 +128,20 @@ class WeirError(Exception):
         self.args = (self.message,)
         return self
 
+    def about(self, field: str) -> Self:
+        """Return this error as one of the field `field`, with which its message does not begin, or not alone."""
+        self.field, self.leads = field, False
+        return self
+
     def renamed(self, names: Mapping[str, str]) -> Self:
         """Return a copy with the caller's name of the field, which `names` has under ours; the error itself if it is about none of them."""
         name = names.get(self.field)
         if name is None:
             return self
         named = copy.copy(self)
-        named.field, named.message = name, name + self.message[len(self.field) :]
+        named.field = name
+        if self.leads:
+            named.message = name + self.message[len(self.field) :]
         named.args = (named.message,)
         named.__cause__ = self.__cause__ or self
         return named

@@ -13,8 +13,7 @@ from weir.serving.handle import ModelControl, ModelFacts, ModelHandle, Models
 from weir.testing import FakeClock, FakeExecutor
 
 EDGE = ("protocols", "frontends", "jobs", "text_server")
-# The first makes a service of its own, to measure a model before the server starts; products of the second set how services answer.
-COMPOSES = {"weir.text_server.calibration", "weir.frontends.frontend"}
+COMPOSES = {"weir.text_server.calibration"}  # makes a service of its own, to measure a model before the server starts
 
 
 def members(protocol: type) -> set[str]:

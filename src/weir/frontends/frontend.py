@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
     from weir.catalog.manager import Manager
-    from weir.catalog.registry import Registry
     from weir.frontends.grpc.services import AddedCalls
     from weir.frontends.http.application import Added
     from weir.frontends.http.fast.plan import RouteHandler
@@ -103,7 +102,7 @@ def nothing() -> None:
 class FrontendContext(NamedTuple):
     """What a frontend is made from."""
 
-    registry: "Registry"
+    registry: "Models"
     settings: FrontendSettings
     observers: Sequence[Observer]  # the frontend calls their `refused` and `transferred`; services call the rest
     control: Control = Control()  # who may load and unload models

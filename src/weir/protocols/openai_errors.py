@@ -1,6 +1,6 @@
 """Errors in the form of OpenAI's API, for all endpoints that follow it: texts, models, files and batches."""
 
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from weir.errors import (
     CapacityError,
@@ -63,9 +63,7 @@ def _param_of(error: BaseException) -> str | None:
     """Return the field that is wrong, if the error is the request's."""
     if not isinstance(error, RequestError):
         return None
-    details: Any = error.details if isinstance(error.details, dict) else {}
-    param: str | None = "model" if isinstance(error, ModelNotFound) else error.field or details.get("param")
-    return param
+    return "model" if isinstance(error, ModelNotFound) else error.field or None
 
 
 def _type_of(error: BaseException) -> str:

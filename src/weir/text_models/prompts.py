@@ -58,7 +58,7 @@ def chosen_prompt(
         if value is not None
     ]
     if len(stated) > 1:
-        raise InvalidRequest(f"{', '.join(stated)}: only one of them may be given", details={"param": stated[1]})
+        raise InvalidRequest(f"{', '.join(stated)}: only one of them may be given").about(stated[1])
     if input_type is not None and input_type not in INPUT_TYPES and input_type not in prompts:
         known = ", ".join(dict.fromkeys((*INPUT_TYPES, *prompts)))
         raise InvalidRequest(f"must be one of {known}").of("input_type", f"{input_type!r:.80}")

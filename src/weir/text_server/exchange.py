@@ -271,9 +271,8 @@ def check_task(encoder: Encodes, task: TextTask) -> None:
     tasks = encoder.facts.tasks
     if task not in tasks:
         known = ", ".join(tasks) or "none"
-        raise InvalidRequest(
-            f"model {encoder.name!r}: has no task {task}; it has {known}", details={"task": task, "param": "model"}
-        )
+        message = f"model {encoder.name!r}: has no task {task}; it has {known}"
+        raise InvalidRequest(message, details={"task": task}).about("model")
 
 
 def check_client(text: str | None, where: str) -> str:
@@ -296,7 +295,7 @@ def check_texts(texts: Any, where: str, context: EmbeddingContext) -> list[str]:
 def read_json(body: bytes, *, clean: str = "") -> Any:
     """Return the value of the JSON `body`. In the field `clean`, if given, halves of surrogate pairs are read as NULs.
 
-    Raises InvalidRequest; if the error lies in one field, its details name that as `param`.
+    Raises InvalidRequest; if the error lies in one field, that is its `field`.
     """
     try:
         with uncollected(len(body)):
@@ -305,10 +304,10 @@ def read_json(body: bytes, *, clean: str = "") -> Any:
         half = find_half(body)
         if half is None:
             raise InvalidRequest(f"body: is not JSON ({error})") from error
-        param = half.where.partition("[")[0] or None
+        param = half.where.partition("[")[0]
         if param == clean and (cleaned := without_halves(body)) is not None:
             return read_json(cleaned)
-        raise InvalidRequest(str(half), details={"param": param}) from error
+        raise InvalidRequest(str(half)).about(param) from error
 
 
 # What protocols write.

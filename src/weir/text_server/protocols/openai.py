@@ -61,9 +61,9 @@ def with_input_field(error: BaseException, field: str = "input") -> BaseExceptio
     return error.renamed({TEXTS_FIELD: field}) if isinstance(error, WeirError) else error
 
 
-def wrong(message: str, param: str | None = None) -> InvalidRequest:
-    """Return the InvalidRequest for the field `param`."""
-    return InvalidRequest(message, details={"param": param})
+def wrong(message: str, field: str = "") -> InvalidRequest:
+    """Return the InvalidRequest for the field `field`."""
+    return InvalidRequest(message).about(field)
 
 
 def error_answer(error: BaseException, *, development: bool = False) -> HttpResponse:
@@ -298,7 +298,7 @@ class OpenAIProtocol:
     paths: Sequence[str] = ("/v1/embeddings",)
 
     def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
-        """Read the body into `exchange`. Raises InvalidRequest whose details name the field as `param`, and ModelNotFound."""
+        """Read the body into `exchange`. Raises InvalidRequest with the field, and ModelNotFound."""
         if (plain := _read_plain(body)) is not None:
             exchange.texts = [plain.input]
             exchange.encoder = exchange.context.encoder(plain.model, TextTask.EMBED)
@@ -410,7 +410,7 @@ def _written_outputs(model: str, form: EmbeddingsForm, encoded: Encoded) -> List
 
 
 def read_body(body: bytes) -> EmbeddingsRequest:
-    """Return the request that a body is. Raises InvalidRequest whose details name the field (`param`)."""
+    """Return the request that a body is. Raises InvalidRequest with the field."""
     document = read_json(body)
     if not isinstance(document, dict):
         raise wrong("body: must be an object as JSON")
