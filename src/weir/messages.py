@@ -222,14 +222,15 @@ class Batch:
 
     `content_types` and `accepts` are one string when all entries agree, else one per entry. `share` is for how many workers' CPUs the batch is, its own
     worker and some of those that have no batch: the executor sets it when it sends the batch. `others` is how many more batches may be sent now: those that
-    were formed together with it, and at most one for each row that still waits.
+    were formed together with it, and at most one for each row that still waits. `requests` has the request of each entry; it stays in this process, and
+    a batch that is not made of requests has none.
     """
 
-    __slots__ = ("accepts", "attempt", "batch_id", "content_types", "others", "payloads", "share")
+    __slots__ = ("accepts", "attempt", "batch_id", "content_types", "others", "payloads", "requests", "share")
 
     def __init__(
         self, batch_id: int, payloads: list[Any], content_types: str | list[str], accepts: str | list[str],
-        attempt: int = 0, share: int = 1, others: int = 0,
+        attempt: int = 0, share: int = 1, others: int = 0, requests: Sequence["Request"] = (),
     ) -> None:  # fmt: skip
         self.batch_id = batch_id
         self.payloads = payloads
@@ -238,6 +239,7 @@ class Batch:
         self.attempt = attempt
         self.share = share
         self.others = others
+        self.requests = requests
 
     def replaced(self, **fields: Any) -> "Batch":
         """Return a batch that is like this one but for these fields."""

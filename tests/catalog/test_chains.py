@@ -28,6 +28,7 @@ from weir.batching.request_state import RequestBase
 from weir.catalog.chains import dependents
 from weir.inprocess import InProcess
 from weir.messages import JSON, Dispatch
+from weir.telemetry.recorder import SilentObserver
 from weir.testing import FakeExecutor
 
 
@@ -286,6 +287,37 @@ def test_a_model_that_is_replaced_by_a_chain_is_one_and_the_other_way_round() ->
         await plain.start()
         await service.replace_with(plain).stop()
         assert (await service.infer(3), dependents("double", models.all)) == (-3, [])
+        await models.stop()
+
+    run(main())
+
+
+class OnlyPositive(Chain):
+    """Refuses some of its items in a hook."""
+
+    steps = ("double",)
+
+    async def before_batch(self, batch: list[Any]) -> list[Any]:
+        return [InvalidRequest("is negative") if item < 0 else item for item in batch]
+
+
+def test_an_item_that_a_hook_answers_does_not_reach_the_steps_and_the_others_keep_their_own_requests() -> None:
+    async def main() -> None:
+        chain = OnlyPositive(name="positive", max_batch_size=8)
+        seen: list[int] = []
+
+        class Priorities(SilentObserver):
+            def answered(self, model: str, requests: Any, error: WeirError | None, now: float) -> None:
+                seen.extend(request.priority for request in requests)
+
+        models = Registry([inline(Double, observers=[Priorities()]), chain])
+        await models.start()
+        calls = [chain.infer(item, priority=item + 10) for item in (-1, 2, -3, 4)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [answer if isinstance(answer, int) else str(answer) for answer in answers] == [
+            "is negative", 4, "is negative", 8,
+        ]  # fmt: skip
+        assert sorted(seen) == [12, 14]
         await models.stop()
 
     run(main())

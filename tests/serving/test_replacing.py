@@ -9,7 +9,7 @@ from tests.serving.kit import Square, request, squares, turns
 
 from weir import DeadlineExceeded, ModelNotReady, Service
 from weir.serving.driver import Driver
-from weir.serving.generation import Generation
+from weir.serving.service import Replaced
 from weir.testing import FakeClock, FakeExecutor, FakeRequest, RecordingObserver
 
 
@@ -18,7 +18,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.clock, self.heard = FakeClock(), RecordingObserver()
-        self.replaced: list[Generation] = []
+        self.replaced: list[Replaced] = []
         self.executors = [FakeExecutor(None) for _ in range(3)]
         self.old, self.new, self.newest = (
             Service(
@@ -33,7 +33,8 @@ class Pair:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        for generation in (*self.replaced, *(each.generation for each in (self.old, self.new, self.newest))):
+        replaced = [each.generation for each in self.replaced]
+        for generation in (*replaced, *(each.generation for each in (self.old, self.new, self.newest))):
             await generation.stop(0.0)
 
     def answer(self, which: int) -> None:
@@ -178,7 +179,7 @@ def test_whoever_holds_a_service_reaches_the_newest_and_keeps_none_between() -> 
             await new.start()
             former = service.replace_with(new)
             await former.stop(0.0)
-            between.append(weakref.ref(former.driver))
+            between.append(weakref.ref(former.generation.driver))
         del former, new
         call, sent = service.infer(3), request(service, 4)
         await turns()

@@ -66,12 +66,11 @@ class Rig:
         prices, objective = (Prices(), None) if bank is None else (bank.prices, bank.objective)
         self.solver = Solver()
         self.swaps = 0
+        self.label, self.service_time = "square", ServiceTime()
         self.clock = FakeClock()
         self.resolver = PolicyTuner(
-            "square", policy, prices, objective, solve=self.solver, clock=self.clock, pause=self.solver.pause, **options
+            self, policy, prices, objective, solve=self.solver, clock=self.clock, pause=self.solver.pause, **options
         )
-        self.times = ServiceTime()
-        self.resolver.attach(self, self.times)
 
     def policy_changed(self) -> None:
         self.swaps += 1
@@ -84,7 +83,7 @@ class Rig:
         for _ in range(batches):
             batch = Dispatch(1, 0, [], None, rows, 1.0, Reason.IDLE, rows, 0.0, None, Wakeup.ARRIVAL, 0.0)
             batch.seconds = seconds
-            self.times.learn(rows, seconds, 0.0, 1.0)
+            self.service_time.learn(rows, seconds, 0.0, 1.0)
             self.resolver.computed("square", batch, SPENT, 0.0)
         await turns()
 

@@ -3,6 +3,7 @@
 import asyncio
 from functools import partial
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from tests.batching.mill import Asked
 from tests.tuning.solving_rig import SPENT, turns
 
 from weir.batching.batcher import Batcher
+from weir.batching.service_time import ServiceTime
 from weir.batching.settings import BatchingSettings
 from weir.messages import Wakeup
 from weir.policy.cost.objective import Prices
@@ -26,9 +28,14 @@ RATE = 0.85 * SLOW.max_rate
 SOLVED = 0.5  # seconds
 
 
-class Unconcerned:
+class Unconcerned(NamedTuple):
+    """A service whose batcher asks the policy at each arrival."""
+
+    service_time: ServiceTime
+    label: str = "m"
+
     def policy_changed(self) -> None:
-        """Do nothing: the batcher asks the policy at each arrival."""
+        """Do nothing."""
 
 
 async def queue_over_time(seconds: float, *, tuned: bool) -> tuple[list[int], PolicyTuner]:
@@ -42,13 +49,19 @@ async def queue_over_time(seconds: float, *, tuned: bool) -> tuple[list[int], Po
         await pause(clock, SOLVED)
         return await solve(request)
 
+    batcher = Batcher(BatchingSettings(max_batch_size=32, max_queue_size=10**6, max_queue_delay=1e9), policy)
     tuner = PolicyTuner(
-        "m", policy, Prices(), None, clock=clock, pause=partial(pause, clock), solve=solve_later, watch=tuned
+        Unconcerned(batcher.service),
+        policy,
+        Prices(),
+        None,
+        clock=clock,
+        pause=partial(pause, clock),
+        solve=solve_later,
+        watch=tuned,
     )
     tuner.worker_changed("m", 0, "ready", "")
     tuner.open()
-    batcher = Batcher(BatchingSettings(max_batch_size=32, max_queue_size=10**6, max_queue_delay=1e9), policy)
-    tuner.attach(Unconcerned(), batcher.service)
     batcher.worker_ready(0, 1, 0.0)
     rng = np.random.default_rng(1)
     arrivals, waiting, end = np.cumsum(rng.exponential(0.001 / RATE * 1000.0, int(seconds * RATE))), list[int](), inf

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weir.messages import Dispatch, Kind, Reason, Request, Wakeup
+from weir.messages import Dispatch, Kind, Reason, Request, Timing, Wakeup
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
 from weir.telemetry.recorder import HALF, RollingWindow
@@ -31,7 +31,7 @@ class Rig:
         batch = Dispatch(
             1, 0, requests, slices, rows, float(rows), Reason.IDLE, rows, 0.0, None, Wakeup.ARRIVAL, self.clock()
         )
-        self.measured.computed(batch, self.clock())
+        self.measured.computed("m", batch, Timing(0.0, 0.0, 0.0), self.clock())
 
 
 def _rows(request: Request, part: tuple[int, int] | None) -> int:

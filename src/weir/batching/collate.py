@@ -68,7 +68,7 @@ def to_batch(dispatch: Dispatch) -> Batch:
         payloads = [_payload(*entry) for entry in entries]
     content_types = _one_or_all([request.content_type for request in requests])
     accepts = _one_or_all([request.accept for request in requests])
-    return Batch(dispatch.batch_id, payloads, content_types, accepts, dispatch.attempt)
+    return Batch(dispatch.batch_id, payloads, content_types, accepts, dispatch.attempt, requests=requests)
 
 
 def _payload(request: Request, start: int, stop: int) -> Any:

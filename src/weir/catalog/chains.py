@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from copy import copy
 from typing import Any, ClassVar, NamedTuple
 
-from weir.batching.collate import entries_of
 from weir.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -23,7 +22,6 @@ from weir.errors import (
 from weir.messages import Batch, Events, Request, Timing
 from weir.model import Model, Tensor, is_batched, is_tensor_model
 from weir.serving.calls import Call
-from weir.serving.generation import Generation
 from weir.serving.service import Service
 from weir.telemetry.tracecontext import child_of
 from weir.workers.executor import ExecutorBase, Listener
@@ -46,10 +44,8 @@ class ChainBatch:
 class ChainExecutor(ExecutorBase):
     """An executor that sends every item through the steps of `chain`. See the Executor protocol.
 
-    `now` is the service's clock. `generation` must be set before the start: it knows the requests of a batch.
+    `now` is the service's clock.
     """
-
-    generation: Generation
 
     def __init__(self, chain: "ChainSteps", now: Callable[[], float]) -> None:
         self.chain = chain
@@ -74,12 +70,9 @@ class ChainExecutor(ExecutorBase):
 
     def run(self, worker: int, batch: Batch) -> None:
         """Start a task for each entry of `batch`."""
-        dispatch = self.generation.driver.batcher.dispatch_of(batch.batch_id)
-        if dispatch is None:
-            return
         under_way = self._batches[batch.batch_id] = ChainBatch(batch, self._now())
         self._state.in_flight += 1
-        for index, (request, _, _) in enumerate(entries_of(dispatch)):
+        for index, request in enumerate(batch.requests):
             under_way.tasks[index] = asyncio.ensure_future(self._enter(under_way, index, request))
 
     def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
@@ -446,7 +439,6 @@ class Chain(Service):
         executor = ChainExecutor(chain, self.now)
         options: dict[str, Any] = {**CAPACITY, **settings, **FORCED, "name": name, "executor": executor}
         super().__init__(model, **options)
-        executor.generation = self.generation
 
 
 class ChainSteps:

@@ -43,7 +43,7 @@ from weir.profiling.machine import Hardware, find_hardware
 from weir.serving.delivery import logger
 from weir.serving.driver import NOT_STARTED
 from weir.serving.generation import Generation
-from weir.serving.service import Service
+from weir.serving.service import Replaced, Service
 from weir.workers import imports
 
 T = TypeVar("T")
@@ -578,7 +578,7 @@ class Manager:
 
     def _put(
         self, name: str, services: Sequence[Service], default: str | None, models: Iterable[ModelToServe]
-    ) -> list[Generation]:
+    ) -> list[Replaced]:
         """Make `services` the versions of `name`, and return the generations that are to be stopped.
 
         Where a version is already registered, the registered service takes over the new one's generation. A version that is
@@ -606,13 +606,14 @@ class Manager:
             self.registry.remove(name)
             self._endpoints.remove(name)
 
-    async def _retire(self, former: Sequence[Generation]) -> None:
+    async def _retire(self, former: Sequence[Replaced]) -> None:
         """Drain and stop generations that were replaced; log what fails."""
-        ends = await asyncio.gather(*[generation.stop() for generation in former], return_exceptions=True)
-        _release(former)
-        for generation, end in zip(former, ends, strict=True):
+        ends = await asyncio.gather(*[each.stop() for each in former], return_exceptions=True)
+        _release(each.generation for each in former)
+        for each, end in zip(former, ends, strict=True):
             if isinstance(end, Exception):
-                logger.error("model %r: the one that was replaced did not end well", generation.label, exc_info=end)
+                label = each.generation.label
+                logger.error("model %r: the one that was replaced did not end well", label, exc_info=end)
 
 
 async def _discard(services: Sequence[Service]) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from weir.batching.batcher import Batcher
+from weir.batching.service_time import ServiceTime
 from weir.config import GONE
 from weir.errors import Conflict, ModelNotReady, SettingsError
 from weir.messages import Observer
@@ -93,7 +94,7 @@ class Generation:
         observers: are notified of what happens.
         clock: returns the time in seconds.
 
-    `ended` is called when the generation has been stopped. Raises SettingsError for an unusable policy, and for an `after` hook of a streaming model.
+    Raises SettingsError for an unusable policy, and for an `after` hook of a streaming model.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Generation:
             from weir.tuning.policy_tuner import make_tuner  # loads numpy, which only a solved policy needs
 
             self.tuner = make_tuner(
-                label, self.policy, largest, clock=clock, pause=partial(sleep, clock), watch=not any(hooks)
+                self, self.policy, largest, clock=clock, pause=partial(sleep, clock), watch=not any(hooks)
             )
         self._clock = clock
         self.scaler = self._make_scaler()
@@ -129,7 +130,6 @@ class Generation:
         self.simple = self.plain and self.tracing is None  # a call in this process goes to the driver at once
         self.executor = executor
         self._unmet = executor.unmet if isinstance(executor, NeedsOthers) else str
-        self.ended: Callable[[], None] = lambda: None
         self._hooks = hooks
         self.driver = self._new_driver()
 
@@ -140,7 +140,7 @@ class Generation:
 
         largest, clock = self.batching.max_batch_size, self._clock
         return WorkerTuner(
-            self.label, self._workers, largest, self.tuner, drain_timeout=self.settings.drain_timeout, clock=clock,
+            self, self._workers, largest, self.tuner, drain_timeout=self.settings.drain_timeout, clock=clock,
             pause=partial(sleep, clock),
         )  # fmt: skip
 
@@ -152,8 +152,8 @@ class Generation:
             raise SettingsError(f"{service}.after_batch: gets no answers of a streaming model; use its postprocess")
         own = self._own_executor()
         batcher = Batcher(self.batching, self.policy)
-        self.recorder.window = self.window = RollingWindow(self._clock, lambda: batcher.arrivals, largest)
-        observers = (*self.observers, *(each for each in (self.tuner, scaler) if each is not None))
+        self.window = RollingWindow(self._clock, lambda: batcher.arrivals, largest)
+        observers = (*self.observers, self.window, *(each for each in (self.tuner, scaler) if each is not None))
         start_bulk = (
             own.start_bulk_workers if isinstance(own, StartsBulkWorkers) and self.workers.bulk_workers else None
         )
@@ -165,10 +165,6 @@ class Generation:
         self._shared = own if isinstance(own, SharesWorkers) else None
         if self._shared is not None:
             self._shared.join(driver)
-        if self.tuner is not None:
-            self.tuner.attach(self, batcher.service)
-        if scaler is not None:
-            scaler.attach(driver)
         self.withdraw = driver.cancel  # one object for all calls in this process
         return driver
 
@@ -192,6 +188,11 @@ class Generation:
         """Return `executor` with the service's hooks around it."""
         writer = AnswerWriter(self.model, (KeyboardInterrupt,), self.label)
         return HookedExecutor(executor, self._hooks.before, self._hooks.after, handed, writer)
+
+    @property
+    def service_time(self) -> ServiceTime:
+        """What is known of the time of batches since the last start."""
+        return self.driver.batcher.service
 
     def policy_changed(self) -> None:
         """Let the policy decide again about all that waits: it has other tables."""
@@ -227,7 +228,6 @@ class Generation:
         if self.tuner is not None:
             await self.tuner.close()
         await self.driver.stop(seconds)
-        self.ended()
 
     async def add_worker(self) -> None:
         """Start one more worker; return when it is ready. If other models use the workers, it is one for them too. Raises

@@ -5,7 +5,6 @@ import dataclasses
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable, Sequence
-from functools import partial
 from numbers import Integral
 from threading import get_ident
 from types import TracebackType
@@ -98,7 +97,7 @@ class Service:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # the thread that runs the loop
         self._resizing = asyncio.Lock()
-        self._former: list[Generation] = []  # replaced ones that still finish what they accepted
+        self._former: list[Generation] = []  # replaced ones that have not been stopped
         self.generation = Generation(
             LoadedModel(self.model, params or {}, platform), self.name, self.version, compose(self.model, given),
             executor=executor, hooks=hooks, observers=observers, clock=clock,
@@ -193,8 +192,8 @@ class Service:
         async with self._resizing:
             await self.generation.remove_worker()
 
-    def replace_with(self, other: "Service") -> Generation:
-        """Serve with the generation of `other` from now on, and return the former generation, which the caller must stop.
+    def replace_with(self, other: "Service") -> "Replaced":
+        """Serve with the generation of `other` from now on, and return the former one, which the caller must stop.
 
         `other` must run in the same event loop. Callers of this service reach the new generation, with its model, settings and
         hooks. The former generation gets no more requests, and its `stop` waits for those that it had accepted.
@@ -202,16 +201,11 @@ class Service:
         former = self.generation
         former.driver.note_accepted()
         self._former.append(former)
-        former.ended = partial(self._has_ended, former)
         # A channel may just be receiving a payload into a Block of the former generation, and will submit it here.
         other.generation.driver.may_have_blocks(former.driver)
         self._loop, self._thread = other._loop, other._thread
         self.generation, self.model = other.generation, other.model
-        return former
-
-    def _has_ended(self, former: Generation) -> None:
-        if former in self._former:
-            self._former.remove(former)
+        return Replaced(former, self._former)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -619,3 +613,17 @@ def _comparable(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return value
+
+
+class Replaced:
+    """A generation that another one has replaced in its service. `all` are those of the service, of which it is one until it is stopped."""
+
+    def __init__(self, generation: Generation, all: list[Generation]) -> None:
+        self.generation = generation
+        self._all = all
+
+    async def stop(self, drain_timeout: float | None = None) -> None:
+        """Finish what it had accepted, and stop its workers; see Generation.stop. Idempotent."""
+        await self.generation.stop(drain_timeout)
+        if self.generation in self._all:
+            self._all.remove(self.generation)

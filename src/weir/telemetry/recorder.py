@@ -187,14 +187,12 @@ class Recorder(SilentObserver):
         requests: the steps of batches, once for each request in them.
         by_rows: the steps of batches, once for each batch, by its rows.
         last_inference_ms: time of day of the last batch in milliseconds since 1970; 0 before the first.
-        window: is notified of the same batches, if there is one.
         reported: the model's own metrics, of all its workers.
     """
 
     def __init__(self, time_of_day: Callable[[], float] = time.time, *, detailed: bool = True) -> None:
         self._time_of_day = time_of_day
         self._detailed = detailed
-        self.window: RollingWindow | None = None
         self.reported = ReportedMetrics()
         self.batches = [0] * len(Reason)
         self.ended: defaultdict[tuple[str, type[WeirError] | None], int] = defaultdict(int)
@@ -288,8 +286,6 @@ class Recorder(SilentObserver):
         if steps is None:
             steps = self.by_rows[rows] = Steps()
         steps.add(1, timing)
-        if self.window is not None:
-            self.window.computed(dispatch, now)
 
     def transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
         """Count the bytes of a request body and of its answer."""
@@ -514,8 +510,8 @@ class WindowSummary(NamedTuple):
         return latency_weight * self.response_time_ms + prices.energy_weight * self.power_w(profile)
 
 
-class RollingWindow:
-    """The batches of one service in the last 30 to 60 seconds. `arrivals` returns the rows that were ever accepted."""
+class RollingWindow(SilentObserver):
+    """An Observer of the batches of one service in the last 30 to 60 seconds. `arrivals` returns the rows that were ever accepted."""
 
     def __init__(self, clock: Callable[[], float], arrivals: Callable[[], int], max_batch_size: int) -> None:
         self._clock = clock
@@ -527,7 +523,7 @@ class RollingWindow:
         """Start again: what was measured belongs to other tables."""
         self._current = self._previous = self._new_half(self._clock())
 
-    def computed(self, dispatch: Dispatch, now: float) -> None:
+    def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
         """Count a batch that came back at `now` (seconds), and the ages of its requests. Bulk work does not count: no policy decides about it."""
         if now - self._current.begun >= HALF:
             self._turn(now)

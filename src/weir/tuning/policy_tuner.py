@@ -84,6 +84,14 @@ Pause = Callable[[float], Awaitable[None]]  # sleeps for so many seconds of the 
 class PolicyUser(Protocol):
     """What a PolicyTuner knows of its service."""
 
+    @property
+    def label(self) -> str:
+        """The model, for log lines."""
+
+    @property
+    def service_time(self) -> ServiceTime:
+        """What is known of the time of batches since the last start."""
+
     def policy_changed(self) -> None:
         """Let the policy decide again about all that waits: it has other tables."""
 
@@ -92,7 +100,7 @@ class PolicyTuner(SilentObserver):
     """Belongs to one service, whose workers and batches it observes. It works between `open` and `close`.
 
     Args:
-        model: the label of the model, for log lines.
+        user: the service.
         policy: whose tables it keeps.
         prices, objective: what they are solved for.
         clock: returns seconds.
@@ -113,7 +121,7 @@ class PolicyTuner(SilentObserver):
     """
 
     def __init__(
-        self, model: str, policy: SolvedPolicy, prices: Prices, objective: LatencySLO | None, *,
+        self, user: PolicyUser, policy: SolvedPolicy, prices: Prices, objective: LatencySLO | None, *,
         clock: Callable[[], float], pause: Pause, maker: ProfileMaker | None = None, solve: Solve | None = None,
         watch: bool = True,
     ) -> None:  # fmt: skip
@@ -127,9 +135,9 @@ class PolicyTuner(SilentObserver):
         self.seconds: float | None = None
         self.failures = 0
         self.error = ""
-        self._model = model
+        self._user = user
+        self._model = user.label
         self._maker = maker
-        self._times: ServiceTime | None = None
         self._detector: DriftDetector | None = None
         self._watch = watch
         self._process = SolvingProcess()
@@ -153,12 +161,6 @@ class PolicyTuner(SilentObserver):
 
     # The life of a service.
 
-    def attach(self, user: PolicyUser, times: ServiceTime) -> None:
-        """Notify `user` of each swap of the tables, and read `times`, from now on."""
-        self._user, self._times = user, times
-        if self._maker is not None:
-            times.keep()
-
     def measured(self, profile: Profile) -> None:
         """Use `profile` for the tables; none needs to be learned."""
         self._maker = None
@@ -172,6 +174,8 @@ class PolicyTuner(SilentObserver):
         """Keep the tables up to date from now on: the service is ready."""
         self._changing = asyncio.Lock()
         self._opened = True
+        if self._maker is not None:
+            self._user.service_time.keep()
         self._update("start")
 
     async def close(self) -> None:
@@ -199,8 +203,9 @@ class PolicyTuner(SilentObserver):
             drift = self._detector.observe(dispatch.rows, dispatch.seconds)
             if drift is not None:
                 self._drifted(drift)
-        if self._maker is not None and self._times is not None:
-            profile = self._maker.update(self._times.keep(), self._times.count)
+        if self._maker is not None:
+            times = self._user.service_time
+            profile = self._maker.update(times.keep(), times.count)
             if profile is not None:
                 self._take_profile(profile)
                 self._update("learned")
@@ -348,7 +353,7 @@ async def _ended(*tasks: "asyncio.Task[Any] | None") -> None:
 
 
 def make_tuner(
-    model: str, policy: Policy, max_batch_size: int, *, clock: Callable[[], float], pause: Pause, watch: bool
+    user: PolicyUser, policy: Policy, max_batch_size: int, *, clock: Callable[[], float], pause: Pause, watch: bool
 ) -> PolicyTuner | None:
     """Return the tuner of `policy`; None if it is not a solved policy of Weir's. For the other arguments, see PolicyTuner.
 
@@ -359,7 +364,7 @@ def make_tuner(
     if isinstance(policy, AutoPolicy):
         maker = ProfileMaker(max_batch_size, policy.power) if policy.profile is None else None
         tuner = PolicyTuner(
-            model, policy, policy.prices, policy.objective, clock=clock, pause=pause, maker=maker, watch=watch
+            user, policy, policy.prices, policy.objective, clock=clock, pause=pause, maker=maker, watch=watch
         )
         if policy.profile is not None:
             tuner.measured(_read_profile(policy.profile, max_batch_size))
@@ -367,7 +372,7 @@ def make_tuner(
     bank = policy.bank
     if bank is None:
         raise SettingsError("policy=SolvedPolicy(): must have a bank; without one, use auto")
-    tuner = PolicyTuner(model, policy, bank.prices, bank.objective, clock=clock, pause=pause, watch=watch)
+    tuner = PolicyTuner(user, policy, bank.prices, bank.objective, clock=clock, pause=pause, watch=watch)
     if max_batch_size < bank.profile.max_batch_size:
         tuner.measured(bank.profile.up_to(max_batch_size))
     return tuner

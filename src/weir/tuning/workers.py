@@ -52,8 +52,8 @@ Pause = Callable[[float], Awaitable[None]]
 MeasureCapacity = Callable[[CapacityRequest, float], Coroutine[Any, Any, Capacity]]
 
 
-class ScaledService(Protocol):
-    """What a WorkerTuner knows of its service; in a server, a driver."""
+class ScaledDriver(Protocol):
+    """What a WorkerTuner sees of a service between a start and a stop: its driver."""
 
     @property
     def batcher(self) -> Batcher:
@@ -76,11 +76,23 @@ class ScaledService(Protocol):
         """Fail all requests: there is no worker, and none can be started."""
 
 
+class ScaledService(Protocol):
+    """What a WorkerTuner knows of its service."""
+
+    @property
+    def label(self) -> str:
+        """The model, for log lines."""
+
+    @property
+    def driver(self) -> ScaledDriver:
+        """What drives it, which is another one after each start."""
+
+
 class WorkerTuner(SilentObserver):
-    """Starts and stops workers of one service, which `attach` gives it, between `open` and `close`.
+    """Starts and stops workers of one service between `open` and `close`.
 
     Args:
-        model: the label of the model, for log lines.
+        service: the service.
         settings: the range of workers, and what their number shall keep.
         max_batch_size: in rows.
         tuner: keeps the tables of the policy, if it is a solved one: it has the profile, the prices and the promise.
@@ -98,7 +110,7 @@ class WorkerTuner(SilentObserver):
     """
 
     def __init__(
-        self, model: str, settings: WorkerSettings, max_batch_size: int, tuner: "PolicyTuner | None", *,
+        self, service: ScaledService, settings: WorkerSettings, max_batch_size: int, tuner: "PolicyTuner | None", *,
         drain_timeout: float, clock: Callable[[], float], pause: Pause, measure: MeasureCapacity | None = None,
     ) -> None:  # fmt: skip
         assert settings.scale is not None  # only made for a range
@@ -108,7 +120,8 @@ class WorkerTuner(SilentObserver):
         self.start_up = 0.0
         self.starts = self.stops = self.failures = 0
         self.error = ""
-        self._model = model
+        self._service = service
+        self._model = service.label
         self._target_load = settings.target_load
         self._idle_after = settings.scale_to_zero_after
         self._tuner = tuner
@@ -130,16 +143,12 @@ class WorkerTuner(SilentObserver):
 
     # The life of a service.
 
-    def attach(self, service: ScaledService) -> None:
-        """Observe and resize `service`, from its start to its stop."""
-        self._service = service
-        service.batcher.service.keep()
-
     def open(self, start_up: float) -> None:
         """Begin to decide. The first workers have started in `start_up` seconds."""
         self._start_times.append(start_up)
         self.start_up = start_up
-        self.wanted = len(self._service.workers())
+        self._driver.batcher.service.keep()
+        self.wanted = len(self._driver.workers())
         self._deciding = asyncio.create_task(self._decide_again_and_again())
 
     async def close(self) -> None:
@@ -151,6 +160,10 @@ class WorkerTuner(SilentObserver):
         if running:
             await asyncio.wait(running)
         await self._process.close()
+
+    @property
+    def _driver(self) -> ScaledDriver:
+        return self._service.driver
 
     async def _decide_again_and_again(self) -> None:
         while True:
@@ -168,13 +181,13 @@ class WorkerTuner(SilentObserver):
         self._resize(max(self.decision.workers, 0 if seen.ready or not self.error else 1))
 
     def _observation(self) -> ScalingObservation:
-        now, batcher = self._clock(), self._service.batcher
+        now, batcher = self._clock(), self._driver.batcher
         starting = [max(self.start_up - (now - began), 0.0) for began in self._starting.values()]
         lost = self._present() - batcher.workers - len(starting)
         waiting = batcher.waiting_rows - (batcher.waiting_bulk if batcher.bulk_workers else 0)
         running = sum(not dispatch.gives_way for dispatch in batcher.running.values())
         return ScalingObservation(
-            now, batcher.offered, waiting + len(self._service.outside), running, batcher.workers,
+            now, batcher.offered, waiting + len(self._driver.outside), running, batcher.workers,
             [*starting, *[self.start_up] * lost], self.start_up,
         )  # fmt: skip
 
@@ -182,8 +195,8 @@ class WorkerTuner(SilentObserver):
         """Return how many workers are ready or will be: those that start, also before the executor knows of them, and lost
         ones, which the executor replaces.
         """
-        ready = self._service.batcher.workers
-        return ready + max(len(self._service.workers()) - (self._stopping is not None) - ready, len(self._starting))
+        ready = self._driver.batcher.workers
+        return ready + max(len(self._driver.workers()) - (self._stopping is not None) - ready, len(self._starting))
 
     def _resize(self, wanted: int) -> None:
         if wanted != self.wanted and self.decision is not None:
@@ -204,15 +217,15 @@ class WorkerTuner(SilentObserver):
     async def _start_worker(self) -> None:
         began = self._clock()
         try:
-            await self._service.add_worker()
+            await self._driver.add_worker()
         except WeirError as error:
             self.failures += 1
             self.error = error.message
             self._next_start = self._clock() + self._next_pause
             self._next_pause = min(2.0 * self._next_pause, LONGEST_PAUSE)
             logger.warning("model %r: a further worker has not started: %s", self._model, error.message)
-            if not self._service.batcher.workers:
-                self._service.unavailable(f"no worker of {self._model!r} can be started: {error.message}")
+            if not self._driver.batcher.workers:
+                self._driver.unavailable(f"no worker of {self._model!r} can be started: {error.message}")
             return
         self.starts += 1
         self.error, self._next_pause, self._next_start = "", FIRST_PAUSE, -math.inf
@@ -222,9 +235,9 @@ class WorkerTuner(SilentObserver):
     async def _stop_workers(self) -> None:
         """Stop the workers of the highest indices until there are as many as wanted."""
         try:
-            while len(workers := self._service.workers()) > self.wanted and not self._starting:
+            while len(workers := self._driver.workers()) > self.wanted and not self._starting:
                 self.stops += 1
-                await self._service.remove_worker(max(workers), self._drain_timeout)
+                await self._driver.remove_worker(max(workers), self._drain_timeout)
         finally:
             self._stopping = None
 
@@ -254,7 +267,7 @@ class WorkerTuner(SilentObserver):
     def _request(self) -> CapacityRequest | None:
         tuner = self._tuner
         profile = None if tuner is None else tuner.profile
-        times = self._service.batcher.service.keep()
+        times = self._driver.batcher.service.keep()
         if profile is None and sum(map(len, times.values())) < FEWEST:
             return None
         profile = profile or learned_profile(times, self._max_batch_size)
@@ -315,8 +328,8 @@ class WorkerTuner(SilentObserver):
         decision, capacity = self.decision, self.capacity
         document: dict[str, Any] = {
             "allowed": str(self.allowed),
-            "present": len(self._service.workers()),
-            "ready": self._service.batcher.workers,
+            "present": len(self._driver.workers()),
+            "ready": self._driver.batcher.workers,
             "starting": len(self._starting),
             "wanted": self.wanted,
             "reason": None if decision is None else decision.reason.value,
