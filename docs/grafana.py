@@ -62,8 +62,8 @@ ROWS: dict[str, list[Panel]] = {
             "sent {{model}}": f"sum by (model) ({_rate('weir_sent_bytes_total')})",
         }),
         Panel("Streams", "s", {
-            **{f"first answer, {name}": query for name, query in _quantiles("weir_first_part_time_seconds").items()},
-        }, "From arrival to the first answer, of models that stream."),
+            **{f"first response, {name}": query for name, query in _quantiles("weir_first_part_time_seconds").items()},
+        }, "From arrival to the first response, of models that stream."),
     ],
     "Batching": [
         Panel("Queue depth", "short", {
@@ -113,7 +113,7 @@ ROWS: dict[str, list[Panel]] = {
     ],
     "Servers": [
         Panel("Up", "short", {"{{job}}": f"sum by (job) (up{{{SERVER}}})"}, "Servers that answer Prometheus."),
-        Panel("Held by requests and answers", "percentunit", {
+        Panel("Held by requests and responses", "percentunit", {
             "bytes {{instance}}": f"weir_held_bytes{{{SERVER}}} / weir_max_held_bytes{{{SERVER}}}",
             "connections {{instance}}": f"weir_connections{{{SERVER}}} / weir_max_connections{{{SERVER}}}",
         }, "As a share of what they may."),

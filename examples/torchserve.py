@@ -53,7 +53,7 @@ class TorchServe:
     async def stream(self, exchange: Exchange, head: RequestHead, body: bytes) -> EventSource:
         """Refuse: this form has one answer."""
         raise exchange.refused(
-            Unsupported(f"model {head.service.facts.name!r} streams its answers, but this call returns one")
+            Unsupported(f"model {head.service.facts.name!r} streams its responses, but this call returns one")
         )
 
     def error_answer(self, error: BaseException, service: Service | None) -> HttpResponse:

@@ -148,7 +148,7 @@ def test_a_function_is_a_model() -> None:
     assert list(check_model(numpy.square)().predict([3])) == [9]
     no_functions: list[Any] = [int, 3, None]
     for wrong in no_functions:
-        with pytest.raises(SettingsError, match="must be a function: a list of items in, a list of answers out"):
+        with pytest.raises(SettingsError, match="must be a function: a list of items in, a list of results out"):
             Model.from_function(wrong)
 
 

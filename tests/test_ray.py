@@ -340,7 +340,7 @@ def test_generators_that_fail(fault: str) -> None:
             assert [await anext(generator) for _ in range(2)]
             with pytest.raises(
                 RuntimeError if fault == "raises" else ModelError,
-                match="in the middle" if fault == "raises" else "returned 4 answers for 2 items",
+                match="in the middle" if fault == "raises" else "returned 4 results for 2 items",
             ):
                 await anext(generator)
             with pytest.raises(StopAsyncIteration):

@@ -192,7 +192,7 @@ class AsyncLocalTransport:
         except WeirError as error:
             raise for_caller(error) from error.__cause__
         except TimeoutError:
-            raise DeadlineExceeded(f"no answer within {timeout:g} s") from None
+            raise DeadlineExceeded(f"no response within {timeout:g} s") from None
 
     def chunks(self, step: Steps, silence: Silence) -> AsyncGenerator[StreamPart, None]:
         """Run a step and yield its answers; each request has its own timeout."""

@@ -89,14 +89,14 @@ class Measure(NamedTuple):
 
 
 class Example(NamedTuple):
-    """An example item and, if known, the expected answer, which the deep health check and `weir check` compare."""
+    """An example item and, if known, the expected result, which the deep health check and `weir check` compare."""
 
     item: Any
     expected: Any = ...
 
 
 class Last(NamedTuple):
-    """The last answer to an item, as the `predict` of a streaming model may yield it."""
+    """The last result of an item, as the `predict` of a streaming model may yield it."""
 
     answer: Any
 
@@ -106,7 +106,7 @@ class Model:
 
     Each worker calls the constructor with the given parameters, `load_shared` and `load`, and runs the warm-up on `examples`. Then for
     each batch it calls `decode` (only for `content_types`), validates items against `Input`, calls `preprocess` for each item (or
-    `preprocess_batch`), `predict`, `postprocess` for each item (or `postprocess_batch`), validates answers against `Output`, and
+    `preprocess_batch`), `predict`, `postprocess` for each item (or `postprocess_batch`), validates results against `Output`, and
     calls `encode`. At shutdown it calls `unload`.
 
     A RequestError, such as InvalidRequest or ValidationFailed, fails a single item: `preprocess` may raise it, and `predict` and the
@@ -114,7 +114,7 @@ class Model:
     of the batch (`predict`), which is then rerun in halves, so that only the items that cause it fail.
     """
 
-    # Types of an item and of an answer: a pydantic model, a msgspec struct, or anything that msgspec can convert to.
+    # Types of an item and of a result: a pydantic model, a msgspec struct, or anything that msgspec can convert to.
     Input: ClassVar[Any] = None
     Output: ClassVar[Any] = None
 
@@ -125,7 +125,7 @@ class Model:
     inputs: ClassVar[Sequence[Tensor]] = ()
     outputs: ClassVar[Sequence[Tensor]] = ()
     # For a model that was compiled for certain batch sizes: each batch is filled up to the next of these sizes with copies of its
-    # last row or item, whose answers are dropped. `max_batch_size` must be at most the largest of them.
+    # last row or item, whose results are dropped. `max_batch_size` must be at most the largest of them.
     allowed_batch_sizes: ClassVar[Sequence[int] | None] = None
     # Why the tensors of the model have no batch (Tensor.batch); shown in its configuration.
     unbatched: ClassVar[str] = ""
@@ -141,7 +141,7 @@ class Model:
     keeps_head: ClassVar[bool] = False
     # For adapters of models that declare no tensors, but get any: an item is a whole request of the Open Inference Protocol, a dict
     # with its `id`, `parameters`, `inputs` (name, datatype, array and parameters of each) and `outputs` (name and parameters). An
-    # answer is a dict with `outputs`, like inputs, and `parameters`.
+    # result is a dict with `outputs`, like inputs, and `parameters`.
     takes_requests: ClassVar[bool] = False
 
     # Items, or Examples, for the warm-up, the deep health check and OpenAPI. For a tensor model, dicts of arrays or lists.
@@ -149,7 +149,7 @@ class Model:
     # Batch sizes to warm up at; None means 1, the largest, and one between.
     warmup_sizes: ClassVar[Sequence[int] | None] = None
 
-    # Whether `predict` is a generator that gives several answers to an item; see `predict`.
+    # Whether `predict` is a generator that gives several results for an item; see `predict`.
     streaming: ClassVar[bool] = False
 
     # The model's own content types, which `decode` reads and `encode` writes.
@@ -181,7 +181,7 @@ class Model:
     def metrics(self) -> ModelMetrics:
         """The model's own metrics, which `/metrics` shows: `counter`, `gauge` and `histogram` return one of a name. Make them in `load`.
 
-        What a worker counts is reported with the next answers, and added up over all workers. The warm-up does not count. External
+        What a worker counts is reported with the next results, and added up over all workers. The warm-up does not count. External
         workers have none.
         """
         return ModelMetrics()
@@ -245,28 +245,28 @@ class Model:
         raise NotImplementedError  # never called unless overridden
 
     def predict(self, batch: Any) -> Any:
-        """Compute the answers to a batch: take a list of preprocessed items, and return a list of as many answers, in order.
+        """Compute the results of a batch: take a list of preprocessed items, and return a list of as many results, in order.
 
         A tensor model gets a dict of arrays and returns one, with the batch as first dimension; or without a batch (Tensor.batch),
         the arrays of one request.
 
         For a streaming model, this is a generator. It gets the list of preprocessed items (for a tensor model, a list of dicts of
-        arrays, one per request) and yields dicts with the answers to give now, by index in that list. An item may have any number
-        of answers. `Last(answer)` is an item's last answer, and a WeirError ends that item only; when `predict` returns, all other
+        arrays, one per request) and yields dicts with the results to give now, by index in that list. An item may have any number
+        of results. `Last(answer)` is an item's last result, and a WeirError ends that item only; when `predict` returns, all other
         items end too. Each `yield` returns a frozenset of the indices of items that have ended, by `Last`, by an error or because
-        their readers have left. Compute nothing more for them: further answers to them are dropped. When no item is left, the
+        their readers have left. Compute nothing more for them: further results for them are dropped. When no item is left, the
         generator is closed (GeneratorExit). An exception after the first `yield` is a ModelError of all items that have not ended;
         nothing is computed again.
         """
         raise NotImplementedError(f"{type(self).__name__}.predict is not implemented")
 
     def postprocess(self, item: Any, *preprocessed: Any) -> Any:
-        """Return the answer to the caller for one answer of `predict`. An override may take the preprocessed item as second
+        """Return the response to the caller for one result of `predict`. An override may take the preprocessed item as second
         argument."""
         return item
 
     def postprocess_batch(self, items: list[Any]) -> list[Any]:
-        """Return the answers to the callers for all answers of a batch, in order. This may be overridden instead of `postprocess`; if
+        """Return the responses to the callers for all results of a batch, in order. This may be overridden instead of `postprocess`; if
         both are, this one is used."""
         raise NotImplementedError  # never called unless overridden
 
@@ -282,7 +282,7 @@ class Model:
         raise NotImplementedError(f"{type(self).__name__} declares content_types but no decode")
 
     def encode(self, value: Any, content_type: str) -> bytes:
-        """Return the body of one of `content_types` for an answer. An override may leave the second parameter out."""
+        """Return the body of one of `content_types` for a result. An override may leave the second parameter out."""
         raise NotImplementedError(f"{type(self).__name__} declares content_types but no encode")
 
     @classmethod
@@ -296,14 +296,14 @@ class Model:
 
     @classmethod
     def from_function(cls, function: Callable[[list[Any]], Any], /, **attributes: Any) -> "type[Model]":
-        """Return a model class whose `predict` is `function`, which takes a list of items and returns a list of as many answers.
+        """Return a model class whose `predict` is `function`, which takes a list of items and returns a list of as many results.
 
         `function` may be anything that can be called (a function, a bound method, a numpy function) except a class; its name becomes
         the model's name. `attributes` are class attributes of the model: `Input`, `examples`, `max_batch_size` and so on.
         Raises SettingsError if `function` cannot be called, or is a coroutine function.
         """
         if isinstance(function, type) or not callable(function):
-            raise SettingsError(f"{function!r:.100}: must be a function: a list of items in, a list of answers out")
+            raise SettingsError(f"{function!r:.100}: must be a function: a list of items in, a list of results out")
 
         def predict(self: Model, batch: Any) -> Any:
             return function(batch)
@@ -344,7 +344,7 @@ def model(function: Callable[[list[Any]], Any], /, **attributes: Any) -> type[Mo
 @overload
 def model(**attributes: Any) -> Callable[[Callable[[list[Any]], Any]], type[Model]]: ...
 def model(function: Callable[[list[Any]], Any] | None = None, /, **attributes: Any) -> Any:
-    """Return a model class made from a function that takes a list of items and returns one answer for each.
+    """Return a model class made from a function that takes a list of items and returns one result for each.
 
     It is also a decorator, with or without attributes of the class (`max_batch_size`, `Input`, `examples` and so on):
 
@@ -614,7 +614,7 @@ class External(Model):
     """Serve this class, or a subclass, for a model whose workers are separate programs in any language.
 
     The workers connect to the address in the setting `worker_socket`, pull batches, and may leave at any time. They get request bodies
-    as they came, and their answers are the responses. A subclass may have `content_types`, `measure`, `examples` and settings.
+    as they came, and their results go back as they are. A subclass may have `content_types`, `measure`, `examples` and settings.
     """
 
     executor: ClassVar[str] = "external"
@@ -628,5 +628,5 @@ class External(Model):
         return body
 
     def encode(self, value: Any, content_type: str) -> bytes:
-        """Return the answer unchanged."""
+        """Return the result unchanged."""
         return bytes(value)

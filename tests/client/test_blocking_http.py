@@ -116,7 +116,7 @@ def test_a_large_body_arrives_as_it_was() -> None:
 def test_a_connection_that_ends_before_the_answer_is_lost_and_the_next_request_has_another() -> None:
     with asking(GOOD, Last(), GOOD) as (_, client):
         client.send(ASKED, LONG)
-        with pytest.raises(ConnectionLost, match="ended before the answer"):
+        with pytest.raises(ConnectionLost, match="ended before the response"):
             client.send(ASKED, LONG)
         assert client.send(ASKED, LONG).body == b"ok"
 
@@ -159,7 +159,7 @@ def test_an_answer_that_came_before_all_was_sent_is_read(monkeypatch: pytest.Mon
 
 def test_a_body_that_drips_is_not_waited_for() -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"
-    with asking(head) as (_, client), pytest.raises(DeadlineExceeded, match="no answer in time"):
+    with asking(head) as (_, client), pytest.raises(DeadlineExceeded, match="no response in time"):
         client.send(ASKED, 0.05)
 
 
@@ -175,7 +175,7 @@ def test_who_finds_no_place_in_time_is_late_and_who_waits_learns_of_the_end() ->
         waiting = threading.Thread(target=wait)
         waiting.start()
         peer.asked.wait()
-        with pytest.raises(DeadlineExceeded, match="no answer in time"):
+        with pytest.raises(DeadlineExceeded, match="no response in time"):
             client.send(ASKED, 0.05)
         client.close()
         waiting.join()

@@ -59,7 +59,7 @@ def test_a_body_that_does_not_end_is_not_waited_for(name: str) -> None:
     with (
         answering(head, b" ") as drips,
         kit.asking(name, drips, timeout=0.2, retry=NEVER) as client,
-        pytest.raises(errors.DeadlineExceeded, match="no answer in time"),
+        pytest.raises(errors.DeadlineExceeded, match="no response in time"),
     ):
         client.models()
 

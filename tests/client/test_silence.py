@@ -15,7 +15,7 @@ from weir import errors
 
 KEEP_ALIVE = 0.05  # seconds, much less than the silence that is allowed
 ALLOWED = 0.6
-SILENT = r"no answer within 0\.6 s"
+SILENT = r"no response within 0\.6 s"
 
 
 @pytest.fixture(scope="module")

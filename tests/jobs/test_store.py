@@ -138,7 +138,7 @@ def test_files_and_answers_are_bounded_together(tmp_path: Path) -> None:
         store.add_file(name, "in.jsonl", "batch", 100, 1000)
     store.give_back(80)
     assert store.kept_bytes == 10 + 7 + 70
-    with pytest.raises(TooLarge, match="the answers would exceed 100 bytes"):
+    with pytest.raises(TooLarge, match="the responses would exceed 100 bytes"):
         store.put(job, [Answer(1, 200, b"y" * 90)])
     assert store.job(job).completed == 2
 

@@ -65,7 +65,7 @@ def test_preferences(value: str, wanted: str) -> None:
 
 @pytest.mark.parametrize("value", ["text/html", "image/*", "application/json;q=0", "*/*;q=0", "nonsense"])
 def test_preferences_that_cannot_be_met(value: str) -> None:
-    with pytest.raises(UnsupportedMediaType, match="answers are written as"):
+    with pytest.raises(UnsupportedMediaType, match="responses are written as"):
         accept_of(value, [JSON])
 
 

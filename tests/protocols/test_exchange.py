@@ -418,7 +418,7 @@ def test_a_stream_is_for_one_item() -> None:
     async def test(service: Service) -> None:
         with pytest.raises(InvalidRequest, match="tensor 'input': has 2 items, a stream takes one"):
             await anext(stream(service, InferenceRequest("count", [items(b"1", b"2")]), frontend="grpc"))
-        with pytest.raises(Unsupported, match="'count' streams its answers"):
+        with pytest.raises(Unsupported, match="'count' streams its responses"):
             await infer(service, InferenceRequest("count", [items(b"1")]), frontend="grpc")
 
     observer = with_service(Count, test)

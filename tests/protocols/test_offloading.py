@@ -85,7 +85,7 @@ def test_errors_come_back() -> None:
 
         with pytest.raises(Overloaded, match="not enough memory available to read a body of 1048576 bytes"):
             await off_loop(1 << 20, exhaust)
-        with pytest.raises(Overloaded, match="not enough memory available to write an answer of 1048576 bytes"):
+        with pytest.raises(Overloaded, match="not enough memory available to write a response of 1048576 bytes"):
             await off_loop(1 << 20, exhaust, writes=True)
         found: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         work_later(1 << 20, read, found.set_result)

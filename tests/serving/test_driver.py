@@ -115,7 +115,7 @@ def test_deadlines_hold_in_line_and_in_compute() -> None:
             await turns()
             rig.clock.advance(1.0)
             assert isinstance(waiting.error, DeadlineExceeded)
-            assert waiting.error.message == "no answer within the timeout of 1 s"
+            assert waiting.error.message == "no response within the timeout of 1 s"
             assert running.ends == 0
             rig.clock.advance(1.0)
             assert isinstance(running.error, DeadlineExceeded)
@@ -244,7 +244,7 @@ def test_a_frontend_that_fails_at_delivery_harms_no_neighbour(caplog: pytest.Log
 
     with caplog.at_level(logging.ERROR, "weir"):
         asyncio.run(main())
-    assert "frontend 'odd' could not deliver an answer" in caplog.text
+    assert "frontend 'odd' could not deliver a response" in caplog.text
 
 
 def test_a_batch_that_cannot_be_handed_over_fails_its_requests(caplog: pytest.LogCaptureFixture) -> None:
@@ -400,7 +400,7 @@ def test_a_frontend_that_fails_to_deliver_a_part_or_an_error_harms_no_neighbour(
 
     with caplog.at_level(logging.ERROR, "weir"):
         asyncio.run(main())
-    assert caplog.text.count("could not deliver an answer") == 2
+    assert caplog.text.count("could not deliver a response") == 2
 
 
 def test_what_waited_outside_for_nothing_is_refused_when_its_turn_comes() -> None:

@@ -53,7 +53,7 @@ def test_an_error_in_an_items_place_is_that_items_alone(all_fail: bool) -> None:
     [
         ("raises", "raised ZeroDivisionError"),
         ("refuses", "no more today"),
-        ("shortens", "returned 2 answers for 3 items"),
+        ("shortens", "returned 2 results for 3 items"),
         ("returns nothing", "returned nothing (None) for 3 items, must be a list of 3"),
     ],
 )

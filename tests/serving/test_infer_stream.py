@@ -115,7 +115,7 @@ def test_a_slow_reader_holds_back_nobody(executor: str) -> None:
             assert list(await asyncio.gather(anext(slow), anext(quick))) == [0, 0]
             assert [await anext(quick) for _ in range(80)] == list(range(1, 81))
             got: list[Any] = []
-            with pytest.raises(Overloaded, match=r"answers behind; 4 are kept \(stream_buffer\)"):
+            with pytest.raises(Overloaded, match=r"results behind; 4 are kept \(stream_buffer\)"):
                 async for answer in slow:
                     got.append(answer)
             assert got == list(range(1, len(got) + 1))
@@ -131,7 +131,7 @@ def test_the_deadline_ends_a_stream_and_its_work(executor: str, tmp_path: Path) 
         ledger, watch = tmp_path / "ledger", Watch()
         params = {"ledger": str(ledger)}
         async with Service(Ticking, executor=executor, params=params, observers=[watch]) as service:
-            with pytest.raises(DeadlineExceeded, match=r"no answer within the timeout of 0\.1 s"):
+            with pytest.raises(DeadlineExceeded, match=r"no response within the timeout of 0\.1 s"):
                 await taken(service.infer_stream("go", timeout=0.1))
             await watch.until(lambda: watch.timings)
             assert ledger.read_text() == "closed"
@@ -316,7 +316,7 @@ def test_a_hook_after_a_batch_is_refused() -> None:
         async def after_batch(self, results: list[Any]) -> list[Any]:
             return results
 
-    with pytest.raises(SettingsError, match=r"Hooked\.after_batch: gets no answers of a streaming model"):
+    with pytest.raises(SettingsError, match=r"Hooked\.after_batch: gets no results of a streaming model"):
         Hooked(executor="inline")
 
 

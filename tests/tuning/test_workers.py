@@ -221,7 +221,7 @@ def test_request_waits_for_a_start_only_until_its_deadline() -> None:
             await rig.pass_seconds(10)
             call = rig.service.infer(7, timeout=2.0)
             await rig.pass_seconds(3)
-            with pytest.raises(DeadlineExceeded, match="no answer within the timeout of 2 s"):
+            with pytest.raises(DeadlineExceeded, match="no response within the timeout of 2 s"):
                 await call
 
     asyncio.run(main())

@@ -67,7 +67,7 @@ def texts_of(clients: Clients, vocabulary: Sequence[str] = WORDS, seed: int = 0)
 
 
 def measure(connect: Connect, clients: Clients, patience: Patience, vocabulary: Sequence[str] = WORDS) -> list[float]:
-    """Return the texts per second of each client, where each waits for its answer before it sends again.
+    """Return the texts per second of each client, where each waits for its response before it sends again.
 
     The measurement begins when every client is connected and has had an answer. Raises what a call raises.
     """
@@ -244,7 +244,7 @@ class Tables:
             rates = {batch: sum(self._rates(connect, Clients(1, batch, plan.length))) for batch in plan.batches}
             least = min(rates)
             remark = (
-                "The client waits for each answer before it sends again, so that nothing else is under way. "
+                "The client waits for each response before it sends again, so that nothing else is under way. "
                 f"With {least} at a time it gets {rates[least] / max(rates.values()):.2f} of its best rate."
             )
             yield Table("Texts in a request of one client", ["texts", "texts/s"], list(rates.items()), remark)
@@ -259,7 +259,7 @@ class Tables:
         for count in plan.clients:
             rate = self._steady(connect, Clients(count, plan.batch, plan.length))
             rows.append((count, rate / count, rate))
-        remark = f"{plan.batch} texts a request; each client waits for its answer before it sends again."
+        remark = f"{plan.batch} texts a request; each client waits for its response before it sends again."
         return Table("Clients", ["clients", "texts/s each", "texts/s in all"], rows, remark)
 
     def _by_setting(self, title: str, column: str, flag: str, values: Sequence[int]) -> Table:

@@ -283,7 +283,7 @@ class ItemWalk:
         request, now = self._request, service.now()
         left = request.deadline - now
         if left <= 0:
-            raise DeadlineExceeded(f"no answer within the timeout of {request.timeout:g} s")
+            raise DeadlineExceeded(f"no response within the timeout of {request.timeout:g} s")
         call = Call(loop=asyncio.get_running_loop()).prepare(payload, now, left, service.cancel)
         call.deadline = request.deadline
         call.priority = request.priority
@@ -540,7 +540,7 @@ class ChainSteps:
             except ModelNotFound as error:
                 raise SettingsError(f"{self.label}: step {name_of(step)!r}: {error.message}") from error
             if service.facts.streaming:
-                raise SettingsError(f"{self.label}: step {name_of(step)!r}: streams, a step gives one answer")
+                raise SettingsError(f"{self.label}: step {name_of(step)!r}: streams, a step gives one response")
             if self._tensors and not service.facts.takes_tensors:
                 raise SettingsError(f"{self.label}: step {name_of(step)!r}: takes items, the chain has tensors")
             if self._tensors and is_batched(self.model) and not is_batched(service.facts.model):

@@ -156,7 +156,7 @@ class Connections:
         except (OSError, HTTPException) as error:
             if self._closed:
                 raise self._cancelled() from error
-            raise ConnectionLost(f"{self._url}: the connection ended before the answer ({error})") from error
+            raise ConnectionLost(f"{self._url}: the connection ended before the response ({error})") from error
         headers = {name.lower(): value for name, value in answer.headers.items()}
         return HttpReply(answer.status, headers, body), connection.sock is not None
 
@@ -205,7 +205,7 @@ class Connections:
                 connection.sock.shutdown(2)
 
     def _late(self) -> DeadlineExceeded:
-        return DeadlineExceeded(f"{self._url}: no answer in time")
+        return DeadlineExceeded(f"{self._url}: no response in time")
 
     def _cancelled(self) -> Cancelled:
         return Cancelled(f"{self._url}: this client has been closed")

@@ -246,7 +246,7 @@ def _left(step: Any, deadline: float, timeout: float) -> float:
     """Return the seconds that are left for `step`. Raises DeadlineExceeded if none are, or too few for a Sleep."""
     left = deadline - time.monotonic()
     if left <= (step.seconds if isinstance(step, Sleep) else 0.0):
-        raise DeadlineExceeded(f"no answer within {timeout:g} s")
+        raise DeadlineExceeded(f"no response within {timeout:g} s")
     return left
 
 
@@ -278,7 +278,7 @@ class Silence:
 
     def error(self) -> DeadlineExceeded:
         """Return the error for a silence that is too long."""
-        return DeadlineExceeded(f"no answer within {self.seconds:g} s")
+        return DeadlineExceeded(f"no response within {self.seconds:g} s")
 
     @contextmanager
     def ending(self, end: Callable[[], Any]) -> Iterator[None]:
@@ -538,7 +538,7 @@ class Unreachable(CapacityError):
 
 
 class ConnectionLost(WeirError):
-    """The connection ended before the answer: whether the request was served is not known."""
+    """The connection ended before the response: whether the request was served is not known."""
 
 
 # Error responses become the errors that a caller in the server's process would get.

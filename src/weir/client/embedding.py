@@ -84,7 +84,7 @@ class EmbeddingTransport(Protocol):
     """Sends requests for vectors, and returns the results. Many threads may use it at a time.
 
     All methods raise, or set as the Future's exception, the WeirError that a caller in the server's process would get; Unreachable
-    if no server listens; DeadlineExceeded if there is no answer within `timeout` seconds. Requests that the server refuses for now
+    if no server listens; DeadlineExceeded if there is no response within `timeout` seconds. Requests that the server refuses for now
     are sent again. A Future always ends; cancelling it cancels the request.
     """
 
@@ -135,7 +135,7 @@ class EmbeddingClient:
 
     Many threads may call `encode` at a time, but only one may use it without `blocking` and fetch the results. Every method
     raises the WeirError that a caller in the server's process would get, Unreachable if no server listens, and DeadlineExceeded
-    if there is no answer in time.
+    if there is no response in time.
     """
 
     def __init__(
@@ -287,7 +287,7 @@ class EmbeddingClient:
     def listen(self, timeout: float | None = None) -> Iterator[Any]:
         """Raise Unsupported: this was for ZeroMQ, where a client can receive the answers to other clients."""
         raise Unsupported(
-            "listen: over HTTP each client gets only its own answers; clients of bert-as-service receive all, over ZeroMQ"
+            "listen: over HTTP each client gets only its own responses; clients of bert-as-service receive all, over ZeroMQ"
         )
 
     @property
@@ -391,7 +391,7 @@ def _http(url: str, identity: str, token: str | None, retry: Retry, port_out: in
     if not url.lower().startswith(_SCHEMES):
         raise SettingsError(f"url={url!r}: must begin with one of {', '.join(_SCHEMES)}")
     if port_out is not None:
-        raise SettingsError(f"port_out={port_out}: is for ZeroMQ; over HTTP answers come back on the same connection")
+        raise SettingsError(f"port_out={port_out}: is for ZeroMQ; over HTTP responses come back on the same connection")
     return HttpEmbedding(Connections(url, token, _AT_ONCE * 2), identity, retry)
 
 
@@ -462,7 +462,7 @@ class HttpEmbedding:
             threads.shutdown(wait=False, cancel_futures=True)
         for future in list(self._under_way):
             with contextlib.suppress(InvalidStateError):
-                future.set_exception(Cancelled("the client was closed before the answer"))
+                future.set_exception(Cancelled("the client was closed before the response"))
         self._transport.close()
 
     def _sent(self, request: OutgoingRequest, timeout: float) -> HttpReply:

@@ -331,7 +331,7 @@ def _channel(library: Any, address: str, credentials: grpc.ChannelCredentials | 
 
 
 def _late(address: str) -> DeadlineExceeded:
-    return DeadlineExceeded(f"{address}: no answer in time")
+    return DeadlineExceeded(f"{address}: no response in time")
 
 
 @contextmanager

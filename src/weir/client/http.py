@@ -148,9 +148,11 @@ def _failing(url: str) -> Generator[None, None, None]:
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         raise Unreachable(f"{url}: no connection ({error})") from error
     except (httpx.TimeoutException, TimeoutError) as error:
-        raise error if isinstance(error, DeadlineExceeded) else DeadlineExceeded(f"{url}: no answer in time") from error
+        raise (
+            error if isinstance(error, DeadlineExceeded) else DeadlineExceeded(f"{url}: no response in time")
+        ) from error
     except httpx.TransportError as error:
-        raise ConnectionLost(f"{url}: the connection ended before the answer ({error})") from error
+        raise ConnectionLost(f"{url}: the connection ended before the response ({error})") from error
 
 
 def _headers(token: str | None) -> Mapping[str, str]:

@@ -40,10 +40,10 @@ class Transport(Protocol):
     """Does the steps of calls. Many threads may use it at a time."""
 
     def send(self, step: Any, timeout: float) -> Any:
-        """Do a step within `timeout` seconds, and return its answer."""
+        """Do a step within `timeout` seconds, and return its result."""
 
     def chunks(self, step: Any, silence: Silence) -> Generator[Any, None, None]:
-        """Do a step with several answers, and yield them; closing the generator ends it. Raises DeadlineExceeded when `silence` is
+        """Do a step with several results, and yield them; closing the generator ends it. Raises DeadlineExceeded when `silence` is
         over."""
 
     def close(self) -> None:
@@ -54,7 +54,7 @@ class Client:
     """The calls to a server.
 
     Every method raises the WeirError that a caller in the server's process would get; Unreachable if no server listens;
-    ConnectionLost if the connection ends before the answer; DeadlineExceeded if there is no answer within `timeout` seconds;
+    ConnectionLost if the connection ends before the response; DeadlineExceeded if there is no response within `timeout` seconds;
     and InvalidRequest for a `timeout` that is not a number greater than 0.
     """
 
@@ -130,7 +130,7 @@ class Client:
         self, name: str, models: Sequence[str | Mapping[str, Any]], *, inputs: Tensors = (), outputs: Tensors = (),
         timeout: float | None = None,
     ) -> None:  # fmt: skip
-        """Make the server run a chain of models under the name `name`: each model gets the answer of the one before it.
+        """Make the server run a chain of models under the name `name`: each model gets the result of the one before it.
 
         Arguments:
             name: the name of the chain. A chain that already has it is replaced.
@@ -169,9 +169,9 @@ class Client:
     @overload
     def infer(self, model: str, inputs: Any, **extras: Unpack[RequestExtras]) -> Any: ...
     def infer(self, model: str, inputs: Any, **extras: Unpack[RequestExtras]) -> Any:
-        """Return the answer of `model` to `inputs`.
+        """Return the result of `model` to `inputs`.
 
-        Arrays by name give a Result. An item for a model of items gives the model's answer, as in
+        Arrays by name give a Result. An item for a model of items gives the model's result, as in
         `infer("sentiment", {"text": "good"})`. See RequestExtras for the other arguments.
         """
         return self._retried(lambda: self._inference.infer(model, inputs, extras), extras.get("timeout"))
@@ -179,7 +179,7 @@ class Client:
     def infer_ordered(
         self, model: str, many: Iterable[Any], *, at_once: int = AT_ONCE, **extras: Unpack[RequestExtras]
     ) -> list[Any]:
-        """Call `infer` for each of `many`, `at_once` at a time, so that they can share batches; return the answers in order.
+        """Call `infer` for each of `many`, `at_once` at a time, so that they can share batches; return the results in order.
 
         Raises the first error in that order; all other requests have ended then.
         """
@@ -199,8 +199,8 @@ class Client:
         return [result for group in groups for result in self.infer_ordered(model, group, at_once=batch_size, **extras)]
 
     def stream(self, model: str, inputs: Any, **extras: Unpack[RequestExtras]) -> Generator[Any, None, None]:
-        """Yield the answers of `model` as they come: several from a streaming model, one from any other. Closing the generator
-        early also ends the request at the model. `timeout` is the longest time between two answers, in seconds."""
+        """Yield the results of `model` as they come: several from a streaming model, one from any other. Closing the generator
+        early also ends the request at the model. `timeout` is the longest time between two results, in seconds."""
         prepared = self._retried(lambda: self._inference.prepare(model, inputs, extras), extras.get("timeout"))
         streaming = self._calls.stream(prepared.request)
         timeout = of_call(extras.get("timeout"), self._timeout)
@@ -247,10 +247,10 @@ class AsyncTransport(Protocol):
     """Does the steps of calls, many at a time. See Transport."""
 
     async def send(self, step: Any, timeout: float) -> Any:
-        """Do a step within `timeout` seconds, and return its answer."""
+        """Do a step within `timeout` seconds, and return its result."""
 
     def chunks(self, step: Any, silence: Silence) -> AsyncGenerator[Any, None]:
-        """Do a step with several answers, and yield them; closing the generator ends it. The caller waits for each answer until
+        """Do a step with several results, and yield them; closing the generator ends it. The caller waits for each result until
         `silence` is over."""
 
     async def close(self) -> None:
@@ -334,7 +334,7 @@ class AsyncClient:
         self, name: str, models: Sequence[str | Mapping[str, Any]], *, inputs: Tensors = (), outputs: Tensors = (),
         timeout: float | None = None,
     ) -> None:  # fmt: skip
-        """Make the server run a chain of models under the name `name`: each model gets the answer of the one before it.
+        """Make the server run a chain of models under the name `name`: each model gets the result of the one before it.
 
         Arguments:
             name: the name of the chain. A chain that already has it is replaced.
@@ -373,9 +373,9 @@ class AsyncClient:
     @overload
     async def infer(self, model: str, inputs: Any, **extras: Unpack[RequestExtras]) -> Any: ...
     async def infer(self, model: str, inputs: Any, **extras: Unpack[RequestExtras]) -> Any:
-        """Return the answer of `model` to `inputs`.
+        """Return the result of `model` to `inputs`.
 
-        Arrays by name give a Result. An item for a model of items gives the model's answer, as in
+        Arrays by name give a Result. An item for a model of items gives the model's result, as in
         `infer("sentiment", {"text": "good"})`. See RequestExtras for the other arguments.
         """
         return await self._retried(lambda: self._inference.infer(model, inputs, extras), extras.get("timeout"))
@@ -383,7 +383,7 @@ class AsyncClient:
     async def infer_ordered(
         self, model: str, many: Iterable[Any], *, at_once: int = AT_ONCE, **extras: Unpack[RequestExtras]
     ) -> list[Any]:
-        """Call `infer` for each of `many`, `at_once` at a time, so that they can share batches; return the answers in order.
+        """Call `infer` for each of `many`, `at_once` at a time, so that they can share batches; return the results in order.
 
         Raises the first error; the other requests are cancelled then.
         """
@@ -412,8 +412,8 @@ class AsyncClient:
         return answers
 
     async def stream(self, model: str, inputs: Any, **extras: Unpack[RequestExtras]) -> AsyncGenerator[Any, None]:
-        """Yield the answers of `model` as they come: several from a streaming model, one from any other. Closing the generator
-        early also ends the request at the model. `timeout` is the longest time between two answers, in seconds."""
+        """Yield the results of `model` as they come: several from a streaming model, one from any other. Closing the generator
+        early also ends the request at the model. `timeout` is the longest time between two results, in seconds."""
         prepared = await self._retried(lambda: self._inference.prepare(model, inputs, extras), extras.get("timeout"))
         streaming = self._calls.stream(prepared.request)
         timeout = of_call(extras.get("timeout"), self._timeout)

@@ -62,7 +62,7 @@ class WebSocketCalls(HttpCalls):
         """See Calls."""
         (response,) = _read((yield WebSocketRequest(request, self._binary)), request.id)
         if response.parameters.get(FINAL) is False:
-            raise Unsupported(f"model {request.model!r} streams its answers: call stream instead of infer")
+            raise Unsupported(f"model {request.model!r} streams its responses: call stream instead of infer")
         return response
 
     def stream(self, request: InferenceRequest) -> Streaming:
@@ -117,7 +117,7 @@ class AnswerRouter:
         self._queues: dict[str, AnswerQueue] = {}
         self._ids = count()
         self._url = url
-        self._end = ConnectionLost(f"{url}: the connection ended before the answer")
+        self._end = ConnectionLost(f"{url}: the connection ended before the response")
         self._closed = False
 
     def expect(self, answers: AnswerQueue) -> str:
@@ -149,7 +149,7 @@ class AnswerRouter:
         else:
             self.forget(answer.id)
             answers.put_nowait(
-                Overloaded(f"{self._url}: {MAX_KEPT} answers to one request are unread, which is the maximum")
+                Overloaded(f"{self._url}: {MAX_KEPT} responses to one request are unread, which is the maximum")
             )
         return True
 
@@ -348,7 +348,7 @@ class _AsyncConnections:
                 await connection.drain()
                 await connection.send(message)
         except (ConnectionClosed, ConnectionError) as error:
-            raise ConnectionLost(f"the connection ended before the answer ({error})") from error
+            raise ConnectionLost(f"the connection ended before the response ({error})") from error
 
     async def connected(self, timeout: float) -> tuple[AsyncConnection, AnswerRouter]:
         """Return the connection, and the router of its answers. Raises Unreachable."""
@@ -401,7 +401,7 @@ def _pass_on(connection: ClientConnection, message: str | bytes) -> None:
     try:
         connection.send(message)
     except ConnectionClosed as error:
-        raise ConnectionLost(f"the connection ended before the answer ({error})") from error
+        raise ConnectionLost(f"the connection ended before the response ({error})") from error
 
 
 def _cancel(opened: _Opened, id: str) -> None:

@@ -84,7 +84,7 @@ async def _run(
                 progress=lambda done, total: shown.update(task, completed=done, total=total or None),
             )  # fmt: skip
     wrong = "" if done.errors is None else f", {done.failed} failed: {done.errors}"
-    typer.echo(f"{done.completed} answers: {done.output}{wrong}")
+    typer.echo(f"{done.completed} responses: {done.output}{wrong}")
     return done.failed
 
 

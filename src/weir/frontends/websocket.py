@@ -402,7 +402,7 @@ class Session:
             except (WebSocketDisconnect, WeirError):
                 raise
             except Exception as error:
-                _log.exception("an answer of %s cannot be written", request.model)
+                _log.exception("a response of %s cannot be written", request.model)
                 raise InternalError("internal error") from error
         except WeirError as error:
             self.post_failure(request.id, error)
@@ -478,7 +478,7 @@ def _shown(request: InferenceRequest, error: Exception) -> WeirError:
     """Return the error to send for a response that could not be written. An exception that is not Weir's is logged and hidden."""
     if isinstance(error, WeirError):
         return error
-    _log.error("an answer of %s cannot be written", request.model, exc_info=error)
+    _log.error("a response of %s cannot be written", request.model, exc_info=error)
     return InternalError("internal error")
 
 

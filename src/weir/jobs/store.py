@@ -390,7 +390,7 @@ class JobStore:
         """Store answers, and mark their requests as done; those that have an answer keep it. Raises TooLarge if there is no room for them."""
         size = sum(len(answer.line) for answer in answers)
         if self.kept_bytes + size > self._max_bytes:
-            raise TooLarge(f"the answers would exceed {self._max_bytes} bytes in all (batch_max_bytes)")
+            raise TooLarge(f"the responses would exceed {self._max_bytes} bytes in all (batch_max_bytes)")
         with self._transaction() as database:
             for number, status, line in answers:
                 changed = database.execute(

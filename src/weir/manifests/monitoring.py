@@ -113,7 +113,7 @@ def _alerts(queries: Queries, target_latency: float | None) -> list[dict[str, An
         ),
         _alert(
             "WeirMemoryFull", f"{held} > 0.9", "5m", "warning",
-            "requests and answers hold {{ $value | humanizePercentage }} of what they may on {{ $labels.instance }}",
+            "requests and responses hold {{ $value | humanizePercentage }} of what they may on {{ $labels.instance }}",
         ),
     ]  # fmt: skip
     if target_latency is not None:

@@ -279,7 +279,7 @@ def _notes(sampler: ServiceTimeSampler, settings: ProfilingSettings) -> dict[str
         "confidence": f"{sure} of {len(estimates)} means within {settings.confidence:.1%} (95 % interval); the least sure, of "
         f"size {worst}, within {estimates[worst].relative:.1%}",
         "left_out": f"{left_out} batches that the machine delayed: they would add {lost / spent:.2%} to the time",
-        "service_time": "from dispatch to the last answers, as a server sees it: the way to the worker, its waking up, the model, the "
+        "service_time": "from dispatch to the last responses, as a server sees it: the way to the worker, its waking up, the model, the "
         "way back",
         "waited_for_cpu": f"{waited:.2%} of the time, because of other processes",
         "seed": settings.seed,

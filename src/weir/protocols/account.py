@@ -69,7 +69,7 @@ class Account:
             if size_bytes > self.max_bytes:
                 raise TooLarge(f"{size_bytes} bytes: must be at most {self.max_bytes} (max_waiting_bytes)")
             raise Overloaded(
-                f"requests and answers hold {self.held_bytes} bytes, {size_bytes} more would exceed {self.max_bytes} "
+                f"requests and responses hold {self.held_bytes} bytes, {size_bytes} more would exceed {self.max_bytes} "
                 "(max_waiting_bytes)",
                 retry_after=1.0,
             )

@@ -87,7 +87,7 @@ def accept_of(value: str, offered: Sequence[str]) -> str:
         if weight > best_weight:
             best, best_weight = candidate, weight
     if not best:
-        raise UnsupportedMediaType(f"Accept {value!r}: answers are written as {', '.join(offered)}")
+        raise UnsupportedMediaType(f"Accept {value!r}: responses are written as {', '.join(offered)}")
     return best
 
 

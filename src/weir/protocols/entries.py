@@ -360,7 +360,7 @@ def _requested_arrays(service: "ModelHandle", request: InferenceRequest, arrays:
         raise arrays
     missing = [tensor.name for tensor in service.facts.model.outputs if tensor.name not in arrays]
     if missing:  # only a hook can have removed it
-        raise ModelError(f"output {missing[0]!r}: is missing in the model's answer")
+        raise ModelError(f"output {missing[0]!r}: is missing in the model's result")
     return select_outputs(service.facts.model.outputs, request, arrays)
 
 
@@ -410,7 +410,7 @@ def entries_for_one_answer(
     """
     if service.facts.streaming:
         raise Unsupported(
-            f"model {service.facts.label!r} streams its answers: send the request where streams are offered"
+            f"model {service.facts.label!r} streams its responses: send the request where streams are offered"
         )
     return read_entries(service, request, timeout)
 
@@ -457,7 +457,7 @@ def tensors_body(head: ItemHead, tensors: dict[str, Any]) -> bytes | ModelError:
         as_values = to_text if head.accept == JSON else to_plain
         return encode(as_values(tensors, head.service.facts.model.outputs), head.accept)
     except UNWRITABLE as error:
-        failure = ModelError(f"the answer cannot be written as {head.accept}: {error}")
+        failure = ModelError(f"the response cannot be written as {head.accept}: {error}")
         failure.__cause__ = error
         return failure
 

@@ -167,6 +167,6 @@ class _Job(Generic[T]):
 
 
 def _begin(size_bytes: int, work: Callable[[], T], writes: bool) -> tuple[_Job[T], "concurrent.futures.Future[T]"]:
-    job = _Job(size_bytes, work, "write an answer" if writes else "read a body")
+    job = _Job(size_bytes, work, "write a response" if writes else "read a body")
     name = "write" if writes else "read-long" if size_bytes <= _LARGE_BODY else "read-large"
     return job, _threads[name].submit(job)

@@ -247,7 +247,7 @@ class StreamedCall(RequestBase):
         """Keep an answer for the reader. Raises Overloaded when the reader is too far behind."""
         if len(self._kept) >= self._limit and self._too_far_behind(output):
             raise Overloaded(
-                f"the reader of this stream is {len(self._kept)} answers behind; {self._limit} are kept (stream_buffer)",
+                f"the reader of this stream is {len(self._kept)} results behind; {self._limit} are kept (stream_buffer)",
                 retry_after=0.0,
             )
         self._kept.append(output)

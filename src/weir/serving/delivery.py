@@ -179,7 +179,7 @@ def undelivered(request: Request) -> None:
     """Log the exception that `request` raised in `finish`, `fail` or `part`, and have it leave its caller, who would wait for ever."""
     trace = request.trace
     extra = {"trace_id": trace.name} if type(trace) is Trace else {}
-    logger.exception("frontend %r could not deliver an answer", request.frontend, extra=extra)
+    logger.exception("frontend %r could not deliver a response", request.frontend, extra=extra)
     abandon = getattr(request, "abandon", None)
     if abandon is not None:
         abandon()

@@ -473,4 +473,4 @@ class Driver:
 
 def too_late(request: Request) -> WeirError:
     """Return the error of a request whose deadline has passed."""
-    return DeadlineExceeded(f"no answer within the timeout of {request.timeout:g} s")
+    return DeadlineExceeded(f"no response within the timeout of {request.timeout:g} s")

@@ -149,7 +149,7 @@ class Generation:
         largest, hooks, scaler = self.batching.max_batch_size, self._hooks, self.scaler
         if hooks.after and self.streaming:
             service = type(getattr(hooks.after, "__self__", self)).__name__
-            raise SettingsError(f"{service}.after_batch: gets no answers of a streaming model; use its postprocess")
+            raise SettingsError(f"{service}.after_batch: gets no results of a streaming model; use its postprocess")
         own = self._own_executor()
         batcher = Batcher(self.batching, self.policy)
         self.window = RollingWindow(self._clock, lambda: batcher.arrivals, largest)

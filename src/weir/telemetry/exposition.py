@@ -60,7 +60,7 @@ _HISTOGRAMS = {
     "preprocess": ("weir_preprocess_time_seconds", "Decoding, validation and preprocess of each batch."),
     "predict": ("weir_predict_time_seconds", "predict of each batch."),
     "postprocess": ("weir_postprocess_time_seconds", "postprocess and encoding of each batch."),
-    "first_part": ("weir_first_part_time_seconds", "From arrival to the first answer, of each stream."),
+    "first_part": ("weir_first_part_time_seconds", "From arrival to the first response, of each stream."),
     "total": (
         "weir_total_time_seconds",
         "From arrival to the end, of each request that was accepted, except bulk work.",
@@ -401,7 +401,7 @@ _FAMILIES: tuple[tuple[str, str, Read], ...] = (
     ("nv_inference_exec_count", "Batches that were computed.", lambda each: each.statistics.execution_count),
     ("nv_inference_pending_request_count", "Requests that wait.", lambda each: each.pending),
     (
-        "nv_inference_request_duration_us", "From arrival to answer, of all requests together, in microseconds.",
+        "nv_inference_request_duration_us", "From arrival to response, of all requests together, in microseconds.",
         lambda each: _MICROSECONDS * each.statistics.success.seconds,
     ),
     (

@@ -262,7 +262,7 @@ def test_what_answers_nothing_is_reported_in_one_line() -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 3\r\n\r\nwhy")
         return True
 
-    for behave, wrong in ((sleep, "no answer within 0.2 s"), (hang_up, "connection closed"), (refuse, "400: why")):
+    for behave, wrong in ((sleep, "no response within 0.2 s"), (hang_up, "connection closed"), (refuse, "400: why")):
         with pytest.raises(SettingsError, match=wrong) as caught:
             measure(behave, options=HttpOptions(timeout=0.2))
         assert "\n" not in str(caught.value)

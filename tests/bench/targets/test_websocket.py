@@ -109,7 +109,7 @@ def test_a_server_that_closes_at_once_is_no_target() -> None:
     async def leave(socket: ServerConnection, number: int, asked: dict[str, Any]) -> None:
         await socket.close()
 
-    with pytest.raises(SettingsError, match="no answer"):
+    with pytest.raises(SettingsError, match="no response"):
         measure(leave)
 
 

@@ -85,4 +85,4 @@ def test_where_nobody_listens() -> None:
     done = weir_here("embed", "terminate", "http://127.0.0.1:9", "--timeout", "1")
     assert done.returncode != 0 and "127.0.0.1:9" in done.stderr and done.stderr.count("\n") == 1
     done = weir_here("embed", "terminate", "-ip=127.0.0.1", "-port=9", "-timeout=100")  # milliseconds, as there
-    assert done.returncode != 0 and "no answer in time" in done.stderr and done.stderr.count("\n") == 1
+    assert done.returncode != 0 and "no response in time" in done.stderr and done.stderr.count("\n") == 1

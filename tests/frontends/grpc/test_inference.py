@@ -178,7 +178,7 @@ def test_an_error_of_ours_says_nothing_to_strangers(monkeypatch: pytest.MonkeyPa
 def test_a_streaming_model_is_not_for_unary_calls() -> None:
     async def test(rig: Rig) -> None:
         code, text = await refused(rig.infer(item(b"2", "count")))
-        assert code is Code.UNIMPLEMENTED and "'count' streams its answers" in text
+        assert code is Code.UNIMPLEMENTED and "'count' streams its responses" in text
 
     run(test, Count)
 

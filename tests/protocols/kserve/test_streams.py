@@ -62,7 +62,7 @@ def test_generate_gives_one_answer(streaming: httpx.Client, client: httpx.Client
     assert client.post("/v2/models/nobody/generate", json={}).status_code == 404
     assert client.get("/v2/models/vector/generate").status_code == 405
     assert streaming.post("/v2/models/count/generate", json={"input": "1"}).json()["output"] == "1"
-    for count, what in (("3", "several answers"), ("0", "no answer")):
+    for count, what in (("3", "several responses"), ("0", "no response")):
         refused = streaming.post("/v2/models/count/generate", json={"input": count})
         assert (refused.status_code, refused.json()["error"]) == (
             501, f"model 'count' has given {what}, and this call has one: POST generate_stream",

@@ -83,7 +83,7 @@ def test_what_one_client_can_ask() -> None:
         for said in ({"model": "other"}, {"priority": 1}, {"dimensions": 2}, {"truncate": False}, {"prompt": "query"}):
             with pytest.raises(Unsupported, match="EmbeddingClient does, over HTTP"):
                 client.encode(TEXTS, **said)
-        with pytest.raises(DeadlineExceeded, match=r"no answer in time$"):
+        with pytest.raises(DeadlineExceeded, match=r"no response in time$"):
             client.encode(["!wait"], timeout=0.1)
         client.encode(["!wait"], blocking=False)
         client.close()
@@ -95,7 +95,7 @@ def test_what_one_client_can_ask() -> None:
 
 def test_where_nobody_listens(opened: Opened) -> None:
     transport = BertTransport("127.0.0.1", opened.port, 1)
-    with pytest.raises(Unreachable, match="no answer in time, to anything"):
+    with pytest.raises(Unreachable, match="no response in time, to anything"):
         transport.config(0.1)
     transport.close()
 

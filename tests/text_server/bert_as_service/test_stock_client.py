@@ -145,7 +145,7 @@ def test_a_request_that_is_too_large_raises(connect: Connect) -> None:
         with pytest.raises(TypeError, match=r"TooLarge: a request of 30\d{4} bytes \(zmq_max_message_size\)"):
             client.encode(["x" * 300_000])
         with pytest.raises(
-            TypeError, match=r"TooLarge: texts: 1001; their vectors have 32032 bytes; an answer may have 32000"
+            TypeError, match=r"TooLarge: texts: 1001; their vectors have 32032 bytes; a response may have 32000"
         ):
             client.encode(["a"] * 1001)
         assert client.encode(["a"] * 1000).shape == (1000, 8)

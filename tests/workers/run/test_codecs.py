@@ -232,14 +232,14 @@ def test_an_answer_that_cannot_be_written_is_the_models_error_alone(answer: Any,
     good, bad = write(Model, [1, answer], accept)
     assert isinstance(good, bytes)
     assert isinstance(bad, ModelError)
-    assert f"writing the answer ({kind_of(answer)}) as {accept} raised" in bad.message
+    assert f"writing the result ({kind_of(answer)}) as {accept} raised" in bad.message
 
 
 def test_octets_of_something_else_are_the_callers_error() -> None:
     good, bad = write(Model, [b"1", 1], OCTETS)
     assert good == b"1"
     assert isinstance(bad, UnsupportedMediaType)
-    assert "the answer is an int, only bytes are written so" in bad.message
+    assert "the result is an int, only bytes are written so" in bad.message
 
 
 def test_an_unknown_form_is_named_with_the_known_ones() -> None:

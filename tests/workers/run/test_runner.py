@@ -417,9 +417,9 @@ def test_a_stream_for_one_item_that_raises_gets_the_hint() -> None:
     ("given", "message"),
     [
         ("text", "predict yielded a str, must be a dict of answers by index"),
-        ({7: "x"}, "predict yielded an answer to item 7 of a batch of 1"),
-        ({-1: "x"}, "predict yielded an answer to item -1 of a batch of 1"),
-        ({"0": "x"}, "predict yielded an answer to item '0' of a batch of 1"),
+        ({7: "x"}, "predict yielded a result for item 7 of a batch of 1"),
+        ({-1: "x"}, "predict yielded a result for item -1 of a batch of 1"),
+        ({"0": "x"}, "predict yielded a result for item '0' of a batch of 1"),
     ],
 )
 def test_what_may_not_be_yielded(given: Any, message: str) -> None:

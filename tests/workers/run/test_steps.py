@@ -361,7 +361,7 @@ def test_an_iterator_without_an_end_is_not_read_to_it_where_batches_are_filled_u
     assert run(Filled, [1, 2]) == [1, 2]
     (error, _) = run(Filled, [0, 2])
     assert error.message.startswith(
-        "predict returned more than 4 answers for 4 items, must be one for each; predict gets a list"
+        "predict returned more than 4 results for 4 items, must be one for each; predict gets a list"
     )
 
 
@@ -386,8 +386,8 @@ def broken_generator() -> Any:
 @pytest.mark.parametrize(
     ("returned", "text"),
     [
-        ([1, 2, 3], "predict returned 3 answers for 2 items"),
-        ([], "predict returned 0 answers for 2 items"),
+        ([1, 2, 3], "predict returned 3 results for 2 items"),
+        ([], "predict returned 0 results for 2 items"),
         (None, "predict returned nothing (None) for 2 items, must be a list of 2"),
         (7, "predict returned an int for 2 items"),
         ("ab", "predict returned a str for 2 items"),
@@ -404,7 +404,7 @@ def broken_generator() -> Any:
         (AnswerModel(a=1, b=2), "returned an AnswerModel"),
         (Table(), "returned a Table"),
         (range(2), "returned a range"),
-        (itertools.count(), "predict returned more than 2 answers for 2 items"),
+        (itertools.count(), "predict returned more than 2 results for 2 items"),
     ],
 )
 def test_a_wrong_count_or_type_names_both_numbers_and_is_not_retried(returned: Any, text: str) -> None:
@@ -541,7 +541,7 @@ def test_the_model_must_answer_what_it_got() -> None:
     (answer,) = run(Short, ["a"])
     assert isinstance(answer, ModelError)
     assert answer.message == (
-        "predict returned 1 answer for 2 items, must be one for each; predict gets a list of items, so you may have "
+        "predict returned 1 result for 2 items, must be one for each; predict gets a list of items, so you may have "
         "written it for one: return [f(item) for item in batch]"
     )
 

@@ -68,7 +68,7 @@ class _OneRequest:
 
 async def fetch(dialler: Dialler, data: bytes, within: float) -> HttpAnswer:
     """Send the request `data` on a new connection and return the answer. Raises SettingsError if the connection fails, or if there is
-    no answer within `within` seconds."""
+    no response within `within` seconds."""
     url, listener = dialler.address.url, _OneRequest()
 
     def make(sock: socket.socket) -> LoadConnection:
@@ -81,7 +81,7 @@ async def fetch(dialler: Dialler, data: bytes, within: float) -> HttpAnswer:
             connection.send(0, data)
             return await listener.answer
     except TimeoutError as error:
-        raise SettingsError(f"{url}: no answer within {within:g} s") from error
+        raise SettingsError(f"{url}: no response within {within:g} s") from error
     except OSError as error:
         raise SettingsError(f"{url}: {reason_of(error)}") from error
     finally:

@@ -118,7 +118,7 @@ class WebSocketTarget(LedgerTarget):
                 await socket.send(with_id(self._messages[0], 0))
                 head = read_head(await socket.recv())
         except (ConnectionClosed, TimeoutError) as error:
-            raise SettingsError(f"{self.name}: no answer: {str(error) or 'timed out'}") from error
+            raise SettingsError(f"{self.name}: no response: {str(error) or 'timed out'}") from error
         if head.error is not None and head.status not in _PASSING:
             raise SettingsError(f"{self.name}: {head.status} {head.type}: {head.error}")
 

@@ -246,7 +246,7 @@ class EnsemblePlatform:
         batch = batch_dimension_of(attributes) or REQUIRED
         attributes.pop("batch_dimension", None)
         if attributes.pop("decoupled", False):
-            raise SettingsError(f"{model.label}: model_transaction_policy.decoupled: a chain gives one answer")
+            raise SettingsError(f"{model.label}: model_transaction_policy.decoupled: a chain gives one response")
         for key in TENSORS:
             attributes[key] = tuple(
                 as_tensor(table, batch, f"{model.label}: {key}") for table in attributes.get(key, ())

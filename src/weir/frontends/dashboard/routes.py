@@ -41,7 +41,7 @@ _PAGE = "page.html"
 
 
 def _described(name: str, summary: str, content_type: str, *parameters: dict[str, Any]) -> dict[str, Any]:
-    responses = {"200": {"description": "The answer", "content": {content_type: {}}}}
+    responses = {"200": {"description": "The response", "content": {content_type: {}}}}
     call = {"operationId": f"get_{name}", "tags": ["server"], "summary": summary, "responses": responses}
     return {"get": call | ({"parameters": list(parameters)} if parameters else {})}
 

@@ -533,5 +533,5 @@ def _error_answer(exchange: Exchange, protocol: HttpProtocol, error: Exception) 
     if isinstance(error, WeirError):
         exchange.refused(error)
     else:
-        _log.error("an answer of %s cannot be written", exchange.service.facts.name, exc_info=error)
+        _log.error("a response of %s cannot be written", exchange.service.facts.name, exc_info=error)
     return protocol.error_answer(error, exchange.service)

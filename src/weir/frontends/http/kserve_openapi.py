@@ -111,7 +111,7 @@ def _in_path(name: str) -> dict[str, Any]:
 
 def _responses(content: dict[str, Any], possible: Sequence[type[errors.WeirError]]) -> dict[str, Any]:
     return {
-        "200": {"description": "The answer", "content": content},
+        "200": {"description": "The response", "content": content},
         **described_errors((*_ALWAYS, *possible), kserve_code, _ERROR),
     }
 
@@ -140,9 +140,9 @@ class _ModelCalls:
         tensors = {JSON: {"schema": body, **examples}, OCTETS: _BYTES}
         return {
             "infer": self._call("infer", "with tensors", tensors, {JSON: {"schema": answer}, OCTETS: _BYTES}),
-            "infer_stream": self._call("infer_stream", "with tensors, answer by answer", tensors, events),
+            "infer_stream": self._call("infer_stream", "with tensors, as a stream", tensors, events),
             "generate": self._call("generate", "by name", flat, flat_answer),
-            "generate_stream": self._call("generate_stream", "by name, answer by answer", flat, events),
+            "generate_stream": self._call("generate_stream", "by name, as a stream", flat, events),
         }
 
     def _call(self, call: str, how: str, body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Schema = dict[str, Any]
 
-EVENTS = {"schema": {"description": "events, each with an answer as its data"}}
+EVENTS = {"schema": {"description": "events, each with a response as its data"}}
 
 _COMPONENTS = REF_TEMPLATE.format("")
 _NUMBERS = {
@@ -127,9 +127,9 @@ _HEADERS = {
     "X-Request-Priority": ("higher goes first; 0 if not given; below 0: bulk work", {"type": "integer"}),
     "X-Weir-Class": ("bulk: the request gets the time that interactive ones leave", {"enum": ["interactive", "bulk"]}),
     "X-Batch-Key": ("only requests of equal key share a batch", {"type": "string", "minLength": 1, "maxLength": 256}),
-    "X-Explain": ("1: explain the batch in the headers of the answer", {"type": "string", "enum": ["0", "1"]}),
+    "X-Explain": ("1: explain the batch in the headers of the response", {"type": "string", "enum": ["0", "1"]}),
     "X-Client-Id": ("whose texts these are, so that nobody takes more than a fair share", {"type": "string", "minLength": 1, "maxLength": 128}),
-    "X-Request-Id": ("sent back with the answer", {"type": "string", "maxLength": 256}),
+    "X-Request-Id": ("sent back with the response", {"type": "string", "maxLength": 256}),
 }  # fmt: skip
 _OF_INFERENCE = ("X-Request-Timeout", "X-Request-Priority", "X-Weir-Class", "X-Batch-Key", "X-Explain", "X-Request-Id")
 
@@ -429,14 +429,14 @@ def _operation(service: "ModelHandle", described: Described, path: str, *, batch
 
 def _whole(types: Sequence[str], answer: Schema, described: Described, batch: bool) -> dict[str, Any]:
     return {
-        "description": "The answer" + (", with an output or an error for each item" if batch else ""),
+        "description": "The response" + (", with an output or an error for each item" if batch else ""),
         "content": {each: _body(each, answer, _answers(described, batch)) for each in types},
     }
 
 
 def _events() -> dict[str, Any]:
     return {
-        "description": "The answers, each as the data of an event, in JSON; an error after the first is an event `error`",
+        "description": "The responses, each as the data of an event, in JSON; an error after the first is an event `error`",
         "content": {CONTENT_TYPE: EVENTS},
     }
 
@@ -514,7 +514,7 @@ def operation(
         "summary": summary,
         "parameters": [_MODEL] if "{model}" in path else [],
         "responses": {
-            "200": {"description": "The answer", "content": content},
+            "200": {"description": "The response", "content": content},
             "default": {"description": "What is wrong", "content": {JSON: {"schema": error}}},
         },
     }
@@ -526,7 +526,7 @@ def described_page(path: str, page: Callable[..., Any]) -> dict[str, Any]:
     (answer,) = get_type_hints(page, include_extras=True)["return"].__metadata__
     described = operation("get", path, summary_of(page), answer)
     if path.startswith("/health"):
-        described["responses"]["503"] = described["responses"]["200"] | {"description": "Not so; the answer says why"}
+        described["responses"]["503"] = described["responses"]["200"] | {"description": "Not so; the response says why"}
     return {"get": described, **CHANGES.get(path, {})}
 
 

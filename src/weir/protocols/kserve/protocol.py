@@ -105,7 +105,9 @@ def read_head(
     head = KserveHead(find(registry, model, version), version, call)
     head.headers = list(headers)
     if head.service.facts.streaming and call == "infer":
-        raise Unsupported(f"model {head.service.facts.label!r} streams its answers, but this call returns one response")
+        raise Unsupported(
+            f"model {head.service.facts.label!r} streams its responses, but this call returns one response"
+        )
     for name, value in head.headers:
         if name == b"content-length":
             check_length(value, settings.max_body_size)
@@ -294,7 +296,7 @@ async def one_answer(exchange: Exchange, request: InferenceRequest) -> Inference
             if len(answers) > 1:
                 break
     if len(answers) != 1:
-        number, label = "several answers" if answers else "no answer", exchange.service.facts.label
+        number, label = "several responses" if answers else "no response", exchange.service.facts.label
         raise Unsupported(f"model {label!r} has given {number}, and this call has one: POST generate_stream")
     return answers[0]
 

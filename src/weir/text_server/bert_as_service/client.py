@@ -123,7 +123,7 @@ class BertTransport:
             with self._lock:
                 late = [number for number, pending in self._pending.items() if now >= pending.deadline]
             if late:
-                known = "no answer in time" + (
+                known = "no response in time" + (
                     "" if self._has_received else ", to anything: does a server listen there?"
                 )
                 self._fail(late, (DeadlineExceeded if self._has_received else Unreachable)(f"{self._where}: {known}"))

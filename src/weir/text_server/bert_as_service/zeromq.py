@@ -495,7 +495,7 @@ class RequestHandler:
         most = self._context.settings.zmq_max_answer_size
         if size > most:
             raise TooLarge(
-                f"texts: {texts}; their vectors have {size} bytes, an answer may have {most} (zmq_max_answer_size)"
+                f"texts: {texts}; their vectors have {size} bytes, a response may have {most} (zmq_max_answer_size)"
             )
 
     def _refuse(self, request: ZeroMqRequest, exchange: TextExchange, error: WeirError) -> None:

@@ -183,7 +183,7 @@ class AnswerWriter:
                 return error
             if not isinstance(error, UNWRITABLE):
                 return model_error("encode", error)
-            return model_error(f"writing the answer ({kind_of(answer)}) as {accept}", error)
+            return model_error(f"writing the result ({kind_of(answer)}) as {accept}", error)
 
         return fault
 
@@ -213,7 +213,7 @@ class Writer(AnswerWriter):
 def _octets(answer: Any) -> bytes:
     if isinstance(answer, (bytes, bytearray, memoryview)):
         return bytes(answer)
-    raise UnsupportedMediaType(f"accept {OCTETS!r}: the answer is {kind_of(answer)}, only bytes are written so")
+    raise UnsupportedMediaType(f"accept {OCTETS!r}: the result is {kind_of(answer)}, only bytes are written so")
 
 
 def _wrong_output(error: BaseException, _answer: Any) -> WeirError:

@@ -588,7 +588,7 @@ def _place(index: Any, count: int) -> int:
     except TypeError:
         place = -1
     if not 0 <= place < count:
-        raise _Failed(ModelError(f"predict yielded an answer to item {index!r:.100} of a batch of {count}"))
+        raise _Failed(ModelError(f"predict yielded a result for item {index!r:.100} of a batch of {count}"))
     return place
 
 

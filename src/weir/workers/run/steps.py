@@ -326,7 +326,7 @@ def answers_of(returned: Any, count: int, name: str) -> list[Any]:
         raise ModelError(f"{name} returned {what} that is no list ({error})") from error
     if len(answers) != count:
         found = f"more than {count}" if isinstance(answers, Beginning) else len(answers)
-        noun = "answer" if found == 1 else "answers"
+        noun = "result" if found == 1 else "results"
         raise ModelError(f"{name} returned {found} {noun} for {of}, must be one for each{hint_for_one(name)}")
     return answers
 

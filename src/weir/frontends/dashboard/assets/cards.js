@@ -19,7 +19,7 @@ const CARDS = [
     ],
     note: ({ counts }) => {
       const [good, bad] = ends(counts);
-      if (!bad) return good ? "all answered" : "nobody asks";
+      if (!bad) return good ? "all answered" : "no requests";
       const refused = endsWith(counts, "Overloaded");
       return joined([`${percent(bad / (good + bad))} failed`, refused && `${percent(refused / (good + bad))} refused: queue full`]);
     },
@@ -50,7 +50,7 @@ const CARDS = [
       { label: "p50", line: "a", of: ({ counts }, { seconds }) => quantile(0.5, counts.total, seconds) },
       { label: "p99", line: "b", of: ({ counts }, { seconds }) => quantile(0.99, counts.total, seconds) },
     ],
-    note: ({ counts }) => (size(counts.total) ? `mean ${timeText(mean(counts.total))}, from arrival to answer` : "nothing answered"),
+    note: ({ counts }) => (size(counts.total) ? `mean ${timeText(mean(counts.total))}, from arrival to response` : "no responses"),
   },
   {
     id: "queue", title: "Queue time", time: true, counted: true,

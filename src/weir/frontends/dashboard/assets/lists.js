@@ -125,7 +125,7 @@ export class Workers {
 
 export class Ends {
   constructor(parent) {
-    this.table = new Table("Answers and errors", [
+    this.table = new Table("Responses and errors", [
       { head: "Answer" }, { head: "Frontend" }, ...NUMBERS(["Per second", "In the time shown", "Since the start"]),
     ]);
     parent.append(this.table.element);

@@ -7,7 +7,7 @@ import { mean, size } from "./sums.js";
 const REASONS = {
   size: "as much as it may have",
   delay: "the oldest had waited long enough",
-  deadline: "an answer would have come too late",
+  deadline: "a response would have come too late",
   policy: "the policy's own rule",
   idle: "a worker was idle",
   drain: "nothing more will come",

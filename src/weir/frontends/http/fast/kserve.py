@@ -258,7 +258,7 @@ class KserveRequest(HttpRequest):
         dispatch, self.dispatch = self.dispatch, None
         if isinstance(reply, Exception):
             if not isinstance(reply, WeirError):
-                _log.error("an answer of %s cannot be written", self.head.service.facts.label, exc_info=reply)
+                _log.error("a response of %s cannot be written", self.head.service.facts.label, exc_info=reply)
             self.fail(reply)
             return
         size = sum(map(len, reply.parts))
