@@ -421,9 +421,8 @@ def serving(memory_mb: int, *arguments: str, log: IO[bytes] | None = None) -> It
     Among its ports is its `pid`. It logs to `log`, or where this process does."""
     limited = ["prlimit", f"--as={memory_mb << 20}"] if memory_mb else []
     command = [*limited, sys.executable, "-m", "benchmarks.parsers", "serve", *arguments]
-    quiet = {**environment(), "GRPC_VERBOSITY": "ERROR"}  # as in `weir serve`, which imports grpcio later
     with subprocess.Popen(
-        command, cwd=ROOT, env=quiet, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+        command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
     ) as server:
         assert server.stdout is not None
         ports: Ports = json.loads(server.stdout.readline())

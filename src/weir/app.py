@@ -9,6 +9,7 @@ gets 503 and not a reset connection.
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import threading
@@ -66,10 +67,11 @@ from weir.telemetry.logs import AccessLog, LogObserver, get_logger, recorders
 from weir.telemetry.recorder import Metrics
 from weir.telemetry.settings import TelemetrySettings, open_tracing
 from weir.wire.status import set_timeout_status
-from weir.workers.cpus import pinned
+from weir.workers.cpus import cpu_count, pinned
 from weir.workers.settings import SERVER_ADDRESS
 
 if TYPE_CHECKING:
+    from weir.fronts.server import FrontFigures
     from weir.keywords import AsgiKeywords
 
 # The signals that begin the drain. A second SIGHUP does not end the process at once, as the others do: a service manager sends it
@@ -109,13 +111,23 @@ class App:
         sources = all_sources(known, folder, InlineConfigs(read_model_table, settings.complete))
         self.manager = opened_manager(sources, settings.repository.load, make, settings.control.allow_model_files)
         self.registry = self.manager.registry
+        fronts = self._fronts(product)
+        figures = None
+        if fronts > 1:
+            from weir.fronts.server import FrontFigures  # most servers have one front: themselves
+
+            figures = FrontFigures(settings.http, fronts)
         self.site = site = Site(
-            self.registry, settings, notified, Control(settings.control), manager=self.manager, product=product, end=self.end
+            self.registry, settings, notified, Control(settings.control), manager=self.manager, product=product, end=self.end,
+            account=None if figures is None else figures.account,
         )  # fmt: skip
-        self.server = HttpServer(
-            self.registry, site.asgi, settings.http, notified.observers, context=site.kserve, websockets=site.websockets,
-            route_handlers=() if product is None else product.fast_routes(site.context), log=notified.log,
-        )  # fmt: skip
+        if figures is None:
+            self.server = HttpServer(
+                self.registry, site.asgi, settings.http, notified.observers, context=site.kserve, websockets=site.websockets,
+                route_handlers=() if product is None else product.fast_routes(site.context), log=notified.log,
+            )  # fmt: skip
+        else:
+            self.server = self._server_with(fronts, figures, notified)
         self.registry.changed.append(self.server.routes_changed)
         added = None if product is None else partial(product.grpc_calls, site.context)
         grpc = make_grpc(site.kserve, settings.grpc, settings.http, added)
@@ -124,6 +136,34 @@ class App:
         self.frontends += () if product is None else product.frontends(site.context)
         self._signalled = asyncio.Event()
         self._own_process = False
+
+    def _fronts(self, product: Product | None) -> int:
+        """Return how many fronts there shall be."""
+        wanted = self.settings.process.fronts
+        cpus = cpu_count()
+        if wanted == "auto":
+            wanted = 1 if product is not None else cpus - sum(each.worker_count for each in self.registry.all)
+        count = max(1, int(wanted))
+        if count > 1 and product is not None:
+            raise SettingsError(f"fronts={count}: this kind of server has one front; only fronts=1 works")
+        if count > cpus:
+            self._logger.warning("more fronts than CPUs: they take time from each other", fronts=count, cpus=cpus)
+        return count
+
+    def _server_with(self, fronts: int, figures: "FrontFigures", notified: "Notified") -> HttpServer:
+        """Return the HTTP server with so many fronts."""
+        from weir.fronts.front import FrontConfig
+        from weir.fronts.server import FrontsServer
+
+        settings, site = self.settings, self.site
+        level = logging.getLevelNamesMapping()[settings.telemetry.log_level.upper()]
+        config = FrontConfig(
+            settings.http, settings.access, settings.control, notified.log is not None, level, fronts
+        )  # fmt: skip
+        return FrontsServer(
+            self.registry, site.asgi, settings.http, notified.observers, config=config, figures=figures, context=site.kserve,
+            websockets=site.websockets, log=notified.log,
+        )  # fmt: skip
 
     @asynccontextmanager
     async def loaded(self) -> AsyncIterator[None]:
@@ -314,12 +354,13 @@ class Site:
     def __init__(
         self, registry: Registry, settings: Settings, notified: Notified, control: Control, *, manager: Manager | None = None,
         product: Product | None = None, end: Callable[[], None] = nothing, lifespan: Lifespan[Any] | None = None,
+        account: Account | None = None,
     ) -> None:  # fmt: skip
         http, metrics = settings.http, notified.metrics
         set_timeout_status(http.timeout_status)
         self.access = Access(settings.access, control)
         self.kserve = kserve = KserveContext(
-            registry, http, control, settings=settings.kserve, manager=manager, access=self.access
+            registry, http, control, settings=settings.kserve, manager=manager, access=self.access, account=account
         )
         self.context = FrontendContext(
             registry, settings, notified.observers, control, kserve, manager, end, self.access

@@ -292,6 +292,8 @@ class ServerKeywords(ServiceKeywords, total=False):
     """Share of requests to trace when the caller does not decide (default: from OTEL_TRACES_SAMPLER, or all)"""
     server_cpu_affinity: list[int]
     """CPUs that the server process is pinned to; for workers, see cpu_affinity"""
+    fronts: int | str
+    """Processes that read and write HTTP before one queue; auto: as many as the CPUs that workers leave"""
     batch_dir: str | None
     """Directory of batch jobs and their files (default: no batch jobs)"""
     batch_max_bytes: int

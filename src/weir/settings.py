@@ -59,6 +59,12 @@ class ProcessSettings:
         [], "CPUs that the server process is pinned to; for workers, see cpu_affinity", metavar="NUMBERS",
         rule=(lambda value: all(number >= 0 for number in value), "must be numbers from 0 on"),
     )  # fmt: skip
+    fronts: int | str = setting(
+        1,
+        "processes that read and write HTTP before one queue; auto: as many as the CPUs that workers leave",
+        metavar="N or auto",
+        rule=(lambda value: value == "auto" or (isinstance(value, int) and value >= 1), "must be 1 or more, or auto"),
+    )
 
     def __post_init__(self) -> None:
         check(self)

@@ -14,11 +14,11 @@ from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from weir.errors import Overloaded, TooLarge
+from weir.errors import Overloaded, TooLarge, WeirError
 from weir.protocols.settings import HttpSettings
 
 # By default requests and responses may take one eighth of the memory of this process. Bytes that are charged once may exist four times:
@@ -64,16 +64,19 @@ class Account:
         """Charge `size_bytes`. Raises Overloaded if the limit does not allow that now, and TooLarge if it never will; then nothing is charged."""
         held = self.held_bytes + size_bytes
         if held > self.max_bytes:
-            self.refused += 1
-            self._pressed = True
-            if size_bytes > self.max_bytes:
-                raise TooLarge(f"{size_bytes} bytes: must be at most {self.max_bytes} (max_waiting_bytes)")
-            raise Overloaded(
-                f"requests and responses hold {self.held_bytes} bytes, {size_bytes} more would exceed {self.max_bytes} "
-                "(max_waiting_bytes)",
-                retry_after=1.0,
-            )
+            raise self._refusal(size_bytes, self.held_bytes)
         self.held_bytes = held
+
+    def _refusal(self, size_bytes: int, held_bytes: int) -> WeirError:
+        """Count a refusal of `size_bytes` while `held_bytes` are charged, and return its error."""
+        self.refused += 1
+        self._pressed = True
+        if size_bytes > self.max_bytes:
+            return TooLarge(f"{size_bytes} bytes: must be at most {self.max_bytes} (max_waiting_bytes)")
+        return Overloaded(
+            f"requests and responses hold {held_bytes} bytes, {size_bytes} more would exceed {self.max_bytes} (max_waiting_bytes)",
+            retry_after=1.0,
+        )
 
     def add(self, size_bytes: int) -> None:
         """Charge `size_bytes` that exist already, even beyond the limit: a response that the client reads more slowly than it is written."""
@@ -88,6 +91,20 @@ class Account:
         """Return a new claim, for one request or one connection. It holds no bytes yet."""
         return Claim(self)
 
+    def connection_set(self) -> set[Any]:
+        """Return a set for connections that are counted. The caller adds its `__len__` to `counters`, and uses only its `add` and `discard`."""
+        return set()
+
+    @property
+    def total_bytes(self) -> int:
+        """How many bytes are charged, in all processes of the server."""
+        return self.held_bytes
+
+    @property
+    def total_refused(self) -> int:
+        """How many times bytes were refused, in all processes of the server."""
+        return self.refused
+
     @property
     def max_connection_bytes(self) -> int:
         """How many bytes the requests of one connection may hold before it must wait. A connection without requests under way may always send one."""
@@ -101,7 +118,7 @@ class Account:
     @property
     def over(self) -> bool:
         """Whether more bytes are charged than the limit allows, which `add` makes possible."""
-        return self.held_bytes > self.max_bytes
+        return self.total_bytes > self.max_bytes
 
     @property
     def full(self) -> bool:

@@ -7,7 +7,7 @@ StartFailed, Events and Restarted. Of a worker in a cluster, WorkerWaits, Worker
 import pickle
 import struct
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -25,6 +25,8 @@ from weir.wire.cells import (
     unpack_cells,
     unpack_error,
 )
+
+F = TypeVar("F")
 
 # A longer frame is garbage, or a batch that should have gone through the arena.
 MAX_FRAME_BYTES = 1 << 30
@@ -214,25 +216,30 @@ def _bounded(
 
 
 def _frame(body: _Body) -> bytearray:
+    return framed(body, _encode_into)
+
+
+def framed(body: Any, encode_into: Callable[[Any, bytearray, int], None]) -> bytearray:
+    """Return the frame of `body`, which `encode_into` writes into a buffer at an offset."""
     frame = bytearray(4)
-    _encode_into(body, frame, 4)
+    encode_into(body, frame, 4)
     _HEAD.pack_into(frame, 0, min(len(frame) - 4, 0xFFFFFFFF))
     return frame
 
 
-class FrameParser:
-    """Parses frames from bytes that may arrive in pieces of any size.
+class FrameReader(Generic[F]):
+    """Parses frames, which `decode` decodes, from bytes that may arrive in pieces of any size.
 
-    `fetch` returns buffers in the arena of the other side. Without `fetch`, a frame with references is a FrameError.
+    `decode` raises msgspec.MsgspecError, ValueError or IndexError for bytes that are not a frame.
     """
 
-    def __init__(self, fetch: Fetch | None = None, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
-        self._fetch = fetch
+    def __init__(self, decode: Callable[[memoryview], F], *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._decode = decode
         self._max_frame_bytes = max_frame_bytes
         self._held = bytearray()  # an incomplete frame
         self._broken: FrameError | None = None
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+    def feed(self, data: bytes | bytearray | memoryview) -> list[F]:
         """Return the frames that `data` completes, in order. No reference to `data` is kept.
 
         Raises FrameError for bytes that are not a frame, and for all calls after that.
@@ -242,7 +249,7 @@ class FrameParser:
         if self._held:
             self._held += data
             data = self._held
-        frames: list[Frame] = []
+        frames: list[F] = []
         try:
             with memoryview(data) as view:
                 used = self._read(view, frames)
@@ -256,7 +263,7 @@ class FrameParser:
             self._held += memoryview(data)[used:]
         return frames
 
-    def _read(self, view: memoryview, frames: list[Frame]) -> int:
+    def _read(self, view: memoryview, frames: list[F]) -> int:
         start, size = 0, len(view)
         while size - start >= 4:
             (length,) = _HEAD.unpack_from(view, start)
@@ -270,11 +277,22 @@ class FrameParser:
             start = end
         return start
 
-    def _decoded(self, data: memoryview) -> Frame:
+    def _decoded(self, data: memoryview) -> F:
         try:
-            return self._made(_decode(data))
+            return self._decode(data)
         except (msgspec.MsgspecError, ValueError, IndexError) as error:
             raise FrameError(f"a frame of {len(data)} bytes that cannot be read: {error}") from None
+
+
+class FrameParser(FrameReader[Frame]):
+    """Parses the frames between a server and its workers.
+
+    `fetch` returns buffers in the arena of the other side. Without `fetch`, a frame with references is a FrameError.
+    """
+
+    def __init__(self, fetch: Fetch | None = None, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        super().__init__(lambda data: self._made(_decode(data)), max_frame_bytes=max_frame_bytes)
+        self._fetch = fetch
 
     def _made(self, body: _Body) -> Frame:
         match body:

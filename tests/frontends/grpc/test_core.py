@@ -1,7 +1,6 @@
 """The thread of gRPC's core, and the messages that may be received at the same time."""
 
 import asyncio
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -213,25 +212,6 @@ def calling(rig: Rig) -> int:
 
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and settings: none
-
-
-def test_a_header_that_is_no_utf_8_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    fields = {b":method": b"POST", b":scheme": b"http", b":path": INFER.encode(), b":authority": b"a", b"te": b"trailers",
-              b"content-type": b"application/grpc", b"x-other": b"\x88"}  # fmt: skip
-    block = b"".join(b"\0%c%b%c%b" % (len(name), name, len(value), value) for name, value in fields.items())
-
-    async def main() -> None:
-        async with serving(Service(Double, executor="inline")) as rig:
-            reader, writer = await asyncio.open_connection("127.0.0.1", rig.server.port)
-            writer.write(PREFACE + struct.pack(">I", len(block))[1:] + b"\1\5\0\0\0\1" + block)
-            received = b""
-            while b"grpc-status" not in received:
-                received += (piece := await reader.read(1 << 16))
-                assert piece, received
-            writer.close()
-
-    asyncio.run(main())
-    assert "Invalid encoding" not in caplog.text
 
 
 def test_connections_without_calls_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """Running servers for the tests of the HTTP frontend: each way to serve, in a thread with a loop of its own, on a free port."""
 
 import asyncio
+import logging
+import os
 import socket
 import threading
 import time
@@ -17,6 +19,10 @@ from weir.catalog.registry import Registry
 from weir.frontends.http.application import make_app
 from weir.frontends.http.pages import RenderMetrics
 from weir.frontends.http.server import HttpServer
+from weir.fronts.front import FrontConfig
+from weir.fronts.server import FrontFigures, FrontsServer
+from weir.protocols.access import AccessSettings, ControlSettings
+from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 
@@ -141,8 +147,31 @@ async def fastlane_server(
         await server.stop()
 
 
+@asynccontextmanager
+async def fronts_server(
+    registry: Registry, settings: HttpSettings, metrics: RenderMetrics | None
+) -> AsyncIterator[tuple[str, int]]:
+    """Serve as `weir serve --fronts 2` does."""
+    figures = FrontFigures(settings, 2)
+    context = KserveContext(registry, settings, account=figures.account)
+    config = FrontConfig(settings, AccessSettings(), ControlSettings(), False, logging.WARNING, 2)
+    app = make_app(registry, settings, metrics=metrics, context=context)
+    server = FrontsServer(registry, app, settings, (), config=config, figures=figures, context=context)
+    await server.start()
+    try:
+        yield settings.host, server.port
+    finally:
+        await server.stop()
+        figures.close()
+
+
 SERVERS: dict[str, Start] = {"asgi": asgi_server, "fastlane": fastlane_server}
-LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"fastlane": uvloop.new_event_loop}
+if os.environ.get("TEST_FRONTS"):  # `make test-fronts`: a server with fronts takes most of a second to start
+    SERVERS["fronts"] = fronts_server
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "fastlane": uvloop.new_event_loop,
+    "fronts": uvloop.new_event_loop,
+}
 
 
 @contextmanager

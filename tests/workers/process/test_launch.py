@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import uvloop
@@ -29,7 +29,7 @@ from weir.workers.process.launch import (
     Template,
     start_process,
 )
-from weir.workers.process.program import _obey
+from weir.workers.process.program import obey
 from weir.workers.settings import WorkerSettings
 
 ROOT = str(Path(weir.__file__).parents[1])
@@ -243,6 +243,11 @@ def test_an_executor_without_processes_loads_it_in_each_worker() -> None:
     assert told["loaded_by"] == told["own"] == os.getpid()
 
 
+def never(*_: object) -> NoReturn:
+    """Be a process that was not forked."""
+    raise AssertionError("nothing was forked")
+
+
 async def answer(ask: Callable[..., None], *arguments: Any) -> Any:
     """Return what a template answers."""
     answered = asyncio.get_running_loop().create_future()
@@ -257,7 +262,7 @@ def test_a_fork_that_the_system_refuses_leaves_the_others_alive(monkeypatch: pyt
     async def main() -> None:
         ours, theirs = socket.socketpair()
         monkeypatch.setattr("os.fork", refuse)
-        obeying = threading.Thread(target=_obey, args=(theirs, SharesNothing()))
+        obeying = threading.Thread(target=obey, args=(theirs, never))
         obeying.start()
         template = Template()
         template.attach(ours)

@@ -11,8 +11,3 @@ services.py   all other calls: health, metadata, repository, workers, shared mem
 Sources: grpc_predict_v2.proto of the Open Inference Protocol (https://github.com/kserve/open-inference-protocol) and grpc_service.proto of Triton
 (https://github.com/triton-inference-server/common, protobuf/).
 """
-
-import os
-
-# Above errors, grpcio writes texts of strangers to stderr as they are, new lines and control characters included. It reads this when it is imported.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -1,7 +1,6 @@
 """The gRPC frontend: address, TLS, limits, draining."""
 
 import asyncio
-import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -23,11 +22,6 @@ if TYPE_CHECKING:
 _LONGEST = 1e8  # seconds: no limit
 _MOST_STREAMS = 1024  # calls in flight of one connection
 _NO_LIMIT = (1 << 31) - 1
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """Return False for the traceback that grpcio logs for each header that is no UTF-8: a stranger could fill the log with them."""
-    return not str(record.msg).startswith("Invalid encoding")
 
 
 class GrpcServer:
@@ -58,7 +52,6 @@ class GrpcServer:
 
     async def start(self) -> None:
         """Listen. Raises SettingsError when the address is in use or invalid, or the certificate unreadable."""
-        logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
         credentials = tls_credentials(self._http)
         most = self._settings.grpc_stream_requests
         added = NO_CALLS if self._added is None else self._added(most)

@@ -320,14 +320,14 @@ class Held(Collector):
         """Yield all metrics."""
         account = self._account
         for name, text, value in (
-            ("weir_held_bytes", "Bytes held by requests and responses.", account.held_bytes),
+            ("weir_held_bytes", "Bytes held by requests and responses.", account.total_bytes),
             ("weir_max_held_bytes", "Limit of the bytes held (max_waiting_bytes).", account.max_bytes),
             ("weir_connections", "Open connections of all kinds.", account.connections),
             ("weir_max_connections", "Limit of open connections.", account.max_connections),
         ):
             yield GaugeMetricFamily(name, text, value)
         text = "Requests refused because memory was short."
-        yield CounterMetricFamily("weir_held_refusals", text, account.refused)
+        yield CounterMetricFamily("weir_held_refusals", text, account.total_refused)
 
 
 def counted(service: "ModelHandle") -> ModelCounts:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from weir.errors import Overloaded, SettingsError, bounded
 from weir.frontends.frontend import listen
@@ -22,7 +22,7 @@ from weir.frontends.http.fast.handover import HandOver
 from weir.frontends.http.fast.kserve import HotKserve
 from weir.frontends.http.fast.native import HotNative
 from weir.frontends.http.fast.plan import RouteHandler
-from weir.frontends.http.fast.shared import HttpShared
+from weir.frontends.http.fast.shared import HttpShared, TakesOver
 from weir.frontends.websocket import WebSockets
 from weir.messages import Observer
 from weir.protocols.account import Account
@@ -33,7 +33,7 @@ from weir.wire.status import http_code
 if TYPE_CHECKING:
     from weir.serving.handle import Models
 
-_BACKLOG = 2048  # connections that wait in the kernel to be accepted
+BACKLOG = 2048  # connections that wait in the kernel to be accepted
 _SWEEP_INTERVAL = 1.0  # seconds
 _LAST_CONNECTIONS = 0.1  # seconds in which a client that has just connected can still send a request
 _HANDSHAKE_LINES = 1.0  # seconds between two log lines about failed TLS handshakes
@@ -44,26 +44,38 @@ _CLOSE_TIMEOUT = 2.0  # seconds for sending what has been written, when the serv
 _log = logging.getLogger("weir.http")
 
 
+class Listening(Protocol):
+    """What listens for the connections of a server."""
+
+    @property
+    def sockets(self) -> Sequence[Any]:
+        """The listening sockets."""
+
+    def close(self) -> None:
+        """Listen no more."""
+
+
 class HttpServer:
     """Serves `registry` over HTTP/1.1: inference by the fast path, everything else by `asgi_app`.
 
     `context` is shared by the frontends of the Open Inference Protocol. `observers` are notified of requests that are refused before they reach a service;
     the services notify their own observers of all others. `clock` returns seconds and measures idle and slow connections. `websockets` are those of
     `asgi_app`, to be drained. `route_handlers` answer requests of a product on the fast path. `log` gets a line for each response that `asgi_app` does not
-    send.
+    send. `own` replaces the handlers of Weir's own protocols, and `hand_over` what goes on with a connection that the fast path leaves.
     """
 
     def __init__(
         self, registry: "Models", asgi_app: Any, settings: HttpSettings, observers: Sequence[Observer] = (), *,
         context: KserveContext | None = None, clock: Callable[[], float] = time.monotonic, websockets: WebSockets | None = None,
-        route_handlers: Sequence[RouteHandler] = (), log: HttpLog | None = None,
+        route_handlers: Sequence[RouteHandler] = (), log: HttpLog | None = None, own: Sequence[RouteHandler] | None = None,
+        hand_over: TakesOver | None = None,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._websockets = websockets
         self._asgi_app = asgi_app
-        self._hand_over = HandOver(self._asgi, settings)
+        self._hand_over = hand_over or HandOver(self._asgi, settings)
         context = context or KserveContext(registry, settings)
-        own = (HotNative(registry, settings), HotKserve(context))
+        own = (HotNative(registry, settings), HotKserve(context)) if own is None else own
         self._shared = HttpShared(
             (*own, *route_handlers),
             settings,
@@ -75,7 +87,7 @@ class HttpServer:
             log=log,
         )
         self._clock = clock
-        self._server: asyncio.Server | None = None
+        self._server: Listening | None = None
         self._tls: ssl.SSLContext | None = None
         self._handshakes: set[asyncio.Task[Any]] = set()
         self._failed_handshakes = 0  # since the last log line about one
@@ -85,20 +97,14 @@ class HttpServer:
 
     async def start(self) -> None:
         """Listen. Raises SettingsError when the address is in use or invalid, or the certificate unreadable."""
-        self._hand_over.config.load()
+        self._hand_over.load()
         self._tls = tls_context(self._settings)
         self._server = await self._listen(self._tls)
         self.sweep()
 
-    async def _listen(self, tls: ssl.SSLContext | None) -> asyncio.Server:
-        loop = asyncio.get_running_loop()
-        settings = self._settings
-        connect = self._connect if tls is None else partial(_Accepted, self._shake_hands)
+    async def _listen(self, tls: ssl.SSLContext | None) -> Listening:
         try:
-            if settings.uds is not None:
-                listener = unix_socket(settings.uds, int(settings.uds_mode, 8))
-                return await loop.create_unix_server(connect, sock=listener, backlog=_BACKLOG)
-            return await listen(connect, settings.host, settings.port, backlog=_BACKLOG)
+            return await self._open(tls)
         except socket.gaierror as error:  # its error numbers are not those of `os.strerror`
             raise SettingsError(f"{self._wanted()}: cannot listen there: {error.strerror}") from error
         except OSError as error:
@@ -106,14 +112,25 @@ class HttpServer:
                 f"{self._wanted()}: cannot listen there: {os.strerror(error.errno) if error.errno else error}"
             ) from error
 
+    async def _open(self, tls: ssl.SSLContext | None) -> Listening:
+        """Open the listening sockets. Raises OSError."""
+        settings = self._settings
+        connect = self._connect if tls is None else partial(_Accepted, self._shake_hands)
+        if settings.uds is None:
+            return await listen(connect, settings.host, settings.port, backlog=BACKLOG)
+        listener = unix_socket(settings.uds, int(settings.uds_mode, 8))
+        return await asyncio.get_running_loop().create_unix_server(connect, sock=listener, backlog=BACKLOG)
+
     def _wanted(self) -> str:
         settings = self._settings
         return f"uds={settings.uds!r}" if settings.uds is not None else f"host={settings.host!r}, port={settings.port}"
 
     def _connect(self) -> asyncio.BufferedProtocol:
+        return _Full(self._shared) if self._shared.account.full else self._connect_any()
+
+    def _connect_any(self) -> Connection:
+        """Return the protocol of a connection, whether there is room for one or not."""
         shared = self._shared
-        if shared.account.full:
-            return _Full(shared)
         return Connection(shared) if shared.log is None else LoggedConnection(shared, shared.log)
 
     def _shake_hands(self, connection: socket.socket) -> None:
@@ -125,7 +142,9 @@ class HttpServer:
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
 
-    async def _accept(self, connection: socket.socket) -> None:
+    async def _accept(
+        self, connection: socket.socket, connect: Callable[[], asyncio.BufferedProtocol] | None = None
+    ) -> None:  # fmt: skip
         tls: dict[str, Any] = {}
         if self._tls is not None:
             tls = {
@@ -137,7 +156,7 @@ class HttpServer:
         with contextlib.suppress(OSError):  # the client may have left
             peer = connection.getpeername()
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(self._connect, connection, **tls)
+            await asyncio.get_running_loop().connect_accepted_socket(connect or self._connect, connection, **tls)
         except OSError as error:  # not TLS, too slow, or the client has left
             if tls:
                 self._report_failed_handshake(peer, error)

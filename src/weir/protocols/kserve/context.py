@@ -25,13 +25,14 @@ class KserveContext:
     def __init__(
         self, registry: "Models", http: HttpSettings, control: Control | None = None, *,
         settings: KserveSettings | None = None, manager: "Manager | None" = None, access: Access | None = None,
+        account: Account | None = None,
     ) -> None:  # fmt: skip
         self.registry = registry
         self.http = http
         self.control = control or Control()
         self.access = access or Access()
         self.settings = settings or KserveSettings()
-        self.account = Account(http)
+        self.account = account or Account(http)
         self.regions = Regions(allowed=self.settings.allow_shared_memory, max_read=http.max_body_size)
         self._manager = manager
 

@@ -85,6 +85,11 @@ class Channel(Generic[F]):
             self._unsent.append(memoryview(frame)[sent:])
             self._loop.add_writer(self._socket.fileno(), self._send_more)
 
+    @property
+    def unsent_bytes(self) -> int:
+        """How many bytes the kernel has not taken, because the other side does not read."""
+        return sum(map(len, self._unsent))
+
     def receive_rest(self) -> None:
         """Read all that has arrived, without waiting for the loop to notice."""
         while not (self._closed or self._ended) and self._receive():

@@ -123,6 +123,8 @@ PATIENCE = 10.0
 KILL_GRACE = 5.0
 READY = b"1"
 
+ENTRY = "weir.workers.process.entry"  # the module that a worker process runs
+
 logger = logging.getLogger("weir")
 
 
@@ -148,9 +150,10 @@ class TemplateRequest(NamedTuple):
 
 class Template:
     """Forks workers, once `start` has returned True. It gets one request at a time, and nothing here waits for the answer: the process may
-    hang."""
+    hang. `module` is what it runs; see `command`."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = ENTRY) -> None:
+        self._module = module
         self._socket: socket.socket | None = None
         self._popen: subprocess.Popen[bytes] | None = None
         self._loop = asyncio.get_running_loop()
@@ -176,7 +179,7 @@ class Template:
         self._socket = ours
         ours.setblocking(False)
         self._starting = loop.create_future()
-        arguments = command("template", start.options["name"], cpus, niceness, theirs.fileno())
+        arguments = command("template", start.options["name"], cpus, niceness, theirs.fileno(), module=self._module)
         start_process(arguments, environment, [theirs.fileno()], partial(self._started, theirs, self._starting))
         await self._starting
         try:
@@ -411,11 +414,13 @@ class Launch:
         return for_worker(self.settings.cpu_affinity, self.index) or unpinned()
 
 
-def command(role: str, name: str, cpus: Sequence[int], niceness: int, *numbers: int) -> list[str]:
-    """Return the command line of a process that runs `entry.main`, which describes the arguments."""
+def command(
+    role: str, name: str, cpus: Sequence[int], niceness: int, *numbers: int, module: str = ENTRY
+) -> list[str]:  # fmt: skip
+    """Return the command line of a process that runs `module`, with the arguments that `entry.main` describes."""
     arguments = (role, name, os.getpid(), ",".join(map(str, cpus)), niceness, *numbers)
     # -P: without it the current directory would come first on the path and could hide any module.
-    return [sys.executable, "-P", "-m", "weir.workers.process.entry", *map(str, arguments)]
+    return [sys.executable, "-P", "-m", module, *map(str, arguments)]
 
 
 def python_path(inherited: str) -> str:

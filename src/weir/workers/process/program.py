@@ -321,8 +321,8 @@ def run_template(descriptor: int, *, loaded: Callable[[], None]) -> int:
         print(f"weir: {name}: nothing is shared by its workers, each loads by itself", file=sys.stderr)  # noqa: T201 - logging is not configured yet
         return 1
     loaded()
-    server.sendall(b"1")
-    return _obey(server, model)
+    server.sendall(READY)
+    return obey(server, lambda options, descriptors, own: _be_worker(options, descriptors, model, own))
 
 
 def _load(start: Start) -> Model:
@@ -340,10 +340,19 @@ def _load(start: Start) -> Model:
     return model
 
 
-def _obey(server: socket.socket, model: Model) -> int:
+READY = b"1"  # what a template sends once it has loaded
+
+MOST_DESCRIPTORS = 16  # that a forked process gets
+
+
+def obey(server: socket.socket, become: Callable[[dict[str, Any], Sequence[int], int], NoReturn]) -> int:
+    """Fork a process, or reap one, at each request of the server, until it leaves. Return the exit code.
+
+    A forked process calls `become` with the arguments and the descriptors of the request, and the process id of this template.
+    """
     own = os.getpid()
     while True:
-        text, descriptors, _, _ = socket.recv_fds(server, RECEIVE_BYTES, 3)
+        text, descriptors, _, _ = socket.recv_fds(server, RECEIVE_BYTES, MOST_DESCRIPTORS)
         if not text:
             return 0  # the server has left
         request = json.loads(text)
@@ -353,7 +362,7 @@ def _obey(server: socket.socket, model: Model) -> int:
             answer = _fork()
             if answer == 0:
                 server.close()
-                _be_worker(request["fork"], descriptors, model, own)
+                become(request["fork"], descriptors, own)
             for each in descriptors:
                 os.close(each)
             with suppress(OSError):  # here too: the server may kill the group as soon as it knows its number

@@ -93,6 +93,11 @@ class Connection(ResponseWriter):
         except WeirError as error:
             self._refuse_and_close(error)
 
+    def replay(self, data: bytes) -> None:
+        """Process bytes that another process has read from this connection."""
+        self._pending += data
+        self._advance()
+
     # Reading requests.
 
     def _advance(self) -> None:

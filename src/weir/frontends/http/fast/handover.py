@@ -350,6 +350,10 @@ class HandOver:
         self.state = ServerState()
         logging.getLogger("uvicorn.error").addFilter(_NO_HEADS)  # a filter that is there already is not added again
 
+    def load(self) -> None:
+        """Load what uvicorn's protocols need. Called once, before the first connection."""
+        self.config.load()
+
     def on_second(self, date: bytes) -> None:
         """Set the Date header of the responses of the next second."""
         self.state.default_headers = [(b"date", date)]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from weir.errors import WeirError
 from weir.frontends.http.access_log import HttpLog
-from weir.frontends.http.fast.handover import HandOver
 from weir.frontends.http.fast.plan import (
     END_OF_HEAD,
     HeadReader,
@@ -108,6 +107,19 @@ class Swept(Protocol):
         """Whether a request that was accepted has no response yet."""
 
 
+class TakesOver(Protocol):
+    """Goes on with connections that the fast path leaves: see HandOver."""
+
+    def load(self) -> None:
+        """Load what is needed. Called once, before the first connection."""
+
+    def on_second(self, date: bytes) -> None:
+        """A second has begun; `date` is the value of its Date header."""
+
+    def go_on(self, shared: "HttpShared", transport: asyncio.Transport, replay: bytes) -> None:
+        """Take over a connection. `replay` is what has been read from it and has no response yet."""
+
+
 class Receiver(Protocol):
     """A connection that receives a large body into shared memory."""
 
@@ -131,7 +143,7 @@ class HttpShared:
 
     def __init__(
         self, route_handlers: Sequence[RouteHandler], settings: HttpSettings, observers: Sequence[Observer],
-        hand_over: HandOver, *, clock: Callable[[], float], access: Access | None = None, account: Account | None = None,
+        hand_over: TakesOver, *, clock: Callable[[], float], access: Access | None = None, account: Account | None = None,
         log: HttpLog | None = None,
     ) -> None:  # fmt: skip
         self.route_handlers = tuple(route_handlers)
@@ -143,8 +155,8 @@ class HttpShared:
         self._buffer = bytearray(READ_BYTES)
         self.view = memoryview(self._buffer)
         self.heads = Heads()
-        self.connections: set[Swept] = set()
         self.account = account or Account(settings)
+        self.connections: set[Swept] = self.account.connection_set()
         self.log = log
         self.account.counters.append(self.connections.__len__)
         self.patience = settings.body_timeout  # seconds that a client may take to send a body or to read a response

@@ -1,0 +1,116 @@
+"""The account of all processes of a server: each has a row of figures in shared memory, which it alone writes and all read.
+
+So `max_connections` and `max_waiting_bytes` are those of the whole server. Processes that charge at the same instant may exceed a limit by what each of
+them charges then.
+"""
+
+import mmap
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from weir.protocols.account import Account
+from weir.protocols.settings import HttpSettings
+
+_CONNECTIONS, _BYTES, _REFUSED, _FIELDS = 0, 1, 2, 8  # places in a row, which fills a line of the CPU's cache
+_WORD = 8  # bytes
+T = TypeVar("T")
+
+
+class SharedFigures:
+    """Rows of numbers in shared memory, which has the descriptor `fd`: one for each of `count` processes."""
+
+    def __init__(self, fd: int, count: int) -> None:
+        self._memory = mmap.mmap(fd, table_bytes(count))
+        self._numbers = memoryview(self._memory).cast("q")
+        self._count = count
+
+    def row(self, index: int) -> memoryview:
+        """Return the row of a process."""
+        return self._numbers[index * _FIELDS : (index + 1) * _FIELDS]
+
+    def total(self, place: int) -> int:
+        """Return the sum of a column."""
+        return sum(self._numbers[place::_FIELDS].tolist())
+
+    def clear(self, index: int) -> None:
+        """Set the row of a process that has ended to zero, except what only ever grows."""
+        row = self.row(index)
+        row[_CONNECTIONS] = row[_BYTES] = 0
+
+
+def table_bytes(count: int) -> int:
+    """Return how many bytes of shared memory `count` processes need."""
+    return count * _FIELDS * _WORD
+
+
+class SharedAccount(Account):
+    """The account of one process, whose limits are those of all. `index` is its row."""
+
+    __slots__ = ("_figures", "_row")
+
+    def __init__(self, settings: HttpSettings, figures: SharedFigures, index: int) -> None:
+        super().__init__(settings)
+        self._figures = figures
+        self._row = figures.row(index)
+
+    def take(self, size_bytes: int) -> None:
+        """See Account."""
+        total = self.total_bytes
+        if total + size_bytes > self.max_bytes:
+            raise self._refusal(size_bytes, total)
+        self.held_bytes += size_bytes
+        self._row[_BYTES] = self.held_bytes
+
+    def add(self, size_bytes: int) -> None:
+        """See Account."""
+        super().add(size_bytes)
+        self._row[_BYTES] = self.held_bytes
+        self._pressed |= self.over
+
+    def give(self, size_bytes: int) -> None:
+        """See Account."""
+        super().give(size_bytes)
+        self._row[_BYTES] = self.held_bytes
+
+    def connection_set(self) -> set[Any]:
+        """See Account."""
+        return _Published(self._publish)
+
+    @property
+    def total_bytes(self) -> int:
+        """See Account."""
+        return self._figures.total(_BYTES)
+
+    @property
+    def total_refused(self) -> int:
+        """See Account."""
+        self._row[_REFUSED] = self.refused
+        return self._figures.total(_REFUSED)
+
+    @property
+    def connections(self) -> int:
+        """See Account."""
+        self._publish()
+        return self._figures.total(_CONNECTIONS)
+
+    def _publish(self) -> None:
+        self._row[_CONNECTIONS] = sum([count() for count in self.counters])
+        self._row[_REFUSED] = self.refused
+
+
+class _Published(set[T]):
+    """A set that reports when it has changed. Only `add` and `discard` change it."""
+
+    def __init__(self, changed: Callable[[], None], members: Iterable[T] = ()) -> None:
+        super().__init__(members)
+        self._changed = changed
+
+    def add(self, member: T, /) -> None:
+        """Add a member."""
+        super().add(member)
+        self._changed()
+
+    def discard(self, member: object, /) -> None:
+        """Remove a member, if it is one."""
+        super().discard(member)
+        self._changed()

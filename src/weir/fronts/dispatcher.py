@@ -1,0 +1,367 @@
+"""The dispatcher's side of its fronts: a front as it is connected, and its requests in the queues."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from weir.batching.request_state import RequestBase, begin
+from weir.errors import ModelError, Overloaded, WeirError
+from weir.frontends.http.access_log import HttpLog
+from weir.fronts.link import Link
+from weir.fronts.messages import (
+    LONGEST_BODY,
+    AccessLine,
+    CallerLeft,
+    DetailedOutput,
+    Drain,
+    Drained,
+    FailedRequest,
+    FromFront,
+    FrontListens,
+    ModelDescription,
+    ModelTable,
+    MustHandOver,
+    Noted,
+    PlainOutputs,
+    Refuse,
+    Refused,
+    RequestForm,
+    Submit,
+    Transferred,
+    batched,
+    reader_of_front,
+    received_error,
+    sent_error,
+    unpacked_key,
+)
+from weir.fronts.passing import ConnectionReceiver
+from weir.messages import Dispatch, Kind, Observer
+from weir.model import overrides
+from weir.protocols.account import Account
+from weir.protocols.inference import inference_of
+from weir.protocols.native import FRONTEND
+from weir.serving.delivery import discard
+
+if TYPE_CHECKING:
+    from weir.serving.handle import ModelFacts, ModelHandle, Models
+
+
+class Catalogue:
+    """The models of the dispatcher, each under the number by which the fronts know it. Other facts have another number."""
+
+    def __init__(self, models: "Models") -> None:
+        self._models = models
+        self._last = 0
+        self._numbers: dict[ModelFacts, int] = {}
+        self.handles: dict[int, tuple[ModelHandle, ModelFacts]] = {}
+
+    def table(self) -> ModelTable:
+        """Return the models that there are now, which `handles` has from then on."""
+        before, self._numbers, self.handles = self._numbers, {}, {}
+        states = []
+        for handle in self._models.all:
+            facts = handle.facts
+            number = before.get(facts)
+            if number is None:
+                self._last = number = self._last + 1
+            self._numbers[facts] = number
+            self.handles[number] = handle, facts
+            states.append(_state_of(number, handle))
+        return ModelTable(
+            states, self._of(self._models.services), self._of(self._models.routes), dict(self._models.aliases)
+        )
+
+    def _of(self, handles: "Any") -> dict[str, int]:
+        return {name: self._numbers[handle.facts] for name, handle in handles.items()}
+
+
+def _state_of(number: int, handle: "ModelHandle") -> ModelDescription:
+    facts, model = handle.facts, handle.facts.model
+    return ModelDescription(
+        number, facts.name, facts.version, facts.platform, _is_hot(handle), facts.settings.timeout,
+        facts.batching.max_batch_size, facts.batching.max_queue_size, facts.batching.small_request_size,
+        list(model.inputs), list(model.outputs), list(model.content_types), facts.streaming, model.Output is bytes,
+        overrides(model, "encode"),
+    )  # fmt: skip
+
+
+def _is_hot(handle: "ModelHandle") -> bool:
+    """Return whether a front may read requests for this model: only its declarations are needed for that, not its code."""
+    facts = handle.facts
+    if facts.streaming or facts.hooked or facts.needs_measure or facts.model.keeps_head or handle.tracing is not None:
+        return False
+    inference = inference_of(handle)
+    return inference.queues_tensors(handle) if facts.takes_tensors else inference.queues_items(handle)
+
+
+class KnownForm:
+    """What the requests of a RequestForm have in common, as the queue needs it. `handle` is None if the model is not what the front believes."""
+
+    __slots__ = (
+        "accept",
+        "content_type",
+        "cost",
+        "explain",
+        "facts",
+        "handle",
+        "key",
+        "large",
+        "model",
+        "priority",
+        "rows",
+        "timeout",
+    )
+
+    def __init__(self, message: RequestForm, handle: "ModelHandle | None", facts: "ModelFacts") -> None:
+        """Raises ValueError for a key that cannot be one."""
+        self.model = message.model
+        self.handle = handle
+        self.facts = facts
+        self.content_type = message.content_type
+        self.accept = message.accept
+        self.timeout = message.timeout
+        self.priority = message.priority
+        self.rows = message.rows
+        self.cost = float(message.rows)
+        self.key = unpacked_key(message.key)
+        self.explain = message.explain
+        self.large = handle is not None and 0 < facts.batching.small_request_size < message.rows
+
+
+_ITEM = Kind.ITEM
+
+
+class RemoteRequest(RequestBase):
+    """A request that a front has read."""
+
+    __slots__ = ("explain", "front", "handle", "number")
+
+    def __init__(self, front: "ConnectedFront", handle: "ModelHandle", form: KnownForm, message: Submit) -> None:
+        # As RequestBase does, but without arguments: this runs once per request. A test compares the results of the two.
+        self.payload = message.payload
+        self.arrival = arrival = message.arrival
+        self.timeout = timeout = form.timeout
+        self.deadline = arrival + timeout
+        self.kind = _ITEM
+        self.content_type = form.content_type
+        self.accept = form.accept
+        self.rows = form.rows
+        self.cost = form.cost
+        self.key = form.key
+        self.priority = form.priority
+        self.large = form.large
+        self.frontend = FRONTEND
+        self.trace = None
+        begin(self)
+        self.front = front
+        self.handle = handle
+        self.number = message.number
+        self.explain = form.explain
+
+    def finish(self, output: Any, dispatch: Dispatch) -> None:
+        """Send the output to the front."""
+        if type(output) is not bytes:
+            output = _taken_out(output)
+        self.front.finish(self, output, dispatch)
+
+    def fail(self, error: WeirError) -> None:
+        """Send the error to the front."""
+        self.front.fail(self.number, error)
+
+    def abandon(self) -> None:
+        """Send an error: the output could not be sent."""
+        self.front.fail(self.number, ModelError("the response could not be written"))
+
+
+def _taken_out(block: Any) -> bytes:
+    """Return the bytes in `block`, which is released."""
+    try:
+        return bytes(block.view)
+    finally:
+        discard(block)
+
+
+class ConnectedFront:
+    """One front, from its start to its end: what it has in the queues, and what it is sent.
+
+    `passed` gets the connections that it hands over, and `ended` is called when it has ended or must end, with a reason.
+    """
+
+    def __init__(
+        self, link: socket.socket, connections: socket.socket, catalogue: Catalogue, account: Account, observers: Sequence[Observer],
+        log: HttpLog | None, clock: Callable[[], float], passed: Callable[[socket.socket, bytes], None],
+        ended: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        loop = asyncio.get_running_loop()
+        self.listening: asyncio.Future[None] = loop.create_future()
+        self.drained: asyncio.Future[bool] = loop.create_future()
+        self._link: Link[list[FromFront]] = Link(link, loop, reader_of_front(), self._received, ended)
+        self._receiver = ConnectionReceiver(connections, loop, passed)
+        self._open: dict[int, RemoteRequest] = {}
+        self._forms: dict[int, KnownForm] = {}
+        self._most = account.max_connections  # each has one request at a time
+        self._now = 0.0  # when the present messages came
+        self._catalogue = catalogue
+        self._account = account
+        self._claim = account.claim()  # what the front has not read
+        self._observers = observers
+        self._log = log
+        self._clock = clock
+        self._ended = ended
+        self._answers: PlainOutputs | None = None  # of this turn of the loop
+        self._link.open()
+        self._readers = {
+            RequestForm: self._know, CallerLeft: self._withdraw, Transferred: self._count, Refused: self._refused,
+            AccessLine: self._write_line, Noted: _note, FrontListens: self._listens, Drained: self._has_drained,
+        }  # fmt: skip
+
+    def tell(self, message: ModelTable | Refuse | Drain) -> None:
+        """Send `message`. After a table of models, requests that were read for a model that is not in it are handed over."""
+        self._link.put(message)
+        if isinstance(message, ModelTable):
+            for form in self._forms.values():
+                if form.model not in self._catalogue.handles:
+                    form.handle = None
+
+    def close(self) -> None:
+        """The front has ended, or is about to: withdraw its requests. The connections that it has passed on live. Idempotent."""
+        self._receiver.receive_rest()
+        self._receiver.close()
+        self._link.close()
+        self._claim.close()
+        for future in (self.listening, self.drained):
+            if not future.done():
+                future.cancel()
+        requests, self._open = self._open, {}
+        for request in requests.values():
+            request.handle.cancel(request)
+
+    # What comes from the front.
+
+    def _received(self, messages: list[FromFront]) -> None:
+        readers: Any = self._readers
+        submit = self._submit
+        self._now = self._clock()
+        try:
+            for message in messages:
+                if type(message) is Submit:
+                    submit(message)
+                else:
+                    readers[type(message)](message)
+        except _Violation as violation:
+            self._ended(f"it sent {violation}")
+
+    def _know(self, message: RequestForm) -> None:
+        handle, facts = self._catalogue.handles.get(message.model, _NONE)
+        if handle is not None and message.rows > facts.batching.max_batch_size:
+            handle = None
+        try:
+            self._forms[message.number] = KnownForm(message, handle, facts)
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise _Violation(f"a form of requests that is none: {error}") from None
+
+    def _submit(self, message: Submit) -> None:
+        number, form = message.number, self._forms.get(message.form)
+        if form is None or number in self._open or len(self._open) >= self._most:
+            raise _Violation("a request of an unknown form, two of one number, or more than it can have connections")
+        if message.arrival > self._now or len(message.payload) > LONGEST_BODY:
+            raise _Violation("a request from the future, or a long one")
+        handle = form.handle
+        if handle is None or handle.facts is not form.facts:
+            self._link.put(MustHandOver(number))
+            return
+        self._open[number] = request = RemoteRequest(self, handle, form, message)
+        try:
+            handle.submit(request, self._now)
+        except WeirError as error:
+            handle.notify(FRONTEND, error)
+            self.fail(number, error)
+
+    def _withdraw(self, message: CallerLeft) -> None:
+        request = self._open.pop(message.number, None)
+        if request is not None:
+            request.handle.cancel(request)
+
+    def _count(self, message: Transferred) -> None:
+        handle, _ = self._catalogue.handles.get(message.model, _NONE)
+        if handle is not None:
+            handle.transferred(FRONTEND, message.received, message.sent)
+
+    def _refused(self, message: Refused) -> None:
+        try:
+            error = received_error(message.error)
+        except (ValueError, msgspec.MsgspecError) as unknown:
+            raise _Violation(f"an error that is none: {unknown}") from None
+        handle, _ = (None, None) if message.model is None else self._catalogue.handles.get(message.model, _NONE)
+        if handle is not None:
+            handle.notify(message.frontend, error)
+            return
+        for observer in self._observers:
+            observer.refused("", message.frontend, error)
+
+    def _write_line(self, message: AccessLine) -> None:
+        if self._log is not None:
+            began = self._log.clock() - (message.ended - message.began)
+            client = (message.client,) if message.client else None
+            self._log.answered(
+                client, message.method, message.target, message.status, message.size_bytes, began, message.protocol
+            )
+
+    def _listens(self, _: FrontListens) -> None:
+        if not self.listening.done():
+            self.listening.set_result(None)
+
+    def _has_drained(self, message: Drained) -> None:
+        if not self.drained.done():
+            self.drained.set_result(message.in_time)
+
+    # What goes to the front.
+
+    def finish(self, request: RemoteRequest, output: bytes, dispatch: Dispatch) -> None:
+        """Send the output of `request`."""
+        if self._open.pop(request.number, None) is None:
+            return
+        if self._claim.held_bytes > self._account.max_connection_bytes:
+            self.fail(request.number, Overloaded("the front of this connection does not read the responses"))
+        elif request.explain or dispatch.woken_at is not None:
+            self._link.put(DetailedOutput(request.number, output, batched(dispatch)))
+        else:
+            answers = self._answers
+            if answers is None:
+                answers = self._answers = PlainOutputs([], [])
+                asyncio.get_running_loop().call_soon(self._turn_ends)
+            answers.numbers.append(request.number)
+            answers.outputs.append(output)
+
+    def fail(self, number: int, error: WeirError) -> None:
+        """Send the error of a request."""
+        self._open.pop(number, None)
+        self._link.put(FailedRequest(number, sent_error(error)))
+
+    def _turn_ends(self) -> None:
+        answers, self._answers = self._answers, None
+        if answers is not None:
+            self._link.put(answers)
+            self._link.flush()
+            self._charge_unsent()
+
+    def _charge_unsent(self) -> None:
+        """Charge what the front does not read to the account of the whole server, in which it may have the part of one connection."""
+        unsent = self._link.unsent_bytes
+        if unsent != self._claim.held_bytes:
+            self._claim.add(unsent - self._claim.held_bytes)
+
+
+_NONE: Any = (None, None)
+
+
+class _Violation(Exception):
+    """A front has sent what it must not send."""
+
+
+def _note(message: Noted) -> None:
+    logging.getLogger(message.logger).log(message.level, "%s", message.text)

@@ -1,0 +1,70 @@
+"""The first code of the template of fronts: a process with one thread that loads what fronts need, once, and forks each of them.
+
+`python -m weir.fronts.entry`, with the arguments of weir.workers.process.entry, of which it is the counterpart.
+"""
+
+import gc
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from weir.wire.frames import FrameParser, Start
+from weir.workers.process.channel import ChildChannel
+from weir.workers.process.entry import prepare
+
+if TYPE_CHECKING:
+    from weir.fronts.front import FrontConfig
+
+
+def main(arguments: list[str]) -> int:
+    """Run the template until the server leaves; return the exit code."""
+    _, _, parent, cpus, niceness, descriptor = arguments
+    loaded, _ = prepare(int(parent), [int(cpu) for cpu in cpus.split(",") if cpu], int(niceness))
+    from weir.fronts import front  # only now: it loads libraries
+    from weir.workers.process.program import READY, obey
+
+    server = socket.socket(fileno=int(descriptor))
+    os.set_inheritable(server.fileno(), False)
+    start = ChildChannel(server, FrameParser(), None).receive()
+    if not isinstance(start, Start):
+        return 0  # the server has left
+    config: FrontConfig = start.options["config"]
+    loaded()
+    gc.collect()
+    gc.freeze()  # the collector would write to what fronts share
+
+    def become(options: dict[str, Any], descriptors: Sequence[int], own: int) -> NoReturn:
+        _be_front(front.run_front, config, options, descriptors, own)
+
+    server.sendall(READY)
+    return obey(server, become)
+
+
+def _be_front(
+    run: Any, config: "FrontConfig", options: dict[str, Any], descriptors: Sequence[int], template: int
+) -> NoReturn:
+    """Run as a front until the end. Libraries are not shut down then, as nothing of theirs was begun here."""
+    from weir.fronts.front import FrontEnds
+
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        prepare(template, (), 0)
+        for each in descriptors:
+            os.set_inheritable(each, False)
+        link, connections, figures, *listening = descriptors
+        sockets = [socket.socket(fileno=each) for each in (link, connections, *listening)]
+        run(config, FrontEnds(sockets[0], sockets[1], figures, sockets[2:], options["index"]))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

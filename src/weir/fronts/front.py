@@ -1,0 +1,362 @@
+"""A front: a process that listens, reads the requests of the fast path, has the dispatcher run them, and writes their responses.
+
+It is forked from a template (entry.py) that has loaded the code.
+"""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+
+from weir.errors import CapacityError, ModelNotFound, WeirError
+from weir.frontends.http.access_log import HttpLog
+from weir.frontends.http.fast.kserve import HotKserve, KserveRequest
+from weir.frontends.http.fast.native import HotNative, HttpRequest
+from weir.frontends.http.fast.plan import HttpHead, RoutePlan
+from weir.frontends.http.server import HttpServer, Listening
+from weir.fronts.account import SharedAccount, SharedFigures
+from weir.fronts.link import Link
+from weir.fronts.messages import (
+    LONGEST_BODY,
+    LONGEST_TEXT,
+    AccessLine,
+    Drain,
+    Drained,
+    FromDispatcher,
+    FrontListens,
+    ModelTable,
+    Noted,
+    PlainOutputs,
+    Refuse,
+    Refused,
+    reader_of_dispatcher,
+    sent_error,
+)
+from weir.fronts.passing import ConnectionSender
+from weir.fronts.remote import HandedOver, RemoteModels, Requests
+from weir.protocols.access import Access, AccessSettings, Control, ControlSettings
+from weir.protocols.kserve.context import KserveContext
+from weir.protocols.kserve.protocol import ZLIB
+from weir.protocols.settings import HttpSettings
+from weir.telemetry.recorder import SilentObserver
+from weir.wire.status import set_timeout_status
+
+if TYPE_CHECKING:
+    from weir.frontends.http.fast.shared import HttpShared
+
+_log = logging.getLogger("weir.http")
+
+
+class FrontRequest(HttpRequest):
+    """A request of Weir's own protocol. Its `number` is that of the link."""
+
+    __slots__ = ("number",)
+
+    def fail(self, error: Exception) -> None:
+        """Write the error, or hand the request over."""
+        if isinstance(error, HandedOver):
+            self.connection.hand_over(self.plan, self.payload)
+        else:
+            super().fail(error)
+
+
+class FrontKserveRequest(KserveRequest):
+    """A request of the Open Inference Protocol whose body is JSON that the worker reads."""
+
+    __slots__ = ("number",)
+
+    def begin(self) -> None:
+        """Read what the queue must know of the body. Raises HandedOver if that is not all that must be read before the worker has it."""
+        if self.payload.startswith(ZLIB) or not self._take_small():
+            raise HandedOver
+        self.enter()
+
+    def fail(self, error: BaseException) -> None:
+        """Write the error, or hand the request over."""
+        if isinstance(error, HandedOver):
+            self.connection.hand_over(self.plan, self.payload)
+        else:
+            super().fail(error)
+
+
+class FrontNative(HotNative):
+    """HotNative for short bodies of models that are known and hot; the dispatcher answers the others."""
+
+    request = FrontRequest
+
+    def complete(self, plan: RoutePlan, http_head: HttpHead, path: str) -> bool:
+        """See RouteHandler."""
+        try:
+            return http_head.length <= LONGEST_BODY and super().complete(plan, http_head, path)
+        except (ModelNotFound, CapacityError):  # the dispatcher may know more
+            return False
+
+
+class FrontKserve(HotKserve):
+    """HotKserve for short bodies of JSON that the worker reads; the dispatcher answers the others."""
+
+    request = FrontKserveRequest
+
+    def complete(self, plan: RoutePlan, http_head: HttpHead, path: str) -> bool:
+        """See RouteHandler."""
+        try:
+            found = http_head.length <= LONGEST_BODY and super().complete(plan, http_head, path)
+        except (ModelNotFound, CapacityError):
+            return False
+        return found and bool(plan.head.small_json)
+
+
+class Leaving(asyncio.Protocol):
+    """A connection that is handed over to the dispatcher once the client has all that was written to it."""
+
+    busy = True  # it has a request without a response
+
+    def __init__(
+        self, shared: "HttpShared", transport: asyncio.Transport, replay: bytes, sender: ConnectionSender
+    ) -> None:
+        self._shared = shared
+        self._transport = transport
+        self._replay = replay
+        self._sender = sender
+        self._since = shared.tick
+
+    def start(self) -> None:
+        """Take the connection over."""
+        self._transport.pause_reading()
+        self._transport.set_protocol(self)
+        self._transport.set_write_buffer_limits(0)
+        if not self._transport.get_write_buffer_size():
+            self.resume_writing()
+        else:
+            self._shared.connections.add(self)
+
+    def resume_writing(self) -> None:
+        """All is written: pass the connection on. Its transport here is closed, which does not close the connection."""
+        transport = self._transport
+        if transport.is_closing():
+            return
+        try:
+            descriptor = os.dup(transport.get_extra_info("socket").fileno())
+        except OSError as error:
+            _log.warning("a connection cannot be handed over: %s", error)
+        else:
+            self._sender.send(descriptor, self._replay)
+        transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The transport is closed."""
+        self._shared.connections.discard(self)
+        self._shared.ended.set()
+
+    def sweep(self, now: float) -> None:
+        """Close the connection if its client has not read for too long."""
+        if now - self._since > self._shared.patience:
+            self._transport.abort()
+
+    def drain(self) -> None:
+        """Nothing to do: it is leaving."""
+
+    def stop(self) -> None:
+        """Close the connection."""
+        self._transport.abort()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self._transport.abort()
+
+
+class PassOn:
+    """Hands connections over to the dispatcher: see TakesOver."""
+
+    def __init__(self, sender: ConnectionSender, link: Link[Any]) -> None:
+        self._sender = sender
+        self._link = link
+
+    def load(self) -> None:
+        """Nothing to load."""
+
+    def on_second(self, date: bytes) -> None:
+        """Nothing to do."""
+
+    def go_on(self, shared: "HttpShared", transport: asyncio.Transport, replay: bytes) -> None:
+        """See TakesOver. What is counted here goes ahead: the connection may ask for it."""
+        shared.tell_observers()
+        self._link.flush()
+        Leaving(shared, transport, replay, self._sender).start()
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """The listening sockets of a front, one for each address."""
+
+    servers: Sequence[asyncio.Server]
+
+    @property
+    def sockets(self) -> list[Any]:
+        """See Listening."""
+        return [each for server in self.servers for each in server.sockets]
+
+    def close(self) -> None:
+        """See Listening."""
+        for server in self.servers:
+            server.close()
+
+
+class FrontServer(HttpServer):
+    """The HTTP server of a front. It listens on sockets that the dispatcher has bound, and keeps: `listening`."""
+
+    listening: Sequence[socket.socket] = ()
+
+    async def _open(self, tls: object) -> Listening:
+        loop = asyncio.get_running_loop()
+        return Listeners([await loop.create_server(self._connect, sock=each) for each in self.listening])
+
+
+async def no_application(scope: Any, receive: Any, send: Any) -> None:
+    """Raise: a front has no ASGI application, and hands over what needs one."""
+    raise NotImplementedError
+
+
+class RefusalObserver(SilentObserver):
+    """Reports refusals of requests that name no model."""
+
+    def __init__(self, link: Link[Any]) -> None:
+        self._link = link
+
+    def refused(self, model: str, frontend: str, error: WeirError) -> None:
+        """See Observer."""
+        self._link.put(Refused(None, frontend, sent_error(error, LONGEST_TEXT)))
+        self._link.flush()
+
+
+class RemoteLog(HttpLog):
+    """The access log of a front: its lines are the dispatcher's."""
+
+    def __init__(self, link: Link[Any]) -> None:
+        self.clock = time.monotonic
+        self._link = link
+
+    def answered(
+        self, client: Any, method: str, target: bytes, status: int, size_bytes: int, began: float, protocol: str
+    ) -> None:
+        """See HttpLog."""
+        peer = str(client[0]) if isinstance(client, tuple) and client else ""
+        path = target.partition(b"?")[0][:LONGEST_TEXT]
+        self._link.put(AccessLine(peer, method, path, status, size_bytes, began, self.clock(), protocol))
+
+
+class RemoteHandler(logging.Handler):
+    """Sends what is logged here to the log of the dispatcher."""
+
+    def __init__(self, link: Link[Any]) -> None:
+        super().__init__()
+        self._link = link
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging.Handler."""
+        with contextlib.suppress(Exception):  # a wrong record must not end a request
+            text = self.format(record)[:LONGEST_TEXT].encode("utf-8", "backslashreplace").decode()
+            self._link.put(Noted(record.name[:LONGEST_TEXT], record.levelno, text[:LONGEST_TEXT]))
+
+
+@dataclass(frozen=True)
+class FrontConfig:
+    """The settings of a server that its fronts need. It must be picklable."""
+
+    http: HttpSettings
+    access: AccessSettings
+    control: ControlSettings
+    access_log: bool
+    log_level: int
+    fronts: int
+
+
+@dataclass(frozen=True)
+class FrontEnds:
+    """What a front inherits from the dispatcher. `figures` is the descriptor of the memory of `SharedFigures`, and `index` the row."""
+
+    link: socket.socket
+    connections: socket.socket
+    figures: int
+    listening: Sequence[socket.socket]
+    index: int
+
+
+class Front:
+    """One front, from its start to its end."""
+
+    def __init__(self, config: FrontConfig, ends: FrontEnds) -> None:
+        loop = asyncio.get_running_loop()
+        self._over = asyncio.Event()
+        self._draining: asyncio.Task[None] | None = None
+        self._link: Link[list[FromDispatcher]] = Link(
+            ends.link, loop, reader_of_dispatcher(), self._received, self._left
+        )
+        logging.basicConfig(level=config.log_level, handlers=[RemoteHandler(self._link)], force=True)
+        set_timeout_status(config.http.timeout_status)
+        self._requests = Requests(self._link)
+        self._models = RemoteModels(self._requests)
+        self._sender = ConnectionSender(ends.connections, loop)
+        account = SharedAccount(config.http, SharedFigures(ends.figures, config.fronts + 1), ends.index)
+        access = Access(config.access, Control(config.control))
+        context = KserveContext(self._models, config.http, access=access, account=account)
+        self._server = FrontServer(
+            self._models, no_application, config.http, [RefusalObserver(self._link)], context=context,
+            own=(FrontNative(self._models, config.http), FrontKserve(context)), hand_over=PassOn(self._sender, self._link),
+            log=RemoteLog(self._link) if config.access_log else None,
+        )  # fmt: skip
+        self._server.listening = ends.listening
+        self._models.changed.append(self._server.routes_changed)
+
+    async def run(self) -> None:
+        """Serve until the dispatcher has drained this front or has ended."""
+        self._link.open()
+        await self._models.known.wait()
+        await self._server.start()
+        gc.collect()
+        gc.freeze()
+        self._link.put(FrontListens())
+        await self._over.wait()
+        await self._server.stop()
+        self._link.flush()
+
+    def _received(self, messages: list[FromDispatcher]) -> None:
+        for message in messages:
+            if isinstance(message, PlainOutputs):
+                self._requests.answered(message)
+            elif isinstance(message, ModelTable):
+                self._models.replace(message)
+            elif isinstance(message, Refuse):
+                self._server.refuse()
+            elif isinstance(message, Drain):
+                self._draining = asyncio.ensure_future(self._drain(message.seconds))
+            else:
+                self._requests.ended(message)
+
+    async def _drain(self, seconds: float | None) -> None:
+        in_time = await self._server.drain(seconds)
+        self._link.put(Drained(in_time))
+        self._link.flush()
+        self._over.set()
+
+    def _left(self, reason: str) -> None:
+        """The dispatcher has ended, and with it the models."""
+        os._exit(0)
+
+
+def run_front(config: FrontConfig, ends: FrontEnds) -> None:
+    """Be a front until the end."""
+
+    async def serve() -> None:
+        await Front(config, ends).run()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve())

@@ -1,0 +1,320 @@
+"""What a front and the dispatcher send each other: frames, each a list of messages, written once per turn of an event loop.
+
+Nothing is pickled. The types state the bounds of what a front may send: a frame outside of them ends the front.
+"""
+
+import sys
+from collections.abc import Hashable
+from functools import lru_cache
+from typing import Annotated, Any, TypeVar, cast
+
+import msgspec
+from msgspec import Meta
+
+from weir import errors
+from weir.errors import WeirError
+from weir.messages import Dispatch, Reason, Wakeup
+from weir.model import Tensor
+from weir.protocols.response import encode_safely
+from weir.serving.settings import LONGEST_TIMEOUT
+from weir.wire.frames import FrameReader, framed
+
+# The dispatcher reads longer bodies itself, straight into the memory that it shares with the workers.
+LONGEST_BODY = 32 << 10
+
+# The frame of a front is closed when it has so many bytes, and may have as many again: a message is short.
+FULL_FRAME = 1 << 20
+LONGEST_FRAME = 4 << 20
+
+FORMS = 1024  # of requests that a front may have at a time
+
+LONGEST_TEXT = 8 << 10  # characters of an error's message or of a line of the log
+
+Number = Annotated[int, Meta(ge=0)]
+Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
+HeaderValue = Annotated[str, Meta(max_length=64 << 10)]
+
+
+# From a front.
+
+
+class RequestForm(msgspec.Struct, array_like=True, tag=8, gc=False, frozen=True):
+    """What many requests have in common, under a `number` below FORMS that the front has chosen: each form replaces the former one of that number.
+
+    `model` is the number of the facts under which the requests were read, and `key` that of `packed_key`. The responses `explain` their batches.
+    """
+
+    number: Annotated[int, Meta(ge=0, lt=FORMS)]
+    model: Number
+    timeout: Annotated[float, Meta(gt=0, le=LONGEST_TIMEOUT)]
+    priority: Annotated[int, Meta(ge=-(1 << 42), le=1 << 42)]
+    rows: Annotated[int, Meta(ge=1, le=1 << 31)]
+    content_type: HeaderValue
+    accept: HeaderValue
+    key: Annotated[bytes, Meta(max_length=64 << 10)]
+    explain: bool
+
+
+class Submit(msgspec.Struct, array_like=True, tag=0, gc=False):
+    """A request of the form `form`. The front has chosen its `number`."""
+
+    number: int
+    form: int
+    arrival: float
+    payload: bytes
+
+
+class CallerLeft(msgspec.Struct, array_like=True, tag=1, gc=False):
+    """The caller of the request `number` has left."""
+
+    number: Number
+
+
+class Transferred(msgspec.Struct, array_like=True, tag=2, gc=False):
+    """Bytes of the requests for a model, and of their responses, since the last such message."""
+
+    model: Number
+    received: Number
+    sent: Number
+
+
+class SentError(msgspec.Struct, array_like=True, gc=False):
+    """An error: the nearest class in weir.errors, the name of its own class, and its attributes as JSON."""
+
+    kind: Text
+    name: Text
+    state: bytes
+
+
+class Refused(msgspec.Struct, array_like=True, tag=3):
+    """A request that the front has refused, for the observers. `model` is None where it names none."""
+
+    model: Number | None
+    frontend: Text
+    error: SentError
+
+
+class AccessLine(msgspec.Struct, array_like=True, tag=4):
+    """A line of the access log. `ended` and `began` are instants."""
+
+    client: Text
+    method: Text
+    target: Annotated[bytes, Meta(max_length=LONGEST_TEXT)]
+    status: int
+    size_bytes: Number
+    began: float
+    ended: float
+    protocol: Text
+
+
+class Noted(msgspec.Struct, array_like=True, tag=5):
+    """A line of the log."""
+
+    logger: Text
+    level: int
+    text: Text
+
+
+class FrontListens(msgspec.Struct, array_like=True, tag=6):
+    """The front listens."""
+
+
+class Drained(msgspec.Struct, array_like=True, tag=7):
+    """The front has closed its sockets. `in_time`: all responses were sent before."""
+
+    in_time: bool
+
+
+# From the dispatcher.
+
+
+class ModelDescription(msgspec.Struct, array_like=True):
+    """What a front must know of a model to read its requests. `number` stands for the facts of the dispatcher, of which it knows no other form.
+
+    `hot`: a front may read its requests; it hands over those of other models.
+    """
+
+    number: int
+    name: str
+    version: str
+    platform: str
+    hot: bool
+    timeout: float
+    max_batch_size: int
+    max_queue_size: int
+    small_request_size: int
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    content_types: list[str]
+    streaming: bool
+    writes_bytes: bool
+    encodes: bool
+
+
+class ModelTable(msgspec.Struct, array_like=True, tag=0):
+    """The models that there are now. `defaults` and `routes` have the number of a model by name and by path."""
+
+    models: list[ModelDescription]
+    defaults: dict[str, int]
+    routes: dict[str, int]
+    aliases: dict[str, str]
+
+
+class PlainOutputs(msgspec.Struct, array_like=True, tag=1):
+    """The plain responses to several requests."""
+
+    numbers: list[int]
+    outputs: list[bytes]
+
+
+class Batched(msgspec.Struct, array_like=True, gc=False):
+    """What a response says of its batch; see Dispatch."""
+
+    rows: int
+    reason: int
+    waiting: int
+    oldest_age: float
+    limit: int | None
+    wakeup: int
+    at: float
+    woken_at: float | None
+
+
+class DetailedOutput(msgspec.Struct, array_like=True, tag=2, gc=False):
+    """The response to a request that says more than its output."""
+
+    number: int
+    output: bytes
+    batch: Batched
+
+
+class FailedRequest(msgspec.Struct, array_like=True, tag=3):
+    """The error that ends a request."""
+
+    number: int
+    error: SentError
+
+
+class MustHandOver(msgspec.Struct, array_like=True, tag=4, gc=False):
+    """The dispatcher must read this request itself: the model is not what the front believes."""
+
+    number: int
+
+
+class Refuse(msgspec.Struct, array_like=True, tag=5):
+    """Refuse new requests from now on: the server ends."""
+
+
+class Drain(msgspec.Struct, array_like=True, tag=6):
+    """Accept no more connections, and report Drained when all responses have been sent, or after `seconds` (None: no limit)."""
+
+    seconds: float | None
+
+
+FromFront = RequestForm | Submit | CallerLeft | Transferred | Refused | AccessLine | Noted | FrontListens | Drained
+FromDispatcher = ModelTable | PlainOutputs | DetailedOutput | FailedRequest | MustHandOver | Refuse | Drain
+
+M = TypeVar("M", FromFront, FromDispatcher)
+
+_encode_into = msgspec.msgpack.Encoder().encode_into
+_from_front = msgspec.msgpack.Decoder(list[FromFront]).decode
+_from_dispatcher = msgspec.msgpack.Decoder(list[FromDispatcher]).decode
+
+
+def frame_of(messages: list[M]) -> bytearray:
+    """Return the frame of `messages`."""
+    return framed(messages, _encode_into)
+
+
+def reader_of_front() -> FrameReader[list[FromFront]]:
+    """Return what reads the frames of a front."""
+    return FrameReader(_from_front, max_frame_bytes=LONGEST_FRAME)
+
+
+def reader_of_dispatcher() -> FrameReader[list[FromDispatcher]]:
+    """Return what reads the frames of the dispatcher."""
+    return FrameReader(_from_dispatcher)
+
+
+# Batch keys: tuples of texts, numbers and tuples, which msgpack knows as arrays.
+
+
+def packed_key(key: Hashable) -> bytes:
+    """Return `key` as bytes."""
+    return b"" if key is None else msgspec.msgpack.encode(key)
+
+
+def unpacked_key(data: bytes) -> Hashable:
+    """Return the key of `packed_key`. Raises msgspec.MsgspecError or ValueError if `data` is none."""
+    return _hashable(msgspec.msgpack.decode(data)) if data else None
+
+
+def _hashable(value: Any) -> Hashable:
+    if isinstance(value, list):
+        return tuple(map(_hashable, value))
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    raise ValueError(f"a batch key with a value of type {type(value).__name__}")
+
+
+# Errors.
+
+_KEPT = frozenset(("message", "details", "field", "place", "rule", "retry_after", "original_type", "remote_traceback"))
+
+
+def sent_error(error: WeirError, longest: int = sys.maxsize) -> SentError:
+    """Return `error` as it is sent, with at most `longest` characters of its message. Its cause stays where it is."""
+    kind = type(error)
+    nearest = next(base for base in kind.__mro__ if getattr(errors, base.__name__, None) is base)
+    state = {name: value for name, value in vars(error).items() if name in _KEPT}
+    state["message"] = state["message"][:longest]
+    return SentError(nearest.__name__, kind.__name__, encode_safely(state))
+
+
+def received_error(sent: SentError) -> WeirError:
+    """Return the error that was sent.
+
+    Raises ValueError or msgspec.MsgspecError if it is none of Weir's.
+    """
+    kind = getattr(errors, sent.kind, None)
+    if not (isinstance(kind, type) and issubclass(kind, WeirError)):
+        raise ValueError(f"{sent.kind!r:.80} is no error of Weir's")
+    error = kind("(lost on the way)")
+    if sent.name != sent.kind:
+        error.__class__ = _own_class(cast(Any, kind), sent.name)
+    state = msgspec.json.decode(sent.state, type=dict[str, Any])
+    error.__dict__.update({name: value for name, value in state.items() if name in _KEPT})
+    error.message = str(error.message)
+    error.args = (error.message,)
+    return error
+
+
+@lru_cache(maxsize=64)
+def _own_class(kind: Any, name: str) -> type[WeirError]:
+    """Return a class with the name of an error that a model has declared."""
+    return type(name, (kind,), {})
+
+
+# Batches.
+
+
+def batched(dispatch: Dispatch) -> Batched:
+    """Return what a response says of its batch."""
+    return Batched(
+        dispatch.rows, int(dispatch.reason), dispatch.waiting, dispatch.oldest_age, dispatch.limit, int(dispatch.wakeup),
+        dispatch.at, dispatch.woken_at,
+    )  # fmt: skip
+
+
+def dispatch_of(batch: Batched) -> Dispatch:
+    """Return a Dispatch that says of its batch what `batch` does."""
+    dispatch = Dispatch(
+        0, 0, [], None, batch.rows, float(batch.rows), Reason(batch.reason), batch.waiting, batch.oldest_age, batch.limit,
+        Wakeup(batch.wakeup), batch.at,
+    )  # fmt: skip
+    dispatch.woken_at = batch.woken_at
+    return dispatch
+
+
+# What a plain response says of its batch: nothing.
+PLAIN = Dispatch(0, 0, [], None, 1, 1.0, Reason.IDLE, 0, 0.0, None, Wakeup.ARRIVAL, 0.0)

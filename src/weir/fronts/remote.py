@@ -1,0 +1,268 @@
+"""What a front knows of the models of its dispatcher: `RemoteModels` for Models, and a `RemoteHandle` for each ModelHandle.
+
+A front has none of the models' code. Of each class it makes a stand-in with the same declarations, from which the protocols read the requests.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from weir.batching.request_state import settle
+from weir.batching.settings import BatchingSettings
+from weir.errors import Unsupported, WeirError, unknown_model
+from weir.fronts.link import Link
+from weir.fronts.messages import (
+    FORMS,
+    LONGEST_TEXT,
+    PLAIN,
+    CallerLeft,
+    DetailedOutput,
+    FailedRequest,
+    FromDispatcher,
+    ModelDescription,
+    ModelTable,
+    MustHandOver,
+    PlainOutputs,
+    Refused,
+    RequestForm,
+    Submit,
+    Transferred,
+    dispatch_of,
+    packed_key,
+    received_error,
+    sent_error,
+)
+from weir.messages import Request
+from weir.model import Model
+from weir.protocols.inference import ModelInference
+from weir.serving.delivery import Tracer, undelivered
+from weir.serving.handle import ModelControl, ModelFacts
+from weir.serving.settings import ServiceSettings
+from weir.workers.executor import Block
+
+
+class HandedOver(WeirError):
+    """Not an error: the dispatcher answers the request, as the front cannot."""
+
+
+class Requests:
+    """The requests of a front that the dispatcher has, by their numbers."""
+
+    def __init__(self, link: Link[list[FromDispatcher]]) -> None:
+        self.link = link
+        self.open: dict[int, Any] = {}
+        self._numbers = itertools.count()
+        self._forms: dict[tuple[Any, ...], int] = {}
+
+    def submit(self, model: int, request: Any) -> None:
+        """Send `request` to the queue of the model whose facts have this number."""
+        form = (
+            model, request.timeout, request.priority, request.rows, request.content_type, request.accept, request.key,
+            request.head.explain,
+        )  # fmt: skip
+        known = self._forms.get(form)
+        if known is None:
+            known = self._send_form(form)
+        number = request.number = next(self._numbers)
+        self.open[number] = request
+        payload = request.payload
+        self.link.put(Submit(number, known, request.arrival, payload), len(payload))
+
+    def _send_form(self, form: tuple[Any, ...]) -> int:
+        """Send a form of requests and return its number. Once there are FORMS of them, the numbers are used again from the first."""
+        if len(self._forms) >= FORMS:
+            self._forms.clear()
+        number = self._forms[form] = len(self._forms)
+        model, timeout, priority, rows, content_type, accept, key, explain = form
+        packed = packed_key(key)
+        self.link.put(RequestForm(number, model, timeout, priority, rows, content_type, accept, packed, explain))
+        return number
+
+    def cancel(self, request: Any) -> None:
+        """Withdraw `request`, whose caller has left."""
+        if self.open.pop(request.number, None) is not None:
+            settle(request)
+            self.link.put(CallerLeft(request.number))
+
+    def answered(self, message: PlainOutputs) -> None:
+        """Give several requests their plain responses."""
+        pop = self.open.pop
+        for number, output in zip(message.numbers, message.outputs, strict=True):
+            request = pop(number, None)
+            if request is not None:
+                self._end(request, request.finish, output, PLAIN)
+
+    def ended(self, message: DetailedOutput | FailedRequest | MustHandOver) -> None:
+        """Give one request its end."""
+        request = self.open.pop(message.number, None)
+        if request is None:
+            return
+        if isinstance(message, DetailedOutput):
+            self._end(request, request.finish, message.output, dispatch_of(message.batch))
+        elif isinstance(message, MustHandOver):
+            self._end(request, request.fail, HandedOver())
+        else:
+            error = received_error(message.error)
+            error.reported = True
+            self._end(request, request.fail, error)
+
+    def _end(self, request: Any, end: Callable[..., None], *result: Any) -> None:
+        settle(request)
+        try:
+            end(*result)
+        except Exception:
+            undelivered(request)
+
+
+class RemoteInference(ModelInference):
+    """Inference by a model of the dispatcher. A request for a model that is not `hot` becomes no queue entry here: its connection is handed over."""
+
+    def __init__(self, *, hot: bool) -> None:
+        self._hot = hot
+
+    def queues_items(self, service: Any) -> bool:
+        """See ModelInference."""
+        return self._hot
+
+    def queues_tensors(self, service: Any) -> bool:
+        """See ModelInference."""
+        return self._hot
+
+
+class RemoteHandle:
+    """A model of the dispatcher: a ModelHandle."""
+
+    tracing: Tracer | None = None  # the dispatcher handles what is traced
+    now = staticmethod(time.monotonic)  # the clock of all services of a server, and one for all processes
+
+    def __init__(self, state: ModelDescription, requests: Requests) -> None:
+        self.facts = facts_of(state)
+        self.number = state.number
+        self.inference = RemoteInference(hot=state.hot)
+        self._requests = requests
+
+    @property
+    def not_ready_reason(self) -> str:
+        """Not known here: the dispatcher refuses the requests that it must refuse."""
+        return ""
+
+    @property
+    def control(self) -> ModelControl:
+        """Raises Unsupported: only the dispatcher controls models."""
+        raise Unsupported("a front controls no models")
+
+    def submit(self, request: Request, now: float | None = None) -> None:
+        """See ModelHandle. A refusal comes later, as the error that ends the request."""
+        self._requests.submit(self.number, request)
+
+    def cancel(self, request: Request) -> None:
+        """See ModelHandle."""
+        self._requests.cancel(request)
+
+    def has_room(self, rows: int, *, bulk: bool = False) -> bool:
+        """Not known here; see `not_ready_reason`."""
+        return True
+
+    def reserve(self, size_bytes: int) -> Block | None:
+        """Return None: the dispatcher receives what is large."""
+        return None
+
+    def notify(self, frontend: str, error: WeirError) -> None:
+        """See ModelHandle."""
+        if not error.reported and not isinstance(error, HandedOver):
+            error.reported = True
+            self._requests.link.put(Refused(self.number, frontend, sent_error(error, LONGEST_TEXT)))
+            self._requests.link.flush()  # before the response: whoever has that finds it counted
+
+    def transferred(self, frontend: str, received_bytes: int, sent_bytes: int) -> None:
+        """See ModelHandle."""
+        self._requests.link.put(Transferred(self.number, received_bytes, sent_bytes))
+
+
+def facts_of(state: ModelDescription) -> ModelFacts:
+    """Return the facts of a model, with a stand-in for its class."""
+    declared: dict[str, Any] = {
+        "inputs": tuple(state.inputs), "outputs": tuple(state.outputs), "content_types": tuple(state.content_types),
+        "streaming": state.streaming, "Output": bytes if state.writes_bytes else None,
+    }  # fmt: skip
+    if state.encodes:
+        declared["encode"] = lambda self, value, content_type: b""  # it is only asked whether there is one
+    batching = BatchingSettings(
+        max_batch_size=state.max_batch_size, max_queue_size=state.max_queue_size,
+        small_request_size=state.small_request_size,
+    )  # fmt: skip
+    stand_in = type("StandIn", (Model,), declared)
+    settings = ServiceSettings(timeout=state.timeout)
+    return ModelFacts(state.name, state.version, stand_in, state.platform, batching, settings)
+
+
+class RemoteModels:
+    """The models of the dispatcher: the Models of a front. A model that is not here may be there: see `get`."""
+
+    def __init__(self, requests: Requests) -> None:
+        self.changed: list[Callable[[], None]] = []
+        self.aliases: Mapping[str, str] = MappingProxyType({})
+        self.services: Mapping[str, RemoteHandle] = {}
+        self.routes: Mapping[str, RemoteHandle] = {}
+        self._versions: dict[str, dict[str, RemoteHandle]] = {}
+        self._by_number: dict[int, RemoteHandle] = {}
+        self._requests = requests
+        self.known = asyncio.Event()  # set when the first table has come
+
+    def replace(self, table: ModelTable) -> None:
+        """Know the models of `table` from now on."""
+        known, requests = self._by_number, self._requests
+        self._by_number = {
+            state.number: known.get(state.number) or RemoteHandle(state, requests) for state in table.models
+        }
+        self._versions = {}
+        for handle in self._by_number.values():
+            self._versions.setdefault(handle.facts.name, {})[handle.facts.version] = handle
+        self.services = {name: self._by_number[number] for name, number in table.defaults.items()}
+        self.routes = {path: self._by_number[number] for path, number in table.routes.items()}
+        self.aliases = table.aliases
+        for changed in self.changed:
+            changed()
+        self.known.set()
+
+    @property
+    def sole(self) -> RemoteHandle | None:
+        """See Models."""
+        return next(iter(self.services.values())) if len(self.services) == 1 else None
+
+    @property
+    def all(self) -> list[RemoteHandle]:
+        """See Models."""
+        return list(self._by_number.values())
+
+    @property
+    def ready(self) -> bool:
+        """Not known here; see RemoteHandle.not_ready_reason."""
+        return True
+
+    @property
+    def not_ready_reasons(self) -> dict[str, str]:
+        """Not known here; see RemoteHandle.not_ready_reason."""
+        return {}
+
+    def get(self, name: str, version: str = "") -> RemoteHandle:
+        """See Models. Raises ModelNotFound also for a model that the dispatcher is about to announce."""
+        for each in (name, self.aliases.get(name, name)):
+            found = self._versions.get(each, {}).get(version) if version else self.services.get(each)
+            if found is not None:
+                return found
+        raise unknown_model(name, self.services, version)
+
+    def versions(self, name: str) -> Mapping[str, RemoteHandle]:
+        """See Models."""
+        return self._versions[self.get(name).facts.name]
+
+    def knows(self, name: str) -> bool:
+        """See Models."""
+        return name in self.services or self.aliases.get(name) in self.services
+
+    def reserve(self, segments: Iterable[str]) -> None:
+        """Do nothing: the dispatcher reserves paths."""

@@ -1,0 +1,194 @@
+"""The HTTP server of a dispatcher: its fronts listen, and it goes on with the connections that they hand over."""
+
+import asyncio
+import os
+import socket
+import ssl
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from weir.errors import SettingsError
+from weir.frontends.http.access_log import HttpLog
+from weir.frontends.http.server import BACKLOG, HttpServer, Listening
+from weir.fronts.account import SharedAccount, SharedFigures, table_bytes
+from weir.fronts.dispatcher import Catalogue, ConnectedFront
+from weir.fronts.front import FrontConfig
+from weir.fronts.supervision import Fronts
+from weir.messages import Observer
+from weir.protocols.kserve.context import KserveContext
+from weir.protocols.settings import HttpSettings
+from weir.workers.arena import create_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from weir.frontends.http.fast.connection import Connection
+    from weir.frontends.websocket import WebSockets
+    from weir.serving.handle import Models
+
+
+class FrontFigures:
+    """The figures of all processes of a server with `count` fronts, in memory with the descriptor `fd`; and the account of the dispatcher."""
+
+    def __init__(self, http: HttpSettings, count: int) -> None:
+        self.fd = create_memory("weir-fronts", table_bytes(count + 1))
+        self.figures = SharedFigures(self.fd, count + 1)
+        self.account = SharedAccount(http, self.figures, 0)
+
+    def ended(self, front: int) -> None:
+        """A front has ended: it holds nothing any more."""
+        self.figures.clear(front + 1)
+
+    def close(self) -> None:
+        """Give the descriptor back. The figures can still be read."""
+        os.close(self.fd)
+
+
+class FrontsServer(HttpServer):
+    """Serves as HttpServer does, with the fronts that `config` describes. `context` has the account of `figures`.
+
+    Raises SettingsError for what several fronts cannot serve.
+    """
+
+    def __init__(
+        self, registry: "Models", asgi_app: Any, settings: HttpSettings, observers: Sequence[Observer], *, config: FrontConfig,
+        figures: FrontFigures, context: KserveContext, websockets: "WebSockets | None" = None, log: HttpLog | None = None,
+    ) -> None:  # fmt: skip
+        check_possible(config.fronts, settings)
+        super().__init__(
+            registry, asgi_app, settings, observers, context=context, websockets=websockets, log=log
+        )  # fmt: skip
+        self._config = config
+        self._figures = figures
+        self._observers = observers
+        self._log = log
+        self._catalogue = Catalogue(registry)
+        self._fronts: Fronts | None = None
+        registry.changed.append(self._models_changed)
+
+    async def _open(self, tls: ssl.SSLContext | None) -> Listening:
+        listening = await bind_shared(self._settings.host, self._settings.port, self._config.fronts)
+        fronts = Fronts(
+            self._config, self._figures.fd, listening, self._make_front, self._catalogue.table, self._figures.ended
+        )
+        try:
+            await fronts.start()
+        except BaseException:
+            await fronts.stop()
+            raise
+        self._fronts = fronts
+        return fronts
+
+    @property
+    def front_pids(self) -> list[int]:
+        """The process ids of the fronts that run."""
+        return [] if self._fronts is None else self._fronts.pids
+
+    def _make_front(
+        self, link: socket.socket, connections: socket.socket, ended: "Callable[[str], None]"
+    ) -> ConnectedFront:
+        return ConnectedFront(
+            link, connections, self._catalogue, self.account, self._observers, self._log, time.monotonic, self._passed, ended
+        )  # fmt: skip
+
+    def _models_changed(self) -> None:
+        if self._fronts is not None:
+            self._fronts.tell_models()
+
+    def _passed(self, connection: socket.socket, data: bytes) -> None:
+        """Go on with a connection of which a front has read `data`."""
+        task = asyncio.ensure_future(self._accept(connection, partial(_Passed, self._connect_any, data)))
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
+
+    def refuse(self) -> None:
+        """See HttpServer."""
+        super().refuse()
+        if self._fronts is not None:
+            self._fronts.refuse()
+
+    async def drain(self, drain_timeout: float | None = None) -> bool:
+        """See HttpServer."""
+        self.refuse()
+        in_time = self._fronts is None or await self._fronts.drain(drain_timeout)
+        return await super().drain(drain_timeout) and in_time
+
+    def _close_listening(self) -> list[asyncio.Task[Any]]:
+        """Wait for the connections that the fronts have handed over. These have accepted all that waited."""
+        return list(self._handshakes)
+
+    async def stop(self) -> None:
+        """See HttpServer."""
+        await super().stop()
+        if self._fronts is not None:
+            await self._fronts.stop()
+
+
+class _Passed(asyncio.BufferedProtocol):
+    """A connection that a front has handed over, until `make` has made its protocol, which gets the bytes that were read."""
+
+    def __init__(self, make: "Callable[[], Connection]", data: bytes) -> None:
+        self._make = make
+        self._data = data
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        connection = self._make()
+        cast(asyncio.Transport, transport).set_protocol(connection)
+        connection.connection_made(transport)
+        connection.replay(self._data)
+
+
+def check_possible(count: int, settings: HttpSettings) -> None:
+    """Raise SettingsError if `count` fronts cannot serve as the settings say."""
+    if not hasattr(socket, "SO_REUSEPORT"):
+        raise SettingsError(f"fronts={count}: this system cannot share a port (SO_REUSEPORT); only fronts=1 works")
+    if settings.uds is not None:
+        raise SettingsError(f"fronts={count}, uds={settings.uds!r}: several fronts share a TCP port; set host and port")
+    if settings.tls_certfile is not None:
+        raise SettingsError(
+            f"fronts={count}, tls_certfile={settings.tls_certfile!r}: only fronts=1 serves TLS; end TLS in a proxy"
+        )
+
+
+async def bind_shared(host: str, port: int, count: int) -> list[list[socket.socket]]:
+    """Return `count` lists of sockets that listen at each address of `host`. The kernel divides connections among the sockets of an address.
+
+    Raises OSError, also if another server listens there, whether it would share or not.
+    """
+    any_address = host == "::" and socket.has_dualstack_ipv6()
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    made: list[list[socket.socket]] = [[] for _ in range(count)]
+    try:
+        for family, address in dict.fromkeys((each[0], each[4]) for each in found):
+            bound = (address[0], port, *address[2:])
+            for index, sockets in enumerate(made):
+                sockets.append(_bind(family, bound, alone=index == 0, dualstack=any_address))
+                port = sockets[-1].getsockname()[1]
+                bound = (address[0], port, *address[2:])
+    except BaseException:
+        for each in (each for sockets in made for each in sockets):
+            each.close()
+        raise
+    return made
+
+
+def _bind(family: int, address: Any, *, alone: bool, dualstack: bool) -> socket.socket:
+    """Return a socket that listens at `address`, and from then on shares it. `alone`: nobody else may listen there yet."""
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not dualstack)
+        if not alone:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        made.bind(address)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        made.setblocking(False)
+        made.listen(BACKLOG)
+    except BaseException:
+        made.close()
+        raise
+    return made

@@ -1,0 +1,206 @@
+"""The processes of the fronts: how they start, and how one that has ended is replaced."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from weir.errors import SettingsError
+from weir.fronts.dispatcher import ConnectedFront
+from weir.fronts.messages import Drain, ModelTable, Refuse
+from weir.fronts.passing import socket_pair
+from weir.wire.frames import Start
+from weir.workers.process.launch import Process, Template, python_path
+
+_log = logging.getLogger("weir")
+
+_MODULE = "weir.fronts.entry"
+_SHORT_LIFE = 1.0  # seconds: a front that has lived no longer is replaced only after as many
+_TRIES = 3  # starts of one front at the start of the server
+_END_TIME = 2.0  # seconds in which a killed process ends
+_REPORT_TIME = 1.0  # seconds after the end of a drain in which a front reports it
+
+# Makes the dispatcher's side of a front: of its link, its socket for connections, and what is called when it has ended.
+MakeFront = Callable[[socket.socket, socket.socket, Callable[[str], None]], ConnectedFront]
+
+
+class RunningFront(NamedTuple):
+    """A front that runs."""
+
+    process: Process
+    front: ConnectedFront
+    since: float
+
+
+class Fronts:
+    """The fronts of a server: one for each element of `listening`, the sockets on which it listens, one for each address.
+
+    `config` is a FrontConfig, `figures` the descriptor of the account's memory, and `table` returns what the fronts must know of the models. `cleared` is
+    called with the index of a front that has ended, from 0.
+    """
+
+    def __init__(
+        self, config: Any, figures: int, listening: Sequence[Sequence[socket.socket]], make: MakeFront,
+        table: Callable[[], ModelTable], cleared: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        self._config = config
+        self._figures = figures
+        self._listening = listening
+        self._make = make
+        self._table = table
+        self._cleared = cleared
+        self._running: dict[int, RunningFront] = {}
+        self._template: Template | None = None
+        self._starting = asyncio.Lock()
+        self._closing = False
+        self._refusing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._all_gone = asyncio.Event()
+
+    @property
+    def sockets(self) -> Sequence[socket.socket]:
+        """See frontends.http.server.Listening."""
+        return () if self._closing else self._listening[0]
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the fronts that run, in order."""
+        return [self._running[index].process.pid for index in sorted(self._running)]
+
+    async def start(self) -> None:
+        """Start all fronts; return when all listen. Raises SettingsError if one cannot."""
+        await asyncio.gather(*[self._start_patiently(index) for index in range(len(self._listening))])
+
+    async def _start_patiently(self, index: int) -> None:
+        for _ in range(_TRIES):
+            if await self._start(index):
+                return
+        raise SettingsError(
+            f"fronts={len(self._listening)}: front {index} does not start; what it has written says why"
+        )
+
+    async def _start(self, index: int) -> bool:
+        """Start a front; return whether it listens."""
+        link, its_link = socket.socketpair()
+        connections, its_connections = socket_pair()
+        with its_link, its_connections:
+            descriptors = [each.fileno() for each in (its_link, its_connections)] + [self._figures]
+            process = await self._fork(index, [*descriptors, *[each.fileno() for each in self._listening[index]]])
+        if process is None or self._closing:
+            if process is not None:
+                _kill(process.pid)
+            link.close()
+            connections.close()
+            return False
+        front = self._make(link, connections, partial(self._ended, index))
+        self._running[index] = RunningFront(process, front, time.monotonic())
+        front.tell(self._table())
+        if self._refusing:
+            front.tell(Refuse())
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([front.listening])
+        return not front.listening.cancelled()
+
+    async def _fork(self, index: int, descriptors: Sequence[int]) -> Process | None:
+        async with self._starting:
+            template = self._template
+            if template is None:
+                template = self._template = Template(_MODULE)
+                environment = {**os.environ, "PYTHONPATH": python_path(os.environ.get("PYTHONPATH", ""))}
+                if not await template.start(Start("", {"name": "fronts", "config": self._config}), environment, 0):
+                    self._template = None
+                    return None
+            done: asyncio.Future[Process | OSError | None] = asyncio.get_running_loop().create_future()
+            template.fork({"index": index + 1}, descriptors, done.set_result)
+            started = await done
+        if started is None:  # the template has ended, and its fronts with it
+            self._template = None
+        if isinstance(started, OSError):
+            _log.warning("the system refuses a process for front %d: %s", index, started)
+            return None
+        return started
+
+    def _ended(self, index: int, reason: str) -> None:
+        """A front has ended, or has sent what it must not send."""
+        running = self._running.pop(index, None)
+        if running is None:
+            return
+        running.front.close()
+        self._cleared(index)
+        _kill(running.process.pid)
+        running.process.reap(lambda code: None)
+        if not self._running:
+            self._all_gone.set()
+        if self._closing:
+            return
+        _log.warning("front %d has ended (%s): its connections are lost, and another one starts", index, reason)
+        task = asyncio.ensure_future(self._replace(index, time.monotonic() - running.since))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _replace(self, index: int, lived: float) -> None:
+        while not self._closing:
+            if lived < _SHORT_LIFE:
+                await asyncio.sleep(_SHORT_LIFE)
+            if await self._start(index):
+                return
+            lived = 0.0
+
+    def tell_models(self) -> None:
+        """Tell all fronts what models there are."""
+        table = self._table()
+        for running in self._running.values():
+            running.front.tell(table)
+
+    def refuse(self) -> None:
+        """Let all fronts refuse new requests."""
+        self._refusing = True
+        for running in self._running.values():
+            running.front.tell(Refuse())
+
+    def close(self) -> None:
+        """Accept no more connections here; the fronts still do. Replace no front from now on. Idempotent."""
+        self._closing = True
+        for sockets in self._listening:
+            for each in sockets:
+                each.close()
+
+    async def drain(self, seconds: float | None) -> bool:
+        """Let all fronts accept no more connections, and send all responses; return whether they did so within `seconds`."""
+        self.close()
+        fronts = [running.front for running in self._running.values()]
+        for front in fronts:
+            front.tell(Drain(seconds))
+        if not fronts:
+            return True
+        waiting = [front.drained for front in fronts]
+        await asyncio.wait(waiting, timeout=None if seconds is None else seconds + _REPORT_TIME)
+        return all(each.done() and not each.cancelled() and each.result() for each in waiting)
+
+    async def stop(self) -> None:
+        """End all fronts. Idempotent."""
+        self.close()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._running:
+            self._all_gone.clear()
+            for running in self._running.values():
+                _kill(running.process.pid)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_END_TIME):
+                    await self._all_gone.wait()
+        template, self._template = self._template, None
+        if template is not None:
+            template.close()
+            await template.closed
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,120 @@
+"""A real `weir serve --fronts 2`, and connections to a front of one's choice."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+from tests.served import MODELS, Served, until
+
+SQUARE = f"{MODELS}:Square"
+
+
+def fronts_of(served: Served) -> list[psutil.Process]:
+    """Return the processes of the fronts."""
+    found = []
+    for each in served.children():
+        with suppress(psutil.Error):
+            if "weir.fronts.entry" in each.cmdline() and "weir.fronts.entry" in psutil.Process(each.ppid()).cmdline():
+                found.append(each)
+    return sorted(found, key=lambda front: front.pid)
+
+
+class Caller:
+    """One connection to a server."""
+
+    def __init__(self, url: str) -> None:
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=30)
+        self._rest = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.socket.close()
+
+    def send(self, path: str, body: bytes = b"", method: str = "POST", headers: str = "") -> None:
+        """Send a request."""
+        head = f"{method} {path} HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+        self.socket.sendall(head.encode() + body)
+
+    def answer(self) -> tuple[int, dict[str, str], bytes]:
+        """Return status, headers and body of the next response; status 0 if the server has closed the connection."""
+        while b"\r\n\r\n" not in self._rest:
+            if not self._receive():
+                return 0, {}, self._rest
+        head, _, self._rest = self._rest.partition(b"\r\n\r\n")
+        first, *lines = head.decode().split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        length = int(headers.get("content-length", 0))
+        while len(self._rest) < length:
+            assert self._receive(), "the response ends early"
+        body, self._rest = self._rest[:length], self._rest[length:]
+        return int(first.split()[1]), headers, body
+
+    def call(self, path: str, body: bytes = b"", method: str = "POST", headers: str = "") -> tuple[int, bytes]:
+        """Send a request, and return status and body of its response."""
+        self.send(path, body, method, headers)
+        status, _, answered = self.answer()
+        return status, answered
+
+    def _receive(self) -> bool:
+        try:
+            data = self.socket.recv(1 << 16)
+        except ConnectionResetError:
+            return False
+        self._rest += data
+        return bool(data)
+
+
+@contextmanager
+def calling(served: Served, front: psutil.Process) -> Iterator[Caller]:
+    """Give a connection that `front` has accepted: the kernel divides connections among the fronts, so some are tried."""
+    tried: list[Caller] = []
+    try:
+        for _ in range(100):
+            caller = Caller(served.url)
+            tried.append(caller)
+            port = caller.socket.getsockname()[1]
+            until(lambda port=port: _owners(served, port))  # type: ignore[misc]  # bound at once
+            if _owners(served, port) == [front.pid]:
+                break
+        else:
+            raise AssertionError(f"none of 100 connections has come to front {front.pid}")
+        for each in tried[:-1]:
+            each.socket.close()
+        yield tried[-1]
+    finally:
+        for each in tried:
+            each.socket.close()
+
+
+def _owners(served: Served, port: int) -> list[int]:
+    """Return the processes that have accepted the connection from this port."""
+    wanted = f":{port:04X}"
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    sockets = {f"socket:[{fields[9]}]" for fields in lines if fields[2].endswith(wanted)}
+    found = []
+    for process in fronts_of(served):
+        for descriptor in Path(f"/proc/{process.pid}/fd").glob("*"):
+            with suppress(OSError):
+                if os.readlink(descriptor) in sockets:
+                    found.append(process.pid)
+    return found
+
+
+def total(metrics: str, name: str, **labels: Any) -> float:
+    """Return the sum of the samples `name` with these labels."""
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in metrics.splitlines()
+        if line.startswith((name + "{", name + " ")) and all(each in line for each in wanted)
+    )

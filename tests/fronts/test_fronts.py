@@ -1,0 +1,320 @@
+"""`weir serve --fronts 2` is one server: what its fronts answer, what they hand over, and what one that ends takes with it."""
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.fronts.kit import SQUARE, Caller, calling, fronts_of, total
+from tests.served import MODELS, Served, still_running, until, weir_here
+
+ADD = f"{Path(__file__).parents[2]}/tests/fronts/models.py"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with Served(
+        SQUARE, f"{ADD}:Add", f"{ADD}:Counts", f"{ADD}:Measured", "--fronts", 2, "--max-body-size", 1 << 20
+    ) as running:
+        yield running.until_ready()
+
+
+@pytest.fixture(scope="module")
+def single() -> Iterator[Served]:
+    with Served(SQUARE, f"{ADD}:Add", f"{ADD}:Counts", f"{ADD}:Measured", "--max-body-size", 1 << 20) as running:
+        yield running.until_ready()
+
+
+def metrics_of(served: Served) -> str:
+    with Caller(served.url) as caller:
+        return caller.call("/metrics", method="GET")[1].decode()
+
+
+def test_every_front_answers_over_one_queue(served: Served) -> None:
+    for front in fronts_of(served):
+        with calling(served, front) as caller:
+            assert [caller.call("/infer/square", b"%d" % number) for number in (3, 4)] == [(200, b"9"), (200, b"16")]
+
+
+TENSORS = {"inputs": [{"name": "a", "shape": [2, 2], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+REQUESTS = [
+    ("/infer/square", b"3", ""),
+    ("/inference/square", b"3", ""),
+    ("/infer/square", b"[1,2]", "X-Explain: 0\r\n"),
+    ("/infer/square", b"not json", ""),
+    ("/infer/square", b"", ""),
+    ("/infer/square", b"3", "X-Request-Id: mine\r\n"),
+    ("/infer/square", b"3", "Content-Type: text/strange\r\n"),
+    ("/infer/square", b"3", "X-Request-Timeout: never\r\n"),
+    ("/infer/square", b"3", "Accept: application/msgpack\r\n"),
+    ("/infer/square/batch", b"[1,2,3]", ""),
+    ("/infer/nothing", b"3", ""),
+    ("/infer/square", b" " * 40_000 + b"3", ""),
+    ("/infer/square", b" " * (1 << 21) + b"3", ""),
+    ("/infer/measured", b"3", ""),
+    ("/infer/counts", b"3", ""),
+    ("/v2/models/add/infer", json.dumps(TENSORS).encode(), ""),
+    ("/v2/models/add/infer", json.dumps(TENSORS | {"id": "mine", "parameters": {"priority": 1}}).encode(), ""),
+    ("/v2/models/add/infer", json.dumps(TENSORS | {"outputs": [{"name": "sum", "parameters": {"binary_data": True}}]}).encode(), ""),
+    ("/v2/models/add/infer", b'{"inputs": []}', ""),
+    ("/v2/models/add/versions/7/infer", json.dumps(TENSORS).encode(), ""),
+    ("/v2/models/square/infer", b'{"inputs": [{"name": "input", "shape": [1], "datatype": "BYTES", "data": ["3"]}]}', ""),
+    ("/infer/add", b'{"a": [[1, 2]]}', ""),
+    ("/v2/nonsense", b"3", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path,body,headers", REQUESTS)
+def test_a_response_is_that_of_one_front(served: Served, single: Served, path: str, body: bytes, headers: str) -> None:
+    answers = []
+    for each in (served, single):
+        with Caller(each.url) as caller:
+            for _ in range(2):  # the second request finds its head in the memo, or a connection that was handed over
+                caller.send(path, body, headers=headers)
+                status, fields, answered = caller.answer()
+                fields.pop("date", None)
+                answers.append((status, fields, answered))
+                if fields.get("connection") == "close":
+                    break
+    half = len(answers) // 2
+    assert answers[:half] == answers[half:]
+
+
+def test_pipelined_requests_are_answered_in_order_across_a_hand_over(served: Served) -> None:
+    with Caller(served.url) as caller:
+        hot = b"POST /infer/square HTTP/1.1\r\nHost: test\r\nContent-Length: 1\r\n\r\n"
+        caller.socket.sendall(hot + b"3" + b"GET /health/live HTTP/1.1\r\nHost: test\r\n\r\n" + hot + b"5")
+        assert [caller.answer()[2] for _ in range(3)][::2] == [b"9", b"25"]
+
+
+def test_a_page_and_a_stream_are_the_dispatchers(served: Served) -> None:
+    for front in fronts_of(served):
+        with calling(served, front) as caller:
+            status, body = caller.call("/models", method="GET")
+            assert status == 200 and b"square" in body
+            assert caller.call("/infer/square", b"6") == (200, b"36")  # on the connection that was handed over
+
+
+def test_requests_and_bytes_are_counted_once(served: Served) -> None:
+    before = metrics_of(served)
+    for front in fronts_of(served):
+        with calling(served, front) as caller:
+            for _ in range(5):
+                caller.call("/infer/square", b"12")
+            caller.call("/infer/square", b"3", headers="X-Request-Timeout: never\r\n")
+    after = metrics_of(served)
+
+    def more(name: str, **labels: str) -> float:
+        return total(after, name, **labels) - total(before, name, **labels)
+
+    assert more("weir_requests_total", model="square", code="200") == 10
+    assert more("weir_requests_rejected_total", model="square", error="InvalidRequest") == 2
+    sent = total(before, "weir_sent_bytes_total", model="square")
+    until(lambda: total(metrics_of(served), "weir_sent_bytes_total", model="square") >= sent + 10 * len(b"144"))
+
+
+def test_a_front_that_is_killed_loses_its_own_connections_only(served: Served) -> None:
+    first, second = fronts_of(served)
+    with calling(served, first) as lost, calling(served, second) as kept, calling(served, first) as passed:
+        assert passed.call("/health/live", method="GET")[0] == 200  # it is the dispatcher's from now on
+        first.kill()
+        assert lost.answer()[0] == 0
+        assert kept.call("/infer/square", b"7") == (200, b"49")
+        assert passed.call("/health/live", method="GET")[0] == 200
+        until(lambda: len(fronts_of(served)) == 2)
+        (new,) = [front for front in fronts_of(served) if front.pid != second.pid]
+        with calling(served, new) as caller:
+            assert caller.call("/infer/square", b"8") == (200, b"64")
+
+
+def test_all_fronts_are_replaced_when_their_template_is_killed(served: Served) -> None:
+    before = {front.pid for front in fronts_of(served)}
+    psutil.Process(fronts_of(served)[0].ppid()).kill()
+    until(lambda: len({front.pid for front in fronts_of(served)} - before) == 2)
+    for front in fronts_of(served):
+        with calling(served, front) as caller:
+            assert caller.call("/infer/square", b"9") == (200, b"81")
+
+
+def test_a_front_that_stands_still_holds_up_no_other(served: Served) -> None:
+    first, second = fronts_of(served)
+    with calling(served, first) as stopped, calling(served, second) as other:
+        first.send_signal(signal.SIGSTOP)
+        try:
+            stopped.send("/infer/square", b"2")
+            for number in range(300):
+                assert other.call("/infer/square", b"%d" % number) == (200, b"%d" % number**2)
+        finally:
+            first.send_signal(signal.SIGCONT)
+        assert stopped.answer()[2] == b"4"
+
+
+def test_the_access_log_is_that_of_the_server() -> None:
+    with Served(SQUARE, "--fronts", 2, "--access-log") as served:
+        served.until_ready()
+        for front in fronts_of(served):
+            with calling(served, front) as caller:
+                caller.call("/infer/square", b"5", headers="X-Request-Id: a\r\n")
+        lines = [served.until_logged(r"http .*path=/infer/square").string for _ in range(2)]
+        assert all("client=127.0.0.1" in line and "status=200" in line and "bytes=2" in line for line in lines)
+
+
+class Gate:
+    """A model that waits, and its pipes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.begun, self.gate = folder / "begun", folder / "gate"
+        os.mkfifo(self.begun)
+        os.mkfifo(self.gate)
+
+    @property
+    def arguments(self) -> list[object]:
+        params = ("--param", f"begun={self.begun}", "--param", f"gate={self.gate}")
+        return [f"{MODELS}:Gated", *params, "--max-batch-size", 1, "--fronts", 2]
+
+    def open(self) -> None:
+        self.gate.write_text("go")
+
+
+def test_the_requests_of_a_front_that_is_killed_are_withdrawn(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    with Served(*gate.arguments) as served, ExitStack() as stack:
+        served.until_ready()
+        first, second = fronts_of(served)
+        other = stack.enter_context(calling(served, second))
+        other.send("/infer/gated", b"1")
+        gate.begun.read_text()
+        lost = stack.enter_context(calling(served, first))
+        lost.send("/infer/gated", b"2")
+        until(lambda: total(metrics_of(served), "weir_waiting_requests", model="gated") == 1)
+        first.kill()
+        until(lambda: total(metrics_of(served), "weir_waiting_requests", model="gated") == 0)
+        gate.open()
+        assert other.answer()[2] == b"1"
+        assert total(metrics_of(served), "weir_requests_cancelled_total", model="gated") == 1
+
+
+def test_a_request_whose_caller_leaves_is_withdrawn(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    with Served(*gate.arguments) as served, Caller((served.until_ready()).url) as busy:
+        busy.send("/infer/gated", b"1")
+        gate.begun.read_text()
+        with Caller(served.url) as caller:
+            caller.send("/infer/gated", b"2")
+            until(lambda: total(metrics_of(served), "weir_waiting_requests", model="gated") == 1)
+        until(lambda: total(metrics_of(served), "weir_waiting_requests", model="gated") == 0)
+        gate.open()
+        assert busy.answer()[2] == b"1"
+
+
+def test_a_request_expires_in_the_queue(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    with Served(*gate.arguments) as served, Caller((served.until_ready()).url) as busy:
+        busy.send("/infer/gated", b"1")
+        gate.begun.read_text()
+        with Caller(served.url) as caller:
+            assert caller.call("/infer/gated", b"2", headers="X-Request-Timeout: 0.1\r\n")[0] == 408
+        gate.open()
+        assert busy.answer()[2] == b"1"
+
+
+def test_a_drain_answers_what_was_accepted_and_refuses_the_rest(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    with Served(*gate.arguments) as served, ExitStack() as stack:
+        served.until_ready()
+        callers = [stack.enter_context(calling(served, front)) for front in fronts_of(served)]
+        callers[0].send("/infer/gated", b"1")
+        gate.begun.read_text()
+        served.signal(signal.SIGTERM)
+        served.until_logged("draining")
+        until(lambda: callers[1].call("/infer/gated", b"2")[0] == 503)
+        with Caller(served.url) as late:
+            late.send("/infer/gated", b"3")
+            status, headers, _ = late.answer()
+            assert status == 503 and headers["connection"] == "close"
+        gate.open()
+        assert callers[0].answer()[2] == b"1"
+        assert served.wait() == 0
+
+
+def test_fronts_end_with_their_dispatcher() -> None:
+    with Served(SQUARE, "--fronts", 2) as served:
+        served.until_ready()
+        fronts = fronts_of(served)
+        served.process.kill()
+        assert not still_running(fronts)
+
+
+def test_a_reload_reaches_all_fronts(tmp_path: Path) -> None:
+    code = (
+        "import weir\nclass Model(weir.Model):\n    def predict(self, batch):\n        return [x {} for x in batch]\n"
+    )
+    file = tmp_path / "model.py"
+    file.write_text(code.format("+ 1"))
+    with Served(f"{file}:Model", "--fronts", 2, env={"PYTHONDONTWRITEBYTECODE": "1"}) as served, ExitStack() as stack:
+        served.until_ready()
+        callers = [stack.enter_context(calling(served, front)) for front in fronts_of(served)]
+        control = stack.enter_context(Caller(served.url))
+        assert [caller.call("/infer/model", b"1") for caller in callers] == [(200, b"2")] * 2
+        file.write_text(code.format("+ 100"))
+        assert control.call("/v2/repository/models/model/load")[0] == 200
+        assert [caller.call("/infer/model", b"1") for caller in callers] == [(200, b"101")] * 2
+        assert control.call("/v2/repository/models/model/unload")[0] == 200
+        assert [caller.call("/infer/model", b"1")[0] for caller in callers] == [404] * 2
+        assert control.call("/v2/repository/models/model/load")[0] == 200
+        assert [caller.call("/infer/model", b"1") for caller in callers] == [(200, b"101")] * 2
+
+
+def test_connections_are_limited_for_all_fronts_together() -> None:
+    with Served(SQUARE, "--fronts", 2, "--max-connections", 4) as served, ExitStack() as stack:
+        served.until_ready()
+        callers = [Caller(served.url) for _ in range(4)]
+        for each in callers:
+            stack.enter_context(each)
+        assert [caller.call("/infer/square", b"2") for caller in callers] == [(200, b"4")] * 4
+        with Caller(served.url) as more:
+            status, _, body = more.answer()
+            assert status == 429 and b"4 connections are open" in body
+        callers.pop().socket.close()
+        until(lambda: admitted(served))
+
+
+def admitted(served: Served) -> bool:
+    with Caller(served.url) as caller:
+        return caller.call("/infer/square", b"2")[0] == 200
+
+
+def test_bad_settings_are_refused_by_one_line(tmp_path: Path) -> None:
+    for arguments, says in (
+        (("--fronts", 0), "must be 1 or more, or auto"),
+        (("--fronts", "many"), "must be 1 or more, or auto"),
+        (("--fronts", 2, "--uds", tmp_path / "socket"), "share a TCP port"),
+        (("--fronts", 2, "--tls-certfile", tmp_path / "certificate"), "only fronts=1 serves TLS"),
+    ):
+        done = weir_here("serve", SQUARE, "--port", 0, *arguments)
+        assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_port_of_another_server_is_an_error(shared: bool) -> None:
+    with socket.socket() as other:
+        if shared:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        done = weir_here("serve", SQUARE, "--port", port, "--fronts", 2)
+    assert done.returncode == 2 and f"port={port}: cannot listen there: Address already in use" in done.stderr
+
+
+def test_more_fronts_than_cpus_are_warned_of() -> None:
+    with Served(SQUARE, "--fronts", (os.cpu_count() or 1) + 1) as served:
+        served.until_logged("more fronts than CPUs")
+        served.until_ready()
+        with Caller(served.url) as caller:
+            assert caller.call("/infer/square", b"2") == (200, b"4")
