@@ -129,6 +129,28 @@ class HashingEncoder:
         return [" ".join(str(number) for number in each if number or not skip_special) for each in ids]
 
 
+def ranker() -> HashingEncoder:
+    """Return a model that ranks: the number of each document is known."""
+    encoder = HashingEncoder("ranker", facts=TextFacts(tasks=(TextTask.RERANK, TextTask.PREDICT), labels=("LABEL_0",)))
+    encoder.scores = {"dam": [2.0], "bird": [-2.0], "weir": [4.0], "twin": [2.0]}
+    return encoder
+
+
+def labeller(independent: bool = False) -> HashingEncoder:
+    """Return a model that labels."""
+    facts = TextFacts(tasks=(TextTask.PREDICT,), labels=("sad", "glad", "mad"), independent_labels=independent)
+    encoder = HashingEncoder("labeller", facts=facts)
+    encoder.scores = {"dam": [0.0, 1.0, -1.0], "bird": [3.0, 0.0, 0.0]}
+    return encoder
+
+
+def weigher() -> HashingEncoder:
+    """Return a model that weighs the terms of texts."""
+    encoder = HashingEncoder("weigher", facts=TextFacts(tasks=(TextTask.EMBED_SPARSE,)))
+    encoder.lists = {"one": [[7, 0.5], [30_000, 1.25]], "two": [], "three": [[9, 2.0]]}
+    return encoder
+
+
 def _details(text: str) -> list[TokenDetail]:
     found, start = [], 0
     for word in text.split():

@@ -1,11 +1,12 @@
 """The HTTP endpoints of texts over encoders without a model, behind a real HTTP server."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import httpx
+from tests.text_server.hashing import HashingEncoder
 
 from weir.catalog.registry import Registry
 from weir.frontends.http.application import make_app
@@ -20,6 +21,8 @@ from weir.text_server.http import FastTexts, TextApi
 from weir.text_server.metrics import TextCounts
 from weir.text_server.server import added_by, text_apis
 from weir.text_server.texts import Encodes
+
+T = TypeVar("T")
 
 MAX_TEXTS = 50
 
@@ -64,6 +67,45 @@ async def served(
         await server.stop()
 
 
+class Standing:
+    """A server of `encoders` that serves only while somebody waits for it here, for many tests that leave nothing behind."""
+
+    def __init__(self, *encoders: Encodes, **http: Any) -> None:
+        self._runner = asyncio.Runner()
+        self._serving = served(*encoders, **http)
+        self._server = self._runner.run(self._serving.__aenter__())
+
+    def ask(self, ask: Callable[[Served], Coroutine[Any, Any, T]]) -> T:
+        """Return what `ask` returns."""
+        return self._runner.run(ask(self._server))
+
+    def post(self, path: str, document: Any = None, **sent: Any) -> httpx.Response:
+        """Return the answer to one call."""
+        if document is not None:
+            sent["json"] = document
+        return self._runner.run(self._server.client.post(path, **sent))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._runner.run(self._serving.__aexit__(None, None, None))
+        self._runner.close()
+
+
+def asked(ask: Callable[[Served], Coroutine[Any, Any, T]], *encoders: Encodes, **http: Any) -> T:
+    """Return what `ask` returns on a server of `encoders`."""
+
+    with Standing(*(encoders or (HashingEncoder(),)), **http) as server:
+        return server.ask(ask)
+
+
+def post(path: str, document: Any = None, *encoders: Encodes, **sent: Any) -> httpx.Response:
+    """Return the answer to one call of a server of `encoders`, or of one that needs nothing else."""
+    with Standing(*(encoders or (HashingEncoder(),))) as server:
+        return server.post(path, document, **sent)
+
+
 def apis_of(site: EmbeddingContext, end: Callable[[], None] = lambda: None) -> list[TextApi]:
     """Return all APIs of texts."""
     status = Status(site.encoders, site.clients)
@@ -73,3 +115,10 @@ def apis_of(site: EmbeddingContext, end: Callable[[], None] = lambda: None) -> l
 def described() -> dict[str, Any]:
     """Return the OpenAPI description of all APIs of texts."""
     return openapi(Registry([]), added_by(apis_of(EmbeddingContext({}, HttpSettings(), 1, TextCounts()))).paths)
+
+
+def message_of(answer: httpx.Response) -> str:
+    """Return the message of an error in the form of any API."""
+    document = answer.json()
+    found = next(document[key] for key in ("error", "message", "description") if key in document)
+    return str(found["message"] if isinstance(found, dict) else found)

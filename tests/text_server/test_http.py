@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,8 +14,6 @@ import pytest
 from tests.text_server.hashing import DIMENSIONS, HashingEncoder, vector_of
 from tests.text_server.served_texts import MAX_TEXTS, Served, served
 
-from weir.errors import Cancelled, DeadlineExceeded, ModelError, Overloaded
-from weir.frontends.http.fast.handover import HandOver
 from weir.messages import Dispatch, Reason, Wakeup
 from weir.telemetry.tracecontext import CURRENT, Trace
 from weir.text_models.texts import TextOutput
@@ -28,20 +26,6 @@ OPENAI, ENCODE = "/v1/embeddings", "/encode"
 LONG = "one two three four five six seven"
 FORM = "application/x-www-form-urlencoded"
 MSGPACK = "application/msgpack"
-
-
-@pytest.fixture
-def handed_over(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
-    """The beginnings of what was left to the ASGI application."""
-    found: list[bytes] = []
-    go_on = HandOver.go_on
-
-    def noted(self: HandOver, parser: Any, transport: Any, replay: bytes) -> None:
-        found.append(replay)
-        go_on(self, parser, transport, replay)
-
-    monkeypatch.setattr(HandOver, "go_on", noted)
-    yield found
 
 
 @asynccontextmanager
@@ -116,27 +100,6 @@ def test_the_fast_lane_answers_as_the_application_does(path: str, said: dict[str
 
     fast, slow = asyncio.run(main())
     assert fast == slow
-
-
-@pytest.mark.parametrize("error", [
-    Overloaded("full", retry_after=2.0), DeadlineExceeded("late"), ModelError("no"), Cancelled("gone"), ValueError("a bug"),
-])  # fmt: skip
-@pytest.mark.parametrize("path", [OPENAI, ENCODE])
-def test_errors_of_the_encoder_have_the_shape_of_the_endpoint(
-    path: str, error: Any, handed_over: list[bytes], caplog: pytest.LogCaptureFixture
-) -> None:
-    async def main() -> httpx.Response:
-        encoder = HashingEncoder()
-        encoder.error = error
-        async with served(encoder) as server:
-            said = {"input": "a"} if path == OPENAI else {"id": 5, "texts": ["a"]}
-            return await server.client.post(path, json=said, headers={"x-request-id": "r1"})
-
-    answer = asyncio.run(main())
-    assert answer.headers["x-request-id"] == "r1" and not handed_over
-    document = answer.json()
-    assert set(document) >= ({"error"} if path == OPENAI else {"id", "type", "description", "status"})
-    assert ("a bug" in caplog.text) == isinstance(error, ValueError) and "a bug" not in answer.text
 
 
 def test_small_calls_stay_on_it(handed_over: list[bytes]) -> None:

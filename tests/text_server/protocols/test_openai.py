@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import re
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -13,7 +12,8 @@ import pytest
 from openapi_spec_validator import validate
 from tests.described import answer_faults, body_faults
 from tests.text_server.hashing import DIMENSIONS, HashingEncoder, vector_of
-from tests.text_server.served_texts import MAX_TEXTS, Served, apis_of, described, served
+from tests.text_server.served_texts import MAX_TEXTS, Served, Standing, apis_of, asked, described
+from tests.text_server.served_texts import post as post_to
 
 from weir.errors import DeadlineExceeded, Draining, ModelError, Overloaded
 from weir.frontends.http.pages import HTTP_FRONTENDS, code_of
@@ -31,28 +31,9 @@ EXPECTED = np.stack([vector_of(text) for text in TEXTS])
 LONG = "one two three four five six seven"  # more tokens than the encoder reads
 
 
-def asking(*encoders: HashingEncoder, **http: Any) -> Callable[[Callable[[Served], Awaitable[Any]]], Any]:
-    """Return what runs a coroutine function on a server and returns what it returns."""
-
-    def run(ask: Callable[[Served], Awaitable[Any]]) -> Any:
-        async def main() -> Any:
-            async with served(*encoders, **http) as server:
-                return await ask(server)
-
-        return asyncio.run(main())
-
-    return run
-
-
-def post(encoder: HashingEncoder, document: Any = None, **said: Any) -> httpx.Response:
+def post(encoder: HashingEncoder, document: Any = None, **sent: Any) -> httpx.Response:
     """Return the answer to one call."""
-    sent = {"json": document} if document is not None else said
-
-    async def ask(server: Served) -> httpx.Response:
-        return await server.client.post("/v1/embeddings", **sent)
-
-    answer: httpx.Response = asking(encoder)(ask)
-    return answer
+    return post_to("/v1/embeddings", document, encoder, **sent)
 
 
 async def of_stock_client(server: Served, **said: Any) -> Any:
@@ -63,7 +44,7 @@ async def of_stock_client(server: Served, **said: Any) -> Any:
 @pytest.mark.parametrize("encoding_format", [openai.NOT_GIVEN, "float", "base64"])
 def test_the_stock_client_gets_the_vectors(encoding_format: Any) -> None:
     encoder = HashingEncoder()
-    answer = asking(encoder)(lambda server: of_stock_client(server, input=TEXTS, encoding_format=encoding_format))
+    answer = asked(lambda server: of_stock_client(server, input=TEXTS, encoding_format=encoding_format), encoder)
     found = [each.embedding for each in answer.data]
     if encoding_format == "base64":
         found = [np.frombuffer(base64.b64decode(each), "<f4") for each in found]
@@ -78,8 +59,8 @@ def test_the_stock_client_that_blocks_gets_them_too() -> None:
             names = [model.id for model in client.models.list()]
             return names, client.models.retrieve("second").id, client.embeddings.create(model="second", input=TEXTS[0])
 
-    run = asking(HashingEncoder("first"), HashingEncoder("second"))
-    names, name, answer = run(lambda server: asyncio.to_thread(block, server.url))
+    encoders = HashingEncoder("first"), HashingEncoder("second")
+    names, name, answer = asked(lambda server: asyncio.to_thread(block, server.url), *encoders)
     assert names == ["first", "second"] and name == "second"
     np.testing.assert_array_equal(answer.data[0].embedding, EXPECTED[0])
 
@@ -89,7 +70,7 @@ def test_the_stock_client_that_blocks_gets_them_too() -> None:
 ])  # fmt: skip
 def test_input_is_texts_or_token_ids(given: Any, texts: Any) -> None:
     encoder = HashingEncoder()
-    answer = asking(encoder)(lambda server: of_stock_client(server, input=given, user="me", dimensions=3))
+    answer = asked(lambda server: of_stock_client(server, input=given, user="me", dimensions=3), encoder)
     assert encoder.heard[0].texts == texts
     assert {len(each.embedding) for each in answer.data} == {3}
     assert encoder.heard[0].query == TextQuery("openai", TextOptions(dimensions=3), client="me")
@@ -132,7 +113,7 @@ def test_vectors_have_length_one_unless_the_caller_wants_them_as_they_are(path: 
             bodies = ({"input": texts, **said}, {"input": texts, "normalized": False, **said})
             return [(await server.client.post(path, json=body)).json()["data"] for body in bodies]
 
-        scaled, plain = (np.array([numbers_of(each["embedding"]) for each in data]) for data in asking(encoder)(ask))
+        scaled, plain = (np.array([numbers_of(each["embedding"]) for each in data]) for data in asked(ask, encoder))
         np.testing.assert_allclose(np.linalg.norm(scaled, axis=-1), 1, rtol=1e-6)
         np.testing.assert_allclose(scaled, plain / np.linalg.norm(plain, axis=-1, keepdims=True), atol=1e-6)
         assert abs(np.linalg.norm(plain, axis=-1) - 1).max() > 0.01
@@ -151,7 +132,7 @@ def test_infinitys_and_jinas_ways_to_ask_are_answered_alike() -> None:
         jina = await server.client.post("/v1/embeddings", json={"input": [{"text": "one"}], "truncate": True})
         return [plain.json(), infinity.json(), jina.json(), (await server.client.get("/models")).json()]
 
-    plain, infinity, jina, models = asking(HashingEncoder())(ask)
+    plain, infinity, jina, models = asked(ask, HashingEncoder())
     assert infinity.pop("id").startswith("weir-") and infinity.pop("created") > 0
     assert plain == infinity == jina
     assert [each["id"] for each in models["data"]] == ["hashing"]
@@ -165,7 +146,7 @@ def test_the_left_end_of_a_text_may_be_kept() -> None:
 
 def test_a_prompt_may_be_named() -> None:
     encoder = HashingEncoder()
-    asking(encoder)(lambda server: of_stock_client(server, input="one", extra_body={"prompt": "query: "}))
+    asked(lambda server: of_stock_client(server, input="one", extra_body={"prompt": "query: "}), encoder)
     assert encoder.heard[0].query.options.prompt == "query: "
 
 
@@ -179,7 +160,7 @@ def test_what_fails_is_an_error_of_the_stock_client(error: Any, kind: type[opena
     encoder = HashingEncoder()
     encoder.error = error
     with pytest.raises(kind) as caught:
-        asking(encoder)(lambda server: of_stock_client(server, input="text"))
+        asked(lambda server: of_stock_client(server, input="text"), encoder)
     assert caught.value.code == code and str(error) in caught.value.message
     if isinstance(error, Overloaded):
         assert caught.value.response.headers["retry-after"] == "2"
@@ -219,24 +200,23 @@ WRONG: list[tuple[Any, str | None, str]] = [
 
 
 @pytest.mark.parametrize(("document", "param", "rule"), WRONG)
-def test_what_is_wrong_is_named(document: Any, param: str | None, rule: str) -> None:
-    answer = post(HashingEncoder(), document)
+def test_what_is_wrong_is_named(document: Any, param: str | None, rule: str, plain: Standing) -> None:
+    answer = plain.post("/v1/embeddings", document)
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
     assert re.search(rule, error["message"]), error
 
 
-def test_what_clients_add_that_changes_no_vector_is_ignored() -> None:
+def test_what_clients_add_that_changes_no_vector_is_ignored(plain: Standing) -> None:
     more: dict[str, Any] = {"safety_identifier": "x", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"}
-    plain = post(HashingEncoder(), {"input": "a"}).json()
-    assert post(HashingEncoder(), {"input": "a", "prompt_cache_key": "y", **more}).json() == plain
-    assert post(HashingEncoder(), {"input": "a", "input_type": None, "best": None}).json() == plain
-
-
-def test_what_is_no_json_is_refused() -> None:
-    for body in (b"", b"{", b'{"input": "\xff"}'):
-        assert post(HashingEncoder(), content=body).json()["error"]["message"].startswith("body: is not JSON")
+    bodies = (
+        {"input": "a"},
+        {"input": "a", "prompt_cache_key": "y", **more},
+        {"input": "a", "input_type": None, "best": None},
+    )
+    first, second, third = (plain.post("/v1/embeddings", body).json() for body in bodies)
+    assert first == second == third
 
 
 def test_an_unknown_model_is_not_found_as_openai_says_it() -> None:
@@ -249,34 +229,23 @@ def test_an_unknown_model_is_not_found_as_openai_says_it() -> None:
                 await client.models.retrieve("other")
         assert server.counted()["weir_text_calls_total", "", "openai", "404"] == 2
 
-    asking(HashingEncoder())(ask)
+    asked(ask, HashingEncoder())
 
 
-def test_a_text_that_was_cut_is_named() -> None:
+def test_a_text_that_was_cut_is_named(plain: Standing) -> None:
     long = "one two three four five six seven"
-    answer = post(HashingEncoder(), {"input": ["short", long, long]})
+    answer = plain.post("/v1/embeddings", {"input": ["short", long, long]})
     assert answer.json()["truncated"] == [1, 2] and answer.headers["x-weir-truncated"] == "2"
-    refused = post(HashingEncoder(), {"input": ["short", long], "truncate": False})
+    refused = plain.post("/v1/embeddings", {"input": ["short", long], "truncate": False})
     assert refused.status_code == 400 and "input[1]: has 7 tokens" in refused.json()["error"]["message"]
     error = refused.json()["error"]
     assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
-    assert "truncated" not in post(HashingEncoder(), {"input": "short"}).json()
+    assert "truncated" not in plain.post("/v1/embeddings", {"input": "short"}).json()
 
 
 def test_vectors_of_tokens_have_no_place_in_its_shape() -> None:
     answer = post(HashingEncoder(per_token=True), {"input": "a b"})
     assert answer.status_code == 400 and "has no task embed; it has embed_all" in answer.json()["error"]["message"]
-
-
-def test_headers_say_who_asks_and_until_when() -> None:
-    encoder = HashingEncoder()
-    headers = {"X-Request-Timeout": "2.5", "X-Request-Priority": "3", "X-Client-Id": "me", "X-Request-Id": "r1"}
-    answer = post(encoder, json={"input": "a"}, headers=headers)
-    assert answer.headers["x-request-id"] == "r1"
-    query = encoder.heard[0].query
-    assert (query.timeout, query.priority, query.client) == (2.5, 3, "me")
-    wrong = post(encoder, json={"input": "a"}, headers={"X-Request-Timeout": "soon"})
-    assert wrong.status_code == 400 and "X-Request-Timeout" in wrong.json()["error"]["message"]
 
 
 def test_the_line_counts_them_by_the_codes_of_http() -> None:
@@ -291,7 +260,7 @@ def test_calls_and_texts_are_counted() -> None:
         await server.client.post("/encode", json={"id": 1, "texts": ["one two three four five six seven"]})
         return server.counted()
 
-    assert asking(HashingEncoder())(ask) == {
+    assert asked(ask, HashingEncoder()) == {
         ("weir_text_calls_total", "hashing", "openai", "200"): 1,
         ("weir_text_calls_total", "", "openai", "400"): 1,
         ("weir_text_calls_total", "hashing", "encode", "200"): 1,
@@ -300,24 +269,6 @@ def test_calls_and_texts_are_counted() -> None:
         ("weir_texts_truncated_total", "hashing", "openai"): 0,
         ("weir_texts_truncated_total", "hashing", "encode"): 1,
     }
-
-
-def test_a_caller_who_leaves_takes_his_texts_along() -> None:
-    encoder = HashingEncoder()
-
-    async def ask(server: Served) -> None:
-        encoder.gate = asyncio.Event()
-        encoder.entered = asyncio.Event()
-        encoder.left = asyncio.Event()
-        call = asyncio.ensure_future(server.client.post("/v1/embeddings", json={"input": "a"}))
-        await encoder.entered.wait()
-        call.cancel()
-        await asyncio.wait((call,))
-        await server.client.aclose()
-        await encoder.left.wait()
-        assert not server.counted()
-
-    asking(encoder)(ask)
 
 
 def test_a_large_answer_is_made_in_a_thread_and_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,22 +282,6 @@ def test_a_large_answer_is_made_in_a_thread_and_compressed(monkeypatch: pytest.M
     assert [len(each["embedding"]) for each in answer.json()["data"]] == [DIMENSIONS] * MAX_TEXTS
 
 
-def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
-    async def ask(server: Served) -> httpx.Response:
-        return await server.client.post("/v1/embeddings", json={"input": "a" * 500})
-
-    answer = asking(HashingEncoder(), max_body_size=200)(ask)
-    assert answer.status_code == 413 and answer.json()["error"]["code"] == "request_too_large"
-
-
-def sent(method: str, path: str, **said: Any) -> httpx.Response:
-    async def main() -> httpx.Response:
-        async with served(HashingEncoder(), max_header_size=2000, max_body_size=1000) as server:
-            return await server.client.request(method, path, **said)
-
-    return asyncio.run(main())
-
-
 @pytest.mark.parametrize(("method", "path", "status", "code", "rule"), [
     ("POST", "/v1/chat/completions", 404, "unknown_url", "unknown path; available: POST /v1/embed, POST /v1/rerank, POST /v1/embeddings, GET /v1/models, GET /v1/models/{model}"),
     ("GET", "/v1/", 404, "unknown_url", "/v1/: unknown path"),
@@ -354,8 +289,10 @@ def sent(method: str, path: str, **said: Any) -> httpx.Response:
     ("POST", "/v1/models", 405, "method_not_allowed", "takes GET only"),
     ("DELETE", "/v1/models/hashing", 405, "method_not_allowed", "takes GET only"),
 ])  # fmt: skip
-def test_what_is_not_there_is_refused_in_its_shape(method: str, path: str, status: int, code: str, rule: str) -> None:
-    answer = sent(method, path, headers={"x-request-id": "r1"})
+def test_what_is_not_there_is_refused_in_its_shape(
+    method: str, path: str, status: int, code: str, rule: str, plain: Standing
+) -> None:
+    answer = plain.ask(lambda server: server.client.request(method, path, headers={"x-request-id": "r1"}))
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["type"]) == (status, code, "invalid_request_error")
     assert rule in error["message"] and error["param"] is None
@@ -374,33 +311,17 @@ def test_the_stock_client_shows_the_reason() -> None:
                 await client.embeddings.create(model="hashing", **long)
             assert refused.value.code == "context_length_exceeded"
 
-    async def main() -> None:
-        async with served(HashingEncoder()) as server:
-            await ask(server)
-
-    asyncio.run(main())
+    asked(ask, HashingEncoder())
 
 
 @pytest.mark.parametrize(("said", "place"), [
     (rb'{"input": ["a", "\ud800"]}', "input[1]"), (rb'{"input": "\ud800"}', "input"),
     (rb'{"input": "a", "user": "\ud800"}', "user"),
 ])  # fmt: skip
-def test_half_of_a_surrogate_pair_is_named_by_its_place(said: bytes, place: str) -> None:
-    error = sent("POST", "/v1/embeddings", content=said).json()["error"]
+def test_half_of_a_surrogate_pair_is_named_by_its_place(said: bytes, place: str, plain: Standing) -> None:
+    error = plain.post("/v1/embeddings", content=said).json()["error"]
     assert error["message"].startswith(f"{place}: is not valid Unicode: character 0 is half of a surrogate pair")
     assert error["param"] == place.partition("[")[0]
-
-
-def test_the_id_of_a_request_comes_back_whatever_happens() -> None:
-    headers = {"x-request-id": "r1"}
-    asked: list[dict[str, Any]] = [
-        {"json": {"input": "a"}}, {"json": {"input": []}}, {"content": b"x" * 1001}, {"json": {"input": "a", "model": "other"}},
-    ]  # fmt: skip
-    for said in asked:
-        answer = sent("POST", "/v1/embeddings", headers=headers, **said)
-        assert answer.headers.get_list("x-request-id") == ["r1"], answer.status_code
-    answer = sent("POST", "/v1/embeddings", headers={"x-request-id": "r" * 257}, json={"input": "a"})
-    assert answer.status_code == 400 and "x-request-id" not in answer.headers
 
 
 def test_every_route_is_described_and_no_other() -> None:
@@ -434,7 +355,7 @@ def test_the_description_refuses_what_the_server_refuses(body: Any, rule: str) -
     {"input": "a"}, {"input": ["a", "b"]}, {"input": [3, 4]}, {"input": [[3], [4, 5]], "model": None},
     {"input": "a", "encoding_format": "base64", "dimensions": 4, "user": "me", "truncate": True, "prompt": "query: ", "store": False},
 ])  # fmt: skip
-def test_answers_are_as_described(body: Any) -> None:
+def test_answers_are_as_described(body: Any, plain: Standing) -> None:
     async def ask(server: Served) -> None:
         document, client = described(), server.client
         assert body_faults(document, "/v1/embeddings", body) == []
@@ -449,4 +370,4 @@ def test_answers_are_as_described(body: Any) -> None:
             for answer in found:
                 assert answer_faults(document, path, answer) == [], answer.text
 
-    asking(HashingEncoder())(ask)
+    plain.ask(ask)

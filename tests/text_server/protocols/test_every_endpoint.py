@@ -1,0 +1,133 @@
+"""What all endpoints of texts do alike, each in the form of errors of its API."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.text_server.hashing import HashingEncoder
+from tests.text_server.served_texts import Served, Standing, described, message_of
+
+from weir.errors import Cancelled, DeadlineExceeded, Draining, InvalidRequest, ModelError, Overloaded
+from weir.text_models.texts import TextOutput
+from weir.text_server.texts import TextFacts, TextTask
+
+MAX_BODY = 1000  # bytes
+INFINITY_RERANK = "/rerank?of=infinity"
+EXAMPLES: dict[str, Any] = {
+    path: next(iter(each["post"]["requestBody"]["content"]["application/json"]["examples"].values()))["value"]
+    for path, each in described()["paths"].items()
+    if "requestBody" in each.get("post", {}) and path != "/vertex"  # whose instances are bodies of the others
+} | {INFINITY_RERANK: {"query": "q", "documents": ["a", "b"]}}
+ENCODING = sorted(EXAMPLES.keys() - {"/tokenize", "/decode"})  # those that give their texts to a model
+TEI = {"/embed", "/embed_all", "/embed_sparse", "/similarity", "/rerank", "/predict", "/predict_tokens", "/tokenize", "/decode"}  # fmt: skip
+COHERE = {"/v1/embed", "/v2/embed", "/v1/rerank", "/v2/rerank"}
+OPENAI = {"/v1/embeddings", "/embeddings", "/classify", INFINITY_RERANK}
+FORMS = [(TEI, {"error", "error_type"}), (COHERE, {"message", "detail"}), (OPENAI, {"error"}), ({"/encode"}, {"id", "type", "description", "status"})]  # fmt: skip
+KEYS = {path: keys for paths, keys in FORMS for path in paths}
+
+
+@pytest.fixture(scope="module")
+def encoder() -> HashingEncoder:
+    facts = TextFacts(tasks=tuple(TextTask), labels=tuple("abcdefgh"), outputs=tuple(TextOutput))
+    return HashingEncoder(facts=facts)
+
+
+@pytest.fixture(scope="module")
+def standing(encoder: HashingEncoder) -> Iterator[Standing]:
+    with Standing(encoder, max_body_size=MAX_BODY) as server:
+        yield server
+
+
+def test_every_endpoint_is_here() -> None:
+    assert KEYS.keys() == EXAMPLES.keys()
+
+
+ERRORS = [
+    (Overloaded("full", retry_after=2.0), 429, "2", "Overloaded"), (Draining("ending"), 503, "1", "Unhealthy"),
+    (DeadlineExceeded("late"), 408, None, "Backend"), (ModelError("no"), 500, None, "Backend"),
+    (Cancelled("gone"), 499, None, "Backend"), (ValueError("a bug"), 500, None, "Backend"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ENCODING)
+def test_an_error_of_the_encoder_keeps_its_status_and_has_the_form_of_the_api(
+    path: str,
+    standing: Standing,
+    encoder: HashingEncoder,
+    caplog: pytest.LogCaptureFixture,
+    handed_over: list[bytes],
+) -> None:
+    for error, status, wait, kind in ERRORS:
+        encoder.error = error
+        answer = standing.post(path, EXAMPLES[path], headers={"x-request-id": "r1"})
+        encoder.error = None
+        wanted = 424 if path in TEI and isinstance(error, ModelError) else status
+        assert (answer.status_code, answer.headers["x-request-id"]) == (wanted, "r1"), error
+        assert answer.headers.get("retry-after") == wait and answer.json().keys() >= KEYS[path], error
+        assert path not in TEI or answer.json()["error_type"] == kind, error
+        is_bug = isinstance(error, ValueError)
+        assert is_bug == ("a bug" in caplog.text) and (str(error) in message_of(answer)) != is_bug
+    assert not handed_over or path == "/embed_all"  # the fast path answers, except with vectors of tokens
+
+
+@pytest.mark.parametrize("path", ENCODING)
+def test_an_error_of_a_text_names_the_field_and_the_place(
+    path: str, standing: Standing, encoder: HashingEncoder
+) -> None:
+    encoder.error = InvalidRequest("is wrong").at("texts", 0)
+    answer = standing.post(path, EXAMPLES[path])
+    encoder.error = None
+    field = next(name for name in ("input", "inputs", "texts", "documents") if name in EXAMPLES[path])
+    assert (answer.status_code, message_of(answer)) == (422 if path in TEI else 400, f"{field}[0]: is wrong")
+
+
+@pytest.mark.parametrize("path", ENCODING)
+def test_headers_state_who_calls_and_until_when(path: str, standing: Standing, encoder: HashingEncoder) -> None:
+    headers = {"X-Request-Timeout": "2.5", "X-Request-Priority": "3", "X-Client-Id": "me", "X-Request-Id": "r1"}
+    assert standing.post(path, EXAMPLES[path], headers=headers).headers.get_list("x-request-id") == ["r1"]
+    query = encoder.heard[-1].query
+    assert (query.timeout, query.priority, query.client) == (2.5, 3, "me")
+    for name, value in (("X-Request-Timeout", "soon"), ("X-Request-Id", "r" * 257)):
+        wrong = standing.post(path, EXAMPLES[path], headers={name: value})
+        assert wrong.status_code == (422 if path in TEI else 400) and name in message_of(wrong)
+        assert "x-request-id" not in wrong.headers
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.keys() - {INFINITY_RERANK}))  # in that of TEI, whose path it is
+def test_a_body_that_cannot_be_read_is_refused(path: str, standing: Standing) -> None:
+    invalid = 422 if path in TEI else 400
+    wrong: list[tuple[dict[str, Any], int, str]] = [
+        ({"content": b"{"}, invalid, "body: is not JSON"),
+        ({"content": b""}, invalid, "body: is not JSON"),
+        ({"content": b'{"a": "\xff"}'}, invalid, "body: is not JSON"),
+        ({"content": rb'{"a": "\ud800"}'}, invalid, "a: is not valid Unicode: character 0 is half of a surrogate pair"),
+        ({"json": [1]}, invalid, "body: must be an object"),
+        ({"json": {}}, invalid, ": is missing" if path not in ("/v1/embed", "/v2/embed") else "texts: must be a list"),
+        ({"json": {**EXAMPLES[path], "model": "other"}}, 404, "unknown model 'other'; available: hashing"),
+        ({"content": b"x" * (MAX_BODY + 1)}, 413, "must be at most 1000 bytes (max_body_size)"),
+    ]  # fmt: skip
+    for sent, status, rule in wrong:
+        answer = standing.post(path, headers={"x-request-id": "r1"}, **sent)
+        assert answer.status_code == status and rule in message_of(answer), (sent, answer.text)
+        assert answer.headers.get_list("x-request-id") == ["r1"] and answer.json().keys() >= KEYS[path]
+        assert path not in TEI or answer.json()["error_type"] == "Validation"
+        assert path not in OPENAI or status != 413 or answer.json()["error"]["code"] == "request_too_large"
+
+
+@pytest.mark.parametrize("path", ENCODING)
+def test_a_caller_who_leaves_takes_the_texts_along(path: str, standing: Standing, encoder: HashingEncoder) -> None:
+    async def ask(server: Served) -> None:
+        encoder.gate, encoder.entered, encoder.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        before = server.counted()
+        call = asyncio.ensure_future(server.client.post(path, json=EXAMPLES[path]))
+        await asyncio.wait_for(encoder.entered.wait(), 20)
+        call.cancel()
+        await asyncio.wait((call,))
+        await asyncio.wait_for(encoder.left.wait(), 20)
+        assert server.counted() == before
+
+    try:
+        standing.ask(ask)
+    finally:
+        encoder.gate = encoder.entered = encoder.left = None
