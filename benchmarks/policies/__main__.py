@@ -10,7 +10,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is loaded: it
 from rich.console import Console
 
 from benchmarks.harness.result import progress_bar, rich_table
-from benchmarks.policies import bursts, foreseen, scenarios
+from benchmarks.policies import bursts, devices, foreseen, scenarios
 from benchmarks.policies.harness import FIRST_SEED, Comparison, Effort, draw, keep, write_page
 
 IN_ORDER = (
@@ -25,6 +25,8 @@ IN_ORDER = (
     bursts.BURSTS,
     bursts.RANDOM_BURSTS,
     foreseen.FORESEEN,
+    devices.DEVICE,
+    devices.DEVICE_LIVE,
     scenarios.EXTREMES,
 )
 COMPARISONS = {each.name: each for each in IN_ORDER}

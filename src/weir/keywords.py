@@ -56,6 +56,10 @@ class CommonKeywords(TypedDict, total=False):
     """Ray runtime environment: working_dir, py_modules, pip"""
     ray_detached: str | None
     """Keep the workers and their models on Ray when the server stops; the next server with this name takes them over"""
+    device_group: str | None
+    """Models with the same group take turns on a device: one of them computes at a time on each of `workers` places"""
+    device_order: str
+    """Whose turn it is in a device_group: solved (least cost, for the policy auto), oldest, longest or fair"""
     pipeline_depth: int
     """Batches that a worker holds at once; with 2 it decodes one while another runs"""
     worker_concurrency: int

@@ -10,7 +10,7 @@ from tests.batching.mill import Asked, many
 
 from weir.batching.batcher import Batcher
 from weir.batching.settings import BatchingSettings
-from weir.batching.workers import Places, Running, SharedWorkers
+from weir.batching.workers import Places, Running, SharedWorkers, WaitingTurn
 from weir.messages import Dispatch, Reason, Wakeup
 from weir.policy.rules import ControlLimit, Greedy
 
@@ -155,6 +155,10 @@ class Sharer:
     def claim(self) -> int:
         return self.batcher.claim
 
+    @property
+    def turn(self) -> WaitingTurn | None:
+        return self.batcher.turn
+
     def worker_away(self, worker: int) -> None:
         self.batcher.worker_away(worker)
 
@@ -175,10 +179,10 @@ class Sharer:
 class Course:
     """Virtual time in which models share workers. `ran` has (end, model, rows) of each batch."""
 
-    def __init__(self, workers: int, places: int = 1) -> None:
+    def __init__(self, workers: int, places: int = 1, order: str = "fair") -> None:
         self.now = 0.0
         self.places = places
-        self.shared: SharedWorkers[Sharer] = SharedWorkers()
+        self.shared: SharedWorkers[Sharer] = SharedWorkers(order)
         self.ran: list[tuple[float, str, int]] = []
         self.workers = range(workers)
         self._ends: list[tuple[float, int, Sharer, Dispatch]] = []
@@ -322,6 +326,80 @@ def test_a_model_that_joins_late_gets_the_next_free_worker() -> None:
     late.ask(1)
     course.run(2.0)
     assert [name for _, name, _ in course.ran] == ["early", "late"]
+
+
+@pytest.mark.parametrize(
+    ("order", "names"),
+    [
+        ("oldest", ["first", "few", "many", "many"]),
+        ("longest", ["first", "many", "few", "many"]),
+        ("solved", ["first", "many", "few", "many"]),  # no policy has an urgency
+    ],
+)
+def test_the_order_of_models_that_share_a_worker(order: str, names: list[str]) -> None:
+    course = Course(workers=1, order=order)
+    first, few, many = (course.join(name, max_queue_delay=1e3) for name in ("first", "few", "many"))
+    first.ask(1)
+    few.ask(3)
+    course.now = 0.1
+    many.ask(6)
+    course.run()
+    assert [name for _, name, _ in course.ran] == names
+
+
+class Urgent(Greedy):
+    """Calls each row as urgent as it is told."""
+
+    def __init__(self, each: float) -> None:
+        self.each = each
+
+    def urgency(self, waiting: int) -> float:
+        return self.each * waiting
+
+
+def test_the_most_urgent_model_is_first_where_policies_say_how_urgent_they_are() -> None:
+    course = Course(workers=1, order="solved")
+    calm = course.join("calm", own_policy=Urgent(0.1), max_queue_delay=1e3)
+    urgent = course.join("urgent", own_policy=Urgent(1.0), max_queue_delay=1e3)
+    calm.ask(1)
+    calm.ask(8)
+    urgent.ask(1)
+    course.run()
+    assert [name for _, name, _ in course.ran] == ["calm", "urgent", "calm", "calm"]
+
+
+def test_requests_that_must_begin_now_go_before_those_that_are_more_urgent() -> None:
+    course = Course(workers=1, order="solved")
+    calm = course.join("calm", own_policy=Urgent(0.1), max_queue_delay=3.0)
+    urgent = course.join("urgent", own_policy=Urgent(1.0), max_queue_delay=1e3)
+    urgent.ask(1)
+    calm.ask(1)
+    urgent.ask(40)
+    course.run()
+    names = [name for _, name, _ in course.ran]
+    assert names.index("calm") == 2  # the next batch of the other would end when it has waited for its bound
+
+
+def test_a_batch_that_is_to_run_again_goes_before_all_others() -> None:
+    course = Course(workers=2, order="longest")
+    few, many = course.join("few"), course.join("many")
+    few.ask(1)
+    many.ask(12)
+    course.lose(0)  # it had the batch of `few`
+    course.run()
+    assert [name for _, name, _ in course.ran] == ["many", "few", "many", "many"]
+
+
+def test_a_model_that_loses_its_own_worker_gives_the_place_to_the_others() -> None:
+    course = Course(workers=1, order="oldest")
+    loses, waits = course.join("loses"), course.join("waits")
+    loses.ask(4)
+    waits.ask(1)
+    assert course.shared.is_others(waits, 0) and not course.shared.is_others(loses, 0)
+    course.shared.gave_up(waits, 0, course.now)  # it has nothing there
+    assert course.shared.holders(0) == [loses]
+    course.shared.gave_up(loses, 0, course.now)
+    assert course.shared.holders(0) == [waits]
 
 
 def test_a_worker_may_be_away_before_it_is_ready() -> None:

@@ -29,7 +29,7 @@ from weir.batching.retry import draft_of
 from weir.batching.service_time import ServiceTime
 from weir.batching.settings import BatchingSettings
 from weir.batching.work_class import WorkClass
-from weir.batching.workers import Running, Worker
+from weir.batching.workers import Running, WaitingTurn, Worker
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, Overloaded
 from weir.messages import Dispatch, Kind, Reason, Request, Wakeup
 from weir.policy.decision import Decision, Observation, Policy, PolicyBase, complete
@@ -728,6 +728,18 @@ class Batcher:
         if queue.arrivals != queue.departed or self._suspects.parts:
             return 2
         return int(self._bulk.waiting > 0)
+
+    @property
+    def turn(self) -> WaitingTurn | None:
+        """See WorkerUser. Where requests form several groups, it is that of the group that is next."""
+        group = self._queue.scheduler.next()
+        if group is None:
+            return None
+        deadline, oldest_arrival = group.rank()
+        waiting = group.arrived - group.departed
+        seconds = self.service.upper(min(waiting, self.settings.max_batch_size))
+        due = min(oldest_arrival + self.settings.max_queue_delay, deadline - seconds - MARGIN)
+        return WaitingTurn(waiting, oldest_arrival, due, seconds, self._policy.urgency(waiting))
 
     @property
     def is_empty(self) -> bool:

@@ -145,6 +145,11 @@ class GroupScheduler:
             awake.put(group, current)  # the request that gave it its rank has gone
         return None
 
+    def next(self) -> Group | None:
+        """Return the group that is next, awake or not; None if there is none."""
+        first = self._parked.first()
+        return self.first() or (None if first is None else first[1])
+
     def end_of_wait(self) -> float:
         """Return the earliest instant until which a group waits; infinity if none does."""
         first = self._parked.first()

@@ -6,7 +6,7 @@ Several models may share workers: each has a batcher of its own, to which a work
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import inf
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from weir.messages import Dispatch, Request
 
@@ -173,12 +173,34 @@ class Running:
 # Workers that several models share.
 
 
+class WaitingTurn(NamedTuple):
+    """What the models that share workers are compared by: the requests of one model that are next.
+
+    Attributes:
+        waiting: how many rows wait.
+        oldest_arrival: when the first of them arrived; instants and durations are in seconds.
+        due: the instant at which they must begin: no model starves, and no deadline is missed that could be met.
+        seconds: how long a batch of them takes at most, as a rule.
+        urgency: how much sooner they must be served than those of another model, as the policy says; None if it does not.
+    """
+
+    waiting: int
+    oldest_arrival: float
+    due: float
+    seconds: float
+    urgency: float | None
+
+
 class WorkerUser(Protocol):
     """One of the models that share workers: what drives its batcher."""
 
     @property
     def claim(self) -> int:
         """What a free worker could run for it: 2 if requests wait, 1 if only bulk work does, 0 if nothing does."""
+
+    @property
+    def turn(self) -> WaitingTurn | None:
+        """Its requests that are next; None if there are none, but perhaps some that are to run again."""
 
     def worker_away(self, worker: int) -> None:
         """`worker` works for another model: give it no batch."""
@@ -190,11 +212,22 @@ class WorkerUser(Protocol):
 U = TypeVar("U", bound=WorkerUser)
 
 
-class WorkerTurns(Generic[U]):
-    """Says who is next. Of the models with waiting requests it is the one whose batches have taken the least time of workers so far; a model saves
-    nothing up while it does not use them. So models with much to do get equal shares, and one with little to do soon gets the little."""
+# The orders of models that share workers.
+#
+# fair: the model whose batches have taken the least time of workers so far. It saves nothing up while it does not use them. So models
+#     with much to do get equal shares, and one with little to do soon gets the little.
+# oldest: the model whose first request has waited longest.
+# longest: the model with the most rows waiting.
+# solved: the model whose policy calls its requests the most urgent (see policy/solve/device.py); `longest` until all policies do.
+FAIR, OLDEST, LONGEST, SOLVED = ORDERS = ("fair", "oldest", "longest", "solved")
 
-    def __init__(self) -> None:
+
+class WorkerTurns(Generic[U]):
+    """Says who is next, in one of ORDERS. In all but `fair`, requests that must begin before the batch of another model would be done come first, the
+    most pressing one before the others."""
+
+    def __init__(self, order: str = FAIR) -> None:
+        self._order = order
         self._running: Counter[U] = Counter()
         self._had: dict[U, float] = {}  # seconds of workers, minus the beginnings of those that run
         self._clock = 0.0  # what the last one to begin had had
@@ -221,19 +254,40 @@ class WorkerTurns(Generic[U]):
 
     def order(self, users: Iterable[U], now: float) -> list[U]:
         """Return the models in their order: those with waiting requests before those with bulk work, and before those with neither."""
-        return sorted(users, key=lambda user: (-user.claim, self.had(user, now)))
+        if self._order == FAIR:
+            return sorted(users, key=lambda user: (-user.claim, self.had(user, now)))
+        turns = {user: user.turn for user in users}
+        known = [turn for turn in turns.values() if turn is not None]
+        order = LONGEST if self._order == SOLVED and any(turn.urgency is None for turn in known) else self._order
+        longest = sorted((turn.seconds for turn in known), reverse=True)
+
+        def place(user: U) -> tuple[int, float, float]:
+            turn = turns[user]
+            if turn is None:
+                return -user.claim, -inf, 0.0
+            others = [*longest, 0.0][turn.seconds == longest[0]]  # the longest batch of another model
+            return -user.claim, turn.due if turn.due <= now + others else inf, _rank(turn, order)
+
+        return sorted(turns, key=place)
+
+
+def _rank(turn: WaitingTurn, order: str) -> float:
+    """Return the number by which a turn is compared in `order`; the lowest is first."""
+    if order == OLDEST:
+        return turn.oldest_arrival
+    return -float(turn.waiting) if order == LONGEST else -(turn.urgency or 0.0)
 
 
 class SharedWorkers(Generic[U]):
     """The workers that several models share. At one time a worker runs batches of one model, and is away for the others.
 
     A worker that has no batch left is offered to the models in the order of WorkerTurns, until one takes it. A model whose policy waits for more
-    requests does not, so the worker is free for the next one; if none takes it, it is free for all.
+    requests does not, so the worker is free for the next one; if none takes it, it is free for all. `order` is one of ORDERS.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, order: str = FAIR) -> None:
         self.users: list[U] = []
-        self._turns: WorkerTurns[U] = WorkerTurns()
+        self._turns: WorkerTurns[U] = WorkerTurns(order)
         self._held: dict[int, Counter[U]] = {}  # by worker: how many batches it has of each model
 
     def add(self, user: U) -> None:
@@ -243,10 +297,21 @@ class SharedWorkers(Generic[U]):
     def remove(self, user: U, now: float) -> None:
         """Remove a model. What becomes of its batches concerns nobody any more."""
         self.users.remove(user)
-        for worker, held in list(self._held.items()):
-            if held.pop(user, 0) and not held:
-                self.offer(worker, now)
+        for worker in list(self._held):
+            self.gave_up(user, worker, now)
         self._turns.forget(user)
+
+    def gave_up(self, user: U, worker: int, now: float) -> None:
+        """Note that `worker` has no batch of `user` any more. Offer it, if it has none at all."""
+        held = self._held.get(worker, Counter[U]())
+        for _ in range(held.pop(user, 0)):
+            self._turns.ended(user, now)
+        if not held and self._held.pop(worker, None) is not None:
+            self.offer(worker, now)
+
+    def is_others(self, user: U, worker: int) -> bool:
+        """Return whether `worker` has batches of other models than `user`."""
+        return any(other is not user for other in self._held.get(worker, ()))
 
     def holders(self, worker: int) -> list[U]:
         """Return the models of whose batches `worker` has some."""

@@ -11,6 +11,7 @@ import inspect
 import linecache
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType, NoneType
 from typing import Any, get_args, get_type_hints
 
+from weir.batching.workers import SOLVED
 from weir.catalog.chains import chain_of
 from weir.catalog.sources import ModelToServe, Parameter, Parameters, Trust
 from weir.catalog.targets import ALL_FORMS, located, model_to_load
@@ -35,6 +37,7 @@ from weir.profiling.sampling import Measuring
 from weir.serving.service import Service
 from weir.serving.settings import KINDS
 from weir.telemetry.logs import redacted
+from weir.tuning.device import DeviceGroups
 from weir.workers import imports
 from weir.workers.cpus import share_of_cpus
 from weir.workers.imports import FOLDER, ModelFolder, folder_of
@@ -317,9 +320,10 @@ LOAD_NICENESS = 19
 
 def make_service(
     model: ModelToServe, observers: Sequence[Observer], parameters: Parameters | None = None, *, fresh: bool = False,
-    kind: Any = None,
+    kind: Any = None, groups: DeviceGroups | None = None,
 ) -> Service:  # fmt: skip
     """Return a service of one model, which is not started. `kind` is its class or function, if the program has it already.
+    Without `groups` it takes no turns with others, whatever its device_group is.
 
     `parameters` of a load call override the model's settings. With `fresh`, its code is read again even if it is already
     imported. This imports the model's code, which may take long: next to a running event loop, call it in a thread. The folder of
@@ -328,17 +332,18 @@ def make_service(
     """
     found = _class_of(model, fresh) if kind is None else _checked_class(kind)
     with imports.reading(imports.folder_that_has(found)):
-        service = _service_of(found, model, observers, parameters, fresh=fresh)
+        service = _service_of(found, model, observers, parameters, groups, fresh=fresh)
     imports.hold(service.generation, (found, service.generation.model))
     return service
 
 
 def _service_of(
     found: type[Model] | type[Service], model: ModelToServe, observers: Sequence[Observer],
-    parameters: Parameters | None, *, fresh: bool,
+    parameters: Parameters | None, groups: DeviceGroups | None, *, fresh: bool,
 ) -> Service:  # fmt: skip
+    own = found.model if issubclass(found, Service) else found
     if parameters:
-        model = apply(parameters, model, found.model if issubclass(found, Service) else found)
+        model = apply(parameters, model, own)
     arguments: dict[str, Any] = {
         "name": model.name, "version": model.version, "platform": model.platform, "params": model.params,
         "observers": observers, **model.settings,
@@ -346,6 +351,9 @@ def _service_of(
     if fresh:  # other models serve while this one loads
         arguments.setdefault("load_niceness", LOAD_NICENESS)
     try:
+        group, order = (arguments.get(key) or getattr(own, key, None) for key in ("device_group", "device_order"))
+        if group is not None and groups is not None:
+            arguments["device"] = groups.group(group, order or SOLVED)
         service = new_service(found, **arguments)
     except SettingsError as error:
         raise SettingsError(f"{model.label}: {error.message}") from error
@@ -387,12 +395,13 @@ class ServiceMaker:
         self._kinds = kinds
         self._allow_tcp_workers = allow_tcp_workers
         self._allow_remote_workers = allow_remote_workers
+        self._groups = DeviceGroups(time.monotonic)
 
     def __call__(self, model: ModelToServe, parameters: Parameters | None = None, *, fresh: bool = False) -> Service:
         """Return a service that is not started; see make_service. Raises SettingsError for a worker socket that the server
         does not allow."""
         kind = self._kinds.get(model.target)
-        service = make_service(model, self._observers, parameters, fresh=fresh, kind=kind)
+        service = make_service(model, self._observers, parameters, fresh=fresh, kind=kind, groups=self._groups)
         if service.workers.worker_socket is not None:
             self._check_socket(service.label, parse_address(service.workers.worker_socket, "worker_socket"))
         return service

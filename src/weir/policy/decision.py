@@ -102,6 +102,12 @@ class PolicyBase(Policy):
         """Return `max_waiting` (rows) as of the instant `now` (seconds). Called when an arrival finds the queue full."""
         return self.max_waiting
 
+    def urgency(self, waiting: int) -> float | None:
+        """Return how much sooner so many waiting rows (at least 1) must be served than those of the other models that share
+        the workers, on a scale that their policies have in common. None: the policy does not know.
+        """
+        return None
+
     def fresh(self) -> Policy:
         """Return a policy like this one that has observed nothing. Each service and each simulation uses its own."""
         return self
@@ -123,6 +129,11 @@ class _Remembering(Protocol):
 
 
 @runtime_checkable
+class _Ordering(Protocol):
+    def urgency(self, waiting: int) -> float | None: ...
+
+
+@runtime_checkable
 class _BulkTimed(Protocol):
     bulk_delay: float | None
 
@@ -136,6 +147,7 @@ class CompletedPolicy(PolicyBase):
         self._extending = own if isinstance(own, _Extending) else None
         self._remembering = own if isinstance(own, _Remembering) else None
         self._bulk_timed = own if isinstance(own, _BulkTimed) else None
+        self._ordering = own if isinstance(own, _Ordering) else None
         if self._bounding is not None:
             self.max_waiting = self._bounding.max_waiting
 
@@ -159,6 +171,10 @@ class CompletedPolicy(PolicyBase):
     def full(self, now: float) -> int | None:
         """Return the bound (rows) as of `now` (seconds)."""
         return self.max_waiting if self._extending is None else self._extending.full(now)
+
+    def urgency(self, waiting: int) -> float | None:
+        """Return the urgency of so many rows; None if the wrapped policy has no such method."""
+        return None if self._ordering is None else self._ordering.urgency(waiting)
 
     def fresh(self) -> Policy:
         """Return what the wrapped policy's `fresh` returns; the wrapped policy itself if it has no memory."""

@@ -17,6 +17,7 @@ from weir.batching.batcher import Batcher
 from weir.batching.bulk import is_bulk
 from weir.batching.collate import entries_of, fail_entries, to_batch
 from weir.batching.request_state import settle
+from weir.batching.workers import WaitingTurn
 from weir.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -337,6 +338,11 @@ class Driver:
     def claim(self) -> int:
         """What a free worker could run; see Batcher.claim."""
         return self.batcher.claim
+
+    @property
+    def turn(self) -> WaitingTurn | None:
+        """Its requests that are next; see Batcher.turn."""
+        return self.batcher.turn
 
     def worker_away(self, worker: int) -> None:
         """Give `worker` no batch until it is back."""

@@ -34,6 +34,7 @@ from weir.workers.executor import (
 from weir.workers.run.codecs import AnswerWriter
 from weir.workers.settings import WorkerSettings
 from weir.workers.timer import sleep
+from weir.workers.turns import DeviceGroup
 
 if TYPE_CHECKING:
     from weir.tuning.policy_tuner import PolicyTuner
@@ -90,6 +91,7 @@ class Generation:
         name, version: those of the service.
         settings: the settings of batching, workers and service.
         executor: replaces the workers that the settings describe, unless it is None; or makes what does, as make_executor does.
+        device: the models with which this one takes turns.
         hooks: the hooks of the service.
         observers: are notified of what happens.
         clock: returns the time in seconds.
@@ -99,7 +101,7 @@ class Generation:
 
     def __init__(
         self, loaded: LoadedModel, name: str, version: str, settings: Composed, *, executor: Executor | MakeExecutor | None,
-        hooks: ServiceHooks, observers: Sequence[Observer], clock: Callable[[], float],
+        device: DeviceGroup | None = None, hooks: ServiceHooks, observers: Sequence[Observer], clock: Callable[[], float],
     ) -> None:  # fmt: skip
         self.model, self.params, platform = loaded
         self.batching, self._workers, self.settings = settings
@@ -131,6 +133,7 @@ class Generation:
         self.executor = executor
         self._unmet = executor.unmet if isinstance(executor, NeedsOthers) else str
         self._hooks = hooks
+        self._device = device
         self.driver = self._new_driver()
 
     def _make_scaler(self) -> "WorkerTuner | None":
@@ -151,6 +154,8 @@ class Generation:
             service = type(getattr(hooks.after, "__self__", self)).__name__
             raise SettingsError(f"{service}.after_batch: gets no results of a streaming model; use its postprocess")
         own = self._own_executor()
+        if self._device is not None:
+            own = self._device.member(own)
         batcher = Batcher(self.batching, self.policy)
         self.window = RollingWindow(self._clock, lambda: batcher.arrivals, largest)
         observers = (*self.observers, self.window, *(each for each in (self.tuner, scaler) if each is not None))

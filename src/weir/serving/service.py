@@ -39,6 +39,7 @@ from weir.serving.settings import LONGEST_TIMEOUT, check_name, check_version, co
 from weir.telemetry.recorder import Recorder
 from weir.workers.executor import Block, Executor, MakeExecutor
 from weir.workers.settings import Ray, WorkerSettings
+from weir.workers.turns import DeviceGroup
 
 if TYPE_CHECKING:
     from weir.keywords import ServiceKeywords
@@ -62,6 +63,7 @@ class Service:
         observers: are notified of what happens.
         clock: returns the time in seconds. A clock with a method `call_at` also keeps the timers (testing.FakeClock).
         platform: the kind of model, for the metadata.
+        device: the models with which this one takes turns on a device.
         settings: those of BatchingSettings, WorkerSettings and ServiceSettings. The model's class attributes override
             Weir's defaults; these arguments override both.
 
@@ -77,7 +79,8 @@ class Service:
     def __init__(
         self, model: type[Model] | None = None, *, name: str | None = None, version: str = "",
         params: dict[str, Any] | None = None, executor: Executor | MakeExecutor | Ray | str | None = None, observers: Sequence[Observer] = (),
-        clock: Callable[[], float] = time.monotonic, platform: str = "python", **settings: "Unpack[ServiceKeywords]",
+        clock: Callable[[], float] = time.monotonic, platform: str = "python", device: DeviceGroup | None = None,
+        **settings: "Unpack[ServiceKeywords]",
     ) -> None:  # fmt: skip
         self.model = check_model(model or type(self).model)
         given: dict[str, Any] = dict(settings)
@@ -100,7 +103,7 @@ class Service:
         self._former: list[Generation] = []  # replaced ones that have not been stopped
         self.generation = Generation(
             LoadedModel(self.model, params or {}, platform), self.name, self.version, compose(self.model, given),
-            executor=executor, hooks=hooks, observers=observers, clock=clock,
+            executor=executor, device=device, hooks=hooks, observers=observers, clock=clock,
         )  # fmt: skip
 
     @property

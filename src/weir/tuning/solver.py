@@ -9,7 +9,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from weir.errors import ModelError, SettingsError, WeirError
 from weir.messages import OBJECT, Batch, Events
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from weir.policy.cost.profile import Profile
     from weir.policy.scaling import Capacity
     from weir.policy.solve.bank import Bank
+    from weir.policy.solve.device import DeviceLoad, DeviceTable
     from weir.simulation.scaling import CapacityRequest
 
 NAME = "the solving process"
@@ -39,9 +40,18 @@ class SolveRequest(NamedTuple):
     objective: "LatencySLO | None"
 
 
+class DeviceRequest(NamedTuple):
+    """What one order of models on a device is solved for."""
+
+    loads: "Sequence[DeviceLoad]"
+
+
+Request: TypeAlias = "SolveRequest | CapacityRequest | DeviceRequest"
+
+
 class Solver(Model):
     """Runs in the solving process. It answers a SolveRequest with the content of a bank file, a CapacityRequest with the
-    Capacity, and both with a text that says why there is none.
+    Capacity, a DeviceRequest with the tables, and each with a text that says why there is none.
     """
 
     def __init__(self, niceness: int = NICENESS) -> None:
@@ -56,11 +66,14 @@ class Solver(Model):
         """Solve each request."""
         return [self._solve(request) for request in batch]
 
-    def _solve(self, request: "SolveRequest | CapacityRequest") -> "bytes | Capacity | str":
+    def _solve(self, request: Request) -> "bytes | Capacity | list[DeviceTable] | str":
+        from weir.policy.solve.device import solve_device
         from weir.simulation.banks import make_bank
         from weir.simulation.scaling import measure_capacity
 
         try:
+            if isinstance(request, DeviceRequest):
+                return solve_device(request.loads)
             if not isinstance(request, SolveRequest):
                 return measure_capacity(request)
             bank = make_bank(request.profile, request.prices, workers=request.workers, objective=request.objective)
@@ -102,7 +115,12 @@ class SolvingProcess:
         found: Capacity = await self._answered(request, limit)
         return found
 
-    async def _answered(self, request: "SolveRequest | CapacityRequest", limit: float) -> Any:
+    async def device(self, loads: "Sequence[DeviceLoad]", limit: float) -> "list[DeviceTable]":
+        """Return the tables of models that share a device. It raises what `solve` raises."""
+        found: list[DeviceTable] = await self._answered(DeviceRequest(loads), limit)
+        return found
+
+    async def _answered(self, request: Request, limit: float) -> Any:
         try:
             async with asyncio.timeout(limit), self._turn:
                 answer = await self._solved(request)
@@ -124,7 +142,7 @@ class SolvingProcess:
             self._end(ModelError(f"{NAME} was ended"))
             await pool.stop()
 
-    async def _solved(self, request: "SolveRequest | CapacityRequest") -> Any:
+    async def _solved(self, request: Request) -> Any:
         if self._answer is not None and not self._answer.done():
             await asyncio.wait([self._answer], timeout=DROPPED_LIMIT)
             if not self._answer.done():

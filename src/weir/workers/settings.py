@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from numbers import Integral
 from typing import Any, NamedTuple
 
+from weir.batching.workers import ORDERS, SOLVED
 from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, one_of, setting
 from weir.errors import SettingsError
 from weir.plugins import Plugins
@@ -187,6 +188,15 @@ class WorkerSettings:
         "keep the workers and their models on Ray when the server stops; the next server with this name takes them over",
         metavar="NAME", rule=(_is_plain_name, "must be letters, digits, - and _"),
     )  # fmt: skip
+    device_group: str | None = setting(
+        None, "models with the same group take turns on a device: one of them computes at a time on each of `workers` places",
+        metavar="NAME", rule=(_is_plain_name, "must be letters, digits, - and _"),
+    )  # fmt: skip
+    device_order: str = setting(
+        SOLVED,
+        "whose turn it is in a device_group: solved (least cost, for the policy auto), oldest, longest or fair",
+        rule=one_of(*ORDERS),
+    )
     pipeline_depth: int = setting(
         1, "batches that a worker holds at once; with 2 it decodes one while another runs", rule=one_of(1, 2)
     )
@@ -241,6 +251,10 @@ class WorkerSettings:
         if self.scale is not None and self.executor in ("inline", "external"):
             raise SettingsError(
                 f"workers={self.workers}, executor={self.executor!r}: a range needs workers that the server starts (process, thread)"
+            )
+        if self.scale is not None and self.device_group is not None:
+            raise SettingsError(
+                f"workers={self.workers}, device_group={self.device_group!r}: models that take turns have a fixed number of workers"
             )
         if self.bulk_workers and self.executor != "process":
             raise SettingsError(

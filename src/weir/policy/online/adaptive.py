@@ -29,9 +29,11 @@ from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Decision, Observation, PolicyBase
 from weir.policy.online.admission import AdmissionGate, AdmissionPlan
 from weir.policy.online.arrivals import Rate
+from weir.policy.online.device import DevicePolicy
 from weir.policy.online.rate import SILENCE, Answers, RateBand, RateBands
 from weir.policy.rules import Greedy
 from weir.policy.solve.bank import Bank
+from weir.policy.solve.device import DeviceTable
 
 # What a solved policy costs compared with the greedy one, and when it must be greedy itself.
 #
@@ -460,6 +462,7 @@ class SolvedPolicy(PolicyBase):
         self._of: RateBands | None = None  # the bands that `_band` belongs to
         self._tried = self._trials = 0  # rows of the batches to try, and how many
         self._plan: AdmissionPlan | None = None  # of the rows that wait, where a gate decides which are admitted
+        self._device: DevicePolicy | None = None  # decides while the model shares a device with others
 
     # Decisions.
 
@@ -473,6 +476,8 @@ class SolvedPolicy(PolicyBase):
         """Return how many rows to dispatch, or until when to wait. See Policy."""
         waiting = seen.waiting
         rate = self._estimate.observe(seen.now, seen.arrivals)
+        if self._device is not None:
+            return self._device.decide(seen)
         band = self._band
         if band is None or self._of is not self._bands or not band.falls <= rate <= band.rises:
             band = self._move(rate)
@@ -555,6 +560,14 @@ class SolvedPolicy(PolicyBase):
         """Decide by `bank` from now on. The estimate of the rate stays."""
         self._bands = RateBands(bank)  # one assignment: a decision sees the old bank or the new one
 
+    def share(self, table: DeviceTable | None) -> None:
+        """Decide by `table`, which was solved for all models on a device together; None: by the bank again."""
+        self._device = None if table is None else DevicePolicy(table, self._estimate)
+
+    def urgency(self, waiting: int) -> float | None:
+        """See PolicyBase; None unless the model shares a device with others."""
+        return None if self._device is None else self._device.urgency(waiting)
+
     def try_size(self, rows: int, batches: int) -> None:
         """Make the next `batches` decisions with at least so many rows waiting dispatch `rows`, to see how long that takes."""
         self._tried, self._trials = rows, batches
@@ -605,7 +618,8 @@ class SolvedPolicy(PolicyBase):
         Times are in seconds, except for those of the prediction, in ms, which is for the estimated rate.
         """
         account = self._account if self._of is self._bands else None
-        return explain(self.bank, self._current(), self.rate, account)
+        device = None if self._device is None else self._device.explain()
+        return explain(self.bank, self._current(), self.rate, account) | {"device": device}
 
 
 def wait_deadline(band: RateBand, rate: float, seen: Observation) -> float:

@@ -1,0 +1,197 @@
+"""Models that take turns on a device: each has workers of its own, and one of them computes at a time.
+
+    group = DeviceGroup("gpu0")
+    first = Service(First, device=group)
+    second = Service(Second, device=group)
+
+Worker 0 of every model has the same *place* on the device, and so have all workers 1, and so on. At one time a place is
+used by one model; to the others their workers there are away. `workers` of the models therefore says how many batches
+the device runs at once. Whose turn it is, SharedWorkers says (batching/workers.py), in the order of the group.
+
+Workers of any kind can take turns: nothing is shared but time. Models that fit one environment can share processes
+instead (process/shared.py), which takes less memory. Workers for bulk work alone take no turns: the system gives them
+what is left.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from weir.batching.batcher import Batcher
+from weir.batching.workers import SOLVED, SharedWorkers, WorkerUser
+from weir.messages import Batch, Events
+from weir.metrics import MetricReport
+from weir.workers.executor import Block, Executor, Listener, StartsBulkWorkers, WorkerState
+
+
+class Member(WorkerUser, Protocol):
+    """One of the models of a group: what drives its batcher."""
+
+    @property
+    def batcher(self) -> Batcher:
+        """Its batcher."""
+
+    def policy_changed(self) -> None:
+        """Let the policy decide again about all that waits."""
+
+
+class Follower(Protocol):
+    """Keeps what the order of a group depends on up to date while models of the group run."""
+
+    def joined(self, user: Member) -> None:
+        """A model is going to start. Raises SettingsError if it cannot be in the group."""
+
+    def started(self, user: Member) -> None:
+        """A model runs."""
+
+    async def left(self, user: Member) -> None:
+        """A model has ended."""
+
+
+class DeviceGroup:
+    """The models that take turns on one device.
+
+    Arguments:
+        name: for log lines and errors.
+        order: one of batching/workers.py's ORDERS.
+        follower: is notified of the models.
+    """
+
+    def __init__(self, name: str, *, order: str = SOLVED, follower: Follower | None = None) -> None:
+        self.name = name
+        self.order = order
+        self.follower = follower
+        self.workers: SharedWorkers[Member] = SharedWorkers(order)
+        self.resizing = asyncio.Lock()
+
+    def member(self, own: Executor) -> Executor:
+        """Return the executor of a model that takes turns, around its own."""
+        return TurnsWithBulk(self, own) if isinstance(own, StartsBulkWorkers) else TakesTurns(self, own)
+
+
+class TakesTurns:
+    """The Executor of one model of a DeviceGroup, around one of its own."""
+
+    def __init__(self, group: DeviceGroup, own: Executor) -> None:
+        self.own = own
+        self.added = 0
+        self._group = group
+        self._workers = group.workers
+        self._user: Member
+        self._listener: Listener
+        self._bulk: set[int] = set()
+        self._running = False
+
+    @property
+    def resizing(self) -> asyncio.Lock:
+        """See SharesWorkers."""
+        return self._group.resizing
+
+    def join(self, user: Member) -> None:
+        """See SharesWorkers."""
+        self._user = user
+        if self._group.follower is not None:
+            self._group.follower.joined(user)
+
+    # The Executor.
+
+    async def start(self, listener: Listener) -> None:
+        """Start the model's own workers; from then on it takes turns with the others of the group."""
+        self._listener = listener
+        self._workers.add(self._user)
+        self._running = True
+        await self.own.start(self)
+        if self._group.follower is not None and self._running:
+            self._group.follower.started(self._user)
+
+    def run(self, worker: int, batch: Batch) -> None:
+        """Send `batch` to `worker`, whose place no other model uses until it is back."""
+        if worker not in self._bulk:
+            self._workers.began(self._user, worker, self._now())
+        self.own.run(worker, batch)
+
+    def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
+        """See Executor."""
+        self.own.cancel(worker, batch_id, indices)
+
+    def reserve(self, size_bytes: int) -> Block | None:
+        """See Executor."""
+        return self.own.reserve(size_bytes)
+
+    async def stop(self) -> None:
+        """Take no more turns, and end the workers."""
+        if self._running:
+            self._running = False
+            self._workers.remove(self._user, self._now())
+            if self._group.follower is not None:
+                await self._group.follower.left(self._user)
+        await self.own.stop()
+
+    async def add_worker(self) -> None:
+        """Start one more worker of this model. It computes beside the others, unless other models have as many."""
+        await self.own.add_worker()
+        self.added += 1
+
+    async def remove_worker(self, worker: int | None = None) -> None:
+        """End a worker of this model; the others keep theirs."""
+        await self.own.remove_worker(worker)
+        self.added -= 1
+
+    def states(self) -> Sequence[WorkerState]:
+        """Return the state of the model's own workers."""
+        return self.own.states()
+
+    def gauges(self) -> dict[str, Any]:
+        """See Executor."""
+        return self.own.gauges()
+
+    # The Listener of the own executor.
+
+    def worker_ready(self, worker: int, places: int, *, bulk: bool = False) -> None:
+        """Pass it on. The worker is away while another model uses its place."""
+        if bulk:
+            self._bulk.add(worker)
+        elif self._workers.is_others(self._user, worker):
+            self._user.worker_away(worker)
+        self._listener.worker_ready(worker, places, bulk=bulk)
+
+    def worker_lost(self, worker: int, reason: str) -> None:
+        """Pass it on. Its place is free for the other models."""
+        self._listener.worker_lost(worker, reason)
+        if self._running:
+            self._workers.gave_up(self._user, worker, self._now())
+
+    def worker_leaves(self, worker: int) -> None:
+        """Pass it on."""
+        self._listener.worker_leaves(worker)
+
+    def received(self, worker: int, events: Events) -> None:
+        """Pass it on. With the end of a batch its place is offered to all models."""
+        takes_turns = events.final and worker not in self._bulk and self._running
+        if takes_turns:
+            self._workers.ends(self._user, worker, self._now())
+        self._listener.received(worker, events)
+        if takes_turns:
+            self._workers.ended(worker, self._now())
+
+    def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
+        """Pass it on."""
+        self._listener.measured(worker, reports)
+
+    def unavailable(self, reason: str) -> None:
+        """Pass it on."""
+        self._listener.unavailable(reason)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+class TurnsWithBulk(TakesTurns):
+    """One whose own executor can have workers for bulk work only."""
+
+    own: Any
+
+    def start_bulk_workers(self) -> None:
+        """See StartsBulkWorkers."""
+        self.own.start_bulk_workers()

@@ -1,0 +1,76 @@
+"""simulation/device.py: models that share a device, with the real batchers, against exact figures."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from tests.policy.two_models import TwoModels
+
+from weir.policy.cost.profile import Floats, Profile
+from weir.policy.online.device import DevicePolicy
+from weir.policy.rules import ControlLimit, Greedy
+from weir.policy.solve.device import DeviceLoad, DeviceTable, solve_device
+from weir.simulation.device import DeviceModel, SharedRun, share
+
+SHORT = Profile.linear(alpha_ms=0.3, tau0_ms=1.0, max_batch_size=6)
+LONG = Profile.linear(alpha_ms=1.2, tau0_ms=4.0, max_batch_size=6)
+RATES = [0.35 * SHORT.max_rate, 0.3 * LONG.max_rate]
+
+
+def arrivals(rate: float, count: int, seed: int) -> Floats:
+    times: Floats = np.cumsum(np.random.default_rng(seed).exponential(1.0 / rate, count))
+    return times
+
+
+def mean_of(found: list[SharedRun]) -> float:
+    return float(np.concatenate([each.response_time_ms for each in found]).mean())
+
+
+def tables() -> list[DeviceTable]:
+    return solve_device([DeviceLoad(SHORT, RATES[0]), DeviceLoad(LONG, RATES[1])])
+
+
+def test_the_mean_of_the_solved_order_is_what_the_exact_chain_says() -> None:
+    exact = TwoModels([SHORT, LONG], RATES)
+    wanted = exact.evaluate(exact.rule(tables()))[0]
+    models = [
+        DeviceModel(profile, DevicePolicy(table), arrivals(rate, int(40.0 * rate), seed))
+        for profile, table, rate, seed in zip((SHORT, LONG), tables(), RATES, (1, 2), strict=True)
+    ]
+    assert mean_of(share(models, "solved")) == pytest.approx(wanted, rel=0.03)
+
+
+def test_one_batch_runs_at_a_time_and_every_request_once() -> None:
+    models = [
+        DeviceModel(profile, Greedy(), arrivals(rate, 2000, 3))
+        for profile, rate in zip((SHORT, LONG), RATES, strict=True)
+    ]
+    found = share(models, "oldest")
+    spans = sorted({span for each in found for span in zip(each.start.tolist(), each.end.tolist(), strict=True)})
+    assert all(before[1] <= after[0] + 1e-9 for before, after in pairwise(spans))
+    for each, model in zip(found, models, strict=True):
+        assert each.sizes.sum() == 2000 and np.all(each.start >= each.arrival)
+        assert each.energy_mj == pytest.approx(model.profile.energy_mj[each.sizes - 1].sum())
+
+
+def test_two_workers_serve_two_models_at_once() -> None:
+    models = [DeviceModel(SHORT, Greedy(), np.zeros(1)), DeviceModel(LONG, Greedy(), np.zeros(1))]
+    assert [each.start[0] for each in share(models, "solved", workers=2)] == [0.0, 0.0]
+    first, second = share(models, "solved")
+    assert (first.start[0], second.start[0]) == (0.0, first.end[0])
+
+
+def test_no_model_waits_longer_than_its_bound_and_a_batch_of_the_other() -> None:
+    busy = DeviceModel(LONG, Greedy(), arrivals(0.99 * LONG.max_rate, 2000, 4))
+    rare = DeviceModel(SHORT, ControlLimit(6), np.linspace(0.1, 2.0, 20), max_queue_delay=0.02)
+    for order in ("longest", "solved"):
+        _, found = share([busy, rare], order)
+        longest = float(LONG.service_time_ms[-1]) / 1000.0
+        assert float((found.start - found.arrival).max()) <= 0.02 + longest + 1e-9
+
+
+def test_requests_whose_deadline_passes_are_never_run() -> None:
+    busy = DeviceModel(LONG, Greedy(), np.zeros(60))
+    other = DeviceModel(SHORT, Greedy(), np.array([1e-4]), timeout=0.003)
+    _, found = share([busy, other], "oldest")
+    assert np.isnan(found.start[0]) and not len(found.response_time_ms)

@@ -1,0 +1,184 @@
+"""tuning/device.py: when the order of a device group is solved, and for what."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.policy.banks import bank, promised
+
+from weir.batching.batcher import Batcher
+from weir.batching.settings import BatchingSettings
+from weir.batching.workers import WaitingTurn
+from weir.errors import ModelError, SettingsError
+from weir.policy.cost.profile import Profile
+from weir.policy.decision import Policy
+from weir.policy.online.adaptive import AutoPolicy, SolvedPolicy
+from weir.policy.rules import Greedy
+from weir.policy.solve.device import DeviceLoad, DeviceTable, solve_device
+from weir.simulation.engine import SimulatedRequest
+from weir.tuning.device import EVERY, SILENT_FOR, DeviceGroups, DeviceTuner, has_moved
+
+PROFILE = Profile.linear(alpha_ms=1.0, tau0_ms=4.0, max_batch_size=8)
+
+
+class Model:
+    """A model of a group, without workers: rows arrive, and none are served."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.batcher = Batcher(
+            BatchingSettings(max_batch_size=8, max_queue_size=1 << 20), policy or SolvedPolicy(bank())
+        )
+        self.changes = 0
+        self.arrivals = 0
+
+    claim = 0
+    turn: WaitingTurn | None = None
+
+    def worker_away(self, worker: int) -> None: ...
+
+    def worker_back(self, worker: int) -> None: ...
+
+    def policy_changed(self) -> None:
+        self.changes += 1
+
+    def arrive(self, rate: float, since: float, until: float) -> None:
+        while (at := since + (self.arrivals + 1) / rate) < until:
+            self.arrivals += 1
+            self.batcher.submit(SimulatedRequest(self.arrivals, at), at)
+
+    @property
+    def policy(self) -> SolvedPolicy:
+        policy = self.batcher.policy
+        assert isinstance(policy, SolvedPolicy)
+        return policy
+
+
+class Rig:
+    """A tuner in virtual time: `pass_time` lets each pause end at once, after the rows of that time have arrived."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.asked: list[list[DeviceLoad]] = []
+        self.error: Exception | None = None
+        self._until = 0.0
+        self._idle = asyncio.Event()
+        self._go = asyncio.Event()
+        self._flows: list[tuple[Model, float, float]] = []
+        self.tuner = DeviceTuner("gpu0", pause=self._pause, clock=lambda: self.now, solve=self._solve)
+
+    async def _pause(self, seconds: float) -> None:
+        while self.now + max(seconds, 1e-9) > self._until:
+            self._idle.set()
+            self._go.clear()
+            await self._go.wait()
+        self.now += max(seconds, 1e-9)
+        for model, rate, since in self._flows:
+            model.arrive(rate, since, self.now)
+
+    async def _solve(self, loads: Sequence[DeviceLoad], limit: float) -> list[DeviceTable]:
+        self.asked.append(list(loads))
+        if self.error is not None:
+            raise self.error
+        return solve_device(loads)
+
+    def flow(self, model: Model, rate: float) -> None:
+        model.arrivals = 0
+        self._flows = [each for each in self._flows if each[0] is not model]
+        if rate:
+            self._flows.append((model, rate, self.now))
+
+    async def pass_time(self, seconds: float) -> None:
+        self._until += seconds
+        self._idle.clear()
+        self._go.set()
+        await self._idle.wait()
+
+
+def test_the_order_follows_what_the_models_need_of_the_device() -> None:
+    async def check() -> None:
+        rig, first, second = Rig(), Model(), Model()
+        for model in (first, second):
+            rig.tuner.joined(model)
+            rig.tuner.started(model)
+        rig.flow(first, 100.0)
+        rig.flow(second, 40.0)
+        await rig.pass_time(10.0)
+        rates = [each.rate for each in rig.tuner.loads]
+        assert rates == pytest.approx([100.0, 40.0], rel=0.1)
+        assert all(each.policy.urgency(3) is not None and each.changes for each in (first, second))
+        solved = len(rig.asked)
+        await rig.pass_time(20.0)
+        assert len(rig.asked) == solved  # nothing has changed
+        rig.flow(second, 80.0)
+        await rig.pass_time(20.0)
+        assert len(rig.asked) > solved
+        assert rig.tuner.loads[1].rate == pytest.approx(80.0, rel=0.25)
+        rig.flow(second, 0.0)
+        await rig.pass_time(2.0 * SILENT_FOR)
+        assert rig.tuner.loads[1].rate == 0.0
+        await rig.tuner.left(second)
+        await rig.pass_time(2.0 * EVERY)
+        assert first.policy.urgency(3) is None and rig.tuner.loads == []  # alone it decides by its bank
+        await rig.tuner.left(first)
+
+    asyncio.run(check())
+
+
+def test_while_a_model_is_measured_and_when_solving_fails_the_present_order_stays(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def check() -> None:
+        rig, known, unknown = Rig(), Model(), Model(AutoPolicy())
+        for model in (known, unknown):
+            rig.tuner.joined(model)
+            rig.tuner.started(model)
+            rig.flow(model, 50.0)
+        await rig.pass_time(5.0)
+        assert rig.asked == [] and known.policy.urgency(1) is None
+        unknown.policy.adopt(bank())
+        rig.error = ModelError("the solving process ended")
+        await rig.pass_time(2.0)
+        assert rig.asked and known.policy.urgency(1) is None
+        assert "device group 'gpu0': no new order, the present one stays: the solving process ended" in caplog.text
+        rig.error = None
+        await rig.pass_time(2.0)
+        assert known.policy.urgency(1) is not None
+        await rig.tuner.left(known)
+        await rig.tuner.left(unknown)
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule"),
+    [
+        (Greedy(), "needs a solved policy, as policy=auto is; with another policy use device_order=longest"),
+        (SolvedPolicy(promised()), "is solved for weights, but the policy has a latency objective"),
+        (AutoPolicy(p99=0.02), "is solved for weights, but the policy has a latency objective"),
+    ],
+)
+def test_a_policy_that_the_order_cannot_use_is_refused(policy: Policy, rule: str) -> None:
+    with pytest.raises(SettingsError, match=f"device_group='gpu0', device_order='solved': {rule}"):
+        Rig().tuner.joined(Model(policy))
+
+
+def test_small_changes_of_the_rates_are_no_reason_to_solve() -> None:
+    def moved(*now: float, **other: Any) -> bool:
+        before = [DeviceLoad(PROFILE, part * PROFILE.max_rate) for part in (0.4, 0.01)]
+        after = [DeviceLoad(PROFILE, part * PROFILE.max_rate, **other) for part in now]
+        return has_moved(after, before)
+
+    assert not moved(0.4, 0.01) and not moved(0.44, 0.01) and not moved(0.4, 0.014)
+    assert moved(0.46, 0.01) and moved(0.34, 0.01) and moved(0.4, 0.02) and moved(0.4, 0.0)
+    assert moved(0.4, 0.01, weight=2.0) and moved(0.4, 0.01, energy_weight=1.0)
+
+
+def test_a_group_has_one_order() -> None:
+    groups = DeviceGroups(lambda: 0.0)
+    assert groups.group("gpu0", "oldest") is groups.group("gpu0", "oldest") is not groups.group("gpu1", "oldest")
+    assert groups.group("gpu0", "oldest").follower is None
+    with pytest.raises(
+        SettingsError, match="device_order='fair': another model of the device_group 'gpu0' has 'oldest'"
+    ):
+        groups.group("gpu0", "fair")

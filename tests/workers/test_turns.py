@@ -1,0 +1,197 @@
+"""turns.py: models that take turns on a device, with real services, workers and deaths."""
+
+import asyncio
+import fcntl
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.served import Served, serving
+
+from weir.batching.workers import ORDERS
+from weir.errors import ModelCrashed, SettingsError
+from weir.model import Model
+from weir.policy.cost.profile import Profile
+from weir.policy.loading import load_policy
+from weir.policy.solve.bank import solve_bank
+from weir.serving.service import Service
+from weir.workers.executor import SharesWorkers, StartsBulkWorkers
+from weir.workers.settings import WorkerSettings
+from weir.workers.turns import DeviceGroup
+
+
+class Exclusive(Model):
+    """Fails if another model computes at the same time; the lock of a file tells. "die" ends its process."""
+
+    examples = ("item",)
+
+    def __init__(self, path: str = os.environ.get("DEVICE", "")) -> None:
+        self.path = path
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        with open(self.path, "ab") as device:
+            fcntl.flock(device, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if "die" in batch:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(0.001)
+        return batch
+
+
+class Other(Exclusive):
+    pass
+
+
+@asynccontextmanager
+async def taking_turns(
+    folder: Path, group: DeviceGroup, *models: type[Model], **settings: Any
+) -> AsyncIterator[list[Service]]:
+    params = {"path": str(folder / "device")}
+    settings = {"max_batch_size": 4, "policy": "greedy", **settings}
+    services = [Service(model, params=params, device=group, **settings) for model in models]
+    try:
+        await asyncio.gather(*[each.start() for each in services])
+        yield services
+    finally:
+        await asyncio.gather(*[each.stop() for each in services])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("executor", ["process", "thread"])
+def test_one_model_computes_at_a_time(tmp_path: Path, order: str, executor: str) -> None:
+    async def main() -> None:
+        async with taking_turns(
+            tmp_path, DeviceGroup("gpu0", order=order), Exclusive, Other, executor=executor
+        ) as both:
+            assert all(each.generation.shares_workers for each in both)
+            calls = [each.infer(number) for number in range(60) for each in both]
+            assert await asyncio.gather(*calls) == [number for number in range(60) for _ in both]
+
+    asyncio.run(main())
+
+
+def test_the_place_of_a_worker_that_dies_is_free_for_the_others(tmp_path: Path) -> None:
+    async def main() -> None:
+        group = DeviceGroup("gpu0", order="oldest")
+        async with taking_turns(tmp_path, group, Exclusive, Other, max_batch_size=1) as (first, second):
+            with pytest.raises(ModelCrashed):
+                await first.infer("die")
+            assert await asyncio.gather(*[second.infer(number) for number in range(8)]) == list(range(8))
+            assert await first.infer(3) == 3  # its worker was replaced
+            assert await second.infer(4) == 4
+
+    asyncio.run(main())
+
+
+def test_a_model_that_stops_leaves_the_device_to_the_others_and_may_come_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with taking_turns(tmp_path, DeviceGroup("gpu0"), Exclusive, Other) as (first, second):
+            await first.stop()
+            assert await second.infer(1) == 1
+            await first.start()
+            assert list(await asyncio.gather(first.infer(2), second.infer(3))) == [2, 3]
+
+    asyncio.run(main())
+
+
+def test_each_model_adds_and_removes_workers_of_its_own(tmp_path: Path) -> None:
+    async def main() -> None:
+        group = DeviceGroup("gpu0")
+        async with taking_turns(tmp_path, group, Exclusive, Other, executor="thread") as (first, second):
+            await first.add_worker()
+            assert (first.generation.worker_count, second.generation.worker_count) == (2, 1)
+            await first.remove_worker()
+            assert first.generation.worker_count == 1
+            assert list(await asyncio.gather(first.infer(2), second.infer(3))) == [2, 3]
+
+    asyncio.run(main())
+
+
+def test_bulk_workers_take_no_turns(tmp_path: Path) -> None:
+    class Busy(Model):
+        def predict(self, batch: list[Any]) -> list[Any]:
+            return batch
+
+    async def main() -> None:
+        group = DeviceGroup("gpu0")
+        async with (
+            Service(Busy, device=group, policy="greedy", bulk_workers=1) as first,
+            Service(Busy, name="second", device=group, policy="greedy") as second,
+        ):
+            own = first.executor
+            assert isinstance(own, StartsBulkWorkers) and isinstance(own, SharesWorkers)
+            work = [first.infer(number, priority=-1) for number in range(20)]
+            assert await asyncio.gather(*work, second.infer(5)) == [*range(20), 5]
+
+    asyncio.run(main())
+
+
+def test_models_that_take_turns_have_a_fixed_number_of_workers() -> None:
+    with pytest.raises(
+        SettingsError, match=r"workers=1\.\.3, device_group='gpu0': models that take turns have a fixed number"
+    ):
+        WorkerSettings(workers="1..3", device_group="gpu0")
+
+
+def test_models_of_a_server_take_turns_by_a_setting(tmp_path: Path) -> None:
+    targets = [f"{__name__}:{model.__name__}" for model in (Exclusive, Other)]
+    bank = tmp_path / "exclusive.npz"
+    bank.write_bytes(solve_bank(Profile.linear(alpha_ms=0.1, tau0_ms=1.0, max_batch_size=4)).to_bytes())
+    turns = ["--device-group", "gpu0", "--policy", str(bank), "--max-batch-size", "4"]
+    with (
+        serving(*targets, *turns, env={"DEVICE": str(tmp_path / "device")}) as (_, client),
+        ThreadPoolExecutor(8) as threads,
+    ):
+        answers = threads.map(
+            lambda number: client.post(f"/infer/{('exclusive', 'other')[number % 2]}", json=number), range(80)
+        )
+        assert [answer.json() for answer in answers] == list(range(80))
+        while (device := client.get("/models/other/policy").json()["device"]) is None:
+            assert client.post("/infer/exclusive", json=3).json() == client.post("/infer/other", json=3).json() == 3
+    assert device["limit"] == 1
+
+
+def test_models_of_one_group_have_one_order(tmp_path: Path) -> None:
+    (tmp_path / "weir.toml").write_text(
+        f'[models.first]\ntarget = "{__name__}:Exclusive"\ndevice_order = "fair"\n[models.second]\ntarget = "{__name__}:Other"\n'
+    )
+    with Served("--config", str(tmp_path / "weir.toml"), "--device-group", "gpu0") as served:
+        served.until_logged(
+            "device_order='solved': another model of the device_group 'gpu0' has 'fair'; all must have the same"
+        )
+
+
+class Noting:
+    """A Follower that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def joined(self, user: Any) -> None:
+        if isinstance(user.batcher.policy, type(load_policy("full:4"))):
+            raise SettingsError("no full batches here")
+        self.heard.append("joined")
+
+    def started(self, user: Any) -> None:
+        self.heard.append("started")
+
+    async def left(self, user: Any) -> None:
+        self.heard.append("left")
+
+
+def test_what_follows_a_group_is_notified_of_its_models_and_may_refuse_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        following = Noting()
+        group = DeviceGroup("gpu0", follower=following)
+        async with taking_turns(tmp_path, group, Exclusive, executor="thread"):
+            assert following.heard == ["joined", "started"]
+        assert following.heard == ["joined", "started", "left"]
+        with pytest.raises(SettingsError, match="no full batches here"):
+            Service(Exclusive, device=group, policy="full:4", max_batch_size=4)
+
+    asyncio.run(main())
