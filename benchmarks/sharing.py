@@ -387,7 +387,7 @@ def draw(path: Path = PICTURE) -> None:
             markersize=4,
         )
     left.set(xscale="log", yscale="log", xlabel="texts in a request", ylabel="p50 of a request, seconds")
-    left.set_title("16 clients of this size beside 16 of 16 texts", fontsize=10, loc="left")
+    left.set_title("16 clients of this size and 16 of 16 texts", fontsize=10, loc="left")
     if live:
         sizes, shares = [int(size) for size in live], [100 * share for share in live.values()]
         right.plot(sizes, shares, "D", color="#e0a030", label="after, live: 9 clients", markersize=5)

@@ -264,7 +264,7 @@ def _draw(seen: list[Entry], path: Path) -> None:
             axis.axhline(100 * (NEAR if index == 3 else EXACT), color=INK, linewidth=0.8, linestyle=":")
             axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low / 100.0, 3.0 * high))
             axis.set(title=QUANTITIES[index], xlabel="half the 99.9 % interval of what was seen (%)")
-        axes[0][0].set(ylabel="seen beside predicted (%)")
+        axes[0][0].set(ylabel="difference from predicted (%)")
         axes[0][0].legend(fontsize=7, markerscale=5)
 
 

@@ -126,7 +126,7 @@ export class Workers {
 export class Ends {
   constructor(parent) {
     this.table = new Table("Responses and errors", [
-      { head: "Answer" }, { head: "Frontend" }, ...NUMBERS(["Per second", "In the time shown", "Since the start"]),
+      { head: "Status" }, { head: "Frontend" }, ...NUMBERS(["Per second", "In the time shown", "Since the start"]),
     ]);
     parent.append(this.table.element);
   }
