@@ -656,10 +656,10 @@ async def serve(
             ask,
             print_nothing,
             context.account,
-            InferencePaths(inference_protocols(context), added.inference),
+            InferencePaths(inference_protocols(context), added.endpoints),
         )
         batches.begin()
-        added = added._replace(routes=[*batches.routes(), *added.routes])
+        added = added._replace(endpoints=[*batches.endpoints(), *added.endpoints])
     sockets = WebSockets(registry, http, context.account)
     app = make_app(registry, http, context=context, websockets=sockets, added=added)
     servers: list[Any] = [

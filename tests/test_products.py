@@ -10,13 +10,13 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 
 from weir.app import App
 from weir.errors import SettingsError
 from weir.frontends.frontend import Frontend, FrontendContext
 from weir.frontends.grpc.services import NO_CALLS, AddedCalls
 from weir.frontends.http.application import Added
+from weir.frontends.http.endpoints import HttpEndpoint, answered
 from weir.frontends.http.fast.plan import RouteHandler
 from weir.messages import Observer
 from weir.serving.handle import Models
@@ -73,8 +73,8 @@ class Shop:
         async def greet(request: Request) -> PlainTextResponse:
             return PlainTextResponse(f"welcome to {', '.join(context.registry.services)}")
 
-        described = {"/welcome": {"get": {"operationId": "greet", "summary": "Greet", "responses": {}}}}
-        return Added([Route("/welcome", greet)], described)
+        described = {"operationId": "greet", "summary": "Greet", "responses": {}}
+        return Added([HttpEndpoint("GET", "/welcome", answered(greet), described)])
 
     def grpc_calls(self, context: FrontendContext, most: int) -> AddedCalls:
         return NO_CALLS

@@ -45,7 +45,7 @@ from weir.frontends.frontend import Frontend, FrontendContext, FrontendsSettings
 from weir.frontends.grpc.frontend import GrpcSettings
 from weir.frontends.grpc.frontend import make_frontend as make_grpc
 from weir.frontends.http.access_log import HttpLog
-from weir.frontends.http.application import Added, InferencePaths, inference_protocols, make_app
+from weir.frontends.http.application import NOTHING, Added, InferencePaths, inference_protocols, make_app
 from weir.frontends.http.pages import Held, code_of, make_exposition
 from weir.frontends.http.server import HttpServer
 from weir.frontends.websocket import WebSockets
@@ -57,7 +57,6 @@ from weir.model import Model
 from weir.protocols.access import Access, AccessSettings, Control, ControlSettings
 from weir.protocols.account import Account, allow_descriptors
 from weir.protocols.kserve.context import KserveContext
-from weir.protocols.openai_errors import error_answer
 from weir.protocols.settings import HttpSettings, KserveSettings
 from weir.serving.service import Service
 from weir.serving.settings import END_LIMIT
@@ -365,7 +364,7 @@ class Site:
         self.context = FrontendContext(
             registry, settings, notified.observers, control, kserve, manager, end, self.access
         )
-        own = _NOTHING if product is None else product.added(self.context)
+        own = NOTHING if product is None else product.added(self.context)
         collectors = () if product is None else product.collectors()
         self.exposition = None if metrics is None else _exposition(settings.telemetry, metrics, registry)
         if self.exposition is not None:
@@ -373,12 +372,13 @@ class Site:
                 self.exposition.registry.register(collector)
         self.websockets = WebSockets(registry, http, kserve.account)
         protocols = inference_protocols(kserve)
-        self.endpoints = InferencePaths(protocols, own.inference)
+        self.endpoints = InferencePaths(protocols, own.endpoints)
         self._jobs = jobs = _batch_jobs(
             settings.jobs, http, self.call, get_logger("weir").info, kserve.account, self.endpoints
         )
         clients = no_clients if product is None else product.clients
-        self._added = _joined(_of_jobs(jobs), make_dashboard(registry, metrics, collectors, clients, _shown(jobs)), own)
+        of_jobs = NOTHING if jobs is None else Added(jobs.endpoints(), jobs.begin)
+        self._added = _joined(of_jobs, make_dashboard(registry, metrics, collectors, clients, _shown(jobs)), own)
         self.asgi = make_app(
             registry, http, metrics=None if self.exposition is None else self.exposition.render, context=kserve, lifespan=lifespan,
             websockets=self.websockets, added=self._added, log=notified.log, protocols=protocols,
@@ -409,9 +409,6 @@ def _exposition(settings: TelemetrySettings, metrics: Metrics, registry: Registr
     )
 
 
-_NOTHING = Added()
-
-
 def _batch_jobs(
     settings: JobSettings, http: HttpSettings, ask: Ask, log: Callable[..., None], account: Account, endpoints: InferencePaths
 ) -> JobRoutes | None:  # fmt: skip
@@ -425,28 +422,14 @@ def _shown(jobs: JobRoutes | None) -> ListJobs:
     return (lambda: None) if jobs is None else jobs.overview
 
 
-def _of_jobs(jobs: JobRoutes | None) -> Added:
-    """Return what batch jobs add to HTTP."""
-    if jobs is None:
-        return _NOTHING
-    paths = jobs.paths()
-    return Added(jobs.routes(), paths, {path: error_answer for path in paths if "{" not in path}, jobs.begin)
-
-
 def _joined(*parts: Added) -> Added:
-    """Return what all `parts` add. The routes of batch jobs come first: a product may answer every other path below /v1."""
+    """Return what all `parts` add. The endpoints of batch jobs come first: a product may answer every other path below /v1."""
 
     def begin() -> None:
         for part in parts:
             part.begin()
 
-    return Added(
-        [route for part in parts for route in part.routes],
-        {path: described for part in parts for path, described in part.paths.items()},
-        {prefix: refuse for part in parts for prefix, refuse in part.refusals.items()},
-        begin,
-        [path for part in parts for path in part.inference],
-    )
+    return Added([each for part in parts for each in part.endpoints], begin)
 
 
 def _folder(settings: Settings) -> FolderRepository | None:

@@ -4,15 +4,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from weir.catalog.registry import Registry
-from weir.frontends.http.kserve_routes import PREFIX, every
+from weir.frontends.http.kserve_routes import PREFIX, kserve_endpoints
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.kserve.metadata import EXTENSIONS, SHARED_MEMORY
 from weir.protocols.kserve.protocol import CALLS
-from weir.protocols.settings import HttpSettings
+from weir.protocols.settings import HttpSettings, KserveSettings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "kserve-http.md").read_text()
 VERSION = "/versions/{version}"
@@ -27,8 +28,11 @@ def rows(heading: str) -> list[list[str]]:
 
 def test_every_path_is_named() -> None:
     said = {(row[0], row[1].strip("`")) for row in rows("Paths")}
-    site = KserveContext(Registry([]), HttpSettings())
-    there = {(method, PREFIX + path) for method, path in every(site)}
+    manager: Any = object()
+    site = KserveContext(
+        Registry([]), HttpSettings(), settings=KserveSettings(allow_shared_memory=True), manager=manager
+    )
+    there = {(each.method, each.shown_path) for each in kserve_endpoints(site) if each.described is not None}
     there |= {("POST", f"{PREFIX}/models/{{model}}{version}/{call}") for version in ("", VERSION) for call in CALLS}
     assert said == {(method, path) for method, path in there if VERSION not in path}
     assert {path for _, path in there if VERSION in path} == {

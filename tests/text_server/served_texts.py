@@ -10,6 +10,7 @@ from tests.text_server.hashing import HashingEncoder
 
 from weir.catalog.registry import Registry
 from weir.frontends.http.application import make_app
+from weir.frontends.http.endpoints import described_paths
 from weir.frontends.http.openapi import openapi
 from weir.frontends.http.server import HttpServer
 from weir.protocols.access import Control
@@ -114,7 +115,10 @@ def apis_of(site: EmbeddingContext, end: Callable[[], None] = lambda: None) -> l
 
 def described() -> dict[str, Any]:
     """Return the OpenAPI description of all APIs of texts."""
-    return openapi(Registry([]), added_by(apis_of(EmbeddingContext({}, HttpSettings(), 1, TextCounts()))).paths)
+    return openapi(
+        Registry([]),
+        described_paths(added_by(apis_of(EmbeddingContext({}, HttpSettings(), 1, TextCounts()))).endpoints),
+    )
 
 
 def message_of(answer: httpx.Response) -> str:

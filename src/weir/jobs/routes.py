@@ -12,17 +12,16 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
 from weir.errors import (
     DeadlineExceeded,
     InvalidRequest,
-    MethodNotAllowed,
     Overloaded,
     TooLarge,
     WeirError,
 )
 from weir.frontends.http.asgi import as_response, too_slow
+from weir.frontends.http.endpoints import HttpEndpoint, answered
 from weir.jobs.requests import check_endpoint
 from weir.jobs.running import Ask, JobRunner
 from weir.jobs.settings import JobSettings
@@ -162,32 +161,31 @@ class JobRoutes:
             raise DeadlineExceeded("the server does not run")
         return self._made
 
-    def routes(self) -> list[BaseRoute]:
-        """Return the routes."""
-        return [
-            Route("/v1/files", _answering({"POST": self._upload, "GET": self._files}), methods=["POST", "GET"]),
-            Route(
-                "/v1/files/{file}", _answering({"GET": self._file, "DELETE": self._delete}), methods=["GET", "DELETE"]
-            ),
-            Route("/v1/files/{file}/content", _answering({"GET": self._content}), methods=["GET"]),
-            Route("/v1/batches", _answering({"POST": self._create, "GET": self._batches}), methods=["POST", "GET"]),
-            Route("/v1/batches/{batch}", _answering({"GET": self._batch}), methods=["GET"]),
-            Route("/v1/batches/{batch}/cancel", _answering({"POST": self._cancel}), methods=["POST"]),
+    def endpoints(self) -> list[HttpEndpoint]:
+        """Return the endpoints."""
+        job, file = "/v1/batches/{batch}", "/v1/files/{file}"
+        declared: list[tuple[str, str, Handler, str, str]] = [
+            ("POST", "/v1/files", self._upload, "uploadFile", "Upload a file of requests"),
+            ("GET", "/v1/files", self._files, "listFiles", "List the files"),
+            ("GET", file, self._file, "showFile", "Describe a file"),
+            ("DELETE", file, self._delete, "deleteFile", "Delete a file"),
+            ("GET", f"{file}/content", self._content, "readFile", "Return what a file holds"),
+            ("POST", "/v1/batches", self._create, "createBatch", "Run the requests of a file as bulk work"),
+            ("GET", "/v1/batches", self._batches, "listBatches", "List the batch jobs"),
+            ("GET", job, self._batch, "showBatch", "Describe a batch job"),
+            ("POST", f"{job}/cancel", self._cancel, "cancelBatch", "Cancel a batch job"),
         ]
-
-    def paths(self) -> dict[str, Any]:
-        """Return the OpenAPI description of the routes."""
-        return {
-            path: {
-                method: {
-                    "summary": summary,
-                    "operationId": name,
-                    "responses": {"200": {"description": "see OpenAI's reference"}},
-                }
-                for method, (name, summary) in methods.items()
-            }
-            for path, methods in _DESCRIBED.items()
-        }
+        responses = {"200": {"description": "see OpenAI's reference"}}
+        return [
+            HttpEndpoint(
+                method,
+                path,
+                answered(_answering(handler)),
+                {"summary": summary, "operationId": name, "responses": responses},
+                error_answer,
+            )
+            for method, path, handler, name, summary in declared
+        ]
 
     # Files.
 
@@ -285,28 +283,12 @@ class JobRoutes:
         return _json(shown_job(job))
 
 
-_DESCRIBED = {
-    "/v1/files": {"post": ("uploadFile", "Upload a file of requests"), "get": ("listFiles", "List the files")},
-    "/v1/files/{file}": {"get": ("showFile", "Describe a file"), "delete": ("deleteFile", "Delete a file")},
-    "/v1/files/{file}/content": {"get": ("readFile", "Return what a file holds")},
-    "/v1/batches": {
-        "post": ("createBatch", "Run the requests of a file as bulk work"),
-        "get": ("listBatches", "List the batch jobs"),
-    },
-    "/v1/batches/{batch}": {"get": ("showBatch", "Describe a batch job")},
-    "/v1/batches/{batch}/cancel": {"post": ("cancelBatch", "Cancel a batch job")},
-}
-
-
-def _answering(handlers: Mapping[str, Handler]) -> Handler:
-    """Return a handler of all methods that answers errors in OpenAI's form."""
+def _answering(handler: Handler) -> Handler:
+    """Return a handler that answers errors in OpenAI's form."""
 
     async def answer(request: Request) -> Response:
         try:
-            method = "GET" if request.method == "HEAD" else request.method
-            if method not in handlers:
-                raise MethodNotAllowed(f"{request.method} {request.url.path}: takes {', '.join(handlers)} only")
-            return await handlers[method](request)
+            return await handler(request)
         except ClientDisconnect:
             return Response(status_code=499)
         except (WeirError, OSError, sqlite3.Error) as raised:

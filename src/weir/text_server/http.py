@@ -12,12 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
-from starlette.routing import Route
 from starlette.types import Send
 
 from weir.errors import WeirError
 from weir.frontends.http.asgi import AsgiCall, ClientLeft, Endpoint, Handler, identified, unless_left
-from weir.frontends.http.auth_middleware import Refuse
+from weir.frontends.http.endpoints import HttpEndpoint
 from weir.frontends.http.openapi import described_headers, operation
 from weir.messages import JSON
 from weir.protocols.account import CLAIM
@@ -435,8 +434,7 @@ class TextPage(NamedTuple):
 
 
 class TextApi:
-    """The endpoints of one API of texts, which write errors alike, as the type `error`. Its routes, their description and what refuses a request without the
-    server's key follow from `calls` and `pages`."""
+    """The endpoints of one API of texts, which write errors alike, as the type `error`. Its endpoints follow from `calls` and `pages`."""
 
     def __init__(
         self, context: EmbeddingContext, error: Any, calls: Sequence[TextCall], pages: Sequence[TextPage] = ()
@@ -447,36 +445,26 @@ class TextApi:
         self._calls = calls
         self._pages = pages
 
-    def routes(self) -> list[Route]:
-        """Return the routes."""
-        endpoint = partial(Endpoint, settings=self.context.http, refuse=self.texts[0].refusal)
-        return [
-            *[Route(path, endpoint(each), methods=["POST"]) for each in self.texts for path in each.protocol.paths],
-            *[
-                Route(page.path.replace("}", ":path}"), endpoint(page.handler), methods=[page.method.upper()])
-                for page in self._pages
-            ],
-        ]
-
-    def described(self) -> dict[str, Any]:
-        """Return the OpenAPI description of the endpoints, by path, with types in place of schemas."""
+    def endpoints(self) -> list[HttpEndpoint]:
+        """Return the endpoints."""
+        refuse = self.texts[0].refusal
+        app = partial(Endpoint, settings=self.context.http, refuse=refuse)
         described = partial(described_call, error=self._error)
-        paths: dict[str, Any] = {}
-        for call in self._calls:
-            path = call.protocol.paths[0]
-            paths[path] = {"post": described(path, call.summary, call.body, call.example, call.answer)}
+        found: list[HttpEndpoint] = []
+        for call, texts in zip(self._calls, self.texts, strict=True):
+            first, *others = call.protocol.paths
+            shown = described(first, call.summary, call.body, call.example, call.answer)
+            found.append(HttpEndpoint("POST", first, app(texts), shown, refuse, infers=True))
+            found += [HttpEndpoint("POST", path, app(texts), None, refuse, infers=True) for path in others]
         for page in self._pages:
-            paths[page.path] = {
-                page.method: operation(page.method, page.path, page.summary, page.answer, self._error, tag="texts")
+            method, path, summary = page.method, page.path, page.summary
+            shown = (
+                operation(method, path, summary, page.answer, self._error, tag="texts")
                 if page.body is None
-                else described(page.path, page.summary, page.body, page.example, page.answer)
-            }
-        return paths
-
-    def refusals(self) -> dict[str, Refuse]:
-        """Return what refuses a request without the server's key, by the beginning of the path."""
-        beginnings = [route.path.partition("{")[0].rstrip("/") for route in self.routes()]
-        return {path: self.texts[0].refusal for path in beginnings if path}
+                else described(path, summary, page.body, page.example, page.answer)
+            )
+            found.append(HttpEndpoint(method.upper(), path.replace("}", ":path}"), app(page.handler), shown, refuse))
+        return found
 
 
 def described_call(path: str, summary: str, body: Any, example: Any, answer: Any, error: Any) -> dict[str, Any]:

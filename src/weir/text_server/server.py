@@ -63,12 +63,7 @@ def text_apis(context: EmbeddingContext) -> list[TextApi]:
 
 def added_by(apis: Sequence[TextApi]) -> Added:
     """Return what `apis` add to HTTP."""
-    return Added(
-        [route for api in apis for route in api.routes()],
-        {path: described for api in apis for path, described in api.described().items()},
-        {path: refuse for api in apis for path, refuse in api.refusals().items()},
-        inference=[path for api in apis for each in api.texts for path in each.protocol.paths],
-    )
+    return Added([each for api in apis for each in api.endpoints()])
 
 
 class EmbeddingProduct:

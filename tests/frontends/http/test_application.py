@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from tests.frontends.http.models import Echo
@@ -10,6 +11,7 @@ import weir
 from weir import Registry, Service
 from weir.errors import SettingsError
 from weir.frontends.http.application import InferencePaths, inference_protocols
+from weir.frontends.http.endpoints import HttpEndpoint, answered
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeExecutor
@@ -25,8 +27,9 @@ class Counting(weir.Model):
 
 
 SERVICES = [Service(model, executor=FakeExecutor()) for model in (Echo, Counting)]
+EMBED = HttpEndpoint("POST", "/embed", answered(AsyncMock()), infers=True)
 PATHS = InferencePaths(
-    inference_protocols(KserveContext(Registry(SERVICES, {"echo": "/own"}), HttpSettings())), ["/embed"]
+    inference_protocols(KserveContext(Registry(SERVICES, {"echo": "/own"}), HttpSettings())), [EMBED]
 )
 
 

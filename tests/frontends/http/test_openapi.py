@@ -30,7 +30,9 @@ async def page() -> Annotated[HttpResponse, ModelList]:
 
 def described(*models: Any, routes: dict[str, str] | None = None) -> dict[str, Any]:
     registry = Registry([Service(model, executor=FakeExecutor()) for model in models], routes)
-    document = openapi(registry, {path: described_page(path, page) for path in ("/", "/models/{model}")})
+    document = openapi(
+        registry, {path: {"get": described_page("GET", path, page)} for path in ("/", "/models/{model}")}
+    )
     decoded: dict[str, Any] = json.loads(json.dumps(document))
     return decoded
 

@@ -16,6 +16,7 @@ from tests.text_server.served_texts import MAX_TEXTS, Served, Standing, apis_of,
 from tests.text_server.served_texts import post as post_to
 
 from weir.errors import DeadlineExceeded, Draining, ModelError, Overloaded
+from weir.frontends.http.endpoints import described_paths
 from weir.frontends.http.pages import HTTP_FRONTENDS, code_of
 from weir.protocols.settings import HttpSettings
 from weir.text_models.packing import Packing, quantized
@@ -328,11 +329,8 @@ def test_every_route_is_described_and_no_other() -> None:
     added = added_by(apis_of(EmbeddingContext({}, HttpSettings(), 1, TextCounts())))
     refused = "/v1/{path}"  # of whatever is none of the others
     aliases = {"/", "/invocations"}  # of one of TEI's, as the first model decides
-    assert {getattr(route, "path", "").replace(":path", "") for route in added.routes} == {
-        refused,
-        *aliases,
-        *added.paths,
-    }
+    paths = {each.shown_path for each in added.endpoints}
+    assert paths == {refused, *aliases, *described_paths(added.endpoints)}
 
 
 def test_the_description_is_valid() -> None:

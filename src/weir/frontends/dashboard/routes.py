@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from weir.frontends.dashboard.sampling import DashboardSampler, ListClients, ListJobs, no_clients
 from weir.frontends.dashboard.watching import Ring, Watch
 from weir.frontends.http.application import Added
 from weir.frontends.http.asgi import as_response
+from weir.frontends.http.endpoints import HttpEndpoint, answered
 from weir.protocols.response import Headers, HttpResponse
 from weir.telemetry.recorder import Metrics
 
@@ -43,13 +43,12 @@ _PAGE = "page.html"
 def _described(name: str, summary: str, content_type: str, *parameters: dict[str, Any]) -> dict[str, Any]:
     responses = {"200": {"description": "The response", "content": {content_type: {}}}}
     call = {"operationId": f"get_{name}", "tags": ["server"], "summary": summary, "responses": responses}
-    return {"get": call | ({"parameters": list(parameters)} if parameters else {})}
+    return call | ({"parameters": list(parameters)} if parameters else {})
 
 
-# The OpenAPI description of the routes.
-PATHS = {
-    "/dashboard": _described("dashboard", "Show the server while it works, to people", "text/html"),
-    "/dashboard/data": _described(
+_DESCRIBED = {
+    _PAGE: _described("dashboard", "Show the server while it works, to people", "text/html"),
+    "data": _described(
         "dashboard_data", "Return what the dashboard shows", "application/json",
         {"name": "life", "in": "query", "description": "the process asked before", "schema": {"type": "string"}},
         {"name": "since", "in": "query", "description": "its last number", "schema": {"type": "integer", "minimum": 0}},
@@ -72,13 +71,15 @@ def make_dashboard(
 
 
 def pages_of(watch: Watch) -> Added:
-    """Return the routes of a dashboard whose data come from `watch`."""
-    routes = [
-        Route("/dashboard", _asset(_PAGE)),
-        Route("/dashboard/data", _data(watch)),
-        *[Route(f"/dashboard/{name}", _asset(name)) for name in assets() if name != _PAGE],
+    """Return the endpoints of a dashboard whose data come from `watch`."""
+    found = {"data": _data(watch), **{name: _asset(name) for name in assets()}}
+    endpoints = [
+        HttpEndpoint(
+            "GET", "/dashboard" if name == _PAGE else f"/dashboard/{name}", answered(page), _DESCRIBED.get(name)
+        )
+        for name, page in found.items()
     ]
-    return Added(routes, PATHS, begin=watch.timer.begin)
+    return Added(endpoints, watch.timer.begin)
 
 
 def assets() -> list[str]:

@@ -1,20 +1,19 @@
 """The whole HTTP frontend as one ASGI application, which any ASGI server can run."""
 
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from weir.errors import CapacityError, ModelNotFound, WeirError
 from weir.frontends.frontend import open_protocols
 from weir.frontends.http.access_log import HttpLog, Logged
 from weir.frontends.http.asgi import AsgiInference, inner_path
-from weir.frontends.http.auth_middleware import Gate, Refuse
+from weir.frontends.http.auth_middleware import Gate
+from weir.frontends.http.endpoints import HttpEndpoint, refusals_of, routes_of
 from weir.frontends.http.kserve_routes import PREFIX, Kserve
 from weir.frontends.http.pages import Pages, RenderMetrics, exception_handlers
 from weir.frontends.websocket import WebSockets
@@ -37,28 +36,21 @@ _SHOWN_TO_PAGES = (
 
 
 class Added(NamedTuple):
-    """What a product adds to the application.
+    """What a product adds to the application. `begin` is called on the event loop when the server runs."""
 
-    `paths` is the OpenAPI description of `routes`, and `inference` those of their paths that take requests for inference. `refusals` maps prefixes of paths to what refuses a request without the server's key. `begin` is called
-    on the event loop when the server runs.
-    """
-
-    routes: Sequence[BaseRoute] = ()
-    paths: Mapping[str, Any] = MappingProxyType({})
-    refusals: Mapping[str, Refuse] = MappingProxyType({})
+    endpoints: Sequence[HttpEndpoint] = ()
     begin: Callable[[], None] = lambda: None
-    inference: Collection[str] = ()
 
 
-_NOTHING = Added()
+NOTHING = Added()
 
 
 class InferencePaths(Container[str]):
-    """The paths at which a POST of JSON is a request for inference with one response: those of `protocols`, and `more`."""
+    """The paths at which a POST of JSON is a request for inference with one response: those of `protocols` and of `endpoints`."""
 
-    def __init__(self, protocols: Sequence[HttpProtocol], more: Collection[str] = ()) -> None:
+    def __init__(self, protocols: Sequence[HttpProtocol], endpoints: Sequence[HttpEndpoint] = ()) -> None:
         self._protocols = protocols
-        self._more = more
+        self._more = {each.path for each in endpoints if each.infers}
 
     def __contains__(self, path: object) -> bool:
         return isinstance(path, str) and (path in self._more or any(_takes(each, path) for each in self._protocols))
@@ -75,19 +67,18 @@ def _takes(protocol: HttpProtocol, path: str) -> bool:
 
 
 class Shortcut:
-    """ASGI middleware that finds those of `routes` that have no parameters in one look-up: a router would try all routes, one after the other."""
+    """ASGI middleware that finds those of `endpoints` that have no parameters in one look-up: a router would try all routes, one after the other."""
 
-    def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
+    def __init__(self, app: ASGIApp, endpoints: Sequence[HttpEndpoint]) -> None:
         self._app = app
-        plain = [route for route in routes if isinstance(route, Route) and not route.param_convertors]
-        self._routes = {(method, route.path): route.app for route in plain for method in route.methods or ()}
+        self._found = {(each.method, each.path): each.app for each in reversed(endpoints) if "{" not in each.path}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        route = self._routes.get((scope["method"], inner_path(scope))) if scope["type"] == "http" else None
-        if route is None:
+        found = self._found.get((scope["method"], inner_path(scope))) if scope["type"] == "http" else None
+        if found is None:
             return await self._app(scope, receive, send)
-        await route({**scope, "path_params": {}}, receive, send)
+        await found({**scope, "path_params": {}}, receive, send)
 
 
 def inference_protocols(context: KserveContext) -> Sequence[HttpProtocol]:
@@ -104,7 +95,7 @@ def make_app(
     context: KserveContext | None = None,
     lifespan: Lifespan[Any] | None = None,
     websockets: WebSockets | None = None,
-    added: Added = _NOTHING,
+    added: Added = NOTHING,
     log: HttpLog | None = None,
     protocols: Sequence[HttpProtocol] | None = None,
 ) -> Starlette:
@@ -112,7 +103,7 @@ def make_app(
 
     The caller starts and stops the models: before and after, or in `lifespan`. Without `metrics` there is no /metrics. `context` is shared by the frontends
     of the Open Inference Protocol; without it anybody may call the server, and callers on this machine may control it. `websockets` are the WebSockets of
-    the application, if the caller wants to drain them. `added` has the routes of a product. `log` gets a line for each request.
+    the application, if the caller wants to drain them. `added` has the endpoints of a product. `log` gets a line for each request.
     `protocols` are those of `inference_protocols`.
 
     No model's route may begin as a path of the application does. Raises SettingsError if one does already.
@@ -120,11 +111,11 @@ def make_app(
     context = context or KserveContext(registry, settings)
     protocols = inference_protocols(context) if protocols is None else protocols
     middleware = [Middleware(AsgiInference, protocols, settings), Middleware(Kserve, context)]
-    if added.routes:
-        middleware.insert(0, Middleware(Shortcut, added.routes))
+    if added.endpoints:
+        middleware.insert(0, Middleware(Shortcut, added.endpoints))
     middleware.insert(0, Middleware(Counted, context.account))
     if context.access.required:
-        refusals = {**added.refusals, PREFIX: kserve_error}
+        refusals = {**refusals_of(added.endpoints), PREFIX: kserve_error}
         middleware.insert(0, Middleware(Gate, context.access, refusals, settings.body_timeout))
     if settings.cors_origins:  # outermost: a browser's preflight request has no key
         cors = Middleware(
@@ -135,8 +126,7 @@ def make_app(
     if log is not None:
         middleware.insert(0, Middleware(Logged, log))
     routes = [
-        *Pages(context, settings, metrics, added.paths).routes(),
-        *added.routes,
+        *routes_of([*added.endpoints, *Pages(context, settings, metrics, added.endpoints).endpoints()]),
         *(websockets or WebSockets(registry, settings, context.account)).routes(),
     ]
     own = [each.prefix.decode() for each in protocols] + [getattr(each, "path", "/") for each in routes]

@@ -1,6 +1,5 @@
 """The OpenAPI description of the Open Inference Protocol: of what each route declares, and of inference for each model."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,8 +8,9 @@ import numpy
 from msgspec import Meta, Struct
 
 from weir import errors
-from weir.frontends.http.kserve_routes import PREFIX, Operation, offered
-from weir.frontends.http.openapi import EVENTS, Schema, described_errors, example_value
+from weir.frontends.http.endpoints import described_paths
+from weir.frontends.http.kserve_routes import PREFIX, kserve_endpoints, responses_of
+from weir.frontends.http.openapi import EVENTS, Schema, example_value
 from weir.messages import JSON, OCTETS
 from weir.model import OPTIONAL, Model, Tensor, is_tensor_model
 from weir.protocols.entries import ITEM_INPUTS
@@ -20,7 +20,6 @@ from weir.protocols.kserve.metadata import KserveError
 from weir.wire.kserve_json import ReadOutput, ReadRequest, ReadResponse, ReadTensor
 from weir.wire.schema import REF_TEMPLATE, json_schemas
 from weir.wire.sse import CONTENT_TYPE
-from weir.wire.status import kserve_code
 
 if TYPE_CHECKING:
     from weir.serving.handle import ModelHandle
@@ -48,19 +47,9 @@ class GenerateAnswer(Struct):
     model_version: str = ""
 
 
-_ERROR = {"$ref": REF_TEMPLATE.format("KserveError")}
 _PARAMETERS = {"$ref": REF_TEMPLATE.format("InferParameters")}
 
-_ALWAYS: tuple[type[errors.WeirError], ...] = (
-    errors.InvalidRequest, errors.ModelNotFound, errors.DeadlineExceeded, errors.TooLarge, errors.UnsupportedMediaType,
-)  # fmt: skip
 _OF_INFERENCE = (errors.Overloaded, errors.ModelError, errors.ModelNotReady, errors.Unsupported, errors.Forbidden)
-_OF_CONTROL = (
-    errors.Forbidden, errors.Unauthorized, errors.ModelError, errors.Overloaded, errors.Draining, errors.Conflict,
-)  # fmt: skip
-_OF_HEALTH = (errors.ModelNotReady,)
-
-_NAME = re.compile(r"\{(\w+)\}")
 _BYTES = {"schema": {"description": "bytes"}}
 _HEADER_LENGTH = {
     "name": "Inference-Header-Content-Length", "in": "header", "required": False, "schema": {"type": "integer"},
@@ -74,46 +63,12 @@ def kserve_openapi(context: KserveContext) -> tuple[dict[str, Any], dict[str, An
     _, components = json_schemas(
         [KserveError, InferParameters, ReadRequest, ReadResponse, GenerateBody, GenerateAnswer]
     )
-    paths: dict[str, Any] = {}
-    for (method, path), operation in offered(context).items():
-        paths.setdefault(PREFIX + path, {})[method.lower()] = _operation(method, path, operation)
+    paths: dict[str, Any] = described_paths(kserve_endpoints(context))
     for service in context.registry.all:
         version = f"/versions/{service.facts.version}" if service.facts.version else ""
         for call, described in _ModelCalls(service, components).described().items():
             paths[f"{PREFIX}/models/{service.facts.name}{version}/{call}"] = {"post": described}
     return paths, components
-
-
-def _operation(method: str, path: str, operation: Operation) -> dict[str, Any]:
-    possible = _OF_CONTROL if operation.controls else _OF_HEALTH if path.endswith("/ready") else ()
-    media = "text/plain" if operation.writes is str else JSON
-    described: dict[str, Any] = {
-        "operationId": f"{method}_{PREFIX}{path}".lower().replace("/", "_").replace("{", "").replace("}", ""),
-        "tags": ["Open Inference Protocol"],
-        "summary": operation.summary,
-        "parameters": [_in_path(name) for name in _NAME.findall(path)],
-        "responses": _responses({media: {"schema": operation.writes}}, possible),
-    }
-    if operation.request_type is not None:
-        body = {JSON: {"schema": operation.request_type}}
-        described["requestBody"] = {"required": _has_required(operation.request_type), "content": body}
-    return described
-
-
-def _has_required(declared: Any) -> bool:
-    """Tell whether a body of the type `declared` cannot be left out."""
-    return isinstance(declared, type(Struct)) and any(field.required for field in msgspec.structs.fields(declared))
-
-
-def _in_path(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-
-
-def _responses(content: dict[str, Any], possible: Sequence[type[errors.WeirError]]) -> dict[str, Any]:
-    return {
-        "200": {"description": "The response", "content": content},
-        **described_errors((*_ALWAYS, *possible), kserve_code, _ERROR),
-    }
 
 
 class _ModelCalls:
@@ -153,7 +108,7 @@ class _ModelCalls:
             "summary": f"Run {label} {how}",
             "parameters": [_HEADER_LENGTH] if OCTETS in body else [],
             "requestBody": {"required": True, "content": body},
-            "responses": _responses(answer, _OF_INFERENCE),
+            "responses": responses_of(answer, _OF_INFERENCE),
         }
 
     def _narrowed(self, declared: type[Struct], properties: Schema, required: Sequence[str] = ()) -> Schema:

@@ -1,22 +1,28 @@
 """The routes of the Open Inference Protocol that are not inference: they show the server and its models, or change them.
 
-The signature of a handler declares the types of its request and its response. The router and the OpenAPI document are both made from it.
+The signature of a handler declares the types of its request and its response. Its endpoint is made from it.
 """
 
 import inspect
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_origin, get_type_hints
 
+import msgspec
+from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from weir import errors
 from weir.errors import MethodNotAllowed, ModelNotReady, Unsupported
 from weir.frontends.http.asgi import AsgiCall, Endpoint, Handler, as_response, inner_path, with_names
+from weir.frontends.http.endpoints import HttpEndpoint, routes_of
+from weir.frontends.http.openapi import described_errors
+from weir.messages import JSON
 from weir.profiling.machine import find_hardware
 from weir.protocols.kserve import metadata as kserve
 from weir.protocols.kserve.context import KserveContext
@@ -25,10 +31,24 @@ from weir.protocols.offloading import off_loop
 from weir.protocols.response import HttpResponse, encode_safely
 from weir.protocols.shared_memory import RegionStatus
 from weir.wire.inference import Parameter
-from weir.wire.schema import read_document
+from weir.wire.schema import REF_TEMPLATE, read_document
+from weir.wire.status import kserve_code
 
 if TYPE_CHECKING:
     from weir.serving.handle import ModelHandle
+
+
+Answer = Callable[..., Awaitable[Any]]
+
+_ERROR = {"$ref": REF_TEMPLATE.format("KserveError")}
+_ALWAYS: tuple[type[errors.WeirError], ...] = (
+    errors.InvalidRequest, errors.ModelNotFound, errors.DeadlineExceeded, errors.TooLarge, errors.UnsupportedMediaType,
+)  # fmt: skip
+_OF_CONTROL = (
+    errors.Forbidden, errors.Unauthorized, errors.ModelError, errors.Overloaded, errors.Draining, errors.Conflict,
+)  # fmt: skip
+_OF_HEALTH = (errors.ModelNotReady,)
+_NAME = re.compile(r"\{(\w+)\}")
 
 
 class Changes:
@@ -161,48 +181,57 @@ class KservePages:
         return kserve.find(self._registry, call.path["model"], call.path.get("version", ""))
 
 
-class Operation(NamedTuple):
-    """What answers one method at one path.
+def _handler(answer: Answer, reads: Any, context: KserveContext, *, controls: bool) -> Handler:
+    """Return the handler of a call over HTTP, whose body is read as a value of `reads` (None: no body). A text is sent as such, everything else as JSON.
+    `controls`: only callers who may control the server may call it."""
 
-    The body is read as a value of `reads` (None: no body), and OpenAPI describes it as `request_type`. `writes` is the type of the response: str is sent as
-    text, everything else as JSON. `controls`: only callers who may control the server may call it.
-    """
+    async def handle(call: AsgiCall) -> HttpResponse:
+        if controls:
+            context.control.require_http(call.peer, call.headers)
+        written = await (answer(call) if reads is None else answer(call, await call.read(reads)))
+        if isinstance(written, HttpResponse):
+            return written
+        if isinstance(written, str):
+            return HttpResponse(200, [(b"content-type", b"text/plain; charset=utf-8")], written.encode())
+        return HttpResponse(200, [JSON_TYPE, (b"cache-control", b"no-store")], encode_safely(written))
 
-    answer: Callable[..., Awaitable[Any]]
-    reads: Any
-    request_type: Any
-    writes: Any
-    controls: bool
-    summary: str
+    return handle
 
-    @classmethod
-    def of(cls, answer: Callable[..., Awaitable[Any]], *, controls: bool = False) -> "Operation":
-        """Return the operation of a handler. The types are those of its signature; Annotated[reads, request_type] declares both types of a body."""
-        hints = get_type_hints(answer, include_extras=True)
-        reads = hints.get("request")
-        request_type = get_args(reads)[1] if get_origin(reads) is Annotated else reads
-        writes = next(
-            (each for each in get_args(hints["return"]) if HttpResponse in get_args(hints["return"])), hints["return"]
-        )
-        summary = (inspect.getdoc(answer) or "").partition("\n")[0].rstrip(".")
-        return cls(answer, reads, request_type, writes, controls, summary)
 
-    def handler(self, context: KserveContext) -> Handler:
-        """Return the handler of a call over HTTP."""
+def _described(method: str, path: str, answer: Answer, hints: Mapping[str, Any], *, controls: bool) -> dict[str, Any]:
+    """Return the operation of a handler in OpenAPI. Annotated[reads, shown] declares two types of a body."""
+    reads, writes = hints.get("request"), hints["return"]
+    body = get_args(reads)[1] if get_origin(reads) is Annotated else reads
+    if HttpResponse in get_args(writes):
+        writes = get_args(writes)[0]
+    possible = _OF_CONTROL if controls else _OF_HEALTH if path.endswith("/ready") else ()
+    described: dict[str, Any] = {
+        "operationId": f"{method}_{path}".lower().replace("/", "_").replace("{", "").replace("}", ""),
+        "tags": ["Open Inference Protocol"],
+        "summary": (inspect.getdoc(answer) or "").partition("\n")[0].rstrip("."),
+        "parameters": [_in_path(name) for name in _NAME.findall(path)],
+        "responses": responses_of({"text/plain" if writes is str else JSON: {"schema": writes}}, possible),
+    }
+    if body is not None:
+        described["requestBody"] = {"required": _has_required(body), "content": {JSON: {"schema": body}}}
+    return described
 
-        async def handle(call: AsgiCall) -> HttpResponse:
-            if self.controls:
-                context.control.require_http(call.peer, call.headers)
-            written = await (
-                self.answer(call) if self.reads is None else self.answer(call, await call.read(self.reads))
-            )
-            if isinstance(written, HttpResponse):
-                return written
-            if isinstance(written, str):
-                return HttpResponse(200, [(b"content-type", b"text/plain; charset=utf-8")], written.encode())
-            return HttpResponse(200, [JSON_TYPE, (b"cache-control", b"no-store")], encode_safely(written))
 
-        return handle
+def _has_required(declared: Any) -> bool:
+    """Tell whether a body of the type `declared` cannot be left out."""
+    return isinstance(declared, type(Struct)) and any(field.required for field in msgspec.structs.fields(declared))
+
+
+def _in_path(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+
+
+def responses_of(content: Mapping[str, Any], possible: Sequence[type[errors.WeirError]]) -> dict[str, Any]:
+    """Return the responses of a call in OpenAPI: its `content`, and the `possible` errors besides those of every call."""
+    return {
+        "200": {"description": "The response", "content": content},
+        **described_errors((*_ALWAYS, *possible), kserve_code, _ERROR),
+    }
 
 
 PREFIX = "/v2"
@@ -219,12 +248,8 @@ class Kserve:
 
     def __init__(self, app: ASGIApp, context: KserveContext) -> None:
         self._app = app
-        refuse = partial(error_answer, development=context.http.development)
         self._kserve = Starlette(
-            routes=[
-                Route(PREFIX + with_names(path), Endpoint(handler, context.http, refuse), methods=[method])
-                for (method, path), handler in handlers(context).items()
-            ],
+            routes=routes_of(kserve_endpoints(context)),
             exception_handlers={HTTPException: partial(_router_error, context)},
         )
         self._kserve.router.redirect_slashes = False
@@ -238,58 +263,60 @@ class Kserve:
         await (self._kserve if ours else self._app)(scope, receive, send)
 
 
-def handlers(context: KserveContext) -> dict[tuple[str, str], Handler]:
-    """Return the handler of each method and path below PREFIX, including those that refuse what is not offered."""
-    refused = {(method, path): not_offered(path) for path in _NOT_OFFERED for method in ("GET", "POST")}
-    answered = {key: operation.handler(context) for key, operation in every(context).items()}
-    return answered | {("GET", "/"): answered["GET", ""]} | refused
-
-
-def offered(context: KserveContext) -> dict[tuple[str, str], Operation]:
-    """Return the operation of each method and path that this server has."""
+def kserve_endpoints(context: KserveContext) -> list[HttpEndpoint]:
+    """Return the endpoints of the protocol that are not inference. Those of a model are also there for one version of it. What this server does not offer is
+    not described, and refused."""
+    pages, changes = KservePages(context), Changes(context)
+    shown: list[tuple[str, str, Answer]] = [
+        ("GET", "", pages.server),
+        ("GET", "/health/live", pages.live),
+        ("GET", "/health/ready", pages.ready),
+        ("GET", "/models", pages.models),
+        ("GET", "/models/stats", pages.statistics),
+        ("GET", "/models/{model}", pages.model),
+        ("GET", "/models/{model}/ready", pages.model_ready),
+        ("GET", "/models/{model}/config", pages.config),
+        ("GET", "/models/{model}/stats", pages.statistics),
+        ("POST", "/repository/index", pages.index),
+        ("GET", "/hardware", pages.hardware),
+        ("POST", "/hardware", pages.has_hardware),
+        ("GET", "/cudasharedmemory/status", pages.no_regions),
+        ("POST", "/cudasharedmemory/unregister", pages.nothing_to_do),
+        ("POST", "/cudasharedmemory/region/{region}/unregister", pages.nothing_to_do),
+    ]
+    controlled: list[tuple[str, str, Answer]] = [
+        ("POST", "/repository/models/{model}/load", changes.load),
+        ("POST", "/repository/models/{model}/unload", changes.unload),
+        ("POST", "/workers/{worker}/load", changes.load_worker),
+        ("POST", "/workers/{worker}/unload", changes.unload_worker),
+        ("GET", "/systemsharedmemory/status", changes.memory_status),
+        ("GET", "/systemsharedmemory/region/{region}/status", changes.memory_status),
+        ("POST", "/systemsharedmemory/region/{region}/register", changes.register_memory),
+        ("POST", "/systemsharedmemory/unregister", changes.unregister_memory),
+        ("POST", "/systemsharedmemory/region/{region}/unregister", changes.unregister_memory),
+    ]
     missing: tuple[str, ...] = () if context.regions.allowed else ("/systemsharedmemory",)
     missing += () if context.has_manager else ("/repository", "/workers")
-    return {key: operation for key, operation in every(context).items() if not key[1].startswith(missing)}
+    refuse = partial(error_answer, development=context.http.development)
+    found: list[HttpEndpoint] = []
 
+    def add(method: str, path: str, handler: Handler, described: Mapping[str, Any] | None = None) -> None:
+        found.append(
+            HttpEndpoint(method, PREFIX + with_names(path), Endpoint(handler, context.http, refuse), described)
+        )
 
-def every(context: KserveContext) -> dict[tuple[str, str], Operation]:
-    """Return the operation of each method and path that a server can have. Those of a model are also there for one version of it."""
-    pages, changes = KservePages(context), Changes(context)
-    shown: dict[tuple[str, str], Callable[..., Awaitable[Any]]] = {
-        ("GET", ""): pages.server,
-        ("GET", "/health/live"): pages.live,
-        ("GET", "/health/ready"): pages.ready,
-        ("GET", "/models"): pages.models,
-        ("GET", "/models/stats"): pages.statistics,
-        ("GET", "/models/{model}"): pages.model,
-        ("GET", "/models/{model}/ready"): pages.model_ready,
-        ("GET", "/models/{model}/config"): pages.config,
-        ("GET", "/models/{model}/stats"): pages.statistics,
-        ("POST", "/repository/index"): pages.index,
-        ("GET", "/hardware"): pages.hardware,
-        ("POST", "/hardware"): pages.has_hardware,
-        ("GET", "/cudasharedmemory/status"): pages.no_regions,
-        ("POST", "/cudasharedmemory/unregister"): pages.nothing_to_do,
-        ("POST", "/cudasharedmemory/region/{region}/unregister"): pages.nothing_to_do,
-    }
-    controlled: dict[tuple[str, str], Callable[..., Awaitable[Any]]] = {
-        ("POST", "/repository/models/{model}/load"): changes.load,
-        ("POST", "/repository/models/{model}/unload"): changes.unload,
-        ("POST", "/workers/{worker}/load"): changes.load_worker,
-        ("POST", "/workers/{worker}/unload"): changes.unload_worker,
-        ("GET", "/systemsharedmemory/status"): changes.memory_status,
-        ("GET", "/systemsharedmemory/region/{region}/status"): changes.memory_status,
-        ("POST", "/systemsharedmemory/region/{region}/register"): changes.register_memory,
-        ("POST", "/systemsharedmemory/unregister"): changes.unregister_memory,
-        ("POST", "/systemsharedmemory/region/{region}/unregister"): changes.unregister_memory,
-    }
-    operations = {key: Operation.of(handler) for key, handler in shown.items()}
-    operations |= {key: Operation.of(handler, controls=True) for key, handler in controlled.items()}
-    versioned = {
-        (method, path.replace("/models/{model}", "/models/{model}/versions/{version}")): operation
-        for (method, path), operation in operations.items()
-    }
-    return operations | versioned
+    for controls, calls in ((False, shown), (True, controlled)):
+        for method, path, answer in calls:
+            hints = get_type_hints(answer, include_extras=True)
+            handler = _handler(answer, hints.get("request"), context, controls=controls)
+            for each in dict.fromkeys((path, path.replace("/models/{model}", "/models/{model}/versions/{version}"))):
+                described = _described(method, PREFIX + each, answer, hints, controls=controls)
+                add(method, each, handler, None if each.startswith(missing) else described)
+    add("GET", "/", _handler(pages.server, None, context, controls=False))
+    for path in _NOT_OFFERED:
+        for method in ("GET", "POST"):
+            add(method, path, not_offered(path))
+    return found
 
 
 def not_offered(path: str) -> Handler:

@@ -347,7 +347,7 @@ class PolicyChange(Struct, forbid_unknown_fields=True):
 
 
 _, _COMPONENTS_OF_PAGES = json_schemas([ErrorBody, FailedItem, PolicyChange])
-_POLICY_ERRORS = (
+_CHANGE_ERRORS = (
     errors.InvalidRequest, errors.ModelNotFound, errors.DeadlineExceeded, errors.Conflict, errors.TooLarge,
     errors.ValidationFailed, errors.ModelError, errors.ModelNotReady, errors.Draining,
 )  # fmt: skip
@@ -520,14 +520,18 @@ def operation(
     }
 
 
-def described_page(path: str, page: Callable[..., Any]) -> dict[str, Any]:
-    """Return the operations of the page at `path`. Its docstring says what it is good for, and its return type, `Annotated[HttpResponse, answer]`,
-    what it answers, see `operation`."""
-    (answer,) = get_type_hints(page, include_extras=True)["return"].__metadata__
-    described = operation("get", path, summary_of(page), answer)
+def described_page(method: str, path: str, page: Callable[..., Any]) -> dict[str, Any]:
+    """Return the operation of the page that answers `method` at `path`. Its docstring says what it is good for; its return type,
+    `Annotated[HttpResponse, answer]`, what it answers, see `operation`; and `Annotated[Request, body]` what it takes, if it has a body."""
+    hints = get_type_hints(page, include_extras=True)
+    (answer,) = hints["return"].__metadata__
+    described = operation(method.lower(), path, summary_of(page), answer)
+    for body in getattr(hints.get("request"), "__metadata__", ()):
+        described["requestBody"] = {"required": True, "content": {JSON: {"schema": body}}}
+        described["responses"] |= _error_responses(_CHANGE_ERRORS)
     if path.startswith("/health"):
         described["responses"]["503"] = described["responses"]["200"] | {"description": "Not so; the response says why"}
-    return {"get": described, **CHANGES.get(path, {})}
+    return described
 
 
 def summary_of(page: Callable[..., Any]) -> str:
@@ -538,14 +542,3 @@ def summary_of(page: Callable[..., Any]) -> str:
 def first_paragraph(text: str | None) -> str:
     """Return the first paragraph of a docstring in one line: what follows is for who reads the source."""
     return " ".join(cleandoc(text or "").partition("\n\n")[0].split())
-
-
-_POLICY = "/models/{model}/policy"
-_CHANGE_POLICY = operation(
-    "put", _POLICY, "Solve the policy for other prices; those that are not given stay", PolicyReport
-) | {"requestBody": {"required": True, "content": {JSON: {"schema": PolicyChange}}}}
-_CHANGE_POLICY["responses"] |= _error_responses(_POLICY_ERRORS)
-_CHANGE_POLICY["responses"]["200"]["description"] = "The policy goes by them now: its explanation, as with GET"
-
-# What can be changed with PUT, by path of the page that shows it.
-CHANGES: Mapping[str, Mapping[str, Any]] = {_POLICY: {"put": _CHANGE_POLICY}}

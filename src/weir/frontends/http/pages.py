@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,8 +14,7 @@ from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ExceptionHandler
+from starlette.types import ASGIApp, ExceptionHandler
 
 from weir._version import __version__
 from weir.errors import (
@@ -30,6 +29,7 @@ from weir.errors import (
 from weir.frontends.http import openapi as documents
 from weir.frontends.http.asgi import Body, as_response, inner_path, with_names
 from weir.frontends.http.auth_middleware import with_key
+from weir.frontends.http.endpoints import HttpEndpoint, answered, described_paths
 from weir.frontends.http.kserve_openapi import kserve_openapi
 from weir.frontends.http.trying import request_to_try
 from weir.messages import JSON
@@ -80,16 +80,13 @@ pre {{ padding: .7rem 1rem; border: 1px solid; border-radius: .4rem; overflow-x:
 
 _LARGEST_CHANGE = 65536  # bytes of a body that changes something
 
-# Where SageMaker and clients of TEI look for a page.
-_OTHER_PATHS = {"/ping": "/health", "/api-doc/openapi.json": "/openapi.json"}
-
 
 class Pages:
-    """The pages about the models of `context`. `others` is the OpenAPI description of paths that are answered elsewhere."""
+    """The pages about the models of `context`. `others` are the endpoints of products, which the index and OpenAPI show too."""
 
     def __init__(
-        self, context: KserveContext, settings: HttpSettings, metrics: RenderMetrics | None, others: Mapping[str, Any]
-    ) -> None:
+        self, context: KserveContext, settings: HttpSettings, metrics: RenderMetrics | None, others: Sequence[HttpEndpoint]
+    ) -> None:  # fmt: skip
         self._others = others
         self._context = context
         self._registry = context.registry
@@ -101,33 +98,34 @@ class Pages:
         )
         self._registry.changed.append(self._forget_description)
 
-    def routes(self) -> list[Route]:
-        """Return the Starlette routes of the pages."""
-        pages = self._pages()
-        named = pages | {other: pages[path] for other, path in _OTHER_PATHS.items()}
+    def endpoints(self) -> list[HttpEndpoint]:
+        """Return the endpoints of the pages."""
+        pages: list[tuple[str, str, Page]] = [
+            ("GET", "/", self.index),
+            ("GET", "/health", self.ready),
+            ("GET", "/health/live", self.live),
+            ("GET", "/health/ready", self.ready),
+            ("GET", "/health/deep", self.deep),
+            ("GET", "/models", self.models),
+            ("GET", "/models/{model}", self.model),
+            ("GET", "/models/{model}/policy", self.policy),
+            ("PUT", "/models/{model}/policy", self.change_policy),
+            ("GET", "/openapi.json", self.openapi),
+            ("GET", "/docs", self.docs),
+        ]
+        if self._metrics is not None:
+            pages.append(("GET", "/metrics", self.metrics))
         return [
-            Route(
-                with_names(path), self._endpoint(page), methods=["GET", "PUT"] if path in documents.CHANGES else ["GET"]
-            )
-            for path, page in named.items()
+            HttpEndpoint(method, with_names(path), self._app(page), documents.described_page(method, path, page))
+            for method, path, page in pages
+        ] + [  # where SageMaker and clients of TEI look for a page
+            HttpEndpoint("GET", "/ping", self._app(self.ready)),
+            HttpEndpoint("GET", "/api-doc/openapi.json", self._app(self.openapi)),
         ]
 
-    def _pages(self) -> dict[str, Page]:
-        pages: dict[str, Page] = {
-            "/": self.index,
-            "/health": self.ready,
-            "/health/live": self.live,
-            "/health/ready": self.ready,
-            "/health/deep": self.deep,
-            "/models": self.models,
-            "/models/{model}": self.model,
-            "/models/{model}/policy": self.policy,
-            "/openapi.json": self.openapi,
-            "/docs": self.docs,
-        }
-        if self._metrics is not None:
-            pages["/metrics"] = self.metrics
-        return pages
+    def _operations(self) -> dict[str, dict[str, Any]]:
+        """Return the operations of all endpoints by path and method."""
+        return described_paths([*self._others, *self.endpoints()])
 
     async def index(self, request: Request) -> Annotated[HttpResponse, documents.ServerIndex]:
         """List the models and pages. A browser gets a page with links and commands to try."""
@@ -137,7 +135,8 @@ class Pages:
             {**self._line(service), "paths": documents.paths_of(self._registry, service)}
             for service in self._services()
         ]
-        pages = {path: documents.summary_of(page) for path, page in self._pages().items()} | _summaries(self._others)
+        described = self._operations()
+        pages = {path: "; ".join(each["summary"] for each in calls.values()) for path, calls in described.items()}
         return _json(documents.ServerIndex(server="weir", version=__version__, models=models, pages=pages))
 
     def _welcome(self, base: str) -> HttpResponse:
@@ -148,7 +147,7 @@ class Pages:
             f"<pre>{escape(request_to_try(service, curl, base))}</pre>"
             for service in self._services()
         )
-        pages = {**self._pages(), **self._others}
+        pages = self._operations()
         links = [(path, text) for path, text in _LINKS.items() if path in pages]
         listed = " &middot; ".join(f'<a href="{escape(base)}{path}">{text}</a>' for path, text in links)
         page = _WELCOME.format(version=__version__, links=listed, models=models)
@@ -187,14 +186,14 @@ class Pages:
 
     async def policy(self, request: Request) -> Annotated[HttpResponse, documents.PolicyReport]:
         """Explain the policy of one model: what it does, what was predicted and what is measured."""
-        if request.method == "PUT":
-            self._context.control.require_http(_peer(request), request.headers.raw)
-        service = self._registry.get(request.path_params["model"])
-        if request.method == "PUT":
-            return _json(await self._change(service, request))
-        return _json(service.control.explain_policy())
+        return _json(self._registry.get(request.path_params["model"]).control.explain_policy())
 
-    async def _change(self, service: "ModelHandle", request: Request) -> dict[str, Any]:
+    async def change_policy(
+        self, request: Annotated[Request, documents.PolicyChange]
+    ) -> Annotated[HttpResponse, documents.PolicyReport]:
+        """Solve the policy for other prices; those that are not given stay."""
+        self._context.control.require_http(_peer(request), request.headers.raw)
+        service = self._registry.get(request.path_params["model"])
         settings = self._settings
         body = await Body(request.receive).read(min(_LARGEST_CHANGE, settings.max_body_size), settings.body_timeout)
         document = decode(body or b"", JSON)
@@ -202,7 +201,7 @@ class Pages:
             raise InvalidRequest(f"body: must be a JSON object, is {brief(document, 100)}")
         change = read_document(document, documents.PolicyChange)
         try:
-            return await service.control.set_prices(**msgspec.to_builtins(change))
+            return _json(await service.control.set_prices(**msgspec.to_builtins(change)))
         except SettingsError as error:  # it is well formed, but there is no such policy
             raise ValidationFailed(error.message) from error
 
@@ -214,9 +213,8 @@ class Pages:
         return HttpResponse(200, list(_JSON_HEADERS), b"%b,%b" % (self._described[:-1], servers[1:]))
 
     def _description(self) -> dict[str, Any]:
-        pages = {path: documents.described_page(path, page) for path, page in self._pages().items()}
         paths, components = kserve_openapi(self._context)
-        described = documents.openapi(self._registry, {**pages, **paths, **self._others}, components)
+        described = documents.openapi(self._registry, {**self._operations(), **paths}, components)
         return with_key(described) if self._context.access.required else described
 
     def _forget_description(self) -> None:
@@ -254,7 +252,7 @@ class Pages:
             "workers": f"{service.control.ready_workers} of {service.control.workers.workers}",
         }  # fmt: skip
 
-    def _endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+    def _app(self, page: Page) -> ASGIApp:
         async def endpoint(request: Request) -> Response:
             answer = await page(request)
             coding = accepted_coding(request.headers.get("accept-encoding", ""))
@@ -262,11 +260,7 @@ class Pages:
                 answer = await compressed_off_loop(answer, coding)
             return as_response(answer)
 
-        return endpoint
-
-
-def _summaries(paths: Mapping[str, Any]) -> dict[str, str]:
-    return {path: " ".join(call["summary"] for call in calls.values()) for path, calls in paths.items()}
+        return answered(endpoint)
 
 
 _JSON_HEADERS = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"))

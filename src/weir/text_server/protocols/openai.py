@@ -4,9 +4,8 @@ A text that is longer than the model reads is cut, unless the settings refuse it
 in the header X-Weir-Truncated. OpenAI itself refuses such texts.
 """
 
-import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
@@ -15,17 +14,15 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
-from starlette.types import Receive, Scope, Send
 
 from weir.errors import (
     InvalidRequest,
-    MethodNotAllowed,
     Unsupported,
     WeirError,
     brief,
 )  # fmt: skip
 from weir.frontends.http.asgi import AsgiCall, as_response, identified
+from weir.frontends.http.endpoints import ANY, HttpEndpoint, answered, listed
 from weir.protocols import openai_errors
 from weir.protocols.openai_errors import OpenAIError, OpenAIErrorValue
 from weir.protocols.response import Headers, HttpResponse, encode_safely
@@ -204,9 +201,10 @@ class OpenAI(TextApi):
         ]
         super().__init__(context, OpenAIError, [embeddings], pages)
 
-    def routes(self) -> list[Route]:
-        """Return the routes, at last one of whatever the others do not take."""
-        return [*super().routes(), Route(UNKNOWN, _Pages(self.refuse_path))]
+    def endpoints(self) -> list[HttpEndpoint]:
+        """Return the endpoints, at last one of whatever the others do not take."""
+        unknown = HttpEndpoint(ANY, UNKNOWN, answered(self.refuse_path), refuse=self.texts[0].refusal)
+        return [*super().endpoints(), unknown]
 
     async def list_models(self, call: AsgiCall) -> HttpResponse:
         """Return the list of the models."""
@@ -220,42 +218,10 @@ class OpenAI(TextApi):
         )
 
     async def refuse_path(self, request: Request) -> Response:
-        """Answer a path that does not exist, or that does not take the method, from the routes of the application."""
-        path, scope = request.url.path, request.scope
-        routes = [each for each in request.app.routes if isinstance(each, Route) and each.path != UNKNOWN]
-        below = [each for each in routes if each.path.startswith("/v1/")]
-        methods = {
-            method for each in below if each.matches(dict(scope))[0] is Match.PARTIAL for method in _methods(each)
-        }
-        if methods:
-            allow = sorted(methods)
-            refusal = MethodNotAllowed(f"{path}: takes {', '.join(allow)} only", details={"allow": allow})
-            answer = self.texts[0].refusal(refusal)
-        else:
-            known = [f"{method} {with_braces(each)}" for each in below for method in sorted(_methods(each))]
-            self.context.counts.refused("", NAME, 404)
-            answer = no_such_path(path, ", ".join(dict.fromkeys(known)))
+        """Answer a path that does not exist."""
+        self.context.counts.refused("", NAME, 404)
+        answer = no_such_path(request.url.path, listed(request.app.routes, "/v1/"))
         return as_response(identified(answer, request.headers.raw))
-
-
-class _Pages:
-    """An ASGI application whose requests of all methods `answer` answers."""
-
-    def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
-        self._answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        await (await self._answer(Request(scope, receive)))(scope, receive, send)
-
-
-def _methods(route: Route) -> set[str]:
-    return (route.methods or set()) - {"HEAD"}
-
-
-def with_braces(route: Route) -> str:
-    """Return the path of a route as OpenAPI writes it."""
-    return re.sub(r":\w+}", "}", route.path)
 
 
 def model_card(encoder: Encodes, since: int) -> TextModelCard:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.routing import BaseRoute
+
+from weir.frontends.http.endpoints import HttpEndpoint, routes_of
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -112,9 +113,9 @@ class Page:
 
 
 @contextmanager
-def shown(routes: Sequence[BaseRoute]) -> Iterator[str]:
-    """Serve `routes` on a free port in a thread of its own, while the block runs; give the address."""
-    config = uvicorn.Config(Starlette(routes=list(routes)), port=0, log_config=None, lifespan="off", ws="none")
+def shown(endpoints: Sequence[HttpEndpoint]) -> Iterator[str]:
+    """Serve `endpoints` on a free port in a thread of its own, while the block runs; give the address."""
+    config = uvicorn.Config(Starlette(routes=routes_of(endpoints)), port=0, log_config=None, lifespan="off", ws="none")
     server = uvicorn.Server(config)
     started = threading.Event()
 

@@ -80,7 +80,7 @@ def site() -> Iterator[str]:
         scene.now += 1
         scene.end("square", error=Overloaded("full") if second % 3 else None, times=5)
         watch.take(0.001)
-    with shown(pages_of(watch).routes) as url:
+    with shown(pages_of(watch).endpoints) as url:
         yield url
 
 
@@ -207,7 +207,7 @@ def test_no_width_makes_the_page_scroll_sideways(page: Page, width: int) -> None
 
 @pytest.mark.parametrize("width", [320, 400])
 def test_a_long_name_makes_no_width_scroll_sideways(browser: "Chrome", width: int) -> None:
-    with shown(pages_of(watch_by_hand(Scene("sentiment_of_reviews" * 4))).routes) as url:
+    with shown(pages_of(watch_by_hand(Scene("sentiment_of_reviews" * 4))).endpoints) as url:
         page = Page(browser, url)
         page.resize(width)
         page.until(lambda: page.run("return innerWidth") == width)
@@ -219,7 +219,7 @@ def test_a_long_name_makes_no_width_scroll_sideways(browser: "Chrome", width: in
     ("width", "padded", "across"), [(1280, False, 4), (1100, False, 2), (1280, True, 3), (400, True, 1)]
 )
 def test_the_cards_fill_their_rows(browser: "Chrome", width: int, padded: bool, across: int) -> None:
-    with shown(pages_of(watch_by_hand(Scene("square", padded=padded))).routes) as url:
+    with shown(pages_of(watch_by_hand(Scene("square", padded=padded))).endpoints) as url:
         page = Page(browser, url)
         page.resize(width)
         page.until(lambda: page.run("return innerWidth") == width)

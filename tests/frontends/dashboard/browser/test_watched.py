@@ -43,7 +43,7 @@ def long_page(browser: "Chrome") -> Iterator[Page]:
         refused = second >= 1140 and second % 2
         scene.end("square", error=Overloaded("full") if refused else None)
         watch.take(0.0)
-    with shown(pages_of(watch).routes) as url:
+    with shown(pages_of(watch).endpoints) as url:
         yield Page(browser, url)
 
 
@@ -88,7 +88,7 @@ def test_a_sample_that_came_late_leaves_no_gap(browser: "Chrome") -> None:
         scene.now += seconds
         scene.end("square", times=7)
         watch.take(0.0)
-    with shown(pages_of(watch).routes) as url:
+    with shown(pages_of(watch).endpoints) as url:
         page = Page(browser, url)
         page.click('[name=span][value="60"]')
         drawn = page.run("return document.querySelector('#requests .line.a').getAttribute('d')")
@@ -106,7 +106,7 @@ def test_names_are_shown_and_never_run(browser: "Chrome") -> None:
         scene.end(name, HOSTILE)
         scene.metrics.transferred(name, HOSTILE, 1, 0)
     watch.look()
-    with shown(pages_of(watch).routes) as url:
+    with shown(pages_of(watch).endpoints) as url:
         page = Page(browser, url)
         page.complaints()
         page.until(lambda: len(page.rows("#models")) == 4)
@@ -133,11 +133,11 @@ def test_padding_is_shown_where_it_is_counted(browser: "Chrome") -> None:
     padding.inc(10)
     scene.now += 1
     watch.take(0.0)
-    with shown(pages_of(watch).routes) as url:
+    with shown(pages_of(watch).endpoints) as url:
         page = Page(browser, url)
         assert page.seen("#padding")
         assert page.number("padding", "waste") == 5
-    with shown(pages_of(watch_by_hand(without)).routes) as url:
+    with shown(pages_of(watch_by_hand(without)).endpoints) as url:
         assert not Page(browser, url).seen("#padding")
 
 
@@ -153,7 +153,7 @@ def test_one_word_stands_for_what_a_model_reads(
     watch.look()
     scene.now += 1
     watch.take(0.0)
-    with shown(pages_of(watch).routes) as url:
+    with shown(pages_of(watch).endpoints) as url:
         page = Page(browser, url)
         assert [page.text(each) for each in ("#requests-title", "#rows-title", "#waiting .unit")] == words
         heads = page.run("return [...document.querySelectorAll('thead th')].map(each => each.textContent)")
@@ -171,7 +171,7 @@ def test_how_many_workers_there_are_and_why(browser: "Chrome") -> None:
         await asyncio.to_thread(look)
 
     def look() -> None:
-        with shown(pages_of(watch_by_hand(scene)).routes) as url:
+        with shown(pages_of(watch_by_hand(scene)).endpoints) as url:
             page = Page(browser, url)
             rows = {cells[0]: cells[-2:] for cells in page.rows("#models")}
             assert rows["square"] == ["1 of 1..16", "too few batches have been run to know what a worker can do"]
@@ -186,7 +186,7 @@ def test_workers_of_a_cluster_are_shown_with_their_node(browser: "Chrome") -> No
     for name, value in place.items():
         setattr(worker, name, value)
 
-    with shown(pages_of(watch_by_hand(scene)).routes) as url:
+    with shown(pages_of(watch_by_hand(scene)).endpoints) as url:
         page = Page(browser, url)
         heads = page.run(
             "return [...document.querySelectorAll('#workers th[scope=col]')].map(each => each.textContent)"
@@ -196,7 +196,7 @@ def test_workers_of_a_cluster_are_shown_with_their_node(browser: "Chrome") -> No
 
 
 def test_an_idle_processor_is_drawn_as_idle(browser: "Chrome") -> None:
-    with shown(pages_of(watch_by_hand(Scene("square"))).routes) as url:
+    with shown(pages_of(watch_by_hand(Scene("square"))).endpoints) as url:
         page = Page(browser, url)
         page.until(lambda: "100 %" in page.text("#processor svg"), "the whole scale")
 
@@ -205,13 +205,13 @@ def test_clients_stand_in_the_order_in_which_the_server_tells_of_them(browser: "
     scene = Scene("square")
     clients = [{"client": name, "requests": 1} for name in ("team-10", "b", "team-9", "a")]
     scene.sampler = DashboardSampler(scene.registry, scene.metrics, clients=lambda: clients, clock=lambda: scene.now)
-    with shown(pages_of(watch_by_hand(scene)).routes) as url:
+    with shown(pages_of(watch_by_hand(scene)).endpoints) as url:
         page = Page(browser, url)
         assert [row[0] for row in page.rows("#clients")] == ["team-10", "b", "team-9", "a"]
 
 
 def test_the_controls_stay_where_they_are_whatever_is_shown_of_the_server(browser: "Chrome") -> None:
-    with shown(pages_of(watch_by_hand(Scene("square"))).routes) as url:
+    with shown(pages_of(watch_by_hand(Scene("square"))).endpoints) as url:
         page = Page(browser, url)
         page.click("#pause")
         tops = (
@@ -227,7 +227,7 @@ def test_the_controls_stay_where_they_are_whatever_is_shown_of_the_server(browse
 
 def test_a_server_that_counts_nothing_says_so(browser: "Chrome") -> None:
     scene = Scene("square")
-    with shown(make_dashboard(scene.registry, None).routes) as url:
+    with shown(make_dashboard(scene.registry, None).endpoints) as url:
         page = Page(browser, url)
         assert page.seen("#uncounted")
         assert page.seen("#waiting")
@@ -245,6 +245,6 @@ def test_several_processes_at_one_address_are_distinguished(browser: "Chrome") -
         def look(self, life: str = "", since: int = 0) -> bytes:
             return lives[next(turn) % 2].look(life, since)
 
-    with shown(pages_of(Turns(scenes[0].sampler, Ring(), counted=True)).routes) as url:
+    with shown(pages_of(Turns(scenes[0].sampler, Ring(), counted=True)).endpoints) as url:
         page = Page(browser, url)
         page.until(lambda: page.seen("#several"), "the note")
