@@ -3,11 +3,10 @@
 Each sampled row arrives in a queue drawn from the stationary law, so no run has to settle first, and is followed until
 its own batch is dispatched. A queue beyond the length from which all are served alike moves up in one step.
 
-Two methods make some ten thousand rows as good as a million. First, a few rows show which queues decide whether a row
-is later than the percentile; the other rows are drawn mostly from those, with weights that make up for it (importance
-sampling). Second, the last random time of a row, that of its own batch or of the arrivals that this batch waits for,
-is not drawn but enters by its law (conditional Monte Carlo). The seed is fixed, so the same table gives the same
-percentile.
+Two methods make some ten thousand rows as good as a million. First, rows that find long queues are drawn more often,
+with weights that make up for it. Second, the last random time of a row, that of its own batch or of the arrivals that
+this batch waits for, is not drawn but enters by its law (conditional Monte Carlo). The seed is fixed, so the same table
+gives the same percentile.
 
 Times are in milliseconds. N is the number of sampled rows.
 """
@@ -26,10 +25,8 @@ from weir.policy.solve.smdp import Actions, Continued, Costs, SteadyQueue
 from weir.policy.solve.stationary import decay
 from weir.policy.solve.tables import Table, extended, steady_table
 
-FIRST, ROWS, MOST_ROWS = 8_192, 16_384, 131_072
+ROWS, MOST_ROWS = 32_768, 131_072
 _OFF = 0.005  # relative standard error of the percentile above which more rows are drawn
-_NEAR = 64  # the number of neighbouring first rows, by length of queue, whose probability of being late is averaged
-_LEAST = 0.03  # queues that seem to decide nothing are drawn this often, relative to those that decide most
 _STEP, _FINE = 0.02, 3e-4  # first step and final precision of the search for the percentile, relative to it
 _MOST_STATES, _MORE_STATES = (
     800,
@@ -91,22 +88,13 @@ class QuantileSampler:
         """Return the time in ms within which the given share of the rows is answered, without the profile's latency
         offset.
         """
-        # A row's rank is the share of rows that meet shorter queues: 1 - x³, so that long queues are drawn more often.
-        x = (np.arange(FIRST) + self._draw.random(FIRST)) / FIRST
-        ends = self._follow(1.0 - x**3)
-        drawn = ends.base + ends.scale * self._draw.standard_gamma(ends.shape)
-        order = np.argsort(drawn)[::-1]
-        above = np.cumsum(x[order] ** 2)
-        near = float(drawn[order[int(np.searchsorted(above, (1.0 - share) * above[-1]))]])
-        spread = _spread(_tail(ends, near))
-        rows, off = ROWS, 1.0
+        rows, near, off = ROWS, 0.0, 1.0
         while off > _OFF:
-            law = np.cumsum(x**2 * spread)
-            even = (np.arange(rows) + self._draw.random(rows)) / rows * law[-1]
-            cell = np.minimum(np.searchsorted(law, even), FIRST - 1)
-            again = (cell + self._draw.random(rows)) / FIRST
-            weights = (again / x[cell]) ** 2 / spread[cell]
-            near, off = _later_than(self._follow(1.0 - again**3), weights, 1.0 - share, near)
+            # A row's rank is the share of rows that meet shorter queues: 1 - x³, so that long queues are drawn more often.
+            x = (np.arange(rows) + self._draw.random(rows)) / rows
+            ends, weights = self._follow(1.0 - x**3), x**2
+            near = near or float(np.average(ends.base + ends.shape * ends.scale, weights=weights))
+            near, off = _later_than(ends, weights, 1.0 - share, near)
             if rows == MOST_ROWS:
                 break
             rows = MOST_ROWS
@@ -215,17 +203,6 @@ class QuantileSampler:
         varied = np.where(cv > 0.0, cv**2, 1.0)
         drawn = self._draw.standard_gamma(np.where(cv > 0.0, count / varied + longer, 0.0)) * varied
         return np.where(size > 0, mean * np.where(cv > 0.0, drawn, count), 0.0)
-
-
-def _spread(late: Floats) -> Floats:
-    """Return the standard deviation of being late near each of the first rows; `late`, shape (FIRST,), has
-    probabilities.
-    """
-    sums, cells = np.concatenate((np.zeros(1), np.cumsum(late))), np.arange(len(late))
-    low, high = np.maximum(cells - _NEAR // 2, 0), np.minimum(cells + _NEAR // 2, len(late))
-    near = (sums[high] - sums[low]) / (high - low)
-    spread = np.sqrt(np.maximum(near * (1.0 - near), 0.0))
-    return np.asarray(spread + _LEAST * max(float(spread.max()), 1e-6), dtype=np.float64)
 
 
 def _later_than(ends: _Ends, weights: Floats, share: float, near: float) -> tuple[float, float]:
