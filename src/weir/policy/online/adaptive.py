@@ -60,8 +60,6 @@ FIRST = 0.05  # seconds: the length of the first stretches of a SureRate
 STRETCHES, FEWEST = 16, 4  # the largest number of stretches, and the smallest that gives a rate
 SURE = 2.0  # standard errors
 ROWS, SECONDS = 20_000.0, 600.0  # with more rows and more seconds than these, the past is halved
-GOLDEN = 0.6180339887498949  # the fractions of its multiples by square numbers look like chance
-PERIOD = 1 << 20  # rows after which their numbers start again
 
 
 class WaitBounds(NamedTuple):
@@ -94,23 +92,20 @@ class VirtualQueue:
     `area_ms` is the time in ms that rows have spent here, and those in service will still spend. `energy_mj` is the
     energy in mJ of their batches beyond the least possible for as many rows.
 
-    Where service times vary, a batch takes the mean plus or minus a standard deviation, each equally often. Which of
-    both depends on the number of its first row, so that two queues have the same luck.
+    Each batch takes its mean time, also where service times vary. With chance, two queues that cut other batches would
+    differ by their luck, which in a burst is far more than what an account looks for.
     """
 
-    __slots__ = ("_at", "_ends", "_energies", "_last", "_oldest", "_rows", "_times", "_waiting", "area_ms", "energy_mj")
+    __slots__ = ("_at", "_ends", "_energies", "_last", "_oldest", "_times", "_waiting", "area_ms", "energy_mj")
 
     def __init__(self, profile: Profile, workers: int, now: float, waiting: int = 0) -> None:
-        spread = profile.service_time_ms * profile.cv.clip(max=1.0) / 1000.0
-        mean = profile.service_time_ms / 1000.0
-        self._times = ((0.0, *(mean + spread).tolist()), (0.0, *(mean - spread).tolist()))
+        self._times = (0.0, *(profile.service_time_ms / 1000.0).tolist())
         self._energies = (0.0, *(profile.energy_mj - profile.sizes * least_energy_mj(profile)).tolist())
         self._ends = [
             (now, 0)
         ] * workers  # a heap: the instant at which each worker is free, and the rows it serves till then
         self._at = self._oldest = self._last = now
         self._waiting = waiting
-        self._rows = 0  # dispatched so far
         self.area_ms = self.energy_mj = 0.0
 
     def advance(self, now: float, arrived: Arrived, waits: WaitBounds) -> None:
@@ -185,10 +180,9 @@ class VirtualQueue:
         answers, waiting = waits.answers, self._waiting
         answer = None if answers is None else answers[waiting if waiting < len(answers) else -1]
         rows = min(waiting if answer is None else answer.rows, waits.largest)
-        time = self._times[self._rows**2 * GOLDEN % 1.0 < 0.5][rows]
+        time = self._times[rows]
         self.area_ms += 1000.0 * rows * time
         self.energy_mj += self._energies[rows]
-        self._rows = (self._rows + rows) % PERIOD
         self._waiting -= rows
         self._oldest = self._at  # an approximation, for the rows that stay
         heapreplace(self._ends, (self._at + time, rows))
