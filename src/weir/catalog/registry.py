@@ -220,7 +220,7 @@ class Registry:
         self.services = {
             name: versions.get(self._default.get(name, ""), versions[max(versions, key=version_order)])
             for name, versions in self._versions.items()
-        }  # fmt: skip
+        }
         self.routes = {path: self.services[name] for path, name in self._paths.items() if name in self.services}
 
 

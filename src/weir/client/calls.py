@@ -221,9 +221,7 @@ def run(program: Program[T], send: Callable[[Any, float], Any], timeout: float) 
             resume = partial(program.send, answer)
 
 
-async def run_async(
-    program: Program[T], send: Callable[[Any, float], Awaitable[Any]], timeout: float
-) -> T:  # fmt: skip
+async def run_async(program: Program[T], send: Callable[[Any, float], Awaitable[Any]], timeout: float) -> T:
     """Run `program` like `run`, on the running event loop."""
     deadline = time.monotonic() + timeout
     resume: Callable[[], Any] = partial(next, program)

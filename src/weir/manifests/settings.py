@@ -101,9 +101,10 @@ class AutoscalingSettings:
     """When pods are added and removed, where --replicas is a range."""
 
     autoscaler: str = setting(
-        "keda", "autoscaler: keda, which queries Prometheus, or hpa, which uses the Kubernetes metrics API",
+        "keda",
+        "autoscaler: keda, which queries Prometheus, or hpa, which uses the Kubernetes metrics API",
         rule=one_of("keda", "hpa"),
-    )  # fmt: skip
+    )
     target_waiting_rows: int | None = setting(
         None, "target queue length of each pod, in rows (default: max_batch_size times workers)", rule=AT_LEAST_ONE
     )
@@ -155,9 +156,10 @@ class RaySettings:
         rule=_matching(r"[0-9]+\.[0-9]+\.[0-9]+", f"must be a version, such as {RAY}"),
     )
     target_ongoing_requests: int | None = setting(
-        None, "requests that each replica should have under way, of a range of replicas (default: twice max_batch_size times workers)",
+        None,
+        "requests that each replica should have under way, of a range of replicas (default: twice max_batch_size times workers)",
         rule=AT_LEAST_ONE,
-    )  # fmt: skip
+    )
 
     def __post_init__(self) -> None:
         check(self)

@@ -33,10 +33,10 @@ class ProfilingSettings:
         rule=POSITIVE,
     )
     confidence: float = setting(
-        0.02, "target half-width of each 95 % confidence interval, as a share of the mean", rule=(
-            lambda value: 0 < value < 1, "must be a share, greater than 0 and less than 1"
-        )
-    )  # fmt: skip
+        0.02,
+        "target half-width of each 95 % confidence interval, as a share of the mean",
+        rule=(lambda value: 0 < value < 1, "must be a share, greater than 0 and less than 1"),
+    )
     power: float | None = setting(
         None, "power of the device while it computes, in watts; used if its energy cannot be read", rule=POSITIVE,
         metavar="WATTS",

@@ -65,9 +65,7 @@ def get_logger(name: str) -> BoundLogger:
 
 
 @contextmanager
-def logging_to(
-    settings: TelemetrySettings, stream: TextIO | None = None, *, captures: bool = False
-) -> Iterator[None]:  # fmt: skip
+def logging_to(settings: TelemetrySettings, stream: TextIO | None = None, *, captures: bool = False) -> Iterator[None]:
     """Send every log line of this process to `stream` (default: stderr), and to `log_file`, while the block runs.
 
     With `captures`, no reader, file or disk can block or fail this process or its children. If lines are JSON or also go

@@ -153,9 +153,10 @@ class Steps:
     def to_dict(self) -> dict[str, dict[str, int]]:
         """Return the three by the names of the statistics extension."""
         return {
-            "compute_input": self.input.to_dict(), "compute_infer": self.infer.to_dict(),
+            "compute_input": self.input.to_dict(),
+            "compute_infer": self.infer.to_dict(),
             "compute_output": self.output.to_dict(),
-        }  # fmt: skip
+        }
 
 
 Outcome = tuple[str, str, type[WeirError] | None]  # model, frontend, and the error or None

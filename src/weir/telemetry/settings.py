@@ -35,18 +35,21 @@ class TelemetrySettings:
     access_log: bool = setting(False, "log each HTTP request, and each request to a model")
     log_file: str | None = setting(None, "file to write all log lines to, as JSON", metavar="PATH")
     record: str | None = setting(
-        None, "file to record request arrivals in, one per model, for weir simulate and weir bench",
+        None,
+        "file to record request arrivals in, one per model, for weir simulate and weir bench",
         metavar="PATH",
-    )  # fmt: skip
+    )
 
     trace_endpoint: str | None = setting(
-        None, "OTLP/HTTP endpoint that receives spans, such as http://localhost:4318",
+        None,
+        "OTLP/HTTP endpoint that receives spans, such as http://localhost:4318",
         metavar="URL",
-    )  # fmt: skip
+    )
     trace_ratio: float | None = setting(
-        None, "share of requests to trace when the caller does not decide (default: from OTEL_TRACES_SAMPLER, or all)",
+        None,
+        "share of requests to trace when the caller does not decide (default: from OTEL_TRACES_SAMPLER, or all)",
         rule=_SHARE,
-    )  # fmt: skip
+    )
 
     def __post_init__(self) -> None:
         check(self)

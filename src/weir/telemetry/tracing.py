@@ -208,7 +208,7 @@ class Tracing(SilentObserver):
         kind = SpanKind.INTERNAL if inside else SpanKind.SERVER
         self._end(
             name, own, parent, kind, start, end, epoch_ns, attributes=attributes, links=links, status=_status(error)
-        )  # fmt: skip
+        )
         return own
 
     def _batch(
@@ -224,9 +224,7 @@ class Tracing(SilentObserver):
         span = (f"batch {model}", context, None, SpanKind.INTERNAL, dispatch.at, now, self._epoch_ns(now))
         self._end(*span, attributes=attributes, links=links, status=status)
 
-    def _child(
-        self, name: str, parent: SpanContext, start: float, end: float, epoch_ns: int, **more: Any
-    ) -> None:  # fmt: skip
+    def _child(self, name: str, parent: SpanContext, start: float, end: float, epoch_ns: int, **more: Any) -> None:
         context = _context(parent.trace_id, self._new_id(64), parent.trace_state)
         self._end(name, context, parent, SpanKind.INTERNAL, start, end, epoch_ns, **more)
 

@@ -36,10 +36,11 @@ PACKINGS = tuple(Packing)
 PackedVector = Annotated[
     Any,
     any_of(
-        list[float], Annotated[list[int], Meta(description="int8, uint8, binary, ubinary")],
+        list[float],
+        Annotated[list[int], Meta(description="int8, uint8, binary, ubinary")],
         Annotated[str, Meta(description="base64 of float32, little-endian")],
     ),
-]  # fmt: skip
+]
 
 
 def packing_named(name: str | None, field: str, known: Sequence[Packing] = PACKINGS) -> Packing:

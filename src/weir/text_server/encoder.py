@@ -325,9 +325,7 @@ class Encoder:
             return
         began, arrival, at, now = one.began, one.arrival, dispatch.at, one.call.service.now()
         phases = Phases(arrival - began, at - arrival, now - at, now - began)
-        one.done(
-            Encoded(vectors, [one.count], [one.truncated], dispatch=(dispatch, arrival), phases=phases)
-        )  # fmt: skip
+        one.done(Encoded(vectors, [one.count], [one.truncated], dispatch=(dispatch, arrival), phases=phases))
 
     def _withdraw_one(self, one: OneText) -> None:
         """Cancel `one`, whose caller has left."""

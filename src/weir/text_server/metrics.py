@@ -180,7 +180,7 @@ class TextCounts(Collector):
         yield calls
         for number, (name, text) in enumerate(
             (("weir_texts", "Texts embedded."), ("weir_texts_truncated", "Texts truncated.")), 1
-        ):  # fmt: skip
+        ):
             family = CounterMetricFamily(name, text, labels=["model", "frontend"])
             for place, counts in answered:
                 family.add_metric(place, counts[number])

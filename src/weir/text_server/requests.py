@@ -266,9 +266,7 @@ class EncodeRequest:
     def outputs_beside(self) -> dict[TextOutput, list[Any]]:
         """Return the second and further outputs of the caller's texts; of a text with an error None."""
         beside = self.beside or [[None] * len(self.texts) for _ in self.outputs[1:]]
-        return {
-            output: self.per_text(results) for output, results in zip(self.outputs[1:], beside, strict=True)
-        }  # fmt: skip
+        return {output: self.per_text(results) for output, results in zip(self.outputs[1:], beside, strict=True)}
 
     def _charge(self, rows: int, size: int) -> None:
         """Charge the memory of a text with more rows than were charged, such as terms: the array has as many for each text. Raises what Claim.take does."""

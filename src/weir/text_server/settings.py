@@ -45,9 +45,10 @@ class TextSettings:
         rule=_LAYERS, metavar="NUMBERS",
     )  # fmt: skip
     bare_layer: int = setting(
-        -1, "layer to pool if the model's files state no pooling; with flags of bert-serving-start it is -2",
+        -1,
+        "layer to pool if the model's files state no pooling; with flags of bert-serving-start it is -2",
         rule=(lambda value: value < 0, "must be counted from the end, -1 is the last"),
-    )  # fmt: skip
+    )
     mask_special: bool = setting(False, "exclude the first and the last token from pooling")
     hide_special: bool = setting(
         False,
@@ -88,9 +89,10 @@ class TextSettings:
         "vectors equal those of sentence-transformers (default: each vector is scaled by its largest number)", metavar="FILE",
     )  # fmt: skip
     router: str | None = setting(
-        None, "route of a model with a sentence-transformers Router: query or document (default: from its files, else document)",
+        None,
+        "route of a model with a sentence-transformers Router: query or document (default: from its files, else document)",
         metavar="NAME",
-    )  # fmt: skip
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -101,28 +103,32 @@ class ComputingSettings:
     """The runtime, devices and precision with which vectors are computed, and the cache."""
 
     runtime: str = setting(
-        "onnx", "what runs the model: onnx (onnxruntime, from the weights), torch, or onnx-file (an ONNX file of the model, unchanged)",
+        "onnx",
+        "what runs the model: onnx (onnxruntime, from the weights), torch, or onnx-file (an ONNX file of the model, unchanged)",
         rule=one_of(*RUNTIMES),
-    )  # fmt: skip
+    )
     dtype: str | None = setting(
         None, "variant of the model's ONNX file to serve: " + ", ".join(DTYPES) + ", or the name of the file (default: the weights, or "
         "onnx/model.onnx if Weir does not support their architecture)",
         rule=(is_dtype, f"must be one of {', '.join(DTYPES)}, or the name of a file that ends in .onnx"), metavar="NAME",
     )  # fmt: skip
     precision: str = setting(
-        Precision.FP32.value, "number format: fp32, fp16, bf16 (torch only) or int8 (onnx only)",
+        Precision.FP32.value,
+        "number format: fp32, fp16, bf16 (torch only) or int8 (onnx only)",
         rule=one_of(*(precision.value for precision in Precision)),
-    )  # fmt: skip
+    )
     device_map: list[str] = setting(
-        [], "device of each worker, in turn: cpu, the number of a GPU, or auto for the GPU with the most free memory (default: auto, or cpu without a GPU)",
+        [],
+        "device of each worker, in turn: cpu, the number of a GPU, or auto for the GPU with the most free memory (default: auto, or cpu without a GPU)",
         metavar="DEVICE",
-    )  # fmt: skip
+    )
     gpu_memory_fraction: float | None = setting(None, "share of a GPU's memory that one worker may use", rule=_FRACTION)
     compile: bool = setting(False, "compile the model (torch only)")
     run_tokens: int | None = setting(
-        None, "tokens to compute at once, including padding (default: a whole batch)",
+        None,
+        "tokens to compute at once, including padding (default: a whole batch)",
         rule=POSITIVE,
-    )  # fmt: skip
+    )
     calibrate: bool = setting(
         True,
         "measure the best batch size on the first start, unless --max-batch-cost is set",

@@ -198,7 +198,7 @@ def runtime_settings(model: ModelToServe, document: Mapping[str, Any]) -> dict[s
         "device": _device(setting("device")),
         "batch_size": max(1, document.get("max_batch_size") or 1),
         **{key: setting(key) for key in ("inter_op_threads", "intra_op_threads")},
-    }  # fmt: skip
+    }
 
 
 def _setting(extra: Mapping[str, Any], key: str) -> Any:

@@ -62,13 +62,13 @@ _REFUSED_OF_TENSORS = {
 }
 _OF_INPUTS = dict.fromkeys(("allow_ragged_batch", "format", "optional"), "is for inputs")
 _REFUSED_OF_INSTANCES = {
-    "gpus": "set the device of each worker in its environment: env = [{ CUDA_VISIBLE_DEVICES = \"0\" }]",
+    "gpus": 'set the device of each worker in its environment: env = [{ CUDA_VISIBLE_DEVICES = "0" }]',
     "rate_limiter": "workers take batches as they become free",
     "passive": "every worker is used",
     "profile": "files are not chosen by profile",
     "secondary_devices": "there are no other devices",
     "host_policy": "set cpu_affinity",
-}  # fmt: skip
+}
 _REFUSED_OF_BATCHING = "is not supported; use the settings for policy, priorities and timeouts"
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])([A-Z])")

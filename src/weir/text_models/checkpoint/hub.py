@@ -302,9 +302,10 @@ def _line(error: Exception) -> str:
 def _missing(source: ModelId, hub: Any, commit: str, files: Iterable[RepositoryFile]) -> list[RepositoryFile]:
     """Return the files that the cache does not have at this commit."""
     return [
-        file for file in files
+        file
+        for file in files
         if not isinstance(hub.try_to_load_from_cache(source.repository, file.path, revision=commit), str)
-    ]  # fmt: skip
+    ]
 
 
 def _check_space(source: ModelId, hub: Any, missing: Iterable[RepositoryFile]) -> None:

@@ -66,8 +66,9 @@ def read_stanford(directory: Path) -> LateInteraction:
     path = directory / METADATA
     stated = read_document(path) if path.is_file() else JsonDocument(path, {})
     query, document = (
-        stated.text(name, default=default) + " " for name, default in (("query_token_id", "[unused0]"), ("doc_token_id", "[unused1]"))
-    )  # fmt: skip
+        stated.text(name, default=default) + " "
+        for name, default in (("query_token_id", "[unused0]"), ("doc_token_id", "[unused1]"))
+    )
     length = stated.integer("query_maxlen", default=_LENGTH)
     return LateInteraction(
         query, document, query, document, query_length=length, expands_to=length,

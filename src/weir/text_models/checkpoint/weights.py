@@ -151,9 +151,10 @@ class Store:
         """
         family, stored = architecture.family, self.stored
         names = {
-            here: stored.find(name) for here, name in names_of(architecture).items()
+            here: stored.find(name)
+            for here, name in names_of(architecture).items()
             if _is_required(here, family) or stored.has(name)
-        }  # fmt: skip
+        }
         if architecture.has_pooler:
             names |= {here: stored.find(name) for here, name in stored.pooler(family).items()}
         if architecture.labels:

@@ -61,8 +61,9 @@ _OWN_LAYERS = {
 }  # fmt: skip
 _ON_POOLER = ("bert", "albert", "nomic-bert", "gte", "jina-bert")
 _CLASSIFIERS = {
-    **dict.fromkeys(("roberta", "xlm-roberta", "mpnet", "electra"), "classifier.out_proj"), **dict.fromkeys(("qwen2", "qwen3", "gemma3"), "score"),
-}  # fmt: skip
+    **dict.fromkeys(("roberta", "xlm-roberta", "mpnet", "electra"), "classifier.out_proj"),
+    **dict.fromkeys(("qwen2", "qwen3", "gemma3"), "score"),
+}
 
 
 class OutputLayers:
@@ -109,8 +110,9 @@ class OutputLayers:
         """Return `value` after a layer normalization with the weights called `stored`."""
         scales = [
             self._assembly.weight(f"{name}.{part}", weights[f"{stored}.{part}"].astype("float32"))
-            for part in ("weight", "bias") if f"{stored}.{part}" in weights
-        ]  # fmt: skip
+            for part in ("weight", "bias")
+            if f"{stored}.{part}" in weights
+        ]
         return self._assembly.add("LayerNormalization", value, *scales, axis=-1, epsilon=self._epsilon)
 
     def words(self, rows: str, head: "WordHead") -> str:

@@ -158,7 +158,7 @@ class TorchRuntime:
 
     def __init__(
         self, torch: Any, network: Any, checkpoint: "Checkpoint", recipe: Recipe, device: str, dimensions: int
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.device = device
         self.dimensions = dimensions
         self._torch = torch

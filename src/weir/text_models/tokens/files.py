@@ -46,9 +46,10 @@ Piece = tuple[str, float]  # a piece of the vocabulary and its score
 FAIRSEQ_TOKENS: dict[str, tuple[list[Piece], int]] = {
     "xlm-roberta": ([("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)], 3),
     "camembert": (
-        [("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0), ("<unk>NOTUSED", -100.0)], 1,
+        [("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0), ("<unk>NOTUSED", -100.0)],
+        1,
     ),
-}  # fmt: skip
+}
 UNKNOWN = 3  # the id of <unk> in both families
 DEBERTA = "deberta-v2"  # also of v3
 

@@ -311,9 +311,10 @@ class Tokenizer:
             query = self.late.is_query(prompt)
             return [
                 self._interacting(next(parts), max_length, truncate, each.ids is not None, left, query)
-                if isinstance(each, CheckedText) else each
+                if isinstance(each, CheckedText)
+                else each
                 for each in checked
-            ]  # fmt: skip
+            ]
         return [
             self._with_special_tokens(
                 next(parts), max_length, truncate, self._is_bare(each, whole_words), each.ids is not None, left

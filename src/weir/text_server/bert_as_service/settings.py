@@ -22,9 +22,10 @@ class ZeroMqSettings:
     """
 
     zmq_port: int | None = setting(
-        None, "port for ZeroMQ requests, 5555 in bert-as-service; 0 picks a free one (default: no ZeroMQ)",
+        None,
+        "port for ZeroMQ requests, 5555 in bert-as-service; 0 picks a free one (default: no ZeroMQ)",
         rule=PORT,
-    )  # fmt: skip
+    )
     zmq_port_out: int | None = setting(None, "port for ZeroMQ responses (default: the request port plus 1)", rule=PORT)
     zmq_max_message_size: int = setting(256 << 20, "largest request in bytes, over all its frames", rule=AT_LEAST_ONE)
     zmq_max_answer_size: int = setting(
@@ -36,13 +37,15 @@ class ZeroMqSettings:
         rule=AT_LEAST_ONE,
     )
     zmq_max_unread: int = setting(
-        64 << 20, "unread response bytes at which a client's requests wait; at four times that over all clients, responses are dropped",
+        64 << 20,
+        "unread response bytes at which a client's requests wait; at four times that over all clients, responses are dropped",
         rule=AT_LEAST_ONE,
-    )  # fmt: skip
+    )
     zmq_grace: float = setting(
-        5.0, "seconds that a disconnected client has to reconnect",
+        5.0,
+        "seconds that a disconnected client has to reconnect",
         rule=POSITIVE,
-    )  # fmt: skip
+    )
     zmq_show_tokens: bool = setting(False, "return each text's tokens with its vectors")
 
     def __post_init__(self) -> None:

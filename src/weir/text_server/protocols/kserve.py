@@ -100,8 +100,9 @@ def read_tensors(exchange: TextExchange, request: InferenceRequest, encoder: Enc
     exchange.texts = _texts(value, tokenized)
     fields = TextOptionFields(
         dimensions=None if keep is None else integer_of("dimensions", keep, 1, encoder.dimensions),
-        truncate=_flag(parameters, "truncate"), **{name: _text(parameters, name) for name in _TEXT_PARAMETERS},
-    )  # fmt: skip
+        truncate=_flag(parameters, "truncate"),
+        **{name: _text(parameters, name) for name in _TEXT_PARAMETERS},
+    )
     wanted = wanted_outputs(request, encoder)
     exchange.options = options_of(fields, encoder, whole_words=bool(tokenized), outputs=wanted)
     exchange.client = check_client(_text(parameters, "client"), "parameter 'client'")

@@ -20,7 +20,7 @@ from weir.errors import (
     Unsupported,
     WeirError,
     brief,
-)  # fmt: skip
+)
 from weir.frontends.http.asgi import AsgiCall, as_response, identified
 from weir.frontends.http.endpoints import ANY, HttpEndpoint, answered, listed
 from weir.protocols import openai_errors
@@ -312,8 +312,9 @@ OPENAI = OpenAIProtocol()
 
 _PLAIN_FORMS = {
     (is_json, unit_length): EmbeddingsForm(Packing.FLOAT if is_json else Packing.BASE64, unit_length)
-    for is_json in (True, False) for unit_length in (True, False)
-}  # fmt: skip
+    for is_json in (True, False)
+    for unit_length in (True, False)
+}
 _ONE = b'{"object":"list","model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d},"data":[{"object":"embedding","index":0,"embedding":%b}]}'
 
 

@@ -110,7 +110,7 @@ class TokenLabels(TeiProtocol):
 
 def _entities(
     text: str, logits: NDArray[Any], details: Sequence[TokenDetail], facts: TextFacts, form: TokenLabelForm
-) -> list[Entity]:  # fmt: skip
+) -> list[Entity]:
     """Return the entities of one text, given the logits of the tokens that were computed and all of its tokens."""
     tokens = list(_labelled(likeliest(logits, facts), details))
     if not form.joined:
