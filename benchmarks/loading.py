@@ -129,9 +129,8 @@ async def measure(url: str, rounds: int, rate: float) -> None:
     controls = ([COMPUTING], [AGAIN, SAME_WORK])
     load = Load(int(url.rpartition(":")[2]), rate)
     async with httpx.AsyncClient(base_url=url, timeout=60.0) as client, load.running():
-        (
-            await client.get("/health/ready")
-        ).raise_for_status()  # what a client does once must not hold up the requests of a window
+        # What a client does once must not hold up the requests of a window.
+        (await client.get("/health/ready")).raise_for_status()
         await asyncio.sleep(2.0)
         for _ in range(rounds):
             begun = time.perf_counter()

@@ -257,9 +257,8 @@ def measure_live(say: Callable[[str], None], seconds: float, shares_seconds: flo
                 found["beside"][str(size)] = one = _summary(requests, size, seconds)
                 values = ", ".join(f"{name} {value:.2f} s" for name, value in one.items())
                 say(f"16 clients of 16, 16 of {size}: {values}")
-    with text_server(
-        [*flags, "--layers", "-6"], zmq=True
-    ) as server:  # of six: so that a request of 4,096 takes less than minutes
+    with text_server([*flags, "--layers", "-6"], zmq=True) as server:
+        # Of six: so that a request of 4,096 takes less than minutes.
         rates = _rates(server, shares_seconds)
     mean = sum(rates.values()) / len(rates)
     found["equals"] = {str(size): rate / mean for size, rate in rates.items()}

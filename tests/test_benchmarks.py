@@ -224,9 +224,8 @@ def test_padding_by_length_and_by_arrival() -> None:
 def test_where_padding_costs_less_less_is_wasted() -> None:
     lengths = [3 + number**2 % 197 for number in range(500)]
     dear, cheap = (simulate(lengths, 16, padding.ALL[0], padding.PRICE, share) for share in (1.0, 0.2))
-    assert cheap.tokens == dear.tokens and cheap.took - cheap.work == pytest.approx(
-        dear.took - dear.work
-    )  # as many batches
+    # As many batches.
+    assert cheap.tokens == dear.tokens and cheap.took - cheap.work == pytest.approx(dear.took - dear.work)
     assert cheap.work - cheap.tokens == pytest.approx(0.2 * (dear.work - dear.tokens))
 
 

@@ -165,9 +165,8 @@ class Rounds:
     warm_ups: int = 0  # rounds before those that count
     prepare: Callable[[Mapping[str, Any]], Any] = lambda contenders: None  # done once, when all have started
     rest: Callable[[Mapping[str, Any]], None] = lambda contenders: None  # done before each measurement
-    labels: Mapping[str, str] = field(
-        default_factory=dict
-    )  # of contenders, where a row shows another text than the name
+    # Of contenders, where a row shows another text than the name.
+    labels: Mapping[str, str] = field(default_factory=dict)
     row_each: bool = False
     round: str = ""  # what each round is of, where it is not the seconds of load that were asked for
 

@@ -105,9 +105,8 @@ MEMORY = Rounds(
 
 REQUESTS, AT_A_TIME = 100_000, 5_000
 SHOWN = (5_000, 20_000, 40_000, 60_000, 80_000, 100_000)
-WARM = (
-    20_000  # requests after which memory is what it is: tables are full, queues and buffers have had their largest size
-)
+# Requests after which memory is what it is: tables are full, queues and buffers have had their largest size.
+WARM = 20_000
 GROWN = 0.03
 LAYERS = 6  # of the model; all but the first are left out
 

@@ -105,9 +105,8 @@ def several(number: int) -> Iterator[Case]:
     limits = [limit_of(table) for table in best_tables(replicas, rates, prices, 1)]
     share = float(rng.uniform(0.0, 1.0))
     middle = loads[0] * (loads[1] / loads[0]) ** share
-    own = (
-        number % 3 and 1
-    )  # the bank's highest loads are the hardest: two thirds of the predictions are of the upper one
+    # The bank's highest loads are the hardest: two thirds of the predictions are of the upper one.
+    own = number % 3 and 1
     for what, load, limit in ((LIMIT, loads[own], limits[own]), (LIMIT_BETWEEN, middle, limits[share > 0.5])):
         about = _said(model, load, f"{workers} workers, energy weight {prices.energy_weight:.3g}, limit {limit}")
         yield Case(what, *_beside_all_limits(model, workers, load * capacity, limit, number, about))
@@ -130,9 +129,8 @@ def _beside_all_limits(
     best = min(every, key=lambda each: float(costs(each, SEARCH_ROWS, SEARCH_PARTS, 7 * number + 1).mean()))
     if best == limit:
         return f"{about}, the best", 0.0, 0.0
-    ours, theirs = (
-        costs(each, 2 * ROWS, PARTS, 7 * number + 2) for each in (limit, best)
-    )  # other luck than the search's
+    # Other luck than the search's.
+    ours, theirs = (costs(each, 2 * ROWS, PARTS, 7 * number + 2) for each in (limit, best))
     off = interval((ours - theirs) / theirs.mean())
     return f"{about}, the best {best}", off.mean, (off.high - off.low) / 2.0
 

@@ -155,9 +155,8 @@ def _losses(weight: float, low: float, high: float) -> list[str]:
         )
 
     best = excess(solve(profile, rate, prices).table)
-    raw = solve(profile, low * profile.max_rate, prices).actions[
-        :-1
-    ]  # without the overflow state; the last then holds for all above
+    # Without the overflow state; the last then holds for all above.
+    raw = solve(profile, low * profile.max_rate, prices).actions[:-1]
     filled = solve_bank(profile, prices, rates=[low * profile.max_rate]).tables[0]
     losses = [excess(table) / best - 1.0 for table in (raw, filled)]
     return [f"{100.0 * loss:.1f} %" if loss < inf else "the line grows for ever" for loss in losses]

@@ -211,9 +211,8 @@ class App:
             for frontend in self.frontends:
                 await frontend.start()
                 self._logger.info("listening", address=frontend.address)
-            os.environ[SERVER_ADDRESS] = (
-                self.server.address
-            )  # workers inherit it: models may call others of this server
+            # Workers inherit it: models may call others of this server.
+            os.environ[SERVER_ADDRESS] = self.server.address
             self.site.begin()
             if await self._load():
                 self.site.start_jobs()
@@ -463,9 +462,8 @@ _PARTS: Mapping[str, type[Any]] = {
 _OF_ASGI = {
     name: (kind, {declared.name for declared in fields(kind)}.difference(OF_THE_HOST)) for name, kind in _PARTS.items()
 }
-OF_ASGI = {
-    each for _, names in _OF_ASGI.values() for each in names
-}  # the settings of `asgi` besides those of its models
+# The settings of `asgi` besides those of its models.
+OF_ASGI = {each for _, names in _OF_ASGI.values() for each in names}
 
 
 def asgi(

@@ -75,9 +75,8 @@ class InProcess(Client):
         return self
 
     def __enter__(self) -> Self:
-        if (
-            not self._local.start()
-        ):  # several `with` blocks cannot share it: the first one to end would stop it for the others
+        # Several `with` blocks cannot share it: the first one to end would stop it for the others.
+        if not self._local.start():
             raise Conflict("this server is already running")
         return self
 

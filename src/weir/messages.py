@@ -99,9 +99,8 @@ class Request(Protocol):
     tag: float  # a queue by length serves the lowest tag first, then the earliest arrival (see embedding/fair_queue.py)
     brief: bool  # in a queue by length, batches with such a request are kept short, so that they are done soon
     frontend: str  # the frontend by which it came: "python", "http", ...
-    trace: (
-        Any  # an Origin (telemetry/tracecontext.py); a Trace once the request is in the queue, if requests are traced
-    )
+    # An Origin (telemetry/tracecontext.py); a Trace once the request is in the queue, if requests are traced.
+    trace: Any
 
     settled: bool  # whether it has ended (answered, failed or cancelled)
     taken: int  # rows (ITEMS: items) dispatched so far; equals `rows` when nothing of it is left in the queue

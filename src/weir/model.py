@@ -159,9 +159,8 @@ class Model:
     workers: ClassVar[int | None] = None
     max_batch_size: ClassVar[int | None] = None
     max_batch_cost: ClassVar[float | None] = None
-    padded: ClassVar[bool | None] = (
-        None  # whether costs are lengths, so that a batch costs its rows times its longest row
-    )
+    # Whether costs are lengths, so that a batch costs its rows times its longest row.
+    padded: ClassVar[bool | None] = None
     max_padding: ClassVar[float | None] = None
     padding_cost: ClassVar[float | None] = None
     max_queue_delay: ClassVar[float | None] = None

@@ -143,12 +143,10 @@ def test_where_none_has_so_much_to_spare_the_last_that_came_are_started() -> Non
     cutoff = forecast.start_cutoff(seen, 2, filled(*old, *new))
     assert [request.deadline > cutoff for request in (*old, *new)] == [False] * 7 + [True] * 2
     assert forecast.start_cutoff(seen, 2, filled(*new)) < new[0].deadline
-    assert forecast.start_cutoff(seen, 2, filled(new[0])) == pytest.approx(
-        now + 0.1, abs=0.001
-    )  # too few to choose from
-    assert (
-        forecast.start_cutoff(seen._replace(now=now + 0.25), 2, filled(*old, *new)) > new[0].deadline
-    )  # too late for all
+    # Too few to choose from.
+    assert forecast.start_cutoff(seen, 2, filled(new[0])) == pytest.approx(now + 0.1, abs=0.001)
+    # Too late for all.
+    assert forecast.start_cutoff(seen._replace(now=now + 0.25), 2, filled(*old, *new)) > new[0].deadline
 
 
 def test_a_batch_is_late_from_its_first_deadline_on() -> None:

@@ -141,9 +141,8 @@ def test_no_batch_costs_more_than_the_budget() -> None:
     assert 0.21 <= service.upper(1000) == service.upper(4)
     assert service.rate(1000) == service.rate(4) == pytest.approx(4 / 0.21)
     assert service.rate(2) == pytest.approx(2 / 0.11)
-    assert learned_padded(*[(1, 500.0), (1, 600.0)] * 9, max_cost=200.0).rate(8) == pytest.approx(
-        1 / 0.21
-    )  # one too long goes alone
+    # One too long goes alone.
+    assert learned_padded(*[(1, 500.0), (1, 600.0)] * 9, max_cost=200.0).rate(8) == pytest.approx(1 / 0.21)
 
 
 def test_rows_that_cost_nothing_take_what_a_batch_takes() -> None:

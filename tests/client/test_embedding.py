@@ -254,9 +254,8 @@ def test_what_is_fetched_later_has_its_number(client: EmbeddingClient) -> None:
     assert [client.encode([text], blocking=False) for text in TEXTS] == [1, 2]
     assert client.status["num_pending_request"] == 2
     assert client.status["pending_request"] == {1, 2}
-    assert [answer.tolist() for answer in client.fetch_all()] == EXPECTED[
-        :, None
-    ].tolist()  # in the order of the requests
+    # In the order of the requests.
+    assert [answer.tolist() for answer in client.fetch_all()] == EXPECTED[:, None].tolist()
     assert client.fetch_all() == []
     assert client.fetch_all(concat=True).size == 0
     numbers = {client.encode([text], blocking=False, show_tokens=True) for text in TEXTS}

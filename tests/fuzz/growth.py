@@ -37,9 +37,8 @@ from weir.wire.kserve_json import read_generate
 
 SIZES = (200, 3_000, 40_000, 300_000)  # bytes
 MOST_MS = 150.0  # of CPU time for a megabyte, on a busy machine, and 50 beside
-MOST_TIMES = (
-    160.0  # the size of the body in memory, and 5 MB beside: a dict of one byte of msgpack takes 64, and its place
-)
+# The size of the body in memory, and 5 MB beside: a dict of one byte of msgpack takes 64, and its place.
+MOST_TIMES = 160.0
 
 DECLARED = (Tensor("x", "FP32", [-1, -1]), Tensor("s", "BYTES", [-1]))
 ALL = TextFacts(tasks=tuple(TextTask))

@@ -141,9 +141,8 @@ def test_the_times_of_a_pod_fit_each_other(made: Made) -> None:
         (container,) = pod["containers"]
         drain, load = (7.5, 33) if name == "everything" else (30, 300)
         before = container["lifecycle"]["preStop"]["sleep"]["seconds"]
-        assert (
-            pod["terminationGracePeriodSeconds"] > before + drain + 12
-        )  # docs/how-to/deploy.md: it ends by then, whatever hangs
+        # docs/how-to/deploy.md: it ends by then, whatever hangs.
+        assert pod["terminationGracePeriodSeconds"] > before + drain + 12
         startup = container["startupProbe"]
         assert startup["periodSeconds"] * startup["failureThreshold"] > load
         # A pod is out of its Service before it is restarted.

@@ -98,9 +98,8 @@ def test_a_replica_is_replaced_when_its_model_can_never_load_again(run: Any, tmp
     weights.write_bytes(b"42")
     with reserve_ports(1) as (port,):
         config = serve_config("models:Weights", f"--param=weights={weights}", port=port)
-        config["applications"][0]["deployments"][0]["health_check_period_s"] = (
-            0.5  # instead of ten: nobody waits for it here
-        )
+        # Instead of ten: nobody waits for it here.
+        config["applications"][0]["deployments"][0]["health_check_period_s"] = 0.5
         run(config)
 
         def worker() -> Any:

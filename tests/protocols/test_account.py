@@ -78,9 +78,8 @@ def test_the_limit_is_a_part_of_what_the_process_may_have(monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "usable_memory", lambda: 4 << 30)
     assert Account(HttpSettings()).max_bytes == 1 << 29
     monkeypatch.setattr(module, "usable_memory", lambda: 64 << 20)
-    assert (
-        Account(HttpSettings(max_body_size=10 << 20)).max_bytes == 40 << 20
-    )  # a few bodies fit, whatever the machine has
+    # A few bodies fit, whatever the machine has.
+    assert Account(HttpSettings(max_body_size=10 << 20)).max_bytes == 40 << 20
 
 
 def test_memory_is_that_of_the_container_and_of_the_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

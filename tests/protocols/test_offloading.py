@@ -505,9 +505,8 @@ def test_what_is_compressed_is_forgotten_when_its_client_leaves(
 
     def held(body: bytes, coding: str, max_size: int) -> bytes:
         if not thread().startswith("weir-unpack"):
-            return decompress(
-                body, coding, max_size
-            )  # the attempt on the event loop, which is given up: it becomes too long
+            # The attempt on the event loop, which is given up: it becomes too long.
+            return decompress(body, coding, max_size)
         begun.release()
         assert go_on.wait(20)
         ended.release()

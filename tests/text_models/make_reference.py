@@ -115,9 +115,8 @@ def minilm() -> None:
         for text in sentences
     ]
     # One by one: no vector depends on what it is padded with.
-    vectors = np.stack([model.encode(text) for text in sentences]).astype(
-        np.float16
-    )  # their cosine with the exact ones: 1 - 1e-8
+    # Their cosine with the exact ones: 1 - 1e-8.
+    vectors = np.stack([model.encode(text) for text in sentences]).astype(np.float16)
     lengths = np.array([len(one) for one in ids], dtype=np.uint16)
     models, few = Models(directory), ids[:FEW]
     poolings = {

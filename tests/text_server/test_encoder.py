@@ -454,9 +454,8 @@ def test_what_was_measured_at_the_start_refuses_before_anything_is_computed() ->
     async def main() -> None:
         executor = FakeExecutor()
         async with Service(Summing, executor=executor, clock=FakeClock(), max_batch_size=10) as service:
-            encoder = Encoder(
-                service, Words(), dimensions=DIMENSIONS, max_length=8, threads=0, tokens_per_second=20.0
-            )  # 10 texts of 2 tokens
+            # 10 texts of 2 tokens.
+            encoder = Encoder(service, Words(), dimensions=DIMENSIONS, max_length=8, threads=0, tokens_per_second=20.0)
             texts = [f"{number} b" for number in range(1000)]
             with pytest.raises(
                 DeadlineExceeded, match=r"cannot be met: 1000 texts like these take 100 s at least, 40 s"

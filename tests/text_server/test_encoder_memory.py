@@ -80,9 +80,8 @@ def test_a_text_that_is_split_is_charged_for_all_its_tokens() -> None:
                 token = CLAIM.set(claim)
                 await encoder.encode(["a b c"] * 20, TextQuery("test"))
                 assert 600 < claim.held_bytes < 100_000
-                await encoder.encode(
-                    ["a" * 10_000], TextQuery("test", TextOptions(truncate=True))
-                )  # it is cut, not split
+                # It is cut, not split.
+                await encoder.encode(["a" * 10_000], TextQuery("test", TextOptions(truncate=True)))
                 with pytest.raises(TooLarge, match="max_waiting_bytes"):
                     await encoder.encode(["a" * 10_000], TextQuery("test"))
                 CLAIM.reset(token)

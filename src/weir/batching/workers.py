@@ -22,9 +22,8 @@ class Worker:
         self.places = places
         self.free = places  # how many further batches it takes
         self.idle_since = now  # the instant at which it last returned a batch
-        self.batches: dict[
-            int, bool
-        ] = {}  # by id, in the order in which they were given: whether the batch is bulk work only
+        # By id, in the order in which they were given: whether the batch is bulk work only.
+        self.batches: dict[int, bool] = {}
         self.alone = False
         self.away = False
         self.leaves = False

@@ -114,9 +114,8 @@ def _load_module(target: str, name: str) -> ModuleType:
     top, _, rest = name.partition(".")
     folder = None
     present = sys.modules.get(top)
-    if not rest and (
-        present is None or hasattr(present, FOLDER)
-    ):  # a file of the working directory, as far as is known
+    # A file of the working directory, as far as is known.
+    if not rest and (present is None or hasattr(present, FOLDER)):
         folder = folder_of(str(Path.cwd()))
         name = folder.name_of(top)
     for depth, part in enumerate(parts := name.split(".")):
@@ -210,10 +209,9 @@ def class_in(module: ModuleType, name: str, target: str) -> type[Model] | type[S
 def _candidates_text(module: ModuleType, name: str) -> str:
     """Return a text that lists the module's models, the one most similar to `name` first."""
     names = [
-        own
-        for own, value in vars(module).items()
+        own for own, value in vars(module).items()
         if isinstance(value, type) and issubclass(value, (Model, Service)) and value.__module__ == module.__name__
-    ]
+    ]  # fmt: skip
     if not names:
         return "; it defines no model"
     nearest = get_close_matches(name, names, n=1)

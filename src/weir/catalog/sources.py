@@ -119,10 +119,9 @@ class TargetRepository:
             if document.platform not in (None, model.platform):
                 raise SettingsError(f"{name}: platform={document.platform!r}: must be {model.platform!r}, which it is")
             model = model._replace(
-                params={**model.params, **document.params},
-                settings={**model.settings, **document.settings},
+                params={**model.params, **document.params}, settings={**model.settings, **document.settings},
                 attributes={**(model.attributes or {}), **document.attributes},
-            )
+            )  # fmt: skip
         elif config:
             settings = dict(config)
             params = settings.pop("params", {})

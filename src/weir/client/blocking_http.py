@@ -142,9 +142,8 @@ class Connections:
         """Return the response, and whether the connection may be kept."""
         try:
             self._set_timeout(connection, deadline)
-            with suppress(
-                BrokenPipeError, ConnectionResetError
-            ):  # a server may respond and close before it has read all
+            with suppress(BrokenPipeError, ConnectionResetError):
+                # A server may respond and close before it has read all.
                 connection.request(
                     step.method, self._prefix + step.path, step.body or None, {**self._headers, **step.headers}
                 )

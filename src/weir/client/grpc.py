@@ -57,9 +57,8 @@ class GrpcCalls:
         """See Calls."""
         found = _document((yield from _called("ModelMetadata", name=name, version=version)))
         for tensor in (*found["inputs"], *found["outputs"]):
-            tensor["shape"] = [
-                int(length) for length in tensor["shape"]
-            ]  # protobuf's JSON has 64-bit integers as strings
+            # Protobuf's JSON has 64-bit integers as strings.
+            tensor["shape"] = [int(length) for length in tensor["shape"]]
         return found
 
     def models(self) -> Program[list[str]]:

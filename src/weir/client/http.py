@@ -135,9 +135,8 @@ def _shut(answer: httpx.Response) -> None:
     """End the connection of `answer`, so that a thread that reads from it returns."""
     connection = answer.extensions["network_stream"].get_extra_info("socket")
     with suppress(OSError):
-        socket.socket.shutdown(
-            connection, socket.SHUT_RDWR
-        )  # that of a socket with TLS may not be called from another thread
+        # That of a socket with TLS may not be called from another thread.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 @contextmanager

@@ -194,12 +194,11 @@ def about_bank(bank: "Bank", rules: "Sequence[Beside]") -> dict[str, Any]:
         "workers": bank.workers,
         "objective": str(bank.objective) if bank.objective else None,
         "prices": {
-            "latency_weight": bank.prices.latency_weight,
-            "energy_weight": bank.prices.energy_weight,
+            "latency_weight": bank.prices.latency_weight, "energy_weight": bank.prices.energy_weight,
             "reference_rate": bank.prices.reference_rate,
         },
         "rates": rows,
-    }
+    }  # fmt: skip
 
 
 def costs(bank: "Bank") -> "Floats":
@@ -238,9 +237,8 @@ def show_bank(bank: "Bank", rules: "Sequence[Beside]") -> None:
     if rules:
         console.print(
             "greedy, best limit: how much more these rules cost; the limit is the best one for that rate",
-            markup=False,
-            soft_wrap=True,
-        )
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 def _heading(bank: "Bank") -> str:

@@ -6,9 +6,8 @@ from typing import Any
 from weir.errors import SettingsError
 from weir.manifests.settings import Manifest
 
-SERVER_FAILED = (
-    "5..|INTERNAL|UNAVAILABLE|ModelError|ModelCrashed|ModelNotReady|WorkerLost"  # values of the label `code`
-)
+# Values of the label `code`.
+SERVER_FAILED = "5..|INTERNAL|UNAVAILABLE|ModelError|ModelCrashed|ModelNotReady|WorkerLost"
 _SUSTAINED = "5m"
 
 

@@ -65,9 +65,8 @@ class Measuring:
         self._flights: dict[int, _Flight] = {}
         self._ids = counter(FIRST_ID)
         self._next: Listener | None = None
-        self._loaded: dict[
-            int, Sequence[MetricReport]
-        ] = {}  # by worker: what its model's gauges were when it had loaded
+        # By worker: what its model's gauges were when it had loaded.
+        self._loaded: dict[int, Sequence[MetricReport]] = {}
 
     def run(self, worker: int, payloads: list[Any], content_type: str, accept: str) -> "asyncio.Future[Finished]":
         """Hand a batch to `worker`, which must have a free place. The future returned has its times.
@@ -320,9 +319,8 @@ WARM_UP_SHARE = 0.2  # of the whole time, at most
 STABLE = 0.1  # relative difference of three batches of a size from the three before, below which its times are steady
 LEAST = 50  # batches of a size before its mean may be sure enough
 FEWEST = 3  # batches of each size, however long they take
-CROWDED = (
-    0.05  # seconds per second lost to other processes, from which on pauses are more likely theirs than the model's
-)
+# Seconds per second lost to other processes, from which on pauses are more likely theirs than the model's.
+CROWDED = 0.05
 BURST = 4  # durations measured at a time, with several batches in flight
 
 Progressed = Callable[[float], None]  # called with the share that is done, 0 to 1
@@ -394,9 +392,8 @@ class ServiceTimeSampler:
         times.
         """
         deadline = self._started + until * self._settings.seconds
-        unsure = {
-            size: LEAST for size in sizes if not self._is_sure(size)
-        }  # by size: the number of batches at which to check again
+        # By size: the number of batches at which to check again.
+        unsure = {size: LEAST for size in sizes if not self._is_sure(size)}
         while unsure:
             for size in self._random.sample(sorted(unsure), len(unsure)):
                 if self.clock() < deadline or len(self.durations[size]) < FEWEST:

@@ -166,9 +166,8 @@ def tensor_entry(service: "ModelHandle", arrays: Arrays, key: Any = None) -> Que
     Raises TooLarge for more rows than the queue can ever hold, and what the model's `measure` raises.
     """
     alone = not is_batched(service.facts.model)
-    shapes = (
-        None if service.facts.streaming else shape_key(arrays, service.facts.model.inputs)
-    )  # streams share no batches
+    # Streams share no batches.
+    shapes = None if service.facts.streaming else shape_key(arrays, service.facts.model.inputs)
     rows, key = 1 if alone else rows_of(arrays), _joined(shapes, key)
     cost = float(rows)
     if service.facts.needs_measure:

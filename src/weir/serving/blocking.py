@@ -297,9 +297,8 @@ class BlockingService:
     """
 
     def __init__(self, model: type[Model] | Service | None = None, **options: Any) -> None:
-        self._again: Callable[[], Service] | None = (
-            None  # makes another Service in a forked process, if that is possible
-        )
+        # Makes another Service in a forked process, if that is possible.
+        self._again: Callable[[], Service] | None = None
         if isinstance(model, Service):
             self.service = model
         else:
@@ -337,9 +336,8 @@ class BlockingService:
         return self.service
 
     def __enter__(self) -> Self:
-        if (
-            not self._start()
-        ):  # several `with` blocks cannot share it: the first one to end would stop it for the others
+        # Several `with` blocks cannot share it: the first one to end would stop it for the others.
+        if not self._start():
             raise Conflict(f"service {self.service.name!r} is already running")
         return self
 

@@ -166,9 +166,8 @@ class EventLog:
 
     def __init__(self, sink: Callable[[LogPart], None]) -> None:
         self._sink = sink
-        self._pieces: dict[
-            int, tuple[int, float]
-        ] = {}  # by request that was run in part: its rows so far, the latest end
+        # By request that was run in part: its rows so far, the latest end.
+        self._pieces: dict[int, tuple[int, float]] = {}
         self._clear()
 
     def _clear(self) -> None:

@@ -211,9 +211,8 @@ def _make_printable(logger: WrappedLogger, method: str, event: EventDict) -> Eve
 
 def _plain_traceback(stream: TextIO, error: ExcInfo) -> None:
     text = io.StringIO()
-    structlog.dev.plain_traceback(
-        text, error
-    )  # the default also prints the values of variables: bodies, headers, passwords
+    # The default also prints the values of variables: bodies, headers, passwords.
+    structlog.dev.plain_traceback(text, error)
     stream.write(printable_lines(text.getvalue()))
 
 

@@ -586,9 +586,8 @@ class Encoder:
         except WeirError as error:
             self._fail(request, error)
             return
-        except (
-            Exception
-        ) as error:  # the output is not a vector, or there is no memory for all: the caller needs an answer
+        except Exception as error:
+            # The output is not a vector, or there is no memory for all: the caller needs an answer.
             failure = ModelError(f"the vectors could not be put together: {brief(error, 200)}")
             self._fail(request, with_place(failure, request.first_place(text_request.place)))
             return
@@ -605,9 +604,8 @@ class Encoder:
             return
         if request.ended:
             return
-        if isinstance(
-            error, DeadlineExceeded
-        ):  # the queue's error names the time that was left, not the caller's timeout
+        # The queue's error names the time that was left, not the caller's timeout.
+        if isinstance(error, DeadlineExceeded):
             error = _too_late(request)
         self._fail(request, with_place(error, request.first_place(text_request.place)))
 

@@ -15,9 +15,8 @@ from heapq import heappop, heappush, nlargest
 from operator import itemgetter
 from typing import Generic, Protocol, TypeVar
 
-CREDIT = (
-    4096.0  # the most tokens by which a caller without a ready text may fall behind virtual time and catch up later
-)
+# The most tokens by which a caller without a ready text may fall behind virtual time and catch up later.
+CREDIT = 4096.0
 REMEMBERED = 1024  # absent callers; of twice as many those who have had least are forgotten
 
 

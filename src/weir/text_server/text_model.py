@@ -427,9 +427,8 @@ def described(checkpoint: "Checkpoint", recipe: Recipe, text: TextSettings) -> s
     return f"{served}, {whose}: its files state no pooling, which --pooling and --layers choose{more}"
 
 
-_USE_IS_NEWS = (
-    1.0  # seconds in which what workers take is not measured again: the kernel counts all pages of a process each time
-)
+# Seconds in which what workers take is not measured again: the kernel counts all pages of a process each time.
+_USE_IS_NEWS = 1.0
 
 
 class _Use:

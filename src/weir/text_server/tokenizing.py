@@ -19,9 +19,8 @@ from weir.errors import Draining, InvalidRequest, ModelError, WeirError
 from weir.text_models.texts import NO_TOKENIZE_OPTIONS, Text, TokenDetail, Tokenized, TokenizeOptions
 
 CHUNK = 64  # texts that a thread tokenizes in one call
-AT_ONCE_CHARACTERS = (
-    4_000  # a request of at most so many is tokenized on the event loop if its words are known, in about 0.1 ms
-)
+# A request of at most so many is tokenized on the event loop if its words are known, in about 0.1 ms.
+AT_ONCE_CHARACTERS = 4_000
 URGENT_CHARACTERS = 20_000  # a larger request takes milliseconds and is not urgent
 INLINE_CHARACTERS = 1_000  # a request of at most so many, about 0.25 ms, may be tokenized on the event loop
 REST_FACTOR = 10  # after tokenizing for t seconds, the event loop leaves this work to the threads for 10 t
@@ -183,9 +182,8 @@ class TokenizerThreads:
     def _results(self, requests: list[TokenizeRequest]) -> list[Sequence[TokenizeResult]]:
         try:
             return self._tokenized(requests)
-        except (
-            BaseException
-        ) as error:  # callers need an answer; a panic of Rust is a BaseException, but not an Exception
+        except BaseException as error:
+            # Callers need an answer; a panic of Rust is a BaseException, but not an Exception.
             if len(requests) > 1:  # one request is at fault, so each is tokenized by itself
                 return [self._results([request])[0] for request in requests]
             failure = ModelError(f"the texts could not be turned into tokens: {error!r}")

@@ -377,9 +377,8 @@ class ResultFetch:
         self._results = results
         self._lease: Callable[[SharedBlock], Any] | None = None
         if lends:
-            from weir.workers.run.tensors import (
-                lease,  # needs numpy, which other models' workers and servers do without
-            )
+            # Needs numpy, which other models' workers and servers do without.
+            from weir.workers.run.tensors import lease
 
             self._lease = lease
 

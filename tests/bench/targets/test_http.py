@@ -205,9 +205,8 @@ def test_a_closed_loop_keeps_the_requested_number_under_way() -> None:
     under_way = most = answered = 0
 
     def clock() -> float:
-        return (
-            0.2 if answered > 50 else 0.0
-        )  # the round lasts until so many have been answered, however long that takes
+        # The round lasts until so many have been answered, however long that takes.
+        return 0.2 if answered > 50 else 0.0
 
     async def behave(number: int, writer: asyncio.StreamWriter) -> bool:
         nonlocal under_way, most, answered

@@ -103,9 +103,8 @@ async def asgi_server(
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve with uvicorn alone."""
     listener = socket.create_server(("127.0.0.1", 0))
-    listener.setsockopt(
-        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-    )  # asyncio sets it for sockets that it has made itself
+    # asyncio sets it for sockets that it has made itself.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     app = make_app(registry, settings, metrics=metrics)
     config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=5, ws="none")
     config.load()

@@ -178,9 +178,8 @@ def test_every_body_and_every_answer_is_charged_whoever_reads_and_makes_them() -
         release(2)
         held.append(account.held_bytes)
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send(
-            {"type": "http.response.body", "body": b"x" * 5000, "more_body": True}
-        )  # beyond the limit: it exists
+        # Beyond the limit: it exists.
+        await send({"type": "http.response.body", "body": b"x" * 5000, "more_body": True})
         await send({"type": "http.response.body", "body": b"x" * 10, "more_body": True})
         charge_answer(100)
         await send({"type": "http.response.body", "body": b"x" * 100})

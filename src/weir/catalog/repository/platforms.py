@@ -25,8 +25,7 @@ from weir.workers.source import declared
 
 MAX_PATH_LENGTH = 1024  # bytes of a file's path below its model's folder
 PLUGINS = Plugins(
-    "platform",
-    "weir.platforms",
+    "platform", "weir.platforms",
     {
         "python": "weir.catalog.repository.platforms:PythonPlatform",
         "onnx": "weir.catalog.repository.onnx:OnnxPlatform",
@@ -35,7 +34,7 @@ PLUGINS = Plugins(
         "mlserver": "weir.catalog.adapters.mlserver:MlserverPlatform",
         "ensemble": "weir.catalog.repository.platforms:EnsemblePlatform",
     },
-)
+)  # fmt: skip
 
 
 class Platform(Protocol):

@@ -116,9 +116,8 @@ _MOST_CLIENTS = 20  # that are shown
 ListClients = Callable[[], Sequence[Mapping[str, Any]]]  # returns a row for each client, see Product.clients
 
 
-ListJobs = Callable[
-    [], Mapping[str, Any] | None
-]  # returns batch jobs: `counts` by state and `jobs`; None if there are none to show
+# Returns batch jobs: `counts` by state and `jobs`; None if there are none to show.
+ListJobs = Callable[[], Mapping[str, Any] | None]
 
 
 def no_clients() -> Sequence[Mapping[str, Any]]:
@@ -224,9 +223,8 @@ def _use(use: Use | None) -> dict[str, Any]:
 def _uses(states: Mapping[str, Any]) -> dict[int, Use]:
     """Return the use of this process and of all workers, by process id."""
     workers = [worker for state in states.values() for worker in state["workers"]]
-    pids = {worker["pid"] for worker in workers if not worker["node"]} - {
-        None
-    }  # a process of another machine has a number of its own
+    # A process of another machine has a number of its own.
+    pids = {worker["pid"] for worker in workers if not worker["node"]} - {None}
     uses = {pid: use_of(pid) for pid in (os.getpid(), *pids)}
     return {pid: use for pid, use in uses.items() if use is not None}
 

@@ -331,9 +331,8 @@ def not_offered(path: str) -> Handler:
 async def _router_error(context: KserveContext, request: Request, error: Exception) -> Response:
     """Return the response for an error of the router: an unknown path, or a method that the path does not take."""
     path, named = request.scope["path"], request.path_params.get("model", "")
-    is_path = "/" not in named or context.registry.knows(
-        named
-    )  # else the rest of a path was taken for a part of the name
+    # Else the rest of a path was taken for a part of the name.
+    is_path = "/" not in named or context.registry.knows(named)
     if is_path and isinstance(error, HTTPException) and error.status_code == 405:
         allow = sorted((error.headers or {}).get("Allow", "").split(", "))
         refusal = MethodNotAllowed(f"{request.method} {path}: takes {', '.join(allow)} only", details={"allow": allow})

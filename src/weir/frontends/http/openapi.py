@@ -149,9 +149,8 @@ class FailedItem(Struct):
     code: int
 
 
-Weight = Annotated[
-    float, Meta(extra_json_schema={"minimum": 0})
-]  # Prices checks the value, and explains why it is too small
+# Prices checks the value, and explains why it is too small.
+Weight = Annotated[float, Meta(extra_json_schema={"minimum": 0})]
 
 
 class ModelLine(TypedDict):

@@ -93,9 +93,8 @@ class Pages:
         self._settings = settings
         self._metrics = metrics
         self._checking: dict[str, asyncio.Future[ModelHealth]] = {}
-        self._described: bytes | None = (
-            None  # /openapi.json, but for its servers: to describe all takes tens of milliseconds
-        )
+        # /openapi.json, but for its servers: to describe all takes tens of milliseconds.
+        self._described: bytes | None = None
         self._registry.changed.append(self._forget_description)
 
     def endpoints(self) -> list[HttpEndpoint]:

@@ -101,9 +101,8 @@ class VirtualQueue:
     def __init__(self, profile: Profile, workers: int, now: float, waiting: int = 0) -> None:
         self._times = (0.0, *(profile.service_time_ms / 1000.0).tolist())
         self._energies = (0.0, *(profile.energy_mj - profile.sizes * least_energy_mj(profile)).tolist())
-        self._ends = [
-            (now, 0)
-        ] * workers  # a heap: the instant at which each worker is free, and the rows it serves till then
+        # A heap: the instant at which each worker is free, and the rows it serves till then.
+        self._ends = [(now, 0)] * workers
         self._at = self._oldest = self._last = now
         self._waiting = waiting
         self.area_ms = self.energy_mj = 0.0
@@ -306,9 +305,8 @@ class CostAccount:
         rate = prices.reference_rate or self._rate.value
         if rate is None:
             rate = self._rows / max(self._seconds, 1e-9)
-        joule = (
-            prices.energy_weight * rate / 1000.0
-        )  # cost of a mJ per row: power in watts is mJ per row times rows per ms
+        # Cost of a mJ per row: power in watts is mJ per row times rows per ms.
+        joule = prices.energy_weight * rate / 1000.0
         spent = other.spent_ms(now)
         cost = prices.latency_weight * spent + joule * (other.energy_mj + self._rows * self._least)
         more = prices.latency_weight * (own.spent_ms(now) - spent) + joule * (own.energy_mj - other.energy_mj)

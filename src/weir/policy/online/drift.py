@@ -114,9 +114,8 @@ class DriftDetector:
         self._spreads = [Spread(LEAST_SPREAD, 0.02) for _ in range(profile.max_batch_size.bit_length() + 1)]
         self._last = 0.0  # the change that was reported last
         self._reports = 0
-        self._known = [0] * len(
-            self._spreads
-        )  # by doubling, the reports until one of them last agreed with the profile
+        # By doubling, the reports until one of them last agreed with the profile.
+        self._known = [0] * len(self._spreads)
         self.compare_with(profile)
 
     def compare_with(self, profile: Profile) -> None:

@@ -430,9 +430,8 @@ def solve(
     found = solve_long(profile, rate, prices, max(LONGEST, longest_of(profile)), first)
     model, values = found.model, found.improved.values
     cost, bound = found.cost, found.error_bound
-    if (
-        not prices.latency_weight
-    ):  # it was solved with a small weight of latency (see weights_of): use the stated weights
+    # It was solved with a small weight of latency (see weights_of): use the stated weights.
+    if not prices.latency_weight:
         cost = prices.energy_weight * found.served.rates.power_w
         bound = max(0.0, cost - prices.energy_weight * unavoidable_power_w(profile, rate))
     cost += prices.latency_weight_at(rate) * profile.latency_offset_ms

@@ -145,9 +145,8 @@ class QuantileSampler:
         ends = _Ends(*(np.zeros(len(rank)) for _ in range(3)))
         index = np.arange(len(rank))
         while len(index):
-            far = np.maximum(
-                -(-(place - rules.steady) // rules.last), 0
-            )  # batches of long queues, all ahead of the row
+            # Batches of long queues, all ahead of the row.
+            far = np.maximum(-(-(place - rules.steady) // rules.last), 0)
             if far.any():
                 time = self._services(np.full(len(far), rules.last), far)
                 place, age, behind = place - far * rules.last, age + time, behind + draw.poisson(rate * time)

@@ -36,9 +36,8 @@ from weir.policy.solve.tables import Table, checked_table, extended, steady_tabl
 Actions = NDArray[np.int64]
 
 _NEVER = 1e-32  # transitions with a smaller probability are left out
-_NEGLIGIBLE = (
-    1e-12  # a transition with a smaller probability does not connect two states: beside 1 it is lost in rounding
-)
+# A transition with a smaller probability does not connect two states: beside 1 it is lost in rounding.
+_NEGLIGIBLE = 1e-12
 _FORGOTTEN = 27.6  # -log(1e-12): a value that depends this little on where a long queue began is taken as constant
 VISITED = 1e-8  # a state with a smaller share of the decisions counts as one that does not occur
 _TAIL = 1e-9  # about the share of the decisions in queues longer than those that are looked at first

@@ -249,9 +249,8 @@ def _cached(
 ) -> Path:
     """Return the files in the cache, as the hub cannot be asked. Raises `error` if the cache does not have all of them."""
     revision, names = source.revision, ["config.json", "modules.json"]
-    with suppress(
-        hub.errors.CachedRepoTreeNotFoundError
-    ):  # another program has put the files there, without a list of them
+    with suppress(hub.errors.CachedRepoTreeNotFoundError):
+        # Another program has put the files there, without a list of them.
         listed = hub.get_cached_repo_tree(source.repository, revision=revision)
         names = [glob.escape(file.path) for file in choose([RepositoryFile(file.path, file.size) for file in listed])]
     try:

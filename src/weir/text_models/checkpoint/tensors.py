@@ -120,9 +120,8 @@ STORAGES = {
     "DoubleStorage": "F64", "FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16",
     "LongStorage": "I64", "IntStorage": "I32", "ShortStorage": "I16", "CharStorage": "I8", "ByteStorage": "U8", "BoolStorage": "BOOL",
 }  # fmt: skip
-_LOCAL_HEADER = struct.Struct(
-    "<4s22xHH"
-)  # of a file in a zip archive: signature, and the lengths of name and extra field
+# Of a file in a zip archive: signature, and the lengths of name and extra field.
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 
 class _Global(NamedTuple):

@@ -428,9 +428,8 @@ def _pooled(finisher: OutputLayers, pooler: PoolingLayers, recipe: Recipe, archi
     if recipe.pooling is Pooling.POOLER:
         return finisher.pooler(pooler.first())
     family = architecture.family
-    if (
-        architecture.classifier_reads is Pooling.NONE
-    ):  # the layer after the dense one is linear, so the mean of its outputs is that of the mean
+    # The layer after the dense one is linear, so the mean of its outputs is that of the mean.
+    if architecture.classifier_reads is Pooling.NONE:
         read = pooler.mean_of(finisher.own_layer(pooler.value, family))
         return finisher.classifier(read, recipe.pooling, family, own=False)
     read = (

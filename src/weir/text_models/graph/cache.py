@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from weir.text_models.checkpoint.reading import Checkpoint
 
 
-MANIFEST = (
-    "made.json"  # the graph's hash and the size of the weights. Its modification time is when the graph was last used.
-)
+# The graph's hash and the size of the weights. Its modification time is when the graph was last used.
+MANIFEST = "made.json"
 
 
 class _CachedGraph(NamedTuple):
@@ -213,9 +212,8 @@ def _key(checkpoint: "Checkpoint", recipe: Recipe, device: str) -> str:
 
 def _build(checkpoint: "Checkpoint", recipe: Recipe, device: str, folder: Path) -> None:
     """Build the files in a folder aside, in a child process, and rename that to `folder`. What `folder` held before was broken."""
-    aside = (
-        folder.parent / f".{folder.name}"
-    )  # a remainder of a process that ended while it built: this process has the lock
+    # A remainder of a process that ended while it built: this process has the lock.
+    aside = folder.parent / f".{folder.name}"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:

@@ -311,9 +311,8 @@ def size_of(frames: Frames) -> int:
 
 
 FRONTEND = "zeromq"
-CANCELLED_PER_TURN = (
-    16  # requests that are cancelled, or tried again, in one turn of the event loop, which takes a few milliseconds
-)
+# Requests that are cancelled, or tried again, in one turn of the event loop, which takes a few milliseconds.
+CANCELLED_PER_TURN = 16
 CONFIG_DELAY = 0.1  # seconds before the answer to SHOW_CONFIG: a stock client asks for it before it has subscribed
 _FLOAT_BYTES = 4
 _SWEEP_INTERVAL = 0.5  # seconds

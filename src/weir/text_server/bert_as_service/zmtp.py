@@ -17,9 +17,8 @@ GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0")
 
 MORE, LONG, COMMAND = 1, 2, 4  # the flags of a frame
 _MAX_COMMAND = 512  # bytes
-_ALWAYS_KEPT = (
-    256  # bytes; a frame up to this size is kept even in a message that is too large, as a message has few frames
-)
+# Bytes; a frame up to this size is kept even in a message that is too large, as a message has few frames.
+_ALWAYS_KEPT = 256
 _LARGE_FRAME = 1 << 16  # bytes; the body of such a frame is not copied
 _MAX_TOPIC = 300  # bytes of a subscription
 _MAX_PING_CONTEXT = 16  # bytes of a PING that its PONG repeats (spec 37)

@@ -547,9 +547,8 @@ def _read_object(document: dict[str, Any], declared: Any, field: str) -> Any:
 
 def _options(fields: TextOptionFields, encoder: Encodes, task: TextTask | None = None) -> TextOptions:
     if fields.truncation_direction is not None:
-        fields.truncation_direction = (
-            fields.truncation_direction.lower()
-        )  # TEI has Left and Right, and its clients left and right
+        # TEI has Left and Right, and its clients left and right.
+        fields.truncation_direction = fields.truncation_direction.lower()
     outputs = OUTPUT_OF_TASK.get(task) if task is not None and task != encoder.facts.tasks[0] else None
     return options_of(fields, encoder, outputs=outputs)
 

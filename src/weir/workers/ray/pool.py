@@ -53,9 +53,8 @@ logger = logging.getLogger("weir")
 
 INSTALL = "install it with: pip install 'weir-serving[ray]'"
 END_GRACE = 10.0  # seconds for Ray to end what it has started
-REASON_GRACE = (
-    1.0  # seconds after the end of the connection to an actor until it counts as lost, if Ray has not said why
-)
+# Seconds after the end of the connection to an actor until it counts as lost, if Ray has not said why.
+REASON_GRACE = 1.0
 MESSAGE_BYTES = 128 << 10
 
 
