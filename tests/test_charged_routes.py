@@ -1,8 +1,9 @@
 """Every route, call and port of every product charges what it is sent: this walks them all, as the servers describe or declare them."""
 
+import json
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.served import Served, until
 from tests.text_models import tiny
 from tests.text_server.bert_as_service.opened import Opened
 from tests.text_server.test_server import SETTINGS
+from websockets.sync.client import connect
 
 import weir.embedding
 from weir.catalog.registry import Registry
@@ -27,6 +29,7 @@ from weir.protocols.account import Account
 from weir.protocols.settings import HttpSettings
 from weir.text_server.bert_as_service.port import Port
 from weir.text_server.bert_as_service.zmtp import GREETING, frame, ready
+from weir.wire.kserve_grpc import ModelInferRequest
 
 MODEL = """
 import weir
@@ -49,6 +52,15 @@ class Words(weir.Model):
     def predict(self, batch):
         for item in batch:
             yield [item]
+
+
+class Measured(weir.Model):
+    @classmethod
+    def measure(cls, item):
+        return weir.Measure(cost=len(item))
+
+    def predict(self, batch):
+        return [len(item) for item in batch]
 """
 BODY, SENT = 200_000, 60_000  # bytes: how long a body is, and how much of it is sent
 NAMES = {"model": "length", "model_name": "length", "model_version": "1"}
@@ -193,3 +205,59 @@ def test_every_zeromq_port_charges_what_it_is_sent() -> None:
                 sender.sendall(GREETING + ready(kind) + frame(b"x" * 1000)[:900])
                 opened.until(lambda: account.held_bytes >= 800)
             opened.until(lambda: account.held_bytes == 0)
+
+
+# What is read in the server's process, as values that take many times the room of the body.
+NUMBERS = [1] * 250_000
+TENSOR = {"name": "x", "datatype": "FP32", "shape": [len(NUMBERS) // 3, 3], "data": NUMBERS}
+INFERENCE = json.dumps({"model_name": "grid", "inputs": [TENSOR]}).encode()
+
+
+def over_http(path: str, body: bytes) -> Callable[[Served, int], str]:
+    def ask(served: Served, port: int) -> str:
+        return httpx.post(f"{served.url}{path}", content=body, headers={"content-type": "application/json"}).text
+
+    return ask
+
+
+def over_websocket(served: Served, port: int) -> str:
+    with connect(served.url.replace("http", "ws") + "/v2/ws", max_size=None) as socket:
+        socket.send(INFERENCE.decode())
+        return str(socket.recv())
+
+
+def over_grpc(served: Served, port: int) -> str:
+    contents = {"fp32_contents": NUMBERS}
+    inputs = [{"name": "x", "datatype": "FP32", "shape": TENSOR["shape"], "contents": contents}]
+    request = ModelInferRequest(model_name="grid", inputs=inputs).SerializeToString()
+    call: Any  # grpcio's type stubs require serializers, which bytes do not need
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as refused:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
+        call(request)
+    return str(refused.value)
+
+
+READ = {
+    "a measured item": over_http("/infer/measured", json.dumps(NUMBERS).encode()),
+    "a list of items": over_http("/infer/measured/batch", json.dumps(NUMBERS).encode()),
+    "a tensor": over_http("/infer/grid", json.dumps({"x": [NUMBERS[:3]] * 90_000}).encode()),
+    "KServe": over_http("/v2/models/grid/infer", INFERENCE),
+    "generate": over_http("/v2/models/grid/generate", json.dumps({"x": NUMBERS}).encode()),
+    "WebSocket": over_websocket, "gRPC": over_grpc,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, int]]:
+    """Run a server with room for the bodies, but not for what is read from them."""
+    folder: Path = tmp_path_factory.mktemp("narrow")
+    (folder / "model.py").write_text(MODEL)
+    models = [f"{folder / 'model.py'}:{name}" for name in ("Grid", "Measured")]
+    with Served(*models, "--max-waiting-bytes", 2_500_000, "--arena-bytes", 0, "--grpc-port", 0) as running:
+        port = int(running.until_logged(r"address=grpc://\S+?:(\d+)")[1])
+        yield running.until_ready(), port
+
+
+@pytest.mark.parametrize("way", READ)
+def test_values_need_room_while_they_are_read(way: str, narrow: tuple[Served, int]) -> None:
+    assert "max_waiting_bytes" in READ[way](*narrow)

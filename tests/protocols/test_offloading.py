@@ -88,10 +88,10 @@ def test_errors_come_back() -> None:
         with pytest.raises(Overloaded, match="not enough memory available to write a response of 1048576 bytes"):
             await off_loop(1 << 20, exhaust, writes=True)
         found: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        work_later(1 << 20, read, found.set_result)
+        work_later(1 << 20, read, found.set_result, account=Account(HttpSettings()))
         assert isinstance(await found, InvalidRequest)
         found = asyncio.get_running_loop().create_future()
-        work_later(1 << 20, lambda: 3, found.set_result)
+        work_later(1 << 20, lambda: 3, found.set_result, account=Account(HttpSettings()))
         assert await found == 3
 
     asyncio.run(main())
@@ -122,13 +122,15 @@ def test_what_nobody_waits_for_is_let_go_of_before_its_turn() -> None:
         assert gone() is None
         job = Work()
         gone = weakref.ref(job)
-        cancel = work_later(1 << 20, job, lambda found: pytest.fail("it was cancelled"))
+        cancel = work_later(
+            1 << 20, job, lambda found: pytest.fail("it was cancelled"), account=Account(HttpSettings())
+        )
         del job
         assert cancel()
         assert gone() is None
         ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         begun = threading.Event()
-        cancel = work_later(1 << 20, begun.set, ended.set_result)
+        cancel = work_later(1 << 20, begun.set, ended.set_result, account=Account(HttpSettings()))
         go_on.set()
         assert await first
         await asyncio.to_thread(begun.wait)

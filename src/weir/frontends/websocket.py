@@ -135,6 +135,7 @@ class Session:
     async def run(self) -> None:
         """Accept the connection and serve it until the client or the server ends it."""
         self._main = asyncio.current_task()
+        CLAIM.set(self._claim)  # the connection has a context of its own
         try:
             await self._socket.accept()
         except (OSError, RuntimeError):

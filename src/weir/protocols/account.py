@@ -24,6 +24,10 @@ from weir.protocols.settings import HttpSettings
 # By default requests and responses may take one eighth of the memory of this process. Bytes that are charged once may exist four times:
 # as a body, as its copy on the way to a worker, as the output on its way back, and as the response.
 _PART = 8
+_COPIES = 4
+_VALUES = (
+    24  # times the size of a body that its values take at most while it is read: "[1]," becomes a list of 96 bytes
+)
 
 # One connection with many requests under way may hold one eighth of the limit.
 _CONNECTION_PART = 8
@@ -66,6 +70,13 @@ class Account:
         if held > self.max_bytes:
             raise self._refusal(size_bytes, self.held_bytes)
         self.held_bytes = held
+
+    def allow_reading(self, size_bytes: int) -> None:
+        """Raise what `take` raises unless there is room for the values of a body of `size_bytes` while a thread reads it. Nothing is charged: each thread
+        reads one body at a time. The thread may call this."""
+        size, held = size_bytes * _VALUES // _COPIES, self.total_bytes
+        if held + size > self.max_bytes:
+            raise self._refusal(size, held)
 
     def _refusal(self, size_bytes: int, held_bytes: int) -> WeirError:
         """Count a refusal of `size_bytes` while `held_bytes` are charged, and return its error."""

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from weir.errors import Overloaded, WeirError
 from weir.messages import JSON
-from weir.protocols.account import charge, room
+from weir.protocols.account import CLAIM, Account, charge, room
 from weir.protocols.content_negotiation import is_msgpack
 from weir.wire.values import msgpack_bytes
 
@@ -52,12 +52,22 @@ async def off_loop(size_bytes: int, work: Callable[[], T], *, writes: bool = Fal
     """Return the result of `work`, which reads a body of `size_bytes`, or with `writes` makes a response of about `size_bytes`.
 
     `work` runs in a thread if the size is long, so it must not change anything that others see. Cancelling the task that awaits this frees the body, unless
-    `work` has begun. Raises what `work` raises, and Overloaded if there is not enough memory.
+    `work` has begun. Raises what `work` and Account.allow_reading raise, and Overloaded if there is not enough memory.
     """
     if size_bytes <= (LONG_ANSWER if writes else LONG_BODY):
         return work()
-    job, begun = _begin(size_bytes, work, writes)
+    claim = CLAIM.get()
+    job, begun = _begin(size_bytes, work, writes, None if claim is None else claim.account)
     del work  # only the job refers to it now, until it is dropped
+    return await _ended(job, begun)
+
+
+async def _read_charged(size_bytes: int, work: Callable[[], T]) -> T:
+    """Return what `off_loop` does for `work` whose values are charged already, or which makes none."""
+    if size_bytes <= LONG_BODY:
+        return work()
+    job, begun = _begin(size_bytes, work, False, None)
+    del work
     return await _ended(job, begun)
 
 
@@ -68,14 +78,14 @@ async def parsed(body: bytes, read: Callable[[], T], content_type: str = JSON) -
     Raises what `read` raises and what Account.take raises.
     """
     with room(await values_size(body, content_type)):
-        return await off_loop(len(body), read)
+        return await _read_charged(len(body), read)
 
 
 async def values_size(body: bytes, content_type: str) -> int:
     """Return about how many bytes the values of a long `body` of JSON or msgpack take at most; 0 for a short one."""
     if len(body) <= LONG_BODY:
         return 0
-    return await off_loop(len(body), partial(msgpack_bytes if is_msgpack(content_type) else values_bytes, body))
+    return await _read_charged(len(body), partial(msgpack_bytes if is_msgpack(content_type) else values_bytes, body))
 
 
 def values_bytes(body: bytes) -> int:
@@ -112,13 +122,19 @@ async def written(size_bytes: int, write: Callable[[], T]) -> T:
 
 
 def work_later(
-    size_bytes: int, work: Callable[[], T], done: Callable[[T | Exception], None], *, writes: bool = False
+    size_bytes: int,
+    work: Callable[[], T],
+    done: Callable[[T | Exception], None],
+    *,
+    account: Account,
+    writes: bool = False,
 ) -> Callable[[], bool]:
-    """Run `work` in a thread: it reads a long body, or with `writes` makes a long response. Then call `done` on the running loop with its result or error.
+    """Run `work` in a thread: it reads a long body, or with `writes` makes a long response. Then call `done` on the running loop with its result or error,
+    which is that of Account.allow_reading if the body's values have no room.
 
     Returns a function that cancels `work`. That function returns True if `work` had not begun; then `done` is never called.
     """
-    job, begun = _begin(size_bytes, work, writes)
+    job, begun = _begin(size_bytes, work, writes, account)
 
     def ended(future: "asyncio.Future[T]") -> None:
         if not future.cancelled():
@@ -138,8 +154,9 @@ def work_later(
 class _Job(Generic[T]):
     """One piece of work for a thread. The thread's queue keeps a job until its turn comes, even if its caller has left; `drop` frees the work before that."""
 
-    def __init__(self, size_bytes: int, work: Callable[[], T], verb: str) -> None:
+    def __init__(self, size_bytes: int, work: Callable[[], T], verb: str, account: Account | None = None) -> None:
         self._size_bytes = size_bytes
+        self._account = account
         self._work: Callable[[], T] | None = work
         self._verb = verb
 
@@ -153,6 +170,8 @@ class _Job(Generic[T]):
         if work is None:  # dropped just before its turn
             raise concurrent.futures.CancelledError
         try:
+            if self._account is not None:
+                self._account.allow_reading(self._size_bytes)
             return work()
         except WeirError as error:
             bare: WeirError = error.with_traceback(None)
@@ -166,7 +185,12 @@ class _Job(Generic[T]):
         raise bare
 
 
-def _begin(size_bytes: int, work: Callable[[], T], writes: bool) -> tuple[_Job[T], "concurrent.futures.Future[T]"]:
-    job = _Job(size_bytes, work, "write a response" if writes else "read a body")
+def _begin(
+    size_bytes: int, work: Callable[[], T], writes: bool, account: Account | None
+) -> tuple[_Job[T], "concurrent.futures.Future[T]"]:
+    if writes:
+        job = _Job(size_bytes, work, "write a response")
+    else:
+        job = _Job(size_bytes, work, "read a body", account)
     name = "write" if writes else "read-long" if size_bytes <= _LARGE_BODY else "read-large"
     return job, _threads[name].submit(job)

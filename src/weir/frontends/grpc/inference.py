@@ -294,7 +294,7 @@ class UnaryCall:
             if isinstance(answer, Writing):
                 if answer.size_bytes > LONG_ANSWER:
                     self._call.charge(answer.size_bytes)
-                    self._call.on_left = work_later(*answer, self._written, writes=True)
+                    self._call.on_left = work_later(*answer, self._written, account=self._call.account, writes=True)
                     return
                 answer = answer.write()
         except Exception as error:

@@ -240,7 +240,9 @@ class KserveRequest(HttpRequest):
         size = bytes_to_write(response, binary_outputs(request))
         if size > LONG_ANSWER:
             self.connection.charge(size)
-            self.stop_thread = work_later(size, write, self._has_written, writes=True)
+            self.stop_thread = work_later(
+                size, write, self._has_written, account=self.connection.shared.account, writes=True
+            )
             return None
         reply = write()
         if self.layout is not None and not waited:

@@ -69,7 +69,7 @@ class HttpRequest(RequestBase):
         elif (size := self.bytes_to_read()) <= LONG_BODY:
             self._take(self._read())
         else:
-            self.stop_thread = work_later(size, self.reader(), self._has_read)
+            self.stop_thread = work_later(size, self.reader(), self._has_read, account=self.connection.shared.account)
 
     def _read(self) -> Step | Exception:
         try:
