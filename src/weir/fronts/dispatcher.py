@@ -196,7 +196,7 @@ class ConnectedFront:
         log: HttpLog | None, clock: Callable[[], float], passed: Callable[[socket.socket, bytes], None],
         ended: Callable[[str], None],
     ) -> None:  # fmt: skip
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self.listening: asyncio.Future[None] = loop.create_future()
         self.drained: asyncio.Future[bool] = loop.create_future()
         self._link: Link[list[FromFront]] = Link(link, loop, reader_of_front(), self._received, ended)
@@ -218,6 +218,11 @@ class ConnectedFront:
             RequestForm: self._know, CallerLeft: self._withdraw, Transferred: self._count, Refused: self._refused,
             AccessLine: self._write_line, Noted: _note, FrontListens: self._listens, Drained: self._has_drained,
         }  # fmt: skip
+
+    @property
+    def requests(self) -> int:
+        """How many requests of it are in the queues or run."""
+        return len(self._open)
 
     def tell(self, message: ModelTable | Refuse | Drain) -> None:
         """Send `message`. After a table of models, requests that were read for a model that is not in it are handed over."""
@@ -333,7 +338,7 @@ class ConnectedFront:
             answers = self._answers
             if answers is None:
                 answers = self._answers = PlainOutputs([], [])
-                asyncio.get_running_loop().call_soon(self._turn_ends)
+                self._loop.call_soon(self._turn_ends)
             answers.numbers.append(request.number)
             answers.outputs.append(output)
 
@@ -345,8 +350,7 @@ class ConnectedFront:
     def _turn_ends(self) -> None:
         answers, self._answers = self._answers, None
         if answers is not None:
-            self._link.put(answers)
-            self._link.flush()
+            self._link.send(answers)
             self._charge_unsent()
 
     def _charge_unsent(self) -> None:

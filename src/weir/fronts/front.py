@@ -233,8 +233,7 @@ class RefusalObserver(SilentObserver):
 
     def refused(self, model: str, frontend: str, error: WeirError) -> None:
         """See Observer."""
-        self._link.put(Refused(None, frontend, sent_error(error, LONGEST_TEXT)))
-        self._link.flush()
+        self._link.send(Refused(None, frontend, sent_error(error, LONGEST_TEXT)))
 
 
 class RemoteLog(HttpLog):
@@ -343,8 +342,7 @@ class Front:
 
     async def _drain(self, seconds: float | None) -> None:
         in_time = await self._server.drain(seconds)
-        self._link.put(Drained(in_time))
-        self._link.flush()
+        self._link.send(Drained(in_time))
         self._over.set()
 
     def _left(self, reason: str) -> None:

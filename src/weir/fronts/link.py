@@ -39,6 +39,11 @@ class Link(Generic[R]):
             self._scheduled = True
             self._loop.call_soon(self._flush_turn)
 
+    def send(self, message: Any) -> None:
+        """Send `message` now, with what waits for the end of the turn."""
+        self._messages.append(message)
+        self.flush()
+
     def _flush_turn(self) -> None:
         self._scheduled = False
         self.flush()

@@ -4,9 +4,9 @@ Nothing is pickled. The types state the bounds of what a front may send: a frame
 """
 
 import sys
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 from msgspec import Meta
@@ -214,14 +214,12 @@ class Drain(msgspec.Struct, array_like=True, tag=6):
 FromFront = RequestForm | Submit | CallerLeft | Transferred | Refused | AccessLine | Noted | FrontListens | Drained
 FromDispatcher = ModelTable | PlainOutputs | DetailedOutput | FailedRequest | MustHandOver | Refuse | Drain
 
-M = TypeVar("M", FromFront, FromDispatcher)
-
 _encode_into = msgspec.msgpack.Encoder().encode_into
 _from_front = msgspec.msgpack.Decoder(list[FromFront]).decode
 _from_dispatcher = msgspec.msgpack.Decoder(list[FromDispatcher]).decode
 
 
-def frame_of(messages: list[M]) -> bytearray:
+def frame_of(messages: Sequence[Any]) -> bytearray:
     """Return the frame of `messages`."""
     return framed(messages, _encode_into)
 

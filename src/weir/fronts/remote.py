@@ -174,8 +174,8 @@ class RemoteHandle:
         """See ModelHandle."""
         if not error.reported and not isinstance(error, HandedOver):
             error.reported = True
-            self._requests.link.put(Refused(self.number, frontend, sent_error(error, LONGEST_TEXT)))
-            self._requests.link.flush()  # before the response: whoever has that finds it counted
+            # Before the response: whoever has that finds the refusal counted.
+            self._requests.link.send(Refused(self.number, frontend, sent_error(error, LONGEST_TEXT)))
 
     def transferred(self, frontend: str, received_bytes: int, sent_bytes: int) -> None:
         """See ModelHandle."""

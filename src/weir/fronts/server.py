@@ -30,20 +30,27 @@ if TYPE_CHECKING:
 
 
 class FrontFigures:
-    """The figures of all processes of a server with `count` fronts, in memory with the descriptor `fd`; and the account of the dispatcher."""
+    """The figures of all processes of a server with `count` fronts, and the account of the dispatcher."""
 
     def __init__(self, http: HttpSettings, count: int) -> None:
-        self.fd = create_memory("weir-fronts", table_bytes(count + 1))
-        self.figures = SharedFigures(self.fd, count + 1)
+        self._fd = create_memory("weir-fronts", table_bytes(count + 1))
+        self.figures = SharedFigures(self._fd, count + 1)
         self.account = SharedAccount(http, self.figures, 0)
 
     def ended(self, front: int) -> None:
         """A front has ended: it holds nothing any more."""
         self.figures.clear(front + 1)
 
+    @property
+    def fd(self) -> int:
+        """The descriptor. It is open until `close`."""
+        return self._fd
+
     def close(self) -> None:
-        """Give the descriptor back. The figures can still be read."""
-        os.close(self.fd)
+        """Close the descriptor; the figures can still be read. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class FrontsServer(HttpServer):
@@ -124,6 +131,7 @@ class FrontsServer(HttpServer):
         await super().stop()
         if self._fronts is not None:
             await self._fronts.stop()
+        self._figures.close()
 
 
 class _Passed(asyncio.BufferedProtocol):

@@ -161,7 +161,6 @@ async def fronts_server(
         yield settings.host, server.port
     finally:
         await server.stop()
-        figures.close()
 
 
 SERVERS: dict[str, Start] = {"asgi": asgi_server, "fastlane": fastlane_server}

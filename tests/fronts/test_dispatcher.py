@@ -1,0 +1,305 @@
+"""What a dispatcher takes from a front, and what it does with a front that sends something else or does not read."""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from tests.frontends.http.fast.kit import Square, squared
+
+from weir.catalog.registry import Registry
+from weir.errors import InvalidRequest, Overloaded
+from weir.fronts.dispatcher import Catalogue, ConnectedFront, KnownForm, RemoteRequest
+from weir.fronts.messages import (
+    CallerLeft,
+    DetailedOutput,
+    FailedRequest,
+    MustHandOver,
+    PlainOutputs,
+    Refused,
+    RequestForm,
+    Submit,
+    Transferred,
+    frame_of,
+    packed_key,
+    reader_of_dispatcher,
+    sent_error,
+)
+from weir.fronts.passing import socket_pair
+from weir.messages import JSON
+from weir.protocols.account import Account
+from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
+from weir.telemetry.recorder import SilentObserver
+from weir.testing import FakeExecutor
+
+FORM = RequestForm(0, 1, 30.0, 0, 1, JSON, JSON, b"", explain=False)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return once `condition` holds."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+
+
+class Front:
+    """The other end: a front of which a test sends every message itself."""
+
+    def __init__(self, service: Service, account: Account, observers: list[Any]) -> None:
+        ours, self.link = socket.socketpair()
+        connections, self.connections = socket_pair()
+        self.catalogue = Catalogue(Registry([service]))
+        self.catalogue.table()
+        self.ended: list[str] = []
+        self.passed: list[bytes] = []
+        self.side = ConnectedFront(
+            ours, connections, self.catalogue, account, observers, None, time.monotonic,
+            self._passed, self.ended.append,
+        )  # fmt: skip
+        self.link.setblocking(False)
+        self._reader = reader_of_dispatcher()
+        self._came: list[Any] = []
+
+    def _passed(self, connection: socket.socket, data: bytes) -> None:
+        connection.close()
+        self.passed.append(data)
+
+    async def send(self, *messages: Any) -> None:
+        """Send one frame."""
+        await asyncio.get_running_loop().sock_sendall(self.link, frame_of(list(messages)))
+
+    async def next(self) -> Any:
+        """Return the next message."""
+        while not self._came:
+            data = await asyncio.get_running_loop().sock_recv(self.link, 1 << 16)
+            self._came += [message for frame in self._reader.feed(data) for message in frame]
+        return self._came.pop(0)
+
+    async def until_ended(self) -> str:
+        """Return why the dispatcher ends this front."""
+        await until(lambda: bool(self.ended))
+        return self.ended[0]
+
+
+class Heard(SilentObserver):
+    """Notes refusals and bytes."""
+
+    def __init__(self) -> None:
+        self.notes: list[Any] = []
+
+    def refused(self, model: str, frontend: str, error: Any) -> None:
+        self.notes.append((model, frontend, type(error), error.message))
+
+    def transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
+        self.notes.append((model, received_bytes, sent_bytes))
+
+
+@asynccontextmanager
+async def connected(
+    executor: FakeExecutor | None = None, observers: list[Any] | None = None, max_waiting_bytes: int | None = None, **settings: Any
+) -> AsyncIterator[tuple[Front, Service, Account]]:  # fmt: skip
+    heard = observers or []
+    async with Service(
+        Square, executor=executor or FakeExecutor(squared), observers=heard, drain_timeout=0.0, **settings
+    ) as service:
+        account = Account(HttpSettings(max_connections=3, max_waiting_bytes=max_waiting_bytes))
+        front = Front(service, account, heard)
+        try:
+            yield front, service, account
+        finally:
+            front.side.close()
+            front.link.close()
+            front.connections.close()
+
+
+def run(check: Callable[[], Any]) -> None:
+    asyncio.run(check())
+
+
+def request(number: int, payload: bytes = b"3", form: int = 0) -> Submit:
+    return Submit(number, form, time.monotonic(), payload)
+
+
+def test_requests_come_back_in_one_frame() -> None:
+    async def check() -> None:
+        async with connected() as (front, _, _):
+            await front.send(FORM, request(5), request(7, b"4"))
+            outputs = await front.next()
+            assert isinstance(outputs, PlainOutputs)
+            assert dict(zip(outputs.numbers, outputs.outputs, strict=True)) == {5: b"9", 7: b"16"}
+
+    run(check)
+
+
+def test_a_form_may_ask_for_the_explanation_of_the_batch() -> None:
+    async def check() -> None:
+        async with connected() as (front, _, _):
+            await front.send(msgspec.structs.replace(FORM, explain=True), request(5))
+            answer = await front.next()
+            assert isinstance(answer, DetailedOutput)
+            assert (answer.number, answer.output, answer.batch.rows) == (5, b"9", 1)
+
+    run(check)
+
+
+def test_a_request_has_what_its_form_and_any_other_request_has() -> None:
+    form = RequestForm(0, 1, 2.5, -3, 4, "a/b", "c/d", packed_key((("x", "<f4", (2,)), "mine")), explain=True)
+    made = RemoteRequest(None, None, KnownForm(form, None, None), Submit(9, 0, 10.0, b"body"))  # type: ignore[arg-type]  # not asked
+    assert (made.payload, made.arrival, made.timeout, made.deadline) == (b"body", 10.0, 2.5, 12.5)
+    assert (made.rows, made.cost, made.priority, made.content_type, made.accept) == (4, 4.0, -3, "a/b", "c/d")
+    assert made.key == (("x", "<f4", (2,)), "mine") and hash(made.key)
+    for name in ("settled", "taken", "overtaken", "partial", "kind", "trace", "frontend", "large"):
+        assert hasattr(made, name)
+
+
+BAD = {
+    "garbage": b"\x00\x00\x00\x04oops",
+    "a frame without end": b"\xff\xff\xff\xff",
+    "an unknown message": b"\x00\x00\x00\x03\x91\x91\x63",
+    "no rows": frame_of([msgspec.structs.replace(FORM, rows=0)]),
+    "an endless timeout": frame_of([msgspec.structs.replace(FORM, timeout=1e30)]),
+    "a number of a form that is too large": frame_of([msgspec.structs.replace(FORM, number=1 << 20)]),
+    "a key that is none": frame_of([msgspec.structs.replace(FORM, key=b"\x80")]),
+    "an unknown form": frame_of([request(1, form=8)]),
+    "two of one number": frame_of([FORM, request(1), request(1)]),
+    "more than it can have connections": frame_of([FORM, *map(request, range(4))]),
+    "a long body": frame_of([FORM, request(1, bytes(33 << 10))]),
+    "a request from the future": frame_of([FORM, Submit(1, 0, time.monotonic() + 1e6, b"3")]),
+    "an error that is none": frame_of([Refused(None, "http", msgspec.structs.replace(sent_error(InvalidRequest("x")), kind="OSError"))]),
+    "an error without form": frame_of([Refused(None, "http", msgspec.structs.replace(sent_error(InvalidRequest("x")), state=b"["))]),
+    "less than no bytes": frame_of([Transferred(1, -5, 0)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("frame", BAD.values(), ids=BAD)
+def test_a_front_that_sends_something_else_is_ended(frame: bytes) -> None:
+    async def check() -> None:
+        async with connected(FakeExecutor()) as (front, service, _):
+            await asyncio.get_running_loop().sock_sendall(front.link, frame)
+            assert (await front.until_ended()).startswith("it sent ")
+            front.side.close()
+            assert service.state()["waiting"] == 0
+
+    run(check)
+
+
+def test_a_request_for_a_model_that_has_changed_is_handed_over() -> None:
+    async def check() -> None:
+        async with connected() as (front, service, _):
+            await front.send(FORM, msgspec.structs.replace(FORM, number=1, model=77), request(1, form=1))
+            assert await front.next() == MustHandOver(1)
+            async with Service(Square, name="square", executor=FakeExecutor(squared)) as other:
+                former = service.replace_with(other)
+                await front.send(request(2))
+                assert await front.next() == MustHandOver(2)
+                await former.stop(0.0)
+
+    run(check)
+
+
+def test_refusals_and_bytes_reach_the_observers() -> None:
+    async def check() -> None:
+        heard = Heard()
+        async with connected(observers=[heard]) as (front, _, _):
+            await front.send(
+                Transferred(1, 10, 20), Transferred(99, 1, 1), Refused(1, "http", sent_error(InvalidRequest("bad"))),
+                Refused(None, "http", sent_error(InvalidRequest("worse"))), FORM, request(1),
+            )  # fmt: skip
+            await front.next()
+            assert heard.notes == [
+                ("square", 10, 20), ("square", "http", InvalidRequest, "bad"), ("", "http", InvalidRequest, "worse"),
+            ]  # fmt: skip
+
+    run(check)
+
+
+def test_a_full_queue_is_an_error_with_its_time() -> None:
+    async def check() -> None:
+        executor = FakeExecutor()
+        async with connected(executor, max_queue_size=1, max_batch_size=1) as (front, _, _):
+            await front.send(FORM, request(1))
+            await until(lambda: bool(executor.pending))
+            await front.send(request(2), request(3))
+            failed = await front.next()
+            assert isinstance(failed, FailedRequest) and (failed.number, failed.error.kind) == (3, "Overloaded")
+
+    run(check)
+
+
+def test_a_caller_that_left_and_a_front_that_ended_cost_nothing() -> None:
+    async def check() -> None:
+        executor = FakeExecutor()
+        async with connected(executor, max_batch_size=1) as (front, service, _):
+            await front.send(FORM, request(1), request(2), request(3))
+            await until(lambda: service.state()["waiting"] == 2)
+            await front.send(CallerLeft(2), CallerLeft(2), CallerLeft(1234))
+            await until(lambda: service.state()["waiting"] == 1)
+            front.side.close()
+            assert service.state()["waiting"] == 0
+
+    run(check)
+
+
+def test_a_front_that_does_not_read_fills_its_own_bound() -> None:
+    async def check() -> None:
+        large = "x" * (1 << 20)
+        executor = FakeExecutor(lambda items: [large for _ in items])
+        async with connected(executor, max_waiting_bytes=16 << 20) as (
+            front,
+            _,
+            account,
+        ):
+            for number in range(12):
+                await front.send(*([FORM] if not number else []), request(number))
+                await until(lambda number=number: len(executor.batches) == number + 1 and not front.side.requests)  # type: ignore[misc]  # bound at once
+            await asyncio.sleep(0)
+            assert account.max_connection_bytes < account.held_bytes <= account.max_connection_bytes + 2 * len(large)
+            ends = [await front.next() for _ in range(12)]
+            refused = [each for each in ends if isinstance(each, FailedRequest)]
+            assert refused and {each.error.kind for each in refused} == {Overloaded.__name__}
+            front.side.close()
+            assert account.held_bytes == 0
+
+    run(check)
+
+
+def test_a_connection_is_passed_with_its_bytes() -> None:
+    async def check() -> None:
+        async with connected() as (front, _, _):
+            one, other = socket.socketpair()
+            with one, other:
+                for data in (b"GET / HTTP/1.1\r\n", bytes(100_000)):
+                    parts = [data[start : start + 32_768] for start in range(0, len(data), 32_768)]
+                    for index, part in enumerate(parts):
+                        mark = (index == 0) | ((index == len(parts) - 1) << 1)
+                        socket.send_fds(front.connections, [bytes([mark]) + part], [one.fileno()] if not index else [])
+                    await until(lambda: bool(front.passed))
+                    assert front.passed.pop() == data
+
+    run(check)
+
+
+def test_a_message_for_connections_that_is_none_opens_nothing() -> None:
+    async def check() -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        async with connected() as (front, _, _):
+            one, other = socket.socketpair()
+            file = os.open(os.devnull, os.O_RDONLY)
+            with one, other:
+                socket.send_fds(front.connections, [b"\x03no descriptor"], [])
+                socket.send_fds(front.connections, [b"\x03no socket"], [file])
+                socket.send_fds(front.connections, [b"\x03two"], [one.fileno(), other.fileno()])
+                socket.send_fds(front.connections, [b"\x01without an end"], [one.fileno()])
+                socket.send_fds(front.connections, [b"\x03good"], [one.fileno()])
+                await until(lambda: bool(front.passed))
+                assert front.passed == [b"good"]
+            os.close(file)
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    run(check)
