@@ -11,8 +11,8 @@ from dataclasses import MISSING, dataclass, fields
 from math import ceil
 from typing import Any
 
+from weir.config import parse_duration
 from weir.errors import SettingsError
-from weir.policy.loading import parse_duration
 from weir.policy.scaling import WorkerRange
 from weir.simulation.scaling import Autoscaler, WorkerLoad
 

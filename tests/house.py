@@ -3,13 +3,15 @@
     python -m tests.house
 
 A code line is a line that is not blank, a comment or a docstring. A module is tiny when it has fewer than TINY code lines.
-A circle is a set of modules that import each other at module level; imports for type checking alone do not count.
+A circle is a set of modules that import each other at module level; imports for type checking alone do not count. In the
+strict sense they do, and so do imports in functions.
 """
 
 import ast
 import io
 import tokenize
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,11 +30,13 @@ LAYOUT = {
 
 @dataclass(frozen=True)
 class Module:
-    """One file: its dotted `name`, its number of code `lines`, what it imports at module level, and its `classes`."""
+    """One file: its dotted `name`, its number of code `lines`, what it `imports` at module level, what it `knows` as it is imported anywhere in
+    the file, and its `classes`."""
 
     name: str
     lines: int
     imports: frozenset[str]
+    knows: frozenset[str]
     classes: tuple[str, ...]
 
     @property
@@ -60,24 +64,29 @@ def code_lines(source: str, tree: ast.Module | None = None) -> int:
     return len(lines - docstrings)
 
 
-def _imported(tree: ast.Module, package: str) -> set[str]:
-    found: set[str] = set()
+def _at_module_level(tree: ast.Module) -> Iterator[ast.stmt]:
     todo: list[ast.stmt] = list(tree.body)
     while todo:
         node = todo.pop()
+        yield node
+        if isinstance(node, ast.If):
+            todo += node.orelse if ast.unparse(node.test).endswith("TYPE_CHECKING") else node.body + node.orelse
+        elif isinstance(node, ast.Try):
+            todo += (
+                node.body + node.orelse + node.finalbody + [line for handler in node.handlers for line in handler.body]
+            )
+
+
+def _imported(nodes: Iterable[ast.AST], package: str) -> frozenset[str]:
+    found: set[str] = set()
+    for node in nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = package.rsplit(".", node.level - 1)[0] + "." if node.level else ""
             module = (base + (node.module or "")).rstrip(".")
             found |= {module} | {f"{module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.If):
-            todo += node.orelse if ast.unparse(node.test).endswith("TYPE_CHECKING") else node.body + node.orelse
-        elif isinstance(node, ast.Try):
-            todo += (
-                node.body + node.orelse + node.finalbody + [line for handler in node.handlers for line in handler.body]
-            )
-    return found
+    return frozenset(found)
 
 
 def read_modules(source: Path = SOURCE) -> list[Module]:
@@ -90,14 +99,23 @@ def read_modules(source: Path = SOURCE) -> list[Module]:
         name = dotted.removesuffix(".__init__")
         package = name if dotted != name else name.rpartition(".")[0]
         classes = tuple(node.name for node in tree.body if isinstance(node, ast.ClassDef))
-        modules.append(Module(name, code_lines(text, tree), frozenset(_imported(tree, package)), classes))
+        imports, knows = _imported(_at_module_level(tree), package), _imported(ast.walk(tree), package)
+        modules.append(Module(name, code_lines(text, tree), imports, knows, classes))
     return modules
 
 
-def circles(modules: list[Module]) -> list[list[str]]:
-    """Return the sets of modules that import each other at module level, directly or by way of others (Tarjan 1972)."""
+def circles(modules: list[Module], *, strict: bool = False) -> list[list[str]]:
+    """Return the sets of modules that import each other, directly or by way of others (Tarjan 1972). Without `strict`, only imports at module
+    level count; with it, packages do not: that they load public names late when these are asked for makes no circle."""
     names = {module.name for module in modules}
-    graph = {module.name: sorted((module.imports & names) - {module.name}) for module in modules}
+    graph = {
+        module.name: sorted(((module.knows if strict else module.imports) & names) - {module.name})
+        for module in modules
+    }
+    if strict:
+        graph = {
+            name: [] if any(each.startswith(f"{name}.") for each in names) else others for name, others in graph.items()
+        }
     order: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -151,6 +169,8 @@ def show(modules: list[Module]) -> None:
     console.print(table)
     for circle in circles(modules):
         console.print("circle:", ", ".join(circle))
+    for circle in circles(modules, strict=True):
+        console.print("strict circle:", ", ".join(circle))
     for name, places in repeated_classes(modules).items():
         console.print(f"class {name}:", ", ".join(places))
 

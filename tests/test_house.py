@@ -33,7 +33,9 @@ def test_circles_are_found_also_by_way_of_others(tmp_path: Path) -> None:
         "e.py": "from lodge import d\n\n\ndef late() -> None:\n    import lodge.a\n",
     }
 
-    assert circles(read_modules(folder(tmp_path, files))) == [["lodge.a", "lodge.b", "lodge.room.c"]]
+    modules = read_modules(folder(tmp_path, files))
+    assert circles(modules) == [["lodge.a", "lodge.b", "lodge.room.c"]]
+    assert circles(modules, strict=True) == [["lodge.a", "lodge.b", "lodge.room.c"], ["lodge.d", "lodge.e"]]
 
 
 def test_rooms_and_repeated_classes(tmp_path: Path) -> None:
@@ -55,8 +57,17 @@ def test_our_own_house_has_no_circles_and_no_name_twice(capsys: pytest.CaptureFi
 
     printed = capsys.readouterr().out
     assert f"{sum(module.lines for module in modules):,}" in printed
-    assert "circle:" not in printed
+    assert "\ncircle:" not in printed
     assert (SOURCE / "__init__.py").exists()
+
+
+# Rooms that still have circles of more than two files, if imports in functions and for type checking count.
+KNOTS = {"frontends", "simulation", "telemetry"}
+
+
+def test_our_own_house_has_no_knots_but_these() -> None:
+    knots = [circle for circle in circles(read_modules(), strict=True) if len(circle) > 2]
+    assert {name.split(".")[1] for circle in knots for name in circle} == KNOTS, knots
 
 
 # Room by room: files and code lines. The goal of the rooms that stood when the house was rebuilt was 260 files and 33,000 lines.

@@ -232,3 +232,16 @@ def _environments(pairs: list[tuple[str, str]]) -> list[dict[str, str]]:
         values.setdefault(name, []).append(value)
     count = max(map(len, values.values()), default=0)
     return [{name: own[index % len(own)] for name, own in values.items()} for index in range(count)]
+
+
+UNITS = {"us": 1e6, "ms": 1e3, "s": 1.0}  # how many make a second
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds that `text` states: a number, or a number followed by us, ms or s. Raises ValueError
+    otherwise.
+    """
+    for unit, count in UNITS.items():
+        if text.endswith(unit):
+            return float(text.removesuffix(unit)) / count  # 5ms is 0.005, as multiplication by 0.001 would not give
+    return float(text)

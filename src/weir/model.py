@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeVar, overload
 
-from weir.errors import SettingsError, Unsupported
+from weir.errors import InvalidRequest, SettingsError, Unsupported
 from weir.metrics import ModelMetrics
 from weir.plugins import Plugins
 
@@ -376,6 +376,25 @@ def _same_function(model: type[Model], method: str) -> bool:
 def is_tensor_model(model: type[Model]) -> bool:
     """Tell whether `model` declares tensors."""
     return bool(model.inputs)
+
+
+class Sizes:
+    """The batch sizes that a compiled model allows (Model.allowed_batch_sizes); any size, if it declares none."""
+
+    def __init__(self, model: type[Model]) -> None:
+        self._allowed = sorted(model.allowed_batch_sizes or ())
+
+    def __bool__(self) -> bool:
+        return bool(self._allowed)
+
+    def filled(self, rows: int) -> int:
+        """Return how many rows `predict` gets for a batch of `rows`. Raises InvalidRequest for more than the largest size."""
+        if not self._allowed:
+            return rows
+        for size in self._allowed:
+            if size >= rows:
+                return size
+        raise InvalidRequest(f"a batch of {rows} rows: the model takes {self._allowed[-1]} at most")
 
 
 def is_batched(model: type[Model]) -> bool:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from tests.policy.banks import bank
 
+from weir.config import parse_duration
 from weir.errors import SettingsError
 from weir.policy.decision import Policy
-from weir.policy.loading import build, load_policy, parse_duration
+from weir.policy.loading import build, load_policy
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
 

@@ -25,6 +25,7 @@ from weir.workers.arena import (
     create_memory,
     own_values,
 )
+from weir.workers.run.tensors import lease
 
 MIB = 1 << 20
 
@@ -454,7 +455,7 @@ def test_arrays_are_lent_to_a_model_that_borrows(arena: Arena) -> None:
 @pytest.mark.parametrize(("accept", "copied"), [(OBJECT, True), (LENT, False)])
 def test_lent_arrays_are_copied_for_those_who_want_them_for_good(arena: Arena, accept: str, copied: bool) -> None:
     results = Results(arena.fd, MIB)
-    lent = ResultFetch(results, lends=True).buffer((0, 8))
+    lent = ResultFetch(results, lease).buffer((0, 8))
     arrays = {"x": numpy.frombuffer(lent, numpy.uint8), "y": numpy.zeros(1)}
     del lent
     events = Events(1, [arrays, ValueError()])

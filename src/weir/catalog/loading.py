@@ -23,8 +23,9 @@ from typing import Any, get_args, get_type_hints
 
 from weir.batching.workers import SOLVED
 from weir.catalog.chains import chain_of
+from weir.catalog.repository.model_files import with_attributes
 from weir.catalog.sources import ModelToServe, Parameter, Parameters, Trust
-from weir.catalog.targets import ALL_FORMS, located, model_to_load
+from weir.catalog.targets import ALL_FORMS, located, model_to_load, platform_of
 from weir.errors import Forbidden, InvalidRequest, SettingsError
 from weir.messages import Observer
 from weir.model import Model, adapted, check_model
@@ -73,8 +74,6 @@ def load_target(target: str, *, fresh: bool = False, trust: Trust | None = None)
 
 
 def _load_on_platform(model: ModelToServe) -> type[Model] | type[Service]:
-    from weir.catalog.repository.platforms import platform_of  # which imports this module
-
     return platform_of(model.platform).load(model)
 
 
@@ -367,8 +366,6 @@ def _class_of(model: ModelToServe, fresh: bool) -> type[Model] | type[Service]:
     found = load_target(model.target, fresh=fresh)
     if not model.attributes or issubclass(found, Service):
         return found
-    from weir.catalog.repository.platforms import with_attributes
-
     return with_attributes(found, model)
 
 

@@ -1,12 +1,18 @@
-"""What a TARGET names: a class or a function in Python code, a file of a model, or a model of Hugging Face and its task."""
+"""What a TARGET names: a class or a function in Python code, a file of a model, or a model of Hugging Face and its task. And the platforms, which
+make a class of it."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from weir.catalog.sources import ModelToServe, Trust
 from weir.errors import SettingsError
+from weir.model import Model
+from weir.plugins import Plugins
+
+if TYPE_CHECKING:
+    from weir.serving.service import Service  # loads much more than what names a model needs
 
 FORMS = "module:Class or path/file.py:Class"
 ALL_FORMS = (
@@ -76,3 +82,34 @@ def model_to_load(target: str, trust: Trust | None = None) -> ModelToServe | Non
     if platform == "python":
         return None
     return located(ModelToServe(target, default_name(target), {}, [], {}, platform=platform, trust=trust or Trust()))
+
+
+class Platform(Protocol):
+    """Reads the files of one kind of model. It is called in a thread; what it imports stays in the server's process."""
+
+    def load(self, model: ModelToServe) -> "type[Model] | type[Service]":
+        """Return the class that serves `model`.
+
+        `model.folder` holds the version's files; `model.attributes` are the attributes that its configuration gives the class.
+        Each call reads the files again. Raises SettingsError that says what is wrong with them.
+        """
+
+
+_PLUGINS = Plugins(
+    "platform", "weir.platforms",
+    {
+        "python": "weir.catalog.repository.platforms:PythonPlatform",
+        "onnx": "weir.catalog.repository.onnx:OnnxPlatform",
+        "sklearn": "weir.catalog.repository.platforms:SklearnPlatform",
+        "transformers": "weir.catalog.repository.platforms:TransformersPlatform",
+        "triton_python": "weir.catalog.adapters.triton_python:TritonPythonPlatform",
+        "mlserver": "weir.catalog.adapters.mlserver:MlserverPlatform",
+        "ensemble": "weir.catalog.repository.platforms:EnsemblePlatform",
+    },
+)  # fmt: skip
+
+
+def platform_of(name: str) -> Platform:
+    """Return the platform of that name. Raises SettingsError, which names the known platforms."""
+    platform: Platform = _PLUGINS.make(name)
+    return platform

@@ -155,7 +155,7 @@ def simulate(
 
 
 def _seconds(key: str, text: str | None) -> float | None:
-    from weir.policy.loading import parse_duration
+    from weir.config import parse_duration
 
     if text is None:
         return None

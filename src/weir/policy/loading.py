@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Union, get_args, get_origin
 
+from weir.config import parse_duration
 from weir.errors import SettingsError
 from weir.plugins import Plugins
 from weir.policy.decision import Policy, PolicyBase, complete
@@ -26,18 +27,7 @@ from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
 # A value alone belongs to the policy's first argument. Durations are in seconds, or carry `us`, `ms` or `s`.
 
 
-UNITS = {"us": 1e6, "ms": 1e3, "s": 1.0}  # how many make a second
 WORDS = {"true": True, "false": False, "none": None}
-
-
-def parse_duration(text: str) -> float:
-    """Return the seconds that `text` states: a number, or a number followed by us, ms or s. Raises ValueError
-    otherwise.
-    """
-    for unit, count in UNITS.items():
-        if text.endswith(unit):
-            return float(text.removesuffix(unit)) / count  # 5ms is 0.005, as multiplication by 0.001 would not give
-    return float(text)
 
 
 def build(make: Callable[..., Any], arguments: str | None, text: str) -> Any:

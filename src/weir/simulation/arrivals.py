@@ -11,9 +11,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, Rule, check, setting
+from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, Rule, check, parse_duration, setting
 from weir.errors import SettingsError
-from weir.policy.loading import parse_duration
 
 # Recorded arrivals, as CSV: the header `arrival_s,rows`, then one line per request in the order of arrival.
 #

@@ -371,23 +371,18 @@ class BatchPlaces:
 
 class ResultFetch:
     """In the server: encoded results stay where the worker put them. Buffers of Python values are copied out, because it is not known when the
-    last value is gone; if it `lends`, the values are arrays, which release their place themselves."""
+    last value is gone; with `lease`, the values are arrays, of whose memory it makes an array that releases its place itself."""
 
-    def __init__(self, results: Results, *, lends: bool = False) -> None:
+    def __init__(self, results: Results, lease: Callable[[SharedBlock], Any] | None = None) -> None:
         self._results = results
-        self._lease: Callable[[SharedBlock], Any] | None = None
-        if lends:
-            # Needs numpy, which other models' workers and servers do without.
-            from weir.workers.run.tensors import lease
-
-            self._lease = lease
+        self._lease = lease
 
     def cell(self, ref: Ref) -> SharedBlock:
         """Return the place at `ref`."""
         return self._results.block(*ref)
 
     def buffer(self, ref: Ref) -> Any:
-        """Return a copy of the place at `ref`, which is released; or an array over that place, if it `lends`."""
+        """Return a copy of the place at `ref`, which is released; or, with `lease`, an array over that place."""
         block = self._results.block(*ref)
         if self._lease is not None:
             return self._lease(block)

@@ -15,12 +15,11 @@ from tests.workers.runs import run
 
 from weir.errors import Cancelled, InvalidRequest, ModelError, ValidationFailed
 from weir.messages import has_failed
-from weir.model import Model, Tensor
+from weir.model import Model, Sizes, Tensor
 from weir.workers.run.steps import (
     ENDS_THE_PROCESS,
     MAX_TEXT,
     MAX_TRACEBACK,
-    Sizes,
     TogetherStep,
     ValuesOrErrors,
     copies,

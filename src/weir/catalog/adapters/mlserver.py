@@ -19,7 +19,7 @@ from weir.catalog.adapters.mlserver_huggingface import (
     is_served_here,
     runtime_settings,
 )
-from weir.catalog.repository.platforms import as_tensor, batch_dimension_of, with_attributes
+from weir.catalog.repository.model_files import as_tensor, batch_dimension_of, with_attributes
 from weir.catalog.sources import ModelReading, ModelToServe, Trust
 from weir.catalog.targets import PLATFORMS
 from weir.errors import InvalidRequest, ModelError, SettingsError

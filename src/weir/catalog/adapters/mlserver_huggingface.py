@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy
 
-from weir.catalog.repository.platforms import need
+from weir.catalog.repository.model_files import need
 from weir.catalog.repository.transformers_model import FILL_MASK, GENERATION, LOADING, pad_left, plain
 from weir.catalog.sources import ModelToServe
 from weir.errors import InvalidRequest, SettingsError, brief

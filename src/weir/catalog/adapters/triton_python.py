@@ -4,7 +4,6 @@ The server reads the file but does not run it: the model runs in its workers, an
 What a model imports as `pb_utils` is in triton_utils.py.
 """
 
-import ast
 import json
 import os
 import queue
@@ -21,8 +20,15 @@ from weir.catalog.adapters.triton_utils import (
     TritonModelException,
     load_class,
 )
-from weir.catalog.repository.platforms import as_tensor, batch_dimension_of, read_apart, with_attributes
-from weir.catalog.repository.triton import in_snakes, read_pbtxt, translated
+from weir.catalog.repository.model_files import (
+    PYTHON_FILE,
+    as_tensor,
+    batch_dimension_of,
+    file_within,
+    read_apart,
+    with_attributes,
+)
+from weir.catalog.repository.triton import in_snakes, read_pbtxt, translated, triton_class_in
 from weir.catalog.sources import ModelToServe
 from weir.errors import SettingsError, WeirError
 from weir.model import NONE, RAGGED, REQUIRED, Last, Model, Tensor
@@ -30,7 +36,6 @@ from weir.wire.tensors import rows_of, shape_key
 from weir.workers.process.launch import python_path
 from weir.workers.source import declared
 
-CLASS = "TritonPythonModel"
 _FILE = "config.pbtxt"
 _ENVIRONMENT = "EXECUTION_ENV_PATH"
 _TABLES = ("input", "output")
@@ -253,17 +258,13 @@ def _gpus() -> int:
     return len(list(listed.iterdir())) if listed.is_dir() else 0
 
 
-def defines_triton_model(path: Path) -> bool:
-    """Tell whether the file defines the class TritonPythonModel. It is read, not run."""
-    return _class_in(path) is not None
+class TritonPythonPlatform:
+    """The platform of models of Triton's Python backend, which the platform `python` turns to when it finds one."""
 
-
-def _class_in(path: Path) -> ast.ClassDef | None:
-    try:
-        module = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return None
-    return next((each for each in module.body if isinstance(each, ast.ClassDef) and each.name == CLASS), None)
+    def load(self, model: ModelToServe) -> type[Model]:
+        """Return the class that runs the TritonPythonModel in the file that the target names. Raises SettingsError; see Platform."""
+        assert model.folder is not None, "a model of a repository has a folder: this is a bug"
+        return load_triton_model(model, file_within(model.folder, model.target or PYTHON_FILE, model.label))
 
 
 def load_triton_model(model: ModelToServe, path: Path) -> type[Model]:
@@ -323,7 +324,7 @@ def _listed(value: Any) -> list[Any]:
 
 def _completed(model: ModelToServe, path: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration as the model's `auto_complete_config` leaves it, if it has one."""
-    found = _class_in(path)
+    found = triton_class_in(path)
     if not any(getattr(each, "name", "") == "auto_complete_config" for each in getattr(found, "body", ())):
         return config
     environment = {**os.environ, "PYTHONPATH": python_path(os.environ.get("PYTHONPATH", ""))}

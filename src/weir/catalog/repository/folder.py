@@ -20,7 +20,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.catalog.registry import version_order
-from weir.catalog.repository.platforms import ENSEMBLE, MAX_PATH_LENGTH, guess, read_steps
+from weir.catalog.repository.model_files import MAX_PATH_LENGTH
+from weir.catalog.repository.platforms import ENSEMBLE, guess, read_steps
 from weir.catalog.repository.triton import read_pbtxt, translated
 from weir.catalog.sources import ModelReading, ModelToServe, Trust
 from weir.catalog.targets import platform_of_target

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weir.catalog.repository.onnx_model import JOINS, TRY, OnnxModel, row_shape
-from weir.catalog.repository.platforms import (
+from weir.catalog.repository.model_files import (
     TENSORS,
     batch_dimension_of,
     leaves_batch_out,
@@ -17,6 +16,7 @@ from weir.catalog.repository.platforms import (
     read_apart,
     with_attributes,
 )
+from weir.catalog.repository.onnx_model import JOINS, TRY, OnnxModel, row_shape
 from weir.catalog.sources import ModelToServe
 from weir.errors import SettingsError
 from weir.model import NONE, OPTIONAL, REQUIRED, Model, Tensor, check_model

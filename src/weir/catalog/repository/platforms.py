@@ -1,57 +1,37 @@
-"""Platforms make a class from the files of a model's version: `python`, `ensemble` (a chain), `onnx` (see onnx.py), and those
-that installed packages bring."""
+"""The platforms that Weir brings besides onnx.py and the adapters: Python code, chains, scikit-learn and transformers. A platform makes a class
+from the files of a model's version. The server loads no library of models: a process apart describes what is in a file."""
 
-import json
+import os
 import re
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from importlib.util import find_spec
-from pathlib import Path, PurePosixPath
+from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from weir.catalog.chains import Branch, Chain, Step, Steps, Switch
 from weir.catalog.loading import class_in, load_target, read_anew
+from weir.catalog.repository.model_files import (
+    PYTHON_FILE,
+    TENSORS,
+    as_tensor,
+    batch_dimension_of,
+    file_within,
+    need,
+    only_file,
+    read_apart,
+    with_attributes,
+)
+from weir.catalog.repository.sklearn_model import SKOPS, SklearnModel
+from weir.catalog.repository.transformers_model import TASKS, TransformersModel
+from weir.catalog.repository.triton import triton_class_in
 from weir.catalog.sources import ModelToServe
-from weir.catalog.targets import PLATFORMS
+from weir.catalog.targets import PLATFORMS, platform_of, task_and_model
 from weir.errors import SettingsError
-from weir.model import NONE, OPTIONAL, RAGGED, REQUIRED, Model, Tensor, check_model, overrides
-from weir.plugins import Plugins
+from weir.model import REQUIRED, Model, overrides
 from weir.serving.service import Service
 from weir.workers.imports import FOLDER, loaded_apart, reading
+from weir.workers.process.launch import python_path
 from weir.workers.source import declared
-
-MAX_PATH_LENGTH = 1024  # bytes of a file's path below its model's folder
-PLUGINS = Plugins(
-    "platform", "weir.platforms",
-    {
-        "python": "weir.catalog.repository.platforms:PythonPlatform",
-        "onnx": "weir.catalog.repository.onnx:OnnxPlatform",
-        "sklearn": "weir.catalog.repository.sklearn:SklearnPlatform",
-        "transformers": "weir.catalog.repository.transformers:TransformersPlatform",
-        "mlserver": "weir.catalog.adapters.mlserver:MlserverPlatform",
-        "ensemble": "weir.catalog.repository.platforms:EnsemblePlatform",
-    },
-)  # fmt: skip
-
-
-class Platform(Protocol):
-    """Reads the files of one kind of model. It is called in a thread; what it imports stays in the server's process."""
-
-    def load(self, model: ModelToServe) -> type[Model] | type[Service]:
-        """Return the class that serves `model`.
-
-        `model.folder` holds the version's files; `model.attributes` are the attributes that its configuration gives the class.
-        Each call reads the files again. Raises SettingsError that says what is wrong with them.
-        """
-
-
-def platform_of(name: str) -> Platform:
-    """Return the platform of that name. Raises SettingsError, which names the known platforms."""
-    platform: Platform = PLUGINS.make(name)
-    return platform
 
 
 def guess(folder: Path, source: str) -> str:
@@ -64,149 +44,19 @@ def guess(folder: Path, source: str) -> str:
     raise SettingsError(f"{source}: {folder.name}/ has neither model.py nor an .onnx file: set `platform` and `file`")
 
 
-TENSORS = ("inputs", "outputs")  # the attributes that declare tensors
-
-
-def with_attributes(model: type[Model], configured: ModelToServe) -> type[Model]:
-    """Return `model` with the attributes of its configuration: tensors if the class declares none, whether they have a batch
-    dimension, examples, sizes to warm up at.
-
-    Raises SettingsError where the class and the configuration contradict each other.
-    """
-    attributes: dict[str, Any] = dict(configured.attributes or {})
-    batch = batch_dimension_of(attributes)
-    attributes.pop("batch_dimension", None)
-    if attributes.pop("decoupled", False) and not model.streaming:
-        raise SettingsError(
-            f"{configured.label}: model_transaction_policy.decoupled: a streaming model declares it in its class (streaming = True)"
-        )
-    for key in TENSORS:
-        tables = attributes.pop(key, None)
-        own: Sequence[Tensor] = getattr(model, key)
-        if own:
-            attributes[key] = tuple(_with_batch(tensor, batch, f"{configured.label}: {key}") for tensor in own)
-            if tables is not None:
-                check_agree(tables, attributes[key], f"{configured.label}: {key}")
-                formats = {table["name"]: table.get("format", "") for table in tables}
-                attributes[key] = tuple(
-                    tensor._replace(format=formats[tensor.name] or tensor.format) for tensor in attributes[key]
-                )
-        elif tables is not None and not _are_items(tables):
-            attributes[key] = tuple(
-                as_tensor(table, batch or REQUIRED, f"{configured.label}: {key}") for table in tables
-            )
-    attributes = {key: value for key, value in attributes.items() if value != getattr(model, key, None)}
-    return check_model(declared(model, attributes)) if attributes else model
-
-
-def _are_items(tables: Sequence[Mapping[str, Any]]) -> bool:
-    """Tell whether `tables` are what Weir's own configurations show for a model of items, which has no tensors."""
-    return [(table["name"] in ("input", "output"), table["datatype"], table["shape"]) for table in tables] == [
-        (True, "BYTES", [])
-    ]
-
-
-def batch_dimension_of(attributes: Mapping[str, Any]) -> str | None:
-    """Return the batch dimension (as Tensor.batch) that a configuration states or that the shapes in its tables imply; None if
-    it leaves that open."""
-    configured: str | None = attributes.get("batch_dimension")
-    tables = [table for key in TENSORS for table in attributes.get(key, ())]
-    if configured != NONE and tables and all(leaves_batch_out(table) for table in tables):
-        return OPTIONAL  # clients of the AMD server send the shapes that the file has: without a batch
-    return configured
-
-
-def leaves_batch_out(table: Mapping[str, Any]) -> bool:
-    """Tell whether a table gives the shape of one row, so that requests may have that shape too."""
-    return not table.get("batched") and table["shape"][:1] != [-1]
-
-
-def _with_batch(tensor: Tensor, configured: str | None, source: str) -> Tensor:
-    if configured is None or configured == tensor.batch:
-        return tensor
-    if configured == REQUIRED and tensor.batch == NONE:
-        raise SettingsError(
-            f"{source}: {tensor.name!r} has no batch dimension in the model itself: max_batch_size must be 0"
-        )
-    # A class whose batch dimension is optional also satisfies "required".
-    keeps = configured == REQUIRED or tensor.batch == NONE
-    return tensor if keeps else tensor._replace(batch=configured)
-
-
-def check_agree(tables: Sequence[Mapping[str, Any]], own: Sequence[Tensor], source: str) -> None:
-    """Raise SettingsError unless the file declares exactly the tensors that the model has, in any order. The file's shapes may
-    leave the batch dimension out."""
-    tensors = {tensor.name: tensor for tensor in own}
-    if tensors.keys() != {table["name"] for table in tables}:
-        names = ", ".join(table["name"] for table in tables)
-        raise SettingsError(f"{source}: are {names}; the model itself has {', '.join(tensors)}")
-    for table in tables:
-        tensor = tensors[table["name"]]
-        if table["datatype"] != tensor.datatype:
-            raise SettingsError(
-                f"{source}: {tensor.name!r} has datatype {table['datatype']!r}; the model itself has {tensor.datatype!r}"
-            )
-        _check_supported(table, tensor, f"{source}: {tensor.name!r}")
-        shapes = [table["shape"]] if tensor.batch == NONE else [table["shape"], [-1, *table["shape"]]]
-        if not any(_fits(shape, tensor.shape) for shape in shapes):
-            raise SettingsError(
-                f"{source}: {tensor.name!r} has shape {table['shape']}; the model itself has {list(tensor.shape)}"
-            )
-
-
-def _check_supported(table: Mapping[str, Any], tensor: Tensor, source: str) -> None:
-    """Raise SettingsError if the file declares a property of the tensor that the model itself lacks."""
-    if table.get("optional") and not tensor.optional:
-        raise SettingsError(f"{source}: optional: the model itself needs it")
-    if table.get("ragged") and tensor.varying != RAGGED:
-        raise SettingsError(
-            f"{source}: allow_ragged_batch: a model declares it in its class (Tensor(varying='ragged'))"
-        )
-    if "reshape" in table and list(tensor.reshape or ()) != table["reshape"]:
-        raise SettingsError(f"{source}: reshape: is for ONNX files; a class gets tensors as requests have them")
-
-
-def _fits(configured: Sequence[int], own: Sequence[int]) -> bool:
-    return len(configured) == len(own) and all(
-        one == other or -1 in (one, other) for one, other in zip(configured, own, strict=True)
-    )
-
-
-def as_tensor(table: Mapping[str, Any], batch: str, source: str) -> Tensor:
-    """Return the tensor that a table of a file declares; `batch` is the batch dimension of its model, as Tensor.batch. Raises
-    SettingsError for properties that only a class or an ONNX file can have."""
-    shape = table["shape"]
-    # `dims` in files of Triton, and shapes in examples of the AMD server, leave the batch out.
-    whole = batch == NONE or (shape[:1] == [-1] and not table.get("batched"))
-    tensor = Tensor(
-        table["name"], table["datatype"], tuple(shape if whole else [-1, *shape]), batch=batch,
-        optional=bool(table.get("optional")), format=table.get("format", ""),
-    )  # fmt: skip
-    _check_supported(table, tensor, f"{source}: {tensor.name!r}")
-    return tensor
-
-
-PYTHON_FILE = "model.py"
-
-
 class PythonPlatform:
     """The platform `python`: classes in files of the version's folder, or in modules."""
 
     def load(self, model: ModelToServe) -> type[Model] | type[Service]:
         """Return the class that the target names, or the only model of the file."""
-        from weir.catalog.adapters.triton_python import (
-            defines_triton_model,
-            load_triton_model,
-        )  # which imports this module
-
         assert model.folder is not None, "a model of a repository has a folder: this is a bug"
         place, _, name = model.target.rpartition(":") if ":" in model.target else (model.target, "", "")
         if name and not place.endswith(".py"):
             found = load_target(model.target, fresh=True)
         else:
             path = file_within(model.folder, place or PYTHON_FILE, model.label)
-            if not name and defines_triton_model(path):
-                return load_triton_model(model, path)
+            if not name and triton_class_in(path) is not None:
+                return platform_of("triton_python").load(model)
             module = _read_module(model, path)
             with reading(vars(module)[FOLDER]):
                 found = class_in(module, name, model.target) if name else _only_model(module, model.label)
@@ -316,63 +166,71 @@ def _only_keys(table: Mapping[str, Any], keys: tuple[str, ...], source: str) -> 
             raise SettingsError(f"{source}: {key}: unknown key; available: {', '.join(keys)}")
 
 
-def file_within(folder: Path, file: str, source: str) -> Path:
-    """Return the path of `file`, which must lie in `folder`. Raises SettingsError."""
-    path = PurePosixPath(file)
-    if path.is_absolute() or ".." in path.parts or "\\" in file or "\0" in file or len(file.encode()) > MAX_PATH_LENGTH:
-        raise SettingsError(f"{source}: file={file!r}: must be a file in the version's folder")
-    found = folder / path
-    try:
-        there = found.is_file()
-    except OSError:  # a name that is too long
-        there = False
-    if not there:
-        raise SettingsError(f"{source}: file={file!r}: there is no such file in {folder.name}/")
-    return found
+_SKLEARN = [ending for ending, platform in PLATFORMS.items() if platform == "sklearn"]
 
 
-def only_file(model: ModelToServe, endings: Sequence[str]) -> Path:
-    """Return the file of a model: the one that its target names, or else the only one with one of `endings` in its folder. Raises
-    SettingsError."""
-    assert model.folder is not None, "a model that is a file has a folder: this is a bug"
-    if model.target:
-        return file_within(model.folder, model.target, model.label)
-    files = sorted(file for file in model.folder.iterdir() if file.suffix in endings)
-    if len(files) != 1:
-        names = ", ".join(file.name for file in files) or "none"
+class SklearnPlatform:
+    """The platform `sklearn`: files of estimators and pipelines, run by scikit-learn."""
+
+    def load(self, model: ModelToServe) -> type[Model]:
+        """Return a class that runs the estimator in the file. Raises SettingsError; see Platform."""
+        path = only_file(model, _SKLEARN)
+        what = f"{model.label}: {path.name}"
+        if path.suffix != SKOPS and not model.trust.pickles:
+            raise SettingsError(
+                f"{what}: loading a pickle file can run arbitrary code; if you trust it, set --allow-pickle; or save it with "
+                f"skops.io.dump(estimator, '{path.stem}.skops')"
+            )
+        need("sklearn", "sklearn", model, "scikit-learn")
+        if path.suffix == SKOPS:
+            need("skops", "sklearn", model)
+        described = _described(path, what, model.trust.types)
+        if untrusted := described.get("untrusted"):
+            flags = " ".join(f"--trust-type {name}" for name in untrusted)
+            raise SettingsError(f"{what}: contains types that may run code; if you trust it, set {flags}")
+        _check_method(model, described, what)
+        attributes = {
+            "path": str(path), "trusted": model.trust.types, "features": described["features"],
+            "columns": tuple(described["columns"]), "examples": tuple(described["examples"]),
+        }  # fmt: skip
+        return with_attributes(declared(SklearnModel, attributes), model)
+
+
+def _described(path: Path, what: str, trusted: tuple[str, ...]) -> dict[str, Any]:
+    """Return the description that sklearn_model prints of the file. Steps of a pipeline may be of the user's own modules."""
+    inherited = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH", ""))))
+    environment = {**os.environ, "PYTHONPATH": python_path(inherited)}
+    return read_apart(
+        "weir.catalog.repository.sklearn_model", [str(path), *trusted], f"{what}: cannot be loaded", environment
+    )
+
+
+def _check_method(model: ModelToServe, described: dict[str, Any], what: str) -> None:
+    method = model.params.get("method", "predict")
+    if method not in described["methods"]:
+        has = ", ".join(described["methods"]) or "none of those that are served"
         raise SettingsError(
-            f"{model.label}: there must be one {endings[0]} file in {model.folder.name}/, or `file` names one; there are {names}"
-        )
-    return files[0]
-
-
-def need(library: str, extra: str, model: ModelToServe, called: str = "") -> None:
-    """Raise SettingsError that names `extra` if `library` is not installed. It is `called` so by people."""
-    if find_spec(library) is None:
-        raise SettingsError(
-            f"{model.label}: platform {model.platform}: {called or library} is not installed "
-            f"(pip install 'weir-serving[{extra}]')"
+            f"{what}: method={method!r}: {described['type']} has {has}; another one: --param method=NAME"
         )
 
 
-DESCRIBE_TIMEOUT = 300.0  # seconds
+class TransformersPlatform:
+    """The platform `transformers`: models of the Hugging Face hub, or folders that `save_pretrained` has written."""
 
-
-def read_apart(program: str, arguments: Sequence[str], source: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the JSON object that the module `program` prints last, run in a process of its own: the server loads no library of
-    models, and a file that makes one crash does not harm it.
-
-    Raises SettingsError that starts with `source` if it prints none; what it wrote to stderr last is the reason.
-    """
-    command = [sys.executable, "-P", "-m", program, *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=DESCRIBE_TIMEOUT, env=environment, check=False)
-        lines, ended = done.stdout.splitlines(), done.stderr.decode(errors="replace").strip().splitlines()
-    except subprocess.TimeoutExpired as error:
-        lines, ended = (error.stdout or b"").splitlines(), [f"it took more than {DESCRIBE_TIMEOUT:g} s"]
-    for line in reversed(lines):  # the last line has the most facts, if it is complete
-        with suppress(ValueError):
-            described: dict[str, Any] = json.loads(line)
-            return described
-    why = ended[-1] if ended else "the process that reads it ended without a message"
-    raise SettingsError(f"{source}: {why}")
+    def load(self, model: ModelToServe) -> type[Model]:
+        """Return a class that runs the pipeline of the task. Raises SettingsError; see Platform."""
+        task, source = task_and_model(model.target)
+        if task not in TASKS:
+            raise SettingsError(
+                f"{model.label}: hf:{task}: must be one of {', '.join(TASKS)}; for another task, write a class that calls its "
+                "pipeline (for sentence vectors: weir embed serve)"
+            )
+        path = Path(source).expanduser()
+        if path.is_dir():
+            source = str(path.absolute())
+        elif path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
+            raise SettingsError(f"{model.label}: hf:{task}={source}: no folder {path.absolute()}")
+        need("torch", "transformers", model)
+        need("transformers", "transformers", model)
+        attributes = {"task": task, "source": source, "examples": () if model.attributes else TASKS[task]}
+        return with_attributes(declared(TransformersModel, attributes), model)

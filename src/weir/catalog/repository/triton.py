@@ -5,8 +5,10 @@ Numbers may be strings, and keys may be in camel case, as in the JSON form of pr
 its field is ignored.
 """
 
+import ast
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -446,3 +448,15 @@ class _MessageReader:
     def _error(self, what: str) -> SettingsError:
         line = self._tokens[min(max(self._at - 1, 0), len(self._tokens) - 1)].line
         return SettingsError(f"{self._source}: line {line}: {what}")
+
+
+CLASS = "TritonPythonModel"  # of Triton's Python backend
+
+
+def triton_class_in(path: Path) -> ast.ClassDef | None:
+    """Return the class TritonPythonModel as the file defines it; None if it does not. The file is read, not run."""
+    try:
+        module = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
+    return next((each for each in module.body if isinstance(each, ast.ClassDef) and each.name == CLASS), None)

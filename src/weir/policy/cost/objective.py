@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from weir.config import parse_duration
 from weir.errors import SettingsError
 from weir.policy.cost.profile import Floats, Profile
-from weir.policy.loading import parse_duration
 
 ROUNDING = 1e-9  # seconds; a batch that starts exactly when it must is in time
 FORM = re.compile(r"p(\d+(?:\.\d+)?)=(\S+)")

@@ -76,7 +76,13 @@ class ChannelWithResults:
         return fd
 
     def _make_parser(self, *, lends: bool) -> FrameParser:
-        return FrameParser(None if self._results is None else ResultFetch(self._results, lends=lends))
+        if self._results is None:
+            return FrameParser(None)
+        if not lends:
+            return FrameParser(ResultFetch(self._results))
+        from weir.workers.run.tensors import lease  # needs numpy, which other models' workers and servers do without
+
+        return FrameParser(ResultFetch(self._results, lease))
 
     def _close_ours(self) -> None:
         if self._channel is not None:

@@ -14,9 +14,9 @@ from itertools import islice
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from weir.errors import InvalidRequest, ModelError, WeirError, counted, kind_of
+from weir.errors import ModelError, WeirError, counted, kind_of
 from weir.messages import has_failed
-from weir.model import Model, is_tensor_model, overrides
+from weir.model import Model, Sizes, is_tensor_model, overrides
 
 # In a worker process these exceptions end it, which the server notices. Any other, a Rust panic or a CancelledError too, is an error of the
 # item or the batch.
@@ -207,25 +207,6 @@ def takes(method: Callable[..., Any], name: str, place: int) -> bool:
     if len(positional) <= place:
         return any(each.kind is each.VAR_POSITIONAL for each in parameters)
     return positional[place].default is inspect.Parameter.empty or positional[place].name == name
-
-
-class Sizes:
-    """The batch sizes that a compiled model allows (Model.allowed_batch_sizes); any size, if it declares none."""
-
-    def __init__(self, model: type[Model]) -> None:
-        self._allowed = sorted(model.allowed_batch_sizes or ())
-
-    def __bool__(self) -> bool:
-        return bool(self._allowed)
-
-    def filled(self, rows: int) -> int:
-        """Return how many rows `predict` gets for a batch of `rows`. Raises InvalidRequest for more than the largest size."""
-        if not self._allowed:
-            return rows
-        for size in self._allowed:
-            if size >= rows:
-                return size
-        raise InvalidRequest(f"a batch of {rows} rows: the model takes {self._allowed[-1]} at most")
 
 
 def filling(

@@ -16,14 +16,13 @@ from numpy.lib.stride_tricks import as_strided
 
 from weir.errors import InvalidRequest, ModelError, SettingsError, WeirError
 from weir.messages import JSON, KSERVE, MSGPACK, OBJECT
-from weir.model import GROUP, PAD, RAGGED, Model, Tensor, is_batched, overrides
+from weir.model import GROUP, PAD, RAGGED, Model, Sizes, Tensor, is_batched, overrides
 from weir.wire.cells import LARGE_BYTES
 from weir.wire.inference import take_head
 from weir.wire.tensors import DTYPES, Arrays, read_arrays, rows_of, to_arrays, to_bits, to_plain, to_text
 from weir.wire.values import DECODE, ENCODE
 from weir.workers.arena import SharedBlock
 from weir.workers.run.kserve import ArraysWithHead, BodyReader, BodyWriter, Listed, head_of, joined
-from weir.workers.run.steps import Sizes
 
 Array = numpy.ndarray[Any, Any]
 
