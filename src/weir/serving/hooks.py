@@ -100,7 +100,8 @@ class HookedBatch:
             accepts = [OBJECT if accept in _VALUES else accept for accept in accepts]
         payloads = [self._payloads[index] for index in self._inner]
         content_types = [self._content_types[index] for index in self._inner]
-        requests = [self._like.requests[index] for index in self._inner]
+        known = self._like.requests  # none, where a model is measured
+        requests = [known[index] for index in self._inner] if known else known
         return self._like.replaced(
             payloads=payloads, content_types=_joined(content_types), accepts=_joined(accepts), requests=requests
         )

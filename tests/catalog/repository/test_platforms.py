@@ -57,7 +57,8 @@ def test_one_that_cannot_be_made_is_named(tmp_path: Path, installed: None) -> No
         services(folder, "one")
     folder = write(tmp_path, {"one/1/x": "", "one/config.toml": 'platform = "none"'})
     with pytest.raises(
-        SettingsError, match="available: python, onnx, sklearn, transformers, mlserver, ensemble, bad, table"
+        SettingsError,
+        match="available: python, onnx, sklearn, transformers, triton_python, mlserver, ensemble, bad, table",
     ):
         services(folder, "one")
 
