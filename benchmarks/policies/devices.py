@@ -11,10 +11,10 @@ from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy
 from weir.policy.online.device import DevicePolicy
 from weir.policy.rules import Greedy
-from weir.policy.solve.device import DeviceLoad, DeviceTable, solve_device
-from weir.simulation.device import DeviceModel, share
+from weir.policy.solve.device import DeviceLoad, DeviceTable
+from weir.simulation.device import DeviceModel, share, solve_device
 
-PAIRS, MOST = 50, 40  # of each kind; rows of each queue in the exact chain
+PAIRS = 50  # of each kind
 DRAWS = 8  # of each setting in the real batchers
 ORDERS = ("oldest", "longest", "solved")
 RIVALS = ORDERS[:2]
@@ -49,6 +49,11 @@ def draw(rng: np.random.Generator, count: int, *, energy: bool, cv: float = 0.0)
     return Drawn(profiles, rates, float(rng.uniform(0.3, 3.0)) if energy else 0.0)
 
 
+def most_of(drawn: Drawn) -> int:
+    """Return so many rows of each queue in the exact chain that longer queues hardly ever occur."""
+    return 32 + max(each.max_batch_size for each in drawn.profiles)
+
+
 def longest_first(exact: TwoModels) -> Rule:
     """Return the rule that never waits and serves the longer queue."""
     rule = np.zeros((exact.states, exact.states), dtype=np.int64)
@@ -71,7 +76,7 @@ def compare_exactly(effort: Effort) -> Compared:
         excess: dict[str, list[float]] = {"solved": [], "longest queue": []}
         for seed in range(PAIRS):
             drawn = draw(np.random.default_rng([seed, energy]), 2, energy=energy)
-            exact = TwoModels(drawn.profiles, drawn.rates, drawn.energy_weight, MOST)
+            exact = TwoModels(drawn.profiles, drawn.rates, drawn.energy_weight, most_of(drawn))
             rules = {"solved": exact.rule(solve_device(drawn.loads())), "longest queue": longest_first(exact)}
             least = exact.least(rules["solved"])
             for name, rule in rules.items():

@@ -9,8 +9,8 @@ from tests.policy.two_models import TwoModels
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.online.device import DevicePolicy
 from weir.policy.rules import ControlLimit, Greedy
-from weir.policy.solve.device import DeviceLoad, DeviceTable, solve_device
-from weir.simulation.device import DeviceModel, SharedRun, share
+from weir.policy.solve.device import DeviceLoad, DeviceTable
+from weir.simulation.device import DeviceModel, SharedRun, share, solve_device
 
 SHORT = Profile.linear(alpha_ms=0.3, tau0_ms=1.0, max_batch_size=6)
 LONG = Profile.linear(alpha_ms=1.2, tau0_ms=4.0, max_batch_size=6)

@@ -67,8 +67,8 @@ class Solver(Model):
         return [self._solve(request) for request in batch]
 
     def _solve(self, request: Request) -> "bytes | Capacity | list[DeviceTable] | str":
-        from weir.policy.solve.device import solve_device
         from weir.simulation.banks import make_bank
+        from weir.simulation.device import solve_device
         from weir.simulation.scaling import measure_capacity
 
         try:

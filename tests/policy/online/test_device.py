@@ -11,8 +11,9 @@ from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.online.device import DevicePolicy
 from weir.policy.online.rate import SILENCE, filling_of
 from weir.policy.rules import Greedy
-from weir.policy.solve.device import DeviceLoad, DeviceTable, solve_device
+from weir.policy.solve.device import DeviceLoad, DeviceTable
 from weir.policy.solve.tables import limit_of
+from weir.simulation.device import solve_device
 
 PROFILE = Profile.linear(alpha_ms=1.0, tau0_ms=8.0, beta_mj=1.0, zeta0_mj=60.0, max_batch_size=8)
 RATE = 300.0

@@ -6,9 +6,10 @@ from tests.policy.two_models import TwoModels
 
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
-from weir.policy.solve.device import BUSIEST, DeviceLoad, device_load, solve_device
+from weir.policy.solve.device import BUSIEST, DeviceLoad, DeviceTable, device_load, play, variants
 from weir.policy.solve.smdp import LONGEST, solve_long
-from weir.policy.solve.tables import extended, limit_of
+from weir.policy.solve.tables import extended, greedy_table, limit_of
+from weir.simulation.device import solve_device
 
 SHORT = Profile.linear(alpha_ms=0.3, tau0_ms=1.0, beta_mj=1.0, zeta0_mj=6.0, max_batch_size=6)
 LONG = Profile.linear(alpha_ms=1.2, tau0_ms=4.0, beta_mj=2.0, zeta0_mj=30.0, max_batch_size=6)
@@ -71,6 +72,32 @@ def test_more_work_than_the_device_can_do_is_solved_in_the_same_proportions() ->
     asked = loads((SHORT, 0.9), (LONG, 0.6))
     shrunk = [each._replace(rate=each.rate * BUSIEST / 1.5) for each in asked]
     assert device_load(asked) == pytest.approx(1.5) and device_load(shrunk) == pytest.approx(BUSIEST)
-    for found, wanted in zip(solve_device(asked), solve_device(shrunk), strict=True):
+    for found, wanted in zip(variants(asked)[0], variants(shrunk)[0], strict=True):
         assert np.array_equal(found.table, wanted.table)
         assert found.urgency[1:] == pytest.approx(wanted.urgency[1:])
+
+
+def test_a_model_that_is_hardly_ever_called_does_not_wait_while_the_device_is_idle() -> None:
+    rare = Profile.linear(alpha_ms=4.0, tau0_ms=60.0, max_batch_size=8)
+    asked = [DeviceLoad(rare, 0.3), *loads((SHORT, 0.6))]
+    narrow, eager, *_ = variants(asked)
+    assert (limit_of(narrow[0].table), limit_of(eager[0].table)) == (4, 1)
+    assert limit_of(solve_device(asked)[0].table) == 1
+
+
+def test_the_longest_queue_is_one_of_the_variants() -> None:
+    asked = [DeviceLoad(LONG, 20.0, weight=2.0), DeviceLoad(SHORT, 100.0)]
+    longest = variants(asked)[-1]
+    assert [each.table.tolist() for each in longest] == [greedy_table(6).tolist()] * 2
+    assert [each.urgency_of(waiting) for each in longest for waiting in (2, 9)] == [4.0, 18.0, 2.0, 9.0]
+
+
+def test_play_serves_by_urgency_and_counts_time_and_energy() -> None:
+    table = greedy_table(6)
+    asked = [DeviceLoad(SHORT, 1.0, 2.0, 0.5), DeviceLoad(LONG, 1.0)]
+    order = [DeviceTable(table, np.arange(7.0), 1.0), DeviceTable(table, 10.0 * np.arange(7.0), 10.0)]
+    # LONG: 8 rows at 0 need 11.2 ms (six) and 6.4 ms (two); then SHORT: one of 0, one of 1, together 1.6 ms; one at 50: 1.3 ms.
+    arrivals = [[0.0, 1.0, 50.0], [0.0] * 8]
+    waited = 6 * 11.2 + 2 * 17.6 + 2.0 * (19.2 + 18.2 + 1.3)
+    energy = 0.5 * (SHORT.energy_mj[1] + SHORT.energy_mj[0])
+    assert play(asked, order, arrivals) == pytest.approx(waited / 11 + energy / 51.3)

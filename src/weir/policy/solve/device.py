@@ -11,13 +11,19 @@ share of the device were its own, and its relative values say how fast its cost 
 
 Serving model i first costs model j about τ_i·R_j, so i goes first if R_i/τ_i > R_j/τ_j: of the models whose table
 dispatches, the one with the largest R_k(q)/τ_k(b_k(q)), its *urgency*, is served. The device idles only if every table
-waits. A decision takes one look-up per model. docs/explanation/sharing-a-device.md compares it with the exact optimum
-for two models.
+waits. A decision takes one look-up per model.
+
+No share is the best one for all models: `variants` has the order above; with tables of the share ρ_k + 1 - ρ instead,
+which wait less; with what is left divided equally; and the longest queue first, which never waits. The same arrivals
+are played with each (`play`), and the cheapest is taken (simulation/device.py).
 
 Rates are in rows per second, times in milliseconds, as in smdp.py.
 """
 
+from bisect import bisect
 from collections.abc import Sequence
+from itertools import accumulate
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -73,36 +79,57 @@ def device_load(loads: Sequence[DeviceLoad]) -> float:
     return sum(each.rate / each.profile.max_rate for each in loads)
 
 
-def solve_device(loads: Sequence[DeviceLoad]) -> list[DeviceTable]:
-    """Return the table of each model, in the order of `loads`, for the least cost of all.
+def variants(loads: Sequence[DeviceLoad]) -> list[list[DeviceTable]]:
+    """Return orders of the models, of which one is nearly the best: for each, the table of each model in the order of `loads`.
 
     The cost is the mean over all requests of their response time in ms, weighted by model, plus the mean power in watts,
-    weighted likewise. A model without arrivals never waits and counts as urgent as its first row is. If the models
-    ask for more than the device has, they are solved at BUSIEST with rates in the same proportions.
+    weighted likewise. A model without arrivals never waits. If the models ask for more than the device has, they are
+    solved at BUSIEST with rates in the same proportions.
     """
     busy = device_load(loads)
     shrunk = min(1.0, BUSIEST / busy) if busy else 1.0
-    rates = [each.rate * shrunk for each in loads]
-    total, free = sum(rates), 1.0 - busy * shrunk
-    return [
-        _table(load, rate, rate / load.profile.max_rate + free * rate / total, total) if rate else _unused(load)
-        for load, rate in zip(loads, rates, strict=True)
-    ]
+    loads = [each._replace(rate=each.rate * shrunk) for each in loads]
+    used, total, free = [each for each in loads if each.rate], sum(each.rate for each in loads), 1.0 - busy * shrunk
+    made: dict[int, list[DeviceTable]] = {}  # by place: the tables of one model in each variant
+    for place, load in enumerate(loads):
+        longest = _longest_first(load)
+        if not load.rate:
+            made[place] = [*[_unused(load)] * 3, longest]
+            continue
+        need = load.rate / load.profile.max_rate
+        own, eager, equal = (
+            _solved(load, need + part, total) for part in (free * load.rate / total, free, free / len(used))
+        )
+        made[place] = [own.table(own), own.table(eager), equal.table(equal), longest]
+    return [list(each) for each in zip(*made.values(), strict=True)]
 
 
-def _table(load: DeviceLoad, rate: float, share: float, total: float) -> DeviceTable:
-    """Return the table of a model that has `share` of the device; rates in rows per second."""
-    profile = load.profile
+class _Solved(NamedTuple):
+    """A model with a share of the device: its batches, and how fast the cost grows while it waits, by rows waiting."""
+
+    profile: Profile
+    sizes: Table
+    growth: Floats
+    bend: float  # what the growth grows by with each row beyond the end
+
+    def table(self, sizes: "_Solved") -> DeviceTable:
+        """Return the order by this growth with the batches of `sizes`."""
+        table = extended(sizes.sizes, len(self.growth))
+        times = np.concatenate(([np.inf], self.profile.service_time_ms))[table]
+        urgency = np.where(table > 0, self.growth / times, -np.inf)
+        return DeviceTable(table, urgency, self.bend / float(times[-1]))
+
+
+def _solved(load: DeviceLoad, share: float, total: float) -> _Solved:
+    """Solve a model that has `share` of the device. `total` is the rate of all models."""
+    profile, rate = load.profile, load.rate
     # The latency weight is that of a mean over the model's own requests, `rate` of `total`.
     prices = Prices(latency_weight=load.weight * rate / total, energy_weight=load.energy_weight)
     found = solve_long(profile.scaled(time=1.0 / share), rate, prices, longest_of(profile))
     length = found.model.longest + 1
-    table = extended(found.table, length)
     grows = total * rate / 1e6  # Λ·λ, per ms²
     growth = load.weight * np.arange(length) + grows * _steps(found) - total / 1000.0 * found.improved.values.cost
-    times = np.concatenate(([np.inf], profile.service_time_ms))[table]
-    slope = (load.weight + 2.0 * grows * found.improved.values.bend) / float(times[-1])
-    return DeviceTable(table, np.where(table > 0, growth / times, -np.inf), slope)
+    return _Solved(profile, found.table, growth, load.weight + 2.0 * grows * found.improved.values.bend)
 
 
 def _steps(found: Found) -> Floats:
@@ -112,8 +139,50 @@ def _steps(found: Found) -> Floats:
     return steps
 
 
-def _unused(load: DeviceLoad) -> DeviceTable:
-    """Return the table of a model whose requests hardly ever come: a row grows its cost by its weight, and Λ·g is 0."""
+def _longest_first(load: DeviceLoad) -> DeviceTable:
+    """Return the table that never waits, as urgent as rows wait, times what they count."""
     table = greedy_table(load.profile.max_batch_size)
-    times = np.concatenate(([np.inf], load.profile.service_time_ms))[table]
-    return DeviceTable(table, load.weight * np.arange(len(table)) / times, load.weight / float(times[-1]))
+    return DeviceTable(table, load.weight * np.arange(len(table), dtype=np.float64), load.weight)
+
+
+def _unused(load: DeviceLoad) -> DeviceTable:
+    """Return the table of a model whose requests hardly ever come: q rows grow the cost by q times their weight."""
+    profile, table = load.profile, greedy_table(load.profile.max_batch_size)
+    grows = _Solved(profile, table, load.weight * np.arange(len(table), dtype=np.float64), load.weight)
+    return grows.table(grows)
+
+
+def play(loads: Sequence[DeviceLoad], tables: Sequence[DeviceTable], arrivals: Sequence[Sequence[float]]) -> float:
+    """Return the mean cost of the requests that arrive at `arrivals`, for each model ascending instants in ms.
+
+    Batches take their mean time. The cost is that of `variants`.
+    """
+    times = [[0.0, *each.profile.service_time_ms.tolist()] for each in loads]
+    energies = [[0.0, *(each.energy_weight * each.profile.energy_mj).tolist()] for each in loads]
+    sums = [[0.0, *accumulate(each)] for each in arrivals]
+    sizes, urgencies = [each.table.tolist() for each in tables], [each.urgency.tolist() for each in tables]
+    served, models = [0] * len(loads), range(len(loads))
+    now = waited = energy = 0.0
+    while True:
+        chosen, most, rows = -1, -inf, 0
+        for k in models:
+            waiting = bisect(arrivals[k], now) - served[k]
+            last = len(sizes[k]) - 1
+            size = sizes[k][waiting if waiting < last else last]
+            if size:
+                urgency = urgencies[k][waiting] if waiting <= last else tables[k].urgency_of(waiting)
+                if urgency > most:
+                    chosen, most, rows = k, urgency, size
+        if chosen < 0:
+            coming = [each[place] for each in arrivals if (place := bisect(each, now)) < len(each)]
+            if not coming:
+                break
+            now = min(coming)
+            continue
+        now += times[chosen][rows]
+        energy += energies[chosen][rows]
+        first = served[chosen]
+        served[chosen] = first + rows
+        waited += loads[chosen].weight * (rows * now - sums[chosen][first + rows] + sums[chosen][first])
+    # What waits at the end for rows that never come would hardly count.
+    return waited / max(1, sum(served)) + energy / max(now, 1e-9)
