@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weir.batching.request_state import RequestBase
 from weir.catalog.chains import missing
 from weir.catalog.loading import make_service
 from weir.catalog.registry import Registry
 from weir.catalog.sources import ModelToServe
 from weir.errors import WeirError
-from weir.messages import JSON, Dispatch
+from weir.messages import JSON, OBJECT, Kind
 from weir.model import Example
+from weir.protocols.entries import QueueEntry, Schedule
+from weir.protocols.exchange import Exchange
+from weir.protocols.inference import QueuedRequest
 from weir.serving.service import Service, same
 
 
@@ -117,28 +119,14 @@ async def _sent_size(service: Service, item: Any, answer: Any) -> int | None:
     if service.facts.takes_tensors:
         return int(sum(array.nbytes for array in answer.values()))
     accept = service.facts.model.content_types[0] if service.facts.model.content_types else JSON
-    request = _Sent(item, service.now(), service.facts.settings.timeout, accept=accept)
-    service.submit(request)
-    return await request.size
-
-
-class _Sent(RequestBase):
-    """A request whose answer is encoded; `size` is a future of its size in bytes."""
-
-    __slots__ = ("size",)
-
-    def __init__(self, item: Any, arrival: float, timeout: float, *, accept: str) -> None:
-        super().__init__(item, arrival, timeout, accept=accept)
-        self.size: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-    def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Set the size of the answer."""
-        if isinstance(output, bytes):
-            self.size.set_result(len(output))
-            return
-        self.size.set_result(output.view.nbytes)
-        output.release()
-
-    def fail(self, error: WeirError) -> None:
-        """Set the error."""
-        self.size.set_exception(error)
+    ended: asyncio.Future[QueuedRequest] = asyncio.get_running_loop().create_future()
+    entry = QueueEntry(item, Kind.ITEM, OBJECT, accept, 1, 1.0, None, False)
+    Exchange(service, frontend="check").submit(entry, Schedule(0, None), ended.set_result)
+    request = await ended
+    if request.error is not None:
+        raise request.error
+    if isinstance(request.output, bytes):
+        return len(request.output)
+    size: int = request.output.view.nbytes
+    request.output.release()
+    return size

@@ -179,7 +179,7 @@ class Exchange:
         This needs no task. When the caller leaves, call `cancel`. Raises what ModelHandle.submit raises; `ended` is not called then.
         """
         request = QueuedRequest(entry, self, schedule, ended)
-        self.service.submit(request, request.arrival)
+        self.put(request)
         return request
 
     def cancel(self, request: Request) -> None:
