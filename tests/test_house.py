@@ -78,7 +78,7 @@ LIMITS = {
     "catalog": (21, 4_382),
     "client": (9, 1_913),
     "commands": (17, 1_733),
-    "frontends": (34, 6_418),
+    "frontends": (34, 6_419),
     "fronts": (10, 1_467),
     "jobs": (7, 1_362),
     "manifests": (8, 881),

@@ -287,7 +287,7 @@ def test_batch_run_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     assert not out.exists()
     again = weir(*words[3:], env={"RAN": str(ran)})
     assert again.returncode == 1, again.stderr
-    assert f"{count - 1} answers: {out}, 1 failed: {tmp_path / 'out.errors.jsonl'}" in again.stdout
+    assert f"{count - 1} responses: {out}, 1 failed: {tmp_path / 'out.errors.jsonl'}" in again.stdout
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["custom_id"] for line in lines] == [f"r{item}" for item in range(count) if item != 13]
     assert len(ran.read_text().splitlines()) <= count + 512 + 8
@@ -302,7 +302,7 @@ def test_batch_run_reads_tables(tmp_path: Path) -> None:
     )
     target = f"{tmp_path / 'model.py'}:Upper"
     done = weir("batch", "run", source, target, "-o", out, "--url", "/infer/upper", env={"RAN": str(ran)})
-    assert (done.returncode, done.stdout.strip()) == (0, f"2 answers: {out}")
+    assert (done.returncode, done.stdout.strip()) == (0, f"2 responses: {out}")
     assert [json.loads(line)["response"]["body"] for line in out.read_text().splitlines()] == ["ONE", "TWO"]
     for more, message in (
         (["--url", "/infer/upper", "--column", "nope"], "--column=nope: must be one of text, other"),
@@ -334,7 +334,7 @@ def test_rankings_of_a_job_and_embeddings_of_a_table_and_of_a_job(tmp_path: Path
     source.write_text("text\n" + "\n".join(f"word {number}" for number in range(30)))
     cache = {"WEIR_CACHE": str(tmp_path / "cache"), "WEIR_CALIBRATE": "false", "WEIR_WORKERS": "1"}
     done = weir("batch", "run", source, directory, "-o", out, "--url", "/v1/embeddings", "--model", "tiny", env=cache)
-    assert (done.returncode, done.stdout.strip()) == (0, f"30 answers: {out}"), done.stderr
+    assert (done.returncode, done.stdout.strip()) == (0, f"30 responses: {out}"), done.stderr
     first = json.loads(out.read_text().splitlines()[0])["response"]["body"]["data"][0]["embedding"]
     with Served(directory, ranker, "--batch-dir", tmp_path / "jobs", env=cache, command="embed serve") as served:
         served.until_listening()

@@ -325,6 +325,14 @@ class PolicyReport(TypedDict):
             Meta(description="whether it must be greedy, and its excess of greedy's cost"),
         ]
     ]
+    device: NotRequired[
+        Annotated[
+            dict[str, Any] | None,
+            Meta(
+                description="where models share a device: the limit in rows, and the urgency by waiting rows; null: none is shared"
+            ),
+        ]
+    ]
 
 
 class PolicyChange(Struct, forbid_unknown_fields=True):
