@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from opentelemetry.sdk.trace import SpanProcessor
 from tests.frontends.http.fast.kit import answers, post, settled, site
 from tests.frontends.http.servers import Running, running
 from tests.garbage import no_cycles_of
@@ -20,6 +21,7 @@ from weir.messages import Dispatch
 from weir.protocols.kserve import protocol as layouts
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
+from weir.telemetry.tracing import Tracing
 
 LARGE = 50_000
 
@@ -144,6 +146,27 @@ def test_long_headers_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(Service(Vector, executor="inline")) as server:
         for _ in range(5):
             infer(server, np.ones((1, 4), np.float32), parameters={"note": "x" * 5000})
+
+
+@pytest.mark.parametrize("coding", ["identity", "gzip"])
+def test_a_reply_that_comes_again_has_the_headers_of_its_own_request(
+    coding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Dispatch, "started_for", lambda self, arrival: 1.5)
+    x = np.ones((1, 1000), np.float32)
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1000], "parameters": {"binary_data_size": x.nbytes}}
+    header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    headers = {"inference-header-content-length": str(len(header)), "accept-encoding": coding}
+    service = Service(Vector, executor="inline", observers=[Tracing(SpanProcessor())])
+    with serving(service, compress_above=10) as server:
+        spans = set()
+        for _ in range(4):
+            reply = server.client.post("/v2/models/vector/infer", content=header + x.tobytes(), headers=headers)
+            assert reply.headers.get("content-encoding", "identity") == coding
+            assert reply.headers.get_list("x-start-time") == ["1.500000"]
+            [span] = reply.headers.get_list("traceparent")
+            spans.add(span)
+        assert len(spans) == 4
 
 
 def test_outputs_of_other_shapes_are_written_anew() -> None:

@@ -40,7 +40,7 @@ from weir.protocols.kserve.protocol import (
 )
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, work_later
 from weir.protocols.repeats import HeadMemo
-from weir.protocols.response import start_headers, trace_headers
+from weir.protocols.response import HttpResponse, start_headers, trace_headers
 from weir.protocols.shared_memory import Memory
 from weir.serving.delivery import discard, is_block
 from weir.serving.handle import ModelFacts, ModelHandle
@@ -264,12 +264,12 @@ class KserveRequest(HttpRequest):
             self.fail(reply)
             return
         size = sum(map(len, reply.parts))
+        headers = [*reply.headers, *start_headers(self.arrival, dispatch)]  # the layout keeps those of the reply
         if self._is_compressed(size):
-            self._answer(reply.as_answer())
+            self._answer(HttpResponse(200, headers, b"".join(reply.parts)))
         else:
             self._count(size)
-            headers = [*reply.headers, *start_headers(self.arrival, dispatch), *trace_headers(self)]
-            self.connection.answer_parts(self.plan, headers, reply.parts)
+            self.connection.answer_parts(self.plan, headers + trace_headers(self), reply.parts)
 
 
 class HotKserve(KserveProtocol):
