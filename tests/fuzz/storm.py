@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -46,7 +46,8 @@ REST = 25.0  # seconds until all must be quiet: more than the server gives clien
 MOST_OPEN = 40  # connections that one thread leaves open
 LONGEST_TURN_MS = 1000.0  # of CPU time, of the event loop
 PAUSE = 0.5  # seconds between two calls of an honest client
-LONGEST_JOB = 240.0  # seconds that a job may run
+LONGEST_JOB = 240.0  # seconds that a job whose file was cut may run
+ACTIVE = ("validating", "in_progress", "finalizing", "cancelling")  # the states of a job that has not ended
 GROWTH = 1.3  # times the memory after the first rests
 
 REFUSALS = (CapacityError, DeadlineExceeded)
@@ -260,6 +261,9 @@ class Storm:
         self._weights = [ATTACKS[name][1] for name in self._names]
         self.server = psutil.Process(ports["pid"])
 
+    def _client(self) -> httpx.Client:
+        return httpx.Client(base_url=f"http://127.0.0.1:{self.ports['http']}", timeout=60.0)
+
     @property
     def lives(self) -> bool:
         """Whether the server runs."""
@@ -313,6 +317,8 @@ class Storm:
     def rest(self, clients: list[Honest]) -> None:
         """Stop the attack, and see that nothing of it is left."""
         self.goes.clear()
+        began = time.time()
+        self._cancel_jobs()
         time.sleep(REST)
         for client in clients:
             client.fine_since_rest = 0
@@ -327,19 +333,35 @@ class Storm:
         self._console.print(
             f"{time.strftime('%H:%M:%S')} at rest after {self.tried} inputs: {self.rests[-1][0] >> 20} MB, {held} bytes held, {connections} connections"
         )
-        self._look_at_jobs()
+        self._look_at_jobs(began)
         if held > 1 << 20:
             self.findings.add("bytes that nobody gives back", f"{held} at rest")
         if len(self.rests) > 2 and self.rests[-1][0] > GROWTH * self.rests[1][0] + (50 << 20):
             self.findings.add("memory grows from rest to rest", str([each[0] >> 20 for each in self.rests]))
 
-    def _look_at_jobs(self) -> None:
-        """See that no job runs for ever, and that other users of the machine may read no file."""
-        with httpx.Client(base_url=f"http://127.0.0.1:{self.ports['http']}", timeout=60.0) as client:
-            jobs = [client.get(f"/v1/batches/{job}").json() for job in CUT_JOBS]
-        for job in jobs:
-            if job.get("status") == "in_progress" and time.time() - job["in_progress_at"] > LONGEST_JOB:
-                self.findings.add("a job that does not end", str(job))
+    def _jobs(self, client: httpx.Client) -> Iterator[dict[str, Any]]:
+        after = ""
+        while True:
+            page = client.get(f"/v1/batches?limit=100{after}").json()
+            yield from page["data"]
+            if not page["has_more"]:
+                return
+            after = f"&after={page['last_id']}"
+
+    def _cancel_jobs(self) -> None:
+        """Cancel the jobs that the attack has left, which hold the bodies of their lines. Those whose file was cut go on: they must end by themselves."""
+        with self._client() as client:
+            for job in self._jobs(client):
+                if job["status"] in ACTIVE and job["id"] not in CUT_JOBS:
+                    client.post(f"/v1/batches/{job['id']}/cancel")
+
+    def _look_at_jobs(self, began: float) -> None:
+        """See that no job runs for ever, and that other users of the machine may read no file. The rest has begun at `began`."""
+        with self._client() as client:
+            for job in self._jobs(client):
+                cancelled = job["id"] not in CUT_JOBS and job["created_at"] < began - 1
+                if job["status"] in ACTIVE and (cancelled or time.time() - job["created_at"] > LONGEST_JOB):
+                    self.findings.add("a job that does not end", str(job))
         for path in (self.jobs, *self.jobs.rglob("*")):
             with suppress(FileNotFoundError):
                 if path.stat().st_mode & 0o077:
