@@ -27,6 +27,17 @@ KSERVE = "application/vnd.kserve.v2+json"
 BULK = -(1 << 40)
 
 
+def label_of(name: str, version: str) -> str:
+    """Return by what observers, workers and logs know a model: its name, followed by a slash and the version if there is one."""
+    return f"{name}/{version}" if version else name
+
+
+def parts_of(label: str) -> tuple[str, str]:
+    """Return the name and the version in a label. Only who knows the model can tell that a name with slashes has no version."""
+    name, slash, version = label.rpartition("/")
+    return (name, version) if slash else (label, "")
+
+
 class Kind(IntEnum):
     """The kind of a request's payload.
 

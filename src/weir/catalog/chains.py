@@ -19,7 +19,7 @@ from weir.errors import (
     WeirError,
     brief,
 )
-from weir.messages import Batch, Events, Request, Timing
+from weir.messages import Batch, Events, Request, Timing, label_of
 from weir.model import Model, Tensor, is_batched, is_tensor_model
 from weir.serving.calls import Call
 from weir.serving.service import Service
@@ -234,7 +234,7 @@ def name_of(step: Step) -> str:
     """Return the name of a step as messages show it."""
     if not isinstance(step.model, str):
         return step.model.label
-    return f"{step.model}/{step.version}" if step.version else step.model
+    return label_of(step.model, step.version)
 
 
 Find = Callable[[str, str], Service]
@@ -451,7 +451,7 @@ class ChainSteps:
     def __init__(self, parts: Steps, name: str, version: str, model: type[Model]) -> None:
         self.parts = parts
         self.name = name
-        self.label = f"{name}/{version}" if version else name
+        self.label = label_of(name, version)
         self.model = model
         self.find: Find = _nowhere
         self._tensors = is_tensor_model(model)

@@ -9,6 +9,7 @@ from typing import Any
 
 from weir.catalog.chains import chain_of, stop_order
 from weir.errors import ModelNotReady, SettingsError, unknown_model
+from weir.messages import label_of
 from weir.serving.service import Service
 
 _ROUTE = re.compile(r"(/[A-Za-z0-9._~-]+)+")
@@ -179,7 +180,7 @@ class Registry:
 
     def check_label(self, name: str, version: str) -> None:
         """Raise SettingsError if another name is that of this version: a name may have slashes."""
-        label = f"{name}/{version}" if version else name
+        label = label_of(name, version)
         for other, versions in self._versions.items():
             if other != name and any(service.label == label for service in versions.values()):
                 raise SettingsError(f"name={label!r}: a version of {min(name, other)!r} is called so; choose another")

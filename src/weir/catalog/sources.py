@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weir.config import check, setting
 from weir.errors import InvalidRequest, SettingsError, unknown_model
+from weir.messages import label_of
 
 if TYPE_CHECKING:
     from weir.serving.service import Service
@@ -61,7 +62,7 @@ class ModelToServe(NamedTuple):
     @property
     def label(self) -> str:
         """The name, followed by a slash and the version if there is one."""
-        return f"{self.name}/{self.version}" if self.version else self.name
+        return label_of(self.name, self.version)
 
 
 class ModelReading(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypedDict
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import WeirError
-from weir.messages import Request
+from weir.messages import Request, label_of, parts_of
 from weir.model import Measure, Model, is_tensor_model, overrides
 from weir.policy.decision import Policy
 from weir.serving.calls import measure
@@ -42,7 +42,12 @@ class ModelFacts:
     @cached_property
     def label(self) -> str:
         """The name that observers and logs know: the name, followed by a slash and the version if there is one."""
-        return f"{self.name}/{self.version}" if self.version else self.name
+        return label_of(self.name, self.version)
+
+    @cached_property
+    def writes_bodies(self) -> bool:
+        """Whether workers can write the bodies of responses: no hook needs them decoded, and the label says what the model's name is."""
+        return not self.hooked and parts_of(self.label) == (self.name, self.version)
 
     @cached_property
     def streaming(self) -> bool:

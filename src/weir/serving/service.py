@@ -15,7 +15,7 @@ import msgspec
 from weir.batching.request_state import begin, refuse
 from weir.errors import Conflict, InvalidRequest, ModelError, WeirError, for_caller
 from weir.figures import html_table
-from weir.messages import Express, Kind, Observer, Request
+from weir.messages import Express, Kind, Observer, Request, label_of
 from weir.model import Example, Model, check_model
 from weir.policy.decision import Policy
 from weir.serving.calls import (
@@ -86,7 +86,7 @@ class Service:
         given: dict[str, Any] = dict(settings)
         self.name = check_name(name or self.model.__name__.lower())
         self.version = check_version(version)
-        self.label = f"{self.name}/{version}" if version else self.name
+        self.label = label_of(self.name, version)
         if isinstance(executor, str):
             given["executor"], executor = executor, None
         elif isinstance(executor, Ray):

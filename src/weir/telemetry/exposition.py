@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from weir.errors import Cancelled, CapacityError, DeadlineExceeded, ModelError, ValidationFailed, WeirError
-from weir.messages import Reason
+from weir.messages import Reason, label_of, parts_of
 from weir.metrics import COUNTER, GAUGE, Change, Definition, Values
 from weir.telemetry.output import LOST
 from weir.telemetry.recorder import Histogram, Metrics, Recorder
@@ -31,7 +31,7 @@ class Levels(NamedTuple):
     """What can be read of a running model at any moment.
 
     `workers` has the number of workers by state, without those for bulk work only, `wanted_workers` says how many there shall be, and `policy` the figures of its policy by the keys of _POLICY, where
-    None is not shown; sizes are in rows, requests, batches and bytes, as the names say.
+    None is not shown; `version` is "" if it has none; sizes are in rows, requests, batches and bytes, as the names say.
     """
 
     waiting_rows: int
@@ -45,6 +45,7 @@ class Levels(NamedTuple):
     policy: Mapping[str, Any] = MappingProxyType({})  # by the keys of _POLICY; what is None is not shown
     waiting_bulk: int = 0
     bulk_workers: int = 0
+    version: str = ""
     places: Sequence[tuple[str, ...]] = ()  # of workers in a cluster: index, node, address, GPUs, actor
 
 
@@ -117,6 +118,7 @@ class Exposition(Collector):
         self.registry = _Named(namespace)
         self._shared: SharedCounts | None = None
         self._hidden: set[tuple[str, Definition]] = set()
+        self._versions: dict[str, str] = {}  # of the models that there are or were, by label
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
@@ -141,14 +143,23 @@ class Exposition(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric family."""
-        for family in (*self._requests(), *self._transfers(), *self._batches(), *self._present()):
-            family.samples = [_with_version(sample) for sample in family.samples]
+        present = self._read_levels()
+        self._versions.update({label: levels.version for label, levels in present.items()})
+        for family in (*self._requests(), *self._transfers(), *self._batches(), *self._present(present)):
+            family.samples = [self._with_version(sample) for sample in family.samples]
             yield family
         lost = [((destination,), count) for destination, count in LOST.items()]
         yield _counter(
             "weir_log_lines_lost", "Lines of logs and recordings that could not be written.", "destination", lost
         )
         yield from self._own()
+
+    def _with_version(self, sample: Sample) -> Sample:
+        """Return `sample` with a label `version` in addition to `model` if the model has one."""
+        label = sample.labels["model"]
+        version = self._versions.get(label)
+        name, version = parts_of(label) if version is None else (label.removesuffix(f"/{version}"), version)
+        return sample._replace(labels={**sample.labels, "model": name, "version": version}) if version else sample
 
     def _own(self) -> Iterator[Metric]:
         """Yield the models' own metrics. Two models may have one of the same name if it is of the same kind and labels."""
@@ -166,7 +177,7 @@ class Exposition(Collector):
         for name, (definition, samples) in found.items():
             if samples:
                 family = Metric(name, definition.help, definition.kind)
-                family.samples = list(map(_with_version, samples))
+                family.samples = list(map(self._with_version, samples))
                 yield family
 
     def _requests(self) -> Iterator[Metric]:
@@ -212,8 +223,8 @@ class Exposition(Collector):
                 family.add_metric((model,), histogram.cumulative(), histogram.sum)
             yield family
 
-    def _present(self) -> Iterator[Metric]:
-        present = list(self._read_levels().items())
+    def _present(self, levels_by_model: Mapping[str, Levels]) -> Iterator[Metric]:
+        present = list(levels_by_model.items())
         for attribute, (name, text) in _LEVELS.items():
             yield _gauge(name, text, "model", [((model,), getattr(levels, attribute)) for model, levels in present])
         workers = [((model, state), count) for model, levels in present for state, count in levels.workers.items()]
@@ -327,12 +338,6 @@ class SharedCounts:
         self._levels.unlink(missing_ok=True)
 
 
-def _with_version(sample: Sample) -> Sample:
-    """Return `sample` with a label `version` in addition to `model` if the model's label has one (name/version)."""
-    name, slash, version = sample.labels["model"].partition("/")
-    return sample._replace(labels={**sample.labels, "model": name, "version": version}) if slash else sample
-
-
 def _with_former_label(sample: Sample) -> Sample:
     frontend = sample.labels.get("frontend")
     return sample if frontend is None else sample._replace(labels={**sample.labels, "door": frontend})
@@ -389,7 +394,7 @@ class ModelCounts(NamedTuple):
     @property
     def label(self) -> str:
         """The label by which observers know the model."""
-        return f"{self.model}/{self.version}" if self.version else self.model
+        return label_of(self.model, self.version)
 
 
 Read = Callable[[ModelCounts], float]

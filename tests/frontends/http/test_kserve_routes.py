@@ -56,6 +56,14 @@ def test_versions_in_paths(serve: Serve) -> None:
         assert answer.status_code == 404 and answer.json()["error"].startswith("Request for unknown model: 'vector'")
 
 
+@pytest.mark.parametrize(
+    ("name", "version"), [("acme/net", ""), ("acme/net", "2"), ("acme/eu/net", "v2"), ("net", "2")]
+)
+def test_a_response_names_the_model_and_its_version(serve: Serve, name: str, version: str) -> None:
+    answer = serve(vector(name=name, version=version)).client.post(f"/v2/models/{name}/infer", json=BODY).json()
+    assert (answer["model_name"], answer.get("model_version", "")) == (name, version)
+
+
 def test_a_name_may_be_quoted(serve: Serve) -> None:
     client = serve(vector(name="a~b")).client
     assert client.post("/v2/models/a%7Eb/infer", json=BODY).json()["model_name"] == "a~b"

@@ -281,6 +281,19 @@ def test_levels_are_those_of_the_running_models() -> None:
     assert 'weir_worker_restarts_total{model="square"} 0.0' in text
 
 
+@pytest.mark.parametrize(("version", "shown"), [("", ""), ("v2", ',version="v2"')])
+def test_a_name_with_slashes_is_no_version(version: str, shown: str) -> None:
+    metrics = Metrics()
+    service = weir.Service(Square, name="acme/sq", version=version, executor=FakeExecutor())
+    metrics.transferred(service.label, "http", 3, 4)
+    registry = weir.Registry([service])
+    exposition = make_exposition(metrics, registry)
+    labels = f'frontend="http",model="acme/sq"{shown}'
+    assert f'weir_received_bytes_total{{door="http",{labels}}} 3.0' in exposition.render()[0].decode()
+    registry.remove("acme/sq")
+    assert f'weir_received_bytes_total{{door="http",{labels}}} 3.0' in exposition.render()[0].decode()
+
+
 def test_versions_of_a_model_are_distinguished() -> None:
     metrics = Metrics()
     services = [weir.Service(Square, name="sq", version=version, executor=FakeExecutor()) for version in ("1", "2")]

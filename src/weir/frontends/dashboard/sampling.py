@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from weir.errors import WeirError
 from weir.frontends.http.pages import code_of
-from weir.messages import Reason
+from weir.messages import Reason, label_of
 from weir.telemetry.recorder import Histogram, Metrics, Recorder
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _of_products(collectors: Iterable[Collector]) -> Iterator[tuple[str, str, fl
                 if sample.name in _OF_PRODUCTS:
                     version = sample.labels.get("version")
                     model = sample.labels.get("model", "")
-                    yield (f"{model}/{version}" if version else model), _OF_PRODUCTS[sample.name], sample.value
+                    yield label_of(model, version or ""), _OF_PRODUCTS[sample.name], sample.value
 
 
 # Memory and processor time of processes: from /proc on Linux, unknown elsewhere.

@@ -350,6 +350,7 @@ def levels_of(service: "ModelHandle") -> Levels:
     state = service.control.state()
     gauges = state["gauges"]
     return Levels(
+        version=service.facts.version,
         waiting_rows=state["waiting"],
         waiting_bulk=state["waiting_bulk"],
         waiting_requests=state["waiting_requests"],

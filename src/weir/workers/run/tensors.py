@@ -15,7 +15,7 @@ import numpy
 from numpy.lib.stride_tricks import as_strided
 
 from weir.errors import InvalidRequest, ModelError, SettingsError, WeirError
-from weir.messages import JSON, KSERVE, MSGPACK, OBJECT
+from weir.messages import JSON, KSERVE, MSGPACK, OBJECT, parts_of
 from weir.model import GROUP, PAD, RAGGED, Model, Sizes, Tensor, is_batched, overrides
 from weir.wire.cells import LARGE_BYTES
 from weir.wire.inference import take_head
@@ -360,7 +360,7 @@ def writers(kind: type[Model], label: str) -> dict[str, Callable[..., bytes]]:
     """Return how an entry's answer is written for each content type; for KSERVE with the entry's head. `label` is the name of the service, and
     after a slash its version, if it has one."""
     json, msgpack = ENCODE[JSON], ENCODE[MSGPACK]
-    name, _, version = label.partition("/")
+    name, version = parts_of(label)
     return {
         JSON: lambda arrays: json(to_text(arrays, kind.outputs)),
         MSGPACK: lambda arrays: msgpack(to_plain(arrays, kind.outputs)),

@@ -308,8 +308,8 @@ class HotKserve(KserveProtocol):
         return True
 
     def _outliner(self, service: ModelHandle) -> BodyPeek | None:
-        """Return the reader of outlines of JSON bodies. None if the service has hooks, which need the decoded tensors."""
-        if service.facts.hooked:
+        """Return the reader of outlines of JSON bodies. None if workers cannot write the responses."""
+        if not service.facts.writes_bodies:
             return None
         outliner = self._outliners.get(service.facts)
         if outliner is None:
