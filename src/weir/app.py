@@ -110,7 +110,7 @@ class App:
         sources = all_sources(known, folder, InlineConfigs(read_model_table, settings.complete))
         self.manager = opened_manager(sources, settings.repository.load, make, settings.control.allow_model_files)
         self.registry = self.manager.registry
-        fronts = self._fronts(product)
+        self.fronts = fronts = self._count_fronts(product)
         figures = None
         if fronts > 1:
             from weir.fronts.server import FrontFigures  # most servers have one front: themselves
@@ -136,7 +136,7 @@ class App:
         self._signalled = asyncio.Event()
         self._own_process = False
 
-    def _fronts(self, product: Product | None) -> int:
+    def _count_fronts(self, product: Product | None) -> int:
         """Return how many fronts there shall be."""
         wanted = self.settings.process.fronts
         cpus = cpu_count()

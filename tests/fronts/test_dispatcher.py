@@ -263,6 +263,8 @@ def test_a_front_that_does_not_read_fills_its_own_bound() -> None:
             ends = [await front.next() for _ in range(12)]
             refused = [each for each in ends if isinstance(each, FailedRequest)]
             assert refused and {each.error.kind for each in refused} == {Overloaded.__name__}
+            await front.send(request(12))  # now it reads again
+            assert isinstance(await front.next(), PlainOutputs)
             front.side.close()
             assert account.held_bytes == 0
 

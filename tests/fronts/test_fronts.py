@@ -4,14 +4,23 @@ import json
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 from tests.fronts.kit import SQUARE, Caller, calling, fronts_of, total
 from tests.served import MODELS, Served, still_running, until, weir_here
+from tests.served_models import Square
+
+import weir
+from weir.app import App
+from weir.client import HttpClient
+from weir.settings import read_settings
 
 ADD = f"{Path(__file__).parents[2]}/tests/fronts/models.py"
 
@@ -287,6 +296,64 @@ def test_connections_are_limited_for_all_fronts_together() -> None:
 def admitted(served: Served) -> bool:
     with Caller(served.url) as caller:
         return caller.call("/infer/square", b"2")[0] == 200
+
+
+def test_connections_are_kept_apart_while_fronts_are_killed() -> None:
+    """Each caller gets its own answers or loses its connection; the dispatcher has as many descriptors as before."""
+    with Served(SQUARE, "--fronts", 2) as served:
+        served.until_ready()
+        dispatcher, over = psutil.Process(served.process.pid), threading.Event()
+        wrong: list[object] = []
+        answered = [0] * 6
+
+        def ask(caller_number: int) -> None:
+            number = 1000 * caller_number
+            while not over.is_set():
+                with suppress(ConnectionError), Caller(served.url) as caller:
+                    for _ in range(50):
+                        number += 1
+                        status, body = caller.call("/infer/square", b"%d" % number)
+                        if status == 0:
+                            break
+                        if (status, body) != (200, b"%d" % number**2):
+                            wrong.append((number, status, body))
+                        answered[caller_number] += 1
+
+        with Caller(served.url) as caller:
+            assert caller.call("/infer/square", b"3") == (200, b"9")
+        before = dispatcher.num_fds()
+        with ThreadPoolExecutor(len(answered)) as pool:
+            asking = [pool.submit(ask, number) for number in range(len(answered))]
+            for _ in range(4):
+                victim, *_ = fronts_of(served)
+                seen = sum(answered)
+                victim.kill()
+                still_running([victim])
+                until(lambda: len(fronts_of(served)) == 2)
+                until(partial(_more_than, answered, seen + 20))
+            over.set()
+            for each in asking:
+                each.result()
+        assert wrong == [] and all(answered)
+        until(lambda: dispatcher.num_fds() == before)
+        assert total(metrics_of(served), "weir_waiting_requests", model="square") == 0
+
+
+def _more_than(numbers: list[int], least: int) -> bool:
+    return sum(numbers) > least
+
+
+def test_auto_is_as_many_fronts_as_cpus_that_workers_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cpus, workers, fronts in ((8, 3, 5), (2, 1, 1), (1, 4, 1)):
+        monkeypatch.setattr("weir.app.cpu_count", lambda cpus=cpus: cpus)
+        given = {"port": 0, "fronts": "auto", "workers": workers}
+        app = App(read_settings([SQUARE], {}, {}, given=given))
+        assert app.fronts == fronts
+
+
+def test_nothing_is_left_of_a_server_in_a_program(nothing_is_left: None) -> None:
+    with weir.running(Square, fronts=2) as server, HttpClient(server.address) as client:
+        assert client.infer("square", 3) == 9
 
 
 def test_bad_settings_are_refused_by_one_line(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ So `max_connections` and `max_waiting_bytes` are those of the whole server. Proc
 them charges then.
 """
 
+import array
 import mmap
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -20,22 +21,29 @@ class SharedFigures:
     """Rows of numbers in shared memory, which has the descriptor `fd`: one for each of `count` processes."""
 
     def __init__(self, fd: int, count: int) -> None:
-        self._memory = mmap.mmap(fd, table_bytes(count))
-        self._numbers = memoryview(self._memory).cast("q")
-        self._count = count
+        self._memory: mmap.mmap | None = mmap.mmap(fd, table_bytes(count))
+        self._numbers: memoryview | array.array[int] = memoryview(self._memory).cast("q")
 
-    def row(self, index: int) -> memoryview:
-        """Return the row of a process."""
-        return self._numbers[index * _FIELDS : (index + 1) * _FIELDS]
+    def put(self, index: int, place: int, number: int) -> None:
+        """Set a number in the row of a process."""
+        self._numbers[index * _FIELDS + place] = number
 
     def total(self, place: int) -> int:
         """Return the sum of a column."""
         return sum(self._numbers[place::_FIELDS].tolist())
 
     def clear(self, index: int) -> None:
-        """Set the row of a process that has ended to zero, except what only ever grows."""
-        row = self.row(index)
-        row[_CONNECTIONS] = row[_BYTES] = 0
+        """Note that a process has ended: it has no connections and holds no bytes."""
+        self.put(index, _CONNECTIONS, 0)
+        self.put(index, _BYTES, 0)
+
+    def close(self) -> None:
+        """Give the memory back. The numbers stay as they are, for this process alone. Idempotent."""
+        if self._memory is not None and isinstance(self._numbers, memoryview):
+            numbers, self._numbers = self._numbers, array.array("q", self._numbers.tolist())
+            numbers.release()
+            self._memory.close()
+            self._memory = None
 
 
 def table_bytes(count: int) -> int:
@@ -46,12 +54,12 @@ def table_bytes(count: int) -> int:
 class SharedAccount(Account):
     """The account of one process, whose limits are those of all. `index` is its row."""
 
-    __slots__ = ("_figures", "_row")
+    __slots__ = ("_figures", "_index")
 
     def __init__(self, settings: HttpSettings, figures: SharedFigures, index: int) -> None:
         super().__init__(settings)
         self._figures = figures
-        self._row = figures.row(index)
+        self._index = index
 
     def take(self, size_bytes: int) -> None:
         """See Account."""
@@ -59,18 +67,18 @@ class SharedAccount(Account):
         if total + size_bytes > self.max_bytes:
             raise self._refusal(size_bytes, total)
         self.held_bytes += size_bytes
-        self._row[_BYTES] = self.held_bytes
+        self._figures.put(self._index, _BYTES, self.held_bytes)
 
     def add(self, size_bytes: int) -> None:
         """See Account."""
         super().add(size_bytes)
-        self._row[_BYTES] = self.held_bytes
+        self._figures.put(self._index, _BYTES, self.held_bytes)
         self._pressed |= self.over
 
     def give(self, size_bytes: int) -> None:
         """See Account."""
         super().give(size_bytes)
-        self._row[_BYTES] = self.held_bytes
+        self._figures.put(self._index, _BYTES, self.held_bytes)
 
     def connection_set(self) -> set[Any]:
         """See Account."""
@@ -84,7 +92,7 @@ class SharedAccount(Account):
     @property
     def total_refused(self) -> int:
         """See Account."""
-        self._row[_REFUSED] = self.refused
+        self._figures.put(self._index, _REFUSED, self.refused)
         return self._figures.total(_REFUSED)
 
     @property
@@ -94,8 +102,8 @@ class SharedAccount(Account):
         return self._figures.total(_CONNECTIONS)
 
     def _publish(self) -> None:
-        self._row[_CONNECTIONS] = sum([count() for count in self.counters])
-        self._row[_REFUSED] = self.refused
+        self._figures.put(self._index, _CONNECTIONS, sum([count() for count in self.counters]))
+        self._figures.put(self._index, _REFUSED, self.refused)
 
 
 class _Published(set[T]):

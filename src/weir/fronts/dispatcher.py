@@ -13,6 +13,7 @@ from weir.errors import ModelError, Overloaded, WeirError
 from weir.frontends.http.access_log import HttpLog
 from weir.fronts.link import Link
 from weir.fronts.messages import (
+    FULL_FRAME,
     LONGEST_BODY,
     AccessLine,
     CallerLeft,
@@ -213,6 +214,7 @@ class ConnectedFront:
         self._clock = clock
         self._ended = ended
         self._answers: PlainOutputs | None = None  # of this turn of the loop
+        self._answer_bytes = 0
         self._link.open()
         self._readers = {
             RequestForm: self._know, CallerLeft: self._withdraw, Transferred: self._count, Refused: self._refused,
@@ -330,7 +332,7 @@ class ConnectedFront:
         """Send the output of `request`."""
         if self._open.pop(request.number, None) is None:
             return
-        if self._claim.held_bytes > self._account.max_connection_bytes:
+        if self._claim.held_bytes and self.charge_unread() > self._account.max_connection_bytes:
             self.fail(request.number, Overloaded("the front of this connection does not read the responses"))
         elif request.explain or dispatch.woken_at is not None:
             self._link.put(DetailedOutput(request.number, output, batched(dispatch)))
@@ -341,6 +343,9 @@ class ConnectedFront:
                 self._loop.call_soon(self._turn_ends)
             answers.numbers.append(request.number)
             answers.outputs.append(output)
+            self._answer_bytes += len(output)
+            if self._answer_bytes > FULL_FRAME:
+                self._turn_ends()
 
     def fail(self, number: int, error: WeirError) -> None:
         """Send the error of a request."""
@@ -348,16 +353,17 @@ class ConnectedFront:
         self._link.put(FailedRequest(number, sent_error(error)))
 
     def _turn_ends(self) -> None:
-        answers, self._answers = self._answers, None
+        answers, self._answers, self._answer_bytes = self._answers, None, 0
         if answers is not None:
             self._link.send(answers)
-            self._charge_unsent()
+            self.charge_unread()
 
-    def _charge_unsent(self) -> None:
-        """Charge what the front does not read to the account of the whole server, in which it may have the part of one connection."""
-        unsent = self._link.unsent_bytes
-        if unsent != self._claim.held_bytes:
-            self._claim.add(unsent - self._claim.held_bytes)
+    def charge_unread(self) -> int:
+        """Charge what the front has not read to the account of the whole server, and return how many bytes it is. It may be the part of one connection."""
+        unread = self._link.unsent_bytes
+        if unread != self._claim.held_bytes:
+            self._claim.add(unread - self._claim.held_bytes)
+        return unread
 
 
 _NONE: Any = (None, None)

@@ -92,8 +92,13 @@ class Requests:
         pop = self.open.pop
         for number, output in zip(message.numbers, message.outputs, strict=True):
             request = pop(number, None)
-            if request is not None:
-                self._end(request, request.finish, output, PLAIN)
+            if request is None:  # its caller has left
+                continue
+            settle(request)
+            try:
+                request.finish(output, PLAIN)
+            except Exception:
+                undelivered(request)
 
     def ended(self, message: DetailedOutput | FailedRequest | MustHandOver) -> None:
         """Give one request its end."""

@@ -6,6 +6,7 @@ import socket
 import ssl
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -47,7 +48,8 @@ class FrontFigures:
         return self._fd
 
     def close(self) -> None:
-        """Close the descriptor; the figures can still be read. Idempotent."""
+        """Give the memory back. The account goes on alone. Idempotent."""
+        self.figures.close()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -77,8 +79,14 @@ class FrontsServer(HttpServer):
 
     async def _open(self, tls: ssl.SSLContext | None) -> Listening:
         listening = await bind_shared(self._settings.host, self._settings.port, self._config.fronts)
+        limited = replace(self._settings, max_connections=self.account.max_connections)  # as the system allows
         fronts = Fronts(
-            self._config, self._figures.fd, listening, self._make_front, self._catalogue.table, self._figures.ended
+            replace(self._config, http=limited),
+            self._figures.fd,
+            listening,
+            self._make_front,
+            self._catalogue.table,
+            self._figures.ended,
         )
         try:
             await fronts.start()
@@ -109,6 +117,12 @@ class FrontsServer(HttpServer):
         task = asyncio.ensure_future(self._accept(connection, partial(_Passed, self._connect_any, data)))
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
+
+    def sweep(self) -> None:
+        """See HttpServer."""
+        if self._fronts is not None:
+            self._fronts.sweep()
+        super().sweep()
 
     def refuse(self) -> None:
         """See HttpServer."""

@@ -152,6 +152,11 @@ class Fronts:
                 return
             lived = 0.0
 
+    def sweep(self) -> None:
+        """Charge what the fronts have not read; called once a second."""
+        for running in self._running.values():
+            running.front.charge_unread()
+
     def tell_models(self) -> None:
         """Tell all fronts what models there are."""
         table = self._table()
