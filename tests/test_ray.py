@@ -74,15 +74,15 @@ def test_what_can_be_decorated_and_how() -> None:
     with pytest.raises(ValueError, match="max_batch_size=0: must be 1 or more"):
         batch(max_batch_size=0)
     with pytest.raises(TypeError, match=r"max_batch_size=1\.1: must be a whole number"):
-        batch(max_batch_size=1.1)  # type: ignore[call-overload]
+        batch(max_batch_size=1.1)  # type: ignore[call-overload]  # wrong on purpose
     with pytest.raises(ValueError, match=r"batch_wait_timeout_s=-0\.1: must be 0 or more"):
         batch(batch_wait_timeout_s=-0.1)
     with pytest.raises(TypeError, match="batch_wait_timeout_s='a': must be a number"):
-        batch(batch_wait_timeout_s="a")  # type: ignore[call-overload]
+        batch(batch_wait_timeout_s="a")  # type: ignore[call-overload]  # wrong on purpose
     with pytest.raises(ValueError, match="max_concurrent_batches=0"):
         batch(max_concurrent_batches=0)
     with pytest.raises(TypeError, match="batch_size_fn=3: must be a function"):
-        batch(batch_size_fn=3)  # type: ignore[call-overload]
+        batch(batch_size_fn=3)  # type: ignore[call-overload]  # wrong on purpose
 
 
 @in_class
@@ -411,7 +411,7 @@ def test_calls_on_different_instances_are_never_batched_together() -> None:
             return [self.number + each for each in numbers]
 
     class Derived(Adder):
-        async def add(self, number: int) -> int:  # type: ignore[override]
+        async def add(self, number: int) -> int:  # type: ignore[override]  # as it looks from outside
             return -int(await super().add(number))
 
     async def main() -> None:

@@ -1,6 +1,7 @@
 """bulk.py: bulk work gets what interactive requests leave, and adds no more to them than one bulk batch."""
 
 from math import inf
+from typing import Any
 
 import pytest
 from tests.batching.mill import Asked, Mill, listed, many
@@ -28,9 +29,9 @@ def run(mill: Mill, cut: Dispatch, seconds: float) -> list[Dispatch]:
     return mill.finish(cut)
 
 
-def grown(limit: float, **settings: object) -> Mill:
+def grown(limit: float, **settings: Any) -> Mill:
     """Return a mill whose bulk batches may cost `limit`."""
-    mill = Mill(**settings)  # type: ignore[arg-type]
+    mill = Mill(**settings)
     mill.batcher._bulk.size.limit = limit
     mill.batcher._queue.last_arrival = 0.0
     return mill

@@ -1,6 +1,7 @@
 """Rules for the number of workers in virtual time: what each number can do, the engine, and Weir's rule."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -288,8 +289,8 @@ def test_comparison_has_each_rule_on_the_same_arrivals() -> None:
         ({"rules": ["weir", "none"]}, "scaling='none'"),
     ],
 )
-def test_mistakes_are_named_before_anything_is_simulated(changed: dict[str, object], message: str) -> None:
-    arguments = {"rules": ["weir"], "arrivals": "poisson:0.5", "workers": "1..4"} | changed
+def test_mistakes_are_named_before_anything_is_simulated(changed: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"rules": ["weir"], "arrivals": "poisson:0.5", "workers": "1..4"} | changed
     with pytest.raises(SettingsError, match=r"^[^\n]*$") as raised:
-        simulate_scaling(SLOW, **arguments)  # type: ignore[arg-type]
+        simulate_scaling(SLOW, **arguments)
     assert message in str(raised.value)

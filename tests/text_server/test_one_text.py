@@ -154,8 +154,8 @@ def test_how_a_text_alone_may_end() -> None:
 def test_a_text_alone_does_not_wait_for_bulk_work() -> None:
     async def main() -> None:
         executor = FakeExecutor()
-        settings = {"executor": executor, "max_queue_size": 8}
-        async with serving(words=known_words(), options={"threads": 0}, **settings) as encoder:  # type: ignore[arg-type]
+        settings: dict[str, Any] = {"executor": executor, "max_queue_size": 8}
+        async with serving(words=known_words(), options={"threads": 0}, **settings) as encoder:
             job = asyncio.create_task(of(encoder, [f"text {place}" for place in range(12)], priority=-1))
             for _ in range(10):
                 await asyncio.sleep(0)

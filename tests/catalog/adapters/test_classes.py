@@ -291,14 +291,14 @@ def test_what_is_not_adapted_is_said(folder: Path, monkeypatch: pytest.MonkeyPat
     import litserve
     import mosec
 
-    class Uploads(litserve.LitAPI):  # type: ignore[misc]
+    class Uploads(litserve.LitAPI):  # type: ignore[misc]  # mypy does not see litserve
         def decode_request(self, request: "UploadFile") -> Any:  # type: ignore[name-defined]  # noqa: F821
             return request
 
         def predict(self, x: Any) -> Any:
             return x
 
-    class Endless(litserve.LitAPI):  # type: ignore[misc]
+    class Endless(litserve.LitAPI):  # type: ignore[misc]  # as above
         async def predict(self, x: Any) -> Any:
             yield x
 
@@ -310,7 +310,7 @@ def test_what_is_not_adapted_is_said(folder: Path, monkeypatch: pytest.MonkeyPat
             check_model(wrong)
     assert adapted(dict) is None
     monkeypatch.syspath_prepend(str(folder))
-    import adapted_models  # type: ignore[import-not-found]
+    import adapted_models  # type: ignore[import-not-found]  # the test has written it
 
     async def main() -> None:
         async with weir.Service(adapted_models.Spoken, executor="thread"):

@@ -39,7 +39,7 @@ def ending(requested: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[as
         notified.set()
         return handle
 
-    loop.call_soon_threadsafe = telling  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(loop, "call_soon_threadsafe", telling)
 
     async def make() -> Any:
         core = Core(

@@ -371,7 +371,7 @@ def test_a_generation_that_was_replaced_is_not_served_nor_kept() -> None:
     known = learned(make_request_of_two(0))
     form = known.find(write_request(make_request_of_two(0)))
     assert form is not None and not form.serves(Service(Both, executor="inline").facts)
-    del known.service  # type: ignore[attr-defined]
+    del known.service  # type: ignore[attr-defined]  # `learned` has set it
     gc.collect()
     assert form._facts() is None
 

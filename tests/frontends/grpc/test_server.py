@@ -252,7 +252,7 @@ def test_an_event_that_fails_harms_no_other(caplog: pytest.LogCaptureFixture) ->
     assert "could not be answered" in caplog.text
 
 
-def test_what_happens_at_once_wakes_the_loop_once_and_is_heard_there() -> None:
+def test_what_happens_at_once_wakes_the_loop_once_and_is_heard_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread waits while nothing happens; then the loop asks the queue itself until nothing more has happened."""
     threads: list[str] = []
 
@@ -264,7 +264,7 @@ def test_what_happens_at_once_wakes_the_loop_once_and_is_heard_there() -> None:
             wakes.append(arguments)
             return wake(*arguments)
 
-        loop.call_soon_threadsafe = counted  # type: ignore[method-assign, assignment]
+        monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
 
         def heard(event: Any) -> None:
             threads.append(threading.current_thread().name)

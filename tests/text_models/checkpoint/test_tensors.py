@@ -41,7 +41,7 @@ class Storage(tuple[Any, ...]):
 PythonPickler: Any = pickle._Pickler
 
 
-class Pickler(PythonPickler):  # type: ignore[misc]
+class Pickler(PythonPickler):  # type: ignore[misc]  # Any is its base
     """Writes the instructions that torch.save writes, without torch."""
 
     dispatch: ClassVar[dict[type, Any]] = dict(PythonPickler.dispatch)

@@ -224,9 +224,10 @@ def test_ids_are_put_together_again(tokenizer: Tokenizer) -> None:
     shown = [each.id for each in tokenizer.details("first do it")]
     assert tokenizer.decode(shown) == "first do it"
     assert tokenizer.decode(shown, skip_special=False) == "[CLS] first do it [SEP]"
-    for wrong in (181, -1, True, "a"):
+    wrongs: list[Any] = [181, -1, True, "a"]
+    for wrong in wrongs:
         with pytest.raises(InvalidRequest, match=r"token id 1 is .*: the model's vocabulary has 0 to 180"):
-            tokenizer.decode([4, wrong])  # type: ignore[list-item]
+            tokenizer.decode([4, wrong])
 
 
 def test_a_megabyte_in_one_text(tokenizer: Tokenizer) -> None:

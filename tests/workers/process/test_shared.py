@@ -52,7 +52,7 @@ def pipe(folder: Path, name: str) -> str:
 
 
 def batches(of: Service) -> int:
-    return of.state(brief=True)["in_flight_batches"]  # type: ignore[no-any-return]
+    return int(of.state(brief=True)["in_flight_batches"])
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -290,7 +290,8 @@ def test_models_whose_folders_have_modules_of_one_name_share_no_workers(tmp_path
     async def main() -> None:
         pool = SharedPool()
         first, second = (load_target(target) for target in targets)
-        services = [service(pool, model) for model in (first, Reports, second)]  # type: ignore[arg-type]
+        models: list[Any] = [first, Reports, second]  # the targets are classes
+        services = [service(pool, model) for model in models]
         await asyncio.gather(*[each.start() for each in services])
         try:
             assert [await each.infer(0) for each in (services[0], services[2])] == ["a", "b"]
