@@ -74,7 +74,7 @@ from weir.text_server.bert_as_service.settings import ZeroMqSettings
 from weir.text_server.bert_as_service.status import Status
 from weir.text_server.bert_as_service.zeromq import ZeroMqFrontend
 from weir.text_server.bert_as_service.zmtp import COMMAND, GREETING, MORE, frame, ready
-from weir.text_server.encoder import Encoder
+from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.metrics import TextCounts
 from weir.text_server.protocols.openai import OpenAI
@@ -620,7 +620,7 @@ class Tokens(weir.Model):
 def of_tokens(directory: str) -> tuple[weir.Service, Encoder]:
     """Return a service of token counts and its encoder, with the tokenizer in `directory`."""
     service = weir.Service(Tokens, name="tokens", workers=1)
-    return service, Encoder(service, Tokenizer(Path(directory)), dimensions=2, max_length=64)
+    return service, Encoder(service, Tokenizer(Path(directory)), TextShape(2, 64))
 
 
 def print_nothing(event: str, **fields: Any) -> None:

@@ -33,7 +33,7 @@ from weir.errors import DeadlineExceeded, WeirError
 from weir.messages import Batch
 from weir.testing import FakeClock, FakeExecutor, whole
 from weir.text_models.texts import Text, TokenizeOptions
-from weir.text_server.encoder import Encoder
+from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.texts import TextQuery
 
 KEPT = Path(__file__).with_name("sharing.json")
@@ -83,7 +83,7 @@ class Virtual:
             padding_cost=PADDING_SHARE,
         )  # fmt: skip
         async with service:
-            encoder = Encoder(service, Lengths(), dimensions=1, max_length=LONGEST, threads=0)
+            encoder = Encoder(service, Lengths(), TextShape(1, LONGEST), threads=0)
             asking = [
                 asyncio.ensure_future(self._client(encoder, number, size, named, within))
                 for number, size in enumerate(sizes)

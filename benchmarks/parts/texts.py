@@ -44,7 +44,7 @@ from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.model import TextEncoder
 from weir.text_models.packing import written_numbers
 from weir.text_models.texts import NO_TOKENIZE_OPTIONS
-from weir.text_server.encoder import Encoder
+from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.exchange import EmbeddingContext, TextExchange
 from weir.text_server.metrics import TextCounts
 from weir.text_server.protocols.openai import OPENAI
@@ -435,8 +435,7 @@ async def phases(clients: int, total: int, kind: str) -> dict[str, float]:
         TextEncoder, params={"directory": str(model_directory())}, executor=executor, **settings
     ) as service:
         encoder = Encoder(
-            service, tokenizer, dimensions=384, max_length=checkpoint.max_length, name=MODEL,
-            facts=TextFacts(tasks=(TextTask.EMBED,)),
+            service, tokenizer, TextShape(384, checkpoint.max_length), name=MODEL, facts=TextFacts(tasks=(TextTask.EMBED,))
         )  # fmt: skip
         context = EmbeddingContext({MODEL: encoder}, HttpSettings(), 1024, TextCounts())
         exchange = TextExchange(context, "bench")

@@ -14,7 +14,7 @@ from tests.text_server.text_models import DIMENSIONS, Summing, Words
 from weir import Service
 from weir.testing import FakeClock, FakeExecutor
 from weir.text_models.texts import Tokens
-from weir.text_server.encoder import Encoder
+from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.texts import Encoded, TextQuery
 
 ROWS = 16
@@ -71,7 +71,7 @@ async def bench(places: int = 1, **options: Any) -> AsyncIterator[Bench]:
     """Serve."""
     clock, executor = FakeClock(), FakeExecutor(places=places)
     async with Service(Summing, executor=executor, clock=clock, max_batch_size=ROWS, max_padding=4.0) as service:
-        encoder = Encoder(service, Words(), dimensions=DIMENSIONS, max_length=8, threads=0, **options)
+        encoder = Encoder(service, Words(), TextShape(DIMENSIONS, 8), threads=0, **options)
         made = Bench(encoder, executor, clock)
         yield made
         await made.leave()

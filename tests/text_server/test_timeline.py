@@ -10,7 +10,7 @@ from tests.text_models import tiny
 from weir import Service
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.model import TextEncoder
-from weir.text_server.encoder import Encoder
+from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.texts import TextQuery
 
 WORDS = ["first", "then", "do", "it", "right", "better"]
@@ -31,9 +31,7 @@ def test_reading_and_computing_overlap(tmp_path: Path) -> None:
         async with Service(
             TextEncoder, params=params, observers=[timeline], max_batch_size=8, pipeline_depth=2
         ) as service:
-            encoder = Encoder(
-                service, checkpoint.tokenizer(), dimensions=tiny.HIDDEN, max_length=20, on_round=timeline.read
-            )
+            encoder = Encoder(service, checkpoint.tokenizer(), TextShape(tiny.HIDDEN, 20), on_round=timeline.read)
             encoded = await encoder.encode(texts, TextQuery("test"))
             assert encoded.vectors.shape == (COUNT, tiny.HIDDEN)
             encoder.close()

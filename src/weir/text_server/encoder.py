@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from math import inf
 from threading import Event
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy
 
@@ -104,56 +104,64 @@ DETAIL_BYTES = 200  # of memory for a token that is shown, and there are at most
 NO_FACTS = TextFacts()
 
 
+class TextShape(NamedTuple):
+    """What an encoder must know of its model.
+
+    Attributes:
+        dimensions: how many numbers a vector has.
+        max_length: the most tokens of a text, special tokens included.
+        truncate: whether texts that are too long are cut or refused, for callers who do not state it.
+        split: for such callers, split these texts into pieces instead and combine the vectors, see requests.PieceVectors.
+        normalize: whether vectors have length 1; shortened and combined vectors are then scaled to length 1 again.
+        shortest: the number of tokens that shorter texts cost, too: what every text is padded to, if anything.
+        max_pooled: see requests.PieceVectors.
+        of_tokens: whether the model has a vector for each token.
+        tokens_per_second: the most tokens that one worker computes in a second, 0 if unknown.
+    """
+
+    dimensions: int
+    max_length: int
+    truncate: bool = True
+    split: bool = False
+    normalize: bool = False
+    shortest: int = 1
+    max_pooled: Sequence[bool] | None = None
+    of_tokens: bool = False
+    tokens_per_second: float = 0.0
+
+
 class Encoder:
     """Implements Encodes over `service`, whose model takes Tokens. It serves one event loop, from the first call to `close`.
 
     Args:
         service: the model's service.
         tokenizer: the model's tokenizer.
-        dimensions: how many numbers a vector of the model has.
-        max_length: the most tokens of a text, special tokens included.
+        shape: what is known of the model.
         name: the model's name; None for that of the service.
-        truncate: whether texts that are too long are cut or refused, for callers who do not state it.
-        split: for such callers, split these texts into pieces instead and combine the vectors, see requests.PieceVectors.
-        normalize: whether vectors have length 1; shortened and combined vectors are then scaled to length 1 again.
-        fixed_length: the number of tokens that every text is padded to, if any.
+        facts: what a server tells of the model.
         threads: how many threads tokenize; with 0 the event loop does.
         max_held: the most texts of all requests together.
         on_round: see TokenizerThreads.
-        facts: what a server tells of the model.
-        max_pooled: see requests.PieceVectors.
-        tokens_per_second: the most tokens that one worker computes in a second, 0 if unknown.
-        of_tokens: whether the model has a vector for each token.
     """
 
     def __init__(
-        self, service: "ModelHandle", tokenizer: Tokenizes, *, dimensions: int, max_length: int, name: str | None = None,
-        truncate: bool = True, split: bool = False, normalize: bool = False, fixed_length: int | None = None, threads: int = 2,
-        max_held: int = MAX_HELD, on_round: Callable[[float, float, int], None] | None = None, facts: TextFacts = NO_FACTS,
-        max_pooled: Sequence[bool] | None = None, tokens_per_second: float = 0.0, of_tokens: bool = False,
+        self, service: "ModelHandle", tokenizer: Tokenizes, shape: TextShape, *, name: str | None = None, facts: TextFacts = NO_FACTS,
+        threads: int = 2, max_held: int = MAX_HELD, on_round: Callable[[float, float, int], None] | None = None,
     ) -> None:  # fmt: skip
         self._service = service
         self._tokenizer = tokenizer
+        self._shape = shape
         self.name = name or service.facts.name
-        self.dimensions = dimensions
-        self.max_length = max_length
-        self._own_rule = LengthRule(max_length, truncate or split, split)
+        self.dimensions, self.max_length = shape.dimensions, shape.max_length
+        self._own_rule = LengthRule(shape.max_length, shape.truncate or shape.split, shape.split)
         self.facts = facts
-        self._normalize = normalize
-        self._max_pooled = max_pooled
-        self._tokens_per_second = tokens_per_second
-        self._of_tokens = of_tokens
-        self._shortest = fixed_length or 1
-        self._is_small = _LONGEST_NUMBER * dimensions < LARGE_BYTES  # a vector as JSON travels with its batch
+        self._is_small = _LONGEST_NUMBER * shape.dimensions < LARGE_BYTES  # a vector as JSON travels with its batch
         self._threads = TokenizerThreads(tokenizer, threads, on_round)
         self._large_request = LARGE_REQUEST if threads else inf
         self._callers: CallerQueue[EncodeRequest] = CallerQueue()
         self._max_held = max_held
         self._held = 0  # texts of requests that have not ended
-        self._under_way = {
-            False: 0,
-            True: 0,
-        }  # texts of those in the queue or being computed, by whether they are bulk work
+        self._under_way = {False: 0, True: 0}  # texts in the queue or being computed, by whether they are bulk work
         self._pump_scheduled = False
         # Of the texts that entered the queue: the weighted sum of their lengths, in tokens, and the sum of the weights.
         self._lengths = self._weight = 0.0
@@ -213,7 +221,7 @@ class Encoder:
         request = EncodeRequest(
             distinct_texts, places, query, Exchange(self._service, frontend=query.frontend), rule, deadline
         )
-        if self._of_tokens or options.outputs:
+        if self._shape.of_tokens or options.outputs:
             request.claim = CLAIM.get()
         tracer, service = self._service.tracing, self._service
         with (
@@ -239,7 +247,7 @@ class Encoder:
             type(text) is not str
             or len(text) > AT_ONCE_CHARACTERS
             or not query.is_plain
-            or self._of_tokens
+            or self._shape.of_tokens
             or service.tracing is not None
         ):
             return None
@@ -262,7 +270,7 @@ class Encoder:
             raise with_place(result, 0)
         one = OneText(
             Exchange(service, frontend=query.frontend), query, result, done, self._one_ended, began=began, timeout=timeout,
-            shortest=self._shortest,
+            shortest=self._shape.shortest,
         )  # fmt: skip
         one.tag = self._callers.hold()
         if query.as_json and options.dimensions is None and self._is_small and not result.truncated:
@@ -319,7 +327,7 @@ class Encoder:
             vectors = numpy.asarray(output, numpy.float32).reshape(1, -1)
             dimensions = one.query.options.dimensions
             if dimensions is not None and dimensions < vectors.shape[-1]:
-                vectors = _shortened(vectors, dimensions, self._normalize)
+                vectors = _shortened(vectors, dimensions, self._shape.normalize)
         except Exception as error:  # the output is not a vector: the caller needs an answer
             one.done(ModelError(f"the vectors could not be put together: {brief(error, 200)}"))
             return
@@ -492,7 +500,7 @@ class Encoder:
         rate = service.control.best_rate(now)
         if self._weight and rate < inf:
             return rate * self._lengths / self._weight
-        return self._tokens_per_second * service.control.ready_workers
+        return self._shape.tokens_per_second * service.control.ready_workers
 
     def _store_tokens(self, request: EncodeRequest, start: int, results: Sequence[TokenizeResult]) -> list[ReadyText]:
         """Store the results of the tokenizer; return the texts that can enter the queue. Empty if the request has ended or ends with an error here."""
@@ -504,7 +512,7 @@ class Encoder:
             return found
         for place, result in enumerate(results, start):
             if not isinstance(result, WeirError):
-                found += request.add_tokens(place, result, self._normalize, self._max_pooled)
+                found += request.add_tokens(place, result, self._shape.normalize, self._shape.max_pooled)
             elif not request.add_error(place, result):
                 self._fail(request, with_place(result, request.first_place(place)))
                 return []
@@ -539,7 +547,7 @@ class Encoder:
         return len(found) <= batching.max_batch_size and cost <= (batching.max_batch_cost or inf)
 
     def _cost(self, tokens: Tokens) -> float:
-        return float(max(len(tokens.ids) // 4, self._shortest))
+        return float(max(len(tokens.ids) // 4, self._shape.shortest))
 
     def _put(self, request: EncodeRequest, tag: float, now: float) -> bool:
         """Put the next text of the request into the queue. Return whether the queue accepted it; a refusal ends the request with an error."""
@@ -653,7 +661,7 @@ class Encoder:
         phases = request.phases(self._service.now())
         vectors = request.result_array()
         if dimensions is not None and dimensions < vectors.shape[-1]:
-            vectors = _shortened(vectors, dimensions, self._normalize)
+            vectors = _shortened(vectors, dimensions, self._shape.normalize)
         tokens = None if request.ids is None else request.per_text([self._tokenizer.tokens(ids) for ids in request.ids])
         return Encoded(
             vectors, request.per_text(request.counts), request.per_text(request.truncated), tokens, request.lengths(),

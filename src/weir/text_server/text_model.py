@@ -23,7 +23,7 @@ from weir.text_models.recipe import chosen_recipe, dimensions_of
 from weir.text_models.runtime import may_use_gpu
 from weir.text_models.texts import TextOutput, TokenizerOptions
 from weir.text_server.calibration import MAX_TOKENS, Budget, Progress, budget_for
-from weir.text_server.encoder import Encoder
+from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.metrics import RunShapes
 from weir.text_server.protocols.kserve import TextInference
 from weir.text_server.requests import max_pooled_places
@@ -380,12 +380,12 @@ class ServedTextModel:
         dense = self._checkpoint.dense and self.recipe.pooling not in OF_TOKENS
         whole = dimensions_of(self._checkpoint, replace(self.recipe, dimensions=None))
         max_pooled = None if dense else max_pooled_places(self.recipe.poolings, whole)[: self.dimensions]
-        return Encoder(
-            service, self._tokenizer, dimensions=self.dimensions, max_length=self.max_length, name=self.name,
-            truncate=self._spec.text.truncate, split=self._spec.text.split, normalize=self.recipe.normalize,
-            fixed_length=self.max_length if self._spec.text.fixed_length else None, facts=self._facts(service), max_pooled=max_pooled,
-            tokens_per_second=0.0 if budget is None else budget.tokens_per_second, of_tokens=self.recipe.pooling in OF_TOKENS,
+        text, speed = self._spec.text, 0.0 if budget is None else budget.tokens_per_second
+        shape = TextShape(
+            self.dimensions, self.max_length, text.truncate, text.split, self.recipe.normalize,
+            self.max_length if text.fixed_length else 1, max_pooled, self.recipe.pooling in OF_TOKENS, speed,
         )  # fmt: skip
+        return Encoder(service, self._tokenizer, shape, name=self.name, facts=self._facts(service))
 
     def _facts(self, service: "ModelHandle") -> TextFacts:
         pooling = self.recipe.pooling

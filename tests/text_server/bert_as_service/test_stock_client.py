@@ -24,7 +24,7 @@ from weir.testing import FakeClock
 from weir.text_server.bert_as_service.port import Port
 from weir.text_server.bert_as_service.settings import ZeroMqSettings
 from weir.text_server.bert_as_service.zeromq import ZeroMqFrontend
-from weir.text_server.encoder import Encoder
+from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.metrics import TextCounts
 
@@ -215,7 +215,7 @@ def test_what_takes_longer_than_requests_may_is_answered_to_a_stock_client() -> 
     async def main() -> None:
         clock = FakeClock()
         async with Service(Summing, executor="inline", clock=clock, max_batch_size=8, timeout=0.05) as service:
-            encoder = Encoder(service, words, dimensions=DIMENSIONS, max_length=MAX_LENGTH)
+            encoder = Encoder(service, words, TextShape(DIMENSIONS, MAX_LENGTH))
             frontend = ZeroMqFrontend(
                 EmbeddingContext({"words": encoder}, HttpSettings(), 1, TextCounts()), ZeroMqSettings(zmq_port=0)
             )
