@@ -196,10 +196,6 @@ class ModelControl(Protocol):
         """The present number of workers, whatever their state."""
 
     @property
-    def wanted_workers(self) -> int:
-        """How many workers there shall be: as the settings say, or as the load needs."""
-
-    @property
     def ready_workers(self) -> int:
         """The number of workers that take batches now."""
 

@@ -142,12 +142,6 @@ class Service:
         return self.generation.worker_count
 
     @property
-    def wanted_workers(self) -> int:
-        """How many workers there shall be: as the settings say, or as the load needs."""
-        scaler = self.generation.scaler
-        return self.worker_count if scaler is None else scaler.wanted
-
-    @property
     def statistics(self) -> Recorder:
         """Counts of requests and batches since this model was loaded."""
         return self.generation.recorder

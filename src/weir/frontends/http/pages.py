@@ -348,7 +348,7 @@ def code_of(frontend: str, kind: type[WeirError] | None) -> str:
 def levels_of(service: "ModelHandle") -> Levels:
     """Return the current levels of `service` for the metrics."""
     state = service.control.state()
-    gauges = state["gauges"]
+    gauges, scaling = state["gauges"], state["scaling"]
     return Levels(
         version=service.facts.version,
         waiting_rows=state["waiting"],
@@ -357,7 +357,7 @@ def levels_of(service: "ModelHandle") -> Levels:
         running_batches=state["in_flight_batches"],
         workers=Counter(worker["state"] for worker in state["workers"] if not worker["bulk"]),
         bulk_workers=sum(worker["bulk"] and worker["state"] == READY for worker in state["workers"]),
-        wanted_workers=service.control.wanted_workers,
+        wanted_workers=service.control.worker_count if scaling is None else scaling["wanted"],
         restarts=gauges.get("restarts", 0),
         arena_bytes=gauges.get("arena_bytes", 0),
         arena_free_bytes=gauges.get("arena_free_bytes", 0),
