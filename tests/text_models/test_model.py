@@ -18,9 +18,7 @@ from weir.text_models.model import TextEncoder, TokenIds, estimated_tokens, padd
 from weir.text_models.runtime import open_runtime
 from weir.text_models.runtime.widths import Widths
 from weir.text_models.texts import Tokens
-from weir.workers.local import make_runner
-from weir.workers.run.runner import Runner
-from weir.workers.settings import WorkerSettings
+from weir.workers.run.runner import RunnableModel, Runner
 
 TEXTS = ["the weather is lovely", "so sunny", "he drove to the stadium because his team was playing", "a", "so it is"]
 
@@ -36,10 +34,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def loaded(directory: Path, cache: str, **params: Any) -> Runner:
-    settings = WorkerSettings(executor="inline")
-    runner = make_runner(
-        TextEncoder, {"directory": str(directory), "cache": cache, **params}, settings, 0, 4, fatal=(), label="texts"
-    )
+    given = {"directory": str(directory), "cache": cache, **params}
+    runner = Runner(RunnableModel(TextEncoder, given, 4, label="texts"), 0, fatal=())
     runner.start()
     return runner
 

@@ -7,12 +7,13 @@ from typing import Any
 from weir.messages import OBJECT, Batch, Events
 from weir.metrics import MetricReport
 from weir.model import Model
-from weir.workers.run.runner import Runner
+from weir.workers.run.runner import RunnableModel, Runner
 
 
 def started(model: type[Model], params: dict[str, Any] | None = None, **settings: Any) -> Runner:
-    settings = {"worker_index": 0, "max_batch_size": 64, "retry_in_halves": True} | settings
-    runner = Runner(model, params or {}, **settings)
+    named = {name: settings.pop(name) for name in RunnableModel._fields if name in settings}
+    runs = RunnableModel(model, params or {}, 64)._replace(**named)
+    runner = Runner(runs, settings.pop("worker_index", 0), **settings)
     runner.start()
     return runner
 

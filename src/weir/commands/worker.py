@@ -30,7 +30,7 @@ def _worker(
     """
     from weir.catalog.loading import make_service
     from weir.workers.remote import Attachment
-    from weir.workers.run.runner import Runner
+    from weir.workers.run.runner import RunnableModel, Runner
     from weir.workers.settings import parse_address
 
     address = parse_address(connect, "--connect")
@@ -39,10 +39,8 @@ def _worker(
     service = make_service(model._replace(settings={**model.settings, "executor": "inline", "worker_socket": None}), ())
     if service.facts.takes_tensors or service.facts.streaming:
         raise SettingsError(f"{target}: external workers run models of items only, not tensor or streaming models")
-    runner = Runner(
-        service.facts.model, service.params, worker_index=0, max_batch_size=service.facts.batching.max_batch_size,
-        retry_in_halves=service.workers.retry_in_halves, label=service.label,
-    )  # fmt: skip
+    facts, halves = service.facts, service.workers.retry_in_halves
+    runner = Runner(RunnableModel(facts.model, service.params, facts.batching.max_batch_size, halves, service.label), 0)
     runner.start()
     try:
         Attachment(runner, address, content_type or JSON, lambda line: typer.echo(line, err=True)).run()

@@ -12,7 +12,6 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Generator, Sequence
-from functools import partial
 from typing import Any
 
 from weir.errors import ModelError, SettingsError, WeirError
@@ -21,7 +20,7 @@ from weir.metrics import MetricReport
 from weir.model import Model, overrides
 from weir.workers.cpus import unpinned
 from weir.workers.executor import ExecutorBase, Listener, free_index
-from weir.workers.run.runner import Runner, load_shared
+from weir.workers.run.runner import RunnableModel, Runner, load_shared
 from weir.workers.run.steps import copies, model_error
 from weir.workers.settings import WorkerSettings, for_worker
 from weir.workers.timer import TimeLimit
@@ -57,24 +56,11 @@ def unload(runner: Runner, name: str, index: int) -> None:
         logger.exception("worker %d of %r: unload raised", index, name)
 
 
-def make_runner(
-    model: type[Model], params: dict[str, Any], settings: WorkerSettings, index: int, max_batch_size: int,
-    fatal: tuple[type[BaseException], ...], label: str, shared: Model | None = None,
-) -> Runner:  # fmt: skip
-    """Return a runner that has not been started. `shared`: see Runner."""
-    return Runner(
-        model, params, worker_index=index, max_batch_size=max_batch_size, retry_in_halves=settings.retry_in_halves,
-        fatal=fatal, label=label, shared=shared,
-    )  # fmt: skip
-
-
 class SharedLoad:
     """The model whose `load_shared` has run for all worker threads: made and loaded once, by the first of them."""
 
-    def __init__(self, model: type[Model], params: dict[str, Any], max_batch_size: int) -> None:
-        self._class = model
-        self._params = params
-        self._max_batch_size = max_batch_size
+    def __init__(self, model: RunnableModel) -> None:
+        self._model = model
         self._lock = threading.Lock()
         self._loaded: Model | None = None
 
@@ -82,7 +68,7 @@ class SharedLoad:
         """Return a copy for one worker. Raises whatever the constructor and `load_shared` raise, in each worker."""
         with self._lock:
             if self._loaded is None:
-                self._loaded = load_shared(self._class, self._params, self._max_batch_size)
+                self._loaded = load_shared(self._model.kind, self._model.params, self._model.max_batch_size)
         return copy.copy(self._loaded)
 
 
@@ -110,7 +96,8 @@ class InlineExecutor(ExecutorBase):
     ) -> None:
         self._settings = settings
         self._name = name
-        self._runner = make_runner(model, params, settings, 0, max_batch_size, fatal=(KeyboardInterrupt,), label=name)
+        runs = RunnableModel(model, params, max_batch_size, settings.retry_in_halves, name)
+        self._runner = Runner(runs, 0, fatal=(KeyboardInterrupt,))
         self._state = LocalState(0)
         self._cancelled: dict[int, set[int]] = {}
         self._stream: Generator[Events, None, None] | None = None  # of the batch that runs, if the model is streaming
@@ -209,19 +196,18 @@ class WorkerThread:
     """
 
     def __init__(
-        self, index: int, model: type[Model], params: dict[str, Any], settings: WorkerSettings, *, name: str,
-        max_batch_size: int, listener: Listener, hang_grace: float, hung: Callable[[], None],
-        shared: SharedLoad | None = None,
+        self, index: int, model: RunnableModel, settings: WorkerSettings, *, listener: Listener, hang_grace: float,
+        hung: Callable[[], None], shared: SharedLoad | None = None,
     ) -> None:  # fmt: skip
         self.hangs = False  # `predict` has not returned for `hang_grace` seconds after its limit
         self._hang_grace = hang_grace
         self._hung = hung
         self._hanging: asyncio.TimerHandle | None = None
         self.state = LocalState(index)
-        self._name = name
+        self._name = name = model.label
         self._places = settings.pipeline_depth
         self._cpus: list[int] = for_worker(settings.cpu_affinity, index) or unpinned()
-        self._make_runner = partial(make_runner, model, params, settings, index, max_batch_size, fatal=(), label=name)
+        self._model = model
         self._shared = shared
         self._runner: Runner
         self._listener = listener
@@ -331,7 +317,8 @@ class WorkerThread:
         try:
             if self._cpus:
                 os.sched_setaffinity(0, self._cpus)  # of this thread
-            self._runner = self._make_runner(shared=None if self._shared is None else self._shared.copy())
+            shared = None if self._shared is None else self._shared.copy()
+            self._runner = Runner(self._model, self.state.index, fatal=(), shared=shared)
             self._runner.start()
         except BaseException as error:
             self._report(_settle, self._loaded, not_loaded(error, self._name, self.state.index))
@@ -403,14 +390,12 @@ class ThreadExecutor(ExecutorBase):
         self, model: type[Model], params: dict[str, Any], settings: WorkerSettings, *, name: str, max_batch_size: int,
         stop_grace: float = STOP_GRACE, hang_grace: float = HANG_GRACE,
     ) -> None:  # fmt: skip
-        self._model = model
-        self._params = params
+        self._model = RunnableModel(model, params, max_batch_size, settings.retry_in_halves, name)
         self._settings = settings
         self._name = name
-        self._max_batch_size = max_batch_size
         self._stop_grace = stop_grace
         self._hang_grace = hang_grace
-        self._shared = SharedLoad(model, params, max_batch_size) if overrides(model, "load_shared") else None
+        self._shared = SharedLoad(self._model) if overrides(model, "load_shared") else None
         self._workers: dict[int, WorkerThread] = {}  # by index
         self._listener: Listener
 
@@ -446,8 +431,8 @@ class ThreadExecutor(ExecutorBase):
 
     def _make_worker(self, index: int) -> WorkerThread:
         return WorkerThread(
-            index, self._model, self._params, self._settings, name=self._name, max_batch_size=self._max_batch_size,
-            listener=self._listener, hang_grace=self._hang_grace, hung=self._hung, shared=self._shared,
+            index, self._model, self._settings, listener=self._listener, hang_grace=self._hang_grace, hung=self._hung,
+            shared=self._shared,
         )  # fmt: skip
 
     def _hung(self) -> None:

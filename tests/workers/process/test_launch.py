@@ -21,7 +21,6 @@ from weir.errors import ModelError
 from weir.messages import OBJECT, Batch
 from weir.policy.cost.profile import Profile
 from weir.workers.cpus import THREAD_VARIABLES
-from weir.workers.local import make_runner
 from weir.workers.process.launch import (
     MALLOC,
     Launch,
@@ -30,6 +29,7 @@ from weir.workers.process.launch import (
     start_process,
 )
 from weir.workers.process.program import obey
+from weir.workers.run.runner import RunnableModel, Runner
 from weir.workers.settings import WorkerSettings
 
 ROOT = str(Path(weir.__file__).parents[1])
@@ -237,7 +237,7 @@ def test_a_cpu_and_a_priority_are_the_workers_own() -> None:
 
 
 def test_an_executor_without_processes_loads_it_in_each_worker() -> None:
-    runner = make_runner(Forked, {}, WorkerSettings(executor="thread"), 0, 4, fatal=(), label="forked")
+    runner = Runner(RunnableModel(Forked, {}, 4, label="forked"), 0, fatal=())
     runner.start()
     told = runner.compute(runner.prepare(Batch(0, ["tell"], OBJECT, OBJECT))).outputs[0]
     assert told["loaded_by"] == told["own"] == os.getpid()
@@ -335,6 +335,7 @@ SLEEP = ["sleep", "1000"]
 ASKS_TO_END = """
 import os, sys, threading
 from weir.workers.process.entry import die_with
+from weir.workers.run.runner import RunnableModel, Runner
 die_with(int(sys.argv[1]))
 os.write(int(sys.argv[2]), b"1")
 threading.Event().wait()

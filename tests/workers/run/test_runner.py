@@ -13,7 +13,7 @@ from weir import Last, Model, WeirError
 from weir.errors import Cancelled, InvalidRequest, ModelError, ValidationFailed
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Batch, EventKind, Events
 from weir.model import Example, Tensor
-from weir.workers.run.runner import Runner, warmup_batches, warmup_sizes
+from weir.workers.run.runner import RunnableModel, Runner, warmup_batches, warmup_sizes
 
 
 class Square(Model):
@@ -226,7 +226,7 @@ def test_a_runner_is_made_without_doing_anything() -> None:
         def __init__(self) -> None:
             raise AssertionError("made too early")
 
-    Runner(Never, {}, worker_index=0, max_batch_size=1, retry_in_halves=True)
+    Runner(RunnableModel(Never, {}, 1), 0)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -241,7 +241,7 @@ def test_a_model_sees_the_batch_size_that_holds(shared: bool) -> None:
             return [self.seen for _ in batch]
 
     given = Sees() if shared else None
-    runner = Runner(Sees, {}, worker_index=0, max_batch_size=4, retry_in_halves=True, shared=given)
+    runner = Runner(RunnableModel(Sees, {}, 4), 0, shared=given)
     runner.start()
     assert run(runner, [0]) == [4]
     assert Sees.max_batch_size == 64

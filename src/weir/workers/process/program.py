@@ -25,7 +25,7 @@ from weir.wire.frames import FrameParser, Ready, Start, StartFailed, Stop, encod
 from weir.workers.arena import Arena, Mapping, PayloadFetch, ResultPlaces
 from weir.workers.process.channel import RECEIVE_BYTES, ChildChannel
 from weir.workers.process.entry import become_idle, prepare
-from weir.workers.run.runner import HostedModels, HostedRunner, Runner, load_shared
+from weir.workers.run.runner import HostedModels, HostedRunner, RunnableModel, Runner, load_shared
 from weir.workers.run.steps import PreparedBatch, model_error
 from weir.workers.source import unpack_source
 
@@ -134,10 +134,8 @@ def build_runner(
     if issubclass(model, HostedModels):
         runner = HostedRunner(params, worker_index=options["index"], shared=shared)
     else:
-        runner = Runner(
-            model, params, worker_index=options["index"], max_batch_size=options["max_batch_size"],
-            retry_in_halves=options["retry_in_halves"], label=options["name"], open_place=open_place, shared=shared,
-        )  # fmt: skip
+        runs = RunnableModel(model, params, options["max_batch_size"], options["retry_in_halves"], options["name"])
+        runner = Runner(runs, options["index"], open_place=open_place, shared=shared)
     runner.start()
     gc.collect()
     gc.freeze()  # what the model has loaded lives as long as the worker

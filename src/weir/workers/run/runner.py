@@ -80,26 +80,32 @@ def load_shared(model_class: type[Model], params: dict[str, Any], max_batch_size
     return model
 
 
+class RunnableModel(NamedTuple):
+    """A model as a Runner runs it: its class, the arguments of its constructor, the size of its batches in rows, whether a batch that fails runs again
+    in halves, and the `label` that it is served as (Service.label)."""
+
+    kind: type[Model]
+    params: dict[str, Any]
+    max_batch_size: int
+    retry_in_halves: bool = True
+    label: str = ""
+
+
 class Runner:
     """Owns one instance of a model and runs batches through it, from any thread, one at a time; a `twin` runs others meanwhile.
 
     `fatal` are the exceptions that are passed on, because they end the process or thread; any other that the model raises is the error of
-    entries. `label` is what the model is served as (Service.label). `open_place` returns shared memory of so many bytes for a result, or None
+    entries. `open_place` returns shared memory of so many bytes for a result, or None
     if there is no room. `shared` is the model, if it has been made already and has loaded what its workers share.
     """
 
     def __init__(
-        self, model_class: type[Model], params: dict[str, Any], *, worker_index: int, max_batch_size: int,
-        retry_in_halves: bool, fatal: tuple[type[BaseException], ...] = ENDS_THE_PROCESS, label: str = "",
+        self, runs: RunnableModel, worker_index: int, *, fatal: tuple[type[BaseException], ...] = ENDS_THE_PROCESS,
         open_place: Callable[[int], memoryview | None] | None = None, shared: Model | None = None,
     ) -> None:  # fmt: skip
-        self._class = model_class
-        self._params = params
+        self._class, self._params, self._max_batch_size, self._retry_in_halves, self._label = runs
         self._worker_index = worker_index
-        self._max_batch_size = max_batch_size
-        self._retry_in_halves = retry_in_halves
         self._fatal = fatal
-        self._label = label
         self._open_place = open_place
         self._shared = shared
         self._model: Model
@@ -107,7 +113,7 @@ class Runner:
         self._prediction: Prediction
         self._writer: Writer
         self._streaming: StreamingRun
-        self.streaming = model_class.streaming
+        self.streaming = self._class.streaming
 
     def start(self) -> None:
         """Construct the model, `load` it and warm it up. Raises whatever the model raises, and the error that an example got in the warm-up."""
@@ -323,11 +329,12 @@ class HostedRunner:
         assert isinstance(models, HostedModels)
         self._runners = [
             Runner(
-                type(model), {}, worker_index=worker_index, max_batch_size=one.max_batch_size,
-                retry_in_halves=one.retry_in_halves, label=one.label, shared=model,
+                RunnableModel(type(model), {}, one.max_batch_size, one.retry_in_halves, one.label),
+                worker_index,
+                shared=model,
             )
             for one, model in zip(models.hosted, models.models, strict=True)
-        ]  # fmt: skip
+        ]
         self._labels = [one.label for one in models.hosted]
 
     def start(self) -> None:
