@@ -28,7 +28,7 @@ def test_a_column_of_a_table(tmp_path: Path) -> None:
     model.write_text(MODEL)
     words = ["batch", "run", source, f"{model}:Length", "-o", out, "--url", "/infer/length"]
     done = weir_here(*words, "--column", "review")
-    assert (done.returncode, done.stdout.strip()) == (0, f"2500 answers: {out}"), done.stderr
+    assert (done.returncode, done.stdout.strip()) == (0, f"2500 responses: {out}"), done.stderr
     answers = [json.loads(line)["response"]["body"] for line in out.read_text().splitlines()]
     assert answers == [len(text) for text in texts]
     assert weir_here(*words, "--column", "vector").returncode == 0
