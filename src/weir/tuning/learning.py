@@ -17,11 +17,13 @@ from weir.errors import ModelNotReady, WeirError
 from weir.model import Model
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.online.adaptive import AutoPolicy
+from weir.profiling.items import ProfilingSettings, items_of
+from weir.profiling.measure import measure
+from weir.profiling.sampling import Measuring
 from weir.workers.executor import Executor, Listener
 from weir.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from weir.profiling.sampling import Measuring
     from weir.tuning.policy_tuner import PolicyTuner
 
 logger = logging.getLogger("weir")
@@ -157,8 +159,6 @@ class ProfiledExecutor:
         if self._tuner.profile is not None:  # from an earlier start
             await self._inner.start(listener)
             return
-        from weir.profiling.sampling import Measuring
-
         measuring = Measuring(self._inner)
         await self._inner.start(measuring)
         await self._prepared(self._measure(measuring))
@@ -180,7 +180,7 @@ class ProfiledExecutor:
                 raise
             raise ModelNotReady("stopped before it was ready") from None
 
-    async def _measure(self, measuring: "Measuring") -> None:
+    async def _measure(self, measuring: Measuring) -> None:
         policy, name = self._policy, self._model.__name__
         logger.info("measuring %s for %g s, to solve its policy", name, policy.seconds)
         try:
@@ -195,10 +195,7 @@ class ProfiledExecutor:
             return
         self._tuner.measured(profile)
 
-    async def _profile(self, measuring: "Measuring") -> "Profile":
-        from weir.profiling.items import ProfilingSettings, items_of
-        from weir.profiling.measure import measure
-
+    async def _profile(self, measuring: Measuring) -> Profile:
         largest = self._max_batch_size
         sizes = [size for size in SIZES if size < largest] + [largest]
         settings = ProfilingSettings(sizes=sizes, seconds=self._policy.seconds, power=self._policy.power)
