@@ -214,7 +214,7 @@ def _other_frontends(app: App) -> list[str]:
 
 
 def _reported(report: ModelReport) -> list[Any]:
-    table = Table("item", "answer", "size", "time", "", box=None, pad_edge=False)
+    table = Table("item", "result", "size", "time", "", box=None, pad_edge=False)
     for outcome in report.outcomes:
         wrong = Text(outcome.wrong, style="red") if outcome.wrong else Text("ok", style="green")
         table.add_row(
