@@ -40,8 +40,7 @@ class EndpointRoute(Route):
     """The endpoints of one path. It takes all methods, so that it refuses those that it has not as its own API does."""
 
     def __init__(self, endpoints: Mapping[str, HttpEndpoint]) -> None:
-        (path, *_) = {each.path for each in endpoints.values()}
-        super().__init__(path, self.answer)
+        super().__init__(next(iter(endpoints.values())).path, self.answer)
         self.app = self.answer
         self.methods = None
         self.endpoints = endpoints
