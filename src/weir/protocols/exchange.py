@@ -6,7 +6,6 @@ refusals and transferred bytes, begins the trace, and lets the model compute. do
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from weir.errors import WeirError
@@ -211,13 +210,9 @@ class Exchange:
             raise self.refused(body)
         return body
 
-    async def stream(self, request: InferenceRequest) -> AsyncGenerator[StreamPart, None]:
+    def stream(self, request: InferenceRequest) -> AsyncGenerator[StreamPart, None]:
         """Yield the responses to a request of tensors: exactly one if the model does not stream. The caller must close the generator."""
-        self.begin_trace()
-        with self:
-            async with aclosing(stream(self, request)) as parts:
-                async for part in parts:
-                    yield part
+        return stream(self, request)
 
     def stream_of(self, head: ItemHead, entry: QueueEntry) -> StreamedCall:
         """Return the streamed call of one item, for `read_parts`."""

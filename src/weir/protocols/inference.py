@@ -340,16 +340,18 @@ async def stream(exchange: "Exchange", request: InferenceRequest) -> AsyncGenera
     Closing the generator, or cancelling the task, also cancels the request in its worker. Otherwise as Inference.infer.
     """
     service = exchange.service
-    if not service.facts.streaming:
-        yield StreamPart(await inference_of(service).infer(exchange, request), True)
-        return
-    entries, schedule = read_entries(service, request, exchange.timeout)
-    first = entries[0]
-    if len(entries) > 1 or (first.kind is Kind.ITEMS and first.rows > 1):
-        rows = sum(entry.rows for entry in entries)
-        raise InvalidRequest(f"tensor 'input': has {rows} items, a stream takes one")
-    item = first.payload[0] if first.kind is Kind.ITEMS else first.payload
-    streamed = stream_of(exchange, first._replace(payload=item), schedule)
-    async with aclosing(read_parts(exchange, streamed)) as parts:
-        async for output, last in parts:
-            yield StreamPart(response_of(service, request, [first.kind], [output]), last)
+    exchange.begin_trace()
+    with exchange:
+        if not service.facts.streaming:
+            yield StreamPart(await inference_of(service).infer(exchange, request), True)
+            return
+        entries, schedule = read_entries(service, request, exchange.timeout)
+        first = entries[0]
+        if len(entries) > 1 or (first.kind is Kind.ITEMS and first.rows > 1):
+            rows = sum(entry.rows for entry in entries)
+            raise InvalidRequest(f"tensor 'input': has {rows} items, a stream takes one")
+        item = first.payload[0] if first.kind is Kind.ITEMS else first.payload
+        streamed = stream_of(exchange, first._replace(payload=item), schedule)
+        async with aclosing(read_parts(exchange, streamed)) as parts:
+            async for output, last in parts:
+                yield StreamPart(response_of(service, request, [first.kind], [output]), last)
