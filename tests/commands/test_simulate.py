@@ -6,6 +6,7 @@ import pytest
 
 from weir.cli import main
 from weir.policy.cost.profile import GOOGLENET_P4
+from weir.simulation import banks
 from weir.simulation.report import Bars
 
 ISSUED = "smdp,greedy,size-or-delay:size=8,delay=5ms,full:4"
@@ -70,6 +71,7 @@ def test_options_reach_the_simulation(
 def test_policies_are_compared_by_what_a_promise_takes(
     profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(banks, "PROMISE_LOADS", (0.3, 0.5, 0.8))
     it = ["--latency-objective", "p99=15ms", "--arrivals", "poisson:0.5", "--requests", 10_000, "--json", "-"]
     assert weir(monkeypatch, "simulate", profile, "--policy", "smdp,greedy", *it) == 0
     document = json.loads(capsys.readouterr().out)

@@ -8,6 +8,7 @@ import pytest
 from weir.cli import main
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
 from weir.policy.solve.bank import Bank
+from weir.simulation import banks
 
 
 @pytest.fixture
@@ -52,6 +53,8 @@ def test_the_file_is_named_like_the_profile(profile: Path, monkeypatch: pytest.M
 def test_a_promise_is_solved_for_several_workers(
     profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(banks, "PROMISE_LOADS", (0.3, 0.8))
+    monkeypatch.setattr(banks, "PROMISE_REQUESTS", 5_000)
     small = profile.with_name("small.toml")
     small.write_text(Profile.linear(alpha_ms=1.0, tau0_ms=5.0, max_batch_size=2).to_toml())
     path = profile.parent / "p.npz"

@@ -152,7 +152,7 @@ def test_files_are_listed_while_the_thread_of_the_jobs_is_at_work(
 
     monkeypatch.setattr(routes, "JobRunner", Kept)
     goes_on = threading.Event()
-    with TestClient(weir.asgi(Square, batch_dir=str(tmp_path / "jobs"))) as client:
+    with TestClient(weir.asgi(Square, executor="inline", batch_dir=str(tmp_path / "jobs"))) as client:
         try:
             assert client.portal is not None
             client.portal.start_task_soon(made[0].use, goes_on.wait)
@@ -163,13 +163,13 @@ def test_files_are_listed_while_the_thread_of_the_jobs_is_at_work(
 
 @pytest.mark.parametrize("window", ["\u0661h", "1h\n", "\u0662\u0664h", "0h", "31d", "24"])
 def test_windows_are_numbers_of_ascii(window: str, tmp_path: Path) -> None:
-    with TestClient(weir.asgi(Square, batch_dir=str(tmp_path / "jobs"))) as client:
+    with TestClient(weir.asgi(Square, executor="inline", batch_dir=str(tmp_path / "jobs"))) as client:
         call = {"input_file_id": "file-1", "endpoint": "/infer/square", "completion_window": window}
         answer = client.post("/v1/batches", json=call)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "completion_window")
 
 
 def test_a_boundary_that_is_too_long_is_the_callers_fault(tmp_path: Path) -> None:
-    with TestClient(weir.asgi(Square, batch_dir=str(tmp_path / "jobs"))) as client:
+    with TestClient(weir.asgi(Square, executor="inline", batch_dir=str(tmp_path / "jobs"))) as client:
         answer = client.post("/v1/files", headers={"content-type": f"multipart/form-data; boundary={'b' * 300}"})
         assert (answer.status_code, "exceeds maximum of 256" in answer.text) == (400, True)

@@ -14,8 +14,8 @@ P4 = GOOGLENET_P4
 
 
 def test_one_worker_is_solved_exactly() -> None:
-    prices = Prices(1.0, 3.0)
-    made, solved = make_bank(P4, prices), solve_bank(P4, prices)
+    profile, prices = P4.up_to(8), Prices(1.0, 3.0)
+    made, solved = make_bank(profile, prices), solve_bank(profile, prices)
     np.testing.assert_array_equal(made.tables, solved.tables)
     assert made.prices == prices and made.workers == 1 and made.objective is None
 
@@ -32,7 +32,8 @@ def test_a_crews_bank_covers_all_its_workers_serve_and_is_stable_there() -> None
     assert bank.response_time_ms.min() > 1.35 and (np.diff(bank.power_w) > 0).all()
 
 
-def test_energy_only_waits_for_the_best_batch_at_every_rate() -> None:
+def test_energy_only_waits_for_the_best_batch_at_every_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.simulation.banks.MULTI_WORKER_LOADS", MULTI_WORKER_LOADS[::4])
     one, other = (make_bank(P4, Prices(0.0, 1.0), workers=2, seed=3) for _ in range(2))
     assert (one.limits() == 32).all()
     np.testing.assert_array_equal(one.p99_ms, other.p99_ms)  # the same seed makes the same bank
