@@ -79,7 +79,7 @@ LIMITS = {
     "client": (9, 1_913),
     "commands": (17, 1_733),
     "frontends": (34, 6_419),
-    "fronts": (10, 1_467),
+    "fronts": (10, 1_540),
     "jobs": (7, 1_362),
     "manifests": (8, 881),
     "policy": (23, 3_001),

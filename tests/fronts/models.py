@@ -1,7 +1,7 @@
 """Models that the tests of fronts serve."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import weir
 
@@ -23,13 +23,11 @@ class Counts(weir.Model):
 
     def predict(self, batch: list[Any]) -> Iterator[Any]:
         for number in range(max(batch)):
-            yield [number if number < item else None for item in batch]
+            yield {index: number for index, item in enumerate(batch) if number < item}
 
 
 class Measured(weir.Model):
     """Says how large its items are."""
-
-    sizes: ClassVar[dict[str, int]] = {}
 
     @classmethod
     def measure(cls, item: Any) -> weir.Measure:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
+import numpy
 import psutil
 import pytest
 from tests.fronts.kit import SQUARE, Caller, calling, fronts_of, total
@@ -19,7 +20,7 @@ from tests.served_models import Square
 
 import weir
 from weir.app import App
-from weir.client import HttpClient
+from weir.client import HttpClient, WebSocketClient
 from weir.settings import read_settings
 
 ADD = f"{Path(__file__).parents[2]}/tests/fronts/models.py"
@@ -101,7 +102,15 @@ def test_pipelined_requests_are_answered_in_order_across_a_hand_over(served: Ser
         assert [caller.answer()[2] for _ in range(3)][::2] == [b"9", b"25"]
 
 
-def test_a_page_and_a_stream_are_the_dispatchers(served: Served) -> None:
+def test_streams_and_websockets_go_on_at_the_dispatcher(served: Served) -> None:
+    with HttpClient(served.url) as client:
+        assert list(client.stream("counts", 3)) == [0, 1, 2]
+    with WebSocketClient(served.url) as client:
+        arrays = client.infer("add", {"a": numpy.array([[1, 2], [3, 4]], numpy.float32)})
+        assert arrays["sum"].tolist() == [3.0, 7.0]
+
+
+def test_a_page_is_the_dispatchers(served: Served) -> None:
     for front in fronts_of(served):
         with calling(served, front) as caller:
             status, body = caller.call("/models", method="GET")

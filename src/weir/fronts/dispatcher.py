@@ -16,6 +16,7 @@ from weir.fronts.messages import (
     FULL_FRAME,
     LONGEST_BODY,
     AccessLine,
+    Alive,
     CallerLeft,
     DetailedOutput,
     Drain,
@@ -205,6 +206,7 @@ class ConnectedFront:
         self._open: dict[int, RemoteRequest] = {}
         self._forms: dict[int, KnownForm] = {}
         self._most = account.max_connections  # each has one request at a time
+        self.silent = 0  # seconds since its last message, as `sweep` counts them
         self._now = 0.0  # when the present messages came
         self._catalogue = catalogue
         self._account = account
@@ -218,7 +220,7 @@ class ConnectedFront:
         self._link.open()
         self._readers = {
             RequestForm: self._know, CallerLeft: self._withdraw, Transferred: self._count, Refused: self._refused,
-            AccessLine: self._write_line, Noted: _note, FrontListens: self._listens, Drained: self._has_drained,
+            AccessLine: self._write_line, Noted: _note, FrontListens: self._listens, Alive: _alive, Drained: self._has_drained,
         }  # fmt: skip
 
     @property
@@ -253,6 +255,7 @@ class ConnectedFront:
         readers: Any = self._readers
         submit = self._submit
         self._now = self._clock()
+        self.silent = 0
         try:
             for message in messages:
                 if type(message) is Submit:
@@ -358,6 +361,11 @@ class ConnectedFront:
             self._link.send(answers)
             self.charge_unread()
 
+    def sweep(self) -> None:
+        """Note that a second has passed."""
+        self.silent += 1
+        self.charge_unread()
+
     def charge_unread(self) -> int:
         """Charge what the front has not read to the account of the whole server, and return how many bytes it is. It may be the part of one connection."""
         unread = self._link.unsent_bytes
@@ -371,6 +379,10 @@ _NONE: Any = (None, None)
 
 class _Violation(Exception):
     """A front has sent what it must not send."""
+
+
+def _alive(message: Alive) -> None:
+    """Do nothing: that something came is what counts."""
 
 
 def _note(message: Noted) -> None:

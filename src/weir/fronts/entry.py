@@ -40,7 +40,10 @@ def main(arguments: list[str]) -> int:
         _be_front(front.run_front, config, options, descriptors, own)
 
     server.sendall(READY)
-    return obey(server, become)
+    try:
+        return obey(server, become)
+    except ConnectionError:  # the server has left without reading the last answer
+        return 0
 
 
 def _be_front(

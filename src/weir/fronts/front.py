@@ -10,13 +10,14 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import uvloop
 
 from weir.errors import CapacityError, ModelNotFound, WeirError
+from weir.frontends.frontend import nothing
 from weir.frontends.http.access_log import HttpLog
 from weir.frontends.http.fast.kserve import HotKserve, KserveRequest
 from weir.frontends.http.fast.native import HotNative, HttpRequest
@@ -28,6 +29,7 @@ from weir.fronts.messages import (
     LONGEST_BODY,
     LONGEST_TEXT,
     AccessLine,
+    Alive,
     Drain,
     Drained,
     FromDispatcher,
@@ -214,6 +216,12 @@ class FrontServer(HttpServer):
     """The HTTP server of a front. It listens on sockets that the dispatcher has bound, and keeps: `listening`."""
 
     listening: Sequence[socket.socket] = ()
+    alive: Callable[[], None] = nothing  # called once a second
+
+    def sweep(self) -> None:
+        """See HttpServer."""
+        super().sweep()
+        self.alive()
 
     async def _open(self, tls: object) -> Listening:
         loop = asyncio.get_running_loop()
@@ -313,6 +321,7 @@ class Front:
             log=RemoteLog(self._link) if config.access_log else None,
         )  # fmt: skip
         self._server.listening = ends.listening
+        self._server.alive = lambda: self._link.put(Alive())
         self._models.changed.append(self._server.routes_changed)
 
     async def run(self) -> None:

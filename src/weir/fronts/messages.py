@@ -119,6 +119,10 @@ class FrontListens(msgspec.Struct, array_like=True, tag=6):
     """The front listens."""
 
 
+class Alive(msgspec.Struct, array_like=True, tag=9):
+    """The front's event loop turns. It says so once a second."""
+
+
 class Drained(msgspec.Struct, array_like=True, tag=7):
     """The front has closed its sockets. `in_time`: all responses were sent before."""
 
@@ -211,7 +215,9 @@ class Drain(msgspec.Struct, array_like=True, tag=6):
     seconds: float | None
 
 
-FromFront = RequestForm | Submit | CallerLeft | Transferred | Refused | AccessLine | Noted | FrontListens | Drained
+FromFront = (
+    RequestForm | Submit | CallerLeft | Transferred | Refused | AccessLine | Noted | FrontListens | Alive | Drained
+)
 FromDispatcher = ModelTable | PlainOutputs | DetailedOutput | FailedRequest | MustHandOver | Refuse | Drain
 
 _encode_into = msgspec.msgpack.Encoder().encode_into

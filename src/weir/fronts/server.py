@@ -16,7 +16,7 @@ from weir.frontends.http.server import BACKLOG, HttpServer, Listening
 from weir.fronts.account import SharedAccount, SharedFigures, table_bytes
 from weir.fronts.dispatcher import Catalogue, ConnectedFront
 from weir.fronts.front import FrontConfig
-from weir.fronts.supervision import Fronts
+from weir.fronts.supervision import Fronts, FrontView
 from weir.messages import Observer
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
@@ -97,9 +97,9 @@ class FrontsServer(HttpServer):
         return fronts
 
     @property
-    def front_pids(self) -> list[int]:
-        """The process ids of the fronts that run."""
-        return [] if self._fronts is None else self._fronts.pids
+    def fronts(self) -> list[FrontView]:
+        """The fronts that run."""
+        return [] if self._fronts is None else self._fronts.views
 
     def _make_front(
         self, link: socket.socket, connections: socket.socket, ended: "Callable[[str], None]"

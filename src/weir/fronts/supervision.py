@@ -23,6 +23,7 @@ _log = logging.getLogger("weir")
 _MODULE = "weir.fronts.entry"
 _SHORT_LIFE = 1.0  # seconds: a front that has lived no longer is replaced only after as many
 _TRIES = 3  # starts of one front at the start of the server
+_PATIENCE = 10  # seconds without a message after which a front hangs; it sends one each second
 _END_TIME = 2.0  # seconds in which a killed process ends
 _REPORT_TIME = 1.0  # seconds after the end of a drain in which a front reports it
 
@@ -36,6 +37,14 @@ class RunningFront(NamedTuple):
     process: Process
     front: ConnectedFront
     since: float
+
+
+class FrontView(NamedTuple):
+    """A front as it is shown: its process, how many of its requests wait or run, and for how many seconds it has sent nothing."""
+
+    pid: int
+    requests: int
+    silent: int
 
 
 class Fronts:
@@ -69,9 +78,10 @@ class Fronts:
         return () if self._closing else self._listening[0]
 
     @property
-    def pids(self) -> list[int]:
-        """The process ids of the fronts that run, in order."""
-        return [self._running[index].process.pid for index in sorted(self._running)]
+    def views(self) -> list[FrontView]:
+        """The fronts that run, in order."""
+        running = [self._running[index] for index in sorted(self._running)]
+        return [FrontView(each.process.pid, each.front.requests, each.front.silent) for each in running]
 
     async def start(self) -> None:
         """Start all fronts; return when all listen. Raises SettingsError if one cannot."""
@@ -153,9 +163,11 @@ class Fronts:
             lived = 0.0
 
     def sweep(self) -> None:
-        """Charge what the fronts have not read; called once a second."""
-        for running in self._running.values():
-            running.front.charge_unread()
+        """Replace fronts that hang; called once a second. Seconds in which this process did not run either do not count."""
+        for index, running in list(self._running.items()):
+            running.front.sweep()
+            if running.front.silent > _PATIENCE:
+                self._ended(index, f"it has not reported for {_PATIENCE} s")
 
     def tell_models(self) -> None:
         """Tell all fronts what models there are."""
