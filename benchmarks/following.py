@@ -37,7 +37,7 @@ class Knowing:
         """Look up; wait for a silence at most."""
         rate = max(self._rates[bisect(self._edges, seen.now) - 1], 1e-9)
         stage: RateBand = self._stages.at(rate)
-        answer = stage.first[min(seen.waiting, len(stage.first) - 1)]
+        answer = stage.answers[min(seen.waiting, len(stage.answers) - 1)]
         if answer is not None:
             return answer
         until = seen.last_arrival + SILENCE / rate
@@ -114,7 +114,7 @@ def one_table(bank: Bank, rate: float) -> Bank:
     """Return a bank that has the table of one rate for all rates."""
     found = solve_bank(PROFILE, bank.prices, rates=[rate]).tables
     tables = np.tile(found, (len(bank.rates), 1))
-    return Bank(**{**vars(bank), "tables": tables, "second_tables": tables})
+    return Bank(**{**vars(bank), "tables": tables})
 
 
 def beyond(seen: Comparison, name: str) -> str:

@@ -26,8 +26,6 @@ def bank(**changes: Any) -> Bank:
         "objective": None,
         "rates": RATES,
         "tables": tables,
-        "second_tables": changes.get("tables", tables),
-        "shares": [0.0] * 3,
         "max_waiting": [0] * 3,
         "response_time_ms": [10.0, 12.0, 20.0],
         "p99_ms": [20.0, 24.0, 40.0],

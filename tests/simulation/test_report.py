@@ -136,11 +136,8 @@ def test_a_comparison_is_json_able(compared: Comparison) -> None:
 
 def test_a_bank_stands_beside_other_policies(tmp_path: Path) -> None:
     tables = stacked([greedy_table(32), limit_table(5, 32)])
-    none = np.zeros(2)
     rates, times, powers = np.array([100.0, 2000.0]), np.array([3.0, 9.0]), np.array([2.0, 40.0])
-    bank = Bank(
-        GOOGLENET_P4, Prices(), 1, None, rates, tables, tables, none, none.astype(np.int64), times, 3 * times, powers
-    )
+    bank = Bank(GOOGLENET_P4, Prices(), 1, None, rates, tables, np.zeros(2, dtype=np.int64), times, 3 * times, powers)
     draw_bank(tmp_path / "bank", bank, {"greedy": Compared(times, powers + 1.0)})
     assert 1_000 < (tmp_path / "bank.png").stat().st_size < 150_000
     shown = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "bank.svg").read_text())

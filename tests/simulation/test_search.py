@@ -59,7 +59,7 @@ def test_an_objective_is_kept_and_saves_two_fifths_of_what_the_best_limit_spends
 def test_an_objective_is_kept_at_the_highest_rate_a_table_is_used_for(promised: Bank, index: int) -> None:
     worst = float(np.sqrt(promised.rates[index] * promised.rates[index + 1]))
     keeper = SloSearch(P4, P99)
-    rule = keeper.rule(int(promised.limits()[index]), float(promised.shares[index]), rate=worst)
+    rule = keeper.rule(int(promised.limits()[index]), rate=worst)
     trials = keeper.trials(banks.PROMISE_REQUESTS)
     seen, least = trials(worst, rule), trials(worst, keeper.rule(1, rate=worst))
     assert keeper.keeps(seen)
@@ -165,9 +165,9 @@ def test_the_bound_holds_for_any_arrivals(deadline: float, workers: int) -> None
 def test_the_short_cut_refuses_whom_the_batcher_refuses(promised: Bank) -> None:
     """At a rate that is known, but for the first rows, the searches' rule is the policy's."""
     keeper, times = SloSearch(P4, P99), traffic("constant:0.82", 3_000)
-    limit, share = int(promised.limits()[9]), float(promised.shares[9])
+    limit = int(promised.limits()[9])
     seen = figures(
-        play(times.tolist(), keeper.rule(limit, share, rate=0.82 * P4.max_rate), ServiceTimes(P4, 1), 32),
+        play(times.tolist(), keeper.rule(limit, rate=0.82 * P4.max_rate), ServiceTimes(P4, 1), 32),
         P4,
         P99.deadline,
         0.3,
@@ -202,17 +202,6 @@ def test_service_times_that_vary_too_much_are_an_error() -> None:
 
 
 # What it takes.
-
-
-def test_where_one_limit_is_too_few_and_the_next_too_many_they_are_mixed() -> None:
-    keeper = search.SloSearch(P4, P99)
-    trials = keeper.trials(40_000)
-    kept = [keeper.at([load * P4.max_rate], trials, load * P4.max_rate) for load in (0.91, 0.93)]
-    mixed = [each for each in kept if each.share]
-    assert mixed
-    for each in mixed:
-        assert 0.0 < each.share < 1.0 and keeper.keeps(each.figures)
-        assert each.limit < 32
 
 
 @pytest.mark.parametrize(("text", "said"), [("p99=20ms", True), ("p99.9=20ms", False)])

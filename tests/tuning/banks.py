@@ -20,6 +20,6 @@ def small_bank(prices: Prices = PRICES) -> Bank:
 def bank_for(wish: SolveRequest) -> Bank:
     """Return the tables of small_bank as if they had been solved for `wish`."""
     bank = small_bank(wish.prices)
-    arrays = {name: getattr(bank, name) for name in ("rates", "tables", "second_tables", "shares", "max_waiting")}
+    arrays = {name: getattr(bank, name) for name in ("rates", "tables", "max_waiting")}
     predicted = {name: getattr(bank, name) for name in ("response_time_ms", "p99_ms", "power_w")}
     return Bank(wish.profile, wish.prices, wish.workers, wish.objective, **arrays, **predicted)

@@ -180,7 +180,7 @@ def about_bank(bank: "Bank", rules: "Sequence[Beside]") -> dict[str, Any]:
     """Return the predictions for a bank by rate, and those for simple `rules` at the same rates, as a JSON-able dict."""
     columns = {
         "rate": bank.rates, "limit": bank.limits(), "response_time_ms": bank.response_time_ms, "p99_ms": bank.p99_ms,
-        "power_w": bank.power_w, "cost": costs(bank), "second_share": bank.shares, "max_waiting": bank.max_waiting,
+        "power_w": bank.power_w, "cost": costs(bank), "max_waiting": bank.max_waiting,
     }  # fmt: skip
     rows = [
         dict(zip(columns, row, strict=True)) for row in zip(*(each.tolist() for each in columns.values()), strict=True)
@@ -214,8 +214,8 @@ def show_bank(bank: "Bank", rules: "Sequence[Beside]") -> None:
     table = Table(box=None, pad_edge=False)
     columns = ["rows/s", "load", "limit", "mean ms", "p99 ms", "W", "cost"]
     columns += ["greedy", "best limit"] if rules else []
-    bounded, mixed = bool(bank.max_waiting.any()), bool(bank.shares.any())
-    columns += ["mixed"] * mixed + ["most waiting"] * bounded
+    bounded = bool(bank.max_waiting.any())
+    columns += ["most waiting"] * bounded
     for column in columns:
         table.add_column(column, justify="right")
     totals, limits = costs(bank), bank.limits()
@@ -229,7 +229,7 @@ def show_bank(bank: "Bank", rules: "Sequence[Beside]") -> None:
             f"{totals[i]:.5g}",
         ]
         cells += list(_compared(float(totals[i]), rules[i])) if rules else []
-        cells += [f"{bank.shares[i]:.0%}"] * mixed + [str(bank.max_waiting[i])] * bounded
+        cells += [str(bank.max_waiting[i])] * bounded
         table.add_row(*cells)
     console = Console(highlight=False)
     console.print(_heading(bank), markup=False, soft_wrap=True)

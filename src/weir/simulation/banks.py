@@ -100,7 +100,7 @@ def _promised(
     for done, (low, rate, worst) in enumerate(zip(lowest.tolist(), rates.tolist(), highest.tolist(), strict=True), 1):
         if objective.counts_refusals:
             kept = search.most_in_time(low, worst, trials, bursts)
-            seen.append(trials(rate, search.rule(kept.limit, kept.share, kept.max_waiting, rate=rate)))
+            seen.append(trials(rate, search.rule(kept.limit, kept.max_waiting, rate=rate)))
         else:
             kept = search.at((low * (1.0 - HYSTERESIS), rate, worst * (1.0 + HYSTERESIS)), trials, rate)
             seen.append(kept.figures)
@@ -108,12 +108,9 @@ def _promised(
         report(done, len(rates))
     firsts = [search.table(kept.limit, kept.max_waiting) for kept in found]
     bank = bank_of(profile, prices, workers, rates, firsts, _predicted(seen))
-    seconds = [search.table(min(kept.limit + (kept.share > 0.0), allowed.largest), kept.max_waiting) for kept in found]
     made = replace(
         bank,
         objective=search.objective,
-        second_tables=stacked(seconds),
-        shares=np.array([kept.share for kept in found]),
         max_waiting=np.array([allowed.max_waiting if kept.max_waiting is None else kept.max_waiting for kept in found]),
     )
     return _checked_in_time(made, search, seed) if objective.counts_refusals else made
@@ -169,7 +166,7 @@ def _without_waits(bank: Bank) -> Bank:
     """Return `bank` with tables that dispatch all waiting rows where they waited."""
     rows = np.minimum(np.arange(bank.tables.shape[1]), bank.profile.max_batch_size)
     tables = np.where(bank.tables == 0, rows, bank.tables).astype(np.uint16)
-    return replace(bank, tables=tables, second_tables=tables)
+    return replace(bank, tables=tables)
 
 
 def _bounds(beyond: Floats) -> tuple[float, float]:
@@ -183,7 +180,7 @@ def _greedy_below(bank: Bank, search: SloSearch, floor: float) -> Bank:
     tables, bounds = list(bank.tables), bank.max_waiting.copy()
     for index in np.flatnonzero((bank.rates < floor * bank.capacity) & (bounds > 0)).tolist():
         tables[index], bounds[index] = search.table(1, 0), 0
-    return replace(bank, tables=stacked(tables), second_tables=stacked(tables), max_waiting=bounds)
+    return replace(bank, tables=stacked(tables), max_waiting=bounds)
 
 
 def _predicted(seen: Sequence[Figures | ReplicaEstimate]) -> list[tuple[float, float, float]]:

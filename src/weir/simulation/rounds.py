@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from weir.policy.cost.objective import ROUNDING, trimmed
 from weir.policy.cost.profile import Floats, Profile
-from weir.policy.online.adaptive import Mixing
 from weir.policy.online.admission import AdmissionGate, AdmissionPlan
 from weir.simulation.engine import ServiceTimes
 
@@ -35,7 +34,6 @@ class Rule(NamedTuple):
         fits: by rows, seconds after the oldest arrival by which a batch must start for that row to be in time. If
             given, batches are trimmed to that (see `trimmed` in policy/cost/objective.py).
         silence: seconds after the last arrival at which a wait ends.
-        second: a second table; `share`: the share of the batches that it decides, evenly spread.
         max_waiting: arrivals are refused while so many rows wait; 0: never.
         gate: arrivals are also refused as it says (see policy/online/admission.py).
     """
@@ -44,8 +42,6 @@ class Rule(NamedTuple):
     allowance: Sequence[float] | None = None
     fits: Sequence[float] | None = None
     silence: float = inf
-    second: Sequence[int] | None = None
-    share: float = 0.0
     max_waiting: int = 0
     gate: AdmissionGate | None = None
 
@@ -107,7 +103,7 @@ def play(coming: Sequence[float], rule: Rule, services: ServiceTimes, largest: i
 
     Rows for which the rule still waits after the last arrival are left out.
     """
-    free, mixing = [0.0] * workers, Mixing()
+    free = [0.0] * workers
     line: list[float] = []
     head = seen = refused = 0
     starts: list[float] = []
@@ -130,8 +126,7 @@ def play(coming: Sequence[float], rule: Rule, services: ServiceTimes, largest: i
                 seen = after
             elif seen < upto:
                 bound = plan.bound
-        table = rule.second if mixing.second and rule.second is not None else rule.table
-        cut = _wait(line, head, now, coming, seen, table, rule, largest)
+        cut = _wait(line, head, now, coming, seen, rule, largest)
         if cut is None:
             break
         now, size, seen = cut
@@ -141,7 +136,6 @@ def play(coming: Sequence[float], rule: Rule, services: ServiceTimes, largest: i
         starts.append(now)
         ends.append(end)
         sizes.append(size)
-        mixing.cut(rule.share)
         if gate is not None:
             waiting, idle = len(line) - head, sum(each <= now for each in free)
             plan.dispatch(gate, size, waiting, now, line[head], line[-1], idle, workers)
@@ -154,12 +148,12 @@ def play(coming: Sequence[float], rule: Rule, services: ServiceTimes, largest: i
 
 
 def _wait(
-    line: list[float], head: int, now: float, coming: Sequence[float], seen: int, table: Sequence[int], rule: Rule,
-    largest: int,
-) -> tuple[float, int, int] | None:  # fmt: skip
+    line: list[float], head: int, now: float, coming: Sequence[float], seen: int, rule: Rule, largest: int
+) -> tuple[float, int, int] | None:
     """Let rows join until the rule dispatches. Return the instant, the rows, and how many have arrived; None at the
     end.
     """
+    table = rule.table
     waiting, total, end = len(line) - head, len(coming), len(table) - 1
     if not waiting:
         if seen == total:

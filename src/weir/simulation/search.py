@@ -1,9 +1,9 @@
 """Searches by simulation: the best control limit, and what keeps a latency SLO at each rate.
 
 To keep a latency SLO with the least energy, or to answer most requests in time, a batch is dispatched when `limit`
-rows wait, or when its oldest row could not be answered in time otherwise (the bound on waits). A share of the batches
-may wait for one row more. A batch is trimmed if its oldest row would be late otherwise, and arrivals are refused while
-the queue is so long that they might be late (policy/online/admission.py).
+rows wait, or when its oldest row could not be answered in time otherwise (the bound on waits). A batch is trimmed if
+its oldest row would be late otherwise, and arrivals are refused while the queue is so long that they might be late
+(policy/online/admission.py).
 
 With a bound on waits the number of waiting rows is not all that matters: their ages count too. So the share of late
 answers is simulated, with common random numbers. docs/explanation/beyond-the-paper.md has the reasons.
@@ -126,13 +126,11 @@ class SloPoint:
 
     Attributes:
         limit: the control limit in rows.
-        share: the share of the batches that is decided with `limit` + 1.
         figures: what this does at the rate.
         max_waiting: rows that may wait; None: as the objective's admission says; 0: any number.
     """
 
     limit: int
-    share: float
     figures: Figures
     max_waiting: int | None = None
 
@@ -174,23 +172,20 @@ class SloSearch:
             process=(lambda rate: MarkovModulated(rate, burst=BURST, period=period)) if bursts else None,
         )  # fmt: skip
 
-    def rule(self, limit: int, share: float = 0.0, max_waiting: int | None = None, *, rate: float) -> Rule:
+    def rule(self, limit: int, max_waiting: int | None = None, *, rate: float) -> Rule:
         """Return the rule that waits for `limit` rows, at most the largest batch, within the bound on waits.
 
-        `share` of the batches wait for one row more. With `max_waiting`, arrivals are refused while so many rows wait,
-        and not by the admission at `rate` (rows per second); 0: none is refused, and with a `limit` of 1 the rule is
-        greedy.
+        With `max_waiting`, arrivals are refused while so many rows wait, and not by the admission at `rate` (rows per
+        second); 0: none is refused, and with a `limit` of 1 the rule is greedy.
         """
         allowed, profile, objective = self.admission, self.profile, self.objective
         if max_waiting == 0 and limit == 1:
             return Rule(greedy_table(profile.max_batch_size).tolist())
         table = self.table(limit, max_waiting)
-        second = self.table(min(limit + 1, allowed.largest)).tolist() if share else None
         gate = allowed.gate_at(rate) if max_waiting is None else None
         return Rule(
             table.tolist(), allowed.waits(objective.allowance(profile)).tolist(),
-            objective.trimmed_by(profile).tolist(), second=second, share=share,
-            max_waiting=max_waiting or 0, gate=gate,
+            objective.trimmed_by(profile).tolist(), max_waiting=max_waiting or 0, gate=gate,
         )  # fmt: skip
 
     def table(self, limit: int, max_waiting: int | None = None) -> Table:
@@ -224,28 +219,16 @@ class SloSearch:
 
         Raises SettingsError, naming objective and rate, if even then too many of these are late.
         """
-        allowed, largest = self.objective.late_share, self.admission.largest
+        allowed = self.objective.late_share
 
-        def spent(limit: int, share: float = 0.0) -> float:
-            """Return the share that is lost: the largest at any of the rates, or the first that is too large."""
-            worst = 0.0
-            for rate in rates:
-                worst = max(worst, _lost_at_most(trials(rate, self.rule(limit, share, rate=estimate))))
-                if worst > allowed:
-                    break
-            return worst
+        def keeps(limit: int) -> bool:
+            rule = self.rule(limit, rate=estimate)
+            return all(_lost_at_most(trials(rate, rule)) <= allowed for rate in rates)
 
-        most, share = _largest(lambda limit: spent(limit) <= allowed, largest), 0.0
-        if not most:
-            most = self._loses_least(rates[-1], trials, estimate)
-        elif most < largest:
-            # What the promise still allows goes to batches with the next limit. Their share is interpolated, then checked.
-            low, high = spent(most), spent(most + 1)
-            tried = (allowed - low) / (high - low)
-            share = next((each for each in (tried, tried / 2.0) if spent(most, each) <= allowed), 0.0)
-        figures = trials(estimate, self.rule(most, share, rate=estimate))
+        most = _largest(keeps, self.admission.largest) or self._loses_least(rates[-1], trials, estimate)
+        figures = trials(estimate, self.rule(most, rate=estimate))
         kept = _lost_at_most(figures) <= allowed
-        return SloPoint(most, share, figures if kept else figures._replace(p99_ms=inf))
+        return SloPoint(most, figures if kept else figures._replace(p99_ms=inf))
 
     def _loses_least(self, rate: float, trials: Trials, estimate: float) -> int:
         """Return the largest limit with which hardly more rows are lost than with any. Where batches of all sizes take
@@ -284,7 +267,7 @@ class SloSearch:
                 return all(self.lost(on(rate, rule)) <= most for (on, rate), most in zip(every, least, strict=True))
 
             limit = _largest(as_good, self.admission.largest) or 1
-        return SloPoint(limit, 0.0, trials(highest, self.rule(limit, max_waiting=bound, rate=highest)), bound)
+        return SloPoint(limit, trials(highest, self.rule(limit, max_waiting=bound, rate=highest)), bound)
 
     def _bound(self, rates: Sequence[float], trials: Trials) -> int | None:
         """Return the bound on the queue, in rows, at these rates (rows per second), as in SloPoint."""

@@ -23,7 +23,6 @@ from weir.policy.online.adaptive import (
     Arrived,
     AutoPolicy,
     CostAccount,
-    Mixing,
     SolvedPolicy,
     SureRate,
     VirtualQueue,
@@ -286,26 +285,6 @@ def test_the_rate_stays_while_nothing_comes() -> None:
     assert policy.decide(feed.seen(2, age=0.01)).until == before.until
 
 
-# Two tables at one rate.
-
-
-def test_a_mix_gives_the_second_table_its_share_of_the_batches() -> None:
-    first = np.array([limit_table(2, 8)] * 3)
-    second = np.array([limit_table(5, 8)] * 3)
-    policy, feed = SolvedPolicy(bank(tables=first, second_tables=second, shares=[0.0, 0.25, 0.0])), Feed()
-    feed.arrive(policy, 200.0, 200)
-    limits, waiting = [], 1
-    for _ in range(1000):
-        feed.now = feed.last = feed.now + 0.001
-        answer = policy.decide(feed.seen(waiting))
-        if answer.rows:
-            limits.append(answer.limit)
-            assert answer.rows == answer.limit == waiting
-        waiting = 1 if answer.rows else waiting + 1
-    assert limits.count(5) == pytest.approx(len(limits) / 4, abs=1)
-    assert set(limits) == {2, 5}
-
-
 # The life of a policy.
 
 
@@ -377,7 +356,7 @@ def test_it_explains_itself() -> None:
     assert said["objective"] == {
         "text": "p99=40ms", "deadline": 0.04, "late_share": 0.01, "margin": 0.001, "slack": 0.0, "refusal_price": 0.0,
     }  # fmt: skip
-    assert said["table"] == {"index": 1, "rate": 200.0, "limit": 4, "share_of_second": 0.0}
+    assert said["table"] == {"index": 1, "rate": 200.0, "limit": 4}
     assert said["guards"]["silence"] == pytest.approx(SILENCE / 200.0)
     assert said["guards"]["deadline"] == pytest.approx(0.034)
     predicted = {"response_time_ms": 12.0, "p99_ms": 24.0, "power_w": 1.5, "cost": 12.0 + 2000.0 * 1.5}
@@ -530,7 +509,7 @@ class Traffic:
         self.arrivals += count
         first = self.now if oldest is None else oldest
         seen = Observation(self.now, waiting, first, 1e18, self.arrivals, self.now, 1, 1, 8, 1.0, False)
-        return self.account.observe(seen, self.stage, self.stage.first, 200.0)
+        return self.account.observe(seen, self.stage, self.stage.answers, 200.0)
 
     def looks(self, gap: float, times: int) -> float:
         """Look so many times; return the share of looks that told to be greedy."""
@@ -730,36 +709,3 @@ def test_its_objective_is_a_percentile_or_the_most_in_time() -> None:
     assert AutoPolicy(in_time=0.02).objective == LatencySLO.parse("in-time=20ms")
     with pytest.raises(SettingsError, match=r"p99=0\.02, in_time=0\.05: must be one of them, not both"):
         AutoPolicy(p99=0.02, in_time=0.05)
-
-
-# mixing.py: a share of the batches, without chance.
-
-
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.25, 1.0 / 3.0, 0.5, 0.6180339887, 0.99, 1.0])
-def test_any_run_of_batches_has_its_share_to_within_one(share: float) -> None:
-    mixing, seconds = Mixing(), [0]
-    for _ in range(1000):
-        mixing.cut(share)
-        seconds.append(seconds[-1] + mixing.second)
-    for length in (1, 7, 100, 1000):
-        for start in range(0, 1001 - length, 13):
-            assert abs(seconds[start + length] - seconds[start] - share * length) <= 1.0 + 1e-9
-
-
-@pytest.mark.parametrize("share", [0.01, 0.25, 1.0 / 3.0, 0.5, 0.6180339887, 0.99])
-def test_from_the_start_counts_are_rounded_and_not_cut_off(share: float) -> None:
-    mixing, seconds = Mixing(), 0
-    for number in range(1, 301):
-        mixing.cut(share)
-        seconds += mixing.second
-        assert abs(seconds - share * number) <= 0.5 + 1e-9
-
-
-def test_the_share_may_change() -> None:
-    mixing, expected, seconds = Mixing(), 0.0, 0
-    for number in range(1000):
-        share = (number % 10) / 10.0
-        mixing.cut(share)
-        expected += share
-        seconds += mixing.second
-        assert abs(seconds - expected) <= 1.0

@@ -27,9 +27,7 @@ from weir.policy.solve.tables import full_batch_table, greedy_table, limit_table
 def alone(rate: float) -> Bank:
     """Return a bank of one rate."""
     one = limit_table(4, 8)[None]
-    return bank(
-        rates=[rate], tables=one, shares=[0.0], max_waiting=[0], response_time_ms=[1.0], p99_ms=[1.0], power_w=[1.0]
-    )
+    return bank(rates=[rate], tables=one, max_waiting=[0], response_time_ms=[1.0], p99_ms=[1.0], power_w=[1.0])
 
 
 def every(made: Bank) -> list[RateBand]:
@@ -45,31 +43,20 @@ def test_the_boundaries_are_halfway_by_ratio_and_as_far_beyond_the_ends() -> Non
 
 def test_there_is_a_stage_below_and_one_above() -> None:
     stages = every(bank(max_waiting=[0, 0, 30]))
-    assert [stage.limits[0] for stage in stages] == [LIMITS[0], *LIMITS, 1]
+    assert [stage.limit for stage in stages] == [LIMITS[0], *LIMITS, 1]
     assert [stage.entry for stage in stages] == [0, 0, 1, 2, 2]
     assert [stage.max_waiting for stage in stages] == [None, None, None, 30, 30]
-    assert stages[0].first == stages[1].first, "the lowest table holds below its rate"
+    assert stages[0].answers == stages[1].answers, "the lowest table holds below its rate"
     full = full_batch_table(PROFILE).tolist()
-    assert [None if each is None else each.rows for each in stages[4].first] == [None, *full[1:]]
+    assert [None if each is None else each.rows for each in stages[4].answers] == [None, *full[1:]]
     assert (stages[0].falls, stages[4].rises) == (0.0, inf)
 
 
 def test_the_answers_are_the_tables() -> None:
     made = bank()
     for stage in every(made)[1:-1]:
-        assert [0 if each is None else each.rows for each in stage.first] == made.tables[stage.entry].tolist()
-        assert {each.limit for each in stage.first if each is not None} == {LIMITS[stage.entry]}
-        assert stage.second is stage.first
-
-
-def test_a_second_table_is_kept_where_there_is_one() -> None:
-    made = bank()
-    second = made.tables.copy()
-    second[1] = second[2]
-    stage = RateBands(bank(tables=made.tables, second_tables=second, shares=[0.0, 0.3, 0.0]))[2]
-    assert (stage.share, stage.limits) == (0.3, (4, 6))
-    assert [0 if each is None else each.rows for each in stage.second] == second[1].tolist()
-    assert stage.filling == filling_of(second[1])
+        assert [0 if each is None else each.rows for each in stage.answers] == made.tables[stage.entry].tolist()
+        assert {each.limit for each in stage.answers if each is not None} == {LIMITS[stage.entry]}
 
 
 def test_the_stage_for_a_rate_is_the_nearest() -> None:
@@ -142,10 +129,10 @@ def test_where_refusals_count_and_nobody_waits_or_is_refused_it_is_greedy() -> N
     """Below the lowest rate too, and while the rate is unknown; a limit still has its guards."""
     objective = LatencySLO(0.04, refusal_price=1.0)
     tables = stacked([greedy_table(8), limit_table(3, 8), limit_table(4, 8)])
-    stages = RateBands(bank(objective=objective, tables=tables, second_tables=tables, max_waiting=[0, 0, 30]))
+    stages = RateBands(bank(objective=objective, tables=tables, max_waiting=[0, 0, 30]))
     for stage in (stages[0], stages[1]):
         assert (stage.allowance, stage.latest, stage.max_waiting, stage.largest) == (None, None, None, 8)
-        assert stage.first == stages[0].first
+        assert stage.answers == stages[0].answers
     assert stages[2].latest is not None and stages[2].max_waiting is None
     assert stages[2].gate is None
     assert stages.unknown() is stages[0]
@@ -156,7 +143,7 @@ def test_where_refusals_count_and_times_vary_overload_is_served_in_full_batches(
     """The batch and line that have everybody in time for certain would serve far fewer rows."""
     varied = Profile(PROFILE.service_time_ms, PROFILE.energy_mj, np.full(8, 0.3))
     tables = stacked([greedy_table(8)] * 3)
-    changes = {"profile": varied, "tables": tables, "second_tables": tables}
+    changes = {"profile": varied, "tables": tables}
     objective = LatencySLO(0.04, slack=0.02, refusal_price=1.0)
     last = RateBands(bank(objective=objective, max_waiting=[0, 0, 20], **changes))[4]
     assert (last.largest, last.max_waiting, last.gate) == (8, 20, None)

@@ -34,8 +34,6 @@ def bank(**changes: Any) -> Bank:
         "objective": LatencySLO(0.02, 0.01, 0.001),
         "rates": [100.0, 400.0, 500.0],
         "tables": np.array([[0, 1, 2, 3], [0, 0, 2, 3], [0, 0, 0, 3]], dtype=np.uint16),
-        "second_tables": np.array([[0, 1, 2, 3], [0, 0, 2, 3], [0, 0, 2, 3]], dtype=np.uint16),
-        "shares": [0.0, 0.0, 0.5],
         "max_waiting": [0, 0, 20],
         "response_time_ms": [3.0, 4.0, 6.0],
         "p99_ms": [6.0, 8.0, 12.0],
@@ -49,7 +47,7 @@ def test_limits_and_indices() -> None:
     assert made.limits().tolist() == [1, 2, 3]
     assert [made.index_of(rate) for rate in (0.0, 150.0, 250.0, 440.0, 450.0, 9e9)] == [0, 0, 1, 1, 2, 2]
     assert bank(
-        rates=[1.0], tables=[[0, 1]], second_tables=[[0, 1]], shares=[0], max_waiting=[0], response_time_ms=[1],
+        rates=[1.0], tables=[[0, 1]], max_waiting=[0], response_time_ms=[1],
         p99_ms=[1], power_w=[1],
     ).index_of(5.0) == 0  # fmt: skip
     assert made.capacity == pytest.approx(2 * 600.0)
@@ -59,7 +57,7 @@ def test_limits_and_indices() -> None:
 def test_a_bank_survives_being_a_file(objective: LatencySLO | None) -> None:
     made = bank(objective=objective)
     read = Bank.from_bytes(made.to_bytes())
-    for name in ("rates", "tables", "second_tables", "shares", "max_waiting", "response_time_ms", "p99_ms", "power_w"):
+    for name in ("rates", "tables", "max_waiting", "response_time_ms", "p99_ms", "power_w"):
         assert np.array_equal(getattr(read, name), getattr(made, name)), name
         assert getattr(read, name).dtype == getattr(made, name).dtype
     assert (read.prices, read.workers, read.objective) == (made.prices, 2, objective)
@@ -76,16 +74,15 @@ def test_a_bank_cannot_be_changed() -> None:
     [
         ({"workers": 0}, "workers=0: must be 1 or more"),
         ({"rates": []}, "rates: must have one entry"),
-        ({"shares": [0.0]}, "shares: must have one entry for each rate, shape (3,); has (1,)"),
+        ({"power_w": [0.0]}, "power_w: must have one entry for each rate, shape (3,); has (1,)"),
         ({"rates": [100.0, 100.0, 200.0]}, "must be finite, greater than 0 and ascending"),
         ({"rates": [0.0, 100.0, 200.0]}, "must be finite, greater than 0 and ascending"),
         ({"rates": [1.0, 100.0, float("inf")]}, "must be finite, greater than 0 and ascending"),
-        ({"shares": [0.0, 1.5, 0.0]}, "shares: 1.5 for rate 400: must be 0 to 1"),
-        ({"max_waiting": [0, 0, -1]}, "max_waiting: -1 for rate 500: must be 0 to inf"),
+        ({"max_waiting": [0, 0, -1]}, "max_waiting: -1 for rate 500: must be 0 or more"),
         ({"tables": [0, 1]}, "tables: must have shape [rates, states]; has (2,)"),
         ({"tables": [[0, 1], [0, 1], [0, 0]]}, "tables: the last entry, for 1 and more waiting, is 0"),
         ({"tables": [[0, 1], [0, 1]]}, "tables: must have one entry for each rate, shape (3, 2); has (2, 2)"),
-        ({"second_tables": [[0, 1], [0, 1], [0, 9]]}, "second_tables: 9 rows for 1 waiting"),
+        ({"tables": [[0, 1], [0, 1], [0, 9]]}, "tables: 9 rows for 1 waiting"),
     ],
 )
 def test_what_cannot_be_a_bank_is_named(changes: dict[str, Any], says: str) -> None:
@@ -300,9 +297,9 @@ def test_rows_wait_below_the_lowest_rate_where_energy_is_dear() -> None:
     least, _ = planned(GOOGLENET_P4, rate, prices, 200)
     assert planned(GOOGLENET_P4, rate, prices, 200, table)[0] < 1.0025 * least
     assert planned(GOOGLENET_P4, rate, prices, 200, greedy_table(32))[0] > 1.2 * least
-    assert band.limits[0] == 1
+    assert band.limit == 1
     only = solve_bank(GOOGLENET_P4, Prices(0.0, 1.0))
-    assert RateBands(only)[0].limits[0] == 32, "where only energy counts, rows wait for the best batch at any rate"
+    assert RateBands(only)[0].limit == 32, "where only energy counts, rows wait for the best batch at any rate"
 
 
 def test_a_bank_predicts_what_evaluation_says() -> None:

@@ -285,7 +285,7 @@ class CostAccount:
         self._rate.observe(count, now - self._now)
         self._now, self._arrivals = now, seen.arrivals
         if count:
-            self._judge(band.limits[0])
+            self._judge(band.limit)
         return self.greedy
 
     def _spread(self, count: int, seen: Observation) -> Arrived:
@@ -380,8 +380,7 @@ def _table(bank: Bank, band: RateBand) -> dict[str, Any]:
     return {
         "index": band.entry,
         "rate": float(bank.rates[band.entry]),
-        "limit": band.limits[0],
-        "share_of_second": band.share,
+        "limit": band.limit,
     }
 
 
@@ -394,31 +393,6 @@ def _guards(band: RateBand, rate: float) -> dict[str, float | None]:
         "filling": band.filling / rate,
         "deadline": None if band.allowance is None else band.allowance[1],
     }
-
-
-# Which of two tables decides the next batch, if a share of the batches belongs to the second one.
-#
-# A promise is sometimes kept at least cost not by one table but by a mix of two. The mix is made without chance: with
-# each batch the second table is owed its share, and when that adds up to a whole batch, it decides one (error
-# diffusion). Of any number of batches in a row it decides the wanted share to within one batch, where chance would be
-# off by the square root of their number; and the same run always makes the same decisions.
-
-
-class Mixing:
-    """Chooses between two tables, batch by batch: `second` says whether the second one decides the next batch."""
-
-    __slots__ = ("_owed", "second")
-
-    def __init__(self) -> None:
-        self.second = False
-        self._owed = 0.5  # batches; half of one, so that counts are rounded and not cut off
-
-    def cut(self, share: float) -> None:
-        """Take note that a batch was dispatched. `share`, 0 to 1, is the second table's share of the batches to come."""
-        self._owed += share
-        self.second = self._owed >= 1.0
-        if self.second:
-            self._owed -= 1.0
 
 
 GREEDY = Greedy()
@@ -447,7 +421,6 @@ class SolvedPolicy(PolicyBase):
     def __init__(self, bank: Bank | None = None) -> None:
         self.max_waiting = None
         self._estimate = Rate()
-        self._mixing = Mixing()
         self._account: CostAccount | None = None  # of the bank of `_of`, if that has no objective
         self._bands: RateBands | None = None if bank is None else RateBands(bank)
         self._band: RateBand | None = None  # one of `_bands`, or still one of the bank before
@@ -479,8 +452,7 @@ class SolvedPolicy(PolicyBase):
             self._trials -= 1
             return Decision(self._tried, POLICY, None, self._tried)
         largest = seen.max_batch_size if seen.max_batch_size < band.largest else band.largest
-        second = self._mixing.second
-        answers = band.second if second else band.first
+        answers = band.answers
         if self._account is not None and self._account.observe(seen, band, answers, rate):
             return GREEDY.decide(seen)
         if (
@@ -488,24 +460,22 @@ class SolvedPolicy(PolicyBase):
             and self._plan is not None
             and seen.now < self._plan.next <= seen.now + band.gate.spacing
         ):
-            return Decision(0, POLICY, self._plan.next, band.limits[second])
+            return Decision(0, POLICY, self._plan.next, band.limit)
         answer = answers[waiting] if waiting < len(answers) else answers[-1]
         if answer is None:
-            limit, until = band.limits[second], wait_deadline(band, rate, seen)
+            limit, until = band.limit, wait_deadline(band, rate, seen)
             if seen.now < until and waiting < largest:
                 if band.gate is not None:
                     self._admit(band.gate, 0, seen)
                 return Decision(0, POLICY, until, limit)
             answer = Decision(min(waiting, largest), POLICY, None, min(limit, seen.max_batch_size))
         elif answer.rows > largest:
-            answer = Decision(largest, POLICY, None, min(band.limits[second], largest))
+            answer = Decision(largest, POLICY, None, min(band.limit, largest))
         if band.latest is not None and (age := seen.now - seen.oldest_arrival) > band.latest[answer.rows]:
             planned = None if self._plan is None else self._plan.first
             answer = answer._replace(rows=trimmed(answer.rows, age, band.latest, planned))
         if band.gate is not None:
             self._admit(band.gate, answer.rows, seen)
-        if band.share:
-            self._mixing.cut(band.share)
         return answer
 
     def _admit(self, gate: AdmissionGate, rows: int, seen: Observation) -> None:

@@ -29,9 +29,8 @@ class RateBand:
         number: the index among the bands, from the lowest rates on.
         entry: the index in the bank of the rate that is nearest.
         falls, rises: rates in rows per second at which the next lower, or next higher, band takes over.
-        first, second: decisions by rows waiting.
-        share: the share of the batches that `second` decides; `first` decides the others.
-        limits: the control limits of both, in rows.
+        answers: decisions by rows waiting.
+        limit: the control limit in rows.
         filling: divided by the rate, the seconds for which the oldest row may wait for the queue to fill (see
             `filling_of`).
         allowance: with an objective, the seconds for which the oldest of n rows may wait, by n.
@@ -46,10 +45,8 @@ class RateBand:
     entry: int
     falls: float
     rises: float
-    first: Answers
-    second: Answers
-    share: float
-    limits: tuple[int, int]
+    answers: Answers
+    limit: int
     filling: float
     allowance: tuple[float, ...] | None
     latest: tuple[float, ...] | None
@@ -114,24 +111,21 @@ class RateBands:
 
     def _make(self, number: int) -> RateBand:
         entry = min(max(number - 1, 0), len(self.bank.rates) - 1)
-        first, second, share = self._tables(number)
-        limits = limit_of(first), limit_of(second)
+        table = self._table(number)
+        limit = limit_of(table)
         largest, max_waiting, gate = self._queue_bounds(number, entry)
         guards = self._guards
-        if self._greedy(number, limits[0], max_waiting):
+        if self._greedy(number, limit, max_waiting):
             guards, largest = (None, None), self.bank.profile.max_batch_size
-            first = second = greedy_table(largest)
-        answers = answers_of(first, limits[0])
+            table = greedy_table(largest)
         return RateBand(
             number=number,
             entry=entry,
             falls=self._falls[number],
             rises=self._rises[number],
-            first=answers,
-            second=answers_of(second, limits[1]) if share else answers,
-            share=share,
-            limits=limits,
-            filling=max(filling_of(first), filling_of(second)),
+            answers=answers_of(table, limit),
+            limit=limit,
+            filling=filling_of(table),
             allowance=guards[0],
             latest=guards[1],
             largest=largest,
@@ -168,20 +162,16 @@ class RateBands:
         objective, varies = self.bank.objective, bool(self.bank.profile.cv.any())
         return objective is not None and objective.counts_refusals and varies and int(self.bank.max_waiting[-1]) > 0
 
-    def _tables(self, number: int) -> tuple[Table, Table, float]:
-        """Return both tables of a band, shape (states,), rows; and the share of the second."""
-        bank, share = self.bank, 0.0
+    def _table(self, number: int) -> Table:
+        """Return the table of a band; shape (states,), rows."""
+        bank = self.bank
         if number == 0 and bank.objective is not None:
-            first = second = greedy_table(bank.profile.max_batch_size)
-        elif number == len(self) - 1 and not self._bounded_above:
+            return greedy_table(bank.profile.max_batch_size)
+        if number == len(self) - 1 and not self._bounded_above:
             made = self._admission
-            first = second = full_batch_table(bank.profile) if made is None else made.table(bank.profile)
-        else:
-            entry = min(max(number, 1), len(bank.rates)) - 1
-            share = float(bank.shares[entry])
-            first = bank.tables[entry]
-            second = bank.second_tables[entry] if share else first
-        return first, second, share
+            return full_batch_table(bank.profile) if made is None else made.table(bank.profile)
+        table: Table = bank.tables[min(max(number, 1), len(bank.rates)) - 1]
+        return table
 
 
 def promised(bank: Bank, allowed: Admission | None) -> Guards:

@@ -38,8 +38,8 @@ from weir.policy.solve.smdp import SteadyQueue as SteadyQueue
 from weir.policy.solve.tables import Table, checked_table, limit_of, stacked, steady_table
 
 FORMAT = 1  # of the file
-_FLOATS = ("rates", "shares", "response_time_ms", "p99_ms", "power_w")
-_TABLES = ("tables", "second_tables")
+_FLOATS = ("rates", "response_time_ms", "p99_ms", "power_w")
+_ARRAYS = (*_FLOATS, "max_waiting", "tables")
 # What numpy and zipfile raise for data that is damaged, or no bank at all.
 _UNREADABLE = (
     zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError,
@@ -58,8 +58,6 @@ class Bank:
         objective: the latency SLO, if the tables keep one.
         rates: arrival rates at all workers together in rows per second, ascending; shape (R,).
         tables: uint16, shape (R, states), rows; see tables.py.
-        second_tables: uint16, shape (R, states), rows; equal to `tables` where one table is enough.
-        shares: the share of the batches that the second table decides, 0 to 1; shape (R,).
         max_waiting: the number of waiting rows at which arrivals are refused; 0 for no bound; shape (R,).
         response_time_ms: predicted mean response time in ms; shape (R,).
         p99_ms: predicted 99th percentile of the response time in ms; infinite where the objective is not surely kept, or
@@ -75,8 +73,6 @@ class Bank:
     objective: LatencySLO | None
     rates: Floats
     tables: NDArray[np.uint16]
-    second_tables: NDArray[np.uint16]
-    shares: Floats
     max_waiting: NDArray[np.int64]
     response_time_ms: Floats
     p99_ms: Floats
@@ -90,8 +86,7 @@ class Bank:
             self._keep(name, np.array(getattr(self, name), dtype=np.float64, ndmin=1), (count,))
         self._keep("max_waiting", np.array(self.max_waiting, dtype=np.int64, ndmin=1), (count,))
         self._check_numbers()
-        for name in _TABLES:
-            self._keep_tables(name)
+        self._keep_tables()
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks, with a row for each rate."""
@@ -123,7 +118,7 @@ class Bank:
             "objective": self.objective,
         }
         buffer = io.BytesIO()
-        arrays = {name: getattr(self, name) for name in (*_FLOATS, "max_waiting", *_TABLES)}
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
         np.savez(buffer, about=np.array(json.dumps(about)), **arrays)
         return buffer.getvalue()
 
@@ -139,7 +134,7 @@ class Bank:
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
                 about = json.loads(str(arrays["about"]))
-                return cls._of(about, profile, {name: arrays[name] for name in (*_FLOATS, "max_waiting", *_TABLES)})
+                return cls._of(about, profile, {name: arrays[name] for name in _ARRAYS})
         except SettingsError as error:
             raise SettingsError(f"{source}: {error.message}") from None
         except _UNREADABLE as error:
@@ -168,21 +163,16 @@ class Bank:
         ascending = np.diff(self.rates, prepend=0.0) > 0.0
         if not (ascending.all() and np.isfinite(self.rates[-1])):
             raise SettingsError(f"rates={self.rates.tolist()}: must be finite, greater than 0 and ascending")
-        for name, smallest, largest in (("shares", 0.0, 1.0), ("max_waiting", 0, np.inf)):
-            values = getattr(self, name)
-            good = (values >= smallest) & (values <= largest)
-            if not good.all():
-                i = int(np.argmin(good))
-                raise SettingsError(
-                    f"{name}: {values[i]} for rate {self.rates[i]:g}: must be {smallest:g} to {largest:g}"
-                )
+        if (self.max_waiting < 0).any():
+            i = int(np.argmin(self.max_waiting))
+            raise SettingsError(f"max_waiting: {self.max_waiting[i]} for rate {self.rates[i]:g}: must be 0 or more")
 
-    def _keep_tables(self, name: str) -> None:
-        values = np.asarray(getattr(self, name))
+    def _keep_tables(self) -> None:
+        values = np.asarray(self.tables)
         if values.ndim != 2:
-            raise SettingsError(f"{name}: must have shape [rates, states]; has {values.shape}")
-        rows = [checked_table(row, self.profile.max_batch_size, name) for row in values]
-        self._keep(name, np.array(rows, dtype=np.uint16), (len(self.rates), values.shape[1]))
+            raise SettingsError(f"tables: must have shape [rates, states]; has {values.shape}")
+        rows = [checked_table(row, self.profile.max_batch_size, "tables") for row in values]
+        self._keep("tables", np.array(rows, dtype=np.uint16), (len(self.rates), values.shape[1]))
 
 
 def solve_bank(profile: Profile, prices: Prices | None = None, *, rates: ArrayLike | None = None) -> Bank:
@@ -225,10 +215,10 @@ def bank_of(
         tables: one for each rate, of any lengths.
         predicted: for each rate the mean response time (ms), its 99th percentile (ms) and the mean power (W).
     """
-    rows, (response_time_ms, p99_ms, power_w) = stacked(tables), np.array(predicted).T
+    response_time_ms, p99_ms, power_w = np.array(predicted).T
     return Bank(
-        profile, prices, workers, None, np.array(rates), rows, rows, shares=np.zeros(len(tables)),
-        max_waiting=np.zeros(len(tables), dtype=np.int64), response_time_ms=response_time_ms, p99_ms=p99_ms, power_w=power_w,
+        profile, prices, workers, None, np.array(rates), stacked(tables), max_waiting=np.zeros(len(tables), dtype=np.int64),
+        response_time_ms=response_time_ms, p99_ms=p99_ms, power_w=power_w,
     )  # fmt: skip
 
 
