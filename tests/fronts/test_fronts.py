@@ -67,7 +67,6 @@ REQUESTS = [
     ("/infer/square", b" " * 40_000 + b"3", ""),
     ("/infer/square", b" " * (1 << 21) + b"3", ""),
     ("/infer/measured", b"3", ""),
-    ("/infer/counts", b"3", ""),
     ("/v2/models/add/infer", json.dumps(TENSORS).encode(), ""),
     ("/v2/models/add/infer", json.dumps(TENSORS | {"id": "mine", "parameters": {"priority": 1}}).encode(), ""),
     ("/v2/models/add/infer", json.dumps(TENSORS | {"outputs": [{"name": "sum", "parameters": {"binary_data": True}}]}).encode(), ""),
