@@ -62,7 +62,7 @@ async def off_loop(size_bytes: int, work: Callable[[], T], *, writes: bool = Fal
     return await _ended(job, begun)
 
 
-async def _read_charged(size_bytes: int, work: Callable[[], T]) -> T:
+async def read_charged(size_bytes: int, work: Callable[[], T]) -> T:
     """Return what `off_loop` does for `work` whose values are charged already, or which makes none."""
     if size_bytes <= LONG_BODY:
         return work()
@@ -78,14 +78,14 @@ async def parsed(body: bytes, read: Callable[[], T], content_type: str = JSON) -
     Raises what `read` raises and what Account.take raises.
     """
     with room(await values_size(body, content_type)):
-        return await _read_charged(len(body), read)
+        return await read_charged(len(body), read)
 
 
 async def values_size(body: bytes, content_type: str) -> int:
     """Return about how many bytes the values of a long `body` of JSON or msgpack take at most; 0 for a short one."""
     if len(body) <= LONG_BODY:
         return 0
-    return await _read_charged(len(body), partial(msgpack_bytes if is_msgpack(content_type) else values_bytes, body))
+    return await read_charged(len(body), partial(msgpack_bytes if is_msgpack(content_type) else values_bytes, body))
 
 
 def values_bytes(body: bytes) -> int:

@@ -35,7 +35,7 @@ from weir.errors import (
 )
 from weir.protocols.access import Control
 from weir.protocols.account import CLAIM, Account
-from weir.protocols.offloading import off_loop
+from weir.protocols.offloading import read_charged
 from weir.serving.settings import LONGEST_TIMEOUT
 from weir.telemetry.logs import get_logger
 from weir.text_models.texts import Text
@@ -448,7 +448,8 @@ class RequestHandler:
             self._check_answer(request.size, size)
             await publisher.room(topic, size + OVERHEAD)
             room = size + OVERHEAD
-            texts = await off_loop(received, partial(frames.read_texts, request))
+            # The message is charged, and the encoder charges the texts. A refusal here would reach stock clients, which do not try again.
+            texts = await read_charged(received, partial(frames.read_texts, request))
             request = request._replace(payload=b"")  # free the payload, as the texts are decoded
             encoded = await self._encode(exchange, texts)
             self._check_answer(request.size, encoded.vectors.nbytes)
