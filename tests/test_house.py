@@ -84,7 +84,7 @@ LIMITS = {
     "manifests": (8, 881),
     "policy": (23, 3_001),
     "profiling": (6, 1_026),
-    "protocols": (17, 2_554),
+    "protocols": (17, 2_577),
     "serving": (10, 2_455),
     "simulation": (12, 2_887),
     "telemetry": (7, 1_544),

@@ -296,12 +296,12 @@ class Echo(Model):
 def test_messages_are_charged_until_they_are_answered() -> None:
     async def main() -> None:
         executor = FakeExecutor()
-        async with serving(Service(Echo, executor=executor), http={"max_waiting_bytes": 1_000_000}) as rig:
+        async with serving(Service(Echo, executor=executor), http={"max_waiting_bytes": 5_000_000}) as rig:
             account = rig.context.account
             accepted = rig.raw(INFER, large(600_000))
             await until(lambda: bool(executor.pending))
             assert 600_000 < account.held_bytes < 700_000
-            code, text = await refused(rig.raw(INFER, large(600_000)))
+            code, text = await refused(rig.raw(INFER, large(4_600_000)))
             assert (code, "max_waiting_bytes" in text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
             executor.answer_next(lambda batch: [b"1"] * len(batch))
             assert await accepted
@@ -380,17 +380,17 @@ def test_a_stream_reads_no_more_than_its_share_and_answers_all() -> None:
 def test_an_answer_of_a_stream_for_which_there_is_no_room_is_its_error() -> None:
     async def test(rig: Rig) -> None:
         call = rig.stream()
-        rig.context.account.take(910_000)
-        await call.write(large(40_000))
+        rig.context.account.take(930_000)
+        await call.write(large(30_000))  # short enough to be read at once, without room for its values
         _, response = read_stream_response(await call.read())
         assert response.outputs  # there is room for the request and its answer
-        await until(lambda: rig.context.account.held_bytes == 910_000)
+        await until(lambda: rig.context.account.held_bytes == 930_000)
         rig.context.account.take(20_000)
-        await call.write(large(40_000))  # there is room for the request alone
+        await call.write(large(30_000))  # there is room for the request alone
         error, _ = read_stream_response(await call.read())
         assert "max_waiting_bytes" in error
         call.cancel()
-        await until(lambda: rig.context.account.held_bytes == 930_000)
+        await until(lambda: rig.context.account.held_bytes == 950_000)
 
     run(test, Echo, http={"max_waiting_bytes": 1_000_000})
 
