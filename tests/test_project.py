@@ -129,10 +129,13 @@ def test_the_tag_of_a_release_is_compared_with_the_version_that_is_there() -> No
     assert read(ROOT / "CITATION.cff")["version"] == weir.__version__
 
 
+GROUPS = ("weir.platforms", "weir.protocols", "weir.frontends", "weir.policies", "weir.executors", "weir.adapters")
+
+
 def test_what_the_stability_page_calls_public_can_be_imported() -> None:
     page = (ROOT / "docs" / "reference" / "stability.md").read_text()
     for name in re.findall(r"`(weir(?:\.[a-z]+)?)`", page):
-        if name not in ("weir.platforms", "weir.protocols", "weir.frontends"):
+        if name not in GROUPS:
             __import__(name)
-    for group in ("weir.platforms", "weir.protocols", "weir.frontends"):
+    for group in GROUPS:
         assert group in page

@@ -127,10 +127,11 @@ def test_calls_that_nobody_reads_do_not_gather(name: str, server: kit.Running) -
         server.served.signal(signal.SIGSTOP)
         try:
             sizes = list[int]()
-            for _ in range(8):
+            for _ in range(26):
                 with pytest.raises(errors.WeirError):
                     client.infer("scale", long, timeout=0.2)
                 sizes.append(own.memory_info().rss)
-            assert sizes[-1] - sizes[1] < 3 * long["x"].nbytes
+            # gRPC frees bodies when it likes, up to ten of them at once; of 24 calls all would have gathered.
+            assert sizes[-1] - sizes[1] < 16 * long["x"].nbytes
         finally:
             server.served.signal(signal.SIGCONT)

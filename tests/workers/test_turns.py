@@ -27,14 +27,16 @@ from weir.workers.turns import DeviceGroup
 
 
 class Exclusive(Model):
-    """Fails if another model computes at the same time; the lock of a file tells. "die" ends its process."""
+    """Fails if another model computes at the same time; the lock of a file tells. "die" ends its process. The warm-up takes no turns."""
 
-    examples = ("item",)
+    examples = ("warm-up",)
 
     def __init__(self, path: str = os.environ.get("DEVICE", "")) -> None:
         self.path = path
 
     def predict(self, batch: list[Any]) -> list[Any]:
+        if "warm-up" in batch:
+            return batch
         with open(self.path, "ab") as device:
             fcntl.flock(device, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if "die" in batch:
