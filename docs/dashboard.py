@@ -1,4 +1,6 @@
-"""Makes pictures/dashboard.webp, which moves: the dashboard in Chromium while a real server of sentence vectors gets more callers, then fewer.
+"""Makes the pictures of the dashboard in Chromium while a real server of sentence vectors gets more callers, then fewer.
+
+dashboard.webp moves and shows the cards; dashboard.png is the whole page at the highest load.
 
     python -m docs.dashboard
 
@@ -20,8 +22,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-PICTURE = Path(__file__).parent / "pictures" / "dashboard.webp"
-SIZE, SHOWN = (1280, 872), (960, 654)  # pixels of the browser and of the picture
+PICTURES = Path(__file__).parent / "pictures"
+SIZE, SHOWN = (1280, 872), (960, 654)  # pixels of the cards in the browser and in the picture
+TALL = 2400  # of the window, so that the whole page is in it
 CALLERS = (2, 2, 4, 24, 24, 24, 8, 2)  # one after another, each for SECONDS
 SECONDS, FRAME_SECONDS = 5.0, 2.0
 TEXTS = (
@@ -32,7 +35,9 @@ TEXTS = (
 
 
 def main() -> None:
-    """Make the picture."""
+    """Make the pictures."""
+    from PIL import Image
+
     command = [sys.executable, "-m", "weir", "embed", "serve", "--port", "0", "--workers", "1"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
@@ -47,9 +52,13 @@ def main() -> None:
     finally:
         server.terminate()
         server.wait()
-    first, *others = _from_the_busiest(frames)
+    frames = _from_the_busiest(frames)
+    frames[0].quantize(256).save(PICTURES / "dashboard.png", optimize=True)
+    first, *others = [
+        frame.crop((0, 0, *SIZE)).resize(SHOWN, Image.Resampling.LANCZOS) for frame in frames
+    ]
     first.save(
-        PICTURE,
+        PICTURES / "dashboard.webp",
         save_all=True,
         append_images=others,
         duration=600,
@@ -96,7 +105,7 @@ def _frames(url: str, load: threading.Thread) -> list[Any]:
     options = webdriver.ChromeOptions()
     options.binary_location = programs[0] or ""
     profile = tempfile.mkdtemp()
-    size = f"--window-size={SIZE[0]},{SIZE[1] + 200}"
+    size = f"--window-size={SIZE[0]},{TALL}"
     for flag in (
         "--headless",
         "--no-sandbox",
@@ -117,8 +126,9 @@ def _frames(url: str, load: threading.Thread) -> list[Any]:
         found = []
         while load.is_alive():
             started = time.monotonic()
+            end = driver.execute_script("return document.body.getBoundingClientRect().bottom")
             picture = Image.open(BytesIO(driver.get_screenshot_as_png())).convert("RGB")
-            found.append(picture.crop((0, 0, *SIZE)).resize(SHOWN, Image.Resampling.LANCZOS))
+            found.append(picture.crop((0, 0, SIZE[0], int(end))))
             load.join(max(0.0, FRAME_SECONDS - (time.monotonic() - started)))
         return found
     finally:

@@ -10,7 +10,6 @@ COMMANDS: Mapping[str, str] = {  # an example of each command, by name
     "profile": "weir profile square:Square -o square.profile.toml",
     "solve": "weir solve square.profile.toml --latency-weight 1 --energy-weight 1 --reference-rate 200 -o square.policy.npz",
     "simulate": "weir simulate square.profile.toml --policy smdp,greedy,size-or-delay:size=32,delay=5ms --arrivals poisson:0.7",
-    "reproduce": "weir reproduce smdp",
     "worker": "weir worker square:Square --connect unix:/run/weir/square.sock",
     "embed": "weir embed serve ./bge-small-en --workers 2",
     "manifest": "weir manifest kubernetes square:Square --image registry/square:1 --replicas 2..10",

@@ -451,7 +451,7 @@ class BlockingService:
         return self._running().run(explain_policy())
 
     def set_prices(self, /, **changes: Any) -> dict[str, Any]:
-        """Solve the policy for other prices; return its explanation once it is in use. See Service.set_prices."""
+        """Solve the policy for other weights; return its explanation once it is in use. See Service.set_prices."""
         return self._running().run(self.service.set_prices(**changes))
 
     def deep_health(self) -> ModelHealth:

@@ -222,7 +222,7 @@ class ModelControl(Protocol):
         """Return what the policy decides and what was measured under it, as a JSON-able dict."""
 
     async def set_prices(self, /, **changes: Any) -> dict[str, Any]:
-        """Solve the policy for other prices, and return its explanation once it is in use. See Service.set_prices."""
+        """Solve the policy for other weights, and return its explanation once it is in use. See Service.set_prices."""
 
     async def deep_health(self) -> ModelHealth:
         """Run the model's examples, and compare the answers with the expected ones where these are known."""

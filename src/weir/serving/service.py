@@ -483,7 +483,7 @@ class Service:
         return self.generation.explain_policy(self.name)
 
     async def set_prices(self, /, **changes: Any) -> dict[str, Any]:
-        """Solve the policy for other prices, and return its explanation once it is in use. `PUT /models/{model}/policy` does
+        """Solve the policy for other weights, and return its explanation once it is in use. `PUT /models/{model}/policy` does
         this. Concurrent calls are served one after the other.
 
         `changes` are some of `latency_weight`, `energy_weight`, `reference_rate` and `latency_objective` ("p99=20ms"). None for

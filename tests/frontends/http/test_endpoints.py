@@ -94,4 +94,4 @@ def test_the_methods_of_batch_jobs_are_refused_in_the_form_of_their_api(tmp_path
 def test_the_index_has_what_can_be_changed_too() -> None:
     (answer,) = ask(weir.asgi(Square, executor=FakeExecutor(list)), ("GET", "/"))
     policy = answer.json()["pages"]["/models/{model}/policy"]
-    assert policy.startswith("Explain the policy of one model") and "Solve the policy for other prices" in policy
+    assert policy.startswith("Explain the policy of one model") and "Solve the policy for other weights" in policy

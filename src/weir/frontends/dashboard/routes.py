@@ -47,9 +47,9 @@ def _described(name: str, summary: str, content_type: str, *parameters: dict[str
 
 
 _DESCRIBED = {
-    _PAGE: _described("dashboard", "Show the server while it works, to people", "text/html"),
+    _PAGE: _described("dashboard", "Show the dashboard", "text/html"),
     "data": _described(
-        "dashboard_data", "Return what the dashboard shows", "application/json",
+        "dashboard_data", "Return the data of the dashboard", "application/json",
         {"name": "life", "in": "query", "description": "the process asked before", "schema": {"type": "string"}},
         {"name": "since", "in": "query", "description": "its last number", "schema": {"type": "integer", "minimum": 0}},
     ),

@@ -158,14 +158,14 @@ class Pages:
         return HttpResponse(200, headers, page.encode())
 
     async def live(self, request: Request) -> Annotated[HttpResponse, documents.Liveness]:
-        """Say that this process answers: 200; or 503 with the models that can start no worker, where liveness counts them."""
+        """Check liveness: 200, or 503 with the models that can start no worker, where liveness counts them."""
         failed = self._context.failed
         return _health(
             documents.Liveness(live=False, models=failed) if failed else documents.Liveness(live=True), not failed
         )
 
     async def ready(self, request: Request) -> Annotated[HttpResponse, documents.Readiness]:
-        """Say whether every model takes requests: 200, or 503 with the reasons."""
+        """Check readiness: 200 if every model accepts requests, or 503 with the reasons."""
         ready = self._registry.ready
         return _health(documents.Readiness(ready=ready, models=self._lines()), ready)
 
@@ -190,7 +190,7 @@ class Pages:
     async def change_policy(
         self, request: Annotated[Request, documents.PolicyChange]
     ) -> Annotated[HttpResponse, documents.PolicyReport]:
-        """Solve the policy for other prices; those that are not given stay."""
+        """Solve the policy for other weights; those that are not given stay."""
         self._context.control.require_http(_peer(request), request.headers.raw)
         service = self._registry.get(request.path_params["model"])
         settings = self._settings
@@ -220,7 +220,7 @@ class Pages:
         self._described = None
 
     async def docs(self, request: Request) -> Annotated[HttpResponse, "text/html"]:
-        """Show the description to people, with a form to try each route."""
+        """Show the API documentation, with a form to try each route."""
         page = (files("weir.frontends.http") / "docs.html").read_bytes()
         policy = (b"content-security-policy", _DOCS_POLICY)
         return HttpResponse(200, [(b"content-type", b"text/html; charset=utf-8"), policy], page)
