@@ -443,7 +443,7 @@ class Measured(NamedTuple):
     stretches: list[float]
 
     def met(self, bar: float) -> bool:
-        """Tell whether it was answered, and held the loop no longer than it may."""
+        """Return whether it was answered, and held the loop no longer than it may."""
         failed = self.answer in ("lost", "INTERNAL", "UNKNOWN", "CANCELLED", "none") or (
             self.answer.startswith("5") and self.answer not in ("501", "503")
         )

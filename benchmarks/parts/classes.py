@@ -196,7 +196,7 @@ def measure(run: Run) -> Result:
 
 
 def near(p99: float, alone: float) -> bool:
-    """Tell whether a p99 is as near to that alone as it is to be; both in seconds."""
+    """Return whether a p99 is as near to that alone as it is to be; both in seconds."""
     return p99 <= max(alone * (1 + MOST_ABOVE), alone + MOST_SECONDS)
 
 

@@ -112,7 +112,7 @@ def over_http(kind, target, application):
 
 
 def answers(url):
-    """Tell whether there is an answer."""
+    """Return whether there is an answer."""
     try:
         with urllib.request.urlopen(url, timeout=2):
             return True

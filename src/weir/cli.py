@@ -80,7 +80,7 @@ def _complain(text: str, code: int) -> int:
 
 
 def _wants_json() -> bool:
-    """Tell whether the log is to be JSON, from the command line and the environment: the settings may be unreadable."""
+    """Return whether the log is to be JSON, from the command line and the environment: the settings may be unreadable."""
     words, flag = sys.argv[1:], "--log-format"
     values = [after for word, after in zip(words, [*words[1:], ""], strict=True) if word == flag]
     values += [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")]

@@ -108,7 +108,7 @@ def name_of(hint: Any) -> str:
 
 
 def _fits(hint: Any, value: Any) -> bool:
-    """Tell whether `value` has the type that a setting declares. Numbers of numpy count as numbers, and paths as text."""
+    """Return whether `value` has the type that a setting declares. Numbers of numpy count as numbers, and paths as text."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(_fits(each, value) for each in inner)
@@ -172,7 +172,7 @@ def from_toml(hint: Any, value: Any, source: str) -> Any:
 
 
 def _is_inner(hint: Any, value: list[Any]) -> bool:
-    """Tell whether `value` is a single element of a setting that is a list of lists."""
+    """Return whether `value` is a single element of a setting that is a list of lists."""
     (inner,) = get_args(hint)
     return get_origin(inner) is list and bool(value) and not isinstance(value[0], list)
 

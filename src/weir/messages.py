@@ -315,7 +315,7 @@ class Events:
 
 
 def has_failed(column: list[Any]) -> bool:
-    """Tell whether an entry of `column`, which has values and errors, is an error."""
+    """Return whether an entry of `column`, which has values and errors, is an error."""
     return any(issubclass(kind, WeirError) for kind in set(map(type, column)))
 
 

@@ -171,7 +171,7 @@ class ModelMetrics:
         return reports or None
 
     def room_for_series(self) -> bool:
-        """Tell whether there may be one more series, and count it. The caller holds the lock."""
+        """Return whether there may be one more series, and count it. The caller holds the lock."""
         self._series += 1
         if self._series == MAX_SERIES + 1:
             import logging  # not above: a worker process imports this module before it may load more

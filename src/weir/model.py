@@ -364,7 +364,7 @@ _DERIVED = ("r", "d", "er", "ed", "or", "ing", "ion")
 
 
 def overrides(model: type[Model], method: str) -> bool:
-    """Tell whether `model` has its own version of `method`."""
+    """Return whether `model` has its own version of `method`."""
     return getattr(model, method) is not getattr(Model, method) and not _same_function(model, method)
 
 
@@ -374,7 +374,7 @@ def _same_function(model: type[Model], method: str) -> bool:
 
 
 def is_tensor_model(model: type[Model]) -> bool:
-    """Tell whether `model` declares tensors."""
+    """Return whether `model` declares tensors."""
     return bool(model.inputs)
 
 
@@ -398,7 +398,7 @@ class Sizes:
 
 
 def is_batched(model: type[Model]) -> bool:
-    """Tell whether requests for `model` may share a batch; otherwise each runs alone."""
+    """Return whether requests for `model` may share a batch; otherwise each runs alone."""
     return not model.inputs or model.inputs[0].batch != NONE
 
 

@@ -52,7 +52,7 @@ def listed(count: int, arrival: float = 0.0, timeout: float = TIMEOUT, **rest: A
 
 
 def kills(entry: Entry) -> bool:
-    """Tell whether this entry ends its worker."""
+    """Return whether this entry ends its worker."""
     request, start, stop = entry
     assert isinstance(request, Asked)
     return any(start <= killer < stop for killer in request.killers)

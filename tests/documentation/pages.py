@@ -199,7 +199,7 @@ class _Terminal:
 
 
 def matches(printed: str, expected: str) -> bool:
-    """Tell whether `printed` is what the page shows, "..." standing for anything."""
+    """Return whether `printed` is what the page shows, "..." standing for anything."""
     pattern = r"[\s\S]*".join(re.escape(part.strip()) for part in expected.split("..."))
     return re.fullmatch(rf"\s*{pattern}\s*", printed) is not None
 

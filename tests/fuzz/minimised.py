@@ -28,7 +28,7 @@ def minimise(target: Callable[[bytes], None], folder: Path) -> tuple[int, int]:
 
 
 def is_kept(file: Path) -> bool:
-    """Tell whether a file stays whatever it adds."""
+    """Return whether a file stays whatever it adds."""
     return any(word in file.name for word in KEPT)
 
 

@@ -414,7 +414,7 @@ class Batcher:
         self._forecast.took_turn(seconds)
 
     def is_late(self, batch_id: int, now: float) -> bool:
-        """Tell whether requests of this running batch may be past their deadlines; `expire` ends them."""
+        """Return whether requests of this running batch may be past their deadlines; `expire` ends them."""
         return self._running.is_late(batch_id, now)
 
     def worker_away(self, worker: int) -> None:
@@ -569,7 +569,7 @@ class Batcher:
         return share if share < rows and self.service.is_sooner(share, rows, SOONER) else rows
 
     def _lengthened(self, request: Request, now: float) -> bool:
-        """Tell whether `request` fits into the full queue after the policy was asked for more room."""
+        """Return whether `request` fits into the full queue after the policy was asked for more room."""
         try:
             self._bound.ask(self._policy, now)
         except Exception as error:
@@ -777,7 +777,7 @@ class Batcher:
         return now - oldest if oldest < inf else 0.0
 
     def room(self, rows: int, cost: float = 0.0, bulk: bool = False) -> bool:
-        """Tell whether the queue, or that of `bulk` work, has room for a request of so many rows and so much `cost`."""
+        """Return whether the queue, or that of `bulk` work, has room for a request of so many rows and so much `cost`."""
         return (self._bulk.queue if bulk else self._queue).room(rows, cost)
 
     def best_rate(self, now: float) -> float:

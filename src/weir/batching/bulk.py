@@ -98,5 +98,5 @@ class BulkWork(WorkClass):
 
 
 def is_bulk(request: Request) -> bool:
-    """Tell whether `request` is bulk work: its priority is below 0."""
+    """Return whether `request` is bulk work: its priority is below 0."""
     return request.priority < 0

@@ -52,7 +52,7 @@ def _entries(request: Request, part: tuple[int, int] | None) -> list[Entry]:
 
 
 def is_done(entry: Entry) -> bool:
-    """Tell whether this entry has its answer, or its request is settled."""
+    """Return whether this entry has its answer, or its request is settled."""
     request, start, _ = entry
     return has_answer(request, start)
 

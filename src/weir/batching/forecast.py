@@ -61,7 +61,7 @@ class QueueForecast:
         return self._service.upper(self._largest) + (rows + self._largest) / self.rate(rows)
 
     def cannot_make_it(self, request: Request, now: float) -> bool:
-        """Tell whether the answer would be late even in a good case: after the requests that are certainly served before it, and its own service."""
+        """Return whether the answer would be late even in a good case: after the requests that are certainly served before it, and its own service."""
         if not self._service.is_trusted(now) or not len(self._places):
             return False
         group = self._queue.groups.get(request.key)

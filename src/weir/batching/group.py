@@ -119,7 +119,7 @@ CLASSES_PER_OCTAVE = 4  # size classes for each doubling: the sizes of one class
 
 
 def is_plain(request: Request) -> bool:
-    """Tell whether `request` is one item of one row and unit cost, so that such requests need only be counted."""
+    """Return whether `request` is one item of one row and unit cost, so that such requests need only be counted."""
     return request.rows == 1 and request.cost == 1.0 and request.kind is Kind.ITEM
 
 

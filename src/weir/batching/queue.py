@@ -216,7 +216,7 @@ class RequestQueue:
         return self.arrivals - self.departed
 
     def room(self, rows: int, cost: float = 0.0) -> bool:
-        """Tell whether a request of so many rows and so much `cost` fits. One that is larger than the whole queue fits when nothing waits; one that is
+        """Return whether a request of so many rows and so much `cost` fits. One that is larger than the whole queue fits when nothing waits; one that is
         larger than the capacity fits when nothing runs either."""
         if self.arrivals >= self.ceiling or (self.cost + cost > self.max_cost and self.waiting):
             return False

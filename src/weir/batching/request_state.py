@@ -97,7 +97,7 @@ def rows_left(request: Request) -> int:
 
 
 def is_gone(request: Request) -> bool:
-    """Tell whether nothing of `request` waits any more."""
+    """Return whether nothing of `request` waits any more."""
     return request.settled or request.taken >= request.rows
 
 
@@ -135,7 +135,7 @@ class ListGather:
         self.left = count
 
     def has(self, start: int) -> bool:
-        """Tell whether the item at `start` has its answer."""
+        """Return whether the item at `start` has its answer."""
         return self.outputs[start] is not MISSING
 
     def put(self, start: int, stop: int, output: Any) -> bool:
@@ -161,7 +161,7 @@ class TensorGather:
         self.error: WeirError | None = None
 
     def has(self, start: int) -> bool:
-        """Tell whether the rows from `start` have their answer."""
+        """Return whether the rows from `start` have their answer."""
         return start in self.pieces
 
     def put(self, start: int, stop: int, output: Any) -> bool:
@@ -191,7 +191,7 @@ def _join(pieces: list[dict[str, Any]]) -> Any:
 
 
 def has_answer(request: Request, start: int) -> bool:
-    """Tell whether the piece from item or row `start` has its answer, or the whole request is settled."""
+    """Return whether the piece from item or row `start` has its answer, or the whole request is settled."""
     return request.settled or (request.partial is not None and _gather_of(request).has(start))
 
 

@@ -91,7 +91,7 @@ class ServiceTime:
         return max(0.0, self._fixed + self._slope * (rows * length if self._padded else rows) - 2.0 * self._spread)
 
     def is_sooner(self, rows: float, among: float, share: float) -> bool:
-        """Tell whether a batch of `rows` takes less than this `share` of the time of one of `among` rows. If enough batches came back, but all of one
+        """Return whether a batch of `rows` takes less than this `share` of the time of one of `among` rows. If enough batches came back, but all of one
         size, it is worth a try, and so True."""
         expected = self.expected(among)
         if not self._differed:
@@ -99,7 +99,7 @@ class ServiceTime:
         return self.expected(rows) < share * expected
 
     def is_trusted(self, now: float) -> bool:
-        """Tell whether this estimate may be used to refuse work: enough batches were measured, and not too long ago."""
+        """Return whether this estimate may be used to refuse work: enough batches were measured, and not too long ago."""
         if self.count < ENOUGH:
             return False
         return now <= self._at + max(STALE_MIN, STALE_SERVICES * self._t / self._w)

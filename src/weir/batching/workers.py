@@ -149,7 +149,7 @@ class Running:
         return min(self._deadlines.values(), default=inf)
 
     def is_late(self, batch_id: int, now: float) -> bool:
-        """Tell whether a deadline of the batch may have passed; False if it does not run."""
+        """Return whether a deadline of the batch may have passed; False if it does not run."""
         return self._deadlines.get(batch_id, inf) <= now
 
     def passed(self, now: float) -> list[Request]:

@@ -458,7 +458,7 @@ class ChainSteps:
         check_steps(parts, name, tensors=self._tensors)
 
     def needs(self, name: str, versions: Collection[str] | None = None) -> bool:
-        """Tell whether a step is the model `name`; with `versions`, whether a step names one of these versions of it."""
+        """Return whether a step is the model `name`; with `versions`, whether a step names one of these versions of it."""
         steps = [step for step in steps_in(self.parts) if step.model == name]
         return any(versions is None or (step.version and step.version in versions) for step in steps)
 

@@ -136,7 +136,7 @@ class OpenRepository(Repository, Protocol):
     """A Repository to which load calls can add models."""
 
     def takes(self, config: Mapping[str, Any] | None, files: Mapping[str, bytes] | None) -> bool:
-        """Tell whether `read` can make a model that it does not have from `config` and `files`."""
+        """Return whether `read` can make a model that it does not have from `config` and `files`."""
 
 
 class CombinedRepository:

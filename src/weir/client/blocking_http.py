@@ -211,7 +211,7 @@ class Connections:
 
 
 def _ended(connection: _Plain) -> bool:
-    """Tell whether the server has closed an idle connection, or has sent something unexpected on it."""
+    """Return whether the server has closed an idle connection, or has sent something unexpected on it."""
     poll = select.poll()
     poll.register(connection.sock, select.POLLIN)
     return bool(poll.poll(0))

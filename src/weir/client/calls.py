@@ -120,7 +120,7 @@ def request_of(model: str, inputs: Inputs, extras: RequestExtras) -> InferenceRe
 
 
 def is_tensors(value: Any) -> bool:
-    """Tell whether `value` must be arrays by name, and cannot be an item of a model of items."""
+    """Return whether `value` must be arrays by name, and cannot be an item of a model of items."""
     return (
         isinstance(value, Mapping)
         and bool(value)

@@ -72,19 +72,19 @@ class Client:
         return self._retried(self._calls.server_metadata)
 
     def server_live(self) -> bool:
-        """Tell whether the server responds."""
+        """Return whether the server responds."""
         return self._run(common.or_false(self._calls.server_live()))
 
     def server_ready(self) -> bool:
-        """Tell whether all models of the server accept requests."""
+        """Return whether all models of the server accept requests."""
         return self._run(common.or_false(self._calls.server_ready()))
 
     def has_extension(self, name: str) -> bool:
-        """Tell whether the server lists the extension `name`."""
+        """Return whether the server lists the extension `name`."""
         return self._retried(lambda: common.has_extension(self._calls, name))
 
     def has_hardware(self, name: str, count: int = 1) -> bool:
-        """Tell whether the server's machine has at least `count` devices whose kind is `name` ("CPU", "GPU") or whose name
+        """Return whether the server's machine has at least `count` devices whose kind is `name` ("CPU", "GPU") or whose name
         contains it."""
         return self._retried(lambda: self._calls.has_hardware(name, count))
 
@@ -100,7 +100,7 @@ class Client:
         return self._retried(self._calls.models)
 
     def model_ready(self, name: str, version: str = "") -> bool:
-        """Tell whether a model accepts requests; False if unknown model."""
+        """Return whether a model accepts requests; False if unknown model."""
         return self._run(common.or_false(self._calls.model_ready(name, version)))
 
     def model_metadata(self, name: str, version: str = "") -> Metadata:
@@ -274,19 +274,19 @@ class AsyncClient:
         return await self._retried(self._calls.server_metadata)
 
     async def server_live(self) -> bool:
-        """Tell whether the server responds."""
+        """Return whether the server responds."""
         return await self._run(common.or_false(self._calls.server_live()))
 
     async def server_ready(self) -> bool:
-        """Tell whether all models of the server accept requests."""
+        """Return whether all models of the server accept requests."""
         return await self._run(common.or_false(self._calls.server_ready()))
 
     async def has_extension(self, name: str) -> bool:
-        """Tell whether the server lists the extension `name`."""
+        """Return whether the server lists the extension `name`."""
         return await self._retried(lambda: common.has_extension(self._calls, name))
 
     async def has_hardware(self, name: str, count: int = 1) -> bool:
-        """Tell whether the server's machine has at least `count` devices whose kind is `name` ("CPU", "GPU") or whose name
+        """Return whether the server's machine has at least `count` devices whose kind is `name` ("CPU", "GPU") or whose name
         contains it."""
         return await self._retried(lambda: self._calls.has_hardware(name, count))
 
@@ -302,7 +302,7 @@ class AsyncClient:
         return await self._retried(self._calls.models)
 
     async def model_ready(self, name: str, version: str = "") -> bool:
-        """Tell whether a model accepts requests; False if unknown model."""
+        """Return whether a model accepts requests; False if unknown model."""
         return await self._run(common.or_false(self._calls.model_ready(name, version)))
 
     async def model_metadata(self, name: str, version: str = "") -> Metadata:

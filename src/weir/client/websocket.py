@@ -80,7 +80,7 @@ class WebSocketCalls(HttpCalls):
 
 
 def is_last(answer: Answer) -> bool:
-    """Tell whether no more answers to the same request follow."""
+    """Return whether no more answers to the same request follow."""
     return isinstance(answer, ErrorMessage) or answer.parameters.get(FINAL) is not False
 
 
@@ -416,7 +416,7 @@ def _cancel(opened: _Opened, id: str) -> None:
 
 
 def _is_writable(connection: ClientConnection, timeout: float) -> bool:
-    """Tell whether a short message can be sent within `timeout` seconds; also for a connection that has ended, which `send` reports."""
+    """Return whether a short message can be sent within `timeout` seconds; also for a connection that has ended, which `send` reports."""
     poll = select.poll()
     try:
         poll.register(connection.socket, select.POLLOUT)

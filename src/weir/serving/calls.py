@@ -330,7 +330,7 @@ def _size_of(output: Any) -> int:
 
 
 def takes_one(request: Request) -> bool:
-    """Tell whether `request` can take one answer only."""
+    """Return whether `request` can take one answer only."""
     return getattr(type(request), "part", None) in (None, RequestBase.part)
 
 
@@ -374,7 +374,7 @@ def _is_measure(returned: Any) -> bool:
 
 
 def is_hashable(key: Any) -> bool:
-    """Tell whether `key` can be a batch key: it and everything inside it are hashable."""
+    """Return whether `key` can be a batch key: it and everything inside it are hashable."""
     try:
         hash(key)
     except Exception:  # a class of the caller may raise anything in __hash__

@@ -192,7 +192,7 @@ def discard(value: Any) -> None:
 
 
 def is_block(value: Any) -> bool:
-    """Tell whether `value` is a Block: it has `view`, `retain` and `release`."""
+    """Return whether `value` is a Block: it has `view`, `retain` and `release`."""
     kind: Any = type(value)
     return _is_block_type(kind)
 

@@ -223,7 +223,7 @@ class Driver:
         self._accepted = {id(request): request for request in requests}
 
     def accepted(self, request: Request) -> bool:
-        """Tell whether `request` was here when `note_accepted` was called."""
+        """Return whether `request` was here when `note_accepted` was called."""
         return id(request) in self._accepted
 
     def cancel(self, request: Request) -> None:

@@ -122,7 +122,7 @@ class ModelHandle(Protocol):
         """Cancel a request whose caller has left; nothing happens if it has already ended."""
 
     def has_room(self, rows: int, *, bulk: bool = False) -> bool:
-        """Tell whether the queue, or that of `bulk` work, has room for a request of `rows` rows now."""
+        """Return whether the queue, or that of `bulk` work, has room for a request of `rows` rows now."""
 
     def reserve(self, size_bytes: int) -> Block | None:
         """Return a place of `size_bytes` bytes in shared memory, to receive a payload into; None if none is free."""

@@ -398,7 +398,7 @@ class Service:
             submit_traced(generation.tracing, self.label, generation.driver.submit, request, now)
 
     def has_room(self, rows: int, *, bulk: bool = False) -> bool:
-        """Tell whether the queue, or that of `bulk` work, has room for a request of `rows` rows now."""
+        """Return whether the queue, or that of `bulk` work, has room for a request of `rows` rows now."""
         return self.generation.driver.batcher.room(rows, bulk=bulk)
 
     def best_rate(self, now: float) -> float:
@@ -580,7 +580,7 @@ class Service:
 
 
 def same(answer: Any, expected: Any) -> bool:
-    """Tell whether an answer equals the expected one: floats within rounding, arrays and lists element by element, values of a
+    """Return whether an answer equals the expected one: floats within rounding, arrays and lists element by element, values of a
     declared type field by field."""
     answer, expected = _comparable(answer), _comparable(expected)
     if isinstance(expected, dict):

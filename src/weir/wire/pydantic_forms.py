@@ -49,7 +49,7 @@ def leaf_of(value: Any) -> Any:
 
 
 def _has_own_json(schema: Any) -> bool:
-    """Tell whether the type says how it is written as JSON only: by a serializer, or in its configuration."""
+    """Return whether the type says how it is written as JSON only: by a serializer, or in its configuration."""
     if isinstance(schema, Mapping):
         if str(schema.get("when_used")).startswith("json") and str(schema.get("type")).startswith("function"):
             return True
@@ -58,7 +58,7 @@ def _has_own_json(schema: Any) -> bool:
 
 
 def mentions(schema: Any, key: str) -> bool:
-    """Tell whether a core schema has `key` anywhere."""
+    """Return whether a core schema has `key` anywhere."""
     if isinstance(schema, Mapping):
         return key in schema or any(mentions(part, key) for part in schema.values())
     return isinstance(schema, (list, tuple)) and any(mentions(part, key) for part in schema)

@@ -253,7 +253,7 @@ class SharedBlock:
         return bytes(self.view)
 
     def holds(self, offset: int, size_bytes: int) -> bool:
-        """Tell whether these bytes of the memory are all in it."""
+        """Return whether these bytes of the memory are all in it."""
         return self.offset <= offset and offset + size_bytes <= self.offset + len(self.view)
 
     def retain(self) -> None:

@@ -263,7 +263,7 @@ def _is_source(spec: ModuleSpec) -> bool:
 
 
 def _is_only_here(spec: ModuleSpec) -> bool:
-    """Tell whether a folder without an __init__.py, which any module precedes, is what its name means."""
+    """Return whether a folder without an __init__.py, which any module precedes, is what its name means."""
     if spec.origin is not None or not spec.submodule_search_locations:
         return False
     with suppress(ImportError, ValueError):

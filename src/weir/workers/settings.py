@@ -54,7 +54,7 @@ class WorkerAddress(NamedTuple):
 
 
 def is_address(text: str) -> bool:
-    """Tell whether `text` is an address; this is the rule of a setting."""
+    """Return whether `text` is an address; this is the rule of a setting."""
     try:
         parse_address(text, "")
     except SettingsError:
@@ -107,7 +107,7 @@ def as_workers(value: Any) -> int | str | None:
 
 
 def is_workers(value: Any) -> bool:
-    """Tell whether `value` is a number or a range of workers; this is the rule of a setting."""
+    """Return whether `value` is a number or a range of workers; this is the rule of a setting."""
     return as_workers(value) is not None
 
 

@@ -113,7 +113,7 @@ def levels(url: str) -> dict[str, Any]:
 
 
 def is_at_rest(url: str) -> bool:
-    """Tell whether nothing waits or runs any more, and all workers are there."""
+    """Return whether nothing waits or runs any more, and all workers are there."""
     state = levels(url)
     ready = all(worker["state"] == "ready" for worker in state["workers"])
     return (state["waiting"], state["in_flight_batches"], ready) == (0, 0, True)

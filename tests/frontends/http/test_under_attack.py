@@ -69,7 +69,7 @@ class Attacked:
             return status(client)
 
     def lives(self) -> bool:
-        """Tell whether the server answers everybody else."""
+        """Return whether the server answers everybody else."""
         large = post(b'"' + b"x" * 200_000 + b'"')
         return (self.call(post(b'"abc"')), self.call(GET), self.call(large)) == (200, 200, 200)
 

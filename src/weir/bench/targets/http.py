@@ -110,7 +110,7 @@ async def example_request(dialler: Dialler, endpoint: TargetEndpoint, rows: int,
 
 
 async def is_counted(dialler: Dialler, model: str, within: float) -> bool:
-    """Tell whether the server is a Weir server with a model of this name."""
+    """Return whether the server is a Weir server with a model of this name."""
     index = await fetch_json(dialler, "/", within)
     try:
         return model in [each["name"] for each in index["models"]]

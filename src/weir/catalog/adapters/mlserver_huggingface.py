@@ -158,7 +158,7 @@ def _response(prediction: Any) -> dict[str, Any]:
 
 
 def is_served_here(document: Mapping[str, Any]) -> bool:
-    """Tell whether `document`, the content of model-settings.json, describes what HuggingFacePipeline does."""
+    """Return whether `document`, the content of model-settings.json, describes what HuggingFacePipeline does."""
     extra = (document.get("parameters") or {}).get("extra")
     return (
         isinstance(extra, Mapping) and _setting(extra, "task") in TASKS and _setting(extra, "framework") in (None, "pt")

@@ -179,7 +179,7 @@ class PbResponse:
         return self._tensors
 
     def has_error(self) -> bool:
-        """Tell whether it is an error."""
+        """Return whether it is an error."""
         return self._error is not None
 
     def error(self) -> TritonError | None:
@@ -215,7 +215,7 @@ class PbSender:
         self._give(self._index, response, self._closed)
 
     def is_cancelled(self) -> bool:
-        """Tell whether nobody waits for more."""
+        """Return whether nobody waits for more."""
         return self._left(self._index)
 
 
@@ -284,7 +284,7 @@ class PbRequest:
         return json.dumps(self._parameters)
 
     def is_cancelled(self) -> bool:
-        """Tell whether nobody waits for the answer."""
+        """Return whether nobody waits for the answer."""
         return self.sender is not None and self.sender.is_cancelled()
 
     def get_response_sender(self) -> PbSender:
@@ -361,7 +361,7 @@ def _client() -> Any:
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Tell whether a model of this server is ready."""
+    """Return whether a model of this server is ready."""
     return bool(_client().model_ready(model_name, model_version))
 
 
@@ -531,7 +531,7 @@ def get_output_config_by_name(config: Mapping[str, Any], name: str) -> Any:
 
 
 def using_decoupled_model_transaction_policy(config: Mapping[str, Any]) -> bool:
-    """Tell whether a configuration is that of a decoupled model."""
+    """Return whether a configuration is that of a decoupled model."""
     return bool(config.get("model_transaction_policy", {}).get("decoupled", False))
 
 

@@ -201,7 +201,7 @@ def _versions(value: Any, source: str) -> str | int | tuple[str, ...]:
 
 
 def _is_model(folder: Path) -> bool:
-    """Tell whether `folder` is that of one model, rather than of several: it has a configuration of another server, or versions with files."""
+    """Return whether `folder` is that of one model, rather than of several: it has a configuration of another server, or versions with files."""
     if not folder.is_dir():
         return False
     if any((folder / file).is_file() for file in (PBTXT, MLSERVER_FILE)):
@@ -333,7 +333,7 @@ class FolderRepository:
         return [_name_of(self.root / name, name) for name in dict.fromkeys(own) if is_name(name)]
 
     def takes(self, config: Mapping[str, Any] | None, files: Mapping[str, bytes] | None) -> bool:
-        """Tell whether there are `files`: they need no folder in the repository."""
+        """Return whether there are `files`: they need no folder in the repository."""
         return bool(files)
 
     def read(
@@ -439,7 +439,7 @@ class InlineConfigs:
         return list(self._contents)
 
     def takes(self, config: Mapping[str, Any] | None, files: Mapping[str, bytes] | None) -> bool:
-        """Tell whether `config` is that of a chain."""
+        """Return whether `config` is that of a chain."""
         return config is not None and config.get("platform") == ENSEMBLE
 
     def read(

@@ -52,7 +52,7 @@ def with_attributes(model: type[Model], configured: ModelToServe) -> type[Model]
 
 
 def _are_items(tables: Sequence[Mapping[str, Any]]) -> bool:
-    """Tell whether `tables` are what Weir's own configurations show for a model of items, which has no tensors."""
+    """Return whether `tables` are what Weir's own configurations show for a model of items, which has no tensors."""
     return [(table["name"] in ("input", "output"), table["datatype"], table["shape"]) for table in tables] == [
         (True, "BYTES", [])
     ]
@@ -69,7 +69,7 @@ def batch_dimension_of(attributes: Mapping[str, Any]) -> str | None:
 
 
 def leaves_batch_out(table: Mapping[str, Any]) -> bool:
-    """Tell whether a table gives the shape of one row, so that requests may have that shape too."""
+    """Return whether a table gives the shape of one row, so that requests may have that shape too."""
     return not table.get("batched") and table["shape"][:1] != [-1]
 
 

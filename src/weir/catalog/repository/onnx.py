@@ -62,7 +62,7 @@ def find_batching(described: Described, configured: Mapping[str, Any], source: s
 
 
 def states_batching(configured: Mapping[str, Any]) -> bool:
-    """Tell whether the attributes of a configuration state, or imply, whether requests are batched."""
+    """Return whether the attributes of a configuration state, or imply, whether requests are batched."""
     return "batch_dimension" in configured or any(configured.get(key) for key in TENSORS)
 
 

@@ -115,7 +115,7 @@ def _translated(key: str, value: Any, source: str) -> dict[str, Any]:
 
 
 def is_default(value: Any) -> bool:
-    """Tell whether `value` is the default of its field, so that it means the same as no value."""
+    """Return whether `value` is the default of its field, so that it means the same as no value."""
     if isinstance(value, Mapping):
         return all(map(is_default, value.values()))
     if isinstance(value, str):

@@ -110,14 +110,14 @@ class KservePages:
         self._registry = context.registry
 
     async def live(self, call: AsgiCall) -> kserve.LiveState:
-        """Tell whether the server is live, as its setting `liveness` defines it."""
+        """Return whether the server is live, as its setting `liveness` defines it."""
         if self._context.failed:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self._context.failed.items())
             raise ModelNotReady(f"not live: {reasons}")
         return {"live": True}
 
     async def ready(self, call: AsgiCall) -> kserve.ReadyState:
-        """Tell whether every model accepts requests."""
+        """Return whether every model accepts requests."""
         if not self._registry.ready:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self._registry.not_ready_reasons.items())
             raise ModelNotReady(f"not ready: {reasons}")
@@ -141,7 +141,7 @@ class KservePages:
         return kserve.model_metadata(self._registry, call.path["model"], call.path.get("version", ""))
 
     async def model_ready(self, call: AsgiCall) -> kserve.ReadyState:
-        """Tell whether one model accepts requests."""
+        """Return whether one model accepts requests."""
         service = self._service(call)
         if service.not_ready_reason:
             raise ModelNotReady(f"model {service.facts.label!r} is not ready: {service.not_ready_reason}")
@@ -170,7 +170,7 @@ class KservePages:
     async def has_hardware(
         self, call: AsgiCall, request: kserve.HardwareRequest
     ) -> kserve.HardwareRequest | HttpResponse:
-        """Tell whether this machine has `num` devices of a kind or name."""
+        """Return whether this machine has `num` devices of a kind or name."""
         found, least = kserve.device_count(find_hardware(), request.name), max(1, request.num or 1)
         if found < least:
             error = f"hardware {request.name!r:.80}: there are {found}, not {least}"
@@ -218,7 +218,7 @@ def _described(method: str, path: str, answer: Answer, hints: Mapping[str, Any],
 
 
 def _has_required(declared: Any) -> bool:
-    """Tell whether a body of the type `declared` cannot be left out."""
+    """Return whether a body of the type `declared` cannot be left out."""
     return isinstance(declared, type(Struct)) and any(field.required for field in msgspec.structs.fields(declared))
 
 

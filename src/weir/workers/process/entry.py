@@ -175,7 +175,7 @@ def _set(thread: int, priority: int) -> None:
 
 @lru_cache(maxsize=1)
 def _comes_back() -> bool:
-    """Tell whether this process may raise a priority that it has lowered."""
+    """Return whether this process may raise a priority that it has lowered."""
     answers: list[bool] = []
 
     def attempt() -> None:

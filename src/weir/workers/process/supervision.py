@@ -464,7 +464,7 @@ class SupervisedWorker:
             self._cpu_times = cpu_times(self.pid)
 
     def _gave_way(self) -> bool:
-        """Tell whether a worker of idle priority, which has not run for as long as its batch may, has waited for a CPU during much of the time since the last
+        """Return whether a worker of idle priority, which has not run for as long as its batch may, has waited for a CPU during much of the time since the last
         look."""
         seconds = self._launch.settings.predict_timeout
         if seconds is None or not self.bulk or self.pid is None:

@@ -219,7 +219,7 @@ class WorkerActor:
             return "", self._owners
 
     def is_owned(self) -> bool:
-        """Tell whether it has a server that lives: one that has not left asks again within RENEWAL seconds."""
+        """Return whether it has a server that lives: one that has not left asks again within RENEWAL seconds."""
         with self._renewals:
             before = self._renewed
             return (

@@ -78,7 +78,7 @@ def joined(entries: Sequence[Listed], declared: Sequence[Tensor]) -> Arrays | No
 
 
 def joins_lists(model: type[Model]) -> bool:
-    """Tell whether `joined` can do everything that `model` needs done with its entries before `predict`. UINT64 is excluded: an integer beyond 64
+    """Return whether `joined` can do everything that `model` needs done with its entries before `predict`. UINT64 is excluded: an integer beyond 64
     bits shows only in the array, and would fail the whole batch."""
     if (
         model.streaming

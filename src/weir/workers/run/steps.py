@@ -197,7 +197,7 @@ class TogetherStep:
 
 
 def takes(method: Callable[..., Any], name: str, place: int) -> bool:
-    """Tell whether the bound `method` takes an optional argument of the contract: its positional parameter at `place` (from 0) is required or
+    """Return whether the bound `method` takes an optional argument of the contract: its positional parameter at `place` (from 0) is required or
     is called `name`, or it takes any number of arguments."""
     try:
         parameters = list(inspect.signature(method).parameters.values())
@@ -320,7 +320,7 @@ def hint_for_one(name: str, instead: str = "return [f(item) for item in batch]")
 
 
 def raised_by_a_list(error: BaseException, items: list[Any]) -> bool:
-    """Tell whether `error` complains of a list (or a sequence) though none of `items` is one: then it probably complains of the batch."""
+    """Return whether `error` complains of a list (or a sequence) though none of `items` is one: then it probably complains of the batch."""
     if not isinstance(error, (TypeError, AttributeError)):
         return False
     words = re.findall(r"\w+", _text(error))
@@ -344,5 +344,5 @@ def listed(returned: Any, count: int) -> list[Any]:
 
 @lru_cache(maxsize=256)
 def _is_array(kind: Hashable) -> bool:
-    """Tell whether `kind` is an array of numpy or jax, or a tensor of torch or TensorFlow: what other libraries may read as one."""
+    """Return whether `kind` is an array of numpy or jax, or a tensor of torch or TensorFlow: what other libraries may read as one."""
     return hasattr(kind, "__dlpack__") or (kind.__module__.partition(".")[0] == "tensorflow" and hasattr(kind, "numpy"))
