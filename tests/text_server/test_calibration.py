@@ -3,9 +3,10 @@
 import asyncio
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,6 +79,58 @@ def test_now_and_then_something_else_runs(tmp_path: Path) -> None:
     busy, _ = budget(tmp_path, lambda: 1 + 2 * (random.random() < 0.2), identity={"model": "b"})
     assert busy == quiet
     assert len(list(tmp_path.iterdir())) == 2
+
+
+SLICE = 5e-3  # seconds for which the kernel of a busy machine leaves a CPU to a process
+WORKER = 4711  # its process
+
+
+class Busy:
+    """A machine with other work. A batch that does not end within a SLICE takes twice as long by the clock.
+
+    `waited` is the number of seconds that the worker waits for a CPU in every second, as the kernel counts it.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, waited: float = 0.5) -> None:
+        self.clock = FakeClock()
+        self.executor = FakeExecutor(self._answer)
+        self.executor.states()[0].pid = WORKER
+        self._ran = 1.0
+        self._waited = waited
+        monkeypatch.setattr(calibration, "cpu_times", lambda pid: (self._ran if pid == WORKER else 0.0, 0.0))
+        monkeypatch.setattr(calibration, "Contention", self._contention)
+
+    def _answer(self, batch: list[Tokens]) -> list[Any]:
+        tokens = sum(len(each.ids) // 4 for each in batch)
+        seconds = 1e-4 * (30 + tokens)
+        self._ran += seconds
+        self.clock.advance(seconds if seconds <= SLICE else 2 * seconds)
+        return Summing().predict(batch)
+
+    def _contention(self, pids: Collection[int]) -> Any:
+        assert WORKER in pids
+        began = self.clock()
+        return SimpleNamespace(look=dict, since=lambda before: self._waited * (self.clock() - began))
+
+    def budget(self, folder: Path, **more: Any) -> Budget:
+        """Return the budget that is measured."""
+        options: dict[str, Any] = {"params": {}, "safe_tokens": 512, "identity": {}, "max_length": 256} | more
+        options |= {"folder": folder, "executor": self.executor, "clock": self.clock}
+        return asyncio.run(budget_for(Summing, **options))
+
+
+def test_busy_processes_beside_one_thread_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet, _ = budget(tmp_path)
+    found = Busy(monkeypatch).budget(tmp_path / "busy", in_one_thread=True)
+    assert found.max_batch_cost == quiet.max_batch_cost
+    assert len(list((tmp_path / "busy").iterdir())) == 1
+
+
+def test_beside_several_threads_they_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Busy(monkeypatch).budget(tmp_path / "busy").max_batch_cost == 512
+    assert not (tmp_path / "busy").exists()
+    Busy(monkeypatch, waited=0.01).budget(tmp_path / "busy")
+    assert len(list((tmp_path / "busy").iterdir())) == 1
 
 
 def test_what_was_measured_while_much_else_ran_is_neither_used_nor_kept(

@@ -1,8 +1,12 @@
 """Measure how large the batches of a text model should be on this machine, once, and keep the result.
 
 On CPUs the best batch is often one text, on GPUs thousands of tokens. At the first start with a model on a machine, a worker like those that will serve
-is measured for a few seconds. Batches of different sizes take turns, so that a disturbance of a second does not make one size alone look slow. Other work
-on the machine can only lengthen a time, so the least time of a size counts, and it is trusted once a second one is close to it.
+is measured for a few seconds. Batches of different sizes take turns, so that a disturbance of a second does not make one size alone look slow. The least
+time of a size counts, and it is trusted once a second one is close to it.
+
+Where one thread computes, its processor time is measured. By the clock, other work would lengthen most the times of large batches, which never end before
+the kernel gives their CPU to another process: small batches would seem best, again and again. Where several threads or a GPU compute, only the clock tells
+how long a batch takes; then the measurement is trusted only if the processes hardly waited for CPUs.
 """
 
 import hashlib
@@ -23,14 +27,16 @@ import numpy as np
 from weir.messages import Dispatch, Timing
 from weir.model import Model
 from weir.profiling.machine import cpu_name
+from weir.profiling.sampling import CROWDED, Contention
 from weir.serving.service import Service
 from weir.telemetry.recorder import SilentObserver
 from weir.text_models.texts import Tokens
 from weir.workers.cpus import cpu_count
+from weir.workers.process.entry import cpu_times
 
 SHORT_TEXT = 8  # tokens; max_batch_size is that many times less than max_batch_cost
 MAX_ROWS = 256  # the largest max_batch_size
-GOOD_ENOUGH = 0.97  # of the best throughput; the smallest batch that reaches it is chosen, as callers then wait least
+GOOD_ENOUGH = 0.97  # of the best throughput is a tie; of those the smallest batch is chosen, as callers then wait least
 MIN_BATCH_PRICE = 1 / 16  # of max_batch_cost; a batch is taken to cost at least that beyond its tokens
 PADDING_SHARE = 0.5  # of the price of a batch may be padding; texts are then cheapest (`python -m benchmarks padding`)
 # The server's work for each batch: to form it, to send it and to distribute its answers. The server runs on the same CPUs as the workers.
@@ -172,12 +178,12 @@ class MeasuringRounds:
         self._lengths = lengths
         self._mixed = mixed
         self._times: defaultdict[Size, list[float]] = defaultdict(list)
-        self._spent = 0.0
+        self.spent = 0.0  # seconds that passed during the batches
 
-    def note(self, size: Size, seconds: float) -> None:
-        """Add a measurement: a batch of this size took so many seconds."""
+    def note(self, size: Size, seconds: float, passed: float | None = None) -> None:
+        """Add a measurement: a batch of this size took so many seconds, and so many passed, if these are not the same."""
         self._times[size] = sorted([*self._times[size], max(seconds, 1e-9)])
-        self._spent += seconds
+        self.spent += seconds if passed is None else passed
 
     def due(self) -> list[Size]:
         """Return the sizes to measure next, each once; empty if the measurement is complete."""
@@ -208,7 +214,7 @@ class MeasuringRounds:
         times = self._times[size]
         if len(times) < SLOW_TIMES:
             return True
-        if self._spent >= MAX_SECONDS:
+        if self.spent >= MAX_SECONDS:
             return False
         if len(times) < MIN_TIMES and times[0] < LONGEST_SECONDS:
             return True
@@ -239,7 +245,7 @@ class MeasuringRounds:
         return found
 
 
-VERSION = 4  # of the method. Raise it with each change of the method, so that kept results are measured again
+VERSION = 5  # of the method. Raise it with each change of the method, so that kept results are measured again
 LENGTHS = (16, 64, 256)  # tokens of texts: a sentence, a paragraph, a page
 
 MAX_KEPT = 1000  # results; the least recently used ones are removed
@@ -254,7 +260,7 @@ def no_progress(share: float, what: str) -> None:
 
 
 class _BatchTimer(SilentObserver):
-    """Remembers how many seconds the last batch took, from its dispatch to its answer."""
+    """Remembers how many seconds passed during the last batch, from its dispatch to its answer."""
 
     seconds = 0.0
 
@@ -264,7 +270,8 @@ class _BatchTimer(SilentObserver):
 
 async def budget_for(
     model: type[Model], params: Mapping[str, Any], *, identity: Mapping[str, Any], max_length: int, folder: Path,
-    safe_tokens: int, fixed: bool = False, vocabulary: int = 100, progress: Progress = no_progress, **settings: Any,
+    safe_tokens: int, fixed: bool = False, vocabulary: int = 100, in_one_thread: bool = False, progress: Progress = no_progress,
+    **settings: Any,
 ) -> Budget:  # fmt: skip
     """Return the best limits of a batch for `model` on this machine: the result kept in `folder`, or else measured now and kept.
 
@@ -281,6 +288,7 @@ async def budget_for(
         safe_tokens: the budget, in tokens, after a disturbed measurement.
         fixed: all texts have `max_length` tokens.
         vocabulary: token ids are below this.
+        in_one_thread: the main thread of a worker computes all of a batch.
         progress: called with the progress.
         settings: settings of the worker, see Service.
 
@@ -295,10 +303,9 @@ async def budget_for(
     lengths = [] if fixed else [length for length in LENGTHS if length <= max_length]
     sizes = lengths or [max_length]
     progress(0.0, "starting a worker")  # the worker also builds the graph if there is none
-    rounds = await _measure(
-        model, params, MeasuringRounds(sizes, mixed=not fixed), sizes[-1], vocabulary, progress, settings
-    )
-    if not rounds.is_reliable:
+    rounds = MeasuringRounds(sizes, mixed=not fixed)
+    undisturbed = await _measure(model, params, rounds, sizes[-1], vocabulary, in_one_thread, progress, settings)
+    if not (undisturbed and rounds.is_reliable):
         logger.warning(
             "other work on the machine disturbed the measurement of batches: they have %s tokens, and the next start measures again",
             safe_tokens,
@@ -341,10 +348,10 @@ def _used(file: Path) -> float:
 
 
 async def _measure(
-    model: type[Model], params: Mapping[str, Any], rounds: MeasuringRounds, longest: int, vocabulary: int, progress: Progress,
-    settings: dict[str, Any],
-) -> MeasuringRounds:  # fmt: skip
-    """Measure all sizes that `rounds` asks for, on batches of random token ids; return `rounds`."""
+    model: type[Model], params: Mapping[str, Any], rounds: MeasuringRounds, longest: int, vocabulary: int, in_one_thread: bool,
+    progress: Progress, settings: dict[str, Any],
+) -> bool:  # fmt: skip
+    """Measure all sizes that `rounds` asks for, on batches of random token ids. Return whether other work left the times as they would be without it."""
     timer = _BatchTimer()
     chosen: dict[str, Any] = {
         "max_batch_size": MAX_ROWS, "max_queue_size": 2 * MAX_ROWS, "timeout": 600.0, "policy": "greedy",
@@ -353,15 +360,21 @@ async def _measure(
     async with Service(model, params=dict(params), observers=[timer], **(settings | chosen)) as service:
         progress(0.0, "warming up")
         await _run(service, Size(1, longest), vocabulary)
+        pid = service.control.state(brief=True)["workers"][0]["pid"]
+        counted = in_one_thread and pid is not None and cpu_times(pid)[0] > 0
+        contention = Contention([] if pid is None else [os.getpid(), pid])
+        waited = contention.look()
         seed = 0
         while due := rounds.due():
             for size in due:
                 progress(rounds.share, _description(size))
                 seed += 1
+                before = cpu_times(pid)[0] if counted else 0.0
                 await _run(service, size, vocabulary, seed)
-                rounds.note(size, timer.seconds)
+                rounds.note(size, cpu_times(pid)[0] - before if counted else timer.seconds, timer.seconds)
+        is_crowded = contention.since(waited) > CROWDED * rounds.spent
     progress(1.0, "done")
-    return rounds
+    return counted or not is_crowded
 
 
 async def _run(service: Service, size: Size, vocabulary: int, seed: int = 0) -> None:

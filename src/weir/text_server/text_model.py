@@ -117,6 +117,12 @@ class TextModelSpec(NamedTuple):
         return self.workers * self.threads
 
     @property
+    def computes_in_one_thread(self) -> bool:
+        """Whether one thread of a process computes all of a batch that has not the threads of idle workers."""
+        is_process = self.settings.get("executor", "process") == "process"
+        return is_process and self.threads == 1 and not may_use_gpu(self.computing.device_map)
+
+    @property
     def need(self) -> WorkersNeed:
         """What it needs for workers: its own if it states how many, or their threads; else those of models with the same settings and runtime."""
         computing = self.computing
@@ -338,7 +344,7 @@ class ServedTextModel:
         return await budget_for(
             TextEncoder, params, identity=self._identity(), max_length=self.max_length,
             safe_tokens=self._run_tokens, fixed=spec.text.fixed_length, folder=self.cache / "budgets",
-            vocabulary=self._checkpoint.architecture.vocab_size, progress=progress, **settings,
+            vocabulary=self._checkpoint.architecture.vocab_size, in_one_thread=spec.computes_in_one_thread, progress=progress, **settings,
         )  # fmt: skip
 
     def _identity(self) -> dict[str, Any]:
