@@ -20,7 +20,7 @@ from benchmarks.harness.report import PARTS
 from benchmarks.harness.result import Result, ratio, rotated, short, spread
 from benchmarks.harness.texts import COLUMNS, compare, paragraphs
 from benchmarks.models import Numbers
-from benchmarks.parts import classes, classes_live, padding, text_memory
+from benchmarks.parts import classes, classes_live, loadgen, padding, text_memory
 from benchmarks.parts.in_process import CALLS as PART
 from benchmarks.parts.overload import OpenLoop
 from benchmarks.parts.padding import simulate
@@ -340,3 +340,30 @@ def test_a_kserve_answer_is_as_large_as_that_to_a_text() -> None:
     text = written_numbers((unit / np.linalg.norm(unit)).astype(np.float32))
     kserve = json.dumps(Numbers.vector[0].tolist(), separators=(",", ":"))
     assert len(kserve) == pytest.approx(len(text), rel=0.05)
+
+
+SUMMARY = """
+Scenario : Server
+Completed samples per second    : 2970.85
+Result is : {verdict}
+50.00 percentile latency (ns)   : 980206
+99.00 percentile latency (ns)   : 40070835
+"""
+
+
+def test_of_loadgen_s_summary_its_verdict_and_figures_are_read() -> None:
+    found = loadgen.figures(SUMMARY.format(verdict="VALID"))
+    assert found == {"valid": True, "rate": 2970.85, "p50_ns": 980206.0, "p99_ns": 40070835.0}
+    assert not loadgen.figures(SUMMARY.format(verdict="INVALID"))["valid"]
+
+
+@pytest.mark.parametrize(("most", "bearable"), [(1000.0, 730.0), (1000.0, 5000.0), (1000.0, 0.0)])
+def test_the_highest_valid_rate_is_found_by_halving(most: float, bearable: float) -> None:
+    class Known(loadgen.Judge):
+        def run(
+            self, scenario: str, rate: float = 0.0, connections: int = 0, seconds: float | None = None
+        ) -> dict[str, Any]:
+            return {"valid": rate <= bearable, "p99_ns": rate}
+
+    rate, found = Known(loadgen.Asked(None, []), "known", 1.0).highest(most, 12)
+    assert rate == pytest.approx(min(most, bearable), rel=0.02, abs=1.0) and found.get("p99_ns", 0.0) == rate

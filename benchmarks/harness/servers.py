@@ -270,6 +270,7 @@ VERSIONS = {
         "optimum-onnx[onnxruntime]==0.1.0",
         *_WITH_NUMPY_1,
     ],
+    "loadgen": ["mlcommons-loadgen==6.0.17", f"--editable={ROOT}[grpc]", "hpack"],  # not a peer: who judges them
     "ray-serve": ["ray==2.60.0", "ray[serve]", f"--editable={ROOT}"],
     "sentence-transformers": [
         "sentence-transformers==6.2.0",

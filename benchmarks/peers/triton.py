@@ -1,4 +1,4 @@
-"""Triton's server binary, out of PyPI's nvidia-pytriton 0.7.0, with its Python backend. Run with --http PORT --grpc PORT.
+"""Triton's server binary, out of PyPI's nvidia-pytriton 0.7.0, with its Python backend. Run with --http PORT --grpc PORT [--models FOLDER].
 
 Makes a model repository and a folder of backends in a temporary place, then becomes the server. PyTriton's own decorators are
 not used: this is tritonserver and nothing else.
@@ -20,6 +20,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--http", type=int, required=True)
     parser.add_argument("--grpc", type=int, required=True)
+    parser.add_argument("--models", type=Path, default=MODELS)
     said = parser.parse_args()
     packages = Path(sysconfig.get_path("purelib"))
     home = packages / "pytriton" / "tritonserver"
@@ -28,10 +29,10 @@ def main() -> None:
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": ":".join(map(str, libraries)),
-        "PYTHONPATH": str(packages),
+        "PYTHONPATH": os.pathsep.join([str(packages), str(Path(__file__).with_name("judged"))]),
     }
     command = [
-        str(home / "bin" / "tritonserver"), f"--model-repository={MODELS}", f"--backend-directory={backends}",
+        str(home / "bin" / "tritonserver"), f"--model-repository={said.models}", f"--backend-directory={backends}",
         f"--http-port={said.http}", f"--grpc-port={said.grpc}", "--allow-metrics=false", "--http-address=127.0.0.1",
         "--grpc-address=127.0.0.1", "--log-verbose=0", "--log-info=false",
     ]  # fmt: skip

@@ -3,7 +3,9 @@ the file as JSON."""
 
 import json
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar
 
 from weir.errors import InvalidRequest, brief
@@ -73,14 +75,22 @@ def table_of(rows: list[Any], features: int | None, columns: Sequence[str]) -> A
     if features is None:
         return rows
     if columns:
-        try:
-            import pandas
-        except ImportError:  # the columns are in order, and only a warning is about their names
-            return rows
-        return pandas.DataFrame(rows, columns=list(columns))
+        pandas = _pandas()
+        return rows if pandas is None else pandas.DataFrame(rows, columns=list(columns))
     import numpy
 
     return numpy.asarray(rows, dtype=float)
+
+
+@cache
+def _pandas() -> Any:
+    """Return the module, or None where it is not installed: the columns are in order, so scikit-learn's warning about names is dropped."""
+    try:
+        import pandas
+    except ImportError:
+        warnings.filterwarnings("ignore", message="X does not have valid feature names", category=UserWarning)
+        return None
+    return pandas
 
 
 def rows_of(result: Any, count: int) -> list[Any]:

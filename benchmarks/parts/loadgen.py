@@ -1,0 +1,319 @@
+"""MLPerf LoadGen, unmodified, asks Weir's frontends and the peers: a model that computes nothing, and one that takes as long as a small network.
+
+Each server runs alone. LoadGen's own verdict counts; a run with a response that is wrong or refused is not valid either. The rate of Server is the
+highest that LoadGen calls valid, found by halving below the rate of Offline. LoadGen's summaries are kept in benchmarks/loadgen/summaries.
+"""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.harness.result import Part, Result, Run, Table, count, milliseconds
+from benchmarks.harness.servers import PEERS, ROOT, Server, ask, free_port, python_of, serving, weir_command
+from benchmarks.loadgen.messages import JSON_BODY, binary_body
+from benchmarks.peers.judged.computing import FIXED, PER_ROW
+
+SUMMARY = "mlperf_log_summary.txt"
+SUMMARIES = ROOT / "benchmarks" / "loadgen" / "summaries"
+JUDGED = PEERS / "judged"
+NULL, TIMED = "null", "timed"
+BOUND_MS = 5000 * (FIXED + PER_ROW)  # five times what one row takes
+SWEEP = [(batch, wait) for batch in (8, 16, 32) for wait in (0, 5, 20)]  # batch size, and the longest wait in ms
+HALVINGS, QUICK_HALVINGS, SWEEP_HALVINGS = 6, 3, 4
+CONNECTIONS = 256
+EXPECTED = {NULL: 4000.0, TIMED: 200.0}  # queries/s, to begin with
+DEFAULTS = (0, 0)
+# What LoadGen's summary calls what the tables show.
+_LINES = {
+    "rate": r"(?:Completed samples per second|QPS w/ loadgen overhead|Samples per second) *: *([\d.e+]+)",
+    "p50_ns": r"50.00 percentile latency \(ns\) *: *(\d+)",
+    "p90_ns": r"90.00 percentile latency \(ns\) *: *(\d+)",
+    "p99_ns": r"99.00 percentile latency \(ns\) *: *(\d+)",
+}
+
+
+class Asked(NamedTuple):
+    """A server that runs, and how the system under test asks it."""
+
+    server: Server | None
+    arguments: list[str]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A frontend. `start(kind, settings)` runs its server; the settings are a batch size and a wait in ms, or DEFAULTS."""
+
+    name: str
+    start: Callable[[str, tuple[int, int]], Any]
+    ours: bool = False
+
+
+def _http(
+    server: Server, path: str, body: str, expected: str, head: str = "", type_: str = "application/json"
+) -> list[str]:
+    return ["http", *(["--head", head] if head else []), str(server.port), path, body, type_, expected]
+
+
+@contextmanager
+def _weir(frontend: str, kind: str, settings: tuple[int, int]) -> Iterator[Asked]:
+    if frontend == "process":
+        yield Asked(None, ["process", kind])
+        return
+    name = kind if frontend == "http" else f"{kind}tensor"
+    model = {"null": "Null", "timed": "Timed"}[kind] + ("" if frontend == "http" else "Tensor")
+    grpc = free_port()
+    command = weir_command(f"benchmarks.loadgen.models:{model}", "--grpc-port", str(grpc))
+    path, body, expected = (
+        (f"/infer/{name}", "3", "3") if frontend == "http" else (f"/v2/models/{name}/infer", JSON_BODY, "3.0")
+    )
+    with (
+        serving("Weir", command, path=path, body=body.encode(), expected=None) as server,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        if frontend == "grpc":
+            yield Asked(server, ["grpc", str(grpc), name])
+        elif frontend == "binary":
+            yield Asked(server, _binary(server, path, folder))
+        else:
+            yield Asked(server, _http(server, path, body, expected))
+
+
+def _binary(server: Server, path: str, folder: str) -> list[str]:
+    body, head = binary_body()
+    kept = Path(folder, "body")
+    kept.write_bytes(body)
+    return _http(server, path, f"@{kept}", '"y"', head, "application/octet-stream")
+
+
+def _judged(kind: str, settings: tuple[int, int]) -> list[str]:
+    return ["env", f"JUDGED={kind} {settings[0]} {settings[1]}"]
+
+
+def _plain(peer: str, path: str, command: Callable[[], list[str]], body: str = "3", expected: str = "3") -> Contender:
+    @contextmanager
+    def start(kind: str, settings: tuple[int, int]) -> Iterator[Asked]:
+        words = [*_judged(kind, settings), *command()]
+        with serving(peer, words, path=path, body=body.encode(), expected=None) as server:
+            yield Asked(server, _http(server, path, body, expected))
+
+    return Contender(peer, start)
+
+
+def _script(peer: str, *more: str) -> Callable[[], list[str]]:
+    return lambda: [python_of(peer), str(JUDGED / f"{peer.partition('-')[0]}_server.py"), "--port", "{port}", *more]
+
+
+def _bentoml() -> list[str]:
+    run = [python_of("bentoml"), "-m", "bentoml", "serve", f"{JUDGED / 'bentoml_server.py'}:Judged"]
+    return [*run, "--host", "127.0.0.1", "--port", "{port}", "--quiet"]
+
+
+def _inference_protocol(name: str, peer: str, script: str, frontend: str) -> Contender:
+    path = "/v2/models/judged/infer"
+
+    @contextmanager
+    def start(kind: str, settings: tuple[int, int]) -> Iterator[Asked]:
+        grpc = free_port()
+        command = [*_judged(kind, settings), python_of(peer), str(JUDGED / script), "{port}", str(grpc)]
+        with (
+            serving(name, command, path=path, body=JSON_BODY.encode(), expected=None) as server,
+            tempfile.TemporaryDirectory() as folder,
+        ):
+            if frontend == "grpc":
+                yield Asked(server, ["grpc", str(grpc), "judged"])
+            elif frontend == "binary":
+                yield Asked(server, _binary(server, path, folder))
+            else:
+                yield Asked(server, _http(server, path, JSON_BODY, "3.0"))
+
+    return Contender(f"{name}, {LABELS[frontend]}", start)
+
+
+LABELS = {
+    "process": "in process",
+    "http": "HTTP",
+    "json": "KServe JSON",
+    "binary": "KServe binary",
+    "grpc": "KServe gRPC",
+}
+
+
+def _ours(frontend: str) -> Contender:
+    return Contender(f"Weir, {LABELS[frontend]}", lambda kind, settings: _weir(frontend, kind, settings), ours=True)
+
+
+CONTENDERS = [
+    *map(_ours, LABELS),
+    _plain("mosec", "/inference", _script("mosec", "--log-level", "error")),
+    _plain("litserve", "/predict", _script("litserve")),
+    _plain("bentoml", "/infer", _bentoml, '{"numbers": [3]}', "[3]"),
+    _plain("ray-serve", "/infer", _script("ray-serve")),
+    _inference_protocol("MLServer", "mlserver", "mlserver_judged.py", "json"),
+    _inference_protocol("MLServer", "mlserver", "mlserver_judged.py", "grpc"),
+    _inference_protocol("Triton", "triton", "triton_judged.py", "json"),
+    _inference_protocol("Triton", "triton", "triton_judged.py", "binary"),
+    _inference_protocol("Triton", "triton", "triton_judged.py", "grpc"),
+]
+SWEPT = ("mosec", "litserve", "bentoml", "ray-serve", "MLServer, KServe gRPC", "Triton, KServe gRPC")
+
+
+def figures(summary: str) -> dict[str, Any]:
+    """Return LoadGen's verdict and its figures."""
+    found = {name: re.search(line, summary) for name, line in _LINES.items()}
+    return {
+        "valid": "Result is : VALID" in summary,
+        **{name: float(match[1]) for name, match in found.items() if match is not None},
+    }
+
+
+class Judge:
+    """Has LoadGen ask one server."""
+
+    def __init__(self, asked: Asked, name: str, seconds: float) -> None:
+        self.asked, self.name, self.seconds = asked, name, seconds
+
+    def run(
+        self, scenario: str, rate: float = 100.0, connections: int = CONNECTIONS, seconds: float | None = None
+    ) -> dict[str, Any]:
+        """Run a scenario, and keep its summary."""
+        with tempfile.TemporaryDirectory() as folder:
+            command = [
+                python_of("loadgen"), "-m", "benchmarks.loadgen.sut", scenario, "--rate", f"{rate:.6g}", "--bound-ms", f"{BOUND_MS:.6g}",
+                "--seconds", f"{seconds or self.seconds:g}", "--connections", str(connections), "--output", folder, *self.asked.arguments,
+            ]  # fmt: skip
+            wrong = ask(command)["wrong"]
+            found = figures(Path(folder, SUMMARY).read_text())
+            SUMMARIES.mkdir(exist_ok=True)
+            kept = SUMMARIES / f"{self.name}, {scenario}.txt".replace(" ", "-").replace(",", "").lower()
+            if scenario != "Server" or found["valid"] or not kept.exists():  # of Server, the highest that was valid
+                shutil.copy(Path(folder, SUMMARY), kept)
+        return {**found, "valid": found["valid"] and not wrong}
+
+    def offline(self, expected: float) -> dict[str, Any]:
+        """Run Offline, after a short run that says which rate to expect."""
+        first = self.run("Offline", expected, seconds=1.0)
+        return self.run("Offline", 1.1 * first["rate"])
+
+    def highest(self, most: float, halvings: int) -> tuple[float, dict[str, Any]]:
+        """Return the highest rate of Server that is valid, and what was found there; 0 if even the first is not."""
+        low, high, best = 0.0, most, {}
+        for _ in range(halvings):
+            rate = (low + high) / 2
+            found = self.run("Server", rate)
+            if found["valid"]:
+                low, best = rate, found
+            else:
+                high = rate
+        return low, best
+
+
+def _measure(run: Run) -> Result:
+    """Judge every contender that is installed."""
+    result = Result(
+        [
+            "model",
+            "server",
+            "Server, valid queries/s",
+            "p99 ms there",
+            "SingleStream p90 ms",
+            "MultiStream p99 ms",
+            "Offline/s",
+        ]
+    )
+    halvings = QUICK_HALVINGS if run.quick else HALVINGS
+    rates: dict[tuple[str, str], float] = {}
+    offline: dict[str, float] = {}
+    for kind in (NULL, TIMED):
+        for contender in CONTENDERS:
+            with contender.start(kind, DEFAULTS) as asked:
+                row, rate, most = _row(Judge(asked, f"{contender.name} {kind}", run.seconds), kind, halvings)
+            result.rows.append([kind, contender.name, *row])
+            rates[kind, contender.name] = rate
+            if kind == TIMED:
+                offline[contender.name] = most
+            run.step(f"{kind}, {contender.name}: {count(rate)} queries/s")
+    if not run.quick:
+        _swept(run, result, rates)
+    _conclude(result, rates)
+    return result
+
+
+def _row(judge: Judge, kind: str, halvings: int) -> tuple[list[str], float, float]:
+    offline = judge.offline(EXPECTED[kind])
+    single = judge.run("SingleStream", connections=1)
+    several = judge.run("MultiStream", connections=8)
+    rate, there = judge.highest(offline["rate"], halvings)
+
+    def shown(found: dict[str, Any], text: str) -> str:
+        return text if found.get("valid") else f"{text} (INVALID)"
+
+    return [
+        count(rate), milliseconds(there.get("p99_ns", 0) / 1e9) if there else "", shown(single, milliseconds(single["p90_ns"] / 1e9)),
+        shown(several, milliseconds(several["p99_ns"] / 1e9)), shown(offline, count(offline["rate"])),
+    ], rate, offline["rate"]  # fmt: skip
+
+
+def _swept(run: Run, result: Result, rates: dict[tuple[str, str], float]) -> None:
+    """Try batch sizes and waits for the peers' best rate with the model that takes time."""
+    rows = []
+    for contender in (each for each in CONTENDERS if each.name in SWEPT):
+        best = (rates[TIMED, contender.name], DEFAULTS)
+        for settings in SWEEP:
+            with contender.start(TIMED, settings) as asked:
+                most = settings[0] / (FIXED + PER_ROW * settings[0])
+                found, _ = Judge(asked, f"{contender.name} swept", run.seconds).highest(most, SWEEP_HALVINGS)
+            best = max(best, (found, settings))
+        rates["swept", contender.name] = best[0]
+        rows.append(
+            [contender.name, count(best[0]), f"batches of {best[1][0]}, {best[1][1]} ms" if best[1][0] else "its own"]
+        )
+        run.step(f"{contender.name}, swept: {count(best[0])} queries/s")
+    result.tables.append(
+        Table(
+            "The model that takes time, with the best of nine settings",
+            ["server", "Server, valid queries/s", "settings"],
+            rows,
+        )
+    )
+
+
+def _conclude(result: Result, rates: dict[tuple[str, str], float]) -> None:
+    result.values |= {f"{kind} {name}": rate for (kind, name), rate in rates.items()}
+    ours = {each.name for each in CONTENDERS if each.ours and each.name != f"Weir, {LABELS['process']}"}
+    for kind, wished in ((NULL, 2.0), (TIMED, 1.3)):
+        weir = max(rates[kind, name] for name in ours)
+        others = {name: rate for (of, name), rate in rates.items() if of == kind and not name.startswith("Weir")}
+        peer = max(others, key=others.__getitem__)
+        result.at_least(
+            f"{kind}: at least {wished:g} times the best peer by its own settings ({peer})",
+            weir / max(1.0, others[peer]),
+            wished,
+        )
+    swept = {name: rate for (of, name), rate in rates.items() if of == "swept"}
+    if swept:
+        peer = max(swept, key=swept.__getitem__)
+        weir = max(rates[TIMED, name] for name in ours)
+        result.at_least(
+            f"{TIMED}: Weir without a setting, of the best peer after a sweep ({peer})", weir / swept[peer], 1.0
+        )
+    result.notes += [
+        f"`null` computes nothing; `timed` sleeps {1000 * FIXED:g} + {1000 * PER_ROW:g}·b ms for a batch of b. Server is Poisson with a 99th percentile of at most "
+        f"{BOUND_MS:.0f} ms; its rate is the highest that was valid, of rates that halve what lies below that of Offline. One worker process each; peers by their own "
+        "settings, which batch nothing but in BentoML. A response that is wrong or refused makes a run invalid.",
+        "LoadGen's own thread and the uvloop that sends share one interpreter, and this machine with the server: rates of `null` are what all three can do together.",
+        "Triton is the server binary of nvidia-pytriton 0.7.0 with its Python backend.",
+    ]
+
+
+LOADGEN = Part(
+    "loadgen",
+    "Judged by MLPerf LoadGen",
+    "Two models asked by [LoadGen](https://github.com/mlcommons/inference/tree/master/loadgen), scenarios Server, SingleStream, MultiStream (8 at once) and Offline.",
+    lambda rounds: 2 * len(CONTENDERS) + len(SWEPT),
+    _measure,
+)
