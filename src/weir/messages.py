@@ -21,6 +21,8 @@ MSGPACK = "application/msgpack"
 OCTETS = "application/octet-stream"
 # The JSON body of an inference request of the Open Inference Protocol, and of its response.
 KSERVE = "application/vnd.kserve.v2+json"
+# Arrays as bytes, so that they pass through a process without being read there: see wire/packed.py.
+PACKED = "packed arrays"
 
 
 # Added to the priority of a request that states that it is bulk work: its own priorities order bulk work then.

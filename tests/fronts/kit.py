@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -82,9 +83,8 @@ def calling(served: Served, front: psutil.Process) -> Iterator[Caller]:
         for _ in range(100):
             caller = Caller(served.url)
             tried.append(caller)
-            port = caller.socket.getsockname()[1]
-            until(lambda port=port: _owners(served, port))  # type: ignore[misc]  # bound at once
-            if _owners(served, port) == [front.pid]:
+            until(partial(owners, served, caller))
+            if owners(served, caller) == [front.pid]:
                 break
         else:
             raise AssertionError(f"none of 100 connections has come to front {front.pid}")
@@ -96,9 +96,9 @@ def calling(served: Served, front: psutil.Process) -> Iterator[Caller]:
             each.socket.close()
 
 
-def _owners(served: Served, port: int) -> list[int]:
-    """Return the processes that have accepted the connection from this port."""
-    wanted = f":{port:04X}"
+def owners(served: Served, caller: Caller) -> list[int]:
+    """Return the fronts that have the connection of `caller`."""
+    wanted = f":{caller.socket.getsockname()[1]:04X}"
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     sockets = {f"socket:[{fields[9]}]" for fields in lines if fields[2].endswith(wanted)}
     found = []

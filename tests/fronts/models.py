@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy
+
 import weir
 
 
@@ -14,6 +16,16 @@ class Add(weir.Model):
 
     def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
         return {"sum": batch["a"].sum(axis=1)}
+
+
+class Texts(weir.Model):
+    """Doubles texts."""
+
+    inputs = (weir.Tensor("a", "BYTES", (-1,)),)
+    outputs = (weir.Tensor("twice", "BYTES", (-1,)), weir.Tensor("length", "INT64", (-1,)))
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"twice": batch["a"] + batch["a"], "length": numpy.array([len(text) for text in batch["a"]])}
 
 
 class Counts(weir.Model):

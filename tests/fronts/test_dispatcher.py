@@ -16,6 +16,7 @@ from weir.catalog.registry import Registry
 from weir.errors import InvalidRequest, Overloaded
 from weir.fronts.dispatcher import Catalogue, ConnectedFront, KnownForm, RemoteRequest
 from weir.fronts.messages import (
+    LONGEST_PAYLOAD,
     CallerLeft,
     DetailedOutput,
     FailedRequest,
@@ -170,7 +171,7 @@ BAD = {
     "an unknown form": frame_of([request(1, form=8)]),
     "two of one number": frame_of([FORM, request(1), request(1)]),
     "more than it can have connections": frame_of([FORM, *map(request, range(4))]),
-    "a long body": frame_of([FORM, request(1, bytes(33 << 10))]),
+    "a long body": frame_of([FORM, request(1, bytes(LONGEST_PAYLOAD + 1))]),
     "a request from the future": frame_of([FORM, Submit(1, 0, time.monotonic() + 1e6, b"3")]),
     "an error that is none": frame_of([Refused(None, "http", msgspec.structs.replace(sent_error(InvalidRequest("x")), kind="OSError"))]),
     "an error without form": frame_of([Refused(None, "http", msgspec.structs.replace(sent_error(InvalidRequest("x")), state=b"["))]),

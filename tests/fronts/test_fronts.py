@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy
 import psutil
 import pytest
-from tests.fronts.kit import SQUARE, Caller, calling, fronts_of, total
+from tests.fronts.kit import SQUARE, Caller, calling, fronts_of, owners, total
 from tests.served import MODELS, Served, still_running, until, weir_here
 from tests.served_models import Square
 
@@ -29,14 +30,24 @@ ADD = f"{Path(__file__).parents[2]}/tests/fronts/models.py"
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     with Served(
-        SQUARE, f"{ADD}:Add", f"{ADD}:Counts", f"{ADD}:Measured", "--fronts", 2, "--max-body-size", 1 << 20
+        SQUARE,
+        f"{ADD}:Add",
+        f"{ADD}:Texts",
+        f"{ADD}:Counts",
+        f"{ADD}:Measured",
+        "--fronts",
+        2,
+        "--max-body-size",
+        1 << 20,
     ) as running:
         yield running.until_ready()
 
 
 @pytest.fixture(scope="module")
 def single() -> Iterator[Served]:
-    with Served(SQUARE, f"{ADD}:Add", f"{ADD}:Counts", f"{ADD}:Measured", "--max-body-size", 1 << 20) as running:
+    with Served(
+        SQUARE, f"{ADD}:Add", f"{ADD}:Texts", f"{ADD}:Counts", f"{ADD}:Measured", "--max-body-size", 1 << 20
+    ) as running:
         yield running.until_ready()
 
 
@@ -52,7 +63,39 @@ def test_every_front_answers_over_one_queue(served: Served) -> None:
 
 
 TENSORS = {"inputs": [{"name": "a", "shape": [2, 2], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+ROWS = numpy.array([[1, 2], [3, 4]], "<f4")
+
+
+def binary(*arrays: numpy.ndarray[Any, Any], names: Any = "a", **more: Any) -> tuple[bytes, str]:
+    """Return the body and the header of a request with binary tensors."""
+    inputs = [
+        {"name": name, "shape": array.shape, "datatype": DATATYPES[array.dtype.str], "parameters": {"binary_data_size": array.nbytes}}
+        for name, array in zip(names, arrays, strict=True)
+    ]  # fmt: skip
+    header = json.dumps({"inputs": inputs} | more).encode()
+    body = header + b"".join(array.tobytes() for array in arrays)
+    return body, f"Inference-Header-Content-Length: {len(header)}\r\n"
+
+
+DATATYPES = {"<f4": "FP32", "<f8": "FP64"}
+ALL_BINARY: dict[str, Any] = {"parameters": {"binary_data_output": True}}
+TEXTS_HEADER = b'{"inputs": [{"name": "a", "shape": [2], "datatype": "BYTES", "parameters": {"binary_data_size": 13}}], "parameters": {"binary_data_output": true}}'
+TEXTS = TEXTS_HEADER + b"\2\0\0\0hi\3\0\0\0you", f"Inference-Header-Content-Length: {len(TEXTS_HEADER)}\r\n"
 REQUESTS = [
+    ("/v2/models/add/infer", *binary(ROWS)),
+    ("/v2/models/add/infer", *binary(ROWS, **ALL_BINARY)),
+    ("/v2/models/add/infer", *binary(ROWS, id="mine", outputs=[{"name": "sum", "parameters": {"binary_data": True}}])),
+    ("/v2/models/add/infer", *binary(ROWS, parameters={"priority": 1, "timeout": 1_000_000, "binary_data_output": True})),
+    ("/v2/models/add/infer", *binary(ROWS, outputs=[{"name": "none"}])),
+    ("/v2/models/add/infer", *binary(ROWS, outputs=[{"name": "sum", "parameters": {"shared_memory_region": "mine", "shared_memory_byte_size": 8}}])),
+    ("/v2/models/add/infer", *binary(ROWS.astype("<f8"))),
+    ("/v2/models/add/infer", *binary(ROWS, names="b")),
+    ("/v2/models/add/infer", binary(ROWS)[0][:-1], binary(ROWS)[1]),
+    ("/v2/models/add/infer", binary(ROWS)[0], "Inference-Header-Content-Length: 9999\r\n"),
+    ("/v2/models/add/infer", binary(ROWS)[0], "Inference-Header-Content-Length: many\r\n"),
+    ("/v2/models/add/infer", ROWS[:1].tobytes(), "Inference-Header-Content-Length: 0\r\n"),
+    ("/v2/models/add/infer", *binary(numpy.ones((300, 2), "<f4"), **ALL_BINARY)),  # more rows than a batch has
+    ("/v2/models/texts/infer", *TEXTS),
     ("/infer/square", b"3", ""),
     ("/inference/square", b"3", ""),
     ("/infer/square", b"[1,2]", "X-Explain: 0\r\n"),
@@ -92,6 +135,28 @@ def test_a_response_is_that_of_one_front(served: Served, single: Served, path: s
                     break
     half = len(answers) // 2
     assert answers[:half] == answers[half:]
+
+
+@pytest.mark.parametrize(
+    "path,body,headers,answer",
+    [
+        ("/infer/square", b"3", "", b"9"),
+        ("/v2/models/add/infer", json.dumps(TENSORS).encode(), "", b'"data":[3.0,7.0]'),
+        ("/v2/models/add/infer", *binary(ROWS), b'"data":[3.0,7.0]'),
+        ("/v2/models/add/infer", *binary(ROWS, **ALL_BINARY), numpy.array([3, 7], "<f4").tobytes()),
+        ("/v2/models/add/infer", json.dumps(TENSORS | ALL_BINARY).encode(), "", numpy.array([3, 7], "<f4").tobytes()),
+        ("/v2/models/texts/infer", *TEXTS, b"hihi\6\0\0\0youyou"),
+    ],
+)
+def test_a_front_keeps_the_connection_of_what_it_answers(
+    served: Served, path: str, body: bytes, headers: str, answer: bytes
+) -> None:
+    front, _ = fronts_of(served)
+    with calling(served, front) as caller:
+        for _ in range(3):
+            status, answered = caller.call(path, body, headers=headers)
+            assert status == 200 and answer in answered
+        assert owners(served, caller) == [front.pid]
 
 
 def test_pipelined_requests_are_answered_in_order_across_a_hand_over(served: Served) -> None:

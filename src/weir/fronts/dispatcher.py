@@ -14,7 +14,7 @@ from weir.frontends.http.access_log import HttpLog
 from weir.fronts.link import Link
 from weir.fronts.messages import (
     FULL_FRAME,
-    LONGEST_BODY,
+    LONGEST_PAYLOAD,
     AccessLine,
     Alive,
     CallerLeft,
@@ -278,7 +278,7 @@ class ConnectedFront:
         number, form = message.number, self._forms.get(message.form)
         if form is None or number in self._open or len(self._open) >= self._most:
             raise _Violation("a request of an unknown form, two of one number, or more than it can have connections")
-        if message.arrival > self._now or len(message.payload) > LONGEST_BODY:
+        if message.arrival > self._now or len(message.payload) > LONGEST_PAYLOAD:
             raise _Violation("a request from the future, or a long one")
         handle = form.handle
         if handle is None or handle.facts is not form.facts:

@@ -46,12 +46,14 @@ from weir.fronts.passing import ConnectionSender
 from weir.fronts.remote import HandedOver, RemoteModels, Requests
 from weir.protocols.access import Access, AccessSettings, Control, ControlSettings
 from weir.protocols.kserve.context import KserveContext
-from weir.protocols.kserve.protocol import ZLIB
+from weir.protocols.response import Headers
 from weir.protocols.settings import HttpSettings
+from weir.protocols.shared_memory import Memory, Regions
 from weir.telemetry.recorder import SilentObserver
 from weir.wire.status import set_timeout_status
 
 if TYPE_CHECKING:
+    from weir.frontends.http.fast.connection import Connection
     from weir.frontends.http.fast.shared import HttpShared
 
 _log = logging.getLogger("weir.http")
@@ -71,22 +73,39 @@ class FrontRequest(HttpRequest):
 
 
 class FrontKserveRequest(KserveRequest):
-    """A request of the Open Inference Protocol whose body is JSON that the worker reads."""
+    """A request of the Open Inference Protocol. The worker reads its JSON, or else it is read here and sent as packed arrays."""
 
-    __slots__ = ("number",)
+    __slots__ = ("body", "number")
 
-    def begin(self) -> None:
-        """Read what the queue must know of the body. Raises HandedOver if that is not all that must be read before the worker has it."""
-        if self.payload.startswith(ZLIB) or not self._take_small():
-            raise HandedOver
-        self.enter()
+    def __init__(self, connection: "Connection", plan: RoutePlan, payload: Any) -> None:
+        super().__init__(connection, plan, payload)
+        self.body = payload
 
     def fail(self, error: BaseException) -> None:
         """Write the error, or hand the request over."""
         if isinstance(error, HandedOver):
-            self.connection.hand_over(self.plan, self.payload)
+            self.connection.hand_over(self.plan, self.body)
         else:
             super().fail(error)
+
+
+class MemoryElsewhere(Memory):
+    """The shared memory of a request: the dispatcher has the regions, and answers what refers to them."""
+
+    def __init__(self) -> None:
+        super().__init__(Regions(), _hand_over)
+
+
+def _hand_over() -> None:
+    raise HandedOver
+
+
+class FrontContext(KserveContext):
+    """A KserveContext without regions of shared memory."""
+
+    def memory(self, peer: str | None, headers: Headers) -> Memory:
+        """See KserveContext."""
+        return MemoryElsewhere()
 
 
 class FrontNative(HotNative):
@@ -103,7 +122,7 @@ class FrontNative(HotNative):
 
 
 class FrontKserve(HotKserve):
-    """HotKserve for short bodies of JSON that the worker reads; the dispatcher answers the others."""
+    """HotKserve for short bodies; the dispatcher answers the others."""
 
     request = FrontKserveRequest
 
@@ -113,7 +132,7 @@ class FrontKserve(HotKserve):
             found = http_head.length <= LONGEST_BODY and super().complete(plan, http_head, path)
         except (ModelNotFound, CapacityError):
             return False
-        return found and bool(plan.head.small_json)
+        return found and plan.head.service.facts.takes_tensors
 
 
 class Leaving(asyncio.Protocol):
@@ -314,7 +333,7 @@ class Front:
         self._sender = ConnectionSender(ends.connections, loop)
         account = SharedAccount(config.http, SharedFigures(ends.figures, config.fronts + 1), ends.index)
         access = Access(config.access, Control(config.control))
-        context = KserveContext(self._models, config.http, access=access, account=account)
+        context = FrontContext(self._models, config.http, access=access, account=account)
         self._server = FrontServer(
             self._models, no_application, config.http, [RefusalObserver(self._link)], context=context,
             own=(FrontNative(self._models, config.http), FrontKserve(context)), hand_over=PassOn(self._sender, self._link),

@@ -21,6 +21,7 @@ from weir.wire.frames import FrameReader, framed
 
 # The dispatcher reads longer bodies itself, straight into the memory that it shares with the workers.
 LONGEST_BODY = 32 << 10
+LONGEST_PAYLOAD = 2 * LONGEST_BODY  # what is read from a body may be longer, such as numbers in JSON
 
 # The frame of a front is closed when it has so many bytes, and may have as many again: a message is short.
 FULL_FRAME = 1 << 20

@@ -16,6 +16,7 @@ from weir.errors import Unsupported, WeirError, unknown_model
 from weir.fronts.link import Link
 from weir.fronts.messages import (
     FORMS,
+    LONGEST_PAYLOAD,
     LONGEST_TEXT,
     PLAIN,
     CallerLeft,
@@ -35,12 +36,13 @@ from weir.fronts.messages import (
     received_error,
     sent_error,
 )
-from weir.messages import Request
+from weir.messages import PACKED, Request
 from weir.model import Model
 from weir.protocols.inference import ModelInference
 from weir.serving.delivery import Tracer, undelivered
 from weir.serving.handle import ModelControl, ModelFacts
 from weir.serving.settings import ServiceSettings
+from weir.wire.packed import Unpacker, pack
 from weir.workers.executor import Block
 
 
@@ -56,19 +58,21 @@ class Requests:
         self.open: dict[int, Any] = {}
         self._numbers = itertools.count()
         self._forms: dict[tuple[Any, ...], int] = {}
+        self._unpack = Unpacker()
 
     def submit(self, model: int, request: Any) -> None:
-        """Send `request` to the queue of the model whose facts have this number."""
+        """Send `request` to the queue of the model whose facts have this number. Raises HandedOver for a payload that cannot be sent."""
+        payload, content_type, accept = request.payload, request.content_type, request.accept
+        if type(payload) is not bytes:
+            payload, content_type, accept = _packed(payload), PACKED, PACKED
         form = (
-            model, request.timeout, request.priority, request.rows, request.content_type, request.accept, request.key,
-            request.head.explain,
+            model, request.timeout, request.priority, request.rows, content_type, accept, request.key, request.head.explain,
         )  # fmt: skip
         known = self._forms.get(form)
         if known is None:
             known = self._send_form(form)
         number = request.number = next(self._numbers)
         self.open[number] = request
-        payload = request.payload
         self.link.put(Submit(number, known, request.arrival, payload), len(payload))
 
     def _send_form(self, form: tuple[Any, ...]) -> int:
@@ -96,7 +100,7 @@ class Requests:
                 continue
             settle(request)
             try:
-                request.finish(output, PLAIN)
+                request.finish(output if type(request.payload) is bytes else self._unpack(output), PLAIN)
             except Exception:
                 undelivered(request)
 
@@ -106,7 +110,8 @@ class Requests:
         if request is None:
             return
         if isinstance(message, DetailedOutput):
-            self._end(request, request.finish, message.output, dispatch_of(message.batch))
+            output = message.output if type(request.payload) is bytes else self._unpack(message.output)
+            self._end(request, request.finish, output, dispatch_of(message.batch))
         elif isinstance(message, MustHandOver):
             self._end(request, request.fail, HandedOver())
         else:
@@ -120,6 +125,16 @@ class Requests:
             end(*result)
         except Exception:
             undelivered(request)
+
+
+def _packed(payload: Any) -> bytes:
+    """Return the arrays of a request as bytes. Raises HandedOver for another payload, and for arrays that are too large to be sent."""
+    if not isinstance(payload, dict):
+        raise HandedOver
+    packed = pack(payload)
+    if len(packed) > LONGEST_PAYLOAD:
+        raise HandedOver
+    return packed
 
 
 class RemoteInference(ModelInference):

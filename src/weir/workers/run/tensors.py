@@ -15,10 +15,11 @@ import numpy
 from numpy.lib.stride_tricks import as_strided
 
 from weir.errors import InvalidRequest, ModelError, SettingsError, WeirError
-from weir.messages import JSON, KSERVE, MSGPACK, OBJECT, parts_of
+from weir.messages import JSON, KSERVE, MSGPACK, OBJECT, PACKED, parts_of
 from weir.model import GROUP, PAD, RAGGED, Model, Sizes, Tensor, is_batched, overrides
 from weir.wire.cells import LARGE_BYTES
 from weir.wire.inference import take_head
+from weir.wire.packed import Unpacker, pack
 from weir.wire.tensors import DTYPES, Arrays, read_arrays, rows_of, to_arrays, to_bits, to_plain, to_text
 from weir.wire.values import DECODE, ENCODE
 from weir.workers.arena import SharedBlock
@@ -340,6 +341,7 @@ def readers(model: Model) -> dict[str, Callable[[Any], Any]]:
 
     readers: dict[str, Callable[[Any], Any]] = {
         OBJECT: arrays, JSON: arrays_in(JSON), MSGPACK: arrays_in(MSGPACK), KSERVE: BodyReader(type(model)),
+        PACKED: Unpacker(partial(to_arrays, declared=model.inputs)),
     }  # fmt: skip
     is_joined = is_batched(type(model)) and not (model.separate or model.streaming)
     if not (is_joined and all(tensor.optional for tensor in model.inputs)):
@@ -365,6 +367,7 @@ def writers(kind: type[Model], label: str) -> dict[str, Callable[..., bytes]]:
         JSON: lambda arrays: json(to_text(arrays, kind.outputs)),
         MSGPACK: lambda arrays: msgpack(to_plain(arrays, kind.outputs)),
         KSERVE: BodyWriter(kind, name, version),
+        PACKED: lambda arrays: pack({tensor.name: arrays[tensor.name] for tensor in kind.outputs}),
     }
 
 

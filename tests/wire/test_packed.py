@@ -1,0 +1,113 @@
+"""Arrays packed and unpacked are the same, whatever they are, and other bytes are refused."""
+
+import struct
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+
+from weir.errors import InvalidRequest
+from weir.wire import packed
+from weir.wire.packed import Unpacker, pack
+from weir.wire.tensors import DTYPES, Arrays
+
+
+def texts(*values: bytes) -> numpy.ndarray[Any, Any]:
+    array = numpy.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+def same(one: Arrays, other: Arrays) -> bool:
+    return list(one) == list(other) and all(
+        one[name].dtype == other[name].dtype
+        and one[name].shape == other[name].shape
+        and (one[name] == other[name]).all()
+        for name in one
+    )
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {},
+        {f"x{place}": numpy.arange(6).reshape(2, 3).astype(dtype) for place, dtype in enumerate(DTYPES.values()) if dtype.kind != "O"},
+        {"empty": numpy.zeros((2, 0), "f4"), "scalar": numpy.array(3)},
+        {"turned": numpy.arange(12).reshape(3, 4).T, "some": numpy.arange(12)[::2]},
+        {"a": texts(b"", b"long" * 100), "b": numpy.ones(2, "f4"), "c": texts(b"\0", b"x")},
+    ],
+)  # fmt: skip
+def test_arrays_are_the_same_afterwards(arrays: Arrays) -> None:
+    unpack = Unpacker()
+    for _ in range(2):  # the second head is known
+        found = unpack(pack(arrays))
+        assert same(found, arrays)
+        assert not any(array.flags.writeable for array in found.values() if array.dtype.kind != "O")
+
+
+def test_big_endian_arrays_arrive_as_little_endian_ones() -> None:
+    found = Unpacker()(pack({"x": numpy.array([1, 2], ">i4")}))
+    assert found["x"].tolist() == [1, 2] and found["x"].dtype == numpy.dtype("<i4")
+
+
+def test_elements_are_aligned_after_any_others() -> None:
+    arrays = Unpacker()(memoryview(bytearray(pack({"one": numpy.ones(3, "u1"), "next": numpy.ones(3, "f8")}))))
+    assert arrays["next"].flags.aligned and arrays["one"].flags.aligned
+
+
+def test_a_head_is_checked_once_and_again_after_a_refusal() -> None:
+    seen: list[Arrays] = []
+
+    def check(arrays: Arrays) -> None:
+        seen.append(arrays)
+        if "bad" in arrays:
+            raise InvalidRequest("bad")
+
+    unpack = Unpacker(check)
+    for _ in range(3):
+        unpack(pack({"good": numpy.ones(2)}))
+    assert len(seen) == 1
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="bad"):
+            unpack(pack({"bad": numpy.ones(2)}))
+    assert len(seen) == 3
+
+
+def test_heads_are_forgotten_before_they_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "MAX_REMEMBERED", 2)
+    unpack = Unpacker()
+    for rows in range(1, 9):
+        assert same(unpack(pack({"x": numpy.ones(rows)})), {"x": numpy.ones(rows)})
+    assert len(packed._heads) <= 2 and len(unpack._known) <= 2
+
+
+WHOLE = pack({"x": numpy.ones(4, "f8")})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\1",
+        WHOLE[:20],
+        WHOLE[:-8],
+        struct.pack("<II", 1 << 31, 8),
+        struct.pack("<II", 4, 8) + b"\xff" * 4,
+        struct.pack("<II", 0, 8),
+        *[
+            struct.pack("<II", len(head), 8 + len(head)) + head
+            for head in (
+                msgspec.msgpack.encode([["x", "<f8", [2], 0, 16]]),
+                msgspec.msgpack.encode([["x", "<f8", [-2], 0, 16]]),
+                msgspec.msgpack.encode([["x", "O", [2], 0, 16]]),
+                msgspec.msgpack.encode([["x", "nonsense", [2], 0, 16]]),
+                msgspec.msgpack.encode([["x", "", [1 << 40], 0, 16]]),
+                msgspec.msgpack.encode([["x", "<f8", [2], 1 << 70 >> 8, 16]]),
+            )
+        ],
+    ],
+)
+def test_other_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(InvalidRequest, match=r"packed arrays: malformed|tensor 'x'"):
+        Unpacker()(data)
