@@ -101,7 +101,7 @@ suit them better. `benchmarks/results.json` has further columns.
 - At 0.9 of the capacity a solved policy costs as much as `greedy`, and at 0.5 hardly less than batches of 8.
 - A server encodes sentences more slowly than the runtime alone.
 - The very first start of an embedding model builds its graph, and takes as long as infinity's start.
-- sentence-transformers with ONNX serves a single client faster: it computes each text on both cores ([texts](#what-a-text-costs-apart-from-its-computation)).
+- sentence-transformers with ONNX serves a single client that sends one paragraph a request faster ([texts](#what-a-text-costs-apart-from-its-computation)).
 - infinity runs as installed, with torch, except in `PART=texts`, which tries its other engines.
 """
 

@@ -19,19 +19,28 @@ IDS = ("acme/tiny", "other/tiny", "acme/second")
 NAMES = ("acme/tiny", "tiny")  # of the first model
 GIVEN = ("team/mine", "mine", "acme/second", "second")  # of the third
 
+DIRECTORIES = (
+    "local/fourth",
+    "a/b/fifth",
+    "one/twice",
+    "two/twice",
+    "local/mine",
+)  # names of models that are directories
+
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a server of three models of the hub, of which two have the same short name, and one has names of its own."""
+    """The URL of a server of three models of the hub, of which two have the same short name, and one has names of its own, and of directories."""
     home = tmp_path_factory.mktemp("hub")
     folders = {name: tiny.sentence_model(home / name, seed=seed) for seed, name in enumerate(IDS)}
 
     def local_directory(target: str, **_: Any) -> Path:
-        return folders[target.partition("@")[0]]
+        return folders.get(target.partition("@")[0], Path(target))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_model, "local_directory", local_directory)
-        targets = ("acme/tiny@main", "other/tiny", "team/mine,mine=acme/second")
+        targets: tuple[str, ...] = ("acme/tiny@main", "other/tiny", "team/mine,mine=acme/second")
+        targets += tuple(f"{name}={folders['acme/second']}" for name in DIRECTORIES)
         with weir.embedding.serve(*targets, cache=str(home / "cache"), allow_control=True, **SETTINGS) as server:
             assert isinstance(server, EmbeddingServer)
             yield server.url
@@ -50,7 +59,15 @@ def vectors_of(http: httpx.Client, model: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("names", "listed"), [(NAMES, "acme/tiny"), (("other/tiny",), "other/tiny"), (GIVEN, "team/mine")]
+    ("names", "listed"),
+    [
+        (NAMES, "acme/tiny"),
+        (("other/tiny",), "other/tiny"),
+        (GIVEN, "team/mine"),
+        (("local/fourth", "fourth"), "local/fourth"),
+        (("a/b/fifth", "fifth"), "a/b/fifth"),
+        (("local/mine",), "local/mine"),
+    ],
 )
 def test_bodies_may_have_any_of_its_names(http: httpx.Client, names: tuple[str, ...], listed: str) -> None:
     answers = [vectors_of(http, name) for name in names]
@@ -67,7 +84,14 @@ def test_models_of_one_short_name_are_not_mixed_up(http: httpx.Client) -> None:
     assert first != second and first == vectors_of(http, "acme/tiny")["data"]
 
 
-@pytest.mark.parametrize("name", [*NAMES, "acme%2Ftiny", "other/tiny", "other%2Ftiny", *GIVEN, "team%2Fmine"])
+def test_what_may_mean_two_models_is_no_short_name(http: httpx.Client) -> None:
+    answer = http.post("/v1/embeddings", json={"input": "one text", "model": "twice"})
+    assert answer.status_code == 404
+
+
+@pytest.mark.parametrize(
+    "name", [*NAMES, "acme%2Ftiny", "other/tiny", "other%2Ftiny", *GIVEN, "team%2Fmine", "fourth", "local/fourth"]
+)
 def test_paths_may_have_any_of_its_names_percent_encoded_or_plain(http: httpx.Client, name: str) -> None:
     body = {"inputs": [{"name": "input", "shape": [1], "datatype": "BYTES", "data": ["one text"]}]}
     for path in (f"/v2/models/{name}/infer", f"/infer/{name}", f"/infer/{name}/batch"):
@@ -85,10 +109,11 @@ def test_lists_have_the_ids_and_their_owners(http: httpx.Client) -> None:
     cards = http.get("/v1/models").json()["data"]
     assert [(card["id"], card["owned_by"]) for card in cards] == [
         ("acme/tiny", "acme"), ("other/tiny", "other"), ("team/mine", "acme"),
+        *((name, name.rpartition("/")[0]) for name in DIRECTORIES),
     ]  # fmt: skip
     info = http.get("/info").json()
     assert (info["model_id"], info["served_model_name"]) == ("acme/tiny", "acme/tiny")
-    assert http.get("/v2/models").json()["models"] == ["tiny", "other/tiny", "team/mine"]
+    assert http.get("/v2/models").json()["models"] == ["tiny", "other/tiny", "team/mine", *DIRECTORIES]
 
 
 def test_metrics_count_a_model_once_whatever_it_is_called(http: httpx.Client) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -61,6 +62,17 @@ def text_apis(context: EmbeddingContext) -> list[TextApi]:
     return [kind(context) for kind in kinds]
 
 
+def with_short_names(models: Sequence[ModelToServe]) -> list[ModelToServe]:
+    """Return the models, each of which also answers to the last part of a name with slashes, as one of the hub does, unless that may mean another model."""
+    names = [{model.name, *model.aliases} for model in models]
+    short = [{name.rpartition("/")[2] for name in own} for own in names]
+    known = Counter(name for own, parts in zip(names, short, strict=True) for name in own | parts)
+    return [
+        model._replace(aliases=(*model.aliases, *sorted(part for part in parts - own if known[part] == 1)))
+        for model, own, parts in zip(models, names, short, strict=True)
+    ]
+
+
 def added_by(apis: Sequence[TextApi]) -> Added:
     """Return what `apis` add to HTTP."""
     return Added([each for api in apis for each in api.endpoints()])
@@ -74,7 +86,7 @@ class EmbeddingProduct:
 
     def __init__(self, models: Sequence[ModelToServe], callers: CallerSettings, zeromq: ZeroMqSettings) -> None:
         """Download what is named by its id, and read the models' files. Raises SettingsError naming the file of a model that cannot be used."""
-        self._specs = with_shares([read_model(model) for model in models])
+        self._specs = with_shares([read_model(model) for model in with_short_names(models)])
         self._models = [ServedTextModel(spec) for spec in self._specs]
         self._callers = callers
         self._zeromq = zeromq

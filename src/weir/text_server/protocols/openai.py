@@ -228,7 +228,7 @@ def model_card(encoder: Encodes, since: int) -> TextModelCard:
     """Return the description of a model, which was loaded at `since`, in seconds since 1970."""
     card: TextModelCard = {
         "id": listed_name(encoder), "object": "model", "created": since,
-        "owned_by": encoder.facts.id.rpartition("/")[0] or "weir",
+        "owned_by": (encoder.facts.id or listed_name(encoder)).rpartition("/")[0] or "weir",
         "dimensions": encoder.dimensions, "max_length": encoder.max_length,
     }  # fmt: skip
     if encoder.facts.use is not None:
