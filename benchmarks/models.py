@@ -116,6 +116,20 @@ class Exactly(weir.Model):
         return batch
 
 
+class Sleeps(weir.Model):
+    """Sleeps fixed_ms + each_ms·b for a batch of b."""
+
+    max_batch_size = 8
+    examples = (3,)
+
+    def __init__(self, fixed_ms: float = 10.0, each_ms: float = 1.0) -> None:
+        self.fixed_ms, self.each_ms = fixed_ms, each_ms
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        time.sleep((self.fixed_ms + self.each_ms * len(batch)) / 1000.0 - SLEPT_LONGER)
+        return batch
+
+
 class Grid(weir.Model):
     """Sums rows of any length: a tensor model that takes whatever shape a stranger sends."""
 

@@ -90,6 +90,7 @@ ROWS: dict[str, list[Panel]] = {
         Panel("Busy", "percentunit", {
             "{{model}}": f'{_level("weir_running_batches")} / sum by (model) (weir_workers{{{FILTER},state="ready"}})',
         }, "Batches under way, as a share of the workers that are ready. With pipeline_depth 2 each holds two."),
+        Panel("Devices", "percentunit", {"{{device}} {{model}}": f"sum by (device, model) ({_rate('weir_device_busy_seconds_total')})"}, "The part of the time for which a model of a device group has the device.", stacked=True),
         Panel("Restarts", "short", {"{{model}}": f"sum by (model) (increase(weir_worker_restarts_total{{{FILTER}}}[$__rate_interval]))"}, "Should stand still."),
         Panel("Shared memory", "bytes", {
             "used {{model}}": f"{_level('weir_arena_bytes')} - {_level('weir_arena_free_bytes')}", "of {{model}}": _level("weir_arena_bytes"),

@@ -10,7 +10,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is loaded: it
 from rich.console import Console
 
 from benchmarks.harness.result import progress_bar, rich_table
-from benchmarks.policies import bursts, devices, foreseen, scenarios
+from benchmarks.policies import bursts, devices, foreseen, scenarios, served_pairs
 from benchmarks.policies.harness import FIRST_SEED, Comparison, Effort, draw, keep, write_page
 
 IN_ORDER = (
@@ -27,6 +27,7 @@ IN_ORDER = (
     foreseen.FORESEEN,
     devices.DEVICE,
     devices.DEVICE_LIVE,
+    served_pairs.SERVED_PAIRS,
     scenarios.EXTREMES,
 )
 COMPARISONS = {each.name: each for each in IN_ORDER}

@@ -409,3 +409,51 @@ def test_a_worker_may_be_away_before_it_is_ready() -> None:
     assert (places.free, len(places), places.pick()) == (0, 1, None)
     places.set_away(0, False)
     assert places.free == 2
+
+
+def test_how_long_each_model_had_the_workers_and_why_it_was_next() -> None:
+    course = Course(workers=1, order="longest")
+    first, few, many = (
+        course.join(name, seconds, max_queue_delay=1e3)
+        for name, seconds in (("first", 1.0), ("few", 2.0), ("many", 4.0))
+    )
+    assert course.shared.last(first) == ("", None) and course.shared.busy(first, 3.0) == 0.0
+    first.ask(1)
+    assert course.shared.last(first) == ("free", None)
+    few.ask(3)
+    many.ask(6)
+    course.run()
+    taken = {each.name: {why: n for why, n in course.shared.taken(each).items() if n} for each in (first, few, many)}
+    assert taken == {"first": {"free": 1}, "few": {"first": 1}, "many": {"first": 1, "alone": 1}}
+    assert [course.shared.busy(each, 99.0) for each in (first, few, many)] == [1.0, 2.0, 8.0]
+    why, compared = course.shared.last(few)
+    assert why == "first" and compared is not None
+    assert [each.name for each in compared.order] == ["few", "many", "first"] and not compared.due
+    assert [turn and turn.waiting for turn in compared.turns.values()] == [None, 3, 2]
+
+
+def test_why_a_model_is_next_whose_requests_must_begin_or_whose_rivals_wait_for_more() -> None:
+    course = Course(workers=1, order="solved")
+    pressed = course.join("pressed", own_policy=Urgent(0.1), max_queue_delay=0.5)
+    patient = course.join("patient", own_policy=ControlLimit(4), max_queue_delay=1e3)
+    other = course.join("other", own_policy=Urgent(1.0), max_queue_delay=1e3)
+    other.ask(1)
+    other.ask(2)
+    pressed.ask(1)
+    course.run(1.0)
+    assert course.shared.last(pressed)[0] == "due"
+    patient.ask(3)
+    course.run(2.5)
+    assert course.shared.last(other)[0] == "others_wait"
+    assert course.shared.present(2.5).order[0] is patient
+
+
+def test_time_is_counted_while_a_batch_runs_and_forgotten_with_its_model() -> None:
+    course = Course(workers=2)
+    leaves, stays = course.join("leaves"), course.join("stays")
+    leaves.ask(8)
+    assert course.shared.busy(leaves, 0.75) == 1.5
+    course.shared.remove(leaves, 0.75)
+    assert course.shared.busy(leaves, 0.75) == 0.0 and course.shared.last(leaves) == ("", None)
+    stays.ask(1)
+    assert course.shared.taken(stays)["free"] == 1 and not any(course.shared.taken(leaves).values())

@@ -81,13 +81,17 @@ class TwoModels:
 
     def least(self, rule: Rule) -> float:
         """Return the least mean cost per ms, by policy iteration from `rule`."""
+        return self.best(rule)[0]
+
+    def best(self, rule: Rule) -> tuple[float, Rule]:
+        """Return the least mean cost per ms and the rule that has it, by policy iteration from `rule`."""
         while True:
             mean, values = self.evaluate(rule)
             choices = self._choices(values, mean)
             present = np.take_along_axis(choices, rule[None], axis=0)[0]
             better = np.where(choices.min(axis=0) < present - 1e-9 * np.ptp(values), choices.argmin(axis=0), rule)
             if np.array_equal(better, rule):
-                return mean
+                return mean, rule
             rule = better
 
     def _choices(self, values: Numbers, mean: float) -> Numbers:
@@ -116,6 +120,31 @@ class TwoModels:
             model = int(urgency[1] > urgency[0])
             found[i, j] = 1 + self.actions.index((model, sizes[model]))
         return found
+
+    def play(self, rule: Rule, arrivals: Sequence[Numbers]) -> tuple[list[Numbers], list[float]]:
+        """Return what `rule` does with the requests that arrive at `arrivals`, for each model ascending instants in ms: the instants
+        at which they are done, and the energies of the models.
+
+        Beyond the chain's longest queue it does what it does there.
+        """
+        ends = [np.full(len(each), np.nan) for each in arrivals]
+        served, energy, now, last = [0, 0], [0.0, 0.0], 0.0, self.states - 1
+        while True:
+            waiting = [int(np.searchsorted(arrivals[k], now, "right")) - served[k] for k in (0, 1)]
+            action = int(rule[min(waiting[0], last), min(waiting[1], last)])
+            if action:
+                k, rows = self.actions[action - 1]
+                now += float(self.profiles[k].service_time_ms[rows - 1])
+                energy[k] += float(self.profiles[k].energy_mj[rows - 1])
+                ends[k][served[k] : served[k] + rows] = now
+                served[k] += rows
+                continue
+            coming = [
+                each[place] for each in arrivals if (place := int(np.searchsorted(each, now, "right"))) < len(each)
+            ]
+            if not coming:
+                return ends, energy
+            now = float(min(coming))
 
     @staticmethod
     def _size(table: DeviceTable, waiting: int) -> int:

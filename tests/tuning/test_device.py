@@ -34,6 +34,7 @@ class Model:
         self.arrivals = 0
 
     claim = 0
+    label = "model"
     turn: WaitingTurn | None = None
 
     def worker_away(self, worker: int) -> None: ...

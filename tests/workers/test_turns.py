@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from tests.served import Served, serving
 
-from weir.batching.workers import ORDERS
+from weir.batching.workers import ORDERS, REASONS
 from weir.errors import ModelCrashed, SettingsError
 from weir.model import Model
 from weir.policy.cost.profile import Profile
@@ -153,9 +154,15 @@ def test_models_of_a_server_take_turns_by_a_setting(tmp_path: Path) -> None:
             lambda number: client.post(f"/infer/{('exclusive', 'other')[number % 2]}", json=number), range(80)
         )
         assert [answer.json() for answer in answers] == list(range(80))
-        while (device := client.get("/models/other/policy").json()["device"]) is None:
+        while "limit" not in (device := client.get("/models/other/policy").json()["device"]):
             assert client.post("/infer/exclusive", json=3).json() == client.post("/infer/other", json=3).json() == 3
-    assert device["limit"] == 1
+        metrics = client.get("/metrics").text
+    assert (device["limit"], device["group"], device["order"]) == (1, "gpu0", "solved")
+    assert {each["model"] for each in device["models"]} == {"exclusive", "other"}
+    assert sum(device["turns"].values()) >= 10 and device["last"]["reason"] in REASONS
+    assert 0.0 < device["share"] < 1.0
+    (busy,) = re.findall(r'^weir_device_busy_seconds_total{device="gpu0",model="other"} (.*)$', metrics, re.M)
+    assert float(busy) >= device["busy_seconds"] > 0.01
 
 
 def test_models_of_one_group_have_one_order(tmp_path: Path) -> None:
@@ -166,6 +173,26 @@ def test_models_of_one_group_have_one_order(tmp_path: Path) -> None:
         served.until_logged(
             "device_order='solved': another model of the device_group 'gpu0' has 'fair'; all must have the same"
         )
+
+
+def test_a_model_of_a_group_says_why_it_was_next_whatever_its_policy(tmp_path: Path) -> None:
+    async def main() -> None:
+        group = DeviceGroup("gpu0", order="longest")
+        async with taking_turns(tmp_path, group, Exclusive, Other, executor="thread") as (first, second):
+            device = first.explain_policy()["device"]
+            assert device["last"] == {"reason": None, "models": []} and device["share"] == 0.0
+            calls = [first.infer(number) for number in range(9)] + [second.infer(number) for number in range(3)]
+            await asyncio.gather(*calls)
+            device = first.explain_policy()["device"]
+            assert device["turns"]["free"] == 1 and sum(device["turns"].values()) == 3
+            other = second.explain_policy()["device"]
+            assert other["last"]["reason"] == "first"
+            (shown,) = [each for each in other["last"]["models"] if each["model"] == "other"]
+            assert (shown["waiting"], shown["urgency"], shown["must_begin"]) == (3, None, False)
+            assert 0.0 < shown["due_in"] <= 0.1
+            assert device["share"] + other["share"] == pytest.approx(1.0)
+
+    asyncio.run(main())
 
 
 class Noting:

@@ -4,7 +4,7 @@ Several models may share workers: each has a batcher of its own, to which a work
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import inf
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -221,6 +221,19 @@ U = TypeVar("U", bound=WorkerUser)
 FAIR, OLDEST, LONGEST, SOLVED = ORDERS = ("fair", "oldest", "longest", "solved")
 
 
+# Why a model was next on a worker: it was free when the batch was due; no other model had requests; the requests had to begin; the order has the
+# model first; the policies of the models before it waited for more requests.
+FREE, ALONE, DUE, FIRST, OTHERS_WAIT = REASONS = ("free", "alone", "due", "first", "others_wait")
+
+
+class ComparedTurns(NamedTuple, Generic[U]):
+    """How the models compared when a worker was to be given away: their requests that were next, those of them that had to begin, and the order."""
+
+    turns: Mapping[U, WaitingTurn | None]
+    due: Collection[U]
+    order: Sequence[U]
+
+
 class WorkerTurns(Generic[U]):
     """Says who is next, in one of ORDERS. In all but `fair`, requests that must begin before the batch of another model would be done come first, the
     most pressing one before the others."""
@@ -229,7 +242,14 @@ class WorkerTurns(Generic[U]):
         self._order = order
         self._running: Counter[U] = Counter()
         self._had: dict[U, float] = {}  # seconds of workers, minus the beginnings of those that run
+        self._busy: dict[
+            U, float
+        ] = {}  # the same; in `_had`, a model that comes back after a rest starts with what others have had
         self._clock = 0.0  # what the last one to begin had had
+
+    def busy(self, user: U, now: float) -> float:
+        """Return how many seconds of workers the batches of `user` have taken."""
+        return self._busy.get(user, 0.0) + self._running[user] * now
 
     def had(self, user: U, now: float) -> float:
         """Return how many seconds of workers `user` has had, as they are compared."""
@@ -240,34 +260,39 @@ class WorkerTurns(Generic[U]):
         self._clock = self.had(user, now)
         self._running[user] += 1
         self._had[user] = self._clock - self._running[user] * now
+        self._busy[user] = self._busy.get(user, 0.0) - now
 
     def ended(self, user: U, now: float) -> None:
         """Note that a worker no longer runs a batch of `user`."""
         self._running[user] -= 1
         self._had[user] += now
+        self._busy[user] += now
 
     def forget(self, user: U) -> None:
         """Forget a model whose batches have ended."""
-        self._running.pop(user, None)
-        self._had.pop(user, None)
+        for each in (self._running, self._had, self._busy):
+            each.pop(user, None)
 
-    def order(self, users: Iterable[U], now: float) -> list[U]:
-        """Return the models in their order: those with waiting requests before those with bulk work, and before those with neither."""
+    def compare(self, users: Sequence[U], now: float) -> ComparedTurns[U]:
+        """Compare the models. In the order, those with waiting requests are before those with bulk work, and before those with neither."""
         if self._order == FAIR:
-            return sorted(users, key=lambda user: (-user.claim, self.had(user, now)))
+            return ComparedTurns({}, (), sorted(users, key=lambda user: (-user.claim, self.had(user, now))))
         turns = {user: user.turn for user in users}
         known = [turn for turn in turns.values() if turn is not None]
         order = LONGEST if self._order == SOLVED and any(turn.urgency is None for turn in known) else self._order
-        longest = sorted((turn.seconds for turn in known), reverse=True)
+        longest = [*sorted((turn.seconds for turn in known), reverse=True), 0.0]
+        # Another model's batch takes as long as the longest.
+        due = {
+            user: turn.due
+            for user, turn in turns.items()
+            if turn is not None and turn.due <= now + longest[turn.seconds == longest[0]]
+        }
 
         def place(user: U) -> tuple[int, float, float]:
             turn = turns[user]
-            if turn is None:
-                return -user.claim, -inf, 0.0
-            others = [*longest, 0.0][turn.seconds == longest[0]]  # the longest batch of another model
-            return -user.claim, turn.due if turn.due <= now + others else inf, _rank(turn, order)
+            return (-user.claim, -inf, 0.0) if turn is None else (-user.claim, due.get(user, inf), _rank(turn, order))
 
-        return sorted(turns, key=place)
+        return ComparedTurns(turns, due, sorted(turns, key=place))
 
 
 def _rank(turn: WaitingTurn, order: str) -> float:
@@ -288,6 +313,10 @@ class SharedWorkers(Generic[U]):
         self.users: list[U] = []
         self._turns: WorkerTurns[U] = WorkerTurns(order)
         self._held: dict[int, Counter[U]] = {}  # by worker: how many batches it has of each model
+        self._why = FREE  # of the next batch
+        self._compared: ComparedTurns[U] | None = None  # when it is a worker's that is offered
+        self._taken: dict[U, Counter[str]] = {}  # how many batches of each model began, by reason
+        self._last: dict[U, tuple[str, ComparedTurns[U] | None]] = {}
 
     def add(self, user: U) -> None:
         """Add a model, for which all workers are away."""
@@ -299,6 +328,8 @@ class SharedWorkers(Generic[U]):
         for worker in list(self._held):
             self.gave_up(user, worker, now)
         self._turns.forget(user)
+        self._taken.pop(user, None)
+        self._last.clear()  # it may be in the comparisons of others
 
     def gave_up(self, user: U, worker: int, now: float) -> None:
         """Note that `worker` has no batch of `user` any more. Offer it, if it has none at all."""
@@ -319,6 +350,8 @@ class SharedWorkers(Generic[U]):
     def began(self, user: U, worker: int, now: float) -> None:
         """Note that `worker` gets a batch of `user`."""
         self._turns.began(user, now)
+        self._taken.setdefault(user, Counter())[self._why] += 1
+        self._last[user] = self._why, self._compared
         self._held.setdefault(worker, Counter())[user] += 1
         for other in self.users:
             if other is not user:
@@ -346,7 +379,38 @@ class SharedWorkers(Generic[U]):
 
     def offer(self, worker: int, now: float) -> None:
         """Let the models give `worker`, which has no batch, one of theirs."""
-        for user in self._turns.order(self.users, now):
+        compared = self._compared = self._turns.compare(self.users, now)
+        for place, user in enumerate(compared.order):
+            self._why = self._reason(compared, place)
             user.worker_back(worker)
             if self.holders(worker):
-                return
+                break
+        self._why, self._compared = FREE, None
+
+    def _reason(self, compared: ComparedTurns[U], place: int) -> str:
+        """Return why the batch is next if the model at `place` of the order gives it."""
+        user, others = compared.order[place], (each for each in compared.order if each is not compared.order[place])
+        if not any(other.claim for other in others):
+            return ALONE
+        if place and compared.order[0].claim:
+            return OTHERS_WAIT
+        return DUE if user in compared.due else FIRST
+
+    # What others read.
+
+    def busy(self, user: U, now: float) -> float:
+        """Return how many seconds of workers the batches of `user` have taken since it was added."""
+        return self._turns.busy(user, now)
+
+    def taken(self, user: U) -> dict[str, int]:
+        """Return how many batches of `user` began since it was added, by why they were next (REASONS)."""
+        counts = self._taken.get(user, Counter[str]())
+        return {reason: counts[reason] for reason in REASONS}
+
+    def last(self, user: U) -> tuple[str, ComparedTurns[U] | None]:
+        """Return why the last batch of `user` was next ("" if there was none since a model left), and how the models compared then (None: they did not)."""
+        return self._last.get(user, ("", None))
+
+    def present(self, now: float) -> ComparedTurns[U]:
+        """Compare the models as they are."""
+        return self._turns.compare(self.users, now)

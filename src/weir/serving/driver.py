@@ -335,6 +335,11 @@ class Driver:
     # What other models do with workers that this one shares with them (WorkerUser).
 
     @property
+    def label(self) -> str:
+        """The label of the model."""
+        return self._delivery.model
+
+    @property
     def claim(self) -> int:
         """What a free worker could run; see Batcher.claim."""
         return self.batcher.claim

@@ -34,7 +34,7 @@ from weir.workers.executor import (
 from weir.workers.run.codecs import AnswerWriter
 from weir.workers.settings import WorkerSettings
 from weir.workers.timer import sleep
-from weir.workers.turns import DeviceGroup
+from weir.workers.turns import DeviceGroup, TakesTurns
 
 if TYPE_CHECKING:
     from weir.tuning.policy_tuner import PolicyTuner
@@ -108,6 +108,7 @@ class Generation:
         self.facts = ModelFacts(name, version, self.model, platform, self.batching, self.settings, hooked=any(hooks))
         self.label = label = self.facts.label
         self._shared: SharesWorkers | None = None
+        self._turns: TakesTurns | None = None
         largest = self.batching.max_batch_size
         self.policy = load_policy(
             self.batching.policy, max_batch_size=largest, max_queue_delay=self.batching.max_queue_delay
@@ -155,7 +156,7 @@ class Generation:
             raise SettingsError(f"{service}.after_batch: gets no results of a streaming model; use its postprocess")
         own = self._own_executor()
         if self._device is not None:
-            own = self._device.member(own)
+            own = self._turns = self._device.member(own)
         batcher = Batcher(self.batching, self.policy)
         self.window = RollingWindow(self._clock, lambda: batcher.arrivals, largest)
         observers = (*self.observers, self.window, *(each for each in (self.tuner, scaler) if each is not None))
@@ -342,6 +343,8 @@ class Generation:
     def explain_policy(self, name: str) -> dict[str, Any]:
         """Return what the policy of the model `name` decides and what was measured under it, as a JSON-able dict."""
         explained = explain_policy(name, self.batching.policy, self.driver.batcher, self.window, self.tuner)
+        if self._turns is not None:
+            explained["device"] = (explained["device"] or {}) | self._turns.explain()
         return explained | {"scaling": None if self.scaler is None else self.scaler.explain()}
 
 

@@ -47,6 +47,9 @@ class Levels(NamedTuple):
     bulk_workers: int = 0
     version: str = ""
     places: Sequence[tuple[str, ...]] = ()  # of workers in a cluster: index, node, address, GPUs, actor
+    device: tuple[str, float] | None = (
+        None  # the device that it shares with other models, and how many seconds it has had
+    )
 
 
 NAMESPACE = "weir"  # the first word of the names of metrics by default
@@ -239,6 +242,13 @@ class Exposition(Collector):
             "1, with the location of a worker in a cluster as labels.",
             "model worker node address gpus actor",
             places,
+        )
+        busy = [((levels.device[0], model), levels.device[1]) for model, levels in present if levels.device]
+        yield _counter(
+            "weir_device_busy_seconds",
+            "Time for which the model's batches had a device that models share.",
+            "device model",
+            busy,
         )
         yield from _policies({model: levels.policy for model, levels in present})
 

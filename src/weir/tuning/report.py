@@ -41,6 +41,7 @@ def explain_policy(
         "measured": _measured(reading),
         "profile": None,
         "drift": None,
+        "device": None,
         "solved": None,
         "learning": False,
     }

@@ -15,10 +15,12 @@ what is left.
 
 import asyncio
 from collections.abc import Sequence
+from math import isfinite
+from time import monotonic
 from typing import Any, Protocol
 
 from weir.batching.batcher import Batcher
-from weir.batching.workers import SOLVED, SharedWorkers, WorkerUser
+from weir.batching.workers import SOLVED, ComparedTurns, SharedWorkers, WorkerUser
 from weir.messages import Batch, Events
 from weir.metrics import MetricReport
 from weir.workers.executor import Block, Executor, Listener, StartsBulkWorkers, WorkerState
@@ -26,6 +28,10 @@ from weir.workers.executor import Block, Executor, Listener, StartsBulkWorkers, 
 
 class Member(WorkerUser, Protocol):
     """One of the models of a group: what drives its batcher."""
+
+    @property
+    def label(self) -> str:
+        """The label of the model."""
 
     @property
     def batcher(self) -> Batcher:
@@ -64,9 +70,40 @@ class DeviceGroup:
         self.workers: SharedWorkers[Member] = SharedWorkers(order)
         self.resizing = asyncio.Lock()
 
-    def member(self, own: Executor) -> Executor:
+    def member(self, own: Executor) -> "TakesTurns":
         """Return the executor of a model that takes turns, around its own."""
         return TurnsWithBulk(self, own) if isinstance(own, StartsBulkWorkers) else TakesTurns(self, own)
+
+    def explain(self, user: Member, now: float) -> dict[str, Any]:
+        """Return what time of the device `user` has had, why it was next, and how the models compare at present, as a JSON-able dict.
+
+        Instants are told as seconds from `now` on.
+        """
+        workers = self.workers
+        busy = {each: workers.busy(each, now) for each in workers.users}
+        reason, compared = workers.last(user)
+        return {
+            "group": self.name,
+            "order": self.order,
+            "busy_seconds": busy.get(user, 0.0),
+            "share": busy.get(user, 0.0) / (sum(busy.values()) or 1.0),
+            "turns": workers.taken(user),
+            "last": {"reason": reason or None, "models": [] if compared is None else _shown(compared, now)},
+            "models": _shown(workers.present(now), now),
+        }
+
+
+def _shown(compared: ComparedTurns[Member], now: float) -> list[dict[str, Any]]:
+    """Return the models in their order, as a JSON-able list. An urgency that is not finite means that the policy waits."""
+    shown = []
+    for user in compared.order:
+        turn = compared.turns.get(user)
+        urgency = None if turn is None or turn.urgency is None or not isfinite(turn.urgency) else turn.urgency
+        shown.append({
+            "model": user.label, "waiting": 0 if turn is None else turn.waiting, "urgency": urgency,
+            "due_in": None if turn is None else turn.due - now, "must_begin": user in compared.due,
+        })  # fmt: skip
+    return shown
 
 
 class TakesTurns:
@@ -93,6 +130,10 @@ class TakesTurns:
         if self._group.follower is not None:
             self._group.follower.joined(user)
 
+    def explain(self) -> dict[str, Any]:
+        """See DeviceGroup.explain."""
+        return self._group.explain(self._user, monotonic())
+
     # The Executor.
 
     async def start(self, listener: Listener) -> None:
@@ -107,7 +148,7 @@ class TakesTurns:
     def run(self, worker: int, batch: Batch) -> None:
         """Send `batch` to `worker`, whose place no other model uses until it is back."""
         if worker not in self._bulk:
-            self._workers.began(self._user, worker, self._now())
+            self._workers.began(self._user, worker, monotonic())
         self.own.run(worker, batch)
 
     def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
@@ -122,7 +163,7 @@ class TakesTurns:
         """Take no more turns, and end the workers."""
         if self._running:
             self._running = False
-            self._workers.remove(self._user, self._now())
+            self._workers.remove(self._user, monotonic())
             if self._group.follower is not None:
                 await self._group.follower.left(self._user)
         await self.own.stop()
@@ -142,8 +183,9 @@ class TakesTurns:
         return self.own.states()
 
     def gauges(self) -> dict[str, Any]:
-        """See Executor."""
-        return self.own.gauges()
+        """Return the numbers of the model's own workers, and how many seconds of which device they have had."""
+        busy = self._workers.busy(self._user, monotonic())
+        return {**self.own.gauges(), "device": self._group.name, "device_seconds": busy}
 
     # The Listener of the own executor.
 
@@ -159,7 +201,7 @@ class TakesTurns:
         """Pass it on. Its place is free for the other models."""
         self._listener.worker_lost(worker, reason)
         if self._running:
-            self._workers.gave_up(self._user, worker, self._now())
+            self._workers.gave_up(self._user, worker, monotonic())
 
     def worker_leaves(self, worker: int) -> None:
         """Pass it on."""
@@ -169,10 +211,10 @@ class TakesTurns:
         """Pass it on. With the end of a batch its place is offered to all models."""
         takes_turns = events.final and worker not in self._bulk and self._running
         if takes_turns:
-            self._workers.ends(self._user, worker, self._now())
+            self._workers.ends(self._user, worker, monotonic())
         self._listener.received(worker, events)
         if takes_turns:
-            self._workers.ended(worker, self._now())
+            self._workers.ended(worker, monotonic())
 
     def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
         """Pass it on."""
@@ -181,10 +223,6 @@ class TakesTurns:
     def unavailable(self, reason: str) -> None:
         """Pass it on."""
         self._listener.unavailable(reason)
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
 
 
 class TurnsWithBulk(TakesTurns):

@@ -362,6 +362,7 @@ def levels_of(service: "ModelHandle") -> Levels:
         arena_bytes=gauges.get("arena_bytes", 0),
         arena_free_bytes=gauges.get("arena_free_bytes", 0),
         policy=state["policy"],
+        device=(gauges["device"], gauges["device_seconds"]) if "device" in gauges else None,
         places=[
             (str(worker["index"]), worker["node"], worker["address"], ",".join(worker["gpus"]), worker["actor"])
             for worker in state["workers"]

@@ -1,0 +1,186 @@
+"""Pairs of models that sleep, on one device of a real server: what each order costs, against the exact optimum on the same arrivals.
+
+A server for each order runs at the same time as the others, so that all find the machine in the same state. Requests are sent at
+their instants, whether answers come or not, and response times count from that instant. A first part of each run does not count:
+in it the server estimates the rates and solves its order.
+"""
+
+import asyncio
+import json
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import tomli_w
+import uvloop
+from prometheus_client.parser import text_string_to_metric_families
+from tests.policy.two_models import Numbers, TwoModels
+
+from benchmarks.beside import Load, Sender
+from benchmarks.harness.servers import Server, serving, weir_command
+from benchmarks.policies.devices import ORDERS
+from benchmarks.policies.harness import Compared, Comparison, Effort
+from weir.policy.cost.profile import Profile
+from weir.policy.solve.device import DeviceLoad
+from weir.simulation.device import solve_device
+
+NAMES = ("first", "second")
+WARM = 0.25  # of the requests of a run do not count
+SHARE = 0.25  # of `--requests`: what is sent takes real time
+
+
+class Pair(NamedTuple):
+    """Two models, which sleep fixed + each·b ms and use so many times as much energy; and their parts of the device's time."""
+
+    title: str
+    fixed_ms: tuple[float, float]
+    each_ms: tuple[float, float]
+    load: tuple[float, float]
+    energy_weight: float = 0.0
+
+    def profiles(self) -> list[Profile]:
+        """Return what is known of the models."""
+        return [
+            Profile.linear(alpha_ms=each, tau0_ms=fixed, beta_mj=each, zeta0_mj=2.0 * fixed, max_batch_size=8)
+            for fixed, each in zip(self.fixed_ms, self.each_ms, strict=True)
+        ]
+
+
+PAIRS = (
+    Pair("1 : 2, load 0.6", (10.0, 20.0), (2.0, 4.0), (0.35, 0.25)),
+    Pair("1 : 6, load 0.7", (6.0, 36.0), (1.5, 9.0), (0.35, 0.35)),
+    Pair("1 : 4 with energy, load 0.4", (8.0, 32.0), (2.0, 8.0), (0.2, 0.2), 4.0),
+)
+
+
+class Ran(NamedTuple):
+    """What became of the requests that count: the mean response time in ms, and the mean power in watts."""
+
+    response_ms: float
+    power_w: float
+
+    def cost(self, pair: Pair) -> float:
+        """Return the weighted sum."""
+        return self.response_ms + pair.energy_weight * self.power_w
+
+
+def compare_served(effort: Effort) -> Compared:
+    """Compare the orders on each pair."""
+    made = Compared(["pair", "order", "response, ms", "power, W", "cost above the optimum, %"])
+    for number, pair in enumerate(PAIRS):
+        profiles = pair.profiles()
+        rates = [part * each.max_rate for part, each in zip(pair.load, profiles, strict=True)]
+        seconds = SHARE * effort.requests / sum(rates)
+        arrivals = [_instants(rate, seconds, seed=[number, k]) for k, rate in enumerate(rates)]
+        best = _optimum(pair, profiles, rates, arrivals, seconds)
+        found = {"exact optimum, played": best, **uvloop.run(_served(pair, profiles, arrivals, seconds))}
+        for order, ran in found.items():
+            above = 100.0 * (ran.cost(pair) / best.cost(pair) - 1.0)
+            made.rows.append([pair.title, order, f"{ran.response_ms:.1f}", f"{ran.power_w:.2f}", f"{above:+.1f}"])
+            made.values.setdefault(order, []).append(above)
+        effort.step(pair.title)
+    return made
+
+
+def _instants(rate: float, seconds: float, seed: list[int]) -> Numbers:
+    gaps = np.random.default_rng(seed).exponential(1.0 / rate, int(2.0 * rate * seconds) + 20)
+    times: Numbers = np.cumsum(gaps)
+    return times[times < seconds]
+
+
+def _optimum(
+    pair: Pair, profiles: list[Profile], rates: list[float], arrivals: list[Numbers], seconds: float
+) -> Ran:  # fmt: skip
+    exact = TwoModels(profiles, rates, pair.energy_weight, 40)
+    loads = [DeviceLoad(each, rate, 1.0, pair.energy_weight) for each, rate in zip(profiles, rates, strict=True)]
+    _, rule = exact.best(exact.rule(solve_device(loads)))
+    ends, energy = exact.play(rule, [1000.0 * each for each in arrivals])
+    waits = [1000.0 * (each / 1000.0 - at)[at >= WARM * seconds] for each, at in zip(ends, arrivals, strict=True)]
+    return Ran(float(np.nanmean(np.concatenate(waits))), sum(energy) / 1000.0 / seconds)
+
+
+async def _served(
+    pair: Pair, profiles: list[Profile], arrivals: list[Numbers], seconds: float
+) -> dict[str, Ran]:  # fmt: skip
+    """Return what each order comes to, all at the same time."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        servers = {order: stack.enter_context(_server(folder, pair, profiles, order)) for order in ORDERS}
+        runs = [_run(server, profiles, arrivals, seconds) for server in servers.values()]
+        found = dict(zip(servers, await asyncio.gather(*runs), strict=True))
+        if _asked(servers["solved"], "/models/first/policy")["device"] is None:
+            raise RuntimeError(f"{pair.title}: no order was solved within {seconds:.0f} s")
+    return found
+
+
+def _server(folder: Path, pair: Pair, profiles: list[Profile], order: str) -> Any:
+    tables = {}
+    for number, (name, profile) in enumerate(zip(NAMES, profiles, strict=True)):
+        file = folder / f"{name}.toml"
+        file.write_text(profile.to_toml())
+        tables[name] = {
+            "target": "benchmarks.models:Sleeps", "max_queue_delay": 30.0,
+            "policy": f"auto:profile={file},energy_weight={pair.energy_weight:g}" if order == "solved" else "greedy",
+            "params": {"fixed_ms": pair.fixed_ms[number], "each_ms": pair.each_ms[number]},
+        }  # fmt: skip
+    config = folder / f"{order}.toml"
+    config.write_text(tomli_w.dumps({"device_group": "gpu0", "device_order": order, "models": tables}))
+    command = weir_command("", "--config", str(config))
+    return serving(order, [word for word in command if word], path="/infer/second", body=b"3", expected=b"3")
+
+
+async def _run(server: Server, profiles: list[Profile], arrivals: list[Numbers], seconds: float) -> Ran:
+    loads = [
+        Load(server.port, (f"/infer/{name}", ""), [(at, "3") for at in each.tolist()], seconds=seconds)
+        for name, each in zip(NAMES, arrivals, strict=True)
+    ]
+    senders = asyncio.gather(*[Sender(load).run() for load in loads])
+    await asyncio.sleep(WARM * seconds)
+    began, before = asyncio.get_running_loop().time(), await _energy(server, profiles)
+    await asyncio.sleep((1.0 - WARM) * seconds)
+    power = (await _energy(server, profiles) - before) / 1000.0 / (asyncio.get_running_loop().time() - began)
+    waits = []
+    for seen, at in zip(await senders, arrivals, strict=True):
+        responses = np.array(seen.responses)
+        if (responses < 0.0).any():
+            raise RuntimeError(f"{server.name}: {int((responses < 0.0).sum())} requests had no answer")
+        waits.append((responses + np.array(seen.late))[at >= WARM * seconds])
+    return Ran(1000.0 * float(np.concatenate(waits).mean()), power)
+
+
+async def _energy(server: Server, profiles: list[Profile]) -> float:
+    """Return the energy of all batches so far, by their number and their rows, in mJ."""
+    text = await asyncio.to_thread(_read, server, "/metrics")
+    counts = {
+        (sample.labels.get("model"), sample.name): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name in ("weir_batch_size_sum", "weir_batch_size_count")
+    }
+    total = 0.0
+    for name, profile in zip(NAMES, profiles, strict=True):
+        each = float(profile.energy_mj[1] - profile.energy_mj[0])
+        fixed = float(profile.energy_mj[0]) - each
+        total += each * counts[name, "weir_batch_size_sum"] + fixed * counts[name, "weir_batch_size_count"]
+    return total
+
+
+def _read(server: Server, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def _asked(server: Server, path: str) -> Any:
+    return json.loads(_read(server, path))
+
+
+SERVED_PAIRS = Comparison(
+    "device-served",
+    "Pairs of models that sleep, on one device of a real server",
+    lambda seeds: len(PAIRS),
+    compare_served,
+    exact=True,
+)
