@@ -1,5 +1,6 @@
 """Several text models of one server: they share workers and one budget of threads, and the server says what each of them takes."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,7 @@ def spec(**settings: Any) -> TextModelSpec:
     ([{}, {"spin": 0.0}, {"spin": 0.1}], 2, [(1, 1, 0), (1, 1, 0), (1, 1, 0)]),
     ([{"workers": 2, "threads": 3}, {}], 8, [(2, 3, 0), (2, 1, 0)]),
     ([{"workers": 3}, {}, {}], 8, [(3, 2, 0), (5, 1, 1), (5, 1, 1)]),
+    ([{"device_group": "a"}, {}, {"device_group": "a"}, {}, {"device_group": "b"}], 9, [(3, 1, 0), (3, 1, 1), (3, 1, 0), (3, 1, 1), (3, 1, 0)]),
 ])  # fmt: skip
 def test_models_share_the_cpus(
     stated: list[dict[str, Any]], cpus: int, expected: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
@@ -55,6 +57,7 @@ def test_models_share_the_cpus(
     ({"threads": 2}, 8, 2),
     ({"cpu_affinity": [[0], [1]]}, 2, 1),
     ({"executor": "thread"}, 8, 8),
+    ({"device_group": "a"}, 8, 1),
 ])  # fmt: skip
 def test_a_batch_alone_has_the_threads_of_all_workers_unless_their_number_is_stated(
     stated: dict[str, Any], cpus: int, expected: int, monkeypatch: pytest.MonkeyPatch
@@ -113,6 +116,23 @@ def test_two_models_of_a_server_share_its_workers(tmp_path: Path) -> None:
         assert http.post("/v1/embeddings", json={"input": "it", "model": "first"}).status_code == 200
     assert all(card["threads_per_worker"] == 1 for card in cards)
     assert all(len(card["memory_bytes"]) == card["workers"] and min(card["memory_bytes"]) > 1 << 20 for card in cards)
+
+
+def test_two_models_of_a_server_take_turns_on_a_device(tmp_path: Path) -> None:
+    first = tiny.sentence_model(tmp_path / "first")
+    second = tiny.sentence_model(tmp_path / "second", "distilbert")
+    settings: dict[str, Any] = {"port": 0, "device_map": ["cpu"], "calibrate": False, "cache": str(tmp_path / "cache")}
+    turns: dict[str, Any] = {"device_group": "cpu", "device_order": "oldest", "bulk_workers": 0}
+    with weir.embedding.serve(first, second, **settings, **turns) as server:
+        with httpx.Client(base_url=server.url, timeout=60) as http, ThreadPoolExecutor(8) as threads:
+
+            def call(model: str) -> int:
+                return http.post("/v1/embeddings", json={"input": "it", "model": model}).status_code
+
+            assert set(threads.map(call, ["first", "second"] * 20)) == {200}
+            workers = [http.get(f"/models/{model}").json()["workers"] for model in ("first", "second")]
+        pids = [{worker["pid"] for worker in own} for own in workers]
+        assert [len(own) for own in pids] == [cpu_count()] * 2 and not pids[0] & pids[1]
 
 
 def test_the_memory_of_a_process_that_there_is_not_is_unknown() -> None:

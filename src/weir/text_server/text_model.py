@@ -88,6 +88,12 @@ class TextModelSpec(NamedTuple):
         return are_alike and not may_use_gpu(computing.device_map)
 
     @property
+    def _group(self) -> str | None:
+        """The name of the device on which it takes turns with other models."""
+        group: str | None = self.settings.get("device_group")
+        return group
+
+    @property
     def bulk_workers(self) -> int:
         """The number of workers of idle priority for bulk work: as set, else one for each worker, if that is a process that computes with onnxruntime on
         CPUs. None where models share workers; and none where the kernel limits CPU time, of which bulk work would use up that of the others.
@@ -110,8 +116,9 @@ class TextModelSpec(NamedTuple):
 
     @property
     def lone_threads(self) -> int:
-        """The most threads of a batch that runs alone: those of all workers. Those of a worker if the settings state them, or its CPUs."""
-        stated = self.settings.get("threads") or self.settings.get("cpu_affinity")
+        """The most threads of a batch that runs alone: those of all workers. Those of a worker if the settings state them, or its CPUs, or if another model
+        may have the turn where this one's other workers are idle."""
+        stated = self.settings.get("threads") or self.settings.get("cpu_affinity") or self._group
         if stated or not self._share_weights or self.computing.runtime != "onnx":
             return self.threads
         return self.workers * self.threads
@@ -124,7 +131,8 @@ class TextModelSpec(NamedTuple):
 
     @property
     def need(self) -> WorkersNeed:
-        """What it needs for workers: its own if it states how many, or their threads; else those of models with the same settings and runtime."""
+        """What it needs for workers: its own if it states how many, or their threads; else those of models with the same settings and runtime. Models that
+        take turns have workers of their own, and together the CPUs of one."""
         computing = self.computing
         named = {each.name: self.settings[each.name] for each in fields(WorkerSettings) if each.name in self.settings}
         environment = environment_of(WorkerSettings(**named))
@@ -136,7 +144,7 @@ class TextModelSpec(NamedTuple):
         )
         stated = {"workers", "threads"} & self.settings.keys()
         cpus = self.workers * (self.threads if len(stated) == 2 else 1) if stated else None
-        return WorkersNeed(None if environment is None else alike, cpus)
+        return WorkersNeed(self._group or (None if environment is None else alike), cpus)
 
     @property
     def wants_calibration(self) -> bool:
@@ -186,12 +194,13 @@ class TextModelSpec(NamedTuple):
 def with_shares(specs: Sequence[TextModelSpec]) -> list[TextModelSpec]:
     """Return the models of one server with their shares of the CPUs that this process may use, and the workers that they share.
 
-    Models that state neither workers nor threads share workers, if their other settings of workers agree.
+    Models that state neither workers nor threads share workers, if their other settings of workers agree and they do not take turns on a device.
     """
-    shares = share_workers([spec.need for spec in specs], cpu_count())
     return [
-        spec._replace(cpus=share.cpus, pool=share.pool, computing=_part_of_gpu(spec.computing, share.models))
-        for spec, share in zip(specs, shares, strict=True)
+        spec._replace(cpus=share.cpus)
+        if spec.settings.get("device_group")
+        else spec._replace(cpus=share.cpus, pool=share.pool, computing=_part_of_gpu(spec.computing, share.models))
+        for spec, share in zip(specs, share_workers([spec.need for spec in specs], cpu_count()), strict=True)
     ]
 
 
