@@ -25,7 +25,7 @@ EXPOSE 8000
 STOPSIGNAL SIGTERM
 # Live, not ready: a model that takes minutes to load is no reason to kill its server.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10s \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://localhost:8000/health/live', timeout=2)"]
+    CMD ["python", "-c", "import os, urllib.request as u; u.urlopen('http://localhost:' + os.environ['WEIR_PORT'] + '/health/live', timeout=2)"]
 
 FROM base AS texts
 COPY --from=build-texts /opt/weir /opt/weir

@@ -61,13 +61,9 @@ def test_our_own_house_has_no_circles_and_no_name_twice(capsys: pytest.CaptureFi
     assert (SOURCE / "__init__.py").exists()
 
 
-# Rooms that still have circles of more than two files, if imports in functions and for type checking count.
-KNOTS = {"frontends", "simulation", "telemetry"}
-
-
-def test_our_own_house_has_no_knots_but_these() -> None:
-    knots = [circle for circle in circles(read_modules(), strict=True) if len(circle) > 2]
-    assert {name.split(".")[1] for circle in knots for name in circle} == KNOTS, knots
+def test_our_own_house_has_no_knots() -> None:
+    """No circle has more than two files, if imports in functions and for type checking count, too."""
+    assert [circle for circle in circles(read_modules(), strict=True) if len(circle) > 2] == []
 
 
 # Room by room: files and code lines. The goal of the rooms that stood when the house was rebuilt was 260 files and 33,000 lines.
@@ -86,7 +82,7 @@ LIMITS = {
     "profiling": (6, 1_020),
     "protocols": (17, 2_577),
     "serving": (10, 2_449),
-    "simulation": (12, 2_863),
+    "simulation": (13, 2_868),
     "telemetry": (7, 1_548),
     "text_models": (39, 6_133),
     "text_server": (33, 7_025),

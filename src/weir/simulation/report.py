@@ -16,7 +16,6 @@ from weir.figures import COLOURS, INK, figure, plain_log, styles
 from weir.policy.cost.objective import LatencySLO
 from weir.policy.solve.bank import Bank
 from weir.simulation.results import Comparison, PolicyOutcome
-from weir.simulation.scaling import ScalingComparison
 from weir.simulation.statistics import Estimate
 
 SAME = 1e-12  # an interval narrower than this share of its value is not shown
@@ -73,7 +72,7 @@ def _has_bulk(compared: Comparison) -> bool:
 
 def _row(compared: Comparison, outcome: PolicyOutcome, best: str | None, *, lossy: bool) -> list[str | Text]:
     objective = compared.objective
-    batches = [_short(outcome.power_w.value), f"{outcome.batch_size:.1f}", f"{outcome.busy_share:.0%}"]
+    batches = [short(outcome.power_w.value), f"{outcome.batch_size:.1f}", f"{outcome.busy_share:.0%}"]
     if not outcome.stable:
         blank = [""] * (lossy + 2 * _has_bulk(compared) + (2 if objective is None else 3))
         return [outcome.policy, Text("unstable", style="red"), "", *batches, *blank]
@@ -81,7 +80,7 @@ def _row(compared: Comparison, outcome: PolicyOutcome, best: str | None, *, loss
     bulk = [f"{outcome.bulk_rate:.0f}", f"{outcome.bulk_share:.0%}"] if _has_bulk(compared) else []
     judged = [outcome.cost] if objective is None else map(_percent, (outcome.late_share, outcome.in_time_share))
     return [
-        outcome.policy, _text(outcome.response_time_ms), _short(outcome.p99_ms.value), *batches,
+        outcome.policy, _text(outcome.response_time_ms), short(outcome.p99_ms.value), *batches,
         *([f"{lost:.2%}"] if lossy else []), *bulk, *map(_text, judged), _above(compared, outcome, best),
     ]  # fmt: skip
 
@@ -106,12 +105,12 @@ def _percent(share: Estimate) -> Estimate:
 def _text(estimate: Estimate) -> str:
     half = estimate.half_width
     if not isfinite(half) or half <= SAME * abs(estimate.value):
-        return _short(estimate.value)
+        return short(estimate.value)
     digits = max(0, 1 - int(np.floor(np.log10(half))))
     return f"{estimate.value:.{digits}f} ± {half:.{digits}f}"
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     return f"{value:.4g}" if isfinite(value) else "–"
 
 
@@ -152,7 +151,7 @@ def _costs(axes: Any, outcomes: Sequence[PolicyOutcome], objective: LatencySLO |
             wait.value, power.value, xerr=wait.half_width, yerr=power.half_width, linestyle="none", color=style["color"],
             marker=style["marker"], markersize=6, capsize=2,
         )  # fmt: skip
-        says = f"cost {_short(outcome.cost.value)}" if objective is None else f"late {outcome.late_share.value:.2%}"
+        says = f"cost {short(outcome.cost.value)}" if objective is None else f"late {outcome.late_share.value:.2%}"
         axes.annotate(
             f"{outcome.policy}\n{says}", (wait.value, power.value), fontsize=6, color=INK,
             xytext=(5, 3 if place % 2 else -12), textcoords="offset points",
@@ -205,65 +204,6 @@ def draw_bank(path: Path, bank: Bank, others: Mapping[str, Compared] | None = No
         plain_log(response, "y")
         response.legend(fontsize=7)
         power.legend(fontsize=7)
-
-
-# Rules for the number of workers.
-
-
-def scaling_heading(compared: ScalingComparison) -> str:
-    """Return one line that says what was simulated."""
-    late = "" if compared.deadline is None else f"; late after {compared.deadline:g} s"
-    return (
-        f"{compared.arrivals}: {compared.rate:,.4g} rows/s on {compared.allowed} workers, which start in {compared.start_up:g} s; "
-        f"goal {compared.goal}{late}; policy {compared.policy}"
-    )
-
-
-def scaling_table(compared: ScalingComparison) -> Table:
-    """Return the outcomes as a table, in the order of the rules."""
-    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    shown.add_column("rule", overflow="fold", min_width=11)
-    columns = ["worker-hours", "mean", "most", "busy", "starts", "response ms", "p50 ms", "p99 ms"]
-    for column in [*columns, *(["late"] if compared.deadline is not None else [])]:
-        shown.add_column(column, justify="right", no_wrap=True)
-    for name, each in compared.outcomes.items():
-        cells = [
-            f"{each.worker_hours:.3g}", f"{each.mean_workers:.1f}", str(each.most_workers), f"{each.busy_share:.0%}", str(each.starts),
-            *(_short(value) for value in (each.response_time_ms, each.p50_ms, each.p99_ms)),
-        ]  # fmt: skip
-        shown.add_row(name, *cells, *([f"{each.late_share:.2%}"] if compared.deadline is not None else []))
-    return shown
-
-
-def draw_scaling(compared: ScalingComparison, path: Path) -> None:
-    """Write a picture as PNG and SVG: the number of workers over time by rule, and the worker-hours and the 99th
-    percentile of the response time.
-
-    Raises SettingsError without matplotlib.
-    """
-    with figure(path, 1, 2, size=(11.0, 3.6)) as (drawing, axes):
-        for (name, each), style in zip(compared.outcomes.items(), styles(), strict=False):
-            instants, counts = zip(*each.counts, strict=True)
-            line = {key: style[key] for key in ("color", "linestyle", "linewidth")}
-            axes[0, 0].step(np.array(instants) / 60.0, counts, where="post", label=name, **line)
-            axes[0, 1].plot(
-                each.worker_hours, each.p99_ms / 1000.0, color=style["color"], marker=style["marker"], linestyle="none"
-            )
-            axes[0, 1].annotate(
-                name,
-                (each.worker_hours, each.p99_ms / 1000.0),
-                fontsize=6,
-                color=INK,
-                xytext=(5, 3),
-                textcoords="offset points",
-            )
-        axes[0, 0].set_xlabel("minutes")
-        axes[0, 0].set_ylabel("workers")
-        axes[0, 0].legend(fontsize=6)
-        axes[0, 1].set_xlabel("worker-hours")
-        axes[0, 1].set_ylabel("p99 of the response time (s)")
-        axes[0, 1].margins(x=0.3, y=0.2)
-        drawing.suptitle(scaling_heading(compared), fontsize=8)
 
 
 # Progress of a simulation in the terminal.

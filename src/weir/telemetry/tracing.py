@@ -4,6 +4,7 @@ Nothing is recorded while a request runs. Its spans are made when it has ended, 
 Requests and batches link to each other both ways, because neither is the parent of the other.
 """
 
+import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -31,9 +32,10 @@ from opentelemetry.trace import (
 from weir._version import __version__
 from weir.errors import Cancelled, ModelError, WeirError
 from weir.messages import Dispatch, Request, Timing
-from weir.telemetry.logs import get_logger
 from weir.telemetry.recorder import SilentObserver
 from weir.telemetry.tracecontext import ChildOrigin, Origin, Trace, attributes_of_frontend
+
+logger = logging.getLogger("weir")
 
 _SCOPE = InstrumentationScope("weir", __version__)
 _MOST_LINKS = 128
@@ -66,7 +68,6 @@ class Tracing(SilentObserver):
         self.enabled = not isinstance(provider.get_tracer(_SCOPE.name, _SCOPE.version), NoOpTracer)  # OTEL_SDK_DISABLED
         self._random = random.Random()
         self._batches: dict[tuple[str, int], tuple[SpanContext, Dispatch, list[Trace]]] = {}
-        self._logger = get_logger("weir")
 
     def __enter__(self) -> Self:
         return self
@@ -193,7 +194,7 @@ class Tracing(SilentObserver):
         if trace.dispatched is not None:
             self._child("compute", own, left, now, epoch_ns, links=links)
         if isinstance(error, ModelError):
-            self._logger.warning("request failed", model=model, error=error.message, trace_id=trace.name)
+            logger.warning("request failed", extra={"model": model, "error": error.message, "trace_id": trace.name})
 
     def _whole(
         self, name: str, trace: Trace, start: float, end: float, epoch_ns: int, attributes: dict[str, Any],

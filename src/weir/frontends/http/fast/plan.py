@@ -13,7 +13,6 @@ from weir.protocols.response import HttpResponse
 from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
-    from weir.frontends.http.fast.connection import Connection
     from weir.serving.handle import ModelHandle
 
 
@@ -199,8 +198,8 @@ class RouteHandler(Protocol):
         """Whether the head of a request names its service. `RoutePlan.head` is then a HotHead."""
 
     @property
-    def request(self) -> "Callable[[Connection, RoutePlan, Any], HotRequest]":
-        """The class of the protocol's requests, or a function: makes a request of its connection, its plan and its body."""
+    def request(self) -> "Callable[[Any, RoutePlan, Any], HotRequest]":
+        """The class of the protocol's requests, or a function: makes a request of its Connection, its plan and its body."""
 
     def complete(self, plan: "RoutePlan", http_head: HttpHead, path: str) -> bool:
         """Complete `plan` for a request to `path` (percent-decoded, without the query): set its `head` and what follows from it.
