@@ -28,6 +28,16 @@ class Texts(weir.Model):
         return {"twice": batch["a"] + batch["a"], "length": numpy.array([len(text) for text in batch["a"]])}
 
 
+class Mean(weir.Model):
+    """The mean of each of its rows, which are long."""
+
+    inputs = (weir.Tensor("a", "FP32", (-1, 20_000)),)
+    outputs = (weir.Tensor("mean", "FP32", (-1,)),)
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"mean": batch["a"].mean(axis=1)}
+
+
 class Counts(weir.Model):
     """Streams the numbers up to an item."""
 

@@ -21,11 +21,14 @@ from weir.fronts.messages import (
     DetailedOutput,
     FailedRequest,
     MustHandOver,
+    PlaceFree,
     PlainOutputs,
     Refused,
     RequestForm,
     Submit,
+    SubmitPlace,
     Transferred,
+    WantPlace,
     frame_of,
     packed_key,
     reader_of_dispatcher,
@@ -60,9 +63,10 @@ class Front:
         self.catalogue.table()
         self.ended: list[str] = []
         self.passed: list[bytes] = []
+        self.pressed: list[int] = []
         self.side = ConnectedFront(
             ours, connections, self.catalogue, account, observers, None, time.monotonic,
-            self._passed, self.ended.append,
+            self._passed, self.ended.append, self.pressed.append,
         )  # fmt: skip
         self.link.setblocking(False)
         self._reader = reader_of_dispatcher()
@@ -175,6 +179,9 @@ BAD = {
     "a request from the future": frame_of([FORM, Submit(1, 0, time.monotonic() + 1e6, b"3")]),
     "an error that is none": frame_of([Refused(None, "http", msgspec.structs.replace(sent_error(InvalidRequest("x")), kind="OSError"))]),
     "an error without form": frame_of([Refused(None, "http", msgspec.structs.replace(sent_error(InvalidRequest("x")), state=b"["))]),
+    "a place that it does not have": frame_of([FORM, SubmitPlace(1, 0, 0.0, 0, 64)]),
+    "a place back that it does not have": frame_of([PlaceFree(1, 0)]),
+    "a wish for less than no place": frame_of([WantPlace(1, -1)]),
     "less than no bytes": frame_of([Transferred(1, -5, 0)]),
 }  # fmt: skip
 

@@ -11,10 +11,10 @@ import msgspec
 from weir.batching.request_state import RequestBase, begin
 from weir.errors import ModelError, Overloaded, WeirError
 from weir.frontends.http.access_log import HttpLog
+from weir.fronts.lending import Lent
 from weir.fronts.link import Link
 from weir.fronts.messages import (
     FULL_FRAME,
-    LONGEST_PAYLOAD,
     AccessLine,
     Alive,
     CallerLeft,
@@ -24,16 +24,20 @@ from weir.fronts.messages import (
     FailedRequest,
     FromFront,
     FrontListens,
+    GiveBack,
     ModelDescription,
     ModelTable,
     MustHandOver,
     Noted,
+    PlaceFree,
     PlainOutputs,
     Refuse,
     Refused,
     RequestForm,
     Submit,
+    SubmitPlace,
     Transferred,
+    WantPlace,
     batched,
     reader_of_front,
     received_error,
@@ -87,7 +91,7 @@ def _state_of(number: int, handle: "ModelHandle") -> ModelDescription:
         number, facts.name, facts.version, facts.platform, _is_hot(handle), facts.settings.timeout,
         facts.batching.max_batch_size, facts.batching.max_queue_size, facts.batching.small_request_size,
         list(model.inputs), list(model.outputs), list(model.content_types), facts.streaming, model.Output is bytes,
-        overrides(model, "encode"),
+        overrides(model, "encode"), handle.control.workers.arena_bytes,
     )  # fmt: skip
 
 
@@ -190,19 +194,22 @@ def _taken_out(block: Any) -> bytes:
 class ConnectedFront:
     """One front, from its start to its end: what it has in the queues, and what it is sent.
 
-    `passed` gets the connections that it hands over, and `ended` is called when it has ended or must end, with a reason.
+    `passed` gets the connections that it hands over, and `ended` is called when it has ended or must end, with a reason. `pressed` is called with the number
+    of a model whose arena is full.
     """
 
     def __init__(
         self, link: socket.socket, connections: socket.socket, catalogue: Catalogue, account: Account, observers: Sequence[Observer],
         log: HttpLog | None, clock: Callable[[], float], passed: Callable[[socket.socket, bytes], None],
-        ended: Callable[[str], None],
+        ended: Callable[[str], None], pressed: Callable[[int], None],
     ) -> None:  # fmt: skip
         self._loop = loop = asyncio.get_running_loop()
         self.listening: asyncio.Future[None] = loop.create_future()
         self.drained: asyncio.Future[bool] = loop.create_future()
         self._link: Link[list[FromFront]] = Link(link, loop, reader_of_front(), self._received, ended)
-        self._receiver = ConnectionReceiver(connections, loop, passed)
+        self._receiver = ConnectionReceiver(connections, loop, passed, account.max_bytes)
+        self._lent = Lent(connections, self._link.put)
+        self._pressed = pressed
         self._open: dict[int, RemoteRequest] = {}
         self._forms: dict[int, KnownForm] = {}
         self._most = account.max_connections  # each has one request at a time
@@ -219,7 +226,7 @@ class ConnectedFront:
         self._answer_bytes = 0
         self._link.open()
         self._readers = {
-            RequestForm: self._know, CallerLeft: self._withdraw, Transferred: self._count, Refused: self._refused,
+            RequestForm: self._know, SubmitPlace: self._submit_place, WantPlace: self._want, PlaceFree: self._take_back, CallerLeft: self._withdraw, Transferred: self._count, Refused: self._refused,
             AccessLine: self._write_line, Noted: _note, FrontListens: self._listens, Alive: _alive, Drained: self._has_drained,
         }  # fmt: skip
 
@@ -228,7 +235,7 @@ class ConnectedFront:
         """How many requests of it are in the queues or run."""
         return len(self._open)
 
-    def tell(self, message: ModelTable | Refuse | Drain) -> None:
+    def tell(self, message: ModelTable | GiveBack | Refuse | Drain) -> None:
         """Send `message`. After a table of models, requests that were read for a model that is not in it are handed over."""
         self._link.put(message)
         if isinstance(message, ModelTable):
@@ -248,6 +255,7 @@ class ConnectedFront:
         requests, self._open = self._open, {}
         for request in requests.values():
             request.handle.cancel(request)
+        self._lent.close()
 
     # What comes from the front.
 
@@ -274,22 +282,51 @@ class ConnectedFront:
         except (ValueError, msgspec.MsgspecError) as error:
             raise _Violation(f"a form of requests that is none: {error}") from None
 
-    def _submit(self, message: Submit) -> None:
+    def _submit(self, message: Submit) -> bool:
         number, form = message.number, self._forms.get(message.form)
         if form is None or number in self._open or len(self._open) >= self._most:
             raise _Violation("a request of an unknown form, two of one number, or more than it can have connections")
-        if message.arrival > self._now or len(message.payload) > LONGEST_PAYLOAD:
-            raise _Violation("a request from the future, or a long one")
+        if message.arrival > self._now:
+            raise _Violation("a request from the future")
         handle = form.handle
         if handle is None or handle.facts is not form.facts:
             self._link.put(MustHandOver(number))
-            return
+            return False
         self._open[number] = request = RemoteRequest(self, handle, form, message)
         try:
             handle.submit(request, self._now)
         except WeirError as error:
             handle.notify(FRONTEND, error)
             self.fail(number, error)
+            return False
+        return True
+
+    def _submit_place(self, message: SubmitPlace) -> None:
+        form = self._forms.get(message.form)
+        try:
+            payload = self._lent.payload(message, -1 if form is None else form.model)
+        except ValueError as error:
+            raise _Violation(str(error)) from None
+        request: Any = Submit(message.number, message.form, message.arrival, payload)  # type: ignore[arg-type]  # not to be sent
+        try:
+            accepted = self._submit(request)
+        except _Violation:
+            accepted = False
+            raise
+        finally:
+            if not accepted:
+                payload.release()
+
+    def _want(self, message: WantPlace) -> None:
+        handle, _ = self._catalogue.handles.get(message.model, _NONE)
+        if not self._lent.want(message, handle):
+            self._pressed(message.model)
+
+    def _take_back(self, message: PlaceFree) -> None:
+        try:
+            self._lent.free(message)
+        except ValueError as error:
+            raise _Violation(str(error)) from None
 
     def _withdraw(self, message: CallerLeft) -> None:
         request = self._open.pop(message.number, None)
@@ -365,6 +402,7 @@ class ConnectedFront:
         """Note that a second has passed."""
         self.silent += 1
         self.charge_unread()
+        self._lent.sweep()
 
     def charge_unread(self) -> int:
         """Charge what the front has not read to the account of the whole server, and return how many bytes it is. It may be the part of one connection."""

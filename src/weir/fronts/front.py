@@ -12,21 +12,21 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from weir.errors import CapacityError, ModelNotFound, WeirError
+from weir.errors import WeirError
 from weir.frontends.frontend import nothing
 from weir.frontends.http.access_log import HttpLog
-from weir.frontends.http.fast.kserve import HotKserve, KserveRequest
-from weir.frontends.http.fast.native import HotNative, HttpRequest
-from weir.frontends.http.fast.plan import HttpHead, RoutePlan
+from weir.frontends.http.fast.connection import Connection
 from weir.frontends.http.server import HttpServer, Listening
 from weir.fronts.account import SharedAccount, SharedFigures
+from weir.fronts.fast import FrontConnection, FrontContext, FrontKserve, FrontNative, LoggedFrontConnection
+from weir.fronts.lending import MemoryReceiver, Places
 from weir.fronts.link import Link
 from weir.fronts.messages import (
-    LONGEST_BODY,
     LONGEST_TEXT,
     AccessLine,
     Alive,
@@ -34,8 +34,11 @@ from weir.fronts.messages import (
     Drained,
     FromDispatcher,
     FrontListens,
+    GiveBack,
+    Granted,
     ModelTable,
     Noted,
+    PlaceFree,
     PlainOutputs,
     Refuse,
     Refused,
@@ -43,96 +46,18 @@ from weir.fronts.messages import (
     sent_error,
 )
 from weir.fronts.passing import ConnectionSender
-from weir.fronts.remote import HandedOver, RemoteModels, Requests
+from weir.fronts.remote import RemoteModels, Requests
 from weir.protocols.access import Access, AccessSettings, Control, ControlSettings
-from weir.protocols.kserve.context import KserveContext
-from weir.protocols.response import Headers
 from weir.protocols.settings import HttpSettings
-from weir.protocols.shared_memory import Memory, Regions
 from weir.telemetry.recorder import SilentObserver
 from weir.wire.status import set_timeout_status
 
 if TYPE_CHECKING:
-    from weir.frontends.http.fast.connection import Connection
     from weir.frontends.http.fast.shared import HttpShared
 
 _log = logging.getLogger("weir.http")
 
-
-class FrontRequest(HttpRequest):
-    """A request of Weir's own protocol. Its `number` is that of the link."""
-
-    __slots__ = ("number",)
-
-    def fail(self, error: Exception) -> None:
-        """Write the error, or hand the request over."""
-        if isinstance(error, HandedOver):
-            self.connection.hand_over(self.plan, self.payload)
-        else:
-            super().fail(error)
-
-
-class FrontKserveRequest(KserveRequest):
-    """A request of the Open Inference Protocol. The worker reads its JSON, or else it is read here and sent as packed arrays."""
-
-    __slots__ = ("body", "number")
-
-    def __init__(self, connection: "Connection", plan: RoutePlan, payload: Any) -> None:
-        super().__init__(connection, plan, payload)
-        self.body = payload
-
-    def fail(self, error: BaseException) -> None:
-        """Write the error, or hand the request over."""
-        if isinstance(error, HandedOver):
-            self.connection.hand_over(self.plan, self.body)
-        else:
-            super().fail(error)
-
-
-class MemoryElsewhere(Memory):
-    """The shared memory of a request: the dispatcher has the regions, and answers what refers to them."""
-
-    def __init__(self) -> None:
-        super().__init__(Regions(), _hand_over)
-
-
-def _hand_over() -> None:
-    raise HandedOver
-
-
-class FrontContext(KserveContext):
-    """A KserveContext without regions of shared memory."""
-
-    def memory(self, peer: str | None, headers: Headers) -> Memory:
-        """See KserveContext."""
-        return MemoryElsewhere()
-
-
-class FrontNative(HotNative):
-    """HotNative for short bodies of models that are known and hot; the dispatcher answers the others."""
-
-    request = FrontRequest
-
-    def complete(self, plan: RoutePlan, http_head: HttpHead, path: str) -> bool:
-        """See RouteHandler."""
-        try:
-            return http_head.length <= LONGEST_BODY and super().complete(plan, http_head, path)
-        except (ModelNotFound, CapacityError):  # the dispatcher may know more
-            return False
-
-
-class FrontKserve(HotKserve):
-    """HotKserve for short bodies; the dispatcher answers the others."""
-
-    request = FrontKserveRequest
-
-    def complete(self, plan: RoutePlan, http_head: HttpHead, path: str) -> bool:
-        """See RouteHandler."""
-        try:
-            found = http_head.length <= LONGEST_BODY and super().complete(plan, http_head, path)
-        except (ModelNotFound, CapacityError):
-            return False
-        return found and plan.head.service.facts.takes_tensors
+_MOST_MOVED = 64  # bodies that are moved out of an arena at a time
 
 
 class Leaving(asyncio.Protocol):
@@ -242,6 +167,18 @@ class FrontServer(HttpServer):
         super().sweep()
         self.alive()
 
+    def _connect_any(self) -> Connection:
+        """See HttpServer."""
+        shared = self._shared
+        return FrontConnection(shared) if shared.log is None else LoggedFrontConnection(shared, shared.log)
+
+    def move_bodies(self, places: Places) -> None:
+        """Move bodies that have hardly begun to arrive to ordinary memory: others need the places."""
+        receiving = [each for each in self._shared.receiving if each.receives_for.places is places]  # type: ignore[attr-defined]
+        for each in sorted(receiving, key=lambda each: each.arrived)[:_MOST_MOVED]:
+            if not each.move():
+                break
+
     async def _open(self, tls: object) -> Listening:
         loop = asyncio.get_running_loop()
         return Listeners([await loop.create_server(self._connect, sock=each) for each in self.listening])
@@ -329,7 +266,7 @@ class Front:
         logging.basicConfig(level=config.log_level, handlers=[RemoteHandler(self._link)], force=True)
         set_timeout_status(config.http.timeout_status)
         self._requests = Requests(self._link)
-        self._models = RemoteModels(self._requests)
+        self._models = RemoteModels(self._requests, config.fronts, MemoryReceiver(ends.connections))
         self._sender = ConnectionSender(ends.connections, loop)
         account = SharedAccount(config.http, SharedFigures(ends.figures, config.fronts + 1), ends.index)
         access = Access(config.access, Control(config.control))
@@ -340,7 +277,7 @@ class Front:
             log=RemoteLog(self._link) if config.access_log else None,
         )  # fmt: skip
         self._server.listening = ends.listening
-        self._server.alive = lambda: self._link.put(Alive())
+        self._server.alive = self._sweep
         self._models.changed.append(self._server.routes_changed)
 
     async def run(self) -> None:
@@ -361,12 +298,32 @@ class Front:
                 self._requests.answered(message)
             elif isinstance(message, ModelTable):
                 self._models.replace(message)
+            elif isinstance(message, Granted):
+                self._granted(message)
+            elif isinstance(message, GiveBack):
+                self._give_back(message.model)
             elif isinstance(message, Refuse):
                 self._server.refuse()
             elif isinstance(message, Drain):
                 self._draining = asyncio.ensure_future(self._drain(message.seconds))
             else:
                 self._requests.ended(message)
+
+    def _granted(self, message: Granted) -> None:
+        places = self._models.places_of(message.model)
+        if places is not None:
+            places.granted(message)
+        elif message.offset >= 0:
+            self._link.put(PlaceFree(message.model, message.offset))
+
+    def _give_back(self, model: int) -> None:
+        places = self._models.places_of(model)
+        if places is not None:
+            places.give_back(partial(self._server.move_bodies, places))
+
+    def _sweep(self) -> None:
+        self._models.sweep()
+        self._link.put(Alive())
 
     async def _drain(self, seconds: float | None) -> None:
         in_time = await self._server.drain(seconds)

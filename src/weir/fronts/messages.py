@@ -62,7 +62,31 @@ class Submit(msgspec.Struct, array_like=True, tag=0, gc=False):
     number: int
     form: int
     arrival: float
-    payload: bytes
+    payload: Annotated[bytes, Meta(max_length=LONGEST_PAYLOAD)]
+
+
+class WantPlace(msgspec.Struct, array_like=True, tag=10, gc=False, frozen=True):
+    """Lend a place of so many bytes in the arena of a model."""
+
+    model: Number
+    size_bytes: Annotated[int, Meta(ge=1, le=1 << 48)]
+
+
+class SubmitPlace(msgspec.Struct, array_like=True, tag=11, gc=False, frozen=True):
+    """As Submit, with the payload in the first bytes of a place of the model's arena."""
+
+    number: int
+    form: int
+    arrival: float
+    offset: Number
+    size_bytes: Annotated[int, Meta(ge=1, le=1 << 48)]
+
+
+class PlaceFree(msgspec.Struct, array_like=True, tag=12, gc=False, frozen=True):
+    """The front does not need a place any more."""
+
+    model: Number
+    offset: Number
 
 
 class CallerLeft(msgspec.Struct, array_like=True, tag=1, gc=False):
@@ -154,6 +178,7 @@ class ModelDescription(msgspec.Struct, array_like=True):
     streaming: bool
     writes_bytes: bool
     encodes: bool
+    arena_bytes: int
 
 
 class ModelTable(msgspec.Struct, array_like=True, tag=0):
@@ -206,6 +231,20 @@ class MustHandOver(msgspec.Struct, array_like=True, tag=4, gc=False):
     number: int
 
 
+class Granted(msgspec.Struct, array_like=True, tag=7, gc=False):
+    """A place for the front, in the arena of a model; or none, with the offset -1."""
+
+    model: int
+    size_bytes: int
+    offset: int
+
+
+class GiveBack(msgspec.Struct, array_like=True, tag=8, gc=False):
+    """Others need room in the arena of a model."""
+
+    model: int
+
+
 class Refuse(msgspec.Struct, array_like=True, tag=5):
     """Refuse new requests from now on: the server ends."""
 
@@ -217,9 +256,12 @@ class Drain(msgspec.Struct, array_like=True, tag=6):
 
 
 FromFront = (
-    RequestForm | Submit | CallerLeft | Transferred | Refused | AccessLine | Noted | FrontListens | Alive | Drained
+    RequestForm | Submit | SubmitPlace | WantPlace | PlaceFree | CallerLeft | Transferred | Refused | AccessLine | Noted
+    | FrontListens | Alive | Drained
+)  # fmt: skip
+FromDispatcher = (
+    ModelTable | PlainOutputs | DetailedOutput | FailedRequest | MustHandOver | Granted | GiveBack | Refuse | Drain
 )
-FromDispatcher = ModelTable | PlainOutputs | DetailedOutput | FailedRequest | MustHandOver | Refuse | Drain
 
 _encode_into = msgspec.msgpack.Encoder().encode_into
 _from_front = msgspec.msgpack.Decoder(list[FromFront]).decode

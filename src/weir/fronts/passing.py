@@ -16,7 +16,7 @@ _log = logging.getLogger("weir.http")
 
 _PART = 32 << 10  # bytes of a message, besides its mark
 _FIRST, _LAST = 1, 2  # bits of the mark, the first byte of a message
-_MOST = 1 << 20  # bytes that a connection may have: more than a head, a body and what is read ahead
+_BESIDE = 1 << 20  # bytes that a connection may have besides a body: more than a head, and what is read ahead
 _ROOM = socket.CMSG_SPACE(array.array("i", [0]).itemsize)
 
 
@@ -69,15 +69,16 @@ class ConnectionSender:
 
 
 class ConnectionReceiver:
-    """The dispatcher's end. Each connection that has come is given to `passed`, with its bytes."""
+    """The dispatcher's end. Each connection that has come is given to `passed`, with its bytes, of which a body may have `longest`."""
 
     def __init__(
-        self, end: socket.socket, loop: asyncio.AbstractEventLoop, passed: Callable[[socket.socket, bytes], None]
-    ) -> None:
+        self, end: socket.socket, loop: asyncio.AbstractEventLoop, passed: Callable[[socket.socket, bytes], None], longest: int
+    ) -> None:  # fmt: skip
         end.setblocking(False)
         self._socket = end
         self._loop = loop
         self._passed = passed
+        self._most = longest + _BESIDE
         self._connection: socket.socket | None = None
         self._data = bytearray()
         loop.add_reader(end.fileno(), self._receive)
@@ -120,7 +121,7 @@ class ConnectionReceiver:
         for descriptor in descriptors:
             os.close(descriptor)
         self._data += message[1:]
-        if len(self._data) > _MOST:
+        if len(self._data) > self._most:
             self._drop()
         if mark & _LAST:
             connection, data = self._connection, bytes(self._data)

@@ -13,6 +13,7 @@ from typing import Any
 from weir.batching.request_state import settle
 from weir.batching.settings import BatchingSettings
 from weir.errors import Unsupported, WeirError, unknown_model
+from weir.fronts.lending import Place, Places, write_head
 from weir.fronts.link import Link
 from weir.fronts.messages import (
     FORMS,
@@ -30,6 +31,7 @@ from weir.fronts.messages import (
     Refused,
     RequestForm,
     Submit,
+    SubmitPlace,
     Transferred,
     dispatch_of,
     packed_key,
@@ -39,9 +41,10 @@ from weir.fronts.messages import (
 from weir.messages import PACKED, Request
 from weir.model import Model
 from weir.protocols.inference import ModelInference
-from weir.serving.delivery import Tracer, undelivered
+from weir.serving.delivery import Tracer, discard, undelivered
 from weir.serving.handle import ModelControl, ModelFacts
 from weir.serving.settings import ServiceSettings
+from weir.wire.inference import ArenaArrays
 from weir.wire.packed import Unpacker, pack
 from weir.workers.executor import Block
 
@@ -64,7 +67,7 @@ class Requests:
         """Send `request` to the queue of the model whose facts have this number. Raises HandedOver for a payload that cannot be sent."""
         payload, content_type, accept = request.payload, request.content_type, request.accept
         if type(payload) is not bytes:
-            payload, content_type, accept = _packed(payload), PACKED, PACKED
+            payload, content_type, accept = _sendable(payload, content_type, accept)
         form = (
             model, request.timeout, request.priority, request.rows, content_type, accept, request.key, request.head.explain,
         )  # fmt: skip
@@ -73,7 +76,10 @@ class Requests:
             known = self._send_form(form)
         number = request.number = next(self._numbers)
         self.open[number] = request
-        self.link.put(Submit(number, known, request.arrival, payload), len(payload))
+        if type(payload) is bytes:
+            self.link.put(Submit(number, known, request.arrival, payload), len(payload))
+        else:
+            self.link.put(SubmitPlace(number, known, request.arrival, payload.offset, len(payload.view)))
 
     def _send_form(self, form: tuple[Any, ...]) -> int:
         """Send a form of requests and return its number. Once there are FORMS of them, the numbers are used again from the first."""
@@ -90,6 +96,7 @@ class Requests:
         if self.open.pop(request.number, None) is not None:
             settle(request)
             self.link.put(CallerLeft(request.number))
+            _drop(request.payload)
 
     def answered(self, message: PlainOutputs) -> None:
         """Give several requests their plain responses."""
@@ -100,7 +107,7 @@ class Requests:
                 continue
             settle(request)
             try:
-                request.finish(output if type(request.payload) is bytes else self._unpack(output), PLAIN)
+                request.finish(output if type(request.payload) is bytes else self._read(request, output), PLAIN)
             except Exception:
                 undelivered(request)
 
@@ -110,14 +117,22 @@ class Requests:
         if request is None:
             return
         if isinstance(message, DetailedOutput):
-            output = message.output if type(request.payload) is bytes else self._unpack(message.output)
+            output = message.output if type(request.payload) is bytes else self._read(request, message.output)
             self._end(request, request.finish, output, dispatch_of(message.batch))
         elif isinstance(message, MustHandOver):
             self._end(request, request.fail, HandedOver())
+            _drop(request.payload)
         else:
+            _drop(request.payload)
             error = received_error(message.error)
             error.reported = True
             self._end(request, request.fail, error)
+
+    def _read(self, request: Any, output: bytes) -> Any:
+        """Return the output of a request whose payload was not sent as it is. No worker reads its place any more."""
+        payload = request.payload
+        discard(payload)
+        return self._unpack(output) if isinstance(payload, dict) else output
 
     def _end(self, request: Any, end: Callable[..., None], *result: Any) -> None:
         settle(request)
@@ -127,14 +142,28 @@ class Requests:
             undelivered(request)
 
 
-def _packed(payload: Any) -> bytes:
-    """Return the arrays of a request as bytes. Raises HandedOver for another payload, and for arrays that are too large to be sent."""
+def _sendable(payload: Any, content_type: str, accept: str) -> tuple[bytes | Place, str, str]:
+    """Return the payload of a request as it is sent, and its content types. Raises HandedOver for one that cannot be sent."""
+    if isinstance(payload, Place):
+        return payload, content_type, accept
+    if isinstance(payload, ArenaArrays) and isinstance(payload.block, Place):
+        if write_head(payload, payload.block):
+            return payload.block, PACKED, PACKED
+        raise HandedOver
     if not isinstance(payload, dict):
         raise HandedOver
     packed = pack(payload)
     if len(packed) > LONGEST_PAYLOAD:
         raise HandedOver
-    return packed
+    return packed, PACKED, PACKED
+
+
+def _drop(payload: Any) -> None:
+    """Release the place of a payload, if it is in one. A worker may still read it, so no other body comes there."""
+    block = payload.block if isinstance(payload, ArenaArrays) else payload
+    if isinstance(block, Place):
+        block.spoilt = True
+        block.release()
 
 
 class RemoteInference(ModelInference):
@@ -158,7 +187,9 @@ class RemoteHandle:
     tracing: Tracer | None = None  # the dispatcher handles what is traced
     now = staticmethod(time.monotonic)  # the clock of all services of a server, and one for all processes
 
-    def __init__(self, state: ModelDescription, requests: Requests) -> None:
+    def __init__(self, state: ModelDescription, requests: Requests, places: Places) -> None:
+        self.places = places
+        self.arena_bytes = state.arena_bytes
         self.facts = facts_of(state)
         self.number = state.number
         self.inference = RemoteInference(hot=state.hot)
@@ -187,8 +218,8 @@ class RemoteHandle:
         return True
 
     def reserve(self, size_bytes: int) -> Block | None:
-        """Return None: the dispatcher receives what is large."""
-        return None
+        """Return a place that the front has; None if `places` must ask for one."""
+        return self.places.reserve(size_bytes)
 
     def notify(self, frontend: str, error: WeirError) -> None:
         """See ModelHandle."""
@@ -222,7 +253,9 @@ def facts_of(state: ModelDescription) -> ModelFacts:
 class RemoteModels:
     """The models of the dispatcher: the Models of a front. A model that is not here may be there: see `get`."""
 
-    def __init__(self, requests: Requests) -> None:
+    def __init__(
+        self, requests: Requests, fronts: int = 1, memory: Callable[[int], tuple[int, int] | None] = lambda model: None
+    ) -> None:  # fmt: skip
         self.changed: list[Callable[[], None]] = []
         self.aliases: Mapping[str, str] = MappingProxyType({})
         self.services: Mapping[str, RemoteHandle] = {}
@@ -230,14 +263,16 @@ class RemoteModels:
         self._versions: dict[str, dict[str, RemoteHandle]] = {}
         self._by_number: dict[int, RemoteHandle] = {}
         self._requests = requests
+        self._fronts = fronts
+        self._memory = memory
         self.known = asyncio.Event()  # set when the first table has come
 
     def replace(self, table: ModelTable) -> None:
         """Know the models of `table` from now on."""
-        known, requests = self._by_number, self._requests
-        self._by_number = {
-            state.number: known.get(state.number) or RemoteHandle(state, requests) for state in table.models
-        }
+        known = self._by_number
+        self._by_number = {state.number: known.get(state.number) or self._handle(state) for state in table.models}
+        for number in known.keys() - self._by_number.keys():
+            known[number].places.close()
         self._versions = {}
         for handle in self._by_number.values():
             self._versions.setdefault(handle.facts.name, {})[handle.facts.version] = handle
@@ -247,6 +282,20 @@ class RemoteModels:
         for changed in self.changed:
             changed()
         self.known.set()
+
+    def _handle(self, state: ModelDescription) -> RemoteHandle:
+        send = self._requests.link.put
+        return RemoteHandle(state, self._requests, Places(state.number, self._fronts, send, self._memory))
+
+    def places_of(self, model: int) -> Places | None:
+        """Return the places of the model with this number; None if it is not there any more."""
+        handle = self._by_number.get(model)
+        return None if handle is None else handle.places
+
+    def sweep(self) -> None:
+        """Note that a second has passed."""
+        for handle in self._by_number.values():
+            handle.places.sweep()
 
     @property
     def sole(self) -> RemoteHandle | None:

@@ -105,8 +105,12 @@ class FrontsServer(HttpServer):
         self, link: socket.socket, connections: socket.socket, ended: "Callable[[str], None]"
     ) -> ConnectedFront:
         return ConnectedFront(
-            link, connections, self._catalogue, self.account, self._observers, self._log, time.monotonic, self._passed, ended
+            link, connections, self._catalogue, self.account, self._observers, self._log, time.monotonic, self._passed, ended, self._arena_full,
         )  # fmt: skip
+
+    def _arena_full(self, model: int) -> None:
+        if self._fronts is not None:
+            self._fronts.give_back(model)
 
     def _models_changed(self) -> None:
         if self._fronts is not None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from weir.errors import SettingsError
 from weir.fronts.dispatcher import ConnectedFront
-from weir.fronts.messages import Drain, ModelTable, Refuse
+from weir.fronts.messages import Drain, GiveBack, ModelTable, Refuse
 from weir.fronts.passing import socket_pair
 from weir.wire.frames import Start
 from weir.workers.process.launch import Process, Template, python_path
@@ -174,6 +174,11 @@ class Fronts:
         table = self._table()
         for running in self._running.values():
             running.front.tell(table)
+
+    def give_back(self, model: int) -> None:
+        """Let all fronts give back places in the arena of a model, by its number."""
+        for running in self._running.values():
+            running.front.tell(GiveBack(model))
 
     def refuse(self) -> None:
         """Let all fronts refuse new requests."""

@@ -60,7 +60,7 @@ def _remembered(described: tuple[Any, ...], elements: list[bytes | memoryview]) 
         kind = "" if dtype.kind == "O" else dtype.newbyteorder("<").str
         columns.append(_Column(name, kind, shape, offset, len(raw)))
         offset += len(raw) + -len(raw) % _ALIGNMENT
-    head = head_of(columns)
+    head = _head_of(columns)
     if all(column.dtype for column in columns):  # the elements of BYTES have lengths of their own
         if len(_heads) >= MAX_REMEMBERED:
             _heads.clear()
@@ -68,12 +68,29 @@ def _remembered(described: tuple[Any, ...], elements: list[bytes | memoryview]) 
     return head
 
 
-def head_of(columns: list[_Column]) -> bytes:
-    """Return what precedes the elements."""
+def _head_of(columns: list[_Column]) -> bytes:
     described = _encode(columns)
     length = _LENGTHS.size + len(described)
     room = length + -length % _ALIGNMENT
     return (_LENGTHS.pack(len(described), room) + described).ljust(room, b"\0")
+
+
+def head_of_views(arrays: Arrays, address: int, size_bytes: int) -> bytes | None:
+    """Return the head that makes packed arrays of the memory at `address` if it is written to its beginning; all `arrays` are views of that memory.
+
+    Returns None if they are not, or if there is no room before the first of them.
+    """
+    columns, first = [], size_bytes
+    for name, array in arrays.items():
+        offset = int(array.__array_interface__["data"][0]) - address if array.nbytes else 0
+        inside = not array.nbytes or 0 <= offset <= size_bytes - array.nbytes
+        if array.dtype.kind == "O" or not array.flags.c_contiguous or not inside:
+            return None
+        columns.append(_Column(name, array.dtype.str, array.shape, offset, array.nbytes))
+        first = min(first, offset) if array.nbytes else first
+    described = _encode(columns)
+    head = _LENGTHS.pack(len(described), 0) + described
+    return head if len(head) <= first else None
 
 
 class Unpacker:

@@ -1,0 +1,317 @@
+"""Places in the models' arenas that the dispatcher lends to fronts, so that large bodies are received where the workers read them.
+
+    front: WantPlace  ->  dispatcher: Granted, and the arena's descriptor with the first one
+    front: SubmitPlace, any number of times, when the body is there  ->  the answer; the front may use the place again
+    front: PlaceFree
+
+The dispatcher alone allocates. It counts the front as an owner of a place, and each request in it as another one: a place is free when the front has given
+it back, or has ended, and no batch reads it any more.
+"""
+
+import os
+import socket
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from weir.fronts.messages import Granted, PlaceFree, SubmitPlace, WantPlace
+from weir.wire.packed import head_of_views
+from weir.workers.arena import Arena, Mapping, SharedBlock
+
+if TYPE_CHECKING:
+    from weir.serving.handle import ModelHandle
+    from weir.wire.inference import ArenaArrays
+
+_MEMORY = struct.Struct("<qq")  # the number of a model and the bytes of its arena
+_STEP = 64 << 10  # bytes: places have a multiple of it, so that similar bodies can use one after the other
+_IDLE_PART = 4  # the idle places of all fronts together may take this part of an arena: 1/4
+
+
+# In the dispatcher.
+
+
+class _InPlace(SharedBlock):
+    """The payload of one request: the beginning of a place that the front has."""
+
+    __slots__ = ("_place",)
+
+    def __init__(self, place: SharedBlock, size_bytes: int) -> None:
+        super().__init__(place.memory, place.offset, place.view[:size_bytes])
+        place.retain()
+        self._place = place
+
+    def release(self) -> None:
+        """See Block."""
+        self._owners -= 1
+        if not self._owners:
+            self._place.release()
+
+
+class Lent:
+    """The places that one front has. `connections` is the socket over which it gets the descriptors of arenas."""
+
+    def __init__(self, connections: socket.socket, send: Callable[[Granted], None]) -> None:
+        self._socket = connections
+        self._send = send
+        self._places: dict[tuple[int, int], SharedBlock] = {}
+        self._known: set[int] = set()  # models whose arena the front has
+        self._waiting: list[tuple[WantPlace, ModelHandle, int]] = []  # with how many seconds they have waited
+
+    def want(self, message: WantPlace, handle: "ModelHandle | None") -> bool:
+        """Lend a place, if there is room; return whether there was. Otherwise the front gets its answer in one or two seconds."""
+        if handle is None or not handle.control.arena_bytes:
+            self._refuse(message)
+            return True
+        if self._grant(message, handle):
+            return True
+        self._waiting.append((message, handle, 0))
+        return False
+
+    def retry(self) -> None:
+        """Lend places that were not free before."""
+        waiting, self._waiting = self._waiting, []
+        self._waiting = [each for each in waiting if not self._grant(each[0], each[1])]
+
+    def sweep(self) -> None:
+        """Note that a second has passed: refuse what has waited for more than one."""
+        self.retry()
+        waiting, self._waiting = self._waiting, []
+        for message, handle, seconds in waiting:
+            if seconds:
+                self._refuse(message)
+            else:
+                self._waiting.append((message, handle, 1))
+
+    def payload(self, message: SubmitPlace, model: int) -> SharedBlock:
+        """Return what a request has in a place. Raises ValueError if the front has no such place."""
+        place = self._places.get((model, message.offset))
+        if place is None or message.size_bytes > len(place.view):
+            raise ValueError("a request in a place that it does not have")
+        return _InPlace(place, message.size_bytes)
+
+    def free(self, message: PlaceFree) -> None:
+        """Take a place back. Raises ValueError if the front has no such place."""
+        place = self._places.pop((message.model, message.offset), None)
+        if place is None:
+            raise ValueError("a place back that it does not have")
+        place.release()
+        self.retry()
+
+    def close(self) -> None:
+        """Take all places back: the front has ended. Idempotent."""
+        self._waiting.clear()
+        while self._places:
+            self._places.popitem()[1].release()
+
+    def _grant(self, message: WantPlace, handle: "ModelHandle") -> bool:
+        place = handle.reserve(message.size_bytes)
+        if place is None:
+            return False
+        if type(place) is not SharedBlock or not self._shows(message.model, place.memory):
+            place.release()
+            self._refuse(message)
+            return True
+        self._places[message.model, place.offset] = place
+        self._send(Granted(message.model, message.size_bytes, place.offset))
+        return True
+
+    def _refuse(self, message: WantPlace) -> None:
+        self._send(Granted(message.model, message.size_bytes, -1))
+
+    def _shows(self, model: int, memory: Any) -> bool:
+        """Send the front the descriptor of an arena, unless it has it. Return whether it can have it."""
+        if model in self._known:
+            return True
+        if not isinstance(memory, Arena):
+            return False
+        try:
+            socket.send_fds(self._socket, [_MEMORY.pack(model, memory.size_bytes)], [memory.fd])
+        except OSError:
+            return False
+        self._known.add(model)
+        return True
+
+
+# In a front.
+
+
+class Place:
+    """The memory for one body, of exactly its size: a Block. When its last owner has released it, another body may come there, unless it is `spoilt`."""
+
+    __slots__ = ("_owners", "_places", "address", "offset", "room_bytes", "spoilt", "view")
+
+    def __init__(self, places: "Places", offset: int, room_bytes: int, view: memoryview, address: int) -> None:
+        self._owners = 1
+        self._places = places
+        self.offset = offset
+        self.room_bytes = room_bytes
+        self.view = view
+        self.address = address
+        self.spoilt = False
+
+    def retain(self) -> None:
+        """Add an owner."""
+        self._owners += 1
+
+    def release(self) -> None:
+        """Remove an owner."""
+        self._owners -= 1
+        if not self._owners:
+            self._places.take_back(self)
+
+
+class Places:
+    """The places that this front has in the arena of a model. `memory` receives the descriptor and the size of the arena, or None."""
+
+    def __init__(
+        self, model: int, fronts: int, send: Callable[[Any], None], memory: Callable[[int], tuple[int, int] | None]
+    ) -> None:  # fmt: skip
+        self._model = model
+        self._fronts = fronts
+        self._send = send
+        self._memory = memory
+        self._mapping: Mapping | None = None
+        self._idle: dict[int, int] = {}  # room by offset, the longest unused first
+        self._idle_bytes = 0
+        self._unused: set[int] = set()  # idle since the last sweep
+        self._asked: list[tuple[int, Callable[[bool], None]]] = []
+        self._pressed = False  # while places are given back
+        self._closed = False
+
+    def reserve(self, size_bytes: int) -> Place | None:
+        """Return a place for so many bytes; None if there is none here: see `ask`."""
+        offset = self._find(size_bytes)
+        if offset is None or self._mapping is None:
+            return None
+        room = self._forget(offset)
+        return Place(self, offset, room, self._mapping.view(offset, size_bytes), self._mapping.address + offset)
+
+    def has(self, size_bytes: int) -> bool:
+        """Return whether `reserve` would return a place."""
+        return self._find(size_bytes) is not None
+
+    def _find(self, size_bytes: int) -> int | None:
+        wanted = _room(size_bytes)
+        return next((offset for offset, room in self._idle.items() if wanted <= room <= 2 * wanted), None)
+
+    def ask(self, size_bytes: int, answered: Callable[[bool], None]) -> None:
+        """Ask the dispatcher for a place. `answered` is called with True when `reserve` returns one, or with False if there is no room."""
+        room = _room(size_bytes)
+        self._asked.append((room, answered))
+        self._send(WantPlace(self._model, room))
+
+    def granted(self, message: Granted) -> None:
+        """The dispatcher has answered what was asked first for so many bytes."""
+        index = next(index for index, (room, _) in enumerate(self._asked) if room == message.size_bytes)
+        _, answered = self._asked.pop(index)
+        has = message.offset >= 0
+        if has and not self._maps():
+            self._send(PlaceFree(self._model, message.offset))
+            has = False
+        if has:
+            self._keep(message.offset, message.size_bytes)
+        answered(has)
+
+    def take_back(self, place: Place) -> None:
+        """Nobody uses `place` any more here."""
+        too_many = self._idle_bytes + place.room_bytes > self._most_idle
+        if place.spoilt or self._pressed or self._closed or too_many:
+            self._send(PlaceFree(self._model, place.offset))
+        else:
+            self._keep(place.offset, place.room_bytes)
+
+    def sweep(self) -> None:
+        """Give places back that were idle for a second."""
+        for offset in self._unused & self._idle.keys():
+            self._give(offset)
+        self._unused = set(self._idle)
+
+    def give_back(self, move: Callable[[], None]) -> None:
+        """Give back all idle places, and those that `move` makes free."""
+        self._pressed = True
+        try:
+            move()
+            for offset in list(self._idle):
+                self._give(offset)
+        finally:
+            self._pressed = False
+
+    def close(self) -> None:
+        """The model is not there any more. What is under way goes on."""
+        self._closed = True
+        asked, self._asked = self._asked, []
+        for _, answered in asked:
+            answered(False)
+        for offset in list(self._idle):
+            self._give(offset)
+        if self._mapping is not None:
+            self._mapping.close()
+
+    @property
+    def _most_idle(self) -> int:
+        return 0 if self._mapping is None else len(self._mapping.bytes) // (_IDLE_PART * self._fronts)
+
+    def _keep(self, offset: int, room: int) -> None:
+        self._idle[offset] = room
+        self._idle_bytes += room
+        self._unused.discard(offset)
+
+    def _forget(self, offset: int) -> int:
+        room = self._idle.pop(offset)
+        self._idle_bytes -= room
+        return room
+
+    def _give(self, offset: int) -> None:
+        self._forget(offset)
+        self._send(PlaceFree(self._model, offset))
+
+    def _maps(self) -> bool:
+        """Map the arena, which the dispatcher has sent before it granted the first place. Return whether it is mapped."""
+        if self._mapping is None and not self._closed:
+            found = self._memory(self._model)
+            if found is not None:
+                fd, size_bytes = found
+                try:
+                    self._mapping = Mapping(fd, size_bytes, writable=True)
+                except OSError:
+                    return False
+                finally:
+                    os.close(fd)
+        return self._mapping is not None and not self._closed
+
+
+def _room(size_bytes: int) -> int:
+    return -(-size_bytes // _STEP) * _STEP
+
+
+class MemoryReceiver:
+    """Receives descriptors of arenas in a front, over the socket on which it passes connections on."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._come: dict[int, tuple[int, int]] = {}
+
+    def __call__(self, model: int) -> tuple[int, int] | None:
+        """Return the descriptor and the size of a model's arena, which have arrived; None if they were lost for want of descriptors."""
+        while model not in self._come:
+            try:
+                message, descriptors, *_ = socket.recv_fds(self._socket, _MEMORY.size, 1, socket.MSG_CMSG_CLOEXEC)
+            except OSError:
+                return None
+            if not message:
+                return None
+            number, size_bytes = _MEMORY.unpack(message)
+            if descriptors:
+                self._come[number] = descriptors[0], size_bytes
+            elif number == model:
+                return None
+        return self._come.pop(model)
+
+
+def write_head(arrays: "ArenaArrays", place: Place) -> bool:
+    """Make packed arrays of `arrays`, which are in `place`: write their head before them. Return False, with nothing changed, if that is impossible."""
+    head = head_of_views(arrays, place.address, len(place.view))
+    if head is None:
+        return False
+    place.view[: len(head)] = head
+    return True

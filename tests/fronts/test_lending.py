@@ -1,0 +1,170 @@
+"""Large bodies come to places in the models' arenas that the dispatcher lends: nothing is mixed up or lost, and all places come back."""
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+
+import numpy
+import psutil
+import pytest
+from tests.fronts.kit import Caller, calling, fronts_of, owners, total
+from tests.served import Served, still_running, until
+
+MODELS = f"{Path(__file__).parents[2]}/tests/fronts/models.py"
+ROW = 4 * 20_000
+
+
+def body_of(*numbers: float) -> tuple[bytes, str]:
+    """Return body and header of a request for the mean of rows that are full of one number each."""
+    rows = numpy.array(numbers, "<f4").repeat(20_000)
+    tensor = {"name": "a", "shape": [len(numbers), 20_000], "datatype": "FP32"}
+    header = json.dumps({"inputs": [tensor | {"parameters": {"binary_data_size": rows.nbytes}}]}).encode()
+    return header + rows.tobytes(), f"Inference-Header-Content-Length: {len(header)}\r\n"
+
+
+def means(caller: Caller, *numbers: float) -> list[float]:
+    body, headers = body_of(*numbers)
+    status, answered = caller.call("/v2/models/mean/infer", body, headers=headers)
+    assert status == 200, answered
+    data: list[float] = json.loads(answered)["outputs"][0]["data"]
+    return data
+
+
+def begun(caller: Caller, *numbers: float) -> bytes:
+    """Send all of a request but the last bytes, which are returned."""
+    body, headers = body_of(*numbers)
+    head = f"POST /v2/models/mean/infer HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+    caller.socket.sendall(head.encode() + body[:-100])
+    return body[-100:]
+
+
+def free_bytes(served: Served) -> float:
+    with Caller(served.url) as caller:
+        return total(caller.call("/metrics", method="GET")[1].decode(), "weir_arena_free_bytes", model="mean")
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with Served(f"{MODELS}:Mean", "--fronts", 2) as running:
+        yield running.until_ready()
+
+
+def test_all_places_come_back(served: Served) -> None:
+    before = free_bytes(served)
+    for front in fronts_of(served):
+        with calling(served, front) as caller:
+            assert means(caller, 1.0, 2.0) == [1.0, 2.0]
+    until(lambda: free_bytes(served) == before)
+
+
+def test_the_place_of_a_caller_that_leaves_comes_back(served: Served) -> None:
+    before = free_bytes(served)
+    front, _ = fronts_of(served)
+    with calling(served, front) as caller:
+        begun(caller, 1.0)
+        until(lambda: free_bytes(served) < before)
+    until(lambda: free_bytes(served) == before)
+
+
+def test_the_places_of_a_front_that_is_killed_come_back(served: Served) -> None:
+    before = free_bytes(served)
+    first, second = fronts_of(served)
+    with calling(served, first) as lost, calling(served, second) as kept:
+        begun(lost, 1.0)
+        rest = begun(kept, 5.0)
+        until(lambda: free_bytes(served) <= before - 2 * ROW)
+        first.kill()
+        assert lost.answer()[0] == 0
+        kept.socket.sendall(rest)
+        assert json.loads(kept.answer()[2])["outputs"][0]["data"] == [5.0]
+    until(lambda: len(fronts_of(served)) == 2)
+    until(lambda: free_bytes(served) == before)
+
+
+def test_bodies_are_kept_apart_while_fronts_are_killed(served: Served) -> None:
+    over = threading.Event()
+    answered, wrong = [0] * 4, list[object]()
+    before, descriptors = free_bytes(served), psutil.Process(served.process.pid).num_fds()
+
+    def ask(index: int) -> None:
+        number = 1000.0 * index
+        while not over.is_set():
+            with suppress(ConnectionError, AssertionError), Caller(served.url) as caller:
+                for _ in range(20):
+                    number += 1
+                    found = means(caller, number, number + 0.5)
+                    if found != [number, number + 0.5]:
+                        wrong.append((number, found))
+                    answered[index] += 1
+
+    with ThreadPoolExecutor(len(answered)) as pool:
+        asking = [pool.submit(ask, index) for index in range(len(answered))]
+        for _ in range(3):
+            seen = sum(answered)
+            victim, *_ = fronts_of(served)
+            victim.kill()
+            still_running([victim])
+            until(lambda: len(fronts_of(served)) == 2)
+            until(partial(_more_than, answered, seen + 20))
+        over.set()
+        for each in asking:
+            each.result()
+    assert wrong == [] and all(answered)
+    until(lambda: free_bytes(served) == before)
+    until(lambda: psutil.Process(served.process.pid).num_fds() == descriptors)
+
+
+def _more_than(numbers: list[int], least: int) -> bool:
+    return sum(numbers) > least
+
+
+def test_bodies_that_hardly_arrive_leave_others_their_room() -> None:
+    with Served(f"{MODELS}:Mean", "--fronts", 2, "--arena-bytes", 4 * 65536) as served, ExitStack() as stack:
+        served.until_ready()
+        first, second = fronts_of(served)
+        slow = [stack.enter_context(calling(served, first)) for _ in range(2)]
+        rests = [begun(caller, 7.0 + index) for index, caller in enumerate(slow)]
+        until(lambda: free_bytes(served) == 0)
+        with calling(served, second) as other:
+            assert means(other, 3.0) == [3.0]
+            assert owners(served, other) == [second.pid]
+        for index, (caller, rest) in enumerate(zip(slow, rests, strict=True)):
+            caller.socket.sendall(rest)
+            assert json.loads(caller.answer()[2])["outputs"][0]["data"] == [7.0 + index]
+
+
+def test_a_body_that_the_arena_never_holds_is_refused_as_by_one_front() -> None:
+    answers = []
+    for fronts in (1, 2):
+        small = Served(f"{MODELS}:Mean", "--fronts", fronts, "--arena-bytes", 65536)
+        with small as served, Caller(served.until_ready().url) as caller:
+            body, headers = body_of(1.0)
+            answers.append(caller.call("/v2/models/mean/infer", body, headers=headers))
+    assert answers[0][0] == 413 and answers[0] == answers[1]
+
+
+def test_a_model_without_an_arena_still_gets_large_bodies() -> None:
+    in_threads = Served(f"{MODELS}:Mean", "--fronts", 2, "--executor", "thread")
+    with in_threads as served, Caller(served.until_ready().url) as caller:
+        assert [means(caller, 1.0), means(caller, 2.0)] == [[1.0], [2.0]]
+
+
+def test_a_reload_while_a_body_arrives_is_answered_by_the_new_model(tmp_path: Path) -> None:
+    code = Path(MODELS).read_text()
+    file = tmp_path / "model.py"
+    file.write_text(code)
+    with Served(f"{file}:Mean", "--fronts", 2, env={"PYTHONDONTWRITEBYTECODE": "1"}) as served, ExitStack() as stack:
+        served.until_ready()
+        caller = stack.enter_context(calling(served, fronts_of(served)[0]))
+        control = stack.enter_context(Caller(served.url))
+        assert means(caller, 1.0) == [1.0]
+        rest = begun(caller, 2.0)
+        file.write_text(code.replace("mean(axis=1)}", "mean(axis=1) + 100}"))
+        assert control.call("/v2/repository/models/mean/load")[0] == 200
+        caller.socket.sendall(rest)
+        assert json.loads(caller.answer()[2])["outputs"][0]["data"] == [102.0]
+        assert means(caller, 3.0) == [103.0]
