@@ -27,6 +27,8 @@ IN_ORDER = (
     foreseen.FORESEEN,
     devices.DEVICE,
     devices.DEVICE_LIVE,
+    devices.DEVICE_TRACES,
+    devices.DEVICE_DEADLINES,
     served_pairs.SERVED_PAIRS,
     scenarios.EXTREMES,
 )

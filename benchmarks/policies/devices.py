@@ -4,15 +4,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from tests.policy.deadlines import by_arrival, by_deadline, late_shares
 from tests.policy.two_models import Rule, TwoModels
 
+from benchmarks.policies.bursts import TRACES
 from benchmarks.policies.harness import Compared, Comparison, Effort
-from weir.policy.cost.profile import Profile
+from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Policy
 from weir.policy.online.device import DevicePolicy
 from weir.policy.rules import Greedy
 from weir.policy.solve.device import DeviceLoad, DeviceTable
-from weir.simulation.device import DeviceModel, share, solve_device
+from weir.simulation.arrivals import read_trace
+from weir.simulation.device import DeviceModel, SharedRun, share, solve_device
 
 PAIRS = 50  # of each kind
 DRAWS = 8  # of each setting in the real batchers
@@ -124,6 +127,72 @@ def compare_live(effort: Effort) -> Compared:
     return made
 
 
+def played(
+    order: str, loads: Sequence[DeviceLoad], arrivals: Sequence[Floats], timeouts: Sequence[float] = ()
+) -> list[SharedRun]:  # fmt: skip
+    """Return what becomes of the requests of each model in the real batchers."""
+    models = [
+        DeviceModel(load.profile, DevicePolicy(table) if order == "solved" else Greedy(), times)
+        for load, table, times in zip(loads, solve_device(loads), arrivals, strict=True)
+    ]
+    if timeouts:
+        models = [each._replace(timeout=timeout) for each, timeout in zip(models, timeouts, strict=True)]
+    return share(models, order)
+
+
+def compare_traces(effort: Effort) -> Compared:
+    """Compare the orders on a recorded hour of two services, as two models whose times make the load."""
+    made = Compared(
+        ["load", "part of the chat model", "longer times of the code model", *(f"above {each}, %" for each in RIVALS)]
+    )
+    arrivals = [read_trace(TRACES / f"azure-{name}.csv")[0] for name in ("conv", "code")]
+    until = min(float(each[-1]) for each in arrivals)
+    arrivals = [each[each < until] for each in arrivals]
+    base = Profile.linear(alpha_ms=1.0, tau0_ms=4.0, max_batch_size=16)
+    for load, part in TRACE_LOADS:
+        loads = []
+        for times, own in zip(arrivals, (part, 1.0 - part), strict=True):
+            rate = len(times) / until
+            loads.append(DeviceLoad(base.scaled(time=base.max_rate * own * load / rate), rate))
+        means = {}
+        for order in ORDERS:
+            found = played(order, loads, arrivals)
+            means[order] = float(np.concatenate([each.response_time_ms for each in found]).mean())
+            effort.step(f"load {load}: {order}")
+        above = [100.0 * (means["solved"] / means[rival] - 1.0) for rival in RIVALS]
+        slower = loads[1].profile.service_time_ms[0] / loads[0].profile.service_time_ms[0]
+        made.rows.append([f"{load:g}", f"{part:g}", f"{slower:.1f}", *(f"{each:+.1f}" for each in above)])
+        made.values[f"{load:g} {part:g}"] = above
+    return made
+
+
+def compare_deadlines(effort: Effort) -> Compared:
+    """Compare how many requests of a tight class and of a loose one are late, at a load of 0.95 in equal parts."""
+    late = ("oldest first", "earliest deadline", "Weir")
+    made = Compared(
+        ["times", "within, ms", *(f"tight late, %: {each}" for each in late), *(f"loose: {each}" for each in late[1:])]
+    )
+    tight = Profile.linear(alpha_ms=1.0, tau0_ms=4.0, max_batch_size=8)
+    for slower, timeouts in CLASSES:
+        loads = [DeviceLoad(each, 0.475 * each.max_rate) for each in (tight, tight.scaled(time=slower))]
+        seconds = min(20_000, effort.requests) / sum(each.rate for each in loads)
+        arrivals = [
+            np.cumsum(np.random.default_rng([5, k]).exponential(1.0 / each.rate, int(each.rate * seconds)))
+            for k, each in enumerate(loads)
+        ]
+        profiles, instants = [each.profile for each in loads], [each.tolist() for each in arrivals]
+        oldest, earliest = (late_shares(profiles, instants, timeouts, rank) for rank in (by_arrival, by_deadline))
+        found = played("solved", loads, arrivals, timeouts)
+        ours = [each.late_share(timeout) for each, timeout in zip(found, timeouts, strict=True)]
+        cells = [f"{100.0 * each:.1f}" for each in (oldest[0], earliest[0], ours[0], earliest[1], ours[1])]
+        made.rows.append([f"1 : {slower:g}", ", ".join(f"{1000.0 * each:g}" for each in timeouts), *cells])
+        made.values[f"{slower:g} {timeouts[0]:g}"] = [oldest[0], earliest[0], ours[0]]
+        effort.step(f"1 : {slower:g}")
+    return made
+
+
+TRACE_LOADS = ((0.4, 0.5), (0.4, 0.25), (0.6, 0.5), (0.6, 0.25), (0.8, 0.5), (0.8, 0.25))
+CLASSES = ((1.0, (0.03, 0.3)), (1.0, (0.06, 0.6)), (3.0, (0.06, 0.6)), (3.0, (0.1, 1.0)))
 SETTINGS = (
     ("two, times with cv 0.5", 2, 0.5, 0.0),
     ("two, rates wrong by 20 %", 2, 0.0, 0.2),
@@ -137,4 +206,12 @@ DEVICE = Comparison(
 DEVICE_LIVE = Comparison(
     "device-live", "Several models on one device, in the real batchers",
     lambda seeds: len(SETTINGS) * DRAWS * len(ORDERS), compare_live,
+)  # fmt: skip
+DEVICE_TRACES = Comparison(
+    "device-traces", "Two recorded services on one device, in the real batchers",
+    lambda seeds: len(TRACE_LOADS) * len(ORDERS), compare_traces, exact=True,
+)  # fmt: skip
+DEVICE_DEADLINES = Comparison(
+    "device-deadlines", "Two classes with deadlines on one device, in the real batchers",
+    lambda seeds: len(CLASSES), compare_deadlines, exact=True,
 )  # fmt: skip

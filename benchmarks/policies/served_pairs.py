@@ -29,7 +29,7 @@ from weir.simulation.device import solve_device
 
 NAMES = ("first", "second")
 WARM = 0.25  # of the requests of a run do not count
-SHARE = 0.25  # of `--requests`: what is sent takes real time
+SHARE = 0.1  # of `--requests`: what is sent takes real time
 
 
 class Pair(NamedTuple):
@@ -50,9 +50,9 @@ class Pair(NamedTuple):
 
 
 PAIRS = (
-    Pair("1 : 2, load 0.6", (10.0, 20.0), (2.0, 4.0), (0.35, 0.25)),
-    Pair("1 : 6, load 0.7", (6.0, 36.0), (1.5, 9.0), (0.35, 0.35)),
-    Pair("1 : 4 with energy, load 0.4", (8.0, 32.0), (2.0, 8.0), (0.2, 0.2), 4.0),
+    Pair("1 : 2, load 0.6", (40.0, 80.0), (8.0, 16.0), (0.35, 0.25)),
+    Pair("1 : 6, load 0.7", (24.0, 144.0), (6.0, 36.0), (0.35, 0.35)),
+    Pair("1 : 4 with energy, load 0.4", (32.0, 128.0), (8.0, 32.0), (0.2, 0.2), 16.0),
 )
 
 

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from tests.policy.deadlines import by_arrival, by_deadline, late_shares
 from tests.policy.two_models import TwoModels
 
 from weir.policy.cost.profile import Floats, Profile
@@ -74,3 +75,22 @@ def test_requests_whose_deadline_passes_are_never_run() -> None:
     other = DeviceModel(SHORT, Greedy(), np.array([1e-4]), timeout=0.003)
     _, found = share([busy, other], "oldest")
     assert np.isnan(found.start[0]) and not len(found.response_time_ms)
+
+
+@pytest.mark.parametrize(("slower", "timeouts"), [(1.0, (0.03, 0.3)), (3.0, (0.06, 0.6))])
+def test_of_two_classes_the_one_with_the_tight_deadline_is_late_less_often_than_by_earliest_deadline(
+    slower: float, timeouts: tuple[float, float]
+) -> None:
+    tight = Profile.linear(alpha_ms=1.0, tau0_ms=4.0, max_batch_size=8)
+    profiles = [tight, tight.scaled(time=slower)]
+    loads = [DeviceLoad(each, 0.475 * each.max_rate) for each in profiles]
+    coming = [arrivals(each.rate, int(60.0 * each.rate), seed) for seed, each in enumerate(loads)]
+    instants = [each.tolist() for each in coming]
+    wanted = late_shares(profiles, instants, timeouts, by_deadline)
+    assert wanted[0] < late_shares(profiles, instants, timeouts, by_arrival)[0]
+    models = [
+        DeviceModel(profile, DevicePolicy(table), times, timeout=timeout)
+        for profile, table, times, timeout in zip(profiles, solve_device(loads), coming, timeouts, strict=True)
+    ]
+    late = [each.late_share(timeout) for each, timeout in zip(share(models, "solved"), timeouts, strict=True)]
+    assert late[0] <= wanted[0] and late[1] <= wanted[1]

@@ -67,6 +67,10 @@ class SharedRun(NamedTuple):
         """Response times in ms of the requests that were answered."""
         return 1000.0 * (self.end - self.arrival)[np.isfinite(self.end)]
 
+    def late_share(self, seconds: float) -> float:
+        """Return the share of the requests that were not answered within so many seconds of their arrival."""
+        return 1.0 - float((self.end - self.arrival <= seconds + 1e-9).mean())
+
 
 def share(models: Sequence[DeviceModel], order: str, *, workers: int = 1, seed: int = 0) -> list[SharedRun]:
     """Return what happens to each model. `order` is one of batching/workers.py's ORDERS.
