@@ -45,16 +45,20 @@ def test_the_house_of_one_model_knows_no_protocol() -> None:
 @pytest.mark.parametrize(
     ("method", "callers"),
     [
-        ("submit", ["weir.frontends.http.fast.native", "weir.protocols.exchange"]),
-        ("notify", ["weir.protocols.exchange"]),
+        ("submit", ["weir.frontends.http.fast.native", "weir.fronts.dispatcher", "weir.protocols.exchange"]),
+        ("notify", ["weir.fronts.dispatcher", "weir.protocols.exchange"]),
     ],
 )
-def test_only_the_exchange_and_for_requests_the_fast_path_call_a_service(method: str, callers: list[str]) -> None:
-    found = list[str]()
-    for path in sorted({*SOURCE.rglob("*.py")} - {*(SOURCE / "serving").rglob("*.py")}):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute) and node.attr == method and ast.unparse(node.value).endswith("service"):
-                found.append(name_of(path))
+def test_only_the_exchange_the_dispatcher_and_for_requests_the_fast_path_call_a_service(
+    method: str, callers: list[str]
+) -> None:
+    found = {
+        name_of(path)
+        for path in {*SOURCE.rglob("*.py")} - {*(SOURCE / "serving").rglob("*.py")}
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr == method
+        if ast.unparse(node.value).endswith(("service", "handle"))
+    }
     assert sorted(found) == callers
 
 
