@@ -432,7 +432,7 @@ def home() -> str:
 
 RELEASED = False  # set it with the first release on PyPI, and run this: the notes go
 INSTALL_PAGE = ROOT / "docs" / "install.md"
-INSTALL_LINE = re.compile(r"pip install ['\"]?weir-serving")
+INSTALL_LINE = re.compile(r"pip install (?:[^\n`]* )?['\"]?weir-serving")
 NOTE_BEGIN, NOTE_END = "<!-- install note: written by docs/generate.py -->", "<!-- end of note -->"
 
 
