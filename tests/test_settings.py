@@ -261,6 +261,56 @@ def test_what_kubernetes_says_of_a_service_called_weir_is_not_for_us() -> None:
     assert read("m:A", env=env).http.port == 8000
 
 
+DEVICES = """
+[models.slow]
+target = "m:Slow"
+[models.quick]
+target = "m:Quick"
+[models.other]
+target = "m:Other"
+"""
+
+
+def test_a_table_names_the_models_of_a_device(toml: Any) -> None:
+    file = toml(DEVICES + '[devices.gpu0]\nmodels = ["slow", "quick"]\norder = "longest"\n')
+    found = {model.name: model.settings for model in read(config=file).models}
+    grouped = {"device_group": "gpu0", "device_order": "longest"}
+    assert found == {"slow": grouped, "quick": grouped, "other": {}}
+    every = read(config=file, flags={"device_order": ["oldest"]}).models
+    assert [model.settings["device_order"] for model in every] == ["oldest"] * 3
+    assert sole("m:A", config=toml('[devices.cpu]\nmodels = "a"\n')).settings == {"device_group": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("table", "error"),
+    [
+        ('[devices.gpu0]\nmodels = ["slow", "slow"]', "devices.gpu0: models=['slow', 'slow']: 'slow' is named twice; a model is on one device"),
+        ('[devices.a]\nmodels = ["slow"]\n[devices.b]\nmodels = ["slow"]', "devices.b: models=['slow']: 'slow' is named here and in [devices.a]; a model is on one device"),
+        ('[devices.gpu0]\nmodels = ["slwo"]', "devices.gpu0: models: unknown model 'slwo'; there are slow, quick, other"),
+        ('[devices.gpu0]\nmodels = []', "devices.gpu0: no models; must be models = [NAME, ...]"),
+        ('[devices.gpu0]\norder = "oldest"', "devices.gpu0: no models; must be models = [NAME, ...]"),
+        ('[devices.gpu0]\nmodels = [3]', "devices.gpu0: models=[3]: must be a list, each element text"),
+        ('[devices.gpu0]\nmodel = ["slow"]', "devices.gpu0: model: unknown; a device has models and order"),
+        ('[devices.gpu0]\nmodels = ["slow"]\norder = "lifo"', "devices.gpu0: device_order='lifo': must be one of fair, oldest, longest, solved"),
+        ('[devices."a b"]\nmodels = ["slow"]', "devices.a b: device_group='a b': must be letters, digits, - and _"),
+        ('[devices]\ngpu0 = ["slow"]', "devices={'gpu0': ['slow']}: must be tables, [devices.NAME] for each device"),
+    ],
+)  # fmt: skip
+def test_a_wrong_table_of_a_device_is_refused_by_one_line(toml: Any, table: str, error: str) -> None:
+    found = refused(config=toml(DEVICES + table))
+    assert found.partition("weir.toml: ")[2] == error
+
+
+def test_a_model_of_a_device_has_no_other_group_of_its_own_and_is_served(toml: Any, tmp_path: Path) -> None:
+    own = DEVICES + 'device_group = "gpu1"\n[devices.gpu0]\nmodels = ["other"]\n'
+    assert "devices.gpu0: models: 'other' has device_group='gpu1'; it must be given once" in refused(config=toml(own))
+    file = toml('[devices.gpu0]\nmodels = ["a"]\n')
+    error = refused(str(tmp_path), config=file)
+    assert error.endswith(
+        "unknown model 'a'; there are none; a model of the repository names its device_group in its own file"
+    )
+
+
 def test_a_target_that_names_nothing_is_refused() -> None:
     assert refused("") == f"TARGET '': must be {ALL_FORMS}"
     assert refused(" ") == f"TARGET ' ': must be {ALL_FORMS}"

@@ -2,13 +2,15 @@
 
 A server for each order runs at the same time as the others, so that all find the machine in the same state. Requests are sent at
 their instants, whether answers come or not, and response times count from that instant. A first part of each run does not count:
-in it the server estimates the rates and solves its order.
+in it the server estimates the rates and solves its order. What the machine adds to each batch is measured (from dispatch to end, beyond what the
+model sleeps), and the optimum is played with it, too.
 """
 
 import asyncio
 import json
 import urllib.request
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -17,7 +19,7 @@ import numpy as np
 import tomli_w
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
-from tests.policy.two_models import Numbers, TwoModels
+from tests.policy.two_models import Numbers, Rule, TwoModels
 
 from benchmarks.beside import Load, Sender
 from benchmarks.harness.servers import Server, serving, weir_command
@@ -29,6 +31,7 @@ from weir.simulation.device import solve_device
 
 NAMES = ("first", "second")
 WARM = 0.25  # of the requests of a run do not count
+LONGEST = 32  # rows of each queue in the exact chain
 SHARE = 0.1  # of `--requests`: what is sent takes real time
 
 
@@ -50,17 +53,27 @@ class Pair(NamedTuple):
 
 
 PAIRS = (
-    Pair("1 : 2, load 0.6", (40.0, 80.0), (8.0, 16.0), (0.35, 0.25)),
-    Pair("1 : 6, load 0.7", (24.0, 144.0), (6.0, 36.0), (0.35, 0.35)),
-    Pair("1 : 4 with energy, load 0.4", (32.0, 128.0), (8.0, 32.0), (0.2, 0.2), 16.0),
+    Pair("30 and 180 ms, load 0.7", (20.0, 160.0), (10.0, 20.0), (0.5, 0.2)),
+    Pair("20 and 210 ms, load 0.7", (10.0, 200.0), (10.0, 10.0), (0.4, 0.3)),
+    Pair("105 and 60 ms with energy, load 0.35", (100.0, 40.0), (5.0, 20.0), (0.2, 0.15), 40.0),
 )
 
 
+class Counts(NamedTuple):
+    """What a server has done for one model."""
+
+    batches: float
+    rows: float
+    busy_ms: float  # from the dispatch of batches to their end
+
+
 class Ran(NamedTuple):
-    """What became of the requests that count: the mean response time in ms, and the mean power in watts."""
+    """What became of the requests that count: the mean response time in ms, the mean power in watts, and the times of the batches as they were
+    served."""
 
     response_ms: float
     power_w: float
+    served: list[Profile]
 
     def cost(self, pair: Pair) -> float:
         """Return the weighted sum."""
@@ -69,18 +82,27 @@ class Ran(NamedTuple):
 
 def compare_served(effort: Effort) -> Compared:
     """Compare the orders on each pair."""
-    made = Compared(["pair", "order", "response, ms", "power, W", "cost above the optimum, %"])
+    above = [f"cost above the optimum, %{each}" for each in ("", ": with times as served")]
+    made = Compared(["pair", "order", "response, ms", "power, W", *above])
     for number, pair in enumerate(PAIRS):
         profiles = pair.profiles()
         rates = [part * each.max_rate for part, each in zip(pair.load, profiles, strict=True)]
         seconds = SHARE * effort.requests / sum(rates)
         arrivals = [_instants(rate, seconds, seed=[number, k]) for k, rate in enumerate(rates)]
-        best = _optimum(pair, profiles, rates, arrivals, seconds)
-        found = {"exact optimum, played": best, **uvloop.run(_served(pair, profiles, arrivals, seconds))}
-        for order, ran in found.items():
-            above = 100.0 * (ran.cost(pair) / best.cost(pair) - 1.0)
-            made.rows.append([pair.title, order, f"{ran.response_ms:.1f}", f"{ran.power_w:.2f}", f"{above:+.1f}"])
-            made.values.setdefault(order, []).append(above)
+        exact = TwoModels(profiles, rates, pair.energy_weight, LONGEST)
+        loads = [DeviceLoad(each, rate, 1.0, pair.energy_weight) for each, rate in zip(profiles, rates, strict=True)]
+        _, rule = exact.best(exact.rule(solve_device(loads)))
+        best = _played(exact, rule, arrivals, seconds)
+        made.rows.append(
+            [pair.title, "exact optimum, played", f"{best.response_ms:.1f}", f"{best.power_w:.2f}", "", ""]
+        )
+        for order, ran in uvloop.run(_served(pair, profiles, arrivals, seconds)).items():
+            exact.profiles = ran.served
+            own = _played(exact, rule, arrivals, seconds)
+            beyond = [100.0 * (ran.cost(pair) / each.cost(pair) - 1.0) for each in (best, own)]
+            cells = [f"{each:+.1f}" for each in beyond]
+            made.rows.append([pair.title, order, f"{ran.response_ms:.1f}", f"{ran.power_w:.2f}", *cells])
+            made.values.setdefault(order, []).extend(beyond)
         effort.step(pair.title)
     return made
 
@@ -91,15 +113,10 @@ def _instants(rate: float, seconds: float, seed: list[int]) -> Numbers:
     return times[times < seconds]
 
 
-def _optimum(
-    pair: Pair, profiles: list[Profile], rates: list[float], arrivals: list[Numbers], seconds: float
-) -> Ran:  # fmt: skip
-    exact = TwoModels(profiles, rates, pair.energy_weight, 40)
-    loads = [DeviceLoad(each, rate, 1.0, pair.energy_weight) for each, rate in zip(profiles, rates, strict=True)]
-    _, rule = exact.best(exact.rule(solve_device(loads)))
+def _played(exact: TwoModels, rule: Rule, arrivals: list[Numbers], seconds: float) -> Ran:
     ends, energy = exact.play(rule, [1000.0 * each for each in arrivals])
-    waits = [1000.0 * (each / 1000.0 - at)[at >= WARM * seconds] for each, at in zip(ends, arrivals, strict=True)]
-    return Ran(float(np.nanmean(np.concatenate(waits))), sum(energy) / 1000.0 / seconds)
+    waits = [(each - 1000.0 * at)[at >= WARM * seconds] for each, at in zip(ends, arrivals, strict=True)]
+    return Ran(float(np.nanmean(np.concatenate(waits))), sum(energy) / 1000.0 / seconds, list(exact.profiles))
 
 
 async def _served(
@@ -139,33 +156,41 @@ async def _run(server: Server, profiles: list[Profile], arrivals: list[Numbers],
     ]
     senders = asyncio.gather(*[Sender(load).run() for load in loads])
     await asyncio.sleep(WARM * seconds)
-    began, before = asyncio.get_running_loop().time(), await _energy(server, profiles)
+    began, before = asyncio.get_running_loop().time(), await _counts(server)
     await asyncio.sleep((1.0 - WARM) * seconds)
-    power = (await _energy(server, profiles) - before) / 1000.0 / (asyncio.get_running_loop().time() - began)
+    passed, after = asyncio.get_running_loop().time() - began, await _counts(server)
     waits = []
     for seen, at in zip(await senders, arrivals, strict=True):
         responses = np.array(seen.responses)
         if (responses < 0.0).any():
             raise RuntimeError(f"{server.name}: {int((responses < 0.0).sum())} requests had no answer")
         waits.append((responses + np.array(seen.late))[at >= WARM * seconds])
-    return Ran(1000.0 * float(np.concatenate(waits).mean()), power)
+    energy, served = 0.0, []
+    for profile, old, new in zip(profiles, before, after, strict=True):
+        batches, rows, busy_ms = (now - then for now, then in zip(new, old, strict=True))
+        energy += _sum(profile.energy_mj, batches, rows)
+        longer = (busy_ms - _sum(profile.service_time_ms, batches, rows)) / batches
+        served.append(replace(profile, service_time_ms=profile.service_time_ms + longer))
+    return Ran(1000.0 * float(np.concatenate(waits).mean()), energy / 1000.0 / passed, served)
 
 
-async def _energy(server: Server, profiles: list[Profile]) -> float:
-    """Return the energy of all batches so far, by their number and their rows, in mJ."""
+def _sum(of: Numbers, batches: float, rows: float) -> float:
+    """Return the sum over batches of what grows linearly with their rows."""
+    each = float(of[1] - of[0])
+    return batches * (float(of[0]) - each) + rows * each
+
+
+async def _counts(server: Server) -> list[Counts]:
     text = await asyncio.to_thread(_read, server, "/metrics")
-    counts = {
-        (sample.labels.get("model"), sample.name): sample.value
+    names = ("weir_batch_size_count", "weir_batch_size_sum", "weir_device_busy_seconds_total")
+    found = {
+        (sample.labels["model"], sample.name): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if sample.name in ("weir_batch_size_sum", "weir_batch_size_count")
+        if sample.name in names
     }
-    total = 0.0
-    for name, profile in zip(NAMES, profiles, strict=True):
-        each = float(profile.energy_mj[1] - profile.energy_mj[0])
-        fixed = float(profile.energy_mj[0]) - each
-        total += each * counts[name, "weir_batch_size_sum"] + fixed * counts[name, "weir_batch_size_count"]
-    return total
+    made = [Counts(*(found[name, each] for each in names)) for name in NAMES]
+    return [each._replace(busy_ms=1000.0 * each.busy_ms) for each in made]
 
 
 def _read(server: Server, path: str) -> str:

@@ -237,7 +237,7 @@ def read_settings(
     """
     catalog = declared_settings(kind)
     path = config or config_variable(environment)
-    general, tables = _read_file(path, f"{'--config' if config else CONFIG}={path}", catalog, kind.key)
+    general, tables, groups = _read_file(path, f"{'--config' if config else CONFIG}={path}", catalog, kind.key)
     from_flags = {name: value_of(catalog[name], texts) for name, texts in flags.items()}
     high = _layered(_from_environment(environment, catalog, ignored), from_flags)
     high = _layered(high, _from_table(dict(given), "settings", list(catalog), catalog))
@@ -245,7 +245,8 @@ def read_settings(
         targets, high = _with_folder(targets, high, bool(general.get("model_repository")))
     server = _layered(general, high)
     only_repository = bool(server.get("model_repository")) and not (targets or tables)
-    models = [] if only_repository else _models(targets, general, tables, high, catalog, kind)
+    models = [] if only_repository else _models(targets, general, tables, groups, high, catalog, kind)
+    _check_grouped(groups, models, f"{path}: devices", bool(server.get("model_repository")))
     parts = {
         part: dataclass(**{name: value for name, value in server.items() if catalog[name].part == part})
         for part, dataclass in {**SERVER_PARTS, **kind.server_parts}.items()
@@ -298,8 +299,8 @@ def _layered(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
 
 
 def _models(
-    targets: Sequence[str], general: dict[str, Any], tables: dict[str, dict[str, Any]], high: dict[str, Any],
-    catalog: dict[str, Declared], kind: ServerKind,
+    targets: Sequence[str], general: dict[str, Any], tables: dict[str, dict[str, Any]],
+    groups: dict[str, dict[str, Any]], high: dict[str, Any], catalog: dict[str, Declared], kind: ServerKind,
 ) -> list[ModelToServe]:  # fmt: skip
     named = _named_targets(targets, tables, high, kind)
     for name in ("name", "route"):
@@ -308,7 +309,8 @@ def _models(
             raise SettingsError(f"{where}: {high[name]!r} is for one model, but {', '.join(named)} are served")
     models = []
     for name, (target, aliases) in named.items():
-        values = _layered(_layered(general, _table_of((name, *aliases), tables)), high)
+        names = (name, *aliases)
+        values = _layered(_layered(_layered(general, _table_of(names, groups)), _table_of(names, tables)), high)
         settings = _of_every_model(values, catalog)
         model = ModelToServe(target, name, values.get("params", {}), values.get("route", []), settings, aliases=aliases)
         models.append(model._replace(platform=platform_of_target(target)) if kind is MODELS else model)
@@ -349,6 +351,23 @@ def _named_targets(
 def _table_of(names: Sequence[str], tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the table of the model with these names."""
     return next((tables[name] for name in names if name in tables), {})
+
+
+def _check_grouped(
+    groups: Mapping[str, Mapping[str, Any]], models: Sequence[ModelToServe], source: str, has_repository: bool
+) -> None:
+    """Raise SettingsError for a model of `groups` that is not served, or whose own table names another group."""
+    by_name = {each: model for model in models for each in (*model.aliases, model.name)}
+    for name, group in groups.items():
+        where, device = f"{source}.{group['device_group']}: models", group["device_group"]
+        if name not in by_name:
+            there = f"there are {', '.join(each.name for each in models)}" if models else "there are none"
+            if has_repository:
+                there += "; a model of the repository names its device_group in its own file"
+            raise SettingsError(f"{where}: unknown model {name!r}; {there}")
+        own = by_name[name].settings.get("device_group")
+        if own != device:
+            raise SettingsError(f"{where}: {name!r} has device_group={own!r}; it must be given once")
 
 
 def value_of(declared: Declared, texts: Sequence[str]) -> Any:
@@ -401,11 +420,11 @@ def _is_of_kubernetes(variable: str, text: str) -> bool:
 
 def _read_file(
     path: str | None, source: str, catalog: dict[str, Declared], key: str
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the values in the TOML file for all models, and those for each model by name. `source` is what names the file, and `key` the
-    key of a model's target."""
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Return the values in the TOML file for all models, those for each model by name, and those of the models' devices, also by model. `source` is
+    what names the file, and `key` the key of a model's target."""
     if path is None:
-        return {}, {}
+        return {}, {}, {}
     try:
         document = tomllib.loads(Path(path).read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
@@ -415,12 +434,37 @@ def _read_file(
     tables = document.pop("models", {})
     if not (isinstance(tables, dict) and all(isinstance(table, dict) for table in tables.values())):
         raise SettingsError(f"{path}: models={tables!r}: must be tables, [models.NAME] for each model")
+    groups = _read_devices(document.pop("devices", {}), f"{path}: devices", catalog)
     everywhere = [name for name in catalog if name not in ("name", "route")]
     of_model = [name for name, declared in catalog.items() if declared.of_model and name != "name"]
     general = _from_table(document, path, everywhere, catalog)
     return general, {
         name: _from_table(table, f"{path}: models.{name}", [*of_model, key], catalog) for name, table in tables.items()
-    }
+    }, groups  # fmt: skip
+
+
+def _read_devices(devices: Any, source: str, catalog: dict[str, Declared]) -> dict[str, dict[str, Any]]:
+    """Return the settings that the tables [devices.NAME] give to models, by model."""
+    if not (isinstance(devices, dict) and all(isinstance(table, dict) for table in devices.values())):
+        raise SettingsError(f"{source}={devices!r}: must be tables, [devices.NAME] for each device")
+    found: dict[str, dict[str, Any]] = {}
+    for device, table in devices.items():
+        where = f"{source}.{device}"
+        more = [key for key in table if key not in ("models", "order")]
+        if more:
+            raise SettingsError(f"{where}: {more[0]}: unknown; a device has models and order")
+        given = {"device_group": device} | ({"device_order": table["order"]} if "order" in table else {})
+        settings = _from_table(given, where, list(given), catalog)
+        names: list[str] = from_toml(list[str], table.get("models", []), f"{where}: models")
+        if not names:
+            raise SettingsError(f"{where}: no models; must be models = [NAME, ...]")
+        for name in names:
+            if name in found:
+                other = found[name]["device_group"]
+                twice = "twice" if other == device else f"here and in [devices.{other}]"
+                raise SettingsError(f"{where}: models={names!r}: {name!r} is named {twice}; a model is on one device")
+            found[name] = settings
+    return found
 
 
 def _from_table(table: dict[str, Any], source: str, allowed: list[str], catalog: dict[str, Declared]) -> dict[str, Any]:
