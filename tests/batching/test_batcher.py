@@ -4,6 +4,7 @@ import json
 from heapq import heappop, heappush
 from itertools import pairwise
 from math import nan
+from random import Random
 from statistics import median
 from typing import Any
 
@@ -322,6 +323,54 @@ def test_who_waited_outside_keeps_the_place_of_its_arrival() -> None:
     assert mill.batcher.oldest_age(6.0) == 3.0
     (cut,) = mill.ready(0)
     assert [request.payload for request in cut.requests] == ["outside", "inside"]
+
+
+def in_runs(mill: Mill, runs: list[list[Asked]], *, alike: bool) -> list[list[int]]:
+    """Submit each run, and let a batch end after every second one. Return what the batches had, and then the refused ones."""
+    refused: list[int] = []
+    for index, run in enumerate(runs):
+        mill.now = max(mill.now, run[-1].arrival)
+        for request in mill.batcher.submit_alike(run, mill.now) if alike else run:
+            try:
+                mill.batcher.submit(request, mill.now)
+            except (Overloaded, DeadlineExceeded):
+                refused.append(request.payload)
+        mill.accepted += [request for request in run if request.payload not in refused]
+        mill.turn(Wakeup.ARRIVAL)
+        if index % 2 and mill.batcher.running:
+            mill.run(next(iter(mill.batcher.running.values())))
+    mill.run_all()
+    return [[request.payload for request in cut.requests] for cut in mill.cuts] + [refused]
+
+
+@pytest.mark.parametrize("kind", ["plain", "keys", "timeouts", "rows", "padded", "a full queue", "short timeouts"])
+def test_requests_that_are_alike_are_queued_together_as_they_would_be_one_by_one(kind: str) -> None:
+    chance = Random(kind)
+    settings: dict[str, Any] = {}
+    if kind == "padded":
+        settings["padded"] = True
+    elif kind == "a full queue":
+        settings["max_queue_size"] = 9
+
+    def runs() -> list[list[Asked]]:
+        chance.seed(kind)
+        made, now, number = [], 0.0, 0
+        for _ in range(60):
+            now += chance.random()
+            options: dict[str, Any] = {}
+            if kind == "keys":
+                options["key"] = chance.choice([None, "a", "b"])
+            elif kind in ("timeouts", "short timeouts"):
+                options["timeout"] = chance.choice([1.5, 2.5] if kind == "short timeouts" else [20.0, 30.0])
+            elif kind == "rows":
+                options["rows"] = chance.choice([1, 2])
+            arrivals = sorted(now - 1.5 * chance.random() for _ in range(chance.randint(1, 12)))
+            made.append([Asked(number + index, max(each, 0.0), **options) for index, each in enumerate(arrivals)])
+            number += len(arrivals)
+        return made
+
+    together, single = Mill(max_batch_size=8, **settings), Mill(max_batch_size=8, **settings)
+    assert in_runs(together, runs(), alike=True) == in_runs(single, runs(), alike=False)
 
 
 BOTH = pytest.mark.parametrize("padded", [False, True])

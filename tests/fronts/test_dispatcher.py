@@ -129,16 +129,17 @@ def run(check: Callable[[], Any]) -> None:
 
 
 def request(number: int, payload: bytes = b"3", form: int = 0) -> Submit:
-    return Submit(number, form, time.monotonic(), payload)
+    return Submit(number, form, [time.monotonic()], [payload])
 
 
 def test_requests_come_back_in_one_frame() -> None:
     async def check() -> None:
         async with connected() as (front, _, _):
-            await front.send(FORM, request(5), request(7, b"4"))
+            now = time.monotonic()
+            await front.send(FORM, request(5), Submit(7, 0, [now, now], [b"4", b"5"]))
             outputs = await front.next()
             assert isinstance(outputs, PlainOutputs)
-            assert dict(zip(outputs.numbers, outputs.outputs, strict=True)) == {5: b"9", 7: b"16"}
+            assert dict(zip(outputs.numbers, outputs.outputs, strict=True)) == {5: b"9", 7: b"16", 8: b"25"}
 
     run(check)
 
@@ -156,7 +157,7 @@ def test_a_form_may_ask_for_the_explanation_of_the_batch() -> None:
 
 def test_a_request_has_what_its_form_and_any_other_request_has() -> None:
     form = RequestForm(0, 1, 2.5, -3, 4, "a/b", "c/d", packed_key((("x", "<f4", (2,)), "mine")), explain=True)
-    made = RemoteRequest(None, None, KnownForm(form, None, None), Submit(9, 0, 10.0, b"body"))  # type: ignore[arg-type]  # not asked
+    made = RemoteRequest(None, None, KnownForm(form, None, None), 9, 10.0, b"body")  # type: ignore[arg-type]  # not asked
     assert (made.payload, made.arrival, made.timeout, made.deadline) == (b"body", 10.0, 2.5, 12.5)
     assert (made.rows, made.cost, made.priority, made.content_type, made.accept) == (4, 4.0, -3, "a/b", "c/d")
     assert made.key == (("x", "<f4", (2,)), "mine") and hash(made.key)
@@ -175,8 +176,14 @@ BAD = {
     "an unknown form": frame_of([request(1, form=8)]),
     "two of one number": frame_of([FORM, request(1), request(1)]),
     "more than it can have connections": frame_of([FORM, *map(request, range(4))]),
+    "more in one run than it can have connections": frame_of([FORM, Submit(0, 0, [1.0] * 4, [b"3"] * 4)]),
     "a long body": frame_of([FORM, request(1, bytes(LONGEST_PAYLOAD + 1))]),
-    "a request from the future": frame_of([FORM, Submit(1, 0, time.monotonic() + 1e6, b"3")]),
+    "a request from the future": frame_of([FORM, Submit(1, 0, [time.monotonic() + 1e6], [b"3"])]),
+    "requests out of order": frame_of([FORM, Submit(1, 0, [2.0, 1.0], [b"3", b"3"])]),
+    "no requests": frame_of([FORM, Submit(1, 0, [], [])]),
+    "requests without an arrival": frame_of([FORM, Submit(1, 0, [1.0], [b"3", b"3"])]),
+    "a former number": frame_of([FORM, request(5), request(4)]),
+    "a number below none": frame_of([FORM, request(-1)]),
     "an error that is none": frame_of([Refused(None, "http", msgspec.structs.replace(sent_error(InvalidRequest("x")), kind="OSError"))]),
     "an error without form": frame_of([Refused(None, "http", msgspec.structs.replace(sent_error(InvalidRequest("x")), state=b"["))]),
     "a place that it does not have": frame_of([FORM, SubmitPlace(1, 0, 0.0, 0, 64)]),
@@ -234,7 +241,8 @@ def test_a_full_queue_is_an_error_with_its_time() -> None:
         async with connected(executor, max_queue_size=1, max_batch_size=1) as (front, _, _):
             await front.send(FORM, request(1))
             await until(lambda: bool(executor.pending))
-            await front.send(request(2), request(3))
+            now = time.monotonic()
+            await front.send(Submit(2, 0, [now, now], [b"3", b"4"]))
             failed = await front.next()
             assert isinstance(failed, FailedRequest) and (failed.number, failed.error.kind) == (3, "Overloaded")
 

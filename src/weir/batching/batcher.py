@@ -14,6 +14,7 @@ arm the timer.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from math import inf
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from weir.batching.bulk import BulkWork, is_bulk
 from weir.batching.collate import Lost, indices_of
 from weir.batching.compose import BatchDraft, compose
 from weir.batching.forecast import UNKNOWN_WAIT, QueueForecast
-from weir.batching.group import FifoQueue, Group
+from weir.batching.group import FifoQueue, Group, is_plain
 from weir.batching.padded import ByLength, LengthQueue
 from weir.batching.queue import RequestQueue
 from weir.batching.request_state import settle, steps
@@ -240,6 +241,15 @@ class Batcher:
         queue.last_arrival = request.arrival
         if group.asleep:
             queue.scheduler.wake(group)
+
+    def submit_alike(self, requests: Sequence[Request], now: float) -> Sequence[Request]:
+        """Put `requests` in the queue, which differ in payload and arrival only and are in order of arrival, or as many of them as need not be looked at one
+        by one. Return the others, for `submit`: those that arrived before others that wait; or all, if they are not ordinary or one might be refused."""
+        first, queue = requests[0], self._queue
+        known = is_plain(first) and not first.priority and not first.large
+        if not known or queue.arrivals + len(requests) > queue.ceiling or first.deadline <= now + self._tight:
+            return requests
+        return queue.enter_alike(requests)
 
     def _submit_other(self, request: Request, now: float) -> None:
         if self.draining:

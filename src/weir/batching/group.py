@@ -155,7 +155,7 @@ class FifoQueue:
     def _line_up(self, request: Request) -> None:
         waiting = self.waiting
         if waiting and request.arrival < waiting[-1].arrival:
-            waiting.insert(bisect_right(waiting, request.arrival, key=_arrival), request)
+            waiting.insert(bisect_right(waiting, request.arrival, key=arrival_of), request)
         else:
             waiting.append(request)
 
@@ -208,7 +208,8 @@ class FifoQueue:
             self.dead -= 1
 
 
-def _arrival(request: Request) -> float:
+def arrival_of(request: Request) -> float:
+    """Return when `request` arrived."""
     return request.arrival
 
 
@@ -249,7 +250,7 @@ class SizeClass:
         self.count += 1
         waiting = self.waiting
         if waiting and request.arrival < waiting[-1].arrival:
-            waiting.insert(bisect_right(waiting, request.arrival, key=_arrival), request)
+            waiting.insert(bisect_right(waiting, request.arrival, key=arrival_of), request)
         else:
             waiting.append(request)
 
@@ -347,11 +348,11 @@ class Group:
     """The requests that may share a batch: equal batch key and shape.
 
     `arrived` and `departed` count rows; their difference waits. `levels` are in order of falling priority. The level of priority 0 always exists;
-    `plain` is its queue of small requests, and `append` adds to that. `queue_type` is the type of the queues.
+    `plain` is its queue of small requests, and `append` and `extend` add to that. `queue_type` is the type of the queues.
     """
 
     __slots__ = (
-        "_by_priority", "_deadlines", "_queue_type", "append", "arrived", "asleep", "departed", "express", "key", "levels", "plain",
+        "_by_priority", "_deadlines", "_queue_type", "append", "arrived", "asleep", "departed", "express", "extend", "key", "levels", "plain",
         "timeout", "turn",
     )  # fmt: skip
 
@@ -364,6 +365,7 @@ class Group:
         self.levels = [level]
         self.plain = level.small
         self.append = level.small.waiting.append
+        self.extend = level.small.waiting.extend
         self._deadlines = Deadlines()
         self.timeout = MIXED  # the timeout of all, if all are in `plain`
         self.arrived = 0

@@ -8,14 +8,15 @@ becomes free (at most WOKEN_AT_ONCE groups each time, in turn, so that thousands
 wait behind the others: while both kinds are awake, every second batch is one of express calls.
 """
 
-from collections.abc import Hashable
+from bisect import bisect_left
+from collections.abc import Hashable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
 from typing import Generic, TypeVar
 
 from weir.batching.compose import BatchDraft
-from weir.batching.group import FifoQueue, Group
+from weir.batching.group import FifoQueue, Group, arrival_of
 from weir.batching.request_state import settle
 from weir.messages import Request
 
@@ -259,6 +260,33 @@ class RequestQueue:
         self.cost += request.cost
         self.last_arrival = max(self.last_arrival, request.arrival)
         if group.asleep or request.deadline < group.turn:
+            self.scheduler.wake(group)
+
+    def enter_alike(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """Add `requests`, which are plain, of priority 0, of one key and one timeout, and in order of arrival. Return those that were not added, because others
+        that arrived later wait."""
+        early = bisect_left(requests, self.last_arrival, key=arrival_of)
+        added = requests[early:]
+        if added:
+            self._enter_last(added)
+        return requests[:early]
+
+    def _enter_last(self, requests: Sequence[Request]) -> None:
+        first, last = requests[0], requests[-1]
+        group = self.groups.get(first.key)
+        if group is None or first.timeout != group.timeout:
+            self.enter(first)
+            requests = requests[1:]
+            group = self.groups[first.key]
+        if first.timeout != group.timeout:
+            for request in requests:
+                self.enter(request)
+            return
+        group.extend(requests)
+        group.arrived += len(requests)
+        self.arrivals += len(requests)
+        self.last_arrival = last.arrival
+        if group.asleep:
             self.scheduler.wake(group)
 
     def _new_group(self, key: Hashable) -> Group:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
@@ -51,19 +51,27 @@ from weir.protocols.account import Account
 from weir.protocols.inference import inference_of
 from weir.protocols.native import FRONTEND
 from weir.serving.delivery import discard
+from weir.serving.handle import ModelHandle, Models
 
 if TYPE_CHECKING:
-    from weir.serving.handle import ModelFacts, ModelHandle, Models
+    from weir.serving.handle import ModelFacts
+
+
+class LocalHandle(ModelHandle, Protocol):
+    """A model of this process."""
+
+    def submit_all(self, requests: Sequence[Any], now: float) -> list[tuple[Any, WeirError]]:
+        """See Service."""
 
 
 class Catalogue:
     """The models of the dispatcher, each under the number by which the fronts know it. Other facts have another number."""
 
-    def __init__(self, models: "Models") -> None:
+    def __init__(self, models: Models) -> None:
         self._models = models
         self._last = 0
         self._numbers: dict[ModelFacts, int] = {}
-        self.handles: dict[int, tuple[ModelHandle, ModelFacts]] = {}
+        self.handles: dict[int, tuple[LocalHandle, ModelFacts]] = {}
 
     def table(self) -> ModelTable:
         """Return the models that there are now, which `handles` has from then on."""
@@ -75,7 +83,7 @@ class Catalogue:
             if number is None:
                 self._last = number = self._last + 1
             self._numbers[facts] = number
-            self.handles[number] = handle, facts
+            self.handles[number] = cast(LocalHandle, handle), facts
             states.append(_state_of(number, handle))
         return ModelTable(
             states, self._of(self._models.services), self._of(self._models.routes), dict(self._models.aliases)
@@ -85,7 +93,7 @@ class Catalogue:
         return {name: self._numbers[handle.facts] for name, handle in handles.items()}
 
 
-def _state_of(number: int, handle: "ModelHandle") -> ModelDescription:
+def _state_of(number: int, handle: ModelHandle) -> ModelDescription:
     facts, model = handle.facts, handle.facts.model
     return ModelDescription(
         number, facts.name, facts.version, facts.platform, _is_hot(handle), facts.settings.timeout,
@@ -95,7 +103,7 @@ def _state_of(number: int, handle: "ModelHandle") -> ModelDescription:
     )  # fmt: skip
 
 
-def _is_hot(handle: "ModelHandle") -> bool:
+def _is_hot(handle: ModelHandle) -> bool:
     """Return whether a front may read requests for this model: only its declarations are needed for that, not its code."""
     facts = handle.facts
     if facts.streaming or facts.hooked or facts.needs_measure or facts.model.keeps_head or handle.tracing is not None:
@@ -122,7 +130,7 @@ class KnownForm:
         "timeout",
     )
 
-    def __init__(self, message: RequestForm, handle: "ModelHandle | None", facts: "ModelFacts") -> None:
+    def __init__(self, message: RequestForm, handle: LocalHandle | None, facts: "ModelFacts") -> None:
         """Raises ValueError for a key that cannot be one."""
         self.model = message.model
         self.handle = handle
@@ -146,10 +154,12 @@ class RemoteRequest(RequestBase):
 
     __slots__ = ("explain", "front", "handle", "number")
 
-    def __init__(self, front: "ConnectedFront", handle: "ModelHandle", form: KnownForm, message: Submit) -> None:
+    def __init__(
+        self, front: "ConnectedFront", handle: LocalHandle, form: KnownForm, number: int, arrival: float, payload: bytes
+    ) -> None:
         # As RequestBase does, but without arguments: this runs once per request. A test compares the results of the two.
-        self.payload = message.payload
-        self.arrival = arrival = message.arrival
+        self.payload = payload
+        self.arrival = arrival
         self.timeout = timeout = form.timeout
         self.deadline = arrival + timeout
         self.kind = _ITEM
@@ -165,14 +175,27 @@ class RemoteRequest(RequestBase):
         begin(self)
         self.front = front
         self.handle = handle
-        self.number = message.number
+        self.number = number
         self.explain = form.explain
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Send the output to the front."""
         if type(output) is not bytes:
             output = _taken_out(output)
-        self.front.finish(self, output, dispatch)
+        front, number = self.front, self.number
+        if front.open.pop(number, None) is None:
+            return
+        answers = front.answers or front.new_answers()
+        if answers is None:
+            front.fail(number, Overloaded("the front of this connection does not read the responses"))
+        elif self.explain or dispatch.woken_at is not None:
+            front.put(DetailedOutput(number, output, batched(dispatch)))
+        else:
+            answers.numbers.append(number)
+            answers.outputs.append(output)
+            front.answer_bytes += len(output)
+            if front.answer_bytes > FULL_FRAME:
+                front.turn_ends()
 
     def fail(self, error: WeirError) -> None:
         """Send the error to the front."""
@@ -210,7 +233,9 @@ class ConnectedFront:
         self._receiver = ConnectionReceiver(connections, loop, passed, account.max_bytes)
         self._lent = Lent(connections, self._link.put)
         self._pressed = pressed
-        self._open: dict[int, RemoteRequest] = {}
+        self.put = self._link.put  # sends a message in this turn
+        self.open: dict[int, RemoteRequest] = {}
+        self._next = 0  # the lowest number that a request may have
         self._forms: dict[int, KnownForm] = {}
         self._most = account.max_connections  # each has one request at a time
         self.silent = 0  # seconds since its last message, as `sweep` counts them
@@ -222,18 +247,18 @@ class ConnectedFront:
         self._log = log
         self._clock = clock
         self._ended = ended
-        self._answers: PlainOutputs | None = None  # of this turn of the loop
-        self._answer_bytes = 0
+        self.answers: PlainOutputs | None = None  # of this turn of the loop
+        self.answer_bytes = 0
         self._link.open()
         self._readers = {
-            RequestForm: self._know, SubmitPlace: self._submit_place, WantPlace: self._want, PlaceFree: self._take_back, CallerLeft: self._withdraw, Transferred: self._count, Refused: self._refused,
+            Submit: self._submit, RequestForm: self._know, SubmitPlace: self._submit_place, WantPlace: self._want, PlaceFree: self._take_back, CallerLeft: self._withdraw, Transferred: self._count, Refused: self._refused,
             AccessLine: self._write_line, Noted: _note, FrontListens: self._listens, Alive: _alive, Drained: self._has_drained,
         }  # fmt: skip
 
     @property
     def requests(self) -> int:
         """How many requests of it are in the queues or run."""
-        return len(self._open)
+        return len(self.open)
 
     def tell(self, message: ModelTable | GiveBack | Refuse | Drain) -> None:
         """Send `message`. After a table of models, requests that were read for a model that is not in it are handed over."""
@@ -252,7 +277,7 @@ class ConnectedFront:
         for future in (self.listening, self.drained):
             if not future.done():
                 future.cancel()
-        requests, self._open = self._open, {}
+        requests, self.open = self.open, {}
         for request in requests.values():
             request.handle.cancel(request)
         self._lent.close()
@@ -261,15 +286,11 @@ class ConnectedFront:
 
     def _received(self, messages: list[FromFront]) -> None:
         readers: Any = self._readers
-        submit = self._submit
         self._now = self._clock()
         self.silent = 0
         try:
             for message in messages:
-                if type(message) is Submit:
-                    submit(message)
-                else:
-                    readers[type(message)](message)
+                readers[type(message)](message)
         except _Violation as violation:
             self._ended(f"it sent {violation}")
 
@@ -282,24 +303,33 @@ class ConnectedFront:
         except (ValueError, msgspec.MsgspecError) as error:
             raise _Violation(f"a form of requests that is none: {error}") from None
 
-    def _submit(self, message: Submit) -> bool:
-        number, form = message.number, self._forms.get(message.form)
-        if form is None or number in self._open or len(self._open) >= self._most:
-            raise _Violation("a request of an unknown form, two of one number, or more than it can have connections")
-        if message.arrival > self._now:
-            raise _Violation("a request from the future")
+    def _submit(self, message: Submit) -> None:
+        self._enter(message.form, message.first, message.arrivals, message.payloads)
+
+    def _enter(self, known: int, first: int, arrivals: list[float], payloads: Sequence[Any]) -> bool:
+        """Put requests of a form in their queue; return whether all were accepted."""
+        form, count = self._forms.get(known), len(payloads)
+        numbers = range(first, first + count)
+        if form is None or first < self._next or len(self.open) + count > self._most:
+            raise _Violation("requests of an unknown form, with former numbers, or more than it can have connections")
+        if not 0 < count == len(arrivals) or arrivals != sorted(arrivals) or arrivals[-1] > self._now:
+            raise _Violation("no requests, requests out of order, or one from the future")
+        self._next = numbers.stop
         handle = form.handle
         if handle is None or handle.facts is not form.facts:
-            self._link.put(MustHandOver(number))
+            for number in numbers:
+                self._link.put(MustHandOver(number))
             return False
-        self._open[number] = request = RemoteRequest(self, handle, form, message)
-        try:
-            handle.submit(request, self._now)
-        except WeirError as error:
+        requests = [
+            RemoteRequest(self, handle, form, number, arrival, payload)
+            for number, arrival, payload in zip(numbers, arrivals, payloads, strict=True)
+        ]
+        self.open.update(zip(numbers, requests, strict=True))
+        refused = handle.submit_all(requests, self._now)
+        for request, error in refused:
             handle.notify(FRONTEND, error)
-            self.fail(number, error)
-            return False
-        return True
+            self.fail(request.number, error)
+        return not refused
 
     def _submit_place(self, message: SubmitPlace) -> None:
         form = self._forms.get(message.form)
@@ -307,12 +337,9 @@ class ConnectedFront:
             payload = self._lent.payload(message, -1 if form is None else form.model)
         except ValueError as error:
             raise _Violation(str(error)) from None
-        request: Any = Submit(message.number, message.form, message.arrival, payload)  # type: ignore[arg-type]  # not to be sent
+        accepted = False
         try:
-            accepted = self._submit(request)
-        except _Violation:
-            accepted = False
-            raise
+            accepted = self._enter(message.form, message.number, [message.arrival], [payload])
         finally:
             if not accepted:
                 payload.release()
@@ -329,7 +356,7 @@ class ConnectedFront:
             raise _Violation(str(error)) from None
 
     def _withdraw(self, message: CallerLeft) -> None:
-        request = self._open.pop(message.number, None)
+        request = self.open.pop(message.number, None)
         if request is not None:
             request.handle.cancel(request)
 
@@ -368,33 +395,23 @@ class ConnectedFront:
 
     # What goes to the front.
 
-    def finish(self, request: RemoteRequest, output: bytes, dispatch: Dispatch) -> None:
-        """Send the output of `request`."""
-        if self._open.pop(request.number, None) is None:
-            return
+    def new_answers(self) -> PlainOutputs | None:
+        """Return where the plain responses of this turn go; None if the front must not get more before it has read."""
         if self._claim.held_bytes and self.charge_unread() > self._account.max_connection_bytes:
-            self.fail(request.number, Overloaded("the front of this connection does not read the responses"))
-        elif request.explain or dispatch.woken_at is not None:
-            self._link.put(DetailedOutput(request.number, output, batched(dispatch)))
-        else:
-            answers = self._answers
-            if answers is None:
-                answers = self._answers = PlainOutputs([], [])
-                self._loop.call_soon(self._turn_ends)
-            answers.numbers.append(request.number)
-            answers.outputs.append(output)
-            self._answer_bytes += len(output)
-            if self._answer_bytes > FULL_FRAME:
-                self._turn_ends()
+            return None
+        self.answers = PlainOutputs([], [])
+        self._loop.call_soon(self.turn_ends)
+        return self.answers
 
     def fail(self, number: int, error: WeirError) -> None:
         """Send the error of a request."""
-        self._open.pop(number, None)
+        self.open.pop(number, None)
         self._link.put(FailedRequest(number, sent_error(error)))
 
-    def _turn_ends(self) -> None:
-        answers, self._answers, self._answer_bytes = self._answers, None, 0
-        if answers is not None:
+    def turn_ends(self) -> None:
+        """Send the plain responses of this turn."""
+        answers, self.answers, self.answer_bytes = self.answers, None, 0
+        if answers is not None and answers.numbers:
             self._link.send(answers)
             self.charge_unread()
 

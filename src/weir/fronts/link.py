@@ -24,6 +24,7 @@ class Link(Generic[R]):
         self._messages: list[Any] = []
         self._size = 0
         self._scheduled = False
+        self.last: Any = None  # the message that was put last; None once it has left
 
     def open(self) -> None:
         """Begin to receive."""
@@ -32,12 +33,17 @@ class Link(Generic[R]):
     def put(self, message: Any, size_bytes: int = 0) -> None:
         """Send `message`, which has about `size_bytes` bytes, at the end of this turn of the loop."""
         self._messages.append(message)
+        self.last = message
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush_turn)
+        self.grew(size_bytes)
+
+    def grew(self, size_bytes: int) -> None:
+        """Note that the message that was put last has so many bytes more."""
         self._size += size_bytes
         if self._size > FULL_FRAME:
             self.flush()
-        elif not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._flush_turn)
 
     def send(self, message: Any) -> None:
         """Send `message` now, with what waits for the end of the turn."""
@@ -53,6 +59,7 @@ class Link(Generic[R]):
         messages = self._messages
         if messages:
             self._messages = []
+            self.last = None
             self._size = 0
             self._channel.send(frame_of(messages))
 
@@ -68,4 +75,5 @@ class Link(Generic[R]):
     def close(self) -> None:
         """Send and receive no more. Idempotent."""
         self._messages.clear()
+        self.last = None
         self._channel.close()

@@ -57,12 +57,12 @@ class RequestForm(msgspec.Struct, array_like=True, tag=8, gc=False, frozen=True)
 
 
 class Submit(msgspec.Struct, array_like=True, tag=0, gc=False):
-    """A request of the form `form`. The front has chosen its `number`."""
+    """Requests of the form `form`, in order of arrival, and numbered one after another from `first`: above all requests before them."""
 
-    number: int
+    first: Number
     form: int
-    arrival: float
-    payload: Annotated[bytes, Meta(max_length=LONGEST_PAYLOAD)]
+    arrivals: list[float]
+    payloads: list[Annotated[bytes, Meta(max_length=LONGEST_PAYLOAD)]]
 
 
 class WantPlace(msgspec.Struct, array_like=True, tag=10, gc=False, frozen=True):

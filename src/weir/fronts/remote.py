@@ -76,10 +76,15 @@ class Requests:
             known = self._send_form(form)
         number = request.number = next(self._numbers)
         self.open[number] = request
-        if type(payload) is bytes:
-            self.link.put(Submit(number, known, request.arrival, payload), len(payload))
-        else:
+        run = self.link.last
+        if type(payload) is not bytes:
             self.link.put(SubmitPlace(number, known, request.arrival, payload.offset, len(payload.view)))
+        elif type(run) is Submit and run.form == known and run.arrivals[-1] <= request.arrival:
+            run.arrivals.append(request.arrival)
+            run.payloads.append(payload)
+            self.link.grew(len(payload))
+        else:
+            self.link.put(Submit(number, known, [request.arrival], [payload]), len(payload))
 
     def _send_form(self, form: tuple[Any, ...]) -> int:
         """Send a form of requests and return its number. Once there are FORMS of them, the numbers are used again from the first."""

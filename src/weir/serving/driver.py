@@ -186,8 +186,26 @@ class Driver:
             raise
         else:
             if not self._polling:
-                self._polling, self._turn_began = True, now
-                self._loop.call_soon(self._poll_arrivals)
+                self._schedule_poll(now)
+
+    def submit_all(self, requests: Sequence[Request], now: float) -> list[tuple[Request, WeirError]]:
+        """Put `requests` in the queue, which differ in payload and arrival only and are in order of arrival. Return those that were not accepted, each
+        with what `submit` raises."""
+        refused: list[tuple[Request, WeirError]] = []
+        if not (self.not_ready_reason or self.draining or self.outside.waiting or self.outside_bulk.waiting):
+            requests = self.batcher.submit_alike(requests, now)
+            if not self._polling:
+                self._schedule_poll(now)
+        for request in requests:
+            try:
+                self.submit(request, now)
+            except WeirError as error:
+                refused.append((request, error))
+        return refused
+
+    def _schedule_poll(self, now: float) -> None:
+        self._polling, self._turn_began = True, now
+        self._loop.call_soon(self._poll_arrivals)
 
     def _wait_or_refuse(self, request: Request, waits: bool, overloaded: Overloaded | None) -> None:
         if waits and not self.not_ready_reason and not self.draining:

@@ -397,6 +397,11 @@ class Service:
         else:
             submit_traced(generation.tracing, self.label, generation.driver.submit, request, now)
 
+    def submit_all(self, requests: Sequence[Request], now: float) -> list[tuple[Request, WeirError]]:
+        """Put `requests` into the queue, which are single items, differ in payload and arrival only and are in order of arrival. Return those that were not
+        accepted, each with what `submit` raises. They are not traced."""
+        return self.generation.driver.submit_all(requests, now)
+
     def has_room(self, rows: int, *, bulk: bool = False) -> bool:
         """Return whether the queue, or that of `bulk` work, has room for a request of `rows` rows now."""
         return self.generation.driver.batcher.room(rows, bulk=bulk)

@@ -1,0 +1,85 @@
+"""What a front sends the dispatcher."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from weir.fronts.link import Link
+from weir.fronts.messages import CallerLeft, RequestForm, Submit, reader_of_dispatcher, reader_of_front
+from weir.fronts.remote import Requests
+from weir.messages import JSON
+
+
+def asked(payload: bytes, arrival: float, **changes: Any) -> Any:
+    """Return what a front asks of its Requests."""
+    request = {
+        "payload": payload, "arrival": arrival, "timeout": 5.0, "priority": 0, "rows": 1, "content_type": JSON, "accept": JSON,
+        "key": None, "head": SimpleNamespace(explain=False), "settled": False,
+    }  # fmt: skip
+    return SimpleNamespace(**{**request, **changes})
+
+
+def sent_by(act: Callable[[Requests], None]) -> list[list[Any]]:
+    """Return the frames that a front has sent, once `act` has used its Requests and the turn has ended, without its forms."""
+
+    async def main() -> list[list[Any]]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            link: Link[Any] = Link(ours, asyncio.get_running_loop(), reader_of_dispatcher(), print, print)
+            act(Requests(link))
+            await asyncio.sleep(0)
+            frames = reader_of_front().feed(theirs.recv(8 << 20))
+            link.close()
+        return [[message for message in frame if not isinstance(message, RequestForm)] for frame in frames]
+
+    return asyncio.run(main())
+
+
+def test_the_requests_of_a_turn_that_are_alike_are_one_message() -> None:
+    def act(requests: Requests) -> None:
+        for number in range(3):
+            requests.submit(1, asked(b"%d" % number, float(number)))
+
+    assert sent_by(act) == [[Submit(0, 0, [0.0, 1.0, 2.0], [b"0", b"1", b"2"])]]
+
+
+@pytest.mark.parametrize(
+    "second", [{"timeout": 6.0}, {"arrival": 0.5}, {"head": SimpleNamespace(explain=True)}], ids=["form", "order", "head"]
+)  # fmt: skip
+def test_others_have_a_message_of_their_own(second: dict[str, Any]) -> None:
+    def act(requests: Requests) -> None:
+        requests.submit(1, asked(b"a", 1.0))
+        requests.submit(1, asked(b"b", **{"arrival": 2.0, **second}))
+
+    ((one, other),) = sent_by(act)
+    assert (one.first, one.payloads, other.first, other.payloads) == (0, [b"a"], 1, [b"b"])
+
+
+def test_what_left_or_is_followed_by_another_message_does_not_grow() -> None:
+    def act(requests: Requests) -> None:
+        first = asked(b"a", 1.0)
+        requests.submit(1, first)
+        requests.cancel(first)
+        requests.submit(1, asked(b"b", 2.0))
+        requests.link.flush()
+        requests.submit(1, asked(b"c", 3.0))
+        requests.submit(1, asked(b"d", 4.0))
+
+    assert sent_by(act) == [
+        [Submit(0, 0, [1.0], [b"a"]), CallerLeft(0), Submit(1, 0, [2.0], [b"b"])],
+        [Submit(2, 0, [3.0, 4.0], [b"c", b"d"])],
+    ]
+
+
+def test_a_message_that_grows_over_the_size_of_a_frame_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.fronts.link.FULL_FRAME", 3)
+
+    def act(requests: Requests) -> None:
+        for number in range(3):
+            requests.submit(1, asked(b"ab", float(number)))
+
+    assert [[len(submit.payloads) for submit in frame] for frame in sent_by(act)] == [[2], [1]]
