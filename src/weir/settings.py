@@ -332,8 +332,8 @@ def _named_targets(
         taken = {each: model for own, (model, more) in named.items() for each in (*more, own)}
         name = next((each for each in names if each not in taken), None)
         if name is None:
-            by = taken[names[0]]
-            raise SettingsError(f"{target}: the name {names[0]!r} is taken by {by}; names must differ (--name)")
+            by, remedy = taken[names[0]], "--name" if kind is MODELS else f"NAME={key.upper()}"
+            raise SettingsError(f"{target}: the name {names[0]!r} is taken by {by}; names must differ ({remedy})")
         in_file = _table_of(names, tables).get(key, target)
         if in_file != target:
             raise SettingsError(f"{target}: [models.{name}] has {key}={in_file!r}; it must be given once")

@@ -134,6 +134,39 @@ def test_the_variables_of_their_images_are_read() -> None:
     }
 
 
+@pytest.mark.parametrize(("given", "environment", "message"), [
+    ({"payload_limit": ["abc"]}, {}, "--payload-limit='abc': must be a whole number"),
+    ({"p": ["x"]}, {}, "-p='x': must be a whole number"),
+    ({"batch_size": ["0"]}, {}, "--batch-size=0: must be 1 or more"),
+    ({"batch_size": ["8", "4"]}, {}, "--batch-size: given 2 times (8, 4); must be given once; a value for one model is set in its table"),
+    ({"engine": ["neuron"]}, {}, "--engine='neuron': must be one of onnx, torch"),
+    ({}, {"MODEL_ID": "a/b", "PORT": "abc"}, "PORT='abc': must be a whole number"),
+    ({}, {"MODEL_ID": "a/b", "MAX_BATCH_TOKENS": "many"}, "MAX_BATCH_TOKENS='many': must be a number"),
+    ({}, {"MODEL_ID": "a/b", "POOLING": "some"}, "POOLING='some': must be one of none, max"),
+    ({}, {"MODEL_ID": "a/b", "AUTO_TRUNCATE": "maybe"}, "AUTO_TRUNCATE='maybe': must be true or false"),
+    ({}, {"INFINITY_BATCH_SIZE": "8;4"}, "INFINITY_BATCH_SIZE: given 2 times (8, 4)"),
+    ({}, {"INFINITY_URL_PREFIX": "/api"}, "INFINITY_URL_PREFIX: is not supported: leave it out"),
+    ({}, {"MODEL_ID": "a/b", "OTLP_ENDPOINT": "http://x:4317"}, "OTLP_ENDPOINT: is not supported: --trace-endpoint"),
+])  # fmt: skip
+def test_what_is_wrong_is_named_as_it_was_given(given: Any, environment: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        meant_by(given, **environment)
+    assert refused.value.message.startswith(message)
+
+
+def test_what_is_switched_off_is_off() -> None:
+    off = {"MODEL_ID": "a/b", "AUTO_TRUNCATE": "false"}
+    assert meant_by({}, **off)[1] == meant_by({"auto_truncate": False})[1] == {"truncate": ["false"]}
+    assert meant_by({"auto_truncate": True}, **off)[1] == {"truncate": ["true"]}
+    assert meant_by({"auto_truncate": False}, **off | {"AUTO_TRUNCATE": "true"})[1] == {"truncate": ["false"]}
+    assert meant_by({"json_output": False, "preload_only": False, "permissive_cors": False})[1] == {}
+
+
+def test_the_subcommand_of_infinity_is_no_model() -> None:
+    assert from_other_servers(["v2"], {"model_id": ["a/b"]}, {})[0] == ["a/b"]
+    assert from_other_servers(["v2"], {}, {"INFINITY_MODEL_ID": "a/b"})[0] == ["a/b"]
+
+
 def test_the_command_line_and_the_variables_of_weir_go_before_them() -> None:
     tei = {"MODEL_ID": "a/b", "PORT": "80", "MAX_BATCH_TOKENS": "64"}
     assert meant_by({"model_id": ["c/d"]}, **tei) == (["c/d"], {})

@@ -26,7 +26,7 @@ def test_models_are_named_by_their_directories_or_by_the_given_names() -> None:
 
 
 def test_two_of_one_name_are_refused() -> None:
-    with pytest.raises(SettingsError, match="the name 'small' is taken by a/small"):
+    with pytest.raises(SettingsError, match=r"'small' is taken by a/small; names must differ \(NAME=DIRECTORY\)"):
         text_settings(["a/small", "a/small"], {}, {})
 
 

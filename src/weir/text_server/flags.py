@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weir.errors import SettingsError
-from weir.settings import PREFIX
-from weir.text_server.server_settings import split_target
+from weir.settings import PREFIX, declared_settings, value_of
+from weir.text_server.server_settings import TEXTS, split_target
 
 
 class OtherFlag(NamedTuple):
@@ -19,6 +19,7 @@ class OtherFlag(NamedTuple):
         setting: the setting that it stands for; "" for none.
         values: its values that are called something else here.
         switch: the value that it sets if it takes none itself; None if it takes one.
+        off: the value that it sets if it is switched off; "" for none.
         remedy: how to reach the same, if it is refused.
         neutral: values with which a flag that is refused changes nothing.
     """
@@ -26,6 +27,7 @@ class OtherFlag(NamedTuple):
     setting: str = ""
     values: Mapping[str, str] = {}
     switch: str | None = None
+    off: str = ""
     remedy: str = ""
     neutral: tuple[str, ...] = ()
 
@@ -40,7 +42,7 @@ _PREFIX_HERE = "leave it out: the paths are here without a prefix, and /v1/embed
 
 OTHER_FLAGS: Mapping[str, OtherFlag] = {
     # Of text-embeddings-router.
-    "auto_truncate": OtherFlag("truncate", switch="true"),
+    "auto_truncate": OtherFlag("truncate", switch="true", off="false"),
     "cors_allow_origin": OtherFlag("cors_origins"),
     "default_prompt": OtherFlag("prompt"),
     "default_prompt_name": OtherFlag("prompt"),
@@ -109,7 +111,8 @@ INFINITY_VARIABLES = (
     "embedding_dtype", "engine", "max_client_batch_size", "permissive_cors", "pooling_method", "preload_only", "proxy_root_path", "queue_size",
     "redirect_slash", "url_prefix",
 )  # fmt: skip
-_TRUE = ("true", "t", "1", "yes", "y")
+_TRUE, _FALSE = ("true", "t", "1", "yes", "y", "on"), ("false", "f", "0", "no", "n", "off")
+_SUBCOMMAND = "v2"  # of infinity_emb
 
 Given = Mapping[str, list[Any] | bool | None]
 
@@ -119,22 +122,31 @@ def from_other_servers(
 ) -> tuple[list[str], dict[str, Any]]:
     """Return the models and options of a command line, flags and variables of other servers among them, as Weir has them.
 
-    A flag goes before a variable, and a variable of Weir's before one of another server. Raises SettingsError for a flag that is refused, and for names
-    and revisions that do not belong to the models one by one.
+    A flag goes before a variable, and a variable of Weir's before one of another server. Raises SettingsError for a flag that is refused, for a value that
+    breaks the rule of what it stands for, and for names and revisions that do not belong to the models one by one.
     """
-    options = {**_from_variables(bool(directories), given, environment), **{key: it for key, it in given.items() if it}}
-    found = [*(directories or []), *(options.pop(MODEL_ID, None) or [])]
+    directories = list(directories or [])
+    if directories[:1] == [_SUBCOMMAND] and not Path(_SUBCOMMAND).exists():
+        del directories[0]
+    variables = _from_variables(bool(directories), given, environment)
+    options: dict[str, Any] = {name: values for name, (_, values) in variables.items()}
+    options |= {name: values for name, values in given.items() if _is_given(values)}
+    found = [*directories, *(options.pop(MODEL_ID, None) or [])]
     found = _with_names(_with_revision(found, options.pop(REVISION, None)), options.pop(SERVED_NAME, None))
     renamed: dict[str, Any] = {}
     for name, values in options.items():
-        for setting, value in _meant(name, values):
+        source = variables[name][0] if name in variables else _typed(name)
+        meant = _meant(name, values, source)
+        is_own = name in variables and name not in OTHER_FLAGS and name not in _VALUES
+        _check(source, [(name, value) for value in values] if is_own else meant)
+        for setting, value in meant:
             renamed.setdefault(setting, []).append(value)
     return found, {
         key: value for key, value in options.items() if key not in OTHER_FLAGS and key not in _VALUES
     } | renamed
 
 
-def _meant(name: str, values: list[Any] | bool) -> list[tuple[str, Any]]:
+def _meant(name: str, values: list[Any] | bool, source: str) -> list[tuple[str, Any]]:
     """Return the settings and values that a flag stands for, none of one of Weir's own. Raises SettingsError for one that is refused."""
     if name in _VALUES:
         meant = [_VALUES[name].get(value, (name, value)) for value in values] if isinstance(values, list) else []
@@ -142,27 +154,57 @@ def _meant(name: str, values: list[Any] | bool) -> list[tuple[str, Any]]:
     flag = OTHER_FLAGS.get(name)
     if flag is None:
         return []
-    given = [flag.switch] if isinstance(values, bool) else list(map(str, values))
+    if values is False and not flag.off:
+        return []
+    given = [flag.switch if values else flag.off] if isinstance(values, bool) else list(map(str, values))
     if flag.remedy and not set(given) <= set(flag.neutral):
-        raise SettingsError(f"--{name.replace('_', '-')}: is not supported: {flag.remedy}")
+        raise SettingsError(f"{source}: is not supported: {flag.remedy}")
     found = [flag.values.get(value, value) for value in given if value is not None]
     return [(flag.setting, value) for value in found if value] if flag.setting else []
 
 
-def _from_variables(has_models: bool, given: Given, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options that variables state, of those that the command line does not."""
+def _typed(name: str) -> str:
+    return "-" + name if len(name) == 1 else "--" + name.replace("_", "-")
+
+
+def _check(source: str, meant: Sequence[tuple[str, Any]]) -> None:
+    """Raise SettingsError naming `source`, the flag or variable of another server, if what it stands for breaks the rule of a setting of Weir's."""
+    declared = declared_settings(TEXTS)
+    for setting in dict(meant):
+        values = [value for name, value in meant if name == setting]
+        if setting not in declared:
+            continue
+        try:
+            value_of(declared[setting], values)
+        except SettingsError as error:
+            each = "; a value for one model is set in its table [models.NAME] of a file" if len(values) > 1 else ""
+            raise SettingsError(source + error.message.removeprefix(declared[setting].flag) + each) from None
+
+
+def _is_given(values: list[Any] | bool | None) -> bool:
+    return values is not None and values != []
+
+
+def _from_variables(
+    has_models: bool, given: Given, environment: Mapping[str, str]
+) -> dict[str, tuple[str, list[Any] | bool]]:
+    """Return the options that variables state, of those that the command line does not, with the variable. Raises SettingsError for a switch that is
+    neither on nor off."""
     named = has_models or bool(given.get(MODEL_ID))
-    found: dict[str, Any] = {}
+    found: dict[str, tuple[str, list[str]]] = {}
     if not named and environment.get(MODEL_ID.upper()):
-        found |= {name: [environment[name.upper()]] for name in TEI_VARIABLES if environment.get(name.upper())}
+        found = {
+            name: (name.upper(), [environment[name.upper()]]) for name in TEI_VARIABLES if environment.get(name.upper())
+        }
     for name in INFINITY_VARIABLES:
-        if text := environment.get(INFINITY + name.upper()):
-            found[name] = text.removesuffix(";").split(";")
-    if named:
-        found = {name: values for name, values in found.items() if name not in (MODEL_ID, REVISION, SERVED_NAME)}
+        variable = INFINITY + name.upper()
+        if text := environment.get(variable):
+            found[name] = variable, text.removesuffix(";").split(";")
+    of_models = (MODEL_ID, REVISION, SERVED_NAME) if named else ()
     return {
-        name: values for name, values in map(_as_switch, found.items())
-        if values and not given.get(name) and PREFIX + _setting_of(name).upper() not in environment and not given.get(_setting_of(name))
+        name: (variable, _as_switch(name, variable, values)) for name, (variable, values) in found.items()
+        if name not in of_models and PREFIX + _setting_of(name).upper() not in environment
+        and not any(_is_given(given.get(each)) for each in (name, _setting_of(name)))
     }  # fmt: skip
 
 
@@ -171,10 +213,13 @@ def _setting_of(name: str) -> str:
     return name if flag is None else flag.setting
 
 
-def _as_switch(named: tuple[str, list[str]]) -> tuple[str, Any]:
-    name, values = named
+def _as_switch(name: str, variable: str, values: list[str]) -> list[Any] | bool:
     flag = OTHER_FLAGS.get(name)
-    return name, values[0].lower() in _TRUE if flag is not None and flag.is_switch else values
+    if flag is None or not flag.is_switch:
+        return values
+    if values[0].lower() not in _TRUE + _FALSE:
+        raise SettingsError(f"{variable}={values[0]!r}: must be true or false")
+    return values[0].lower() in _TRUE
 
 
 def _with_revision(found: list[str], revisions: list[str] | None) -> list[str]:
