@@ -122,7 +122,7 @@ class AsgiKeywords(ServiceKeywords, total=False):
     max_connections: int
     """Maximum number of open connections of all kinds"""
     max_waiting_bytes: int | None
-    """Memory for all requests and responses in bytes (default: an eighth of the process's memory)"""
+    """Memory for all requests and responses in bytes; a number read from JSON counts 16 (default: an eighth of the process's memory)"""
     stream_keep_alive: float
     """Seconds of silence after which an event stream sends a comment"""
     websocket_in_flight: int
@@ -207,7 +207,7 @@ class ServerKeywords(ServiceKeywords, total=False):
     max_connections: int
     """Maximum number of open connections of all kinds"""
     max_waiting_bytes: int | None
-    """Memory for all requests and responses in bytes (default: an eighth of the process's memory)"""
+    """Memory for all requests and responses in bytes; a number read from JSON counts 16 (default: an eighth of the process's memory)"""
     stream_keep_alive: float
     """Seconds of silence after which an event stream sends a comment"""
     websocket_in_flight: int
