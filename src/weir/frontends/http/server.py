@@ -59,7 +59,7 @@ class HttpServer:
     """Serves `registry` over HTTP/1.1: inference by the fast path, everything else by `asgi_app`.
 
     `context` is shared by the frontends of the Open Inference Protocol. `observers` are notified of requests that are refused before they reach a service;
-    the services notify their own observers of all others. `clock` returns seconds and measures idle and slow connections. `websockets` are those of
+    the services notify their own observers of all others. `clock` returns seconds and measures idle and slow connections, `time_of_day` seconds since 1970. `websockets` are those of
     `asgi_app`, to be drained. `route_handlers` answer requests of a product on the fast path. `log` gets a line for each response that `asgi_app` does not
     send. `own` replaces the handlers of Weir's own protocols, and `hand_over` what goes on with a connection that the fast path leaves.
     """
@@ -68,7 +68,7 @@ class HttpServer:
         self, registry: "Models", asgi_app: Any, settings: HttpSettings, observers: Sequence[Observer] = (), *,
         context: KserveContext | None = None, clock: Callable[[], float] = time.monotonic, websockets: WebSockets | None = None,
         route_handlers: Sequence[RouteHandler] = (), log: HttpLog | None = None, own: Sequence[RouteHandler] | None = None,
-        hand_over: TakesOver | None = None,
+        hand_over: TakesOver | None = None, time_of_day: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._websockets = websockets
@@ -85,6 +85,7 @@ class HttpServer:
             access=context.access,
             account=context.account,
             log=log,
+            time_of_day=time_of_day,
         )
         self._clock = clock
         self._server: Listening | None = None

@@ -595,6 +595,33 @@ def test_heads_and_small_bodies_that_wait_for_their_rest_are_counted() -> None:
     run(body)
 
 
+@pytest.mark.parametrize(
+    ("path", "behind", "kind"),
+    [("/infer/square", "/v2/models/square/infer", dict), ("/v2/models/square/infer", "/infer/square", str)],
+)
+def test_an_error_for_what_waits_behind_a_request_has_the_form_of_that_request(
+    path: str, behind: str, kind: type
+) -> None:
+    async def body() -> None:
+        async with site(FakeExecutor(), max_waiting_bytes=60_000) as here:
+            first = (
+                b"3"
+                if kind is dict
+                else b'{"inputs": [{"name": "input", "datatype": "BYTES", "shape": [1], "data": ["3"]}]}'
+            )
+            here.connect().receive(b"POST /infer/square HTTP/1.1\r\nX: " + b"x" * 20_000)
+            transport = here.connect()
+            transport.receive(post(first, path=path))
+            await settled()
+            assert not transport.sent
+            transport.receive(post(b"4" * 50_000, path=behind))
+            (refusal,) = answers(transport.sent)
+            assert (refusal.status, refusal.headers["connection"]) == (429, "close")
+            assert type(json.loads(refusal.body)["error"]) is kind
+
+    run(body)
+
+
 @pytest.mark.parametrize("headers", [(), ("X-Explain: 1",), ("Connection: close",), ("Accept-Encoding: br",)])
 def test_blocks_are_sent_from_where_they_are_and_released_when_sent(headers: tuple[str, ...]) -> None:
     async def body() -> None:

@@ -298,6 +298,7 @@ class Connection(ResponseWriter):
         return True
 
     def _dispatch(self, plan: "RoutePlan", payload: bytes | Block) -> None:
+        self._plan = plan
         self._request = request = plan.handler.request(self, plan, payload)
         self.phase = BUSY
         try:

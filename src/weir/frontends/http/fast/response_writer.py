@@ -208,8 +208,8 @@ class ResponseWriter(asyncio.BufferedProtocol):
         self.shared.ended.set()
 
     def _handler(self) -> "RouteHandler":
-        """Return the handler of the request that is arriving."""
-        if self.phase in (BODY, LARGE, SKIP):
+        """Return the handler of the request that is in flight or arriving."""
+        if self.phase in (BODY, LARGE, SKIP, BUSY):
             return self._plan.handler
         return self.shared.handler_of(bytes(self._pending[:_BEGINNING]).partition(b" ")[2])
 

@@ -138,13 +138,14 @@ class Receiver(Protocol):
 class HttpShared:
     """What all connections of a server share. It belongs to one event loop.
 
-    `route_handlers` answer the requests of the fast path; the first one also refuses requests that belong to no handler. `clock` returns seconds.
+    `route_handlers` answer the requests of the fast path; the first one also refuses requests that belong to no handler. `clock` returns seconds,
+    and `time_of_day` seconds since 1970.
     """
 
     def __init__(
         self, route_handlers: Sequence[RouteHandler], settings: HttpSettings, observers: Sequence[Observer],
         hand_over: TakesOver, *, clock: Callable[[], float], access: Access | None = None, account: Account | None = None,
-        log: HttpLog | None = None,
+        log: HttpLog | None = None, time_of_day: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self.route_handlers = tuple(route_handlers)
         self.settings = settings
@@ -165,6 +166,7 @@ class HttpShared:
         self.tick = 0.0  # the instant of the last sweep
         self.receiving: set[Receiver] = set()  # connections that receive a body into shared memory
         self._clock = clock
+        self._time_of_day = time_of_day
         self._memo: HeadMemo[RoutePlan] = HeadMemo()
         self.remembered = self._memo.find
         self._reader = HeadReader()
@@ -175,7 +177,7 @@ class HttpShared:
         """Update the date, the instant of the sweep and `patience`. Report the transferred bytes to the observers."""
         self.tick = self._clock()
         self.patience = self.settings.body_timeout / (_HASTE if self.account.pressed() else 1)
-        self.heads.tick(time.time())
+        self.heads.tick(self._time_of_day())
         self.hand_over.on_second(self.heads.date)
         self.tell_observers()
 
