@@ -17,6 +17,7 @@
 #   make protos  compile the messages of gRPC anew
 #   make fuzz    feed every parser that strangers reach for five minutes each (SECONDS=...), from the corpus that is kept
 #   make storm   attack a server in every protocol at once for MINUTES=60, with honest clients beside whose answers are checked
+#   make simulate-server  run servers in virtual time, from seeds, for SECONDS of each of two CPUs, and plant faults that it must find (MUTANTS=1)
 #   make wheel   build the wheel, install it with each extra into an empty environment and serve (EXTRAS="client grpc" for some)
 #   make lock    pin what is installed now, for CI
 #   make clean   remove the environments and caches
@@ -62,7 +63,7 @@ PROTOS := src/weir/wire/protos
 APT := $(if $(filter 0,$(shell id -u)),,sudo -n) apt-get -qq
 CHROMIUM := { $(APT) update && $(APT) install --yes --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1
 
-.PHONY: serve test test-adapters test-browser test-clients test-fronts test-torch test-sklearn test-ray lint check docs bench reproduce soak fuzz storm protos wheel lock clean
+.PHONY: serve test test-adapters test-browser test-clients test-fronts test-torch test-sklearn test-ray lint check docs bench reproduce soak fuzz storm simulate-server protos wheel lock clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.serve
@@ -134,6 +135,10 @@ fuzz: $(VENV)/.fuzz
 
 storm: $(VENV)/.bench
 	$(BIN)/python -m tests.fuzz.storm --minutes $(MINUTES)
+
+simulate-server: $(VENV)/.test
+	$(BIN)/python -m tests.simulated --jobs 2 --seconds $(SECONDS) $(if $(FIRST),--first $(FIRST))
+	$(if $(MUTANTS),$(BIN)/python -m tests.simulated.mutants)
 
 wheel: $(VENV)/.pip
 	$(BIN)/python .ci/wheel.py $(EXTRAS)

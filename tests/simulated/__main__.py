@@ -1,0 +1,77 @@
+"""Runs the simulated server: `python -m tests.simulated [--seconds 60] [--jobs 2] [--first SEED]`.
+
+Each seed is a server, its clients and what befalls them. A seed that breaks a promise is made as small as it can be, and the command that replays
+it is printed; the exit code is 1 then. `--seed SEED` runs one seed; `--mutant NAME` with a fault that is planted (see mutants.py).
+"""
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+from typing import Any
+
+
+def main() -> int:
+    """Run one seed, or many; return the exit code."""
+    parser = argparse.ArgumentParser(prog="tests.simulated", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="for how much CPU time each process runs")
+    parser.add_argument("--jobs", type=int, default=1, help="how many processes")
+    parser.add_argument("--first", type=int, default=0, help="the first of the seeds")
+    parser.add_argument("--seed", type=int, help="run only this one")
+    parser.add_argument("--kept", help="what is left of the seed's plan, as it is printed for a seed that fails")
+    parser.add_argument("--mutant", help="plant this fault first")
+    chosen = parser.parse_args()
+    if chosen.mutant:
+        from tests.simulated.mutants import plant
+
+        plant(chosen.mutant)
+    if chosen.seed is not None:
+        return replay(chosen.seed, json.loads(chosen.kept) if chosen.kept else None, chosen.mutant)
+    if chosen.jobs == 1:
+        return search(chosen.first, 1, chosen.seconds, chosen.mutant)
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(chosen.jobs) as pool:
+        tasks = [(chosen.first + job, chosen.jobs, chosen.seconds, chosen.mutant) for job in range(chosen.jobs)]
+        return max(pool.starmap(search, tasks))
+
+
+def replay(seed: int, kept: dict[str, Any] | None, mutant: str | None) -> int:
+    """Run one seed, and print its trace."""
+    from tests.simulated.shrinking import narrowed
+    from tests.simulated.world import draw_plan, simulate
+
+    plan = draw_plan(seed)
+    result = simulate(plan if kept is None else narrowed(plan, kept))
+    print(f"seed {seed}: {result.requests} requests in {result.seconds:.1f} s of virtual time, trace {result.trace}")
+    if result.fault:
+        print(f"seed {seed}: {result.fault}")
+    return int(bool(result.fault))
+
+
+def search(first: int, step: int, seconds: float, mutant: str | None = None) -> int:
+    """Run every `step`-th seed from `first` on, until one fails or the time is over; return the exit code."""
+    from tests.simulated.shrinking import command, shrunk
+    from tests.simulated.world import draw_plan, simulate
+
+    began, seed, requests, hours = time.process_time(), first, 0, 0.0
+    while time.process_time() < began + seconds:
+        result = simulate(draw_plan(seed))
+        requests += result.requests
+        hours += result.seconds / 3600
+        if result.fault:
+            print(f"seed {seed}: {result.fault}", flush=True)
+            smallest = shrunk(result.plan) if mutant is None else result
+            print(f"the smallest plan that fails: {smallest.fault}\n{command(smallest.plan, mutant)}", flush=True)
+            return 1
+        seed += step
+    count = (seed - first) // step
+    print(
+        f"{count} seeds from {first}: {requests} requests, {hours:.1f} simulated hours, {time.process_time() - began:.0f} s of CPU",
+        flush=True,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""The requests of simulated clients: their bytes, and which ends each may have."""
+
+import json
+import math
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from tests.simulated.models import CODES, KSERVE_STATUS, OTHERS, RAISED, STATUS, answer_to
+
+# Ends that any request may have: the server, not the request, is the reason.
+ANYTIME = frozenset({"Overloaded", "ModelNotReady", "Draining", "DeadlineExceeded"})
+MODEL_FAULTS = {
+    "ValueError": "ModelError",
+    "KeyError": "ModelError",
+    "unwritable": "ModelError",
+    "few": "ModelError",
+    "many": "ModelError",
+}
+ERROR_HEADER = "weir-error"
+CODE_OF = {name: code for code, name in CODES.items()}
+
+
+@dataclass(slots=True)
+class Ask:
+    """One request. `wanted` is the type of the error that it must have if the server gets to it; "" for its answer. `extra`: further ends that are right.
+
+    `sent` is when its last byte went out, `since` when the server could begin it.
+    """
+
+    n: int
+    data: bytes
+    kserve: bool
+    rows: int
+    timeout: float
+    wanted: str
+    size: int = 0
+    extra: frozenset[str] = frozenset()
+    sent: float = math.inf
+    since: float = math.inf
+
+
+def _http(path: str, body: bytes, headers: tuple[str, ...] = ()) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: simulated", *headers, f"Content-Length: {len(body)}", "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+def draw_ask(
+    draw: random.Random, n: int, *, faults: float, timeout: float, small: bool = False, long: bool = False
+) -> Ask:
+    """Return a request with the number `n`. `faults` is the share of those that are not answered."""
+    chance = draw.random()
+    do = "ok"
+    if chance < faults:
+        do = draw.choice((*RAISED, *OTHERS, "malformed", "unknown", "shape", "timeout", "late"))
+    limit = timeout
+    if do == "late" or draw.random() < 0.1:
+        limit = draw.choice((0.001, 0.02, 0.1, 0.5))
+    if not long and draw.random() < 0.4:
+        return _tensor_ask(draw, n, do, limit, timeout)
+    return _item_ask(draw, n, do, limit, timeout, small=small, long=long)
+
+
+def _item_ask(draw: random.Random, n: int, do: str, limit: float, timeout: float, *, small: bool, long: bool) -> Ask:
+    size = 0 if small else draw.choice((10, 40_000, 100_000) if long else (0, 0, 0, 0, 10, 3_000, 40_000))
+    fill = 0 if small or draw.random() < 0.95 else draw.choice((5_000, 40_000, 300_000))
+    path, wanted, what = "/infer/items", MODEL_FAULTS.get(do, do), do
+    if do in ("ok", "late"):
+        wanted, what = "", "ok"
+    elif do == "unknown":
+        path, wanted = "/infer/nothing", "ModelNotFound"
+    elif do == "returns":
+        wanted = "NotFound"
+    elif do in ("crash", "hang"):
+        wanted = "ModelCrashed"
+    elif do in STATUS and draw.random() < 0.5:
+        what = f"pre:{do}"
+    body = json.dumps({"n": n, "do": what, "size": size} | ({"fill": "y" * fill} if fill else {})).encode()
+    headers: tuple[str, ...] = () if limit == timeout else (f"X-Request-Timeout: {limit}",)
+    if do in ("malformed", "shape"):
+        body, wanted = b'{"n": ' + body[:-1], "InvalidRequest"
+    elif do == "timeout":
+        headers, wanted = ("X-Request-Timeout: soon",), "InvalidRequest"
+    return Ask(n, _http(path, body, headers), False, 1, limit, wanted, size)
+
+
+def _tensor_ask(draw: random.Random, n: int, do: str, limit: float, timeout: float) -> Ask:
+    rows = draw.choice((1, 1, 1, 2, 3, 30))
+    path, wanted, code = "/v2/models/tensors/infer", MODEL_FAULTS.get(do, do), CODE_OF.get(do, 0)
+    if do in ("ok", "late", "returns", "unwritable", "few", "many"):
+        wanted = ""
+    elif do == "unknown":
+        path, wanted = "/v2/models/nothing/infer", "ModelNotFound"
+    elif do in ("crash", "hang"):
+        wanted = "ModelCrashed"
+    shape = [rows, 2]
+    data = [value for row in range(rows) for value in (n + row, code if row == 0 else 0)]
+    if do == "shape":
+        shape, wanted = [rows, 3], "InvalidRequest"
+    tensor = {"name": "x", "datatype": "INT64", "shape": shape, "data": data}
+    document: dict[str, Any] = {"id": str(n), "inputs": [tensor]}
+    if limit != timeout:
+        document["parameters"] = {"timeout": round(limit * 1e6)}
+    if do == "timeout":
+        document["parameters"], wanted = {"timeout": "soon"}, "InvalidRequest"
+    body = json.dumps(document).encode()
+    if do == "malformed":
+        body, wanted = body[:-1], "InvalidRequest"
+    return Ask(n, _http(path, body), True, rows, limit, wanted)
+
+
+def fault_of(ask: Ask, status: int, headers: dict[str, str], body: bytes, *, also: frozenset[str] = frozenset()) -> str:
+    """Return what is wrong with a response to `ask`; "" if it is right. `also`: errors that it may have for what happened on the server."""
+    if status == 200:
+        if ask.sent == math.inf:
+            return "it got an answer before it was sent"
+        return _fault_of_answer(ask, body)
+    try:
+        error = json.loads(body)["error"]
+        kind = headers.get(ERROR_HEADER, "") if ask.kserve else error["type"]
+    except (ValueError, KeyError, TypeError) as failure:
+        return f"status {status} with a body that is no error ({failure!r}): {body[:200]!r}"
+    table = KSERVE_STATUS if ask.kserve else STATUS
+    if kind not in table:
+        return f"status {status} with an error that no table has: {kind!r}: {body[:300]!r}"
+    if table[kind] != status:
+        return f"{kind} has status {status}, must be {table[kind]}"
+    if kind != ask.wanted and kind not in ANYTIME | ask.extra | also:
+        return f"it got {kind}, must get {ask.wanted or 'its answer'}: {body[:300]!r}"
+    return ""
+
+
+def _fault_of_answer(ask: Ask, body: bytes) -> str:
+    if ask.wanted:
+        return f"it got an answer, must get {ask.wanted}: {body[:200]!r}"
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return f"the answer is no JSON: {body[:200]!r}"
+    if not ask.kserve:
+        wanted: Any = {"n": ask.n, "v": answer_to(ask.n), "pad": "x" * ask.size}
+        return "" if found == wanted else f"the answer is not its own: {str(found)[:200]}, n={ask.n}"
+    values = [value for row in range(ask.rows) for value in (ask.n + row, answer_to(ask.n + row))]
+    right = {"name": "y", "datatype": "INT64", "shape": [ask.rows, 2], "data": values}
+    if found.get("id") == str(ask.n) and found.get("outputs") == [right]:
+        return ""
+    return f"the answer is not its own: {str(found)[:300]}, n={ask.n}"

@@ -1,0 +1,51 @@
+"""The simulated server keeps its promises for the first seeds, replays to the byte, and finds a fault that is planted."""
+
+import subprocess
+import sys
+
+from tests.simulated.mutants import MUTANTS, patched
+from tests.simulated.shrinking import command, narrowed, shrunk
+from tests.simulated.world import draw_plan, simulate
+
+SEEDS = 24
+
+
+def test_a_server_keeps_its_promises_in_virtual_time() -> None:
+    results = [simulate(draw_plan(seed)) for seed in range(SEEDS)]
+    assert [f"{command(result.plan)}: {result.fault}" for result in results if result.fault] == []
+    assert sum(result.requests for result in results) > 10_000
+
+
+def test_a_seed_replays_to_the_byte() -> None:
+    here = simulate(draw_plan(9))
+    again = subprocess.run(
+        [sys.executable, "-m", "tests.simulated", "--seed", "9"], capture_output=True, text=True, check=True
+    )
+    assert f"trace {here.trace}" in again.stdout
+    assert here.trace != simulate(draw_plan(10)).trace
+
+
+def test_each_mutant_is_one_place_of_the_source() -> None:
+    for name in MUTANTS:
+        assert patched(name)
+
+
+def test_a_planted_fault_is_found_and_replayed_by_the_command() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.simulated", "--mutant", "status-missing", "--seconds", "60"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 1, found.stdout + found.stderr
+    fault, _, replay = found.stdout.strip().splitlines()
+    again = subprocess.run(replay, shell=True, capture_output=True, text=True, check=False)
+    assert again.returncode == 1, again.stdout + again.stderr
+    assert fault.partition(": ")[2] in again.stdout
+
+
+def test_a_plan_shrinks_to_the_client_that_fails() -> None:
+    plan = draw_plan(9)
+    small = narrowed(plan, {"clients": plan.clients[:1], "faults": [], "turns": 3})
+    assert simulate(small).requests < simulate(plan).requests
+    assert shrunk(small).fault == ""  # what does not fail has nothing to find

@@ -1,0 +1,174 @@
+"""Workers without processes: what happens to a batch is the real code of workers, how long it takes and what fails is simulated."""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.simulated.loop import SimulatedLoop
+from tests.simulated.models import Crash, Hang
+
+from weir.messages import Batch, Events
+from weir.model import Model
+from weir.testing import FakeWorkerState
+from weir.workers.executor import ExecutorBase, Listener, free_index
+from weir.workers.run.runner import RunnableModel, Runner
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """How the workers of one model are. Durations are in seconds."""
+
+    workers: int = 1
+    places: int = 2
+    base: float = 0.005  # of every batch
+    per_row: float = 0.0005
+    spread: float = 0.2  # the relative deviation of a batch
+    start: float = 0.5  # until a worker is ready
+    hang_limit: float = 5.0  # after which a worker that hangs is killed
+    failing_starts: float = 0.0  # the share of replacements that do not load
+
+
+PATIENCE = 5  # failures to load in a row after which no request should wait
+
+
+class _Worker:
+    def __init__(self, index: int) -> None:
+        self.state = FakeWorkerState(index)
+        self.runner: Runner | None = None
+        self.life = 0  # how often it has been started
+        self.queue: deque[Batch] = deque()
+        self.failures = 0
+        self.cancelled: dict[int, set[int]] = {}
+
+
+class SimulatedExecutor(ExecutorBase):
+    """An executor whose workers live in virtual time. `deaths` counts by item how often its worker died while it was there."""
+
+    def __init__(
+        self, model: type[Model], plan: WorkerPlan, loop: SimulatedLoop, draw: random.Random, *, largest: int
+    ) -> None:
+        self._model, self._plan, self._loop, self._draw, self._largest = model, plan, loop, draw, largest
+        self._workers = {index: _Worker(index) for index in range(plan.workers)}
+        self._listener: Listener
+        self.stopped = False
+        self.deaths = 0
+        self.batches = 0
+
+    async def start(self, listener: Listener) -> None:
+        self._listener, self.stopped = listener, False
+        await asyncio.sleep(self._plan.start)
+        for worker in self._workers.values():
+            self._ready(worker)
+
+    def run(self, worker: int, batch: Batch) -> None:
+        each = self._workers[worker]
+        if each.state.state != "ready" or len(each.queue) >= self._plan.places:
+            raise AssertionError(
+                f"worker {worker} ({each.state.state}) got batch {batch.batch_id} beside {len(each.queue)}"
+            )
+        self.batches += 1
+        each.queue.append(batch)
+        each.state.in_flight += 1
+        if len(each.queue) == 1:
+            self._begin(each)
+
+    def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
+        self._workers[worker].cancelled.setdefault(batch_id, set()).update(indices)
+
+    async def stop(self) -> None:
+        self.stopped = True
+        for worker in self._workers.values():
+            worker.life += 1
+            worker.queue.clear()
+            worker.state.state, worker.state.in_flight = "stopped", 0
+
+    async def add_worker(self) -> None:
+        index = free_index(self._workers)
+        worker = self._workers[index] = _Worker(index)
+        await asyncio.sleep(self._plan.start)
+        if not self.stopped and self._workers.get(index) is worker:
+            self._ready(worker)
+
+    async def remove_worker(self, worker: int | None = None) -> None:
+        removed = self._workers.pop(max(self._workers) if worker is None else worker, None)
+        if removed is not None:
+            removed.life += 1
+
+    def states(self) -> Sequence[FakeWorkerState]:
+        return [self._workers[index].state for index in sorted(self._workers)]
+
+    # What happens in time.
+
+    def kill(self, index: int) -> None:
+        """End a worker, if it is ready."""
+        worker = self._workers.get(index)
+        if worker is not None and worker.state.state == "ready":
+            self._die(worker, "killed by the simulation")
+
+    def _ready(self, worker: _Worker) -> None:
+        worker.life += 1
+        worker.failures = 0
+        worker.runner = Runner(RunnableModel(self._model, {}, self._largest), worker.state.index, fatal=(Crash, Hang))
+        worker.runner.start()
+        worker.state.state, worker.state.reason = "ready", ""
+        self._listener.worker_ready(worker.state.index, self._plan.places)
+
+    def _begin(self, worker: _Worker) -> None:
+        batch = worker.queue[0]
+        plan = self._plan
+        seconds = plan.base + plan.per_row * len(batch.payloads)
+        seconds *= 1.0 + plan.spread * self._draw.uniform(-1.0, 1.0)
+        self._loop.call_later(seconds, self._finish, worker, worker.life, batch)
+
+    def _finish(self, worker: _Worker, life: int, batch: Batch) -> None:
+        if worker.life != life:
+            return
+        assert worker.runner is not None
+        cancelled = worker.cancelled.pop(batch.batch_id, set())
+        try:
+            payloads = [getattr(payload, "view", payload) for payload in batch.payloads]
+            events: list[Events] = list(
+                worker.runner.run(worker.runner.prepare(batch.replaced(payloads=payloads)), cancelled)
+            )
+        except Crash:
+            self._die(worker, "the item ended it")
+            return
+        except Hang:
+            self._loop.call_later(self._plan.hang_limit, self._hung, worker, life)
+            return
+        worker.queue.popleft()
+        worker.state.in_flight -= 1
+        if worker.queue:
+            self._begin(worker)
+        for each in events:
+            self._listener.received(worker.state.index, each)
+
+    def _hung(self, worker: _Worker, life: int) -> None:
+        if worker.life == life:
+            self._die(worker, "it hung, and was killed")
+
+    def _die(self, worker: _Worker, reason: str) -> None:
+        self.deaths += 1
+        worker.life += 1
+        worker.queue.clear()
+        worker.cancelled.clear()
+        worker.state.state, worker.state.in_flight, worker.state.reason = "lost", 0, reason
+        worker.state.restarts += 1
+        self._loop.call_later(self._plan.start, self._restart, worker, worker.life)
+        self._listener.worker_lost(worker.state.index, reason)
+
+    def _restart(self, worker: _Worker, life: int) -> None:
+        if self.stopped or worker.life != life or self._workers.get(worker.state.index) is not worker:
+            return
+        if self._draw.random() >= self._plan.failing_starts:
+            self._ready(worker)
+            return
+        worker.life += 1
+        worker.failures += 1
+        worker.state.state = "failed" if worker.failures >= PATIENCE else "lost"
+        worker.state.reason = "it does not load"
+        self._loop.call_later(min(0.1 * 2.0**worker.failures, 30.0), self._restart, worker, worker.life)
+        if all(each.failures >= PATIENCE for each in self._workers.values()):
+            self._listener.unavailable("no worker is left")

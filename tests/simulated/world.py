@@ -1,0 +1,446 @@
+"""One simulated server with its clients, from a seed: what is promised of it is checked at every event and when all is at rest."""
+
+import asyncio
+import hashlib
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.simulated.asking import Ask, fault_of
+from tests.simulated.clients import Client
+from tests.simulated.loop import SimulatedLoop, SimulatedThreads, Stuck
+from tests.simulated.models import ASKED, Items, Tensors
+from tests.simulated.transport import Peer, SimulatedTransport
+from tests.simulated.workers import SimulatedExecutor, WorkerPlan
+
+from weir.catalog.registry import Registry
+from weir.errors import Draining, WeirError
+from weir.frontends.http.application import make_app
+from weir.frontends.http.server import HttpServer, Listening
+from weir.frontends.websocket import WebSockets
+from weir.messages import Dispatch, Observer, Request
+from weir.model import Model
+from weir.protocols import offloading
+from weir.protocols.kserve.context import KserveContext
+from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
+
+BOUND = 0.03  # seconds after its deadline in which a request has its end: a timer's tick, and the threads that read and write long bodies
+DRAIN = 60.0
+SETTLED = 400.0  # seconds in which everything is over once the clients have finished: longer than all limits
+MODELS: dict[str, type[Model]] = {"items": Items, "tensors": Tensors}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that happens to the server at an instant: kill, reload, add or remove, of a model."""
+
+    at: float
+    kind: str
+    model: str
+
+
+@dataclass
+class Plan:
+    """What a seed stands for. Only `clients` and `faults` are left out of it to find a smaller plan that fails, too."""
+
+    seed: int
+    http: dict[str, Any]
+    services: dict[str, dict[str, Any]]
+    workers: dict[str, WorkerPlan]
+    clients: list[int]
+    faults: list[Fault]
+    turns: int
+    pace: float
+    wrong: float
+    timeout: float
+    drains_at: float | None
+    coarse: bool
+    kept_faults: list[int] = field(default_factory=list)
+
+
+def draw_plan(seed: int, *, turns: int | None = None) -> Plan:
+    """Return the plan of `seed`."""
+    draw = random.Random(f"{seed} plan")
+    workers, services = {}, {}
+    timeout = draw.choice((30.0, 30.0, 3.0, 0.5))
+    for name in MODELS:
+        base = draw.choice((0.001, 0.005, 0.05, 0.5))
+        workers[name] = WorkerPlan(
+            workers=draw.choice((1, 1, 2, 4)), places=draw.choice((1, 2, 2)), base=base, per_row=base / 10, spread=draw.choice((0.0, 0.5)),
+            start=draw.choice((0.0, 0.3, 3.0)), hang_limit=draw.choice((1.0, 5.0)), failing_starts=draw.choice((0.0, 0.0, 0.5)),
+        )  # fmt: skip
+        services[name] = {
+            "max_batch_size": draw.choice((1, 4, 16, 64)), "max_queue_size": draw.choice((8, 64, 1024)), "timeout": timeout,
+            "policy": draw.choice(("greedy", "greedy", "full", "size-or-delay:delay=20ms", "control-limit:1")),
+            "small_request_size": draw.choice((0, 16)), "drain_timeout": DRAIN,
+        }  # fmt: skip
+    http: dict[str, Any] = {"explain": draw.random() < 0.2, "idle_timeout": draw.choice((5.0, 75.0))}
+    if draw.random() < 0.2:
+        http["max_waiting_bytes"] = draw.choice((400_000, 2_000_000))
+    if draw.random() < 0.1:
+        http["max_connections"] = 6
+    pace = draw.choice((0.005, 0.05, 1.0))
+    turns = turns or draw.choice((10, 30, 60))
+    length = turns * (pace + 0.05)
+    faults = [
+        Fault(
+            draw.uniform(0.0, length),
+            draw.choice(("kill", "kill", "kill", "reload", "add", "remove")),
+            draw.choice(list(MODELS)),
+        )
+        for _ in range(draw.choice((0, 0, 3, 8)))
+    ]
+    return Plan(
+        seed, http, services, workers, list(range(draw.choice((1, 4, 12, 40)))), sorted(faults, key=lambda each: each.at), turns, pace,
+        draw.choice((0.0, 0.05, 0.3)), timeout, draw.uniform(0.1, length) if draw.random() < 0.3 else None, draw.random() < 0.5,
+    )  # fmt: skip
+
+
+class CountedService(Service):
+    """A service that notes which requests it has accepted."""
+
+    watch: "Watch"
+
+    def submit(self, request: Request, now: float | None = None) -> None:
+        """See Service."""
+        self.watch.submitting(request)
+        try:
+            super().submit(request, now)
+        except BaseException:
+            self.watch.not_taken(request)
+            raise
+
+
+class Watch(Observer):
+    """Sees every accepted request end exactly once, and every batch begin in time."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.open: dict[int, Request] = {}
+        self.accepted = 0
+        self.ended: Counter[str] = Counter()
+
+    def submitting(self, request: Request) -> None:
+        """A request comes to the queue."""
+        if id(request) in self.open:
+            self._world.broken("a request was submitted twice")
+        self.open[id(request)] = request
+        self.accepted += 1
+
+    def not_taken(self, request: Request) -> None:
+        """The queue has refused it."""
+        if self.open.pop(id(request), None) is None:
+            self._world.broken("a request was refused after it had ended")
+        self.accepted -= 1
+
+    def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
+        for request in requests:
+            if self.open.pop(id(request), None) is None:
+                self._world.broken(f"a request ended twice, or was never accepted: {error!r}")
+            if now > request.deadline + BOUND:
+                self._world.broken(f"a request ended {now - request.deadline:.3f} s after its deadline ({error!r})")
+            if error is None and now > request.deadline:
+                self._world.broken(f"a request was answered {now - request.deadline:.3g} s after its deadline")
+        self.ended["" if error is None else type(error).__name__] += len(requests)
+        if isinstance(error, Draining) and not error.message.startswith(ASKED):
+            self._world.cut_off.append(now)
+
+    def dispatched(self, model: str, dispatch: Dispatch) -> None:
+        for request in dispatch.requests:
+            if request.deadline < dispatch.at:
+                self._world.broken(f"a request began {dispatch.at - request.deadline:.3g} s after its deadline")
+
+    def refused(self, model: str, frontend: str, error: WeirError) -> None:
+        pass
+
+    def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:
+        pass
+
+    def computed(self, model: str, dispatch: Dispatch, timing: Any, now: float) -> None:
+        pass
+
+    def failed(self, model: str, errors: Sequence[Any], now: float) -> None:
+        pass
+
+    def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
+        pass
+
+    def transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
+        pass
+
+
+class _Nowhere:
+    """Listens at no socket."""
+
+    sockets: Sequence[Any] = ()
+
+    def __init__(self) -> None:
+        self.open = True
+
+    def close(self) -> None:
+        self.open = False
+
+
+class SimulatedServer(HttpServer):
+    """The real server, but for its sockets."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.listening = _Nowhere()
+
+    async def _listen(self, tls: Any) -> Listening:
+        return self.listening
+
+    def accept(self, loop: SimulatedLoop, peer: Peer, window: int | None) -> SimulatedTransport | None:
+        """Connect a client; return None if nothing listens."""
+        return SimulatedTransport(loop, peer, self._connect(), window=window) if self.listening.open else None
+
+
+class World:
+    """Runs one plan. It is the Site of its clients."""
+
+    def __init__(self, plan: Plan, loop: SimulatedLoop) -> None:
+        self.plan = plan
+        self.loop = loop
+        self.cut_off: list[float] = []  # when requests that were accepted failed with Draining
+        self.responses: Counter[str] = Counter()
+        self.judged = 0
+        self._draw = random.Random(f"{plan.seed} world")
+        self._executors: list[SimulatedExecutor] = []
+        self.faults: list[str] = []
+        self._reloading: set[asyncio.Task[None]] = set()
+        self.deaths = 0
+
+    def broken(self, what: str) -> None:
+        """Note a broken promise. Nothing is raised: that would be taken for an error of the server's own."""
+        self.faults.append(f"at {self.loop.now:.6f} s: {what}")
+        self.loop.stop()
+
+    def connect(self, peer: Peer, window: int | None) -> SimulatedTransport | None:
+        """See Site."""
+        return self.server.accept(self.loop, peer, window)
+
+    def judge(self, ask: Ask, status: int, headers: dict[str, str], body: bytes, *, on_time: bool) -> None:
+        """See Site."""
+        self.judged += 1
+        self.responses[str(status)] += 1
+        fault = fault_of(ask, status, headers, body, also=self._excuses(ask, body))
+        late = self.loop.now - ask.since - ask.timeout
+        if not fault and on_time and late > BOUND:
+            fault = f"it ended {late:.3f} s after its deadline"
+        if fault:
+            self.broken(f"n={ask.n}: {fault}")
+
+    def _excuses(self, ask: Ask, body: bytes) -> frozenset[str]:
+        """Return the errors that a request may have for what it and the server are."""
+        crashed = any(each.deaths for each in self._executors)
+        name = "tensors" if ask.kserve else "items"
+        large = ask.rows > self.plan.services[name]["max_queue_size"]
+        large |= len(ask.data) * 30 > self.plan.http.get("max_waiting_bytes", math.inf)
+        wrong = {"ModelError"} if self.plan.wrong and not ask.kserve and b"must be one for each" in body else {}
+        return (
+            frozenset(wrong) | frozenset({"ModelCrashed"} if crashed else ()) | frozenset({"TooLarge"} if large else ())
+        )
+
+    async def run(self) -> None:
+        """Run the plan, and check what is left of it."""
+        plan = self.plan
+        self.watch = Watch(self)
+        self.services = {name: self._service(name) for name in MODELS}
+        registry = Registry(list(self.services.values()))
+        settings = HttpSettings(port=0, **plan.http)
+        context = KserveContext(registry, settings)
+        websockets = WebSockets(registry, settings, context.account)
+        app = make_app(registry, settings, context=context, websockets=websockets)
+        self.server = SimulatedServer(
+            registry,
+            app,
+            settings,
+            context=context,
+            websockets=websockets,
+            clock=self.loop.time,
+            time_of_day=self.loop.time,
+        )
+        await registry.start()
+        await self.server.start()
+        self.clients = [
+            Client(self, index, plan.seed, turns=plan.turns, pace=plan.pace, faults=plan.wrong, timeout=plan.timeout)
+            for index in plan.clients
+        ]
+        for client in self.clients:
+            client.begin()
+        for fault in plan.faults:
+            self.loop.call_at(fault.at, self._happen, fault)
+        if plan.drains_at is not None:
+            await asyncio.sleep(plan.drains_at)
+        else:
+            await self._finished()
+        await self._drain(registry)
+        await self._finished()
+        self._check_rest()
+
+    async def _finished(self) -> None:
+        while not all(client.done for client in self.clients):
+            await asyncio.sleep(1.0)
+            for client in self.clients:
+                if hangs := client.hanging():
+                    self.broken(hangs)
+        await asyncio.sleep(5.0 if self.plan.drains_at is None else 0.0)
+
+    def _service(self, name: str) -> CountedService:
+        plan = self.plan
+        executor = SimulatedExecutor(
+            MODELS[name], plan.workers[name], self.loop, random.Random(f"{plan.seed} {name} {len(self._executors)}"),
+            largest=plan.services[name]["max_batch_size"],
+        )  # fmt: skip
+        self._executors.append(executor)
+        service = CountedService(
+            MODELS[name],
+            name=name,
+            executor=executor,
+            observers=[self.watch],
+            clock=self.loop.time,
+            **plan.services[name],
+        )
+        service.watch = self.watch
+        return service
+
+    # What happens to the server.
+
+    def _happen(self, fault: Fault) -> None:
+        if self.server.listening.open:
+            task = asyncio.ensure_future(getattr(self, f"_{fault.kind}")(fault.model))
+            self._reloading.add(task)
+            task.add_done_callback(self._happened)
+
+    def _happened(self, task: "asyncio.Task[None]") -> None:
+        self._reloading.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, WeirError):
+            self.broken(f"an operation raised {error!r}")
+
+    async def _kill(self, name: str) -> None:
+        executor: Any = self.services[name].executor
+        executor.kill(self._draw.choice(range(self.plan.workers[name].workers)))
+
+    async def _add(self, name: str) -> None:
+        await self.services[name].add_worker()
+
+    async def _remove(self, name: str) -> None:
+        await self.services[name].remove_worker()
+
+    async def _reload(self, name: str) -> None:
+        other = self._service(name)
+        await other.start()
+        if not self.server.listening.open:
+            await other.stop(0.0)
+            return
+        began = self.loop.now
+        await self.services[name].replace_with(other).stop()
+        self._check_cut_off("reload", began, self.loop.now)
+
+    async def _drain(self, registry: Registry) -> None:
+        began = self.loop.now
+        self.server.refuse()
+        await registry.drain()
+        ended = self.loop.now
+        await registry.stop(0.0)
+        self._check_cut_off("drain", began, ended)
+        await self.server.drain(5.0)
+        await self.server.stop()
+        if self._reloading:
+            await asyncio.wait(self._reloading)
+
+    def _check_cut_off(self, what: str, began: float, ended: float) -> None:
+        cut_off = [at for at in self.cut_off if began <= at < began + DRAIN]
+        if cut_off and ended < began + DRAIN:
+            self.broken(
+                f"a {what} of {ended - began:.3f} s cut off {len(cut_off)} requests after {cut_off[0] - began:.3f} s"
+            )
+
+    # At rest.
+
+    def _check_rest(self) -> None:
+        account = self.server.account
+        left = {
+            "bytes in the account": account.held_bytes,
+            "connections": account.connections,
+            "requests without an end": len(self.watch.open),
+            "bodies that arrive": len(self.server._shared.receiving),
+        }
+        for name, service in self.services.items():
+            batcher = service.generation.driver.batcher
+            left |= {
+                f"{name}: waiting rows": batcher.waiting_rows,
+                f"{name}: running batches": len(batcher.running),
+                f"{name}: waiting outside": service.generation.driver.waiting_outside,
+                f"{name}: former generations": len(service._former),
+            }
+        wrong = {what: count for what, count in left.items() if count}
+        if wrong:
+            self.broken(f"at rest there are left: {wrong}")
+        if self.watch.accepted != sum(self.watch.ended.values()):
+            self.broken(f"{self.watch.accepted} requests were accepted, and {dict(self.watch.ended)} ended")
+
+    @property
+    def trace(self) -> str:
+        """The hash of all that all clients have received, and of when."""
+        return hashlib.blake2b("".join(client.trace for client in self.clients).encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a plan: `fault` is "" if all promises were kept."""
+
+    plan: Plan
+    fault: str
+    trace: str
+    requests: int
+    seconds: float
+    responses: Counter[str]
+
+
+def simulate(plan: Plan) -> Result:
+    """Run `plan` from its beginning to its end in virtual time."""
+    loop = SimulatedLoop(coarse=plan.coarse)
+    world = World(plan, loop)
+    threads, fault = dict(offloading._threads), ""
+    simulated: Any = SimulatedThreads(loop, random.Random(f"{plan.seed} threads"))
+    offloading._threads.update(dict.fromkeys(threads, simulated))
+    try:
+        asyncio.set_event_loop(loop)
+        task = loop.create_task(world.run())
+        unraised: list[str] = []
+
+        def raised(_: Any, context: dict[str, Any]) -> None:
+            unraised.append(repr(context.get("exception") or context["message"]))
+            loop.stop()
+
+        loop.set_exception_handler(raised)
+        try:
+            loop.run_until_complete(task)
+        except Exception as error:
+            fault = (world.faults or unraised or [f"{type(error).__name__}: {error}"])[0]
+        fault = fault or (world.faults or unraised or [""])[0]
+        loop.set_exception_handler(lambda *_: None)
+        _wind_up(loop)
+    finally:
+        offloading._threads.update(threads)
+        asyncio.set_event_loop(None)
+        loop.close()
+    trace = world.trace if hasattr(world, "clients") else ""
+    asked = sum(client.asked for client in world.clients) if hasattr(world, "clients") else 0
+    return Result(plan, fault, trace, asked, loop.now, world.responses)
+
+
+def _wind_up(loop: SimulatedLoop) -> None:
+    """End the tasks that a fault has left."""
+    if left := asyncio.all_tasks(loop):
+        for task in left:
+            task.cancel()
+        with suppress(Stuck):
+            loop.run_until_complete(asyncio.wait(left))
