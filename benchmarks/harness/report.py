@@ -49,6 +49,8 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 PICTURE = ROOT / "docs" / "pictures" / "benchmarks.png"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- figures: written by `make bench` -->", "<!-- end of figures -->"
+FRONTS_PAGE = ROOT / "docs" / "how-to" / "several-fronts.md"
+BEGIN_FRONTS, END_FRONTS = "<!-- costs: written by `make bench PART=fronts` -->", "<!-- end of costs -->"
 BEGIN_SOLVED, END_SOLVED = "<!-- solved: written by `make bench PART=theory` -->", "<!-- end of solved -->"
 
 # mosec's ratio of the same row is the median over the rounds.
@@ -137,10 +139,10 @@ VIEWS = {
     "agreement": View({"precision": 0, "mean cosine": 2, "least": 3, "same nearest": 5}, only="50 texts a request"),
     "vectors-memory": View({"server": 0, "seconds to the first vector": 1, "the very first time": 2, "MiB, PSS": 3}),
 }  # fmt: skip
-# Not on the page: the service that `seed` is held against was measured on another machine, `endpoints` shows the load generator's cost rather than the server's,
+# Not on the page: `fronts` has a page of its own, the service that `seed` is held against was measured on another machine, `endpoints` shows the load generator's cost rather than the server's,
 # `graphs` compares what Weir computes with forms of it that nobody can choose, `live` says again what `theory` does, `simulation`
 # how fast `weir simulate` is, and `solver` what the reproduction of the paper says.
-HIDDEN = {"seed", "endpoints", "graphs", "live", "simulation", "solver"}
+HIDDEN = {"seed", "fronts", "endpoints", "graphs", "live", "simulation", "solver"}
 BRACKETS = re.compile(r" \([^)]*\)")
 RANGE = re.compile(r"(\([\d.,]+) to ([\d.,]+\))")
 
@@ -179,6 +181,10 @@ def write() -> list[str]:
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text("\n".join(pages))
     written = [PAGE, *([PICTURE] if drawn else []), *([README] if _write_readme(stored) else [])]
+    if "fronts" in stored:
+        text = FRONTS_PAGE.read_text()
+        FRONTS_PAGE.write_text(_between(text, BEGIN_FRONTS, END_FRONTS, lambda: _fronts(stored["fronts"])))
+        written.append(FRONTS_PAGE)
     return [str(path.relative_to(ROOT)) for path in written]
 
 
@@ -229,6 +235,15 @@ def _between(text: str, begin: str, end: str, make: Callable[[], str]) -> str:
         return text
     before, _, rest = text.partition(begin)
     return f"{before}{begin}\n{make()}\n{end}{rest.partition(end)[2]}"
+
+
+def _fronts(stored: dict[str, Any]) -> str:
+    """Return the tables of the page on fronts: what a request costs, and what that promises on more cores."""
+    of_requests = [row for row in stored["rows"] if row[0] in fronts.SHOWN]
+    (_, columns, rows), measured = stored["tables"][0], stored["machine"]
+    cells = [[BRACKETS.sub("", row[place]) for place in range(6)] for row in of_requests]
+    costs = markdown(["requests, connections", "server", *stored["columns"][2:6]], cells)
+    return f"{costs}\n\n{markdown(columns, rows)}\n\n<sub>{measured['date']}, {measured['commit']}, {measured['rounds']}</sub>"
 
 
 def _solved(values: dict[str, float]) -> str:

@@ -1,21 +1,57 @@
-"""What fronts cost: the CPU time of reading, queueing and writing one request, with one front (the server itself) and with more."""
+"""What fronts cost: the CPU time of reading, queueing and writing one request, with one front (the server itself) and with more; what that lets so many cores
+serve; and that the queue stays one: batch sizes, and the cost of a solved policy."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from typing import NamedTuple
+from urllib.request import urlopen
 
 import psutil
 
-from benchmarks.harness.result import Result
-from benchmarks.harness.rounds import LATENCIES, Measurements, Rounds, micro, of_load, spreads, start_all, times
+from benchmarks.harness.result import Result, Table, count
+from benchmarks.harness.rounds import (
+    LATENCIES,
+    Measurements,
+    Rounds,
+    folder,
+    medians,
+    micro,
+    of_load,
+    spreads,
+    start_all,
+    times,
+)
 from benchmarks.harness.servers import Server, load, serving, weir_command
+from benchmarks.models import TEN_TIMES
 from benchmarks.parts.kserve import SIMPLE, simple_body
+from weir.policy.cost.objective import Prices
+from weir.policy.solve.bank import solve_bank
 
 FRONTS = (1, 2, 4)
-SQUARE, KSERVE = "square", "KServe JSON"
-CASES = {f"{what}, {connections}": (what, connections) for what in (SQUARE, KSERVE) for connections in (1, 64, 256)}
+SQUARE, KSERVE, SOLVED = "square", "KServe JSON", "solved policy"
+CLOSED = {f"{what}, {connections}": (what, connections) for what in (SQUARE, KSERVE) for connections in (1, 64, 256)}
+SHOWN = (f"{SQUARE}, 256", f"{KSERVE}, 256")  # on the page on fronts
+OPEN = f"{SOLVED}, Poisson"
+LOAD = 0.7  # of what the model of the solved policy can serve
+PRICES = Prices(latency_weight=1.0, energy_weight=10.0)
 MOST_TIMES = 1.25  # CPU time of fronts and dispatcher, as a multiple of that of one front
 MOST_MORE = 60e-6  # seconds by which p50 over one connection may grow
 DISPATCHER = 5e-6  # seconds of CPU per request
+SAME_BATCHES = 0.10  # share by which the mean batch of several fronts may be smaller
+SAME_COST = 0.05  # share by which a solved policy may cost more
+CORES = (2, 4, 8, 16)
+SIZES = medians("rows a batch", "batch", "{:.1f}".format)
+
+
+class Served(NamedTuple):
+    """What statistics of a model have counted: batches by size, requests, and the seconds that all of them took."""
+
+    batches: Mapping[int, int]
+    requests: int
+    seconds: float
 
 
 def _name(fronts: int) -> str:
@@ -23,25 +59,17 @@ def _name(fronts: int) -> str:
 
 
 def _start(stack: ExitStack) -> Mapping[str, Mapping[str, Server]]:
+    bank = folder(stack) / "bank.npz"
+    bank.write_bytes(solve_bank(TEN_TIMES, PRICES, rates=[LOAD * TEN_TIMES.max_rate]).to_bytes())
     found: dict[str, dict[str, Server]] = {_name(fronts): {} for fronts in FRONTS}
-    for what, target, path, body in (
-        (SQUARE, "benchmarks.models:Square", "/infer/square", b"3"),
-        (KSERVE, "benchmarks.models:Simple", SIMPLE, simple_body()),
+    for what, target, path, body, flags in (
+        (SQUARE, "Square", "/infer/square", b"3", ("--max-batch-size", "64")),
+        (KSERVE, "Simple", SIMPLE, simple_body(), ("--max-batch-size", "64")),
+        (SOLVED, "Exactly", "/infer/exactly", b"3", ("--policy", str(bank))),
     ):
-        servers = start_all(
-            stack,
-            (
-                serving(
-                    _name(fronts),
-                    weir_command(target, "--max-batch-size", "64", "--fronts", str(fronts)),
-                    path=path,
-                    body=body,
-                    expected=None,
-                )
-                for fronts in FRONTS
-            ),
-        )
-        for name, server in servers.items():
+        commands = {_name(each): weir_command(f"benchmarks.models:{target}", *flags, "--fronts", str(each)) for each in FRONTS}  # fmt: skip
+        servers = (serving(name, command, path=path, body=body, expected=None) for name, command in commands.items())
+        for name, server in start_all(stack, servers).items():
             found[name][what] = server
     return found
 
@@ -60,19 +88,57 @@ def _cpu(process: psutil.Process) -> float:
     return float(spent.user + spent.system)
 
 
+def _served(server: Server) -> Served:
+    host = server.url.partition("://")[2].partition("/")[0]
+    with urlopen(f"http://{host}/v2/models/stats") as answer:
+        (model,) = json.load(answer)["model_stats"]
+    ended = model["inference_stats"]["success"]
+    batches = {each["batch_size"]: each["compute_infer"]["count"] for each in model["batch_stats"]}
+    return Served(batches, ended["count"], ended["ns"] / 1e9)
+
+
+def _figures_of(before: Served, after: Served, seconds: float) -> dict[str, float]:
+    """Return the mean size of the batches between the two, and what they cost by PRICES."""
+    batches = {size: number - before.batches.get(size, 0) for size, number in after.batches.items()}
+    requests = after.requests - before.requests
+    found = {"batch": sum(size * number for size, number in batches.items()) / sum(batches.values())}
+    response_ms = 1000.0 * (after.seconds - before.seconds) / requests
+    energies = TEN_TIMES.energy_mj
+    power = sum(energies[min(size, len(energies)) - 1] * number for size, number in batches.items()) / 1000.0 / seconds
+    return found | {"cost": PRICES.latency_weight_at(requests / seconds) * response_ms + PRICES.energy_weight * power}
+
+
 def _one(servers: Mapping[str, Server], case: str, seconds: float) -> dict[str, float]:
-    what, connections = CASES[case]
+    if case == OPEN:
+        return _one_open(servers[SOLVED], seconds)
+    what, connections = CLOSED[case]
     server = servers[what]
-    before = _seconds(server)
+    before, served = _seconds(server), _served(server)
     done = load(server.url, connections, seconds, body=server.body)
     after = _seconds(server)
     spent = {name: (after[name] - before[name]) / done.requests for name in before}
-    return of_load(done, server) | spent | {"edge": spent["dispatcher"] + spent["fronts"]}
+    spent["edge"] = spent["dispatcher"] + spent["fronts"]
+    return of_load(done, server) | spent | {"batch": _figures_of(served, _served(server), seconds)["batch"]}
+
+
+def _one_open(server: Server, seconds: float) -> dict[str, float]:
+    """The same arrivals for every contender: what differs is what the fronts do to the batches."""
+    served = _served(server)
+    options = {
+        "--rate": f"{LOAD * TEN_TIMES.max_rate:g}",
+        "--duration": f"{seconds:g}",
+        "--data": "3",
+        "--warm-up": "0",
+    }
+    flags = [text for pair in (options | {"--max-lag-ms": "1000"}).items() for text in pair]
+    subprocess.run([sys.executable, "-m", "weir", "bench", server.url, *flags], check=True, capture_output=True)
+    figures = _figures_of(served, after := _served(server), seconds)
+    return figures | {"rate": (after.requests - served.requests) / seconds}
 
 
 def _conclude(result: Result, measured: Measurements) -> None:
     alone, two = _name(1), _name(2)
-    for case in CASES:
+    for case in CLOSED:
         result.values[f"times {case}"] = measured.times(two, alone, case, "edge")
     for what in (SQUARE, KSERVE):
         dearer = result.values[f"times {what}, 256"]
@@ -81,17 +147,43 @@ def _conclude(result: Result, measured: Measurements) -> None:
     result.at_most("dispatcher: at most 5 µs of CPU per request", spent * 1e6, DISPATCHER * 1e6, "{:.1f}")
     more = measured.middle(two, f"{SQUARE}, 1", "p50") - measured.middle(alone, f"{SQUARE}, 1", "p50")
     result.at_most("1 connection: p50 at most 60 µs more", more * 1e6, MOST_MORE * 1e6, "{:.0f}")
+    for name in map(_name, FRONTS[1:]):
+        batch = measured.times(name, alone, OPEN, "batch")
+        result.at_least(f"{name}, {SOLVED}: batches as large as with one front", batch, 1.0 - SAME_BATCHES)
+        cost = measured.times(name, alone, OPEN, "cost")
+        result.at_most(f"{name}, {SOLVED}: costs what it costs with one front", cost, 1.0 + SAME_COST)
+    result.tables.append(_predicted(measured))
+
+
+def _predicted(measured: Measurements) -> Table:
+    """Return what so many cores serve, if a request costs there what it costs here: a model that costs nothing is bound by fronts, dispatcher or cores."""
+    rows = []
+    for what in (SQUARE, KSERVE):
+        case = f"{what}, 256"
+        own, worker, front, dispatcher = (
+            measured.middle(name, case, figure)
+            for name, figure in ((_name(1), "edge"), (_name(1), "workers"), (_name(2), "fronts"), (_name(2), "dispatcher"))
+        )  # fmt: skip
+        for cores in CORES:
+            one = min(1 / own, cores / (own + worker))
+            rates = {each: min(each / front, 1 / dispatcher, cores / (front + dispatcher + worker)) for each in range(2, cores + 1)}  # fmt: skip
+            best = max(rates, key=lambda each: (round(rates[each]), -each))
+            better = rates[best] > one
+            rate = max(rates[best], one)
+            rows.append([what, str(cores), str(best if better else 1), count(rate), f"{rate / one:.1f}"])
+    columns = ["requests", "cores", "best `--fronts`", "requests/s", "times one front"]
+    return Table("Predicted from these costs", columns, rows)
 
 
 PART = Rounds(
     "fronts",
     "Several fronts",
     "One worker process, batches of up to 64; wrk with one thread runs on the same cores. The CPU time of fronts and dispatcher counts, not the rate: two cores"
-    " run the load and all processes.",
+    " run the load and all processes. The solved policy gets Poisson arrivals at 0.7 of what its model can serve.",
     start=_start,
     one=_one,
     contenders=tuple(map(_name, FRONTS)),
-    cases=tuple(CASES),
+    cases=(*CLOSED, OPEN),
     heads=("requests, connections", "server"),
     columns=(
         micro("CPU µs dispatcher", "dispatcher"),
@@ -99,6 +191,8 @@ PART = Rounds(
         micro("CPU µs both", "edge"),
         times("times one front", _name(1), figure="edge"),
         micro("CPU µs workers", "workers"),
+        SIZES,
+        medians("cost", "cost", "{:.0f}".format),
         spreads("requests/s"),
         *LATENCIES,
     ),
