@@ -201,6 +201,8 @@ def test_texts_that_the_model_wants_in_lower_case(tmp_path: Path) -> None:
     [
         ("1_Pooling/config.json", {"pooling_mode": "median"}, "pooling_mode='median': must be one or several of cls, max"),
         ("1_Pooling/config.json", {"pooling_mode": []}, r"pooling_mode=\[\]: must be one or several"),
+        ("1_Pooling/config.json", {"pooling_mode": None, "pooling_mode_median_tokens": True}, "pooling_mode_median_tokens=True: is unknown: must be one or several of pooling_mode_cls"),
+        ("1_Pooling/config.json", {"pooling_mode": None, "pooling_mode_mean_tokens": False}, "pooling_mode_mean_tokens=False: is off, as all others are: one of pooling_mode_cls"),
         ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt=False: must be true"),
         ("2_Dense/config.json", {"activation_function": "mine.Own"}, "activation_function='mine.Own': must be torch's Identity"),
         ("2_Dense/config.json", {"out_features": 8}, r"must hold 'linear.weight' of the shape \[8, 32\]"),

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from tests.text_models import tiny
 from tests.text_models.graph.running import Running
 
@@ -91,8 +92,19 @@ def test_a_directory_that_cannot_be_written_is_named(checkpoint: Checkpoint, tmp
 
 def test_why_a_graph_cannot_be_made_is_reported(checkpoint: Checkpoint, tmp_path: Path) -> None:
     activation = read_checkpoint(tiny.model(tmp_path / "other", tokenizer=False, hidden_act="mish"))
-    with pytest.raises(SettingsError, match=r"its graph cannot be built: .*activation 'mish': must be one of gelu"):
+    with pytest.raises(SettingsError, match=r"^\S*/other: activation 'mish': must be one of gelu"):
         graph_file(activation, MEAN, tmp_path)
+
+
+def test_what_is_wrong_with_the_weights_is_reported_as_it_is(tmp_path: Path) -> None:
+    directory, query = tiny.model(tmp_path / "nan", tokenizer=False), "encoder.layer.0.attention.self.query.weight"
+    tensors = load_file(directory / "model.safetensors")
+    tensors[query][0, 0] = np.nan
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(
+        SettingsError, match=rf"^\S*/nan/model.safetensors: '{query}' has a weight that is NaN or infinite"
+    ):
+        graph_file(read_checkpoint(directory), MEAN, tmp_path)
 
 
 def test_the_directory_is_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:

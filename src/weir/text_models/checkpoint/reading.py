@@ -314,7 +314,14 @@ def _poolings(config: JsonDocument) -> tuple[Pooling, ...]:
         ):
             raise config.wrong("pooling_mode", named, f"must be one or several of {', '.join(POOLINGS)}")
         return tuple(POOLINGS[mode][1] for mode in modes)
-    chosen = tuple(pooling for switch, pooling in POOLINGS.values() if config.switch(switch))
+    switches = dict(POOLINGS.values())
+    chosen = tuple(pooling for switch, pooling in switches.items() if config.switch(switch))
+    for name, value in config.values.items():
+        if name.startswith("pooling_mode_") and name not in switches and value:
+            raise config.wrong(name, value, f"is unknown: must be one or several of {', '.join(switches)}")
+    mean = POOLINGS["mean"][0]
+    if not chosen and mean in config:
+        raise config.wrong(mean, False, f"is off, as all others are: one of {', '.join(switches)} must be true")
     return chosen or (Pooling.MEAN,)
 
 

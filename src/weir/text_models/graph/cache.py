@@ -230,7 +230,8 @@ def _build(checkpoint: "Checkpoint", recipe: Recipe, device: str, folder: Path) 
 
 
 def run_child(module: str, *arguments: str) -> None:
-    """Run a module of Weir as a program that makes files. Raises SettingsError with the last line that it wrote, if it fails."""
+    """Run a module of Weir as a program that makes files from those in the folder that is its first argument. Raises SettingsError with that of the program,
+    or with the last line that it wrote, if it fails."""
     paths = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
@@ -239,7 +240,10 @@ def run_child(module: str, *arguments: str) -> None:
     )  # fmt: skip
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"the process ended with {done.returncode}"])[-1]
-        raise SettingsError(f"{arguments[0]}: its graph cannot be built: {why}")
+        refused = why.removeprefix(f"{SettingsError.__module__}.{SettingsError.__name__}: ")
+        if refused == why:
+            refused = f"its graph cannot be built: {why}"
+        raise SettingsError(refused if refused.startswith(arguments[0]) else f"{arguments[0]}: {refused}")
 
 
 def _manifest(folder: Path) -> dict[str, int | str]:
