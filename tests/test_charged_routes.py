@@ -48,6 +48,14 @@ class Grid(weir.Model):
         return {"sum": batch["x"].sum(axis=1)}
 
 
+class Whole(weir.Model):
+    inputs = (weir.Tensor("x", "INT64", [-1, -1]),)
+    outputs = (weir.Tensor("sum", "INT64", [-1]),)
+
+    def predict(self, batch):
+        return {"sum": batch["x"].sum(axis=1)}
+
+
 class Words(weir.Model):
     def predict(self, batch):
         for item in batch:
@@ -211,6 +219,8 @@ def test_every_zeromq_port_charges_what_it_is_sent() -> None:
 NUMBERS = [1] * 250_000
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [len(NUMBERS) // 3, 3], "data": NUMBERS}
 INFERENCE = json.dumps({"model_name": "grid", "inputs": [TENSOR]}).encode()
+# With these parameters the server reads the tensor, otherwise a worker does.
+READ_HERE = json.dumps({"parameters": {"binary_data_output": True}, "inputs": [TENSOR]}).encode()
 
 
 def over_http(path: str, body: bytes) -> Callable[[Served, int], str]:
@@ -227,9 +237,9 @@ def over_websocket(served: Served, port: int) -> str:
 
 
 def over_grpc(served: Served, port: int) -> str:
-    contents = {"fp32_contents": NUMBERS}
-    inputs = [{"name": "x", "datatype": "FP32", "shape": TENSOR["shape"], "contents": contents}]
-    request = ModelInferRequest(model_name="grid", inputs=inputs).SerializeToString()
+    contents = {"int64_contents": NUMBERS}
+    inputs = [{"name": "x", "datatype": "INT64", "shape": [1, len(NUMBERS)], "contents": contents}]
+    request = ModelInferRequest(model_name="whole", inputs=inputs).SerializeToString()
     call: Any  # grpcio's type stubs require serializers, which bytes do not need
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as refused:
         call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
@@ -241,7 +251,7 @@ READ = {
     "a measured item": over_http("/infer/measured", json.dumps(NUMBERS).encode()),
     "a list of items": over_http("/infer/measured/batch", json.dumps(NUMBERS).encode()),
     "a tensor": over_http("/infer/grid", json.dumps({"x": [NUMBERS[:3]] * 90_000}).encode()),
-    "KServe": over_http("/v2/models/grid/infer", INFERENCE),
+    "KServe": over_http("/v2/models/grid/infer", READ_HERE),
     "generate": over_http("/v2/models/grid/generate", json.dumps({"x": NUMBERS}).encode()),
     "WebSocket": over_websocket, "gRPC": over_grpc,
 }  # fmt: skip
@@ -252,7 +262,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, i
     """Run a server with room for the bodies, but not for what is read from them."""
     folder: Path = tmp_path_factory.mktemp("narrow")
     (folder / "model.py").write_text(MODEL)
-    models = [f"{folder / 'model.py'}:{name}" for name in ("Grid", "Measured")]
+    models = [f"{folder / 'model.py'}:{name}" for name in ("Grid", "Whole", "Measured")]
     with Served(*models, "--max-waiting-bytes", 2_500_000, "--arena-bytes", 0, "--grpc-port", 0) as running:
         port = int(running.until_logged(r"address=grpc://\S+?:(\d+)")[1])
         yield running.until_ready(), port
@@ -260,4 +270,13 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, i
 
 @pytest.mark.parametrize("way", READ)
 def test_values_need_room_while_they_are_read(way: str, narrow: tuple[Served, int]) -> None:
-    assert "max_waiting_bytes" in READ[way](*narrow)
+    said = READ[way](*narrow)
+    assert "a body of" in said
+    assert "values" in said
+    assert "max_waiting_bytes" in said
+
+
+def test_numbers_that_a_worker_reads_need_no_room_here(narrow: tuple[Served, int]) -> None:
+    row = {"name": "x", "datatype": "INT64", "shape": [1, len(NUMBERS)], "data": NUMBERS}
+    answer = over_http("/v2/models/whole/infer", json.dumps({"inputs": [row]}).encode())(*narrow)
+    assert json.loads(answer)["outputs"][0]["data"] == [len(NUMBERS)], answer

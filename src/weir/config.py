@@ -234,6 +234,27 @@ def _environments(pairs: list[tuple[str, str]]) -> list[dict[str, str]]:
     return [{name: own[index % len(own)] for name, own in values.items()} for index in range(count)]
 
 
+SIZES = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3}
+_SIZE = re.compile(rf"([0-9]+(?:\.[0-9]+)?)\s*({'|'.join(SIZES)}|B|)")
+SIZE_RULE = "must be a size such as 16GB or 512MiB, greater than 0"
+
+
+def parse_size(value: int | str) -> int | None:
+    """Return the bytes that `value` states: a number of bytes, or a number followed by a unit of SIZES; None if it states none."""
+    found = _SIZE.fullmatch(str(value).strip())
+    size = 0.0 if found is None else float(found[1]) * SIZES.get(found[2], 1)
+    return int(size) if 1 <= size < 1 << 63 else None
+
+
+SIZE: Rule = (lambda value: parse_size(value) is not None, SIZE_RULE)
+
+
+def as_size(size_bytes: float) -> str:
+    """Return a size as people read it: 1.5GB."""
+    unit = next((unit for unit in ("TB", "GB", "MB", "KB") if size_bytes >= SIZES[unit]), None)
+    return f"{size_bytes:.0f}B" if unit is None else f"{size_bytes / SIZES[unit]:.3g}{unit}"
+
+
 UNITS = {"us": 1e6, "ms": 1e3, "s": 1.0}  # how many make a second
 
 

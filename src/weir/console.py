@@ -205,7 +205,11 @@ def _address(app: App) -> tuple[str, str]:
 
 def _curl_lines(app: App) -> list[str]:
     curl, base = _address(app)
-    return [f"  {request_to_try(service, curl, base)}" for service in app.registry.services.values()]
+    lines = [f"  {request_to_try(service, curl, base)}" for service in app.registry.services.values()]
+    unread = sorted(set(app.registry.on_demand) - app.registry.services.keys())
+    if unread:
+        lines.append(f"{len(unread)} more are loaded by their first requests: {curl} -d ITEM {base}/infer/{unread[0]}")
+    return lines
 
 
 def _other_frontends(app: App) -> list[str]:

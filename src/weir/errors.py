@@ -28,7 +28,7 @@ The codes of HTTP and gRPC are in wire/status.py.
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from types import GetSetDescriptorType, MemberDescriptorType
@@ -233,6 +233,16 @@ class Overloaded(CapacityError):
 
 class ModelNotReady(CapacityError):
     """The model is loading or has failed; the message says which."""
+
+    # Reads the description of the model, which has not been needed before. A request waits for that, and looks for the model again.
+    read: Callable[[], Awaitable[None]] | None = None
+
+
+def unread_model(name: str, read: Callable[[], Awaitable[None]]) -> ModelNotReady:
+    """Return the error for a model whose description `read` will read."""
+    error = ModelNotReady(f"model {name!r} is not ready: it has not been read yet")
+    error.read = read
+    return error
 
 
 class Draining(CapacityError):

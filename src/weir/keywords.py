@@ -80,6 +80,10 @@ class CommonKeywords(TypedDict, total=False):
     """Seconds within which a worker must load and warm up"""
     arena_bytes: int
     """Shared memory in bytes for large payloads, and as much again for results; 0 disables it"""
+    needs_memory: int | str | None
+    """Memory that the model takes with all its workers, such as 2GB (default: as measured); for --model-memory"""
+    needs_gpu_memory: int | str | None
+    """The same of GPU memory, which is not measured; for --model-gpu-memory"""
     spin: float
     """Seconds that an idle worker polls before it sleeps"""
     drain_timeout: float
@@ -122,7 +126,7 @@ class AsgiKeywords(ServiceKeywords, total=False):
     max_connections: int
     """Maximum number of open connections of all kinds"""
     max_waiting_bytes: int | None
-    """Memory for all requests and responses in bytes (default: an eighth of the process's memory)"""
+    """Memory for all requests and responses in bytes; a number read from JSON counts 16 (default: an eighth of the process's memory)"""
     stream_keep_alive: float
     """Seconds of silence after which an event stream sends a comment"""
     websocket_in_flight: int
@@ -207,7 +211,7 @@ class ServerKeywords(ServiceKeywords, total=False):
     max_connections: int
     """Maximum number of open connections of all kinds"""
     max_waiting_bytes: int | None
-    """Memory for all requests and responses in bytes (default: an eighth of the process's memory)"""
+    """Memory for all requests and responses in bytes; a number read from JSON counts 16 (default: an eighth of the process's memory)"""
     stream_keep_alive: float
     """Seconds of silence after which an event stream sends a comment"""
     websocket_in_flight: int
@@ -266,6 +270,12 @@ class ServerKeywords(ServiceKeywords, total=False):
     """Model repository: a directory of MODEL/VERSION/FILE, whose models can be loaded while serving"""
     load: list[str]
     """Models to load at startup, or none (default: all)"""
+    model_control: str
+    """When models of the repository are loaded: at the start, or on-demand: by their first requests"""
+    model_memory: int | str | None
+    """With on-demand: memory for all models together, such as 16GB; what must leave for others is loaded again when needed"""
+    model_gpu_memory: int | str | None
+    """With on-demand: the same of GPU memory, by what models declare (needs_gpu_memory)"""
     watch: bool
     """Load and unload models when repository files change"""
     reload: bool

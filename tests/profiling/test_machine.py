@@ -8,7 +8,7 @@ import pytest
 from weir import __version__
 from weir.errors import SettingsError
 from weir.profiling.energy import Meter, RaplMeter
-from weir.profiling.machine import cpu_name, describe_machine, find_hardware, find_meters
+from weir.profiling.machine import cpu_name, describe_machine, find_hardware, find_meters, memory_of
 from weir.workers.cpus import cpu_count
 
 
@@ -83,3 +83,7 @@ def test_a_driver_that_fails_leaves_the_cpus() -> None:
         raise Nvml.NVMLError("lost")
 
     assert [each.kind for each in find_hardware(library(fail))] == ["CPU"]
+
+
+def test_the_memory_of_a_process_that_there_is_not_is_unknown() -> None:
+    assert memory_of(1 << 30) is None

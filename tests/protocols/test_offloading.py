@@ -32,14 +32,14 @@ from weir.model import Model, Tensor
 from weir.protocols import entries, offloading
 from weir.protocols.account import CLAIM, Account
 from weir.protocols.content_negotiation import compress, decompress
-from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, parsed, values_bytes, values_size, work_later
+from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, parsed, work_later
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.settings import read_model_table
 from weir.wire import kserve_grpc, tensors
 from weir.wire.inference import InferenceRequest, InferenceResponse, TensorValue
 from weir.wire.kserve_grpc import ModelInferRequest, bytes_to_read, bytes_to_write, write_request
-from weir.wire.values import decode_json
+from weir.wire.values import decode_json, json_bytes
 from weir.wire.websocket import ErrorMessage, read_answer
 
 
@@ -601,26 +601,55 @@ def test_the_values_of_a_long_body_are_counted_in_a_thread(content_type: str) ->
             return 1
 
     counted = list[str]()
-    asyncio.run(values_size(Body(b"\x90"), content_type))
+
+    async def main() -> None:
+        with Account(HttpSettings()).claim() as claim:
+            CLAIM.set(claim)
+            await parsed(Body(b"\x90"), lambda: None, content_type)
+
+    asyncio.run(main())
     assert "MainThread" not in counted
-    assert content_type != "application/json" or len(counted) == 3
+    assert content_type != "application/json" or len(counted) == 4
 
 
 def test_what_a_body_may_become_is_charged_while_it_is_read() -> None:
     body = b"[" + b"[]," * LONG_BODY + b"[]]"
     held = list[int]()
 
+    def refused() -> None:
+        pytest.fail("it has no room")
+
     async def main() -> None:
         account = Account(HttpSettings(max_waiting_bytes=100 * len(body)))
         with account.claim() as claim:
             token = CLAIM.set(claim)
-            held.append(await parsed(body, lambda: account.held_bytes))
-            assert account.held_bytes == 0
-            assert await parsed(b"[1]", lambda: account.held_bytes) == 0
-            with pytest.raises(TooLarge, match="max_waiting_bytes"):
-                await parsed(body * 4, lambda: None)
+            held.append(await parsed(body, lambda: account.total_bytes))
+            assert account.total_bytes == 0
+            assert await parsed(b"[1]", lambda: account.total_bytes) == 0
+            with pytest.raises(
+                TooLarge, match=f"a body of {12 * len(body)} bytes and its values take .*max_waiting_bytes"
+            ):
+                await parsed(body * 12, refused)
+            account.take(95 * len(body))
+            with pytest.raises(Overloaded, match=f"the values of a body of {len(body)} bytes.*max_waiting_bytes"):
+                await parsed(body, refused)
+            account.give(95 * len(body))
+            assert account.refused == 2
             CLAIM.reset(token)
 
     asyncio.run(main())
-    assert held == [values_bytes(body)]
-    assert held[0] > 30 * len(body)
+    assert held == [json_bytes(body) // 4]
+    assert held[0] > 10 * len(body)
+
+
+def test_what_threads_read_leaves_less_room_for_others() -> None:
+    account = Account(HttpSettings(max_waiting_bytes=1000))
+    charged = account.take_values(2000, 10)
+    assert account.total_bytes == charged == 500
+    with pytest.raises(Overloaded, match="hold 500 bytes, 600 more would exceed 1000"):
+        account.take(600)
+    with pytest.raises(Overloaded):
+        account.take_values(2400, 10)
+    account.give_values(charged)
+    account.take(600)
+    assert account.total_bytes == account.held_bytes == 600

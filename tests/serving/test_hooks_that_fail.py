@@ -8,6 +8,7 @@ from tests.serving.kit import serving, turns
 
 from weir import InvalidRequest, ModelError, Service
 from weir.messages import JSON
+from weir.serving.hooks import HookedBatch
 from weir.testing import FakeRequest
 
 
@@ -114,5 +115,41 @@ def test_each_caller_gets_an_object_of_its_own_for_a_hooks_error() -> None:
             one, other = await asyncio.gather(*map(rig.service.infer, range(2)), return_exceptions=True)
             assert str(one) == str(other) == "not today"
             assert one is not other
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "fault", ["cannot be handed over", "outputs of others", "cannot be decoded", "cannot be written"]
+)
+def test_a_step_beside_the_hooks_that_fails_ends_its_batch(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever raises between two hooks, the callers have their error and the worker's place is free again."""
+
+    class Passing(Service):
+        async def before_batch(self, batch: list[Any]) -> list[Any]:
+            return batch
+
+        async def after_batch(self, results: list[Any]) -> list[Any]:
+            return results
+
+    def fail(*arguments: Any) -> Any:
+        raise RuntimeError(fault)
+
+    places: dict[str, tuple[object, str]] = {
+        "cannot be decoded": (HookedBatch, "decode"), "cannot be written": (HookedBatch, "encode"), "outputs of others": (HookedBatch, "gather"),
+    }  # fmt: skip
+
+    async def main() -> None:
+        async with serving(kind=Passing) as rig:
+            with monkeypatch.context() as patch:
+                owner, name = places.get(fault, (rig.executor, "run"))
+                patch.setattr(owner, name, fail)
+                calls = [asyncio.ensure_future(rig.service.infer(x)) for x in range(4)]
+                await turns(20)
+                assert all(call.done() for call in calls)
+                for call in calls:
+                    assert isinstance(call.exception(), ModelError)
+                    assert fault in str(call.exception())
+            assert await rig.service.infer(3) == 9
 
     asyncio.run(main())

@@ -17,7 +17,7 @@ from weir.serving.service import Service
 from weir.testing import FakeExecutor
 from weir.text_server import text_model
 from weir.text_server.settings import ComputingSettings, TextSettings
-from weir.text_server.text_model import TextModelSpec, memory_of, with_shares
+from weir.text_server.text_model import TextModelSpec, with_shares
 from weir.workers.cpus import cpu_count
 from weir.workers.executor import READY
 
@@ -133,10 +133,6 @@ def test_two_models_of_a_server_take_turns_on_a_device(tmp_path: Path) -> None:
             workers = [http.get(f"/models/{model}").json()["workers"] for model in ("first", "second")]
         pids = [{worker["pid"] for worker in own} for own in workers]
         assert [len(own) for own in pids] == [cpu_count()] * 2 and not pids[0] & pids[1]
-
-
-def test_the_memory_of_a_process_that_there_is_not_is_unknown() -> None:
-    assert memory_of(1 << 30) is None
 
 
 def test_the_memory_of_workers_is_not_measured_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

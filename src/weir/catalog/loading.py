@@ -35,6 +35,7 @@ from weir.profiling.items import Items, ProfilingSettings, items_of, read_items
 from weir.profiling.machine import Meters, describe_machine, find_meters
 from weir.profiling.measure import Progress, grid, measure
 from weir.profiling.sampling import Measuring
+from weir.serving.generation import OnDemand
 from weir.serving.service import Service
 from weir.serving.settings import KINDS
 from weir.telemetry.logs import redacted
@@ -318,10 +319,10 @@ LOAD_NICENESS = 19
 
 def make_service(
     model: ModelToServe, observers: Sequence[Observer], parameters: Parameters | None = None, *, fresh: bool = False,
-    kind: Any = None, groups: DeviceGroups | None = None,
+    kind: Any = None, groups: DeviceGroups | None = None, on_demand: OnDemand | None = None,
 ) -> Service:  # fmt: skip
     """Return a service of one model, which is not started. `kind` is its class or function, if the program has it already.
-    Without `groups` it takes no turns with others, whatever its device_group is.
+    Without `groups` it takes no turns with others, whatever its device_group is. `on_demand` starts it when a request comes.
 
     `parameters` of a load call override the model's settings. With `fresh`, its code is read again even if it is already
     imported. This imports the model's code, which may take long: next to a running event loop, call it in a thread. The folder of
@@ -330,14 +331,14 @@ def make_service(
     """
     found = _class_of(model, fresh) if kind is None else _checked_class(kind)
     with imports.reading(imports.folder_that_has(found)):
-        service = _service_of(found, model, observers, parameters, groups, fresh=fresh)
+        service = _service_of(found, model, observers, parameters, groups, on_demand, fresh=fresh)
     imports.hold(service.generation, (found, service.generation.model))
     return service
 
 
 def _service_of(
     found: type[Model] | type[Service], model: ModelToServe, observers: Sequence[Observer],
-    parameters: Parameters | None, groups: DeviceGroups | None, *, fresh: bool,
+    parameters: Parameters | None, groups: DeviceGroups | None, on_demand: OnDemand | None, *, fresh: bool,
 ) -> Service:  # fmt: skip
     own = found.model if issubclass(found, Service) else found
     if parameters:
@@ -346,6 +347,8 @@ def _service_of(
         "name": model.name, "version": model.version, "platform": model.platform, "params": model.params,
         "observers": observers, **model.settings,
     }  # fmt: skip
+    if on_demand is not None:
+        arguments["on_demand"] = on_demand
     if fresh:  # other models serve while this one loads
         arguments.setdefault("load_niceness", LOAD_NICENESS)
     try:
@@ -381,12 +384,14 @@ class ServiceMaker:
         observers: are notified of what happens in all services.
         allow_remote_workers: whether external workers may attach from other machines.
         allow_tcp_workers: whether external workers may attach over TCP; otherwise over Unix sockets only.
+        on_demand: starts services when requests come for them.
     """
 
     def __init__(
         self, observers: Sequence[Observer], kinds: Mapping[str, Any] = MappingProxyType({}), *,
-        allow_remote_workers: bool = False, allow_tcp_workers: bool = True,
+        allow_remote_workers: bool = False, allow_tcp_workers: bool = True, on_demand: OnDemand | None = None,
     ) -> None:  # fmt: skip
+        self._on_demand = on_demand
         self._observers = observers
         self._kinds = kinds
         self._allow_tcp_workers = allow_tcp_workers
@@ -397,7 +402,9 @@ class ServiceMaker:
         """Return a service that is not started; see make_service. Raises SettingsError for a worker socket that the server
         does not allow."""
         kind = self._kinds.get(model.target)
-        service = make_service(model, self._observers, parameters, fresh=fresh, kind=kind, groups=self._groups)
+        service = make_service(
+            model, self._observers, parameters, fresh=fresh, kind=kind, groups=self._groups, on_demand=self._on_demand
+        )
         if service.workers.worker_socket is not None:
             self._check_socket(service.label, parse_address(service.workers.worker_socket, "worker_socket"))
         return service

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from weir.catalog.chains import dependents, missing
 from weir.catalog.loading import check_allowed
 from weir.catalog.registry import Registry, version_order
+from weir.catalog.residency import Residency
 from weir.catalog.sources import (
     CombinedRepository,
     ModelReading,
@@ -34,11 +35,13 @@ from weir.errors import (
     Draining,
     Forbidden,
     InvalidRequest,
+    ModelNotReady,
     Overloaded,
     SettingsError,
     WeirError,
     unknown_model,
 )
+from weir.policy.backoff import Backoff
 from weir.profiling.machine import Hardware, find_hardware
 from weir.serving.delivery import logger
 from weir.serving.driver import NOT_STARTED
@@ -62,14 +65,14 @@ class ChangeQueue:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
-    async def make(self, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def make(self, change: Callable[[], Coroutine[Any, Any, T]], *, bounded: bool = True) -> T:
         """Make `change` after those requested before it. Return what it returns, and raise what it raises.
 
-        Raises Overloaded when too many changes wait, and Draining when the queue is closed or becomes closed.
+        Raises Overloaded when too many changes wait and it is `bounded`, and Draining when the queue is closed or becomes closed.
         """
         if self._closed:
             raise _changes_closed()
-        if len(self._tasks) >= MAX_CHANGES:
+        if bounded and len(self._tasks) >= MAX_CHANGES:
             raise Overloaded(
                 f"{len(self._tasks)} changes are pending, which is the maximum; try again later", retry_after=1.0
             )
@@ -264,6 +267,46 @@ def without_paths(text: str) -> str:
 SHARE = "share"
 
 
+class FirstReads:
+    """Has models read when they are needed for the first time: each once, however many requests come, and not at once again after
+    it could not be read."""
+
+    def __init__(
+        self, changes: ChangeQueue, read: Callable[[str], Coroutine[Any, Any, None]], clock: Callable[[], float]
+    ) -> None:
+        self._clock = clock
+        self._changes = changes
+        self._read = read
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._failed: dict[str, tuple[Backoff, float, str]] = {}  # the time until which requests are refused, and why
+
+    async def read(self, name: str) -> None:
+        """Read the model `name`; return when it is registered. Raises ModelNotReady if it cannot be read."""
+        backoff, until, reason = self._failed.get(name) or (Backoff(), 0.0, "")
+        now = self._clock()
+        if now < until:
+            raise ModelNotReady(f"model {name!r} is not ready: {reason}", retry_after=until - now)
+        task = self._under_way.get(name)
+        if task is None:
+            task = self._under_way[name] = asyncio.ensure_future(
+                self._changes.make(lambda: self._read(name), bounded=False)
+            )
+            task.add_done_callback(lambda _: self._under_way.pop(name))
+        try:
+            await asyncio.shield(task)
+        except (Draining, ModelNotReady):
+            raise
+        except WeirError as error:
+            if name not in self._failed or self._failed[name][1] <= now:
+                pause = backoff.failed_to_load()
+                self._failed[name] = backoff, now + pause, error.message
+                logger.error(
+                    "model %r: cannot be read, and is not tried again for %.3g s: %s", name, pause, error.message
+                )
+            raise ModelNotReady(f"model {name!r} is not ready: {error.message}", retry_after=1.0) from error
+        self._failed.pop(name, None)
+
+
 class MakeService(Protocol):
     """Makes services, as loading.ServiceMaker does."""
 
@@ -271,11 +314,15 @@ class MakeService(Protocol):
         """Return a service that has not been started. Called in a thread; see loading.make_service."""
 
 
-def opened_manager(sources: CombinedRepository, load: Sequence[str], make: MakeService, allow_files: bool) -> "Manager":
-    """Return a manager of the models of `sources` that `load` names, none of which is started. Raises SettingsError."""
+def opened_manager(
+    sources: CombinedRepository, load: Sequence[str], make: MakeService, allow_files: bool,
+    residency: Residency | None = None,
+) -> "Manager":  # fmt: skip
+    """Return a manager of the models of `sources` that `load` names, none of which is started. With `residency`, the others are
+    read and loaded by their first requests. Raises SettingsError."""
     opened = read_models_to_start(sources, load, make)
     registry = Registry(opened.services, opened.routes, opened.defaults, opened.aliases)
-    return Manager(registry, sources, make, allow_files=allow_files)
+    return Manager(registry, sources, make, allow_files=allow_files, residency=residency)
 
 
 class Manager:
@@ -288,11 +335,13 @@ class Manager:
         repository: knows what else can be loaded; it is read again for every load.
         make: makes a service of what the repository returns.
         allow_files: whether load calls may bring code and files.
+        residency: decides which models are in memory; without it, all that are registered.
     """
 
     def __init__(
-        self, registry: Registry, repository: Repository, make: MakeService, *, allow_files: bool = False
-    ) -> None:
+        self, registry: Registry, repository: Repository, make: MakeService, *, allow_files: bool = False,
+        residency: Residency | None = None,
+    ) -> None:  # fmt: skip
         self.registry = registry
         self._repository = repository
         self._make = make
@@ -300,6 +349,10 @@ class Manager:
         self._changes = ChangeQueue()
         self._states = ModelStates(registry, repository)
         self._endpoints = WorkerEndpoints()
+        self._residency = residency
+        if residency is not None:
+            self._reads = FirstReads(self._changes, self._read_first, residency.clock)
+            registry.on_demand, registry.read = frozenset(repository.names()), self._reads.read
 
     async def start(self) -> None:
         """Start all models of the registry and the steps of its chains, at the same time; return when all are ready.
@@ -312,6 +365,8 @@ class Manager:
         """Make no more changes, drain and stop all models; see Service.stop. Idempotent."""
         await self._changes.close()
         await self.registry.stop(drain_timeout)
+        if self._residency is not None:
+            await self._residency.close()
         _release(service.generation for service in self.registry.all)
 
     async def drain(self, drain_timeout: float | None = None) -> None:
@@ -408,6 +463,22 @@ class Manager:
                 self.registry.join(services)
                 self._put(name, services, reading.default, reading.versions)
         await self.registry.start()
+
+    async def _read_first(self, name: str) -> None:
+        """Register a model that is not loaded before a request comes for it."""
+        if name in self.registry.services:
+            return
+        reading = await self._read(name, "", None, None)
+        for model in reading.versions:
+            self.registry.check_claim(name, model.routes)
+            self.registry.check_label(name, model.version)
+        services = [await import_in_thread(partial(self._make, model)) for model in reading.versions]
+        self.registry.join(services)
+        for step in await self._missing(services):
+            await self._read_first(step)
+        for service in services:
+            service.open()
+        self._put(name, services, reading.default, reading.versions)
 
     async def _missing(self, services: Sequence[Service]) -> list[str]:
         """Return the steps of `services` that do not run and could be loaded."""

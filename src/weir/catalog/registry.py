@@ -2,13 +2,14 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from weir.catalog.chains import chain_of, stop_order
-from weir.errors import ModelNotReady, SettingsError, unknown_model
+from weir.errors import ModelNotReady, SettingsError, unknown_model, unread_model
 from weir.messages import label_of
 from weir.serving.service import Service
 
@@ -47,6 +48,9 @@ class Registry:
         self.routes: dict[str, Service] = {}
         self.changed: list[Callable[[], None]] = []
         self.loading: set[str] = set()
+        # Models that are read when they are needed for the first time, and what reads one of them: the Manager's.
+        self.on_demand: Collection[str] = ()
+        self.read: Callable[[str], Awaitable[None]] | None = None
         self.ending = False  # the server accepts no more requests; models may still finish accepted ones
         self._versions: dict[str, dict[str, Service]] = {}
         self._default: dict[str, str] = dict(defaults or {})  # default versions that were set explicitly
@@ -100,6 +104,8 @@ class Registry:
             raise unknown_model(name, filter(None, self._versions[name]), version)
         if name in self.loading:
             raise ModelNotReady(f"model {name!r} is not ready: loading")
+        if name in self.on_demand and self.read is not None:
+            raise unread_model(name, partial(self.read, name))
         raise unknown_model(name, self.services)
 
     def _find(self, name: str, version: str) -> Service | None:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from weir.config import check, setting
+from weir.config import SIZE, check, one_of, parse_size, setting
 from weir.errors import InvalidRequest, SettingsError, unknown_model
 from weir.messages import label_of
+from weir.policy.residency import Room
 
 if TYPE_CHECKING:
     from weir.serving.service import Service
@@ -164,6 +166,7 @@ class CombinedRepository:
 
 
 LOAD_ALL, LOAD_NONE = "all", "none"
+AT_START, ON_DEMAND = "start", "on-demand"
 
 
 def all_sources(known: TargetRepository, folder: OpenRepository | None, inline: OpenRepository) -> CombinedRepository:
@@ -249,6 +252,20 @@ class RepositorySettings:
         metavar="DIR",
     )
     load: list[str] = setting([], "models to load at startup, or none (default: all)", metavar="NAME")
+    model_control: str = setting(
+        AT_START, "when models of the repository are loaded: at the start, or on-demand: by their first requests",
+        rule=one_of(AT_START, ON_DEMAND),
+    )  # fmt: skip
+    model_memory: int | str | None = setting(
+        None, "with on-demand: memory for all models together, such as 16GB; what must leave for others is loaded again when needed",
+        rule=SIZE, metavar="SIZE",
+    )  # fmt: skip
+    model_gpu_memory: int | str | None = setting(
+        None,
+        "with on-demand: the same of GPU memory, by what models declare (needs_gpu_memory)",
+        rule=SIZE,
+        metavar="SIZE",
+    )
     watch: bool = setting(False, "load and unload models when repository files change")
     reload: bool = setting(False, "for development: reload a model when the file of its TARGET changes")
     allow_pickle: bool = setting(
@@ -259,6 +276,24 @@ class RepositorySettings:
 
     def __post_init__(self) -> None:
         check(self)
+        for name in ("model_memory", "model_gpu_memory"):
+            if getattr(self, name) is not None and not self.on_demand:
+                raise SettingsError(
+                    f"{name}={getattr(self, name)!r}: is for model_control={ON_DEMAND!r}, which loads and evicts models; state both or neither"
+                )
+        if self.on_demand and self.model_repository is None:
+            raise SettingsError(f"model_control={ON_DEMAND!r}: is for the models of a --model-repository; give one")
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether models of the repository are loaded by their first requests."""
+        return self.model_control == ON_DEMAND
+
+    @property
+    def room(self) -> Room:
+        """The memory for all models together; infinite where none is stated."""
+        stated = (self.model_memory, self.model_gpu_memory)
+        return Room(*(inf if each is None else float(parse_size(each) or 0) for each in stated))
 
     @property
     def trust(self) -> Trust:

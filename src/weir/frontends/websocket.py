@@ -19,7 +19,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from weir.errors import Cancelled, CapacityError, Conflict, Draining, Overloaded, WeirError, bounded, brief
 from weir.protocols.access import allowed
-from weir.protocols.account import CLAIM, Account
+from weir.protocols.account import CLAIM, Account, charge_values
 from weir.protocols.entries import QueueEntry, Schedule, response_of
 from weir.protocols.exchange import Exchange
 from weir.protocols.inference import QueuedRequest, inference_of
@@ -36,6 +36,7 @@ from weir.wire.websocket import (
     ErrorMessage,
     Message,
     id_of,
+    message_bytes,
     read_request,
     write_failure,
     write_response,
@@ -205,7 +206,7 @@ class Session:
         try:
             self._claim.take(len(message))
             size = len(message)
-            request = await off_loop(len(message), partial(read_request, message))
+            request = await off_loop(len(message), partial(_read, message))
             if isinstance(request, CancelMessage):
                 self._withdraw(request.id)
                 self._claim.give(size)
@@ -487,6 +488,11 @@ def _failure(id: str, error: WeirError) -> str:
     """Return the message that reports the error of the request `id`."""
     wait = (error.retry_after or 0.0) if isinstance(error, CapacityError) else None
     return write_failure(ErrorMessage(bounded(error.message), id, type(error).__name__, kserve_code(error), wait))
+
+
+def _read(message: Message) -> InferenceRequest | CancelMessage:
+    charge_values(len(message), partial(message_bytes, message))
+    return read_request(message)
 
 
 async def _id_of(message: Message) -> str:

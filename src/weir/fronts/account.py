@@ -87,7 +87,7 @@ class SharedAccount(Account):
     @property
     def total_bytes(self) -> int:
         """See Account."""
-        return self._figures.total(_BYTES)
+        return self._figures.total(_BYTES) + self.reading_bytes
 
     @property
     def total_refused(self) -> int:

@@ -126,3 +126,12 @@ def _gpu(library: Any, index: int) -> Hardware:
     name = library.nvmlDeviceGetName(handle)
     text = name.decode() if isinstance(name, bytes) else str(name)
     return Hardware("GPU", text, 1, int(library.nvmlDeviceGetMemoryInfo(handle).total), index)
+
+
+def memory_of(pid: int) -> int | None:
+    """Return the memory of a process in bytes, where a page that several processes share counts in parts (PSS); None if the kernel does not say."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")), None)

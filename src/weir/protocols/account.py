@@ -3,11 +3,16 @@
 Bytes are charged before memory is allocated for them: bytes received, a body that is decompressed, requests that wait in a queue, and responses that the
 client has not read yet. A request that would exceed the limit is refused with Overloaded, or is not read from its socket. So the clients together cannot
 take more memory than the limit, however many they are.
+
+A charged byte stands for _COPIES bytes of memory. So what is held once counts a quarter: the values that a thread reads from a long body. Their size
+follows from the body, for each format from counts of a few bytes (`values_bytes`, `typed_bytes`), and `charge_values` charges it until the body has been
+read. Values that live on are charged as what they have become: arrays and texts. What workers decode is not the server's.
 """
 
 import asyncio
 import os
 import resource
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
@@ -25,9 +30,6 @@ from weir.protocols.settings import HttpSettings
 # as a body, as its copy on the way to a worker, as the output on its way back, and as the response.
 _PART = 8
 _COPIES = 4
-_VALUES = (
-    24  # times the size of a body that its values take at most while it is read: "[1]," becomes a list of 96 bytes
-)
 
 # One connection with many requests under way may hold one eighth of the limit.
 _CONNECTION_PART = 8
@@ -53,12 +55,16 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 class Account:
     """Counts the bytes and the connections of all clients of one server. It belongs to one event loop."""
 
-    __slots__ = ("_pressed", "counters", "held_bytes", "max_bytes", "max_connections", "refused", "unpacking")
+    __slots__ = (
+        "_lock", "_pressed", "counters", "held_bytes", "max_bytes", "max_connections", "reading_bytes", "refused", "unpacking",
+    )  # fmt: skip
 
     def __init__(self, settings: HttpSettings) -> None:
         self.max_bytes = settings.max_waiting_bytes or max(usable_memory() // _PART, 4 * settings.max_body_size)
         self.max_connections = settings.max_connections
         self.held_bytes = 0
+        self.reading_bytes = 0  # of values, in threads
+        self._lock = threading.Lock()  # for `reading_bytes`
         self.counters: list[Callable[[], int]] = []  # one per kind of connection: returns how many are open
         self.refused = 0  # how many times bytes were refused
         self.unpacking = asyncio.Semaphore(_UNPACKED_AT_ONCE)
@@ -67,25 +73,41 @@ class Account:
     def take(self, size_bytes: int) -> None:
         """Charge `size_bytes`. Raises Overloaded if the limit does not allow that now, and TooLarge if it never will; then nothing is charged."""
         held = self.held_bytes + size_bytes
-        if held > self.max_bytes:
-            raise self._refusal(size_bytes, self.held_bytes)
+        if held + self.reading_bytes > self.max_bytes:
+            raise self._refusal(size_bytes, self.total_bytes)
         self.held_bytes = held
 
-    def allow_reading(self, size_bytes: int) -> None:
-        """Raise what `take` raises unless there is room for the values of a body of `size_bytes` while a thread reads it. Nothing is charged: each thread
-        reads one body at a time. The thread may call this."""
-        size, held = size_bytes * _VALUES // _COPIES, self.total_bytes
-        if held + size > self.max_bytes:
-            raise self._refusal(size, held)
+    def take_values(self, size_bytes: int, body_bytes: int) -> int:
+        """Charge the values of a body of `body_bytes`, which take `size_bytes` of memory. Return what is charged, for `give_values`.
 
-    def _refusal(self, size_bytes: int, held_bytes: int) -> WeirError:
-        """Count a refusal of `size_bytes` while `held_bytes` are charged, and return its error."""
+        Any thread may call this. Raises what `take` raises: TooLarge if body and values together never have room.
+        """
+        size = size_bytes // _COPIES
+        with self._lock:
+            if self.total_bytes + size > self.max_bytes:
+                raise self._refusal(size, self.total_bytes, body_bytes)
+            self.reading_bytes += size
+        return size
+
+    def give_values(self, size: int) -> None:
+        """Give back what `take_values` has charged. Any thread may call this."""
+        with self._lock:
+            self.reading_bytes -= size
+
+    def _refusal(self, size_bytes: int, held_bytes: int, body_bytes: int = 0) -> WeirError:
+        """Count a refusal of `size_bytes` while `held_bytes` are charged, and return its error. With `body_bytes`, they are the values of such a body."""
         self.refused += 1
         self._pressed = True
-        if size_bytes > self.max_bytes:
-            return TooLarge(f"{size_bytes} bytes: must be at most {self.max_bytes} (max_waiting_bytes)")
+        if size_bytes + body_bytes > self.max_bytes:
+            what = (
+                f"a body of {body_bytes} bytes and its values take {size_bytes + body_bytes}"
+                if body_bytes
+                else f"{size_bytes} bytes"
+            )
+            return TooLarge(f"{what}: must be at most {self.max_bytes} (max_waiting_bytes)")
+        values = f" for the values of a body of {body_bytes} bytes" if body_bytes else ""
         return Overloaded(
-            f"requests and responses hold {held_bytes} bytes, {size_bytes} more would exceed {self.max_bytes} (max_waiting_bytes)",
+            f"requests and responses hold {held_bytes} bytes, {size_bytes} more{values} would exceed {self.max_bytes} (max_waiting_bytes)",
             retry_after=1.0,
         )
 
@@ -109,7 +131,7 @@ class Account:
     @property
     def total_bytes(self) -> int:
         """How many bytes are charged, in all processes of the server."""
-        return self.held_bytes
+        return self.held_bytes + self.reading_bytes
 
     @property
     def total_refused(self) -> int:
@@ -149,19 +171,23 @@ class Account:
 class Claim:
     """The bytes that one request or one connection holds of an account. It is a context manager, which gives all of them back at its end.
 
-    `answer_bytes` of them are those of the answer.
+    `answer_bytes` of them are those of the answer. While it is `beyond`, it is charged even beyond the limit, and values are not.
     """
 
-    __slots__ = ("account", "answer_bytes", "held_bytes")
+    __slots__ = ("account", "answer_bytes", "beyond", "held_bytes")
 
     def __init__(self, account: Account) -> None:
         self.account = account
         self.answer_bytes = 0
+        self.beyond = False
         self.held_bytes = 0
 
     def take(self, size_bytes: int) -> None:
         """Charge `size_bytes` more. Raises what Account.take raises."""
-        self.account.take(size_bytes)
+        if self.beyond:
+            self.account.add(size_bytes)
+        else:
+            self.account.take(size_bytes)
         self.held_bytes += size_bytes
 
     def add(self, size_bytes: int) -> None:
@@ -275,6 +301,37 @@ def room(size_bytes: int) -> Iterator[None]:
     with claim.account.claim() as more:
         more.take(size_bytes)
         yield
+
+
+class _Reading(threading.local):
+    """What a thread that reads a long body for `account` has charged for its values. There is no account while it reads none."""
+
+    account: Account | None = None
+    charged = 0
+
+
+_reading = _Reading()
+
+
+@contextmanager
+def reading(account: Account | None) -> Iterator[None]:
+    """Let `charge_values` charge the values of a body to `account` while the block runs in this thread."""
+    _reading.account = account
+    try:
+        yield
+    finally:
+        if account is not None:
+            account.give_values(_reading.charged)
+        _reading.account, _reading.charged = None, 0
+
+
+def charge_values(body_bytes: int, count: Callable[[], int]) -> None:
+    """Charge what `count` returns, the memory that the values of a body of `body_bytes` take, if this thread reads long bodies.
+
+    Whatever decodes a body calls this before. It costs nothing where short bodies are read. Raises what Account.take_values raises.
+    """
+    if _reading.account is not None:
+        _reading.charged += _reading.account.take_values(count(), body_bytes)
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ A protocol reads a request in one of two forms: a body of items (Weir's own prot
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy
@@ -12,6 +13,7 @@ import numpy
 from weir.errors import InvalidRequest, ModelError, TooLarge, Unsupported, WeirError, brief
 from weir.messages import BULK, JSON, LENT, MSGPACK, OBJECT, OCTETS, Kind
 from weir.model import Model, Tensor, is_batched
+from weir.protocols.account import charge_values
 from weir.serving.delivery import is_block
 from weir.serving.settings import LONGEST_TIMEOUT
 from weir.wire.inference import (
@@ -25,7 +27,7 @@ from weir.wire.inference import (
     take_batch,
 )
 from weir.wire.tensors import Arrays, rows_of, shape_key, to_arrays, to_plain, to_text
-from weir.wire.values import UNWRITABLE, decode, encode, split
+from weir.wire.values import UNWRITABLE, decode, encode, split, values_bytes
 
 if TYPE_CHECKING:
     from weir.serving.handle import ModelFacts, ModelHandle
@@ -102,6 +104,8 @@ def item_entries(head: ItemHead, body: bytes) -> list[QueueEntry | WeirError]:
         raise empty_body(head)
     if not head.batch:
         return [item_entry(head, body)]
+    if divides_list(head):
+        charge_values(len(body), partial(values_bytes, body, head.content_type))
     most = head.service.facts.batching.max_queue_size
     items = split(body, head.content_type, most)
     if items is None:
@@ -145,6 +149,8 @@ def empty_body(head: ItemHead) -> InvalidRequest:
 def item_entry(head: ItemHead, body: bytes) -> QueueEntry:
     """Return the queue entry of one item: a body that is not compressed, or an element of a list. Raises RequestErrors."""
     service = head.service
+    if divides_list(head) and not head.batch:
+        charge_values(len(body), partial(values_bytes, body, head.content_type))
     if service.facts.takes_tensors:
         return tensor_entry(service, to_arrays(decode(body, head.content_type), service.facts.model.inputs), head.key)
     if not service.facts.needs_measure or head.content_type not in (JSON, MSGPACK, OCTETS):

@@ -8,7 +8,7 @@ refusals and transferred bytes, begins the trace, and lets the model compute. do
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from weir.errors import WeirError
+from weir.errors import ModelNotReady, WeirError
 from weir.messages import JSON, Request
 from weir.protocols.account import charge, charge_answer
 from weir.protocols.entries import ItemHead, QueueEntry, Schedule, entries_for_one_answer
@@ -31,6 +31,17 @@ if TYPE_CHECKING:
     from weir.serving.handle import ModelHandle
 
 T = TypeVar("T")
+
+
+async def once_read(find: Callable[[], T]) -> T:
+    """Return what `find` returns; if it looks for a model that has not been read yet, that is read first. Raises what `find` raises."""
+    try:
+        return find()
+    except ModelNotReady as error:
+        if error.read is None:
+            raise
+        await error.read()
+    return find()
 
 
 class HttpRequestHead(Protocol):

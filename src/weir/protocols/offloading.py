@@ -16,10 +16,10 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from weir.errors import Overloaded, WeirError
-from weir.messages import JSON
-from weir.protocols.account import CLAIM, Account, charge, room
+from weir.messages import JSON, MSGPACK
+from weir.protocols.account import CLAIM, Account, charge, charge_values, reading
 from weir.protocols.content_negotiation import is_msgpack
-from weir.wire.values import msgpack_bytes
+from weir.wire.values import values_bytes
 
 LONG_BODY = 32 << 10  # bytes
 LONG_ANSWER = 8 * LONG_BODY
@@ -51,47 +51,28 @@ os.register_at_fork(after_in_child=_forget)
 async def off_loop(size_bytes: int, work: Callable[[], T], *, writes: bool = False) -> T:
     """Return the result of `work`, which reads a body of `size_bytes`, or with `writes` makes a response of about `size_bytes`.
 
-    `work` runs in a thread if the size is long, so it must not change anything that others see. Cancelling the task that awaits this frees the body, unless
-    `work` has begun. Raises what `work` and Account.allow_reading raise, and Overloaded if there is not enough memory.
+    `work` runs in a thread if the size is long, so it must not change anything that others see; what it decodes it charges with `charge_values`. Cancelling
+    the task that awaits this frees the body, unless `work` has begun. Raises what `work` raises, and Overloaded if there is not enough memory.
     """
     if size_bytes <= (LONG_ANSWER if writes else LONG_BODY):
         return work()
     claim = CLAIM.get()
-    job, begun = _begin(size_bytes, work, writes, None if claim is None else claim.account)
+    job, begun = _begin(size_bytes, work, writes, None if claim is None or claim.beyond else claim.account)
     del work  # only the job refers to it now, until it is dropped
     return await _ended(job, begun)
 
 
-async def read_charged(size_bytes: int, work: Callable[[], T]) -> T:
-    """Return what `off_loop` does for `work` whose values are charged already, or which makes none."""
-    if size_bytes <= LONG_BODY:
-        return work()
-    job, begun = _begin(size_bytes, work, False, None)
-    del work
-    return await _ended(job, begun)
-
-
 async def parsed(body: bytes, read: Callable[[], T], content_type: str = JSON) -> T:
-    """Return the result of `read`, which reads a `body` of JSON or msgpack, in a thread if it is long. What its values may take is charged to the current
-    request meanwhile; whoever keeps them charges what they have become.
+    """Return the result of `read`, which reads a `body` of JSON or msgpack, in a thread if it is long. Its values are charged meanwhile.
 
-    Raises what `read` raises and what Account.take raises.
+    Raises what `read` raises and what `charge_values` raises.
     """
-    with room(await values_size(body, content_type)):
-        return await read_charged(len(body), read)
 
+    def work() -> T:
+        charge_values(len(body), partial(values_bytes, body, MSGPACK if is_msgpack(content_type) else JSON))
+        return read()
 
-async def values_size(body: bytes, content_type: str) -> int:
-    """Return about how many bytes the values of a long `body` of JSON or msgpack take at most; 0 for a short one."""
-    if len(body) <= LONG_BODY:
-        return 0
-    return await read_charged(len(body), partial(msgpack_bytes if is_msgpack(content_type) else values_bytes, body))
-
-
-def values_bytes(body: bytes) -> int:
-    """Return about how many bytes the values of a long JSON `body` take at most: an object and its place for each comma, a list or a dict for each
-    bracket."""
-    return len(body) + 40 * body.count(b",") + 72 * (body.count(b"[") + body.count(b"{"))
+    return await off_loop(len(body), work)
 
 
 async def unpack(size_bytes: int, work: Callable[[], T]) -> T:
@@ -130,7 +111,7 @@ def work_later(
     writes: bool = False,
 ) -> Callable[[], bool]:
     """Run `work` in a thread: it reads a long body, or with `writes` makes a long response. Then call `done` on the running loop with its result or error,
-    which is that of Account.allow_reading if the body's values have no room.
+    which is that of `charge_values` if the body's values have no room.
 
     Returns a function that cancels `work`. That function returns True if `work` had not begun; then `done` is never called.
     """
@@ -170,9 +151,8 @@ class _Job(Generic[T]):
         if work is None:  # dropped just before its turn
             raise concurrent.futures.CancelledError
         try:
-            if self._account is not None:
-                self._account.allow_reading(self._size_bytes)
-            return work()
+            with reading(self._account):
+                return work()
         except WeirError as error:
             bare: WeirError = error.with_traceback(None)
             if bare.__suppress_context__:

@@ -35,7 +35,7 @@ class HttpSettings:
     max_connections: int = setting(10_000, "maximum number of open connections of all kinds", rule=AT_LEAST_ONE)
     max_waiting_bytes: int | None = setting(
         None,
-        "memory for all requests and responses in bytes (default: an eighth of the process's memory)",
+        "memory for all requests and responses in bytes; a number read from JSON counts 16 (default: an eighth of the process's memory)",
         rule=AT_LEAST_ONE,
     )
     stream_keep_alive: float = setting(

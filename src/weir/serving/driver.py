@@ -36,8 +36,13 @@ from weir.workers.run.steps import copies
 from weir.workers.timer import TimeLimit, Timer
 
 NOT_STARTED = "not started"  # why a service is not ready before its start and after its end
+LOADING = "loading"
 _START = "; start it with `async with service`, or in a web application with lifespan=weir.lifespan(...)"
 
+
+# Is called with the deadline of each request that comes before the workers have started, and the time. It has them started, and returns
+# the error that refuses the request, or None if the request may wait for the start.
+Demand = Callable[[float, float], WeirError | None]
 
 # Returns the executor that is used instead of the given one. It calls the function with a batch's id when the batch goes to a worker.
 WrapExecutor = Callable[[Executor, Callable[[int], None]], Executor]
@@ -47,6 +52,7 @@ class DriverPhase(Enum):
     """A driver is started once and stopped once."""
 
     NEW = "new"
+    WAITING = "waiting"  # requests wait for the start
     RUNNING = "running"
     STOPPED = "stopped"
 
@@ -66,9 +72,10 @@ class Driver:
     def __init__(
         self, batcher: Batcher, executor: Executor, delivery: Delivery, clock: Callable[[], float], *, streaming: bool = False,
         wrap: WrapExecutor | None = None, no_worker: Callable[[], None] | None = None, start_bulk: Callable[[], None] | None = None,
+        demand: Demand | None = None,
     ) -> None:  # fmt: skip
         """`wrap` returns the executor to use instead of `executor`. `no_worker` is called when requests arrive and there is no
-        worker, and `start_bulk` once, when bulk work has come for the first time."""
+        worker, and `start_bulk` once, when bulk work has come for the first time. With `demand`, requests wait for the start."""
         self.batcher = batcher
         self.outside = BackpressureQueue()
         self.outside_bulk = BackpressureQueue(bulk=True)
@@ -82,6 +89,7 @@ class Driver:
         # Workers that get no more batches. The event is set when the worker has no batch left.
         self._leaving: dict[int, asyncio.Event] = {}
         self._accepted: dict[int, Request] = {}  # by id(), see note_accepted
+        self._demand = demand
         self._no_worker = no_worker
         self._start_bulk = start_bulk  # None also once it has been called
         self._woken_at: float | None = None  # when there was a worker again after there had been none
@@ -94,30 +102,41 @@ class Driver:
 
     async def start(self) -> None:
         """Start the workers; return when all are ready. Raises what the executor raises; the driver is stopped then."""
-        self._loop = asyncio.get_running_loop()
-        self._timer = Timer(self._clock, self._loop, self._timer_due)
-        self._emptied = asyncio.Event()
-        self.not_ready_reason = "loading"
+        if self.phase is DriverPhase.NEW:
+            self._open()
         self.phase = DriverPhase.RUNNING
         try:
             await self.executor.start(self)
         except BaseException as error:
             self.phase = DriverPhase.STOPPED
-            self.not_ready_reason = str(error) or type(error).__name__
+            reason = self.not_ready_reason = str(error) or type(error).__name__
+            self._fail_all(lambda request: self._not_ready(reason))
+            self._timer.cancel()
+            self._emptied.set()
             await self.executor.stop()  # a cancelled start may leave workers that are still loading
             raise
         # Meanwhile the driver may have been stopped, or all workers lost.
-        if self.phase is DriverPhase.RUNNING and self.not_ready_reason == "loading":
+        if self.phase is DriverPhase.RUNNING and self.not_ready_reason == LOADING:
             self.not_ready_reason = ""
+            self._call_bulk_workers()
+
+    def _open(self) -> None:
+        """Let requests wait for the start."""
+        self._loop = asyncio.get_running_loop()
+        self._timer = Timer(self._clock, self._loop, self._timer_due)
+        self._emptied = asyncio.Event()
+        self.not_ready_reason = LOADING
+        self.phase = DriverPhase.WAITING
 
     async def stop(self, drain_timeout: float) -> None:
         """Accept no more requests, give the accepted ones `drain_timeout` seconds to finish, fail the rest with Draining, and
         stop the workers."""
-        if self.phase is not DriverPhase.RUNNING:
+        if not self._is_open:
             return
         try:
             await self.drain(drain_timeout)
         finally:
+            was_started = self.phase is not DriverPhase.WAITING
             self.phase = DriverPhase.STOPPED
             self.not_ready_reason, self.failed = "stopped", ""
             self._fail_all(lambda request: Draining("the service stopped before the response was ready"))
@@ -125,12 +144,13 @@ class Driver:
                 for each in self.batcher.running.values():
                     self.executor.cancel(each.worker, each.batch_id, range(len(entries_of(each))))
             self._timer.cancel()
-            await self.executor.stop()
+            if was_started:
+                await self.executor.stop()
 
     async def drain(self, seconds: float) -> None:
         """Accept no more requests; return when all accepted ones have ended, or after `seconds` seconds."""
         self.draining = True
-        if self.phase is not DriverPhase.RUNNING:
+        if not self._is_open:
             return
         self._emptied.clear()
         limit = TimeLimit(self._loop, seconds, self._emptied.set, self._clock)
@@ -164,6 +184,25 @@ class Driver:
 
     # Requests.
 
+    @property
+    def _is_open(self) -> bool:
+        return self.phase in (DriverPhase.WAITING, DriverPhase.RUNNING)
+
+    @property
+    def refusing(self) -> str:
+        """Why requests are not accepted; "" if they are, also where they wait for the start."""
+        return "" if self._waits_for_start else self.not_ready_reason
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is here, not even one whose payload is just being received."""
+        gauges = self.executor.gauges()
+        return self.batcher.is_empty and not self._has_outside and gauges["arena_free_bytes"] == gauges["arena_bytes"]
+
+    @property
+    def _waits_for_start(self) -> bool:
+        return self._demand is not None and self.not_ready_reason in (NOT_STARTED, LOADING)
+
     def submit(self, request: Request, now: float, waits: bool = False, plain: bool = False) -> None:
         """Put `request` into the queue. With `waits`, the request must be a WaitingCall, and waits while the queue is full. For
         `plain`, see Batcher.submit.
@@ -172,7 +211,9 @@ class Driver:
         been notified, and the payload still belongs to the caller.
         """
         some_wait = self.outside.waiting or self.outside_bulk.waiting
-        if self.not_ready_reason or self.draining or (some_wait and self._outside(request).waiting):
+        if (
+            self.not_ready_reason or self.draining or (some_wait and self._outside(request).waiting)
+        ) and not self._begins_wait_for_start(request, now):
             self._wait_or_refuse(request, waits, None)
             return
         try:
@@ -207,8 +248,21 @@ class Driver:
         self._polling, self._turn_began = True, now
         self._loop.call_soon(self._poll_arrivals)
 
+    def _begins_wait_for_start(self, request: Request, now: float) -> bool:
+        """Have the workers started for `request`, and return whether it may wait for that in the queue. Raises the error that
+        refuses it."""
+        if self._demand is None or self.refusing or not self.not_ready_reason or self.draining:
+            return False
+        if (refusal := self._demand(request.deadline, now)) is not None:
+            settle(request)
+            self._delivery.refused(request, refusal)
+            raise refusal
+        if self.phase is DriverPhase.NEW:
+            self._open()
+        return not self._outside(request).waiting
+
     def _wait_or_refuse(self, request: Request, waits: bool, overloaded: Overloaded | None) -> None:
-        if waits and not self.not_ready_reason and not self.draining:
+        if waits and not self.refusing and not self.draining:
             self._outside(request).append(cast(WaitingCall, request))
             self._timer.arm(request.deadline)
             return
@@ -227,13 +281,16 @@ class Driver:
 
     def _refusal(self) -> WeirError:
         name = self._delivery.model
-        if self.not_ready_reason:
+        if self.refusing:
             hint = _START if self.not_ready_reason == NOT_STARTED else ""
-            return ModelNotReady(f"model {name!r} is not ready: {self.not_ready_reason}{hint}")
+            return self._not_ready(f"{self.not_ready_reason}{hint}")
         if self.draining:
             return Draining(f"model {name!r} is being stopped and accepts no new requests")
         # First come, first served: calls that wait for room come before this request.
         return Overloaded(f"the queue of model {name!r} is full", retry_after=self.batcher.drain_time())
+
+    def _not_ready(self, reason: str) -> WeirError:
+        return ModelNotReady(f"model {self._delivery.model!r} is not ready: {reason}")
 
     def note_accepted(self) -> None:
         """Record the requests that are here now, for `accepted`. No more may be submitted after this."""
@@ -346,8 +403,7 @@ class Driver:
         for worker in self.executor.states():
             if worker.state == "failed":
                 self._worker_changed(worker.index, "failed", worker.reason)
-        name = self._delivery.model
-        self._fail_all(lambda request: ModelNotReady(f"model {name!r} is not ready: {reason}"))
+        self._fail_all(lambda request: self._not_ready(reason))
         self._note_if_emptied()
 
     # What other models do with workers that this one shares with them (WorkerUser).
@@ -382,12 +438,15 @@ class Driver:
         self._polling = False
         now = self._clock()
         self.batcher.took_turn(now - self._turn_began)
-        if self._start_bulk is not None and self.batcher.waiting_bulk:
+        self._call_bulk_workers()
+        self._poll(Wakeup.ARRIVAL, now)
+        if self._no_worker is not None and not self.batcher.workers and not self.not_ready_reason:
+            self._no_worker()
+
+    def _call_bulk_workers(self) -> None:
+        if self._start_bulk is not None and self.batcher.waiting_bulk and not self.not_ready_reason:
             self._start_bulk()
             self._start_bulk = None
-        self._poll(Wakeup.ARRIVAL, now)
-        if self._no_worker is not None and not self.batcher.workers:
-            self._no_worker()
 
     def _timer_due(self) -> None:
         now = self._clock()
@@ -486,7 +545,12 @@ class Driver:
             if outside.waiting:
                 late += outside.expire(now)
         if late:
-            self._delivery.fail(late, too_late, now)
+            self._delivery.fail(late, self._too_late, now)
+
+    def _too_late(self, request: Request) -> WeirError:
+        """Return the error of a request whose deadline has passed. One that has waited for the start may come again once that is done."""
+        refusal = self._demand(request.deadline, self._clock()) if self._waits_for_start and self._demand else None
+        return refusal or too_late(request)
 
     def _fail_all(self, error: Callable[[Request], WeirError]) -> None:
         left = self.outside.clear() + self.outside_bulk.clear() + self.batcher.abandon()

@@ -4,21 +4,21 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
 from weir.batching.batcher import Batcher
 from weir.batching.service_time import ServiceTime
 from weir.config import GONE
-from weir.errors import Conflict, ModelNotReady, SettingsError
-from weir.messages import Observer
+from weir.errors import Conflict, ModelNotReady, SettingsError, WeirError
+from weir.messages import Observer, Request
 from weir.model import Model
 from weir.policy.decision import complete
 from weir.policy.loading import load_policy
 from weir.serving.delivery import Delivery, tracer_among
-from weir.serving.driver import Driver, DriverPhase
+from weir.serving.driver import LOADING, Driver, DriverPhase
 from weir.serving.handle import ModelFacts
 from weir.serving.hooks import Hook, HookedExecutor
-from weir.serving.settings import Composed
+from weir.serving.settings import LONGEST_TIMEOUT, Composed
 from weir.telemetry.recorder import Metrics, Recorder, RollingWindow
 from weir.tuning.report import explain_policy
 from weir.workers.executor import (
@@ -80,6 +80,23 @@ class ServiceHooks(NamedTuple):
     after: Hook | None = None
 
 
+class OnDemand(Protocol):
+    """Starts generations when requests come for them, and puts them to sleep."""
+
+    def wanted(self, generation: "Generation", deadline: float, now: float) -> WeirError | None:
+        """Have `generation` started for a request that must be answered by `deadline`. Return the error that refuses it, or None
+        if it may wait."""
+
+    async def load(self, generation: "Generation") -> None:
+        """Have `generation` started; return when it is. Raises what its `begin` raises, and ModelNotReady."""
+
+    def ended(self, generation: "Generation") -> None:
+        """Note that `generation` was stopped for good."""
+
+    def explain(self, generation: "Generation") -> dict[str, Any]:
+        """Return where it is and why, and what it takes, as a JSON-able dict."""
+
+
 class Generation:
     """One loaded form of a model: its class and settings, its policy, its executor, and the driver of its batches.
 
@@ -95,6 +112,7 @@ class Generation:
         hooks: the hooks of the service.
         observers: are notified of what happens.
         clock: returns the time in seconds.
+        on_demand: starts it when a request comes; without it, requests before the start are refused.
 
     Raises SettingsError for an unusable policy, and for an `after` hook of a streaming model.
     """
@@ -102,6 +120,7 @@ class Generation:
     def __init__(
         self, loaded: LoadedModel, name: str, version: str, settings: Composed, *, executor: Executor | MakeExecutor | None,
         device: DeviceGroup | None = None, hooks: ServiceHooks, observers: Sequence[Observer], clock: Callable[[], float],
+        on_demand: OnDemand | None = None,
     ) -> None:  # fmt: skip
         self.model, self.params, platform = loaded
         self.batching, self._workers, self.settings = settings
@@ -135,6 +154,10 @@ class Generation:
         self._unmet = executor.unmet if isinstance(executor, NeedsOthers) else str
         self._hooks = hooks
         self._device = device
+        self.on_demand = on_demand
+        self._demand = None if on_demand is None else partial(on_demand.wanted, self)
+        self._leaving: Driver | None = None  # what finishes its requests while `driver` waits for others
+        self._arrivals = 0  # rows that came before the present driver
         self.driver = self._new_driver()
 
     def _make_scaler(self) -> "WorkerTuner | None":
@@ -166,7 +189,7 @@ class Generation:
         driver = Driver(
             batcher, self._measured(own), Delivery(self.label, observers), self._clock, streaming=self.streaming,
             wrap=self._hooked if any(hooks) else None, no_worker=None if scaler is None else scaler.decide,
-            start_bulk=start_bulk,
+            start_bulk=start_bulk, demand=self._demand,
         )  # fmt: skip
         self._shared = own if isinstance(own, SharesWorkers) else None
         if self._shared is not None:
@@ -209,11 +232,32 @@ class Generation:
         """Make a new driver unless the present one is new. Raises Conflict if the present one runs."""
         if self.driver.phase is DriverPhase.RUNNING:
             raise Conflict(f"service {self.label!r} is already running")
-        if self.driver.phase is not DriverPhase.NEW:
-            self.driver = self._new_driver()
+        if self.driver.phase is DriverPhase.STOPPED:
+            self._replace_driver()
+
+    def _replace_driver(self) -> Driver:
+        """Serve with a new driver from now on, and return the former one."""
+        former = self.driver
+        self._arrivals += former.batcher.arrivals
+        self.driver = self._new_driver()
+        self.driver.may_have_blocks(former)
+        return former
+
+    @property
+    def arrivals(self) -> int:
+        """How many rows were accepted since this model was loaded for the first time, without bulk work."""
+        return self._arrivals + self.driver.batcher.arrivals
 
     async def start(self) -> None:
-        """Start the workers, on the running event loop; return when all are ready. Raises what the executor raises."""
+        """Start the workers, on the running event loop; return when all are ready. Raises what the executor raises, and
+        ModelNotReady if there is no memory for the model."""
+        if self.on_demand is not None:
+            await self.on_demand.load(self)
+        else:
+            await self.begin()
+
+    async def begin(self) -> None:
+        """Do what `start` does, whether there is memory or not."""
         began = self._clock()
         await self.driver.start()
         self.window.forget()
@@ -233,7 +277,32 @@ class Generation:
             await self.scaler.close()
         if self.tuner is not None:
             await self.tuner.close()
+        if self._leaving is not None:
+            await self._leaving.stop(seconds)
         await self.driver.stop(seconds)
+        if self.on_demand is not None:
+            self.on_demand.ended(self)
+
+    async def sleep(self) -> None:
+        """Finish what was accepted, and stop the workers. Requests that come from now on wait until it is started again."""
+        former = self._replace_driver()
+        former.note_accepted()
+        self._leaving = former
+        try:
+            await former.drain(LONGEST_TIMEOUT)  # each request has a deadline
+            if self.scaler is not None:
+                await self.scaler.close()
+            if self.tuner is not None:
+                await self.tuner.close()
+        finally:
+            await former.stop(0.0)
+            self._leaving = None
+
+    def cancel(self, request: Request) -> None:
+        """Cancel a request whose caller has left; nothing happens if it has already ended."""
+        leaving = self._leaving
+        driver = self.driver if leaving is None or not leaving.accepted(request) else leaving
+        driver.cancel(request)
 
     async def add_worker(self) -> None:
         """Start one more worker; return when it is ready. If other models use the workers, it is one for them too. Raises
@@ -287,7 +356,7 @@ class Generation:
         return self.workers.first_workers if self.workers.scale is None else len(self.driver.workers())
 
     def _running_driver(self) -> Driver:
-        if self.driver.not_ready_reason == "loading" or self.driver.phase is not DriverPhase.RUNNING:
+        if self.driver.not_ready_reason == LOADING or self.driver.phase is not DriverPhase.RUNNING:
             raise ModelNotReady(f"model {self.label!r} is not ready: {self.not_ready_reason}")
         return self.driver
 
@@ -295,8 +364,13 @@ class Generation:
     def not_ready_reason(self) -> str:
         """Why requests are not accepted or not run; "" if they are."""
         driver = self.driver
-        refused = driver.not_ready_reason or ("draining" if driver.draining else "")
+        refused = driver.refusing or ("draining" if driver.draining else "")
         return refused or suspension(driver.executor.states()) or self._unmet()
+
+    @property
+    def residency(self) -> dict[str, Any] | None:
+        """Where a model on demand is, why, and what it takes; None for any other."""
+        return None if self.on_demand is None else self.on_demand.explain(self)
 
     def present(self) -> dict[str, Any]:
         """Return what changes from moment to moment, as a JSON-able dict. Sizes are in rows unless the name says otherwise; ages
@@ -318,6 +392,7 @@ class Generation:
                 {name: getattr(state, name, ELSEWHERE.get(name)) for name in WorkerView.__annotations__}
                 for state in driver.executor.states()
             ],
+            "residency": self.residency,
             "scaling": None if self.scaler is None else self.scaler.brief(),
             "gauges": driver.executor.gauges(),
         }

@@ -1,6 +1,6 @@
 """What protocols, channels and products know of a running model: a ModelHandle. In this process a Service is one."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypedDict
@@ -142,6 +142,7 @@ class Models(Protocol):
 
     changed: list[Callable[[], None]]
     aliases: Mapping[str, str]
+    on_demand: Collection[str]  # names of models that are loaded when requests come; not all need be known otherwise
 
     @property
     def services(self) -> Mapping[str, ModelHandle]:
@@ -210,6 +211,10 @@ class ModelControl(Protocol):
     @property
     def statistics(self) -> Recorder:
         """Counts of requests and batches since the model was loaded."""
+
+    @property
+    def residency(self) -> dict[str, Any] | None:
+        """Where a model on demand is, why, and what it takes; None for any other."""
 
     def best_rate(self, now: float) -> float:
         """Return how many rows per second all workers together can serve, for rows like the recent ones; infinity while too

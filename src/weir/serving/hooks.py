@@ -9,6 +9,7 @@ worker can decode them. An error in the place of an item or answer fails only th
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -21,6 +22,8 @@ from weir.wire.values import DECODE, decode
 from weir.workers.executor import Block, Executor, Listener, WorkerState, for_all_work
 from weir.workers.run.codecs import AnswerWriter
 from weir.workers.run.steps import answers_of, copies, model_error
+
+logger = logging.getLogger("weir")
 
 MISSING = object()
 _VALUES = frozenset({OBJECT, LENT, *DECODE})  # what `after_batch` gets as values, and is written after it
@@ -140,6 +143,12 @@ class HookedBatch:
             if accept in _VALUES and not is_block(output):
                 (self._outputs[index],) = writer.write([output], accept)
 
+    def fail(self, error: Exception) -> None:
+        """End every entry with `error`, whatever it has."""
+        failure = error if isinstance(error, WeirError) else ModelError(f"the batch could not be run: {error!r}")
+        self._outputs = list(copies(failure, len(self._outputs)))
+        self._kinds.clear()
+
     def events(self) -> Events:
         """Return the final events of the batch."""
         indices = [index for index, output in enumerate(self._outputs) if output is not MISSING]
@@ -173,6 +182,7 @@ def _joined(types: list[str]) -> str | list[str]:
 
 
 Hook = Callable[[list[Any]], Coroutine[Any, Any, list[Any]]]
+Step = Callable[[HookedBatch], Coroutine[Any, Any, None]]
 
 EXTRA = 2  # places per worker: one batch may be in each hook besides those that the worker has
 
@@ -214,7 +224,7 @@ class HookedExecutor:
         """Run `before_batch`, and then hand the batch to `worker` when the worker has a free place."""
         prepared = HookedBatch(worker, batch, encodes=self._after is not None)
         self._batches[batch.batch_id] = prepared
-        self._do(worker, self._prepare(prepared))
+        self._do(prepared, self._prepare)
 
     def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
         """Drop these entries, here or at the worker."""
@@ -300,11 +310,14 @@ class HookedExecutor:
             for output in events.outputs:
                 discard(output)
             return
-        part = batch.gather(events)
+        try:
+            part = batch.gather(events)
+        except Exception as error:  # outputs that are not those of the batch
+            return self._fail(batch, error)
         if part is not None:
             self._listener.received(worker, part)
         if events.final:
-            self._do(worker, self._finish(batch))
+            self._do(batch, self._finish)
 
     def unavailable(self, reason: str) -> None:
         """Pass the report on."""
@@ -325,6 +338,20 @@ class HookedExecutor:
             if answers:
                 batch.place_answers(await hooked(self._after, answers))
             batch.encode(self._writer)
+        self._deliver(batch)
+
+    def _fail(self, batch: HookedBatch, error: Exception) -> None:
+        """End a batch for which a step has failed: no caller waits for ever. A batch that has its end is left alone."""
+        if self._batches.get(batch.batch_id) is not batch:
+            return
+        logger.error("batch %d of worker %d could not be run", batch.batch_id, batch.worker, exc_info=error)
+        if not batch.handed:
+            self._note_handed(batch)
+        batch.release()
+        batch.fail(error)
+        self._deliver(batch)
+
+    def _deliver(self, batch: HookedBatch) -> None:
         del self._batches[batch.batch_id]
         self._listener.received(batch.worker, batch.events())
 
@@ -336,20 +363,30 @@ class HookedExecutor:
             self._note_handed(batch)
             inner = batch.inner()
             if inner is None:
-                self._do(worker, self._finish(batch))
+                self._do(batch, self._finish)
                 continue
             slots.free -= 1
-            self._inner.run(worker, inner)
+            try:
+                self._inner.run(worker, inner)
+            except Exception as error:
+                slots.free += 1
+                self._fail(batch, error)
             batch.release()
 
     def _note_handed(self, batch: HookedBatch) -> None:
         batch.handed = True
         self._handed(batch.batch_id)
 
-    def _do(self, worker: int, step: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(step)
-        self._tasks[task] = worker
+    def _do(self, batch: HookedBatch, step: Step) -> None:
+        task = asyncio.ensure_future(self._tried(batch, step))
+        self._tasks[task] = batch.worker
         task.add_done_callback(self._tasks.pop)
+
+    async def _tried(self, batch: HookedBatch, step: Step) -> None:
+        try:
+            await step(batch)
+        except Exception as error:
+            self._fail(batch, error)
 
 
 async def hooked(hook: Hook, values: list[Any]) -> list[Any]:

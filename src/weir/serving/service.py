@@ -33,7 +33,7 @@ from weir.serving.calls import (
     takes_one,
 )
 from weir.serving.delivery import Tracer, submit_traced
-from weir.serving.generation import Generation, LoadedModel, ServiceHooks, summary
+from weir.serving.generation import Generation, LoadedModel, OnDemand, ServiceHooks, summary
 from weir.serving.handle import ExampleHealth, ModelFacts, ModelHealth
 from weir.serving.settings import LONGEST_TIMEOUT, check_name, check_version, compose
 from weir.telemetry.recorder import Recorder
@@ -64,6 +64,7 @@ class Service:
         clock: returns the time in seconds. A clock with a method `call_at` also keeps the timers (testing.FakeClock).
         platform: the kind of model, for the metadata.
         device: the models with which this one takes turns on a device.
+        on_demand: starts the workers when a request comes.
         settings: those of BatchingSettings, WorkerSettings and ServiceSettings. The model's class attributes override
             Weir's defaults; these arguments override both.
 
@@ -80,7 +81,7 @@ class Service:
         self, model: type[Model] | None = None, *, name: str | None = None, version: str = "",
         params: dict[str, Any] | None = None, executor: Executor | MakeExecutor | Ray | str | None = None, observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.monotonic, platform: str = "python", device: DeviceGroup | None = None,
-        **settings: "Unpack[ServiceKeywords]",
+        on_demand: OnDemand | None = None, **settings: "Unpack[ServiceKeywords]",
     ) -> None:  # fmt: skip
         self.model = check_model(model or type(self).model)
         given: dict[str, Any] = dict(settings)
@@ -103,7 +104,7 @@ class Service:
         self._former: list[Generation] = []  # replaced ones that have not been stopped
         self.generation = Generation(
             LoadedModel(self.model, params or {}, platform), self.name, self.version, compose(self.model, given),
-            executor=executor, device=device, hooks=hooks, observers=observers, clock=clock,
+            executor=executor, device=device, hooks=hooks, observers=observers, clock=clock, on_demand=on_demand,
         )  # fmt: skip
 
     @property
@@ -153,9 +154,13 @@ class Service:
         service can be started again.
         """
         self.generation.renew()
+        self.open()
+        await self.generation.start()
+
+    def open(self) -> None:
+        """Take the running event loop for that of its callers, before the start."""
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
-        await self.generation.start()
 
     async def stop(self, drain_timeout: float | None = None) -> None:
         """Accept no more requests, finish the accepted ones, and stop the workers, including those of replaced generations.
@@ -412,17 +417,22 @@ class Service:
         return self.generation.driver.batcher.best_rate(now)
 
     @property
+    def residency(self) -> dict[str, Any] | None:
+        """Where a model on demand is, why, and what it takes; None for any other."""
+        return self.generation.residency
+
+    @property
     def ready_workers(self) -> int:
         """The number of workers that take batches now."""
         return self.generation.driver.batcher.workers
 
     def cancel(self, request: Request) -> None:
         """Cancel a request whose caller has left; nothing happens if it has already ended."""
-        driver = self.generation.driver
+        generation = self.generation
         for former in self._former:
             if former.driver.accepted(request):
-                driver = former.driver
-        driver.cancel(request)
+                generation = former
+        generation.cancel(request)
 
     def reserve(self, size_bytes: int) -> Block | None:
         """Return a place of `size_bytes` bytes in shared memory, to receive a payload into; None if none is free."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.catalog.sources import ModelToServe
 from weir.errors import SettingsError
+from weir.profiling.machine import memory_of
 from weir.text_models.checkpoint.hub import local_directory, parse_target
 from weir.text_models.checkpoint.onnx_files import RUNTIME, find_file, wanted_names
 from weir.text_models.checkpoint.reading import CONFIG, read_for
@@ -463,15 +464,6 @@ class _Use:
             self._at, self._memory = now, {pid: memory_of(pid) for pid in pids}
         memory = [bytes_of for bytes_of in self._memory.values() if bytes_of is not None]
         return WorkersUse(self._service.control.workers.most_workers, self._threads, memory)
-
-
-def memory_of(pid: int) -> int | None:
-    """Return the memory of a process in bytes, where a page that several processes share counts in parts (PSS); None if the kernel does not say."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")), None)
 
 
 # What a model with one of these poolings can be called for.

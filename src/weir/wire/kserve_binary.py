@@ -37,6 +37,11 @@ def lead(header_length: int) -> int:
     return -header_length % ALIGNMENT
 
 
+def may_have_texts(header: bytes) -> bool:
+    """Return whether tensors may be BYTES by the JSON `header` before them, in which the word may be written with escapes."""
+    return b"BYTES" in header or b"\\" in header
+
+
 def read_request(
     body: Body, header_length: int, model: str, version: str = "", *, find: Find | None = None
 ) -> InferenceRequest:

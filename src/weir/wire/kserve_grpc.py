@@ -36,7 +36,7 @@ from weir.wire.kserve_json import (
     refuse_duplicates,
     refuse_too_many,
 )
-from weir.wire.tensors import DTYPES, MAX_DIMENSIONS, check_datatype, element_count
+from weir.wire.tensors import DTYPES, MAX_DIMENSIONS, check_datatype, element_count, elements_bytes
 
 # The field of typed contents by datatype. FP16 and BF16 have none: they are always raw.
 FIELDS = {
@@ -221,6 +221,51 @@ def bytes_to_read(body: bytes) -> int:
         return len(body)
     size = sum(map(len, rest))
     return len(body) if size > _SCAN_ABOVE or b"BYTES" in b"".join(rest) else size
+
+
+def typed_bytes(body: bytes) -> int:
+    """Return how many bytes of memory the values of a ModelInferRequest take at most while it is parsed and arrays are made of them.
+
+    Raw tensors take none, unless they are BYTES. Of typed ones each byte counts as many as its field says, up to the first texts: then all that follow do.
+    """
+    try:
+        rest, raw = _parts(memoryview(body), _NUMBERS[RAW_INPUTS])
+        size = sum([_contents_bytes(part) for part in rest])
+    except (IndexError, ValueError):  # parsing refuses it, or parses what is not understood here
+        return _TEXT_MEMORY * len(body)
+    return size + (sum(map(elements_bytes, raw)) if b"BYTES" in b"".join(rest) else 0)
+
+
+# Bytes of memory for each byte of a field of InferTensorContents, by its number: its elements in protobuf's array, whose room doubles, and in ours. A number
+# may have one byte, a text two.
+_FIXED_MEMORY, _TEXT_MEMORY = 3, 36
+_FIELD_MEMORY = {1: 6, 2: 24, 3: 40, 4: 24, 5: 40, 6: _FIXED_MEMORY, 7: _FIXED_MEMORY}
+_INPUTS, _CONTENTS = 5, 5
+
+
+def _contents_bytes(part: memoryview) -> int:
+    """Return what `typed_bytes` does for one encoded field of the request."""
+    number, kind, start, end = _field(part, 0)
+    if number != _INPUTS or kind != _SIZED:
+        return 0
+    size = 0
+    while start < end:
+        number, kind, content, after = _field(part, start)
+        if number == _CONTENTS and kind == _SIZED:
+            size += _elements_bytes(part[content:after])
+        start = after
+    return size
+
+
+def _elements_bytes(contents: memoryview) -> int:
+    size = start = 0
+    while start < len(contents):
+        number, kind, content, end = _field(contents, start)
+        if kind != _SIZED or number not in _FIELD_MEMORY:  # texts, or elements that are not packed: they may be many
+            return size + _TEXT_MEMORY * (len(contents) - start)
+        size += _FIELD_MEMORY[number] * (end - content)
+        start = end
+    return size
 
 
 def read_request(parsed: Parsed, *, find: Find | None = None) -> InferenceRequest:

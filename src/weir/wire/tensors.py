@@ -585,6 +585,14 @@ def pack_elements(array: numpy.ndarray[Any, Any]) -> bytes:
     return b"".join([part for pair in zip(lengths, elements, strict=True) for part in pair])
 
 
+def elements_bytes(raw: bytes | bytearray | memoryview) -> int:
+    """Return how many bytes of memory the elements in `raw` take at most in addition to their characters. Each shorter than 64 KiB has two NULs in its length."""
+    return _ELEMENT_MEMORY * (bytes(raw).count(b"\0\0") + len(raw) // (64 << 10) + 1)
+
+
+_ELEMENT_MEMORY = 64  # of an object of bytes and its place in a list and an array
+
+
 def unpack_elements(raw: bytes | memoryview, count: int, name: str) -> numpy.ndarray[Any, Any]:
     """Return the `count` elements in `raw` (see `pack_elements`) as an object array of one dimension.
 

@@ -274,13 +274,15 @@ _WHOLE_TEXTS = re.compile(rb'(?:[^"]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
 _NAME_OR_TEXT = re.compile(rb'"((?:[^"\\]++|\\.)*+)"[ \t\r\n]*+:|"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _CONTAINER = re.compile(rb"[\x80-\x9f]|[\xdc\xde]..|[\xdd\xdf].{4}", re.DOTALL)
 _CONTAINER_BYTES = bytes((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
-_MSGPACK = re.compile(  # several containers; several other values of a fixed length; or the first byte of a value that states its length
+_MSGPACK = re.compile(  # several containers; many numbers of one length; several other values of a fixed length; or the first byte of a value that states its length
     rb"((?:[\x80-\x9f]|[\xdc\xde]..|[\xdd\xdf].{4})++)"
+    rb"|((?:[\xcb\xcf\xd3].{8}){8,}+|(?:[\xca\xce\xd2].{4}){8,}+)"
     rb"|(?:[\x00-\x7f\xc0-\xc3\xe0-\xff]|[\xcc\xd0].|[\xcd\xd1\xd4]..|\xd5...|[\xca\xce\xd2].{4}|\xd6.{5}|[\xcb\xcf\xd3].{8}|\xd7.{9}|\xd8.{17}|"
     + b"|".join(b"%b.{%d}" % (re.escape(bytes([0xA0 + size])), size) for size in range(32))
     + rb")++|[\xc4-\xc6\xc7-\xc9\xd9-\xdb]",
     re.DOTALL,
 )
+_LONG_NUMBERS = b"\xcb\xcf\xd3"
 _LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
 _OBJECTS = (0xDE, 0xDF)
 _EXTENSIONS = (0xC7, 0xC8, 0xC9)  # have one more byte, for their type
@@ -386,14 +388,43 @@ def _msgpack_heads(body: bytes) -> Iterator[list[bytes]]:
             place += size + int.from_bytes(body[place : place + size], "big") + (body[start] in _EXTENSIONS)
 
 
+def values_bytes(body: bytes | bytearray | memoryview, content_type: str) -> int:
+    """Return how many bytes of memory the values of a `body` of JSON or msgpack take at most, also while arrays are made of them; 0 for other bodies.
+
+    The characters of texts do not count, except those of msgpack: they are as long as in the body.
+    """
+    if content_type not in (JSON, MSGPACK):
+        return 0
+    plain = body if isinstance(body, bytes) else bytes(body)
+    return msgpack_bytes(plain) if content_type == MSGPACK else json_bytes(plain)
+
+
+def json_bytes(body: bytes) -> int:
+    """Return how many bytes the values of a JSON `body` take at most: each comma, quote and bracket stands for what a value, half a text and a container take."""
+    return objects_bytes(body) + _COMMA_MEMORY * body.count(b",") + _LIST_MEMORY * body.count(b"[")
+
+
+def objects_bytes(body: bytes) -> int:
+    """Return how many bytes the objects and texts in a JSON `body` take at most, if its lists are not decoded."""
+    quote = _QUOTE_MEMORY if body.isascii() else _WIDE_QUOTE_MEMORY
+    return quote * body.count(b'"') + (_LIST_MEMORY + _NAMES_MEMORY) * body.count(b"{")
+
+
+# Bytes of memory, as measured at the peak (a test does): of a number in a list, with the number itself and its place in an array; of half a text that becomes
+# bytes, too, in ASCII and otherwise.
+_COMMA_MEMORY, _QUOTE_MEMORY, _WIDE_QUOTE_MEMORY = 64, 28, 44
+
+
 def msgpack_bytes(body: bytes) -> int:
-    """Return about how many bytes the values of a msgpack `body` take at most: an object and its place for each short value, container and text."""
+    """Return how many bytes the values of a msgpack `body` take at most: an object and its places for each short value, container and text."""
     place = total = 0
     while found := _MSGPACK.match(body, place, place + _PIECE):
         start, place = place, found.end()
         if found[1] is not None:
             heads = _CONTAINER.findall(found[1])
             total += _LIST_MEMORY * len(heads) + _NAMES_MEMORY * sum([head[0] in _WITH_NAMES for head in heads])
+        elif found[2] is not None:
+            total += _COMMA_MEMORY * ((place - start) // (9 if body[start] in _LONG_NUMBERS else 5))
         elif size := _LENGTH_BYTES.get(body[start]):
             place += size + int.from_bytes(body[place : place + size], "big") + (body[start] in _EXTENSIONS)
             total += place - start + _TEXT_MEMORY
@@ -403,8 +434,8 @@ def msgpack_bytes(body: bytes) -> int:
 
 
 # Bytes of memory of a list or an empty object, of the table of names of another, of a text in addition to its characters, and for each byte of short values:
-# a text of two letters is the dearest.
-_LIST_MEMORY, _NAMES_MEMORY, _TEXT_MEMORY, _SHORT_MEMORY = 72, 128, 64, 20
+# a number in an array is the dearest.
+_LIST_MEMORY, _NAMES_MEMORY, _TEXT_MEMORY, _SHORT_MEMORY = 72, 128, 64, 32
 _WITH_NAMES = bytes((*range(0x81, 0x90), 0xDE, 0xDF))
 
 

@@ -17,7 +17,8 @@ from weir.errors import InvalidRequest
 from weir.wire import kserve_binary, kserve_json
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_json import encode, parse
-from weir.wire.values import UNREADABLE
+from weir.wire.tensors import elements_bytes
+from weir.wire.values import UNREADABLE, json_bytes
 
 # The parameter of every response that says whether it is the last one of its request.
 FINAL = "triton_final_response"
@@ -64,6 +65,15 @@ _decode_id = msgspec.json.Decoder(_Identified).decode
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 _decode_failure = msgspec.json.Decoder(ErrorMessage).decode
 _dumps = msgspec.json.encode
+
+
+def message_bytes(message: Message) -> int:
+    """Return how many bytes of memory the values of a client's message take at most while it is read."""
+    header, length = _header(message)
+    size = json_bytes(header)
+    if length is None or not kserve_binary.may_have_texts(header):
+        return size
+    return size + elements_bytes(memoryview(message)[_LENGTH.size + length :])  # type: ignore[arg-type]  # only bytes have a length
 
 
 def read_request(message: Message) -> InferenceRequest | CancelMessage:

@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 from weir.batching.workers import ORDERS, SOLVED
-from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, one_of, setting
+from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, SIZE, check, one_of, setting
 from weir.errors import SettingsError
 from weir.plugins import Plugins
 from weir.policy.scaling import RANGE_RULE, WorkerRange
@@ -233,6 +233,13 @@ class WorkerSettings:
         256 << 20,
         "shared memory in bytes for large payloads, and as much again for results; 0 disables it",
         rule=AT_LEAST_ZERO,
+    )
+    needs_memory: int | str | None = setting(
+        None, "memory that the model takes with all its workers, such as 2GB (default: as measured); for --model-memory",
+        rule=SIZE, metavar="SIZE",
+    )  # fmt: skip
+    needs_gpu_memory: int | str | None = setting(
+        None, "the same of GPU memory, which is not measured; for --model-gpu-memory", rule=SIZE, metavar="SIZE"
     )
     spin: float = setting(
         0.0005,

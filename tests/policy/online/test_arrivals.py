@@ -180,3 +180,13 @@ def test_interrupted_observation_judges_the_last_estimate_alone() -> None:
     forecast = ArrivalForecast()
     seconds_of(forecast, [0, *[100] * 10])
     assert forecast.observe(1000.0, 1100, 4.0).rate == pytest.approx(20 / 990, rel=4.0)
+
+
+def test_the_rate_after_a_silence_is_what_an_observation_would_give() -> None:
+    rate = Rate(enough=0)
+    assert rate.after(1.0) == 0.0
+    for second in range(1, 50):
+        rate.observe(second, second)
+    ahead = rate.after(7.0)
+    rate.learn(0, 7.0)
+    assert ahead == pytest.approx(rate.value, rel=1e-9)

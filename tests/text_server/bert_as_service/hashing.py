@@ -11,8 +11,9 @@ from tests.text_server.hashing import Heard
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import InvalidRequest, WeirError
+from weir.protocols.account import charge
 from weir.text_models.texts import Text, TokenDetail
-from weir.text_server.texts import Encoded, TextFacts, TextQuery
+from weir.text_server.texts import Encoded, TextFacts, TextQuery, texts_bytes
 
 DIMENSIONS = 8
 MAX_LENGTH = 6
@@ -45,6 +46,7 @@ class Hashing:
     def __init__(self) -> None:
         self.heard: list[Heard] = []
         self.cancelled = 0
+        self.charges = False  # for its texts, as the real encoder does
         self.refusals: list[WeirError] = []  # what the next calls raise
         self.released = asyncio.Event()
 
@@ -53,6 +55,8 @@ class Hashing:
 
     async def encode(self, texts: Sequence[Text], query: TextQuery) -> Encoded:
         """Return the vectors of `texts`."""
+        if self.charges:
+            charge(texts_bytes(texts))
         options = query.options
         self.heard.append(Heard(list(texts), query))
         if self.refusals:

@@ -329,6 +329,7 @@ def test_what_clients_hold_is_in_the_account_of_all_endpoints() -> None:
 def test_nothing_more_is_read_while_the_account_is_full() -> None:
     account = Account(HttpSettings(max_waiting_bytes=MIB))
     with Opened(account=account) as opened:
+        opened.encoder.charges = True
         with opened.client() as client:
             for _ in range(8):
                 client.encode(["!wait", "x" * (MIB // 4)], blocking=False)

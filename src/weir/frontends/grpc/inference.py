@@ -29,7 +29,7 @@ from weir.frontends.grpc.call import (
     refuse,
     text_of,
 )
-from weir.protocols.account import CLAIM
+from weir.protocols.account import CLAIM, charge_values
 from weir.protocols.entries import CLASS, QueueEntry, Schedule, class_offset, response_of
 from weir.protocols.exchange import Exchange
 from weir.protocols.inference import QueuedRequest, inference_of
@@ -51,6 +51,7 @@ from weir.wire.kserve_grpc import (
     raw_at_end,
     read_request,
     response_pieces,
+    typed_bytes,
     write_response,
 )
 from weir.wire.kserve_json import REGION
@@ -65,6 +66,7 @@ Read = tuple[Parsed, InferenceRequest | WeirError]
 
 def read(context: KserveContext, call: IncomingCall, body: bytes) -> Read:
     """Return the message in `body`, and the request in it or the error that refuses it. Raises InvalidRequest if `body` is no such message."""
+    charge_values(len(body), partial(typed_bytes, body))
     parsed = parse_request(body)
 
     def find_in_memory(name: str, parameters: Parameters) -> memoryview | None:

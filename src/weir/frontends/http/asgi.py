@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from weir.errors import Cancelled, DeadlineExceeded, Overloaded, TooLarge, WeirError
 from weir.protocols.account import Pace, charge, charge_answer, release, unpacking
 from weir.protocols.content_negotiation import coding_of, decompress
-from weir.protocols.exchange import EventSource, Exchange, HttpProtocol, HttpRequestHead
+from weir.protocols.exchange import EventSource, Exchange, HttpProtocol, HttpRequestHead, once_read
 from weir.protocols.native import FRONTEND, MAX_REQUEST_ID_LENGTH, check_length, content_length, head_size, too_large
 from weir.protocols.offloading import LONG_BODY, parsed, unpack
 from weir.protocols.response import Headers, HttpResponse, compressed_off_loop
@@ -437,7 +437,7 @@ class AsgiInference:
             return await self._refuse_large_head(path, scope, receive, send)
         for protocol in self._protocols:
             try:
-                head = protocol.read_head(scope["method"], path, scope["headers"])
+                head = await once_read(partial(protocol.read_head, scope["method"], path, scope["headers"]))
             except WeirError as error:
                 if (service := protocol.named(path)) is not None:
                     Exchange(service, frontend=FRONTEND).refused(error)

@@ -160,6 +160,7 @@ class ModelLine(TypedDict):
     ready: bool
     reason: str
     workers: str
+    state: NotRequired[str]  # of a model on demand: available, waiting, loading, loaded, leaving, evicted or failed
 
 
 class IndexedModel(ModelLine):

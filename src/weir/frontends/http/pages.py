@@ -177,7 +177,11 @@ class Pages:
 
     async def models(self, request: Request) -> Annotated[HttpResponse, documents.ModelList]:
         """List the models."""
-        return _json(documents.ModelList(models=self._lines()))
+        unread = [name for name in sorted(self._registry.on_demand) if name not in self._registry.services]
+        lines: list[documents.ModelLine] = [
+            {"name": name, "ready": True, "reason": "", "workers": "0", "state": "available"} for name in unread
+        ]
+        return _json(documents.ModelList(models=[*self._lines(), *lines]))
 
     async def model(self, request: Request) -> Annotated[HttpResponse, documents.ServiceState]:
         """Show the state of one model."""
@@ -246,10 +250,13 @@ class Pages:
         return [self._line(service) for service in self._services()]
 
     def _line(self, service: "ModelHandle") -> documents.ModelLine:
-        return {
+        line: documents.ModelLine = {
             "name": service.facts.name, "ready": not service.not_ready_reason, "reason": service.not_ready_reason,
             "workers": f"{service.control.ready_workers} of {service.control.workers.workers}",
         }  # fmt: skip
+        if (residency := service.control.residency) is not None:
+            line |= {"state": residency["state"], "reason": line["reason"] or residency["reason"]}
+        return line
 
     def _app(self, page: Page) -> ASGIApp:
         async def endpoint(request: Request) -> Response:

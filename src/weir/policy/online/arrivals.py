@@ -81,6 +81,13 @@ class Rate:
         if self._counted >= self._enough:
             self.value = rows / seconds
 
+    def after(self, gap: float) -> float:
+        """Return the rate in `gap` seconds if nothing arrives until then; 0 before the first arrival."""
+        if not self._rows:
+            return 0.0
+        faded = exp(-gap / self._window)
+        return self._rows * faded / (self.seconds * faded + (1.0 - faded) * self._window)
+
 
 FORECAST_ROWS = 10.0  # T of a forecast, in rows: as sure as a mean over twice as many
 SHORTEST, LONGEST = 0.6, 6.0  # horizons: the bounds of T. With half of one it is as old as the mean over all of it

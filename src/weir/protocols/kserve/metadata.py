@@ -7,6 +7,7 @@ protocol's REST specification, and Triton's extensions model_configuration, mode
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NotRequired, TypedDict, cast
 
 from msgspec import Meta, Struct
@@ -17,9 +18,10 @@ from weir.model import NONE, RAGGED, Tensor, is_batched
 from weir.policy.rules import SizeOrDelay
 from weir.profiling.machine import Hardware
 from weir.protocols.access import Control
+from weir.protocols.account import charge_values
 from weir.protocols.inference import inference_of
 from weir.wire.kserve_json import parse
-from weir.wire.values import decode_json
+from weir.wire.values import decode_json, json_bytes
 
 if TYPE_CHECKING:
     from weir.serving.handle import ModelHandle, Models
@@ -416,7 +418,9 @@ def load_arguments(parameters: Mapping[str, Any], control: Control, own: Mapping
 def _config(value: Any) -> dict[str, Any]:
     if not isinstance(value, str):
         raise InvalidRequest(f"parameter 'config'={brief(value)}: must be a JSON object as text")
-    config = parse(decode_json, value.encode(), "a configuration")
+    text = value.encode()
+    charge_values(len(text), partial(json_bytes, text))
+    config = parse(decode_json, text, "a configuration")
     if not isinstance(config, dict):
         raise InvalidRequest(f"parameter 'config'={brief(value)}: must be a JSON object as text")
     return config

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy
 
 from weir.errors import InvalidRequest, MethodNotAllowed, Unsupported, WeirError
-from weir.messages import KSERVE
+from weir.messages import JSON, KSERVE
+from weir.protocols.account import charge_values
 from weir.protocols.content_negotiation import accepted_coding, coding_of, decompress
 from weir.protocols.entries import CLASS, CLASS_HEADER, QueueEntry, Schedule, class_offset
 from weir.protocols.exchange import EventSource, Exchange
@@ -35,7 +36,8 @@ from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write, contiguous_bytes, write_response
 from weir.wire.kserve_json import REGION, Body, read_generate, write_generated
 from weir.wire.status import kserve_code
-from weir.wire.tensors import DTYPES, Arrays
+from weir.wire.tensors import DTYPES, Arrays, elements_bytes
+from weir.wire.values import values_bytes
 
 if TYPE_CHECKING:
     from weir.serving.handle import ModelHandle, Models
@@ -156,10 +158,24 @@ def read_body(head: KserveHead, body: Body, memory: Memory) -> InferenceRequest:
     return request
 
 
+def _charge_values(header_length: int | None, body: Body) -> None:
+    """Charge what is decoded of `body`: JSON, or the header before binary tensors, and those of BYTES."""
+
+    def count() -> int:
+        if header_length is None:
+            return values_bytes(body, JSON)
+        header = bytes(body[:header_length])
+        size = values_bytes(header, JSON)
+        return size + (elements_bytes(body[header_length:]) if kserve_binary.may_have_texts(header) else 0)
+
+    charge_values(len(body), count)
+
+
 def _read_request(head: KserveHead, body: Body, memory: Memory) -> InferenceRequest:
     name, version = head.service.facts.name, head.version
     if not len(body):
         raise InvalidRequest("body: is empty, must be an inference request")
+    _charge_values(head.header_length, body)
     if head.header_length is None:
         return kserve_json.read_request(body, name, version, find=memory.find)
     if not head.header_length:
@@ -280,9 +296,12 @@ class KserveProtocol:
 
     async def _read_generate(self, exchange: Exchange, head: KserveHead, body: bytes) -> InferenceRequest:
         inputs = inference_of(head.service).inputs(head.service)
-        request = await exchange.read(
-            len(body), partial(read_generate, body, inputs, head.service.facts.name, head.version)
-        )  # fmt: skip
+
+        def read() -> InferenceRequest:
+            charge_values(len(body), partial(values_bytes, body, JSON))
+            return read_generate(body, inputs, head.service.facts.name, head.version)
+
+        request = await exchange.read(len(body), read)
         exchange.charge(sum([each.array.nbytes for each in request.inputs]))
         return request
 

@@ -15,6 +15,7 @@ import signal
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -33,9 +34,10 @@ from weir.errors import (
     Unauthorized,
     WeirError,
 )
+from weir.messages import JSON
 from weir.protocols.access import Control
-from weir.protocols.account import CLAIM, Account
-from weir.protocols.offloading import read_charged
+from weir.protocols.account import CLAIM, Account, charge_values
+from weir.protocols.offloading import off_loop
 from weir.serving.settings import LONGEST_TIMEOUT
 from weir.telemetry.logs import get_logger
 from weir.text_models.texts import Text
@@ -48,6 +50,7 @@ from weir.text_server.bert_as_service.zmtp import Event, Received, Subscribed, p
 from weir.text_server.exchange import EmbeddingContext, TextExchange
 from weir.text_server.texts import Encoded, TextOptions
 from weir.wire.status import http_code
+from weir.wire.values import values_bytes
 
 MAX_TOPICS = 256  # subscriptions of one peer
 OVERHEAD = 4096  # bytes that each message counts in addition to its size, as many small messages take memory too
@@ -387,6 +390,7 @@ class RequestHandler:
         self._tasks: dict[bytes, set[asyncio.Task[None]]] = {}  # by topic
         self._cancels = Paced(self._cancelled_all)
         self._retries = Paced()
+        self._is_beyond = False
         self._retrying = asyncio.Semaphore(RETRYING)
         self._cancelling: set[bytes] = set()  # topics whose tasks are all in `_cancels`
         self.in_flight = 0
@@ -448,10 +452,7 @@ class RequestHandler:
             self._check_answer(request.size, size)
             await publisher.room(topic, size + OVERHEAD)
             room = size + OVERHEAD
-            # The message is charged, and the encoder charges the texts. A refusal here would reach stock clients, which do not try again.
-            texts = await read_charged(received, partial(frames.read_texts, request))
-            request = request._replace(payload=b"")  # free the payload, as the texts are decoded
-            encoded = await self._encode(exchange, texts)
+            encoded = await self._encode(exchange, request)
             self._check_answer(request.size, encoded.vectors.nbytes)
             if encoded.foreign:
                 exchange.warn_of_ids(encoded.foreign)
@@ -467,11 +468,11 @@ class RequestHandler:
             if room:
                 publisher.made(topic, room)
 
-    async def _encode(self, exchange: TextExchange, texts: Sequence[Text]) -> Encoded:
-        """Return the vectors. If the queue is full, try again until it has room: stock clients neither send a request again nor state a deadline."""
-        options = TextOptions(whole_words=True, want_tokens=self._context.settings.zmq_show_tokens)
+    async def _encode(self, exchange: TextExchange, request: ZeroMqRequest) -> Encoded:
+        """Return the vectors. If the queue is full or the texts have no room in memory, try again until there is room: stock clients neither send a request
+        again nor state a deadline. What waits is only the message, which is charged."""
         try:
-            return await exchange.encode(texts, options, exchange.timeout)
+            return await self._encode_once(exchange, request)
         except CapacityError as error:
             wait = self._wait_after(error)
         if self._retrying.locked():
@@ -481,9 +482,28 @@ class RequestHandler:
                 await asyncio.sleep(wait)
                 await self._retries.turn()
                 try:
-                    return await exchange.encode(texts, options, exchange.timeout)
+                    with self._beyond():
+                        return await self._encode_once(exchange, request)
                 except CapacityError as error:
                     wait = max(self._wait_after(error), min(2.0 * wait, _LONGEST_WAIT))
+
+    @contextmanager
+    def _beyond(self) -> Iterator[None]:
+        """Let one request at a time exceed the account: messages that wait may fill it, and would wait for each other for ever."""
+        claim = CLAIM.get()
+        if claim is None or self._is_beyond:
+            yield
+            return
+        self._is_beyond = claim.beyond = True
+        try:
+            yield
+        finally:
+            self._is_beyond = claim.beyond = False
+
+    async def _encode_once(self, exchange: TextExchange, request: ZeroMqRequest) -> Encoded:
+        texts = await off_loop(len(request.payload), partial(_read_texts, request))
+        options = TextOptions(whole_words=True, want_tokens=self._context.settings.zmq_show_tokens)
+        return await exchange.encode(texts, options, exchange.timeout)
 
     def _wait_after(self, error: CapacityError) -> float:
         """Return after how many seconds a request that was refused may be tried again. Raises `error` if it is refused for good."""
@@ -567,6 +587,11 @@ class RequestHandler:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _read_texts(request: ZeroMqRequest) -> list[Text]:
+    charge_values(len(request.payload), partial(values_bytes, request.payload, JSON))
+    return frames.read_texts(request)
 
 
 def _client_name(request: ZeroMqRequest) -> str:

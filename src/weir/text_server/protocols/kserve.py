@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, UnsupportedMediaType, WeirError, brief
 from weir.messages import JSON, OCTETS, Dispatch
 from weir.model import Tensor
-from weir.protocols.account import room
+from weir.protocols.account import charge_values
 from weir.protocols.entries import (
     ItemHead,
     check_outputs,
@@ -27,7 +27,6 @@ from weir.protocols.entries import (
     select_outputs,
 )
 from weir.protocols.inference import ItemsResponse
-from weir.protocols.offloading import values_size
 from weir.telemetry.tracecontext import child_of
 from weir.text_models.model import ITEM_RULE
 from weir.text_models.packing import packed
@@ -48,7 +47,7 @@ from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters,
 from weir.wire.schema import read_document
 from weir.wire.status import http_code, kserve_code
 from weir.wire.tensors import TEXT_BYTES
-from weir.wire.values import decode, split
+from weir.wire.values import decode, split, values_bytes
 
 if TYPE_CHECKING:
     from weir.protocols.exchange import Exchange
@@ -369,9 +368,11 @@ class TextInference:
         return ItemsResponse(size, write, dispatch, arrival, mark_headers(cut, groups.foreign), beside)
 
     async def _items(self, head: ItemHead, body: bytes, call: "Exchange") -> list[Item | WeirError]:
-        read = partial(read_items, head, body, self._context, self._encoder)
-        with room(await values_size(body, head.content_type)):
-            return await call.read(_ITEM_BYTES * len(body), read)
+        def read() -> list[Item | WeirError]:
+            charge_values(len(body), partial(values_bytes, body, head.content_type))
+            return read_items(head, body, self._context, self._encoder)
+
+        return await call.read(_ITEM_BYTES * len(body), read)
 
 
 class ItemGroups:

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from weir.errors import InvalidRequest, WeirError
 from weir.frontends.http.fast.native import HttpRequest, Step
 from weir.messages import JSON, Dispatch, Kind
+from weir.protocols.account import charge_values
 from weir.protocols.entries import (
     QueueEntry,
     Schedule,
@@ -45,10 +46,10 @@ from weir.protocols.shared_memory import Memory
 from weir.serving.delivery import discard, is_block
 from weir.serving.handle import ModelFacts, ModelHandle
 from weir.wire.inference import HEAD, ArenaArrays, InferenceRequest
-from weir.wire.kserve_binary import binary_outputs, bytes_to_write, lead
+from weir.wire.kserve_binary import binary_outputs, bytes_to_write, lead, may_have_texts
 from weir.wire.kserve_json import Body, BodyPeek, Outline
 from weir.wire.tensors import Arrays
-from weir.wire.values import SMALL_BODY
+from weir.wire.values import SMALL_BODY, objects_bytes
 
 if TYPE_CHECKING:
     from weir.frontends.http.fast.connection import Connection
@@ -109,7 +110,7 @@ class KserveRequest(HttpRequest):
         if len(body) <= LONG_BODY:
             return len(body)
         header = bytes(body[:length])
-        if length > LONG_BODY or b"BYTES" in header or b"\\" in header:  # BYTES may be written with an escape
+        if length > LONG_BODY or may_have_texts(header):
             return len(body)
         return length
 
@@ -139,6 +140,7 @@ class KserveRequest(HttpRequest):
 
     def _undecoded(self, body: Body, outline: BodyPeek) -> Outline | None:
         """Return the rows, batch key and parameters of a `body` that the worker can read; None if it cannot."""
+        charge_values(len(body), lambda: objects_bytes(bytes(body)))
         found = outline(body)
         return None if found.for_server or found.rows > self.head.service.facts.batching.max_batch_size else found
 

@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 import httptools
 
-from weir.errors import InvalidRequest, Unauthorized, WeirError
+from weir.errors import InvalidRequest, ModelNotReady, Unauthorized, WeirError
 from weir.protocols.access import Access
 from weir.protocols.native import content_length
 from weir.protocols.response import HttpResponse
@@ -267,6 +267,8 @@ def make_plan(
                 _settle(plan, http_head, settings)
                 return plan
         except WeirError as error:
+            if isinstance(error, ModelNotReady) and error.read is not None:
+                break  # the application reads the model first
             plan.error = error
             plan.service = handler.named(path)
             return plan

@@ -1,0 +1,237 @@
+"""Loads models when requests come for them, and ends those that must leave: what policy/residency.py decides, with processes."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from weir.config import as_size, parse_size
+from weir.errors import ModelNotReady, WeirError
+from weir.policy.residency import Key, Presence, Residents, Room
+from weir.profiling.machine import memory_of
+from weir.serving.delivery import logger
+from weir.serving.generation import Generation
+from weir.workers.cpus import cpu_count
+
+MEASURE_EVERY = 5.0  # seconds between measurements of what loaded models take
+
+# Returns the bytes that a process takes; None if that is unknown.
+Measure = Callable[[int], int | None]
+
+
+class Residency:
+    """Decides for the generations of a server when they run. It is their OnDemand.
+
+    Arguments:
+        limits: the memory that all may take together.
+        pinned: the names of the models that stay.
+        clock: that of the services.
+        measure: measures a process.
+    """
+
+    def __init__(
+        self, limits: Room, pinned: frozenset[str] = frozenset(), *, clock: Callable[[], float], measure: Measure = memory_of
+    ) -> None:  # fmt: skip
+        self.core = Residents(limits, at_once=cpu_count())
+        self.pinned = pinned
+        self.clock = clock
+        self._measure = measure
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loads: dict[Generation, asyncio.Future[None]] = {}  # that somebody awaits
+        self._watching: asyncio.Task[None] | None = None
+        self._over = False  # whether more than there is was taken when it was measured last
+
+    # OnDemand.
+
+    def wanted(self, generation: Generation, deadline: float, now: float) -> WeirError | None:
+        """See OnDemand."""
+        if generation not in self.core.models:
+            workers = generation.workers
+            declared = Room(
+                *(float(parse_size(each or 0) or 0) for each in (workers.needs_memory, workers.needs_gpu_memory))
+            )
+            self.core.add(generation, declared, pinned=generation.facts.name in self.pinned)
+        refusal = self.core.ask(generation, deadline, now)
+        self._go_on()
+        if refusal is None:
+            return None
+        return ModelNotReady(
+            f"model {generation.label!r} is not ready: {refusal.reason}", retry_after=refusal.retry_after
+        )
+
+    async def load(self, generation: Generation) -> None:
+        """See OnDemand."""
+        loaded = self._loads.setdefault(generation, asyncio.get_running_loop().create_future())
+        refusal = self.wanted(generation, float("inf"), self.clock())
+        if refusal is not None:
+            del self._loads[generation]
+            raise refusal
+        await asyncio.shield(loaded)
+
+    def ended(self, generation: Generation) -> None:
+        """See OnDemand."""
+        self.core.remove(generation)
+        self._go_on()
+
+    def explain(self, generation: Generation) -> dict[str, Any]:
+        """See OnDemand."""
+        model = self.core.models.get(generation)
+        if model is None:
+            return {"state": Presence.AVAILABLE.value, "reason": ""}
+        now = self.clock()
+        taken = model.measured or Room()
+        coming = model.presence in (Presence.WAITING, Presence.LOADING)
+        return {
+            "state": model.presence.value,
+            "reason": model.reason,
+            "pinned": model.pinned,
+            "memory_bytes": int(taken.memory),
+            "gpu_memory_bytes": int(taken.gpu_memory),
+            "load_seconds": model.load_seconds,
+            "rate": model.rate_at(now),
+            "ready_in_seconds": self.core.time_to_load(generation, now) if coming else None,
+        }
+
+    async def close(self) -> None:
+        """Load and end nothing more. Idempotent."""
+        tasks = [*self._tasks, *([] if self._watching is None else [self._watching])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # The work.
+
+    def _go_on(self) -> None:
+        """Take all steps that can be taken now."""
+        now = self.clock()
+        self._observe(now)
+        while (step := self.core.next_step(now, _is_idle)) is not None:
+            generation = _generation(step.load)
+            if step.leave:
+                for each in step.leave:
+                    self._evict(_generation(each), f"evicted for {generation.label!r}")
+            else:
+                self.core.begin(generation, now)
+                self._spawn(self._load(generation))
+
+    def _observe(self, now: float) -> None:
+        for key, model in self.core.models.items():
+            model.observe(now, _generation(key).arrivals)
+
+    def _evict(self, generation: Generation, reason: str) -> None:
+        self.core.leave(generation, self.clock(), reason)
+        logger.info("model %r: %s", generation.label, reason)
+        self._spawn(self._end(generation))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _load(self, generation: Generation) -> None:
+        error: Exception | None = None
+        try:
+            await generation.begin()
+            taken = await self._taken([generation])
+        except Exception as failure:
+            error = failure
+            if generation in self.core.models:  # it was not stopped meanwhile
+                self._failed(generation, failure)
+        else:
+            if generation in self.core.models:
+                error = self._loaded(generation, taken[generation])
+        self._tell(generation, error)
+        self._go_on()
+
+    def _failed(self, generation: Generation, error: Exception) -> None:
+        reason = error.message if isinstance(error, WeirError) else str(error) or type(error).__name__
+        pause = self.core.failed(generation, reason.partition("\n")[0], self.clock())
+        logger.error("model %r: failed to load, and is not tried again for %.3g s: %s", generation.label, pause, reason)
+        generation.renew()
+
+    def _loaded(self, generation: Generation, taken: Room) -> Exception | None:
+        """Note that it is loaded; return the error if it cannot stay."""
+        stays = self.core.loaded(generation, taken, self.clock())
+        model = self.core.models[generation]
+        logger.info("model %r: loaded in %.3g s, takes %s", generation.label, model.load_seconds, as_size(taken.memory))
+        if not stays:
+            error = ModelNotReady(f"model {generation.label!r} is not ready: {model.reason}")
+            logger.error("%s", error.message)
+            self._evict(generation, model.reason)
+            return error
+        self._make_room({})
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+        return None
+
+    def _tell(self, generation: Generation, error: Exception | None) -> None:
+        waiting = self._loads.pop(generation, None)
+        if waiting is None or waiting.done():
+            return
+        if error is None:
+            waiting.set_result(None)
+        else:
+            waiting.set_exception(error)
+            waiting.exception()  # its caller may have left
+
+    async def _end(self, generation: Generation) -> None:
+        try:
+            await generation.sleep()
+        finally:
+            if generation in self.core.models:
+                self.core.left(generation, self.clock())
+        self._go_on()
+
+    async def _watch(self) -> None:
+        """Measure again and again what the loaded models take, and make room if they have grown."""
+        while True:
+            await asyncio.sleep(MEASURE_EVERY)
+            await self.measure()
+
+    async def measure(self) -> None:
+        """Measure what the loaded models take, and make room if they have grown beyond what there is."""
+        loaded = [_generation(key) for key, model in self.core.models.items() if model.presence is Presence.LOADED]
+        taken = await self._taken(loaded)
+        still: dict[Key, Room] = {
+            each: room
+            for each, room in taken.items()
+            if each in self.core.models and self.core.models[each].presence is Presence.LOADED
+        }
+        self._make_room(still)
+
+    def _make_room(self, taken: dict[Key, Room]) -> None:
+        now = self.clock()
+        self._observe(now)
+        before = {key: self.core.models[key].measured or Room() for key in taken}
+        leaving = self.core.measure(taken, now, _is_idle)
+        is_over = not self.core.used.fits(self.core.limits)
+        if is_over and (leaving or not self._over):
+            grown = max(taken, key=lambda key: taken[key].memory - before[key].memory, default=None)
+            logger.warning(
+                "the models take %s, of model_memory=%s%s; %s",
+                as_size(self.core.used.memory), as_size(self.core.limits.memory),
+                "" if grown is None else f"; {_generation(grown).label!r} has grown from {as_size(before[grown].memory)} to {as_size(taken[grown].memory)}",
+                f"evicting {', '.join(repr(_generation(key).label) for key in leaving)}" if leaving else "none can leave",
+            )  # fmt: skip
+        self._over = is_over
+        for key in leaving:
+            self._evict(_generation(key), "evicted since models have grown")
+
+    async def _taken(self, generations: list[Generation]) -> dict[Generation, Room]:
+        pids = {each: [state.pid for state in each.driver.executor.states()] for each in generations}
+        return await asyncio.to_thread(partial(self._rooms, pids))
+
+    def _rooms(self, pids: dict[Generation, list[int | None]]) -> dict[Generation, Room]:
+        return {
+            each: Room(float(sum(self._measure(pid) or 0 for pid in own if pid is not None)), 0.0)
+            for each, own in pids.items()
+        }
+
+
+def _generation(key: Key) -> Generation:
+    assert isinstance(key, Generation), "only generations are added"
+    return key
+
+
+def _is_idle(key: Key) -> bool:
+    return _generation(key).driver.is_idle

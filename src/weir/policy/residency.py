@@ -1,0 +1,361 @@
+"""Which models are in memory: a model is loaded when a request comes for it, and leaves when another one needs its room.
+
+A model that leaves has to be loaded again by its next request. What keeping it for a second saves is the rate of its requests times
+the time that a load takes; per byte, that is the index by which models stay. GreedyDual-Size (Cao and Irani, "Cost-Aware WWW
+Proxy Caching Algorithms", 1997) and Landlord (Young, "On-Line File Caching", 2002) weigh cost by size too, and know of a model's
+requests only that the last one is recent. Here its rate is estimated as policies estimate it (online/arrivals.py). A rate alone
+keeps models that were popular and forgets that requests come in sessions, so what came lately counts beside it: see RECENT.
+
+The caller does the work: it takes the steps that `next_step` returns, and says what came of them.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import inf
+from typing import NamedTuple
+
+from weir.config import as_size
+from weir.policy.backoff import Backoff
+from weir.policy.online.arrivals import Rate
+
+WINDOW_ROWS = 10.0  # mean gaps that the rate of a model is estimated over: its popularity drifts
+RECENT = 0.05  # a model whose last request is `s` seconds old counts as if RECENT / s more came per second
+SHORTEST_AGE = 1e-3  # seconds
+LOADS_WEIGHT = 0.3  # of the newest load in the mean time to load
+
+
+class Presence(StrEnum):
+    """Where a model is."""
+
+    AVAILABLE = "available"  # it has not been loaded yet
+    WAITING = "waiting"  # for its turn to load, or for room
+    LOADING = "loading"
+    LOADED = "loaded"
+    LEAVING = "leaving"
+    EVICTED = "evicted"
+    FAILED = "failed"
+
+
+IN_MEMORY = (Presence.LOADING, Presence.LOADED, Presence.LEAVING)
+
+
+class Room(NamedTuple):
+    """Bytes of the machine's memory and of its devices'."""
+
+    memory: float = 0.0
+    gpu_memory: float = 0.0
+
+    def plus(self, other: "Room") -> "Room":
+        """Return the sum."""
+        return Room(self.memory + other.memory, self.gpu_memory + other.gpu_memory)
+
+    def fits(self, limits: "Room") -> bool:
+        """Tell whether neither is more than in `limits`."""
+        return self.memory <= limits.memory and self.gpu_memory <= limits.gpu_memory
+
+    def share_of(self, limits: "Room") -> float:
+        """Return the part of `limits` that this takes, of both together."""
+        return self.memory / limits.memory + self.gpu_memory / limits.gpu_memory
+
+
+NOTHING = Room()
+
+
+class Refusal(NamedTuple):
+    """Why a request is refused, and after how many seconds it may come again (None: unknown)."""
+
+    reason: str
+    retry_after: float | None
+
+
+Key = Hashable  # names a model
+
+
+class NextStep(NamedTuple):
+    """What to do now: load a model, or first end those that must leave for it."""
+
+    load: Key
+    leave: list[Key]
+
+
+@dataclass
+class Resident:
+    """What is known of a model.
+
+    Attributes:
+        declared: what it says that it takes; zeros if it says nothing.
+        pinned: whether it stays once it is loaded.
+        presence: where it is.
+        reason: why it is there; "" if there is nothing to say.
+        measured: what it took when it was measured last; None before that.
+        load_seconds: the mean time to load it; None before the first load.
+        since: when it came into its presence, in seconds.
+    """
+
+    declared: Room = NOTHING
+    pinned: bool = False
+    presence: Presence = Presence.AVAILABLE
+    reason: str = ""
+    measured: Room | None = None
+    load_seconds: float | None = None
+    since: float = 0.0
+    may_load_at: float = -inf
+    backoff: Backoff = field(default_factory=Backoff)
+    rate: Rate = field(default_factory=lambda: Rate(WINDOW_ROWS, enough=0))
+    arrivals: int = 0
+    last_arrival: float | None = None
+
+    def observe(self, now: float, arrivals: int) -> None:
+        """Take note that so many of its rows had ever arrived at the instant `now`."""
+        count = arrivals - self.arrivals
+        if count <= 0:
+            return
+        if self.last_arrival is None:
+            self.rate.least, self.rate.most = SHORTEST_AGE, inf
+        elif now > self.last_arrival:
+            self.rate.learn(count, now - self.last_arrival)
+        self.arrivals, self.last_arrival = arrivals, now
+
+    def rate_at(self, now: float) -> float:
+        """Return the rate at which its requests are expected, in rows per second."""
+        if self.last_arrival is None:
+            return 0.0
+        age = now - self.last_arrival
+        return self.rate.after(age) + RECENT / max(age, SHORTEST_AGE)
+
+
+class Residents:
+    """All models of a server, and the memory that they may take together.
+
+    `limits` are infinite where there is no limit. `at_once` models load side by side. Instants and durations are in seconds.
+    """
+
+    def __init__(self, limits: Room, at_once: int = 1) -> None:
+        self.limits = limits
+        self.models: dict[Key, Resident] = {}
+        self.evictions = 0
+        self._at_once = at_once
+        self._queue: dict[Key, None] = {}  # those that wait, the first first
+        self._again: set[Key] = set()  # those that are leaving and wanted again
+
+    def add(self, name: Key, declared: Room = NOTHING, *, pinned: bool = False) -> Resident:
+        """Add a model, or describe a known one again; return it. Then it may be loaded at once, whatever failed before."""
+        model = self.models.setdefault(name, Resident())
+        model.declared, model.pinned = declared, pinned
+        model.may_load_at = -inf
+        model.backoff.loaded()
+        return model
+
+    def remove(self, name: Key) -> None:
+        """Forget a model, which takes no memory any more."""
+        self.models.pop(name, None)
+        self._queue.pop(name, None)
+        self._again.discard(name)
+
+    # Requests.
+
+    def ask(self, name: Key, deadline: float, now: float) -> Refusal | None:
+        """Have the model loaded for a request that must be answered by `deadline`. Return why the request cannot wait for that; None
+        if it can."""
+        model = self.models[name]
+        if now < model.may_load_at:
+            return Refusal(model.reason, None if model.may_load_at == inf else model.may_load_at - now)
+        if not model.declared.fits(self.limits):
+            model.may_load_at = inf
+            self._move(name, Presence.FAILED, now, self._too_large(model.declared, model.declared))
+            return Refusal(model.reason, None)
+        if model.presence is Presence.LEAVING:
+            self._again.add(name)
+        elif model.presence not in (*IN_MEMORY, Presence.WAITING):
+            self._wait(name, now)
+        left = self.time_to_load(name, now)
+        if left is not None and now + left >= deadline:
+            return Refusal(f"loading; ready in about {left:.3g} s", left)
+        return None
+
+    def time_to_load(self, name: Key, now: float) -> float | None:
+        """Return in about how many seconds the model is loaded; None if too little is known."""
+        model = self.models[name]
+        own = self._load_seconds(model)
+        if own is None:
+            return None
+        if model.presence is Presence.LOADING:
+            return max(0.0, model.since + own - now)
+        ahead = [self._load_seconds(self.models[other]) or 0.0 for other in self._before(name)]
+        return own + sum(ahead) / self._at_once
+
+    def _before(self, name: Key) -> list[Key]:
+        loading = [other for other, model in self.models.items() if model.presence is Presence.LOADING]
+        waiting = list(self._queue)
+        return loading[self._at_once - 1 :] + waiting[: waiting.index(name)] if name in self._queue else []
+
+    def _load_seconds(self, model: Resident) -> float | None:
+        if model.load_seconds is not None:
+            return model.load_seconds
+        known = [other.load_seconds for other in self.models.values() if other.load_seconds is not None]
+        return sum(known) / len(known) if known else None
+
+    # Loads.
+
+    def next_step(self, now: float, is_idle: Callable[[Key], bool]) -> NextStep | None:
+        """Return what to do now, if anything. `is_idle` tells whether a model has no request.
+
+        The first that waits is the next to load: none that needs little passes one that needs much. Models with requests leave
+        only where those without are not enough; they finish what they have.
+        """
+        loading = self.count(Presence.LOADING)
+        if not self._queue or loading >= self._at_once:
+            return None
+        name = next(iter(self._queue))
+        needed = self._expected(self.models[name])
+        if self.used.plus(needed).fits(self.limits):
+            return NextStep(name, [])
+        staying = self._staying.plus(needed)
+        victims = [] if staying.fits(self.limits) else self._victims(staying, now, is_idle)
+        if victims:
+            return NextStep(name, victims)
+        # None is left that could go. What is on its way must be there before it is known that there is no room.
+        return None if loading or self.count(Presence.LEAVING) else NextStep(name, [])
+
+    def _victims(self, used: Room, now: float, is_idle: Callable[[Key], bool]) -> list[Key]:
+        """Return which models must leave so that `used` fits: those of the smallest index, without those that need not go after all."""
+        loaded = [name for name, each in self.models.items() if each.presence is Presence.LOADED and not each.pinned]
+        order = sorted(loaded, key=lambda name: (not is_idle(name), self.index(name, now), self._last(name)))
+        chosen: list[Key] = []
+        for name in order:
+            if used.fits(self.limits):
+                break
+            chosen.append(name)
+            used = _less(used, self._expected(self.models[name]))
+        for name in reversed(chosen[:-1]):
+            with_it = used.plus(self._expected(self.models[name]))
+            if with_it.fits(self.limits):
+                chosen.remove(name)
+                used = with_it
+        return chosen
+
+    def _last(self, name: Key) -> float:
+        last = self.models[name].last_arrival
+        return -inf if last is None else last
+
+    def index(self, name: Key, now: float) -> float:
+        """Return by how much it is better to keep a loaded model than others: rate times seconds to load, per part of the memory."""
+        model = self.models[name]
+        size = self._expected(model).share_of(self.limits)
+        return model.rate_at(now) * (model.load_seconds or 0.0) / size if size else inf
+
+    def begin(self, name: Key, now: float) -> None:
+        """Note that the load has begun."""
+        self._queue.pop(name, None)
+        self._move(name, Presence.LOADING, now)
+
+    def loaded(self, name: Key, taken: Room, now: float) -> bool:
+        """Note that the model is loaded and was measured. Return whether it may stay: it must fit without those that may leave."""
+        model = self.models[name]
+        seconds = now - model.since
+        before = model.load_seconds
+        model.load_seconds = seconds if before is None else before + LOADS_WEIGHT * (seconds - before)
+        model.backoff.loaded()
+        model.measured = taken
+        self._move(name, Presence.LOADED, now)
+        needed = self._expected(model)
+        for each, other in self.models.items():
+            if other.pinned and each != name and other.presence in IN_MEMORY:
+                needed = needed.plus(self._expected(other))
+        if model.pinned or needed.fits(self.limits):
+            return True
+        model.may_load_at = inf
+        model.reason = self._too_large(self._expected(model), needed)
+        return False
+
+    def failed(self, name: Key, reason: str, now: float) -> float:
+        """Note that the load failed. Return for how many seconds requests are refused."""
+        model = self.models[name]
+        pause = model.backoff.failed_to_load()
+        model.may_load_at = now + pause
+        self._move(name, Presence.FAILED, now, reason)
+        return pause
+
+    # Leaving.
+
+    def leave(self, name: Key, now: float, reason: str) -> None:
+        """Note that the model ends now, and that its memory is free when it has ended."""
+        self.evictions += 1
+        self._move(name, Presence.LEAVING, now, reason)
+
+    def left(self, name: Key, now: float) -> None:
+        """Note that it has ended. It is loaded again if it is wanted meanwhile."""
+        model = self.models[name]
+        if model.may_load_at == inf:
+            self._again.discard(name)
+            self._move(name, Presence.FAILED, now, model.reason)
+            return
+        self._move(name, Presence.EVICTED, now, model.reason)
+        if name in self._again:
+            self._again.discard(name)
+            self._wait(name, now)
+
+    def measure(self, taken: dict[Key, Room], now: float, is_idle: Callable[[Key], bool]) -> list[Key]:
+        """Note what loaded models take now. Return those that must leave since together they take more than there is."""
+        for name, room in taken.items():
+            self.models[name].measured = room
+        staying = self._staying
+        return [] if staying.fits(self.limits) else self._victims(staying, now, is_idle)
+
+    # Memory.
+
+    @property
+    def used(self) -> Room:
+        """What the models in memory take, or are expected to."""
+        return self._sum(IN_MEMORY)
+
+    @property
+    def _staying(self) -> Room:
+        return self._sum((Presence.LOADING, Presence.LOADED))
+
+    def _sum(self, presences: tuple[Presence, ...]) -> Room:
+        total = NOTHING
+        for model in self.models.values():
+            if model.presence in presences:
+                total = total.plus(self._expected(model))
+        return total
+
+    def count(self, *presences: Presence) -> int:
+        """Return how many models are in one of `presences`."""
+        return sum(model.presence in presences for model in self.models.values())
+
+    def _expected(self, model: Resident) -> Room:
+        """Return what the model takes: as measured, or declared if that is more; before both, what others take on average."""
+        if model.measured is not None:
+            return Room(*map(max, model.measured, model.declared))
+        if any(model.declared):
+            return model.declared
+        return _mean([other.measured for other in self.models.values() if other.measured is not None])
+
+    def _too_large(self, own: Room, needed: Room) -> str:
+        """Return why a model that takes `own` cannot stay; with those that stay, it would be `needed`."""
+        name = "memory" if needed.memory > self.limits.memory else "gpu_memory"
+        taken, total, limit = (as_size(getattr(each, name)) for each in (own, needed, self.limits))
+        name = f"model_{name}"
+        beside = "" if own == needed else f", {total} with those that stay"
+        return f"it takes {taken}{beside}, and {name}={limit} is for all models together; raise {name} or pin fewer"
+
+    def _wait(self, name: Key, now: float) -> None:
+        self._move(name, Presence.WAITING, now)
+        self._queue[name] = None
+
+    def _move(self, name: Key, presence: Presence, now: float, reason: str = "") -> None:
+        model = self.models[name]
+        model.presence, model.since, model.reason = presence, now, reason
+
+
+def _less(room: Room, other: Room) -> Room:
+    return Room(room.memory - other.memory, room.gpu_memory - other.gpu_memory)
+
+
+def _mean(rooms: Iterable[Room]) -> Room:
+    found = list(rooms)
+    if not found:
+        return NOTHING
+    return Room(*(sum(values) / len(found) for values in zip(*found, strict=True)))

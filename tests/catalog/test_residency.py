@@ -1,0 +1,338 @@
+"""Models come when requests come for them and leave when others need their room; no request is lost by that."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from math import inf
+from typing import Any
+
+import pytest
+from tests.catalog.workshop import Shelf
+from tests.serving.kit import Square, turns
+
+from weir import DeadlineExceeded, Draining, ModelError, ModelNotFound, ModelNotReady, Service
+from weir.catalog.manager import Manager
+from weir.catalog.registry import Registry
+from weir.catalog.residency import Residency
+from weir.catalog.sources import ModelToServe, Parameters
+from weir.policy.residency import Room
+from weir.protocols.exchange import once_read
+from weir.testing import FakeExecutor
+from weir.workers.executor import Listener
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(main)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  (there is no event to wait for)
+            await asyncio.sleep(0.001)
+
+
+class Gated(FakeExecutor):
+    """Starts when the test opens the gate of its house; takes what its house says."""
+
+    def __init__(self, house: "House", name: str) -> None:
+        super().__init__(lambda batch: [[name, item] for item in batch] if house.answers else [])
+        if not house.answers:
+            self._answer = None
+        self._house = house
+        self._name = name
+
+    async def start(self, listener: Listener) -> None:
+        self._house.starts.append(self._name)
+        await self._house.gate.wait()
+        if self._name in self._house.fails:
+            raise ModelError(f"{self._name}: no weights")
+        await super().start(listener)
+        for state in self._states.values():
+            state.pid = self._house.pids.setdefault(self._name, len(self._house.pids) + 1)
+
+
+class House:
+    """A repository of models on demand: `memory` is for all; each takes what `takes` has for it, or 1."""
+
+    def __init__(self, *names: str, memory: float = 2.0, pinned: tuple[str, ...] = (), **settings: Any) -> None:
+        self.shelf = Shelf(**{name: {"": name} for name in names})
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.answers = True
+        self.starts: list[str] = []
+        self.reads: list[str] = []
+        self.fails: set[str] = set()
+        self.takes: dict[str, int] = {}
+        self.pids: dict[str, int] = {}
+        self.executors: dict[str, list[Gated]] = {}
+        self.settings: dict[str, Any] = {"policy": "greedy", **settings}
+        self.residency = Residency(
+            Room(memory, inf), frozenset(pinned), clock=time.monotonic, measure=lambda pid: self.takes.get(self.name(pid), 1)
+        )  # fmt: skip
+        self.registry = Registry([])
+        self.manager = Manager(self.registry, self.shelf, self.make, residency=self.residency)
+
+    def name(self, pid: int) -> str:
+        return next(name for name, each in self.pids.items() if each == pid)
+
+    def make(self, model: ModelToServe, parameters: Parameters | None = None, *, fresh: bool = False) -> Service:
+        self.reads.append(model.name)
+
+        def executor(*_: Any, **__: Any) -> Gated:
+            made = Gated(self, model.name)
+            self.executors.setdefault(model.name, []).append(made)
+            return made
+
+        return Service(Square, name=model.name, executor=executor, on_demand=self.residency, **self.settings)
+
+    async def find(self, name: str) -> Service:
+        """Return the service as channels find it."""
+        return await once_read(lambda: self.registry.get(name))
+
+    async def ask(self, name: str, item: Any = 0, **options: Any) -> Any:
+        return await (await self.find(name)).infer(item, **options)
+
+    def states(self) -> dict[str, str]:
+        found = {}
+        for name, service in self.registry.services.items():
+            assert service.residency is not None
+            found[name] = service.residency["state"]
+        return found
+
+    async def finish(self, name: str, number: int) -> None:
+        """Have the executor of that number of the model answer its batch, once it has one."""
+        await until(lambda: any(each.pending for each in self.executors.get(name, [])[number:]))
+        self.executors[name][number].answer_next(lambda batch: [[name, item] for item in batch])
+
+    def has_work(self, name: str) -> bool:
+        """Tell whether a batch of the model runs."""
+        return any(each.pending for each in self.executors.get(name, []))
+
+    def running(self) -> list[str]:
+        """The names of the models whose workers run."""
+        return [
+            name for name, made in self.executors.items() if any(each.started and not each.stopped for each in made)
+        ]
+
+
+def test_concurrent_first_requests_read_and_load_a_model_once() -> None:
+    async def main() -> None:
+        house = House("a", "b")
+        assert await asyncio.gather(*[house.ask("a", item) for item in range(5)]) == [["a", item] for item in range(5)]
+        assert house.reads == house.starts == ["a"]
+        await until(lambda: house.states() == {"a": "loaded"})
+        with pytest.raises(ModelNotFound):
+            await house.ask("c")
+        await house.manager.stop()
+        assert house.running() == []
+
+    run(main())
+
+
+def test_a_model_leaves_for_another_and_comes_back() -> None:
+    async def main() -> None:
+        house = House("a", "b", "c")
+        for name in "abc":
+            assert await house.ask(name) == [name, 0]
+        await until(lambda: house.states() == {"a": "evicted", "b": "loaded", "c": "loaded"})
+        assert house.running() == ["b", "c"]
+        held = house.registry.get("a")
+        assert held.ready
+        assert await held.infer(7) == ["a", 7]  # a handle from before
+        assert house.starts == ["a", "b", "c", "a"]
+        assert len(house.running()) == 2
+        await house.manager.stop()
+
+    run(main())
+
+
+def test_a_model_with_a_request_in_flight_finishes_it_before_it_leaves() -> None:
+    async def main() -> None:
+        house = House("a", "b", memory=1.0)
+        house.answers = False
+        slow = asyncio.ensure_future(house.ask("a", 1))
+        await until(lambda: house.has_work("a"))
+        other = asyncio.ensure_future(house.ask("b", 2))
+        await until(lambda: house.states().get("a") == "leaving")
+        again = asyncio.ensure_future(house.ask("a", 3))  # it waits for the next load
+        await turns(9)
+        assert house.running() == ["a"]
+        assert house.starts == ["a"]
+        await house.finish("a", 0)
+        assert await slow == ["a", 1]
+        await house.finish("b", 0)
+        assert await other == ["b", 2]
+        await house.finish("a", 1)
+        assert await again == ["a", 3]
+        assert house.executors["a"][0].stopped
+        await house.manager.stop()
+
+    run(main())
+
+
+def test_a_request_of_a_model_that_is_leaving_can_be_cancelled() -> None:
+    async def main() -> None:
+        house = House("a", "b", memory=1.0)
+        house.answers = False
+        service = await house.find("a")
+        call = service.infer(1)
+        await until(lambda: house.has_work("a"))
+        other = asyncio.ensure_future(house.ask("b", 2))
+        await until(lambda: house.states().get("a") == "leaving")
+        service.cancel(call)
+        await turns()
+        assert len(house.executors["a"][0].cancelled) == 1
+        house.executors["a"][0].answer_next(lambda batch: batch)
+        await until(lambda: house.has_work("b"))
+        house.executors["b"][0].answer_next(lambda batch: batch)
+        assert await other == 2
+        await house.manager.stop()
+
+    run(main())
+
+
+def test_a_model_that_does_not_load_is_refused_quickly_until_it_is_tried_again() -> None:
+    async def main() -> None:
+        house = House("a")
+        house.fails.add("a")
+        with pytest.raises(ModelNotReady, match="a: no weights"):
+            await house.ask("a")
+        with pytest.raises(ModelNotReady, match="model 'a' is not ready: a: no weights") as refused:
+            await house.ask("a")
+        assert refused.value.retry_after is not None
+        assert 0.0 < refused.value.retry_after <= 0.1
+        assert house.starts == ["a"]
+        assert house.states() == {"a": "failed"}
+        house.fails.clear()
+        await asyncio.sleep(refused.value.retry_after)
+        assert await house.ask("a", 1) == ["a", 1]
+        await house.manager.stop()
+
+    run(main())
+
+
+def test_a_description_that_cannot_be_read_is_refused_quickly_until_it_is_tried_again() -> None:
+    async def main() -> None:
+        house = House("a")
+        house.shelf.models["a"][""] = "broken"
+        for _ in range(3):
+            with pytest.raises(ModelNotReady, match="cannot be read") as refused:
+                await house.ask("a")
+        assert len(house.shelf.asked) == 1
+        house.shelf.models["a"][""] = "a"
+        await asyncio.sleep(refused.value.retry_after or 0.0)
+        assert await house.ask("a", 1) == ["a", 1]
+        await house.manager.stop()
+
+    run(main())
+
+
+def test_requests_that_cannot_wait_for_the_load_are_told_when_to_come_again() -> None:
+    async def main() -> None:
+        house = House("a", "b", memory=9.0)
+        house.gate.clear()
+        first = asyncio.ensure_future(house.ask("a", 1))
+        service = await house.find("a")
+        with pytest.raises(DeadlineExceeded):  # how long it takes is not known yet
+            await service.infer(2, timeout=0.05)
+        house.gate.set()
+        assert await first == ["a", 1]
+        house.gate.clear()
+        with pytest.raises(ModelNotReady, match="loading; ready in about") as refused:
+            await house.ask("b", 3, timeout=0.01)
+        assert refused.value.retry_after is not None
+        house.gate.set()
+        assert await house.ask("b", 4) == ["b", 4]
+        assert house.starts == ["a", "b"]
+        await house.manager.stop()
+
+    run(main())
+
+
+def test_a_model_that_takes_more_than_there_is_says_so() -> None:
+    async def main() -> None:
+        house = House("large", "declared", needs_memory=1)
+        house.takes["large"] = 3
+        assert await house.ask("large") == ["large", 0]  # only then it is known what it takes
+        await until(lambda: house.states() == {"large": "failed"})
+        with pytest.raises(ModelNotReady, match="it takes 3B, and model_memory=2B is for all models together"):
+            await house.ask("large")
+        house.settings["needs_memory"] = "4GB"
+        with pytest.raises(ModelNotReady, match="it takes 4GB, and model_memory=2B"):
+            await house.ask("declared")
+        assert house.starts == ["large"]
+        await house.manager.stop()
+        assert house.running() == []
+
+    run(main())
+
+
+def test_a_model_that_grows_evicts_others_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        house = House("a", "b")
+        for name in "ab":
+            await house.ask(name)
+        await until(lambda: house.states() == {"a": "loaded", "b": "loaded"})
+        house.takes["b"] = 2
+        await house.residency.measure()
+        await until(lambda: "evicted" in house.states().values())
+        assert "the models take 3B, of model_memory=2B; 'b' has grown from 1B to 2B; evicting '" in caplog.text
+        assert len(house.running()) == 1
+        await house.manager.stop()
+
+    run(main())
+
+
+def test_pinned_models_stay_and_are_loaded_at_the_start() -> None:
+    async def main() -> None:
+        house = House("a", "b", "c", memory=2.0, pinned=("a",))
+        await house.manager.load_model("a")
+        for name in "bcb":
+            await house.ask(name)
+        await until(lambda: house.states()["a"] == "loaded")
+        assert house.starts == ["a", "b", "c", "b"]
+        await house.manager.stop()
+
+    run(main())
+
+
+def test_an_unloaded_model_is_read_and_loaded_again_by_the_next_request() -> None:
+    async def main() -> None:
+        house = House("a")
+        assert await house.ask("a", 1) == ["a", 1]
+        await house.manager.unload_model("a")
+        assert house.running() == []
+        assert await house.ask("a", 2) == ["a", 2]
+        assert house.reads == ["a", "a"]
+        await house.manager.stop()
+
+    run(main())
+
+
+def test_a_load_call_of_a_model_that_fails_raises_its_error() -> None:
+    async def main() -> None:
+        house = House("a")
+        house.fails.add("a")
+        with pytest.raises(ModelError, match="no weights"):
+            await house.manager.load_model("a")
+        with pytest.raises(ModelNotReady):  # it can be read all the same, and is tried again
+            await house.ask("a")
+        await house.manager.stop()
+
+    run(main())
+
+
+def test_a_server_that_stops_while_a_model_loads_leaves_nothing_behind() -> None:
+    async def main() -> None:
+        house = House("a")
+        house.gate.clear()
+        asked = asyncio.ensure_future(house.ask("a"))
+        await until(lambda: bool(house.starts))
+        await house.manager.stop(0.0)
+        with pytest.raises((Draining, ModelNotReady)):
+            await asked
+        with pytest.raises((Draining, ModelNotReady)):
+            await house.ask("a")
+        assert house.running() == []
+
+    run(main())

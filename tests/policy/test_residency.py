@@ -1,0 +1,310 @@
+"""Models share memory: who is loaded, who waits, who leaves, and what requests are told."""
+
+from collections.abc import Collection
+from math import inf
+
+import pytest
+
+from weir.policy.residency import NOTHING, NextStep, Presence, Residents, Room
+
+AVAILABLE, WAITING, LOADING, LOADED, LEAVING, EVICTED, FAILED = Presence
+
+
+def room(memory: float, gpu_memory: float = 0.0) -> Room:
+    return Room(memory, gpu_memory)
+
+
+def residents(memory: float = 3.0, *, at_once: int = 1, gpu_memory: float = inf) -> Residents:
+    return Residents(Room(memory, gpu_memory), at_once)
+
+
+def step(core: Residents, now: float = 0.0, busy: Collection[str] = ()) -> NextStep | None:
+    return core.next_step(now, lambda name: name not in busy)
+
+
+def load(core: Residents, name: str, now: float = 0.0, seconds: float = 1.0, taken: Room | None = None) -> bool:
+    """Ask for a model whose turn it is, and load it in so many seconds."""
+    core.models.get(name) or core.add(name)
+    assert core.ask(name, inf, now) is None
+    assert step(core, now) == NextStep(name, [])
+    core.begin(name, now)
+    return core.loaded(name, taken or room(1.0), now + seconds)
+
+
+def evict(core: Residents, name: str, now: float) -> None:
+    core.leave(name, now, "evicted")
+    core.left(name, now)
+
+
+def test_concurrent_requests_load_a_model_once() -> None:
+    core = residents()
+    core.add("a")
+    assert core.ask("a", inf, 0.0) is core.ask("a", inf, 0.0) is None
+    assert step(core) == NextStep("a", [])
+    core.begin("a", 0.0)
+    assert core.ask("a", inf, 0.5) is None
+    assert step(core) is None
+    assert core.loaded("a", room(1.0), 1.0)
+    assert core.ask("a", inf, 2.0) is None
+    assert step(core, 2.0) is None
+    assert core.models["a"].presence is LOADED
+
+
+def test_without_room_the_smallest_rate_times_load_time_per_byte_leaves() -> None:
+    core = residents(3.0)
+    load(core, "often", 0.0, 1.0)
+    load(core, "rarely", 0.0, 1.0)
+    load(core, "slow", 0.0, 9.0)
+    for now in range(1, 100):
+        core.models["often"].observe(now, 5 * now)
+        if now % 20 == 0:
+            core.models["rarely"].observe(now, now // 20)
+            core.models["slow"].observe(now, now // 20)
+    core.add("new")
+    core.ask("new", inf, 100.0)
+    assert step(core, 100.0) == NextStep("new", ["rarely"])
+    core.leave("rarely", 100.0, "evicted for new")
+    assert step(core, 100.0) is None
+    core.left("rarely", 101.0)
+    assert core.evictions == 1
+    assert core.models["rarely"].presence is EVICTED
+    assert core.models["rarely"].reason == "evicted for new"
+    assert step(core, 101.0) == NextStep("new", [])
+
+
+def test_a_large_model_leaves_before_small_ones_of_the_same_rate() -> None:
+    core = residents(4.0)
+    load(core, "small", taken=room(1.0))
+    load(core, "large", taken=room(3.0))
+    for name in ("small", "large"):
+        core.models[name].observe(0.5, 1)
+    core.add("new", room(1.0))
+    core.ask("new", inf, 1.0)
+    assert step(core, 1.0) == NextStep("new", ["large"])
+
+
+def test_those_that_need_not_go_after_all_stay() -> None:
+    core = residents(4.0)
+    load(core, "small", taken=room(1.0))
+    load(core, "large", taken=room(3.0))
+    core.models["large"].observe(0.0, 1)
+    core.add("new", room(3.0))
+    core.ask("new", inf, 1.0)
+    assert step(core, 1.0) == NextStep("new", ["large"])
+
+
+def test_only_as_many_leave_as_must() -> None:
+    core = residents(6.0)
+    for at, (name, size) in enumerate([("a", 1.0), ("b", 2.0), ("c", 3.0)]):
+        load(core, name, taken=room(size))
+        core.models[name].observe(at, 1)
+        core.models[name].load_seconds = 0.0
+    core.add("new", room(4.0))
+    core.ask("new", inf, 9.0)
+    assert step(core, 9.0) == NextStep("new", ["a", "c"])  # with c gone, a alone is still needed and b is not
+
+
+def test_of_equals_the_one_goes_whose_last_request_is_the_oldest() -> None:
+    core = residents(3.0)
+    for at, name in enumerate("abc"):
+        load(core, name, taken=room(1.0))
+        core.models[name].observe(at, 1)
+        core.models[name].load_seconds = 0.0
+    core.add("d", room(1.0))
+    core.ask("d", inf, 9.0)
+    assert step(core, 9.0) == NextStep("d", ["a"])
+
+
+def test_pinned_models_stay_and_those_with_requests_go_last() -> None:
+    core = residents(3.0)
+    core.add("pinned", pinned=True)
+    for name in ("pinned", "busy", "idle"):
+        load(core, name)
+    core.models["idle"].observe(1.0, 100)
+    core.add("new")
+    core.ask("new", inf, 2.0)
+    assert step(core, 2.0, busy=["busy"]) == NextStep("new", ["idle"])
+    assert step(core, 2.0, busy=["busy", "idle"]) == NextStep("new", ["busy"])
+
+
+def test_where_none_can_leave_the_load_goes_on_once_nothing_else_is_on_its_way() -> None:
+    core = residents(2.0, at_once=2)
+    core.add("pinned", room(2.0), pinned=True)
+    core.add("new", room(1.0))
+    core.ask("pinned", inf, 0.0)
+    assert step(core) == NextStep("pinned", [])
+    core.begin("pinned", 0.0)
+    core.ask("new", inf, 0.0)
+    assert step(core) is None
+    assert core.loaded("pinned", room(2.0), 1.0)
+    assert step(core, 1.0) == NextStep("new", [])
+    core.begin("new", 1.0)
+    assert not core.loaded("new", room(1.0), 2.0)
+    core.leave("new", 2.0, core.models["new"].reason)
+    core.left("new", 2.0)
+    refusal = core.ask("new", inf, 3.0)
+    assert refusal is not None
+    assert refusal.retry_after is None
+    assert refusal.reason.startswith(
+        "it takes 1B, 3B with those that stay, and model_memory=2B is for all models together"
+    )
+
+
+def test_as_many_load_side_by_side_as_may() -> None:
+    core = residents(9.0, at_once=2)
+    for name in "abc":
+        core.add(name)
+        core.ask(name, inf, 0.0)
+    for name in "ab":
+        assert step(core) == NextStep(name, [])
+        core.begin(name, 0.0)
+    assert step(core) is None
+    core.loaded("a", room(1.0), 1.0)
+    assert step(core, 1.0) == NextStep("c", [])
+
+
+def test_requests_wait_if_the_load_ends_in_time_and_else_are_told_when() -> None:
+    core = residents(9.0, at_once=2)
+    core.add("a")
+    assert core.ask("a", 0.1, 0.0) is None  # nothing is known
+    core.begin("a", 0.0)
+    core.loaded("a", room(1.0), 4.0)
+    for name in "bcde":
+        core.add(name)
+    refusal = core.ask("b", 6.0, 5.0)  # as long as others have taken
+    assert refusal is not None
+    assert refusal == ("loading; ready in about 4 s", 4.0)
+    assert core.models["b"].presence is WAITING  # it is loaded all the same
+    core.begin("b", 5.0)
+    assert core.ask("b", 9.5, 6.0) is None
+    assert core.time_to_load("b", 6.0) == 3.0
+    assert core.time_to_load("b", 60.0) == 0.0
+    core.ask("c", inf, 6.0)
+    core.begin("c", 6.0)
+    for name in "de":
+        core.ask(name, inf, 6.0)
+    assert core.time_to_load("e", 6.0) == 4.0 + (4.0 + 4.0) / 2
+    assert core.time_to_load("a", 6.0) == 4.0
+
+
+def test_time_to_load_is_the_mean_with_new_loads_weighing_more() -> None:
+    core = residents()
+    load(core, "a", 0.0, 1.0)
+    evict(core, "a", 2.0)
+    load(core, "a", 3.0, 2.0)
+    assert core.models["a"].load_seconds == pytest.approx(1.3)
+
+
+def test_what_fails_to_load_is_refused_with_back_off_until_it_is_described_again() -> None:
+    core = residents()
+    core.add("a")
+    waits = []
+    now = 0.0
+    for _ in range(3):
+        assert core.ask("a", inf, now) is None
+        core.begin("a", now)
+        waits.append(core.failed("a", "no weights", now))
+        refusal = core.ask("a", inf, now)
+        assert refusal is not None
+        assert refusal.reason == "no weights"
+        assert refusal.retry_after == pytest.approx(waits[-1])
+        now += waits[-1]
+    assert waits == [0.1, 0.2, 0.4]
+    core.failed("a", "no weights", now)
+    core.add("a")
+    assert core.ask("a", inf, now) is None
+
+
+def test_a_model_larger_than_the_memory_is_refused_by_what_it_declares() -> None:
+    core = residents(2e9, gpu_memory=1e9)
+    core.add("a", room(3e9))
+    core.add("b", room(1e9, 4e9))
+    refusal = core.ask("a", inf, 0.0)
+    assert refusal is not None
+    assert refusal.reason.startswith("it takes 3GB, and model_memory=2GB is for all models together")
+    refusal = core.ask("b", inf, 0.0)
+    assert refusal is not None
+    assert refusal.reason.startswith("it takes 4GB, and model_gpu_memory=1GB is for all")
+    assert core.models["a"].presence is core.models["b"].presence is FAILED
+    assert core.ask("a", inf, 99.0) is not None
+    assert step(core, 99.0) is None
+
+
+def test_a_model_larger_than_the_memory_is_refused_once_it_was_measured() -> None:
+    core = residents(2.0)
+    assert not load(core, "a", taken=room(3.0))
+    core.leave("a", 1.0, core.models["a"].reason)
+    assert core.ask("a", inf, 1.0) is not None
+    core.left("a", 1.0)
+    assert core.models["a"].presence is FAILED
+    core.add("pinned", pinned=True)
+    assert load(core, "pinned", 2.0, taken=room(3.0))
+
+
+def test_what_is_wanted_while_it_leaves_is_loaded_again() -> None:
+    core = residents()
+    load(core, "a")
+    core.leave("a", 1.0, "evicted")
+    assert core.ask("a", inf, 1.0) is None
+    assert step(core, 1.0) is None
+    core.left("a", 2.0)
+    assert core.models["a"].presence is WAITING
+    assert step(core, 2.0) == NextStep("a", [])
+
+
+def test_a_model_that_has_grown_makes_others_leave() -> None:
+    core = residents(3.0)
+    for name in "abc":
+        load(core, name)
+    core.models["a"].observe(1.0, 1)
+    assert core.measure({"b": room(1.5)}, 2.0, lambda name: name != "c") == ["b"]
+    assert core.measure({"b": room(1.0)}, 2.0, lambda name: True) == []
+    core.leave("c", 2.0, "evicted")
+    assert core.used == room(3.0)
+    assert core.measure({"b": room(2.0)}, 2.0, lambda name: True) == []
+
+
+def test_before_a_model_is_measured_it_counts_as_declared_or_as_others_do() -> None:
+    core = residents(4.0)
+    core.add("a")
+    core.ask("a", inf, 0.0)
+    assert step(core) == NextStep("a", [])
+    core.begin("a", 0.0)
+    assert core.used == NOTHING
+    core.loaded("a", room(2.0), 1.0)
+    core.add("b")
+    core.ask("b", inf, 1.0)
+    assert step(core, 1.0) == NextStep("b", [])
+    core.begin("b", 1.0)
+    assert core.used == room(4.0)
+    assert core.count(LOADING, LOADED) == 2
+
+
+def test_a_forgotten_model_takes_no_room_and_no_turn() -> None:
+    core = residents(1.0)
+    load(core, "a")
+    core.add("b")
+    core.ask("b", inf, 1.0)
+    core.remove("a")
+    core.remove("b")
+    assert core.used == NOTHING
+    assert step(core, 2.0) is None
+
+
+def test_the_rate_follows_arrivals_and_fades_without_them() -> None:
+    core = residents()
+    model = core.add("a")
+    assert model.rate_at(0.0) == 0.0
+    for now in range(1, 101):
+        model.observe(float(now), now)
+    model.observe(100.0, 100)
+    model.observe(100.0, 101)
+    assert model.rate_at(101.0) == pytest.approx(1.0, rel=0.15)
+    assert model.rate_at(1000.0) < 0.001
+    assert model.rate_at(100.0) > 10  # what came just now is likely to come again
+
+
+def test_a_model_that_takes_nothing_is_no_help_to_evict() -> None:
+    core = residents(1.0)
+    load(core, "none", taken=NOTHING)
+    assert core.index("none", 1.0) == inf
