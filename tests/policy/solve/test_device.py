@@ -101,3 +101,22 @@ def test_play_serves_by_urgency_and_counts_time_and_energy() -> None:
     waited = 6 * 11.2 + 2 * 17.6 + 2.0 * (19.2 + 18.2 + 1.3)
     energy = 0.5 * (SHORT.energy_mj[1] + SHORT.energy_mj[0])
     assert play(asked, order, arrivals) == pytest.approx(waited / 11 + energy / 51.3)
+
+
+def test_the_urgencies_are_corrected_where_batches_differ_much_in_length() -> None:
+    small = Profile.linear(alpha_ms=1.45, tau0_ms=9.2, max_batch_size=4)
+    large = Profile.linear(alpha_ms=5.0, tau0_ms=11.5, max_batch_size=16)
+    asked = loads((small, 0.13), (large, 0.65))
+    exact = TwoModels([small, large], [each.rate for each in asked], 0.0, 30)
+    rules = [exact.rule(tables) for tables in (*variants(asked), solve_device(asked))]
+    least = exact.least(rules[-1])
+    above = [exact.evaluate(rule)[0] / least - 1.0 for rule in rules]
+    assert min(above[:-1]) > 0.02 and above[-1] < 0.01
+
+
+def test_a_tilted_table_has_other_urgencies_and_the_same_batches() -> None:
+    table = solve_device(loads((SHORT, 0.3), (LONG, 0.4)))[0]
+    found = table.tilted(2.0)
+    assert found.table is table.table
+    for waiting in (len(table.table) - 1, len(table.table) + 4):
+        assert found.urgency_of(waiting) == pytest.approx(2.0 * table.urgency_of(waiting))

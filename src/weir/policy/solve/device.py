@@ -15,7 +15,7 @@ waits. A decision takes one look-up per model.
 
 No share is the best one for all models: `variants` has the order above; with tables of the share ρ_k + 1 - ρ instead,
 which wait less; with what is left divided equally; and the longest queue first, which never waits. The same arrivals
-are played with each (`play`), and the cheapest is taken (simulation/device.py).
+are played with each (`play`), the cheapest is taken, and its urgencies are corrected (simulation/device.py).
 
 Rates are in rows per second, times in milliseconds, as in smdp.py.
 """
@@ -72,6 +72,10 @@ class DeviceTable(NamedTuple):
         if waiting <= last:
             return float(self.urgency[waiting])
         return float(self.urgency[last]) + self.slope * (waiting - last)
+
+    def tilted(self, factor: float) -> "DeviceTable":
+        """Return this table with urgencies that are so many times as high."""
+        return self._replace(urgency=factor * self.urgency, slope=factor * self.slope)
 
 
 def device_load(loads: Sequence[DeviceLoad]) -> float:
