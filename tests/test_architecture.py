@@ -29,7 +29,7 @@ def imports_of(path: Path) -> set[str]:
 
 
 def loaded_by(statement: str) -> set[str]:
-    code = f"import sys; {statement}; print(*sys.modules)"
+    code = f"import sys\n{statement}\nprint(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     return set(run.stdout.split())
 
@@ -67,6 +67,13 @@ def test_import_weir_loads_no_framework() -> None:
 def test_help_loads_no_server() -> None:
     loaded = loaded_by("import weir.cli")
     assert not loaded & {"uvicorn", "starlette", "uvloop", "numpy", "structlog", "prometheus_client", "weir.app"}
+
+
+@pytest.mark.parametrize("words", ["--version", "serve nowhere.py:Model --workers 2", "embed serve ./no/where"])
+def test_a_command_line_is_read_without_pydantic(words: str) -> None:
+    """typer would load it to look at each option, which takes a quarter of a server's start."""
+    run = f"sys.argv = {['weir', *words.split()]}\nimport contextlib, weir.cli\nwith contextlib.suppress(SystemExit): weir.cli.main()"
+    assert "pydantic" not in loaded_by(run)
 
 
 def test_only_request_state_writes_the_state_of_a_request() -> None:

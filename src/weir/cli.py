@@ -18,6 +18,7 @@ from weir.commands import COMMANDS
 from weir.commands.options import (
     EPILOG,
     Command,
+    Group,
     paragraphs,
     parameter,
     register,
@@ -39,7 +40,7 @@ _EXTRAS: Mapping[str, str] = MappingProxyType(
     }
 )  # fmt: skip
 
-cli = typer.Typer(name="weir", add_completion=False, pretty_exceptions_enable=False)
+cli = typer.Typer(name="weir", cls=Group, add_completion=False, pretty_exceptions_enable=False)
 
 
 def main() -> None:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from weir.commands.options import Command, only, paragraphs, parameter, settings_parameters, text_of, with_signature
+from weir.commands.options import (
+    Command,
+    Group,
+    only,
+    paragraphs,
+    parameter,
+    settings_parameters,
+    text_of,
+    with_signature,
+)
 from weir.manifests.settings import OF_KSERVE, OF_KUBERNETES, OF_RAY, manifest_settings
 from weir.settings import declared_settings
 from weir.text_server.server_settings import TEXT_VARIABLES
@@ -17,6 +26,7 @@ if TYPE_CHECKING:
     from weir.manifests.settings import Manifest
 
 manifest = typer.Typer(
+    cls=Group,
     help="Print Kubernetes manifests that serve models with the settings of weir serve.",
     no_args_is_help=True,
 )

@@ -8,14 +8,14 @@ import copy
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from weir.config import GONE
 from weir.errors import SettingsError
@@ -121,10 +121,47 @@ def only(config: list[str] | None) -> str | None:
     return config[0] if config else None
 
 
+# What the command line gives for these is what the function gets.
+_AS_GIVEN = (bool, str, list[bool], list[str])
+
+
+def _keep_as_given(params: Iterable[Any]) -> None:
+    """Let typer pass on words and switches as they are. It would load pydantic to look at each of a hundred options that
+    nobody has written, which takes a quarter of a server's start.
+    """
+    for each in params:
+        described = getattr(each, "type_descriptor", None)
+        if described and described.annotation in _AS_GIVEN and not (each.required or described.parameter_info.parser):
+            each.process_value = partial(_as_given, each)
+
+
+def _as_given(own: Any, context: Any, value: Any) -> Any:
+    """Return the value of the parameter `own`; see click's Parameter.process_value."""
+    if own.multiple or own.nargs == -1:
+        value = list(value or ())
+    return value if own.callback is None else own.callback(context, own, value)
+
+
+class Group(TyperGroup):
+    """A group of commands."""
+
+    def get_params(self, context: Any) -> Any:
+        """Return the parameters of the group itself; see click's Command.get_params."""
+        found = super().get_params(context)
+        _keep_as_given(found)
+        return found
+
+
 class Command(TyperCommand):
     """A command whose `--help` shows the options that people use most, and `--help=WHAT` all, those of a heading, or
     those with a word.
     """
+
+    def get_params(self, context: Any) -> Any:
+        """Return all parameters; see click's Command.get_params."""
+        found = super().get_params(context)
+        _keep_as_given(found)
+        return found
 
     def get_help_option(self, context: Any) -> Any:
         """Return the option --help, whose own help says what else there is; see click's Command.get_help_option."""
