@@ -124,16 +124,16 @@ class App:
             self.registry, settings, notified, Control(settings.control), manager=self.manager, product=product, end=self.end,
             account=None if figures is None else figures.account,
         )  # fmt: skip
+        added = None if product is None else partial(product.grpc_calls, site.context)
+        grpc: Any = make_grpc(site.kserve, settings.grpc, settings.http, added, _of_fronts if fronts > 1 else None)
         if figures is None:
             self.server = HttpServer(
                 self.registry, site.asgi, settings.http, notified.observers, context=site.kserve, websockets=site.websockets,
                 route_handlers=() if product is None else product.fast_routes(site.context), log=notified.log,
             )  # fmt: skip
         else:
-            self.server = self._server_with(fronts, figures, notified)
+            self.server = self._server_with(fronts, figures, notified, grpc)
         self.registry.changed.append(self.server.routes_changed)
-        added = None if product is None else partial(product.grpc_calls, site.context)
-        grpc = make_grpc(site.kserve, settings.grpc, settings.http, added)
         self.frontends: list[Frontend] = [self.server, *([] if grpc is None else [grpc])]
         self.frontends += open_frontends(settings.frontends.wanted, site.context)
         self.frontends += () if product is None else product.frontends(site.context)
@@ -153,7 +153,7 @@ class App:
             self._logger.warning("more fronts than CPUs: they take time from each other", fronts=count, cpus=cpus)
         return count
 
-    def _server_with(self, fronts: int, figures: "FrontFigures", notified: "Notified") -> HttpServer:
+    def _server_with(self, fronts: int, figures: "FrontFigures", notified: "Notified", grpc: Any) -> HttpServer:
         """Return the HTTP server with so many fronts."""
         from weir.fronts.front import FrontConfig
         from weir.fronts.server import FrontsServer
@@ -165,7 +165,7 @@ class App:
         )  # fmt: skip
         return FrontsServer(
             self.registry, site.asgi, settings.http, notified.observers, config=config, figures=figures, context=site.kserve,
-            websockets=site.websockets, log=notified.log,
+            websockets=site.websockets, log=notified.log, grpc=grpc,
         )  # fmt: skip
 
     @asynccontextmanager
@@ -306,6 +306,12 @@ class App:
             self.end()
         elif number != signal.SIGHUP:
             os._exit(128 + number)  # the workers end together with this process
+
+
+def _of_fronts() -> Any:
+    from weir.fronts.calls import DispatcherGrpc  # grpcio is optional
+
+    return DispatcherGrpc
 
 
 def _end_process(logger: Any) -> None:

@@ -43,7 +43,7 @@ from weir.telemetry.recorder import SilentObserver
 from weir.testing import FakeExecutor
 
 # Some requests are made when the module is imported: they must not expire before their test.
-FORM = RequestForm(0, 1, 1e6, 0, 1, JSON, JSON, b"", explain=False)
+FORM = RequestForm(0, 1, 1e6, 0, 1, JSON, JSON, b"", explain=False, frontend="http")
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -156,7 +156,9 @@ def test_a_form_may_ask_for_the_explanation_of_the_batch() -> None:
 
 
 def test_a_request_has_what_its_form_and_any_other_request_has() -> None:
-    form = RequestForm(0, 1, 2.5, -3, 4, "a/b", "c/d", packed_key((("x", "<f4", (2,)), "mine")), explain=True)
+    form = RequestForm(
+        0, 1, 2.5, -3, 4, "a/b", "c/d", packed_key((("x", "<f4", (2,)), "mine")), explain=True, frontend="http"
+    )
     made = RemoteRequest(None, None, KnownForm(form, None, None), 9, 10.0, b"body")  # type: ignore[arg-type]  # not asked
     assert (made.payload, made.arrival, made.timeout, made.deadline) == (b"body", 10.0, 2.5, 12.5)
     assert (made.rows, made.cost, made.priority, made.content_type, made.accept) == (4, 4.0, -3, "a/b", "c/d")
@@ -175,8 +177,8 @@ BAD = {
     "a key that is none": frame_of([msgspec.structs.replace(FORM, key=b"\x80")]),
     "an unknown form": frame_of([request(1, form=8)]),
     "two of one number": frame_of([FORM, request(1), request(1)]),
-    "more than it can have connections": frame_of([FORM, *map(request, range(4))]),
-    "more in one run than it can have connections": frame_of([FORM, Submit(0, 0, [1.0] * 4, [b"3"] * 4)]),
+    "more than it can have connections": frame_of([FORM, *map(request, range(7))]),
+    "more in one run than it can have connections": frame_of([FORM, Submit(0, 0, [1.0] * 7, [b"3"] * 7)]),
     "a long body": frame_of([FORM, request(1, bytes(LONGEST_PAYLOAD + 1))]),
     "a request from the future": frame_of([FORM, Submit(1, 0, [time.monotonic() + 1e6], [b"3"])]),
     "requests out of order": frame_of([FORM, Submit(1, 0, [2.0, 1.0], [b"3", b"3"])]),
@@ -189,7 +191,7 @@ BAD = {
     "a place that it does not have": frame_of([FORM, SubmitPlace(1, 0, 0.0, 0, 64)]),
     "a place back that it does not have": frame_of([PlaceFree(1, 0)]),
     "a wish for less than no place": frame_of([WantPlace(1, -1)]),
-    "less than no bytes": frame_of([Transferred(1, -5, 0)]),
+    "less than no bytes": frame_of([Transferred(1, "http", -5, 0)]),
 }  # fmt: skip
 
 
@@ -224,7 +226,7 @@ def test_refusals_and_bytes_reach_the_observers() -> None:
         heard = Heard()
         async with connected(observers=[heard]) as (front, _, _):
             await front.send(
-                Transferred(1, 10, 20), Transferred(99, 1, 1), Refused(1, "http", sent_error(InvalidRequest("bad"))),
+                Transferred(1, "http", 10, 20), Transferred(99, "http", 1, 1), Refused(1, "http", sent_error(InvalidRequest("bad"))),
                 Refused(None, "http", sent_error(InvalidRequest("worse"))), FORM, request(1),
             )  # fmt: skip
             await front.next()

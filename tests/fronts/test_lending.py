@@ -115,7 +115,8 @@ def test_bodies_are_kept_apart_while_fronts_are_killed(served: Served) -> None:
             each.result()
     assert wrong == [] and all(answered)
     until(lambda: free_bytes(served) == before)
-    until(lambda: psutil.Process(served.process.pid).num_fds() == descriptors)
+    # The connection that has just asked for the metrics may have counted.
+    until(lambda: psutil.Process(served.process.pid).num_fds() <= descriptors)
 
 
 def _more_than(numbers: list[int], least: int) -> bool:

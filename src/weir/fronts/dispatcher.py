@@ -49,7 +49,6 @@ from weir.messages import Dispatch, Kind, Observer
 from weir.model import overrides
 from weir.protocols.account import Account
 from weir.protocols.inference import inference_of
-from weir.protocols.native import FRONTEND
 from weir.serving.delivery import discard
 from weir.serving.handle import ModelHandle, Models
 
@@ -121,6 +120,7 @@ class KnownForm:
         "cost",
         "explain",
         "facts",
+        "frontend",
         "handle",
         "key",
         "large",
@@ -143,6 +143,7 @@ class KnownForm:
         self.cost = float(message.rows)
         self.key = unpacked_key(message.key)
         self.explain = message.explain
+        self.frontend = message.frontend
         self.large = handle is not None and 0 < facts.batching.small_request_size < message.rows
 
 
@@ -170,7 +171,7 @@ class RemoteRequest(RequestBase):
         self.key = form.key
         self.priority = form.priority
         self.large = form.large
-        self.frontend = FRONTEND
+        self.frontend = form.frontend
         self.trace = None
         begin(self)
         self.front = front
@@ -237,7 +238,9 @@ class ConnectedFront:
         self.open: dict[int, RemoteRequest] = {}
         self._next = 0  # the lowest number that a request may have
         self._forms: dict[int, KnownForm] = {}
-        self._most = account.max_connections  # each has one request at a time
+        self._most = (
+            2 * account.max_connections
+        )  # each has one request at a time, and there may be as many calls of gRPC
         self.silent = 0  # seconds since its last message, as `sweep` counts them
         self._now = 0.0  # when the present messages came
         self._catalogue = catalogue
@@ -327,7 +330,7 @@ class ConnectedFront:
         self.open.update(zip(numbers, requests, strict=True))
         refused = handle.submit_all(requests, self._now)
         for request, error in refused:
-            handle.notify(FRONTEND, error)
+            handle.notify(form.frontend, error)
             self.fail(request.number, error)
         return not refused
 
@@ -363,7 +366,7 @@ class ConnectedFront:
     def _count(self, message: Transferred) -> None:
         handle, _ = self._catalogue.handles.get(message.model, _NONE)
         if handle is not None:
-            handle.transferred(FRONTEND, message.received, message.sent)
+            handle.transferred(message.frontend, message.received, message.sent)
 
     def _refused(self, message: Refused) -> None:
         try:

@@ -32,6 +32,8 @@ def main(arguments: list[str]) -> int:
     if not isinstance(start, Start):
         return 0  # the server has left
     config: FrontConfig = start.options["config"]
+    if config.grpc is not None:
+        from weir.fronts import calls  # noqa: F401  # shared by all fronts
     loaded()
     gc.collect()
     gc.freeze()  # the collector would write to what fronts share

@@ -28,6 +28,11 @@ class FrontRequest(HttpRequest):
 
     __slots__ = ("number",)
 
+    @property
+    def explain(self) -> bool:
+        """Whether its response says something of its batch."""
+        return bool(self.head.explain)
+
     def fail(self, error: Exception) -> None:
         """Write the error, or hand the request over."""
         if isinstance(error, HandedOver):
@@ -50,6 +55,11 @@ class FrontKserveRequest(KserveRequest):
         self.opening = b""
         if type(payload) is Place:
             self.opening = bytes(payload.view[plan.lead : plan.lead + (self.head.header_length or 0)])
+
+    @property
+    def explain(self) -> bool:
+        """Whether its response says something of its batch."""
+        return bool(self.head.explain)
 
     def _read_body(self, body: Body) -> Step:
         if self.head.header_length is not None or type(self.payload) is not Place:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from weir.errors import WeirError
-from weir.frontends.frontend import nothing
+from weir.frontends.frontend import Frontend, nothing
 from weir.frontends.http.access_log import HttpLog
 from weir.frontends.http.fast.connection import Connection
 from weir.frontends.http.server import HttpServer, Listening
@@ -54,6 +54,7 @@ from weir.wire.status import set_timeout_status
 
 if TYPE_CHECKING:
     from weir.frontends.http.fast.shared import HttpShared
+    from weir.fronts.calls import FrontCalls, FrontGrpc
 
 _log = logging.getLogger("weir.http")
 
@@ -122,8 +123,9 @@ class Leaving(asyncio.Protocol):
 class PassOn:
     """Hands connections over to the dispatcher: see TakesOver."""
 
-    def __init__(self, sender: ConnectionSender, link: Link[Any]) -> None:
+    def __init__(self, sender: ConnectionSender, link: Link[Any], models: RemoteModels) -> None:
         self._sender = sender
+        self._models = models
         self._link = link
 
     def load(self) -> None:
@@ -135,6 +137,7 @@ class PassOn:
     def go_on(self, shared: "HttpShared", transport: asyncio.Transport, replay: bytes) -> None:
         """See TakesOver. What is counted here goes ahead: the connection may ask for it."""
         shared.tell_observers()
+        self._models.report()
         self._link.flush()
         Leaving(shared, transport, replay, self._sender).start()
 
@@ -240,6 +243,7 @@ class FrontConfig:
     access_log: bool
     log_level: int
     fronts: int
+    grpc: "FrontCalls | None" = None
 
 
 @dataclass(frozen=True)
@@ -273,9 +277,14 @@ class Front:
         context = FrontContext(self._models, config.http, access=access, account=account)
         self._server = FrontServer(
             self._models, no_application, config.http, [RefusalObserver(self._link)], context=context,
-            own=(FrontNative(self._models, config.http), FrontKserve(context)), hand_over=PassOn(self._sender, self._link),
+            own=(FrontNative(self._models, config.http), FrontKserve(context)), hand_over=PassOn(self._sender, self._link, self._models),
             log=RemoteLog(self._link) if config.access_log else None,
         )  # fmt: skip
+        self._grpc: FrontGrpc | None = None
+        if config.grpc is not None:
+            from weir.fronts.calls import front_server  # grpcio is optional
+
+            self._grpc = front_server(config.grpc, context, config.http)
         self._server.listening = ends.listening
         self._server.alive = self._sweep
         self._models.changed.append(self._server.routes_changed)
@@ -285,11 +294,16 @@ class Front:
         self._link.open()
         await self._models.known.wait()
         await self._server.start()
+        if self._grpc is not None:
+            await self._grpc.start()
         gc.collect()
         gc.freeze()
         self._link.put(FrontListens())
         await self._over.wait()
         await self._server.stop()
+        if self._grpc is not None:
+            await self._grpc.stop()
+        self._models.report()
         self._link.flush()
 
     def _received(self, messages: list[FromDispatcher]) -> None:
@@ -303,7 +317,7 @@ class Front:
             elif isinstance(message, GiveBack):
                 self._give_back(message.model)
             elif isinstance(message, Refuse):
-                self._server.refuse()
+                self._refuse()
             elif isinstance(message, Drain):
                 self._draining = asyncio.ensure_future(self._drain(message.seconds))
             else:
@@ -321,12 +335,20 @@ class Front:
         if places is not None:
             places.give_back(partial(self._server.move_bodies, places))
 
+    def _refuse(self) -> None:
+        self._server.refuse()
+        if self._grpc is not None:
+            self._grpc.refuse()
+
     def _sweep(self) -> None:
         self._models.sweep()
         self._link.put(Alive())
 
     async def _drain(self, seconds: float | None) -> None:
-        in_time = await self._server.drain(seconds)
+        self._refuse()
+        frontends: list[Frontend] = [self._server, *([] if self._grpc is None else [self._grpc])]
+        in_time = all(await asyncio.gather(*[each.drain(seconds) for each in frontends]))
+        self._models.report()
         self._link.send(Drained(in_time))
         self._over.set()
 

@@ -54,6 +54,7 @@ class RequestForm(msgspec.Struct, array_like=True, tag=8, gc=False, frozen=True)
     accept: HeaderValue
     key: Annotated[bytes, Meta(max_length=64 << 10)]
     explain: bool
+    frontend: Text
 
 
 class Submit(msgspec.Struct, array_like=True, tag=0, gc=False):
@@ -99,6 +100,7 @@ class Transferred(msgspec.Struct, array_like=True, tag=2, gc=False):
     """Bytes of the requests for a model, and of their responses, since the last such message."""
 
     model: Number
+    frontend: Text
     received: Number
     sent: Number
 

@@ -69,7 +69,8 @@ class Requests:
         if type(payload) is not bytes:
             payload, content_type, accept = _sendable(payload, content_type, accept)
         form = (
-            model, request.timeout, request.priority, request.rows, content_type, accept, request.key, request.head.explain,
+            model, request.timeout, request.priority, request.rows, content_type, accept, request.key, request.explain,
+            request.frontend,
         )  # fmt: skip
         known = self._forms.get(form)
         if known is None:
@@ -91,9 +92,11 @@ class Requests:
         if len(self._forms) >= FORMS:
             self._forms.clear()
         number = self._forms[form] = len(self._forms)
-        model, timeout, priority, rows, content_type, accept, key, explain = form
+        model, timeout, priority, rows, content_type, accept, key, explain, frontend = form
         packed = packed_key(key)
-        self.link.put(RequestForm(number, model, timeout, priority, rows, content_type, accept, packed, explain))
+        self.link.put(
+            RequestForm(number, model, timeout, priority, rows, content_type, accept, packed, explain, frontend)
+        )
         return number
 
     def cancel(self, request: Any) -> None:
@@ -194,6 +197,7 @@ class RemoteHandle:
 
     def __init__(self, state: ModelDescription, requests: Requests, places: Places) -> None:
         self.places = places
+        self._transferred: dict[str, tuple[int, int]] = {}  # bytes received and sent, by frontend
         self.arena_bytes = state.arena_bytes
         self.facts = facts_of(state)
         self.number = state.number
@@ -235,7 +239,14 @@ class RemoteHandle:
 
     def transferred(self, frontend: str, received_bytes: int, sent_bytes: int) -> None:
         """See ModelHandle."""
-        self._requests.link.put(Transferred(self.number, received_bytes, sent_bytes))
+        received, sent = self._transferred.get(frontend, (0, 0))
+        self._transferred[frontend] = received + received_bytes, sent + sent_bytes
+
+    def report(self) -> None:
+        """Send the dispatcher the bytes that were transferred since the last call."""
+        for frontend, (received, sent) in self._transferred.items():
+            self._requests.link.put(Transferred(self.number, frontend, received, sent))
+        self._transferred.clear()
 
 
 def facts_of(state: ModelDescription) -> ModelFacts:
@@ -278,6 +289,7 @@ class RemoteModels:
         known = self._by_number
         self._by_number = {state.number: known.get(state.number) or self._handle(state) for state in table.models}
         for number in known.keys() - self._by_number.keys():
+            known[number].report()
             known[number].places.close()
         self._versions = {}
         for handle in self._by_number.values():
@@ -302,6 +314,12 @@ class RemoteModels:
         """Note that a second has passed."""
         for handle in self._by_number.values():
             handle.places.sweep()
+            handle.report()
+
+    def report(self) -> None:
+        """Send the dispatcher what was counted."""
+        for handle in self._by_number.values():
+            handle.report()
 
     @property
     def sole(self) -> RemoteHandle | None:

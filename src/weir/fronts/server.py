@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from weir.frontends.http.fast.connection import Connection
     from weir.frontends.websocket import WebSockets
+    from weir.fronts.calls import DispatcherGrpc
     from weir.serving.handle import Models
 
 
@@ -64,6 +65,7 @@ class FrontsServer(HttpServer):
     def __init__(
         self, registry: "Models", asgi_app: Any, settings: HttpSettings, observers: Sequence[Observer], *, config: FrontConfig,
         figures: FrontFigures, context: KserveContext, websockets: "WebSockets | None" = None, log: HttpLog | None = None,
+        grpc: "DispatcherGrpc | None" = None,
     ) -> None:  # fmt: skip
         check_possible(config.fronts, settings)
         super().__init__(
@@ -71,6 +73,7 @@ class FrontsServer(HttpServer):
         )  # fmt: skip
         self._config = config
         self._figures = figures
+        self._grpc = grpc
         self._observers = observers
         self._log = log
         self._catalogue = Catalogue(registry)
@@ -78,10 +81,11 @@ class FrontsServer(HttpServer):
         registry.changed.append(self._models_changed)
 
     async def _open(self, tls: ssl.SSLContext | None) -> Listening:
+        grpc = None if self._grpc is None else await self._grpc.reserve(_bind_one)
         listening = await bind_shared(self._settings.host, self._settings.port, self._config.fronts)
         limited = replace(self._settings, max_connections=self.account.max_connections)  # as the system allows
         fronts = Fronts(
-            replace(self._config, http=limited),
+            replace(self._config, http=limited, grpc=grpc),
             self._figures.fd,
             listening,
             self._make_front,
@@ -179,7 +183,13 @@ def check_possible(count: int, settings: HttpSettings) -> None:
         )
 
 
-async def bind_shared(host: str, port: int, count: int) -> list[list[socket.socket]]:
+async def _bind_one(host: str, port: int) -> list[socket.socket]:
+    """Return sockets that keep a port, at which others will listen."""
+    (sockets,) = await bind_shared(host, port, 1, listens=False)
+    return sockets
+
+
+async def bind_shared(host: str, port: int, count: int, *, listens: bool = True) -> list[list[socket.socket]]:
     """Return `count` lists of sockets that listen at each address of `host`. The kernel divides connections among the sockets of an address.
 
     Raises OSError, also if another server listens there, whether it would share or not.
@@ -191,7 +201,7 @@ async def bind_shared(host: str, port: int, count: int) -> list[list[socket.sock
         for family, address in dict.fromkeys((each[0], each[4]) for each in found):
             bound = (address[0], port, *address[2:])
             for index, sockets in enumerate(made):
-                sockets.append(_bind(family, bound, alone=index == 0, dualstack=any_address))
+                sockets.append(_bind(family, bound, alone=index == 0, dualstack=any_address, listens=listens))
                 port = sockets[-1].getsockname()[1]
                 bound = (address[0], port, *address[2:])
     except BaseException:
@@ -201,7 +211,7 @@ async def bind_shared(host: str, port: int, count: int) -> list[list[socket.sock
     return made
 
 
-def _bind(family: int, address: Any, *, alone: bool, dualstack: bool) -> socket.socket:
+def _bind(family: int, address: Any, *, alone: bool, dualstack: bool, listens: bool) -> socket.socket:
     """Return a socket that listens at `address`, and from then on shares it. `alone`: nobody else may listen there yet."""
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -213,7 +223,8 @@ def _bind(family: int, address: Any, *, alone: bool, dualstack: bool) -> socket.
         made.bind(address)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         made.setblocking(False)
-        made.listen(BACKLOG)
+        if listens:
+            made.listen(BACKLOG)
     except BaseException:
         made.close()
         raise

@@ -143,7 +143,9 @@ class QueuedRequest(RequestBase):
     `dispatch` and `waited` are there only while `ended` is called: a batch refers to its requests, and would be in a reference cycle with them.
     """
 
-    __slots__ = ("_ended", "dispatch", "error", "output")
+    __slots__ = ("_ended", "dispatch", "error", "number", "output")
+    explain = False  # nobody is told of its batch
+    number: int  # of a request that another process queues
 
     def __init__(
         self, entry: QueueEntry, exchange: "Exchange", schedule: Schedule, ended: Callable[["QueuedRequest"], None], trace: Any = None

@@ -35,6 +35,7 @@ class AioCall(IncomingCall):
         self.metadata = tuple(context.invocation_metadata() or ())
         left = context.time_remaining()
         self.deadline = time.time() + (_LONGEST if left is None else left)
+        self.forwarded = ""
         self.on_left: Callable[[], object] | None = None
         self.over = False
         self.done: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
@@ -44,7 +45,7 @@ class AioCall(IncomingCall):
     @property
     def peer(self) -> str:
         """The caller's address, as gRPC writes it."""
-        return str(self._context.peer())
+        return self.forwarded or str(self._context.peer())
 
     def end(self, code: int = _OK, text: str = "", trailers: Trailers = (), body: bytes | None = None) -> None:
         """See IncomingCall."""

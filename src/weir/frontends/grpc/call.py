@@ -82,13 +82,13 @@ class GrpcGate:
 class IncomingCall:
     """A call as its handler sees it. It belongs to one event loop.
 
-    `metadata` are pairs of name and value. `on_left` is called once if the call is watched and its caller leaves, or its deadline passes, before its end.
+    `metadata` are pairs of name and value. `forwarded` is the caller's address, if another process has passed the call on; "" otherwise. `on_left` is called once if the call is watched and its caller leaves, or its deadline passes, before its end.
     `ended` is called when the core has finished the call.
     """
 
     __slots__ = (
-        "_begun", "_ended", "_gate", "_held", "_raw", "_unsent", "_watched", "account", "deadline", "metadata", "on_left",
-        "over",
+        "_begun", "_ended", "_gate", "_held", "_raw", "_unsent", "_watched", "account", "deadline", "forwarded", "metadata",
+        "on_left", "over",
     )  # fmt: skip
 
     def __init__(
@@ -104,13 +104,14 @@ class IncomingCall:
         self._begun = False
         self.metadata: tuple[tuple[str, str | bytes], ...] = event.invocation_metadata
         self.deadline: float = event.call_details.deadline
+        self.forwarded = ""
         self.on_left: Callable[[], object] | None = None
         self.over = False  # it has ended, or its caller has left
 
     @property
     def peer(self) -> str:
         """The caller's address, as gRPC writes it: `ipv4:127.0.0.1:5000`."""
-        return "" if self._raw is None else _text(self._raw.peer())
+        return self.forwarded or ("" if self._raw is None else _text(self._raw.peer()))
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the deadline; None if there is none."""

@@ -2,7 +2,7 @@
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weir.config import AT_LEAST_ONE, POSITIVE, check, setting
 from weir.errors import SettingsError
@@ -42,10 +42,12 @@ def make_frontend(
     settings: GrpcSettings,
     http: HttpSettings,
     added: "Callable[[int], AddedCalls] | None" = None,
+    kind: "Callable[[], Any] | None" = None,
 ) -> Frontend | None:
     """Return the gRPC frontend, not started; None if there is no port. The certificate is that of `http`.
 
     `added` takes the most requests of a stream that may be under way, and returns the calls that a product adds; it is not called without a port.
+    `kind` returns another class than GrpcServer, derived from it.
 
     If the installed grpcio lacks a private name that core.py needs, gRPC runs over grpc.aio, and a warning is logged once. Raises SettingsError if grpcio
     is not installed.
@@ -62,6 +64,7 @@ def make_frontend(
             f"grpc_port={settings.grpc_port}: needs grpcio and protobuf, which are not installed ({error}): "
             'pip install "weir-serving[grpc]"'
         ) from error
+    make = GrpcServer if kind is None else kind()
     if missing := lacking():
         import grpc
 
@@ -71,7 +74,7 @@ def make_frontend(
             "grpcio %s has no %s in its core: gRPC runs over grpc.aio, which does more work for each call",
             grpc.__version__, ", ".join(missing),
         )  # fmt: skip
-        return GrpcServer(context, settings, http, AioCore, added)
+        return make(context, settings, http, AioCore, added)
     from weir.frontends.grpc.core import Core
 
-    return GrpcServer(context, settings, http, Core, added)
+    return make(context, settings, http, Core, added)

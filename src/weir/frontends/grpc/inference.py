@@ -8,7 +8,7 @@ Small unary requests that differ only in the bytes of their tensors share a Form
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -266,19 +266,20 @@ class UnaryCall:
     """A unary call whose request waits in the queue without a task.
 
     `respond` makes the response message of the service's output, or the writing of that message; it also gets how long the request waited for a worker.
+    `fail` ends the call with an error.
     """
 
-    __slots__ = ("_call", "_development", "_exchange", "_received_bytes", "_respond")
+    __slots__ = ("_call", "_end_with", "_exchange", "_received_bytes", "_respond")
 
     def __init__(
         self, call: IncomingCall, exchange: Exchange, received_bytes: int,
-        respond: Callable[["ModelHandle", Any, float], bytes | Writing], *, development: bool,
+        respond: Callable[["ModelHandle", Any, float], bytes | Writing], fail: Callable[[Exception], None],
     ) -> None:  # fmt: skip
         self._call = call
         self._exchange = exchange
         self._received_bytes = received_bytes
         self._respond = respond
-        self._development = development
+        self._end_with = fail
 
     def submit(self, entry: QueueEntry, schedule: Schedule) -> None:
         """Submit the request; it is cancelled when the caller leaves. Raises what Exchange.submit raises."""
@@ -314,7 +315,7 @@ class UnaryCall:
     def _fail(self, error: Exception) -> None:
         if isinstance(error, WeirError):
             self._exchange.refused(error)
-        refuse(error, self._call, development=self._development)
+        self._end_with(error)
 
 
 class UnaryInference:
@@ -340,7 +341,11 @@ class UnaryInference:
             if form is None or not self._begin_known(form, call, body):
                 self._begin_any(call, body)
         except Exception as error:
-            refuse(error, call, development=self._development)
+            self.failing(call, body)(error)
+
+    def failing(self, call: IncomingCall, body: bytes) -> Callable[[Exception], None]:
+        """Return the function that ends a call with an error."""
+        return partial(refuse, call=call, development=self._development)
 
     def _begin_known(self, form: Form, call: IncomingCall, body: bytes) -> bool:
         """Submit a request of a known form. Return False, with nothing done, if the model was reloaded since."""
@@ -350,29 +355,34 @@ class UnaryInference:
             return False
         limit, most = call.time_remaining(), facts.settings.timeout
         schedule = Schedule(0, most if limit is None or limit > most else limit)
-        unary = UnaryCall(
-            call, Exchange(service, frontend=FRONTEND), len(body), form.respond, development=self._development
-        )
+        exchange = Exchange(service, frontend=FRONTEND)
+        unary = UnaryCall(call, exchange, len(body), form.respond, self.failing(call, body))
         unary.submit(form.entry(body), schedule)
         return True
 
     def _begin_any(self, call: IncomingCall, body: bytes) -> None:
         if len(body) > LONG_BODY and bytes_to_read(body) > LONG_BODY:
-            in_task(self._read_long, development=self._development)(call, body)
+            self.begin_task(self._read_long, call, body)
             return
         exchange = GrpcExchange(self._context, call, *read(self._context, call, body))
         service, request = exchange.service, exchange.request
         if service.tracing is not None or not inference_of(service).queues_tensors(service):
-            in_task(partial(self._infer, exchange), development=self._development)(call, body)
+            self.begin_task(partial(self._infer, exchange), call, body)
             return
         (entry,), schedule = exchange.entries(request)
 
         def respond(service: "ModelHandle", output: Any, waited: float) -> Writing:
             return exchange.writing(response_of(service, request, [entry.kind], [output], waited))
 
-        UnaryCall(call, exchange, len(body), respond, development=self._development).submit(entry, schedule)
+        UnaryCall(call, exchange, len(body), respond, self.failing(call, body)).submit(entry, schedule)
         if service.facts.takes_tensors:
             self._forms.learn(body, request, service, entry)
+
+    def begin_task(
+        self, run: Callable[[IncomingCall, bytes], Awaitable[None]], call: IncomingCall, body: bytes
+    ) -> None:
+        """Answer a request that needs a task."""
+        in_task(run, development=self._development)(call, body)
 
     async def _read_long(self, call: IncomingCall, body: bytes) -> None:
         await self._infer(GrpcExchange(self._context, call, *await read_long(self._context, call, body)), call, body)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from weir.errors import SettingsError
+from weir.frontends.grpc.call import IncomingCall
 from weir.frontends.grpc.frontend import GrpcSettings
 from weir.frontends.grpc.services import NO_CALLS, AddedCalls, Services
 from weir.frontends.http.server import tls_context
@@ -29,6 +30,9 @@ class GrpcServer:
 
     `core` is the class of the server underneath: core.Core, or aio.AioCore as a fallback. For `added` see make_frontend.
     """
+
+    shares_port = False  # with others of its kind
+    own_address = ""  # where it listens instead of host and port
 
     def __init__(
         self, context: KserveContext, settings: GrpcSettings, http: HttpSettings, core: "type[Core | AioCore]",
@@ -53,23 +57,36 @@ class GrpcServer:
     async def start(self) -> None:
         """Listen. Raises SettingsError when the address is in use or invalid, or the certificate unreadable."""
         credentials = tls_credentials(self._http)
-        most = self._settings.grpc_stream_requests
-        added = NO_CALLS if self._added is None else self._added(most)
-        self._services = Services(self._context, most, development=self._http.development, added=added)
+        self._services = services = self._make_services()
+        options = channel_options(self._settings, self._http, shares_port=self.shares_port)
         core = self._make_core(
-            self._services.handlers, channel_options(self._settings, self._http), self._services.admit, self._services.refuse_with,
-            self._context.account, max_message_size=self._settings.grpc_max_message_size, patience=self._http.body_timeout,
+            services.handlers, options, self._admit, services.refuse_with, self._context.account,
+            max_message_size=self._settings.grpc_max_message_size, patience=self._http.body_timeout,
         )  # fmt: skip
         host = f"[{self._host}]" if ":" in self._host else self._host
-        self.port = core.listen(f"{host}:{self._settings.grpc_port}", credentials)
-        if not self.port:
+        found = core.listen(self.own_address or f"{host}:{self._settings.grpc_port}", credentials)
+        if not found:
             core.discard()
-            raise SettingsError(
-                f"host={self._host!r}, grpc_port={self._settings.grpc_port}: cannot listen there: the address is taken "
-                "or unusable"
-            )
+            raise self.taken()
+        if not self.own_address:
+            self.port = found
         await core.start()
         self._core = core
+
+    def _make_services(self) -> Services:
+        most = self._settings.grpc_stream_requests
+        added = NO_CALLS if self._added is None else self._added(most)
+        return Services(self._context, most, development=self._http.development, added=added)
+
+    def _admit(self, path: str, call: IncomingCall) -> bool:
+        return self._services is not None and self._services.admit(path, call)
+
+    def taken(self) -> SettingsError:
+        """Return the error for an address at which nothing can listen."""
+        return SettingsError(
+            f"host={self._host!r}, grpc_port={self._settings.grpc_port}: cannot listen there: the address is taken "
+            "or unusable"
+        )
 
     def refuse(self) -> None:
         """Refuse new requests with UNAVAILABLE. A stream ends when its requests have been answered."""
@@ -98,7 +115,7 @@ class GrpcServer:
             await core.stop(0)
 
 
-def channel_options(settings: GrpcSettings, http: HttpSettings) -> list[tuple[str, int]]:
+def channel_options(settings: GrpcSettings, http: HttpSettings, *, shares_port: bool = False) -> list[tuple[str, int]]:
     """Return the server's limits as options of gRPC (grpc/include/grpc/impl/channel_arg_names.h)."""
     keepalive_ms, timeout_ms = int(1000 * settings.grpc_keepalive), int(1000 * settings.grpc_keepalive_timeout)
     return [
@@ -110,7 +127,7 @@ def channel_options(settings: GrpcSettings, http: HttpSettings) -> list[tuple[st
         ("grpc.http.overload_protection", 0),
         ("grpc.server.max_pending_requests", _NO_LIMIT),
         ("grpc.server.max_pending_requests_hard_limit", _NO_LIMIT),
-        ("grpc.so_reuseport", 0),  # otherwise two servers could share one port, which must be an error
+        ("grpc.so_reuseport", int(shares_port)),  # otherwise two servers could share one port, which must be an error
         ("grpc.enable_channelz", 1),  # tells how many clients are connected; see core.Connected
         ("grpc.max_receive_message_length", settings.grpc_max_message_size),
         ("grpc.max_send_message_length", -1),

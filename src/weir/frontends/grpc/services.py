@@ -368,9 +368,12 @@ NO_CALLS = AddedCalls((), {})
 class Services:
     """The handlers of all calls: `handlers` maps paths to them. A stream may have `most` requests in flight. `added` are calls of a product."""
 
-    def __init__(self, context: KserveContext, most: int, *, development: bool, added: AddedCalls = NO_CALLS) -> None:
+    def __init__(
+        self, context: KserveContext, most: int, *, development: bool, added: AddedCalls = NO_CALLS,
+        inference: UnaryInference | None = None,
+    ) -> None:  # fmt: skip
         self._names = (*ALL, *added.services)
-        self._inference = UnaryInference(context, development=development)
+        self._inference = inference or UnaryInference(context, development=development)
         self._streaming = StreamInference(context, most, development=development)
         self._health = Health(context.registry, OWN)
         self._development = development

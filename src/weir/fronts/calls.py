@@ -1,0 +1,132 @@
+"""gRPC with several fronts: they listen on one port, and answer ModelInfer for models whose requests they read. All other calls go on to the dispatcher.
+
+The dispatcher has a gRPC server for them on a socket of its own, which takes no other calls.
+"""
+
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from weir.errors import CapacityError, ModelNotFound, Unauthorized
+from weir.frontends.grpc.call import IncomingCall
+from weir.frontends.grpc.frontend import GrpcSettings, make_frontend
+from weir.frontends.grpc.inference import UnaryInference
+from weir.frontends.grpc.relay import Relay, take_peer
+from weir.frontends.grpc.server import GrpcServer
+from weir.frontends.grpc.services import INFERENCE, Services
+from weir.fronts.messages import LONGEST_BODY
+from weir.fronts.remote import HandedOver
+from weir.protocols.kserve.context import KserveContext
+from weir.protocols.settings import HttpSettings
+
+_INFER = f"/{INFERENCE}/ModelInfer"
+
+
+class FrontCalls(NamedTuple):
+    """What a front must know of gRPC. It listens as `settings` say, and `target` and `secret` are those of the dispatcher."""
+
+    settings: GrpcSettings
+    target: str
+    secret: str
+
+
+class DispatcherGrpc(GrpcServer):
+    """The gRPC server of a dispatcher, whose fronts listen. `reserve` is called before they start."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._secret = secrets.token_hex(32)
+        self.own_address = f"unix-abstract:weir-{secrets.token_hex(16)}"
+        self._reserved: list[socket.socket] = []
+
+    async def reserve(self, bind: Callable[[str, int], Awaitable[list[socket.socket]]]) -> FrontCalls:
+        """Bind the port at which the fronts will listen, and return what they must know. Raises SettingsError if another server has it."""
+        try:
+            self._reserved = await bind(self._host, self._settings.grpc_port or 0)
+        except OSError:
+            raise self.taken() from None
+        self.port = self._reserved[0].getsockname()[1]
+        settings = GrpcSettings(**{**vars(self._settings), "grpc_host": self._host, "grpc_port": self.port})
+        return FrontCalls(settings, self.own_address, self._secret)
+
+    def _admit(self, path: str, call: IncomingCall) -> bool:
+        if not take_peer(call, self._secret):
+            self._refuse(Unauthorized("this socket is for the server's own processes"), call)
+            return False
+        return super()._admit(path, call)
+
+    def _refuse(self, error: Unauthorized, call: IncomingCall) -> None:
+        if self._services is not None:
+            self._services.refuse_with(error, call)
+
+    async def stop(self) -> None:
+        """See GrpcServer."""
+        await super().stop()
+        while self._reserved:
+            self._reserved.pop().close()
+
+
+class FrontUnary(UnaryInference):
+    """ModelInfer in a front. What it cannot answer goes on to the dispatcher."""
+
+    def __init__(
+        self, context: KserveContext, pass_on: Callable[[IncomingCall, bytes], None], *, development: bool
+    ) -> None:
+        super().__init__(context, development=development)
+        self._pass_on = pass_on
+
+    def _begin_any(self, call: IncomingCall, body: bytes) -> None:
+        if len(body) > LONGEST_BODY:
+            raise HandedOver
+        super()._begin_any(call, body)
+
+    def begin_task(
+        self, run: Callable[[IncomingCall, bytes], Awaitable[None]], call: IncomingCall, body: bytes
+    ) -> None:
+        """Raise HandedOver: no requests of models that a front reads need a task."""
+        raise HandedOver
+
+    def failing(self, call: IncomingCall, body: bytes) -> Callable[[Exception], None]:
+        """See UnaryInference."""
+        refuse = super().failing(call, body)
+
+        def fail(error: Exception) -> None:
+            if isinstance(error, (HandedOver, ModelNotFound, CapacityError)) and not error.reported:
+                self._pass_on(call, body)
+            else:
+                refuse(error)
+
+        return fail
+
+
+class FrontGrpc(GrpcServer):
+    """The gRPC server of a front."""
+
+    shares_port = True
+    relay: Relay  # to the dispatcher
+
+    def _make_services(self) -> Services:
+        relay, development = self.relay, self._http.development
+        pass_on = relay.handler(_INFER, takes_stream=False).begin
+        services = Services(
+            self._context, self._settings.grpc_stream_requests, development=development,
+            inference=FrontUnary(self._context, pass_on, development=development),
+        )  # fmt: skip
+        for path, handler in services.handlers.items():
+            if path != _INFER:
+                services.handlers[path] = relay.handler(path, takes_stream=handler.takes_stream)
+        return services
+
+    async def stop(self) -> None:
+        """See GrpcServer."""
+        await super().stop()
+        await self.relay.stop()
+
+
+def front_server(calls: FrontCalls, context: KserveContext, http: HttpSettings) -> FrontGrpc:
+    """Return the gRPC server of a front, not started."""
+    server = make_frontend(context, calls.settings, http, kind=lambda: FrontGrpc)
+    assert isinstance(server, FrontGrpc)
+    server.relay = Relay(calls.target, calls.secret, development=http.development)
+    return server

@@ -1,0 +1,176 @@
+"""gRPC before two fronts is that of one server: what fronts answer, what goes on to the dispatcher, and what one that ends takes with it."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy
+import psutil
+import pytest
+from tests.fronts.kit import SQUARE, Caller, fronts_of, total
+from tests.served import Served, until, weir_here
+
+from weir.client import GrpcClient
+from weir.wire.inference import InferenceRequest, TensorValue
+from weir.wire.kserve_grpc import message, methods, read_response, write_request
+
+MODELS = f"{Path(__file__).parents[2]}/tests/fronts/models.py"
+ALL = [SQUARE, *[f"{MODELS}:{name}" for name in ("Add", "Texts", "Mean", "Counts", "Measured")]]
+ROWS = numpy.array([[1, 2], [3, 4]], "<f4")
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with Served(*ALL, "--fronts", 2, "--grpc-port", 0) as running:
+        yield running.until_grpc().until_ready()
+
+
+@pytest.fixture(scope="module")
+def single() -> Iterator[Served]:
+    with Served(*ALL, "--grpc-port", 0) as running:
+        yield running.until_grpc().until_ready()
+
+
+@contextmanager
+def channel(served: Served) -> Iterator[Any]:
+    with grpc.insecure_channel(served.grpc, [("grpc.use_local_subchannel_pool", 1)]) as opened:
+        yield opened
+
+
+def tensors(model: str, array: Any, datatype: str = "FP32", **more: Any) -> bytes:
+    name = "input" if model in ("square", "measured") else "a"
+    return write_request(InferenceRequest(model, [TensorValue(name, datatype, array)], **more))
+
+
+def of_objects(*values: bytes) -> Any:
+    array = numpy.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+CALLS = {
+    "tensors": (INFER, tensors("add", ROWS)),
+    "an id": (INFER, tensors("add", ROWS, id="mine", parameters={"priority": 1})),
+    "texts": (INFER, tensors("texts", of_objects(b"hi", b"you"), "BYTES")),
+    "a large body": (INFER, tensors("mean", numpy.ones((3, 20_000), "<f4"))),
+    "more rows than a batch has": (INFER, tensors("add", numpy.ones((300, 2), "<f4"))),
+    "items": (INFER, tensors("square", of_objects(b"3", b"4"), "BYTES")),
+    "measured items": (INFER, tensors("measured", of_objects(b"3"), "BYTES")),
+    "a stream's model": (INFER, tensors("counts", of_objects(b"3"), "BYTES")),
+    "another datatype": (INFER, tensors("add", ROWS.astype("<f8"), "FP64")),
+    "an unknown model": (INFER, tensors("none", ROWS)),
+    "an unknown version": (INFER, tensors("add", ROWS, version="7")),
+    "no message": (INFER, b"\xff\xff"),
+    "nothing": (INFER, b""),
+    "an unknown method": ("/inference.GRPCInferenceService/Nothing", b""),
+    "readiness": ("/inference.GRPCInferenceService/ServerReady", b""),
+    "the index": ("/inference.GRPCInferenceService/RepositoryIndex", b""),
+    "metadata": ("/inference.GRPCInferenceService/ModelMetadata", b"\x0a\x03add"),
+    "shared memory": ("/inference.GRPCInferenceService/SystemSharedMemoryStatus", b""),
+    "trace settings": ("/inference.GRPCInferenceService/TraceSetting", b""),
+    "health": ("/grpc.health.v1.Health/Check", b""),
+}  # fmt: skip
+
+
+def outcome(served: Served, path: str, body: bytes) -> tuple[Any, ...]:
+    with channel(served) as opened:
+        try:
+            return "OK", opened.unary_unary(path)(body, timeout=30)
+        except grpc.RpcError as error:
+            failed: Any = error
+            return failed.code(), failed.details(), sorted(failed.trailing_metadata())
+
+
+@pytest.mark.parametrize("path,body", CALLS.values(), ids=CALLS)
+def test_a_call_is_answered_as_by_one_front(served: Served, single: Served, path: str, body: bytes) -> None:
+    assert [outcome(served, path, body) for _ in range(3)] == [outcome(single, path, body)] * 3
+
+
+def test_streams_and_repeated_calls_go_through(served: Served) -> None:
+    with GrpcClient(served.grpc) as client:
+        for number in range(1, 20):
+            assert client.infer("add", {"a": ROWS * number})["sum"].tolist() == [3.0 * number, 7.0 * number]
+    with channel(served) as opened:
+        answers = opened.stream_stream(STREAM)(iter([tensors("add", ROWS, id=str(index)) for index in range(5)]))
+        read = message("inference.ModelStreamInferResponse").FromString
+        assert sorted(read(each).infer_response.id for each in answers) == list("01234")
+
+
+def test_calls_are_counted_once_and_as_grpc(served: Served) -> None:
+    def metrics() -> str:
+        with Caller(served.url) as caller:
+            return caller.call("/metrics", method="GET")[1].decode()
+
+    before = metrics()
+    labels = {"model": "add", "door": "grpc"}
+    for _ in range(3):
+        assert outcome(served, INFER, tensors("add", ROWS))[0] == "OK"
+    assert outcome(served, INFER, tensors("add", ROWS.astype("<f8"), "FP64"))[0] != "OK"
+    after = metrics()
+    assert (
+        total(after, "weir_requests_total", code="OK", **labels)
+        == total(before, "weir_requests_total", code="OK", **labels) + 3
+    )
+    name = "weir_requests_rejected_total"
+    assert (
+        total(after, name, error="InvalidRequest", **labels)
+        == total(before, name, error="InvalidRequest", **labels) + 1
+    )
+    sent = total(before, "weir_sent_bytes_total", **labels)
+    until(lambda: total(metrics(), "weir_sent_bytes_total", **labels) > sent)
+
+
+def test_a_model_is_loaded_and_unloaded_through_any_front(served: Served) -> None:
+    for _ in range(4):  # connections to both
+        assert outcome(served, "/inference.GRPCInferenceService/RepositoryModelUnload", _named("add"))[0] == "OK"
+        assert outcome(served, INFER, tensors("add", ROWS))[0] is grpc.StatusCode.NOT_FOUND
+        assert outcome(served, "/inference.GRPCInferenceService/RepositoryModelLoad", _named("add"))[0] == "OK"
+        assert outcome(served, INFER, tensors("add", ROWS))[0] == "OK"
+
+
+def _named(model: str) -> bytes:
+    method = next(each for each in methods("inference.GRPCInferenceService") if each.name == "RepositoryModelLoad")
+    body: bytes = method.request(model_name=model).SerializeToString()
+    return body
+
+
+def test_a_front_that_is_killed_loses_its_own_calls_only(served: Served) -> None:
+    with ExitStack() as stack:
+        opened = [stack.enter_context(channel(served)) for _ in range(8)]
+        calls = [each.unary_unary(INFER) for each in opened]
+        body = tensors("add", ROWS)
+        assert all(read_response(call(body)).outputs for call in calls)
+        victim, other = fronts_of(served)
+        victim.kill()
+        until(lambda: len(fronts_of(served)) == 2)
+        assert psutil.pid_exists(other.pid)
+        assert all(read_response(call(body, wait_for_ready=True, timeout=30)).outputs for call in calls)
+
+
+def test_control_is_refused_to_callers_elsewhere_who_say_that_they_are_here() -> None:
+    with Served(*ALL[:2], "--fronts", 2, "--grpc-port", 0, "--api-key", "secret") as served:
+        served.until_grpc().until_ready()
+        with channel(served) as opened:
+            call = opened.unary_unary(INFER)
+            with pytest.raises(grpc.RpcError) as refused:
+                call(tensors("add", ROWS))
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            for path in (INFER, "/inference.GRPCInferenceService/RepositoryIndex"):
+                body = tensors("add", ROWS) if path == INFER else b""
+                assert opened.unary_unary(path)(body, metadata=[("authorization", "Bearer secret")]) is not None
+
+
+def test_a_port_of_another_server_is_an_error() -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        done = weir_here("serve", SQUARE, "--port", 0, "--grpc-port", port, "--fronts", 2)
+    assert done.returncode == 2 and f"grpc_port={port}: cannot listen there" in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1
