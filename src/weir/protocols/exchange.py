@@ -101,10 +101,11 @@ class Exchange:
     """One request for `service` that came through the frontend `frontend`.
 
     `timeout` is the caller's in seconds, or None for the service's setting. `carrier` has the headers that name the caller's span. `peer` is the caller's address, and
-    `headers` (names in lower case) are those of the request, if the channel has them.
+    `headers` (names in lower case) are those of the request, if the channel has them. `waited` is how long it has waited for a worker to start, once `infer`
+    has returned.
     """
 
-    __slots__ = ("carrier", "frontend", "headers", "peer", "service", "timeout", "trace")
+    __slots__ = ("carrier", "frontend", "headers", "peer", "service", "timeout", "trace", "waited")
 
     def __init__(
         self, service: "ModelHandle", *, frontend: str, timeout: float | None = None, carrier: dict[str, str] | None = None,
@@ -117,6 +118,7 @@ class Exchange:
         self.headers = headers
         self.peer = peer
         self.trace: Trace | None = None
+        self.waited = 0.0
 
     # Before the service has the request.
 

@@ -123,6 +123,7 @@ class ModelInference:
         kinds = [entry.kind for entry in entries]
         gathering = Gathering(exchange, schedule, alone=False)
         ended = await gathering.run([*entries])
+        exchange.waited = gathering.waited
         return response_of(exchange.service, request, kinds, [each.output for each in ended], gathering.waited)
 
     async def infer_items(self, exchange: "Exchange", head: ItemHead, body: bytes) -> ItemsResponse:

@@ -143,7 +143,11 @@ def explain_headers(arrival: float, dispatch: Dispatch) -> Headers:
 def start_headers(arrival: float, dispatch: Dispatch | None) -> Headers:
     """Return the header that says for how many seconds a request, which arrived at `arrival`, has waited for a worker to start;
     none if it has not."""
-    seconds = 0.0 if dispatch is None else dispatch.started_for(arrival)
+    return waited_headers(0.0 if dispatch is None else dispatch.started_for(arrival))
+
+
+def waited_headers(seconds: float) -> Headers:
+    """Return the header of a request that has waited so many seconds for a worker to start; none for 0."""
     return [(b"x-start-time", b"%.6f" % seconds)] if seconds else []
 
 

@@ -26,7 +26,7 @@ from weir.protocols.kserve.metadata import find
 from weir.protocols.native import RequestOptions, check_length
 from weir.protocols.offloading import LONG_BODY, written
 from weir.protocols.repeats import HeadMemo
-from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
+from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value, waited_headers
 from weir.protocols.settings import HttpSettings
 from weir.protocols.shared_memory import Memory, wants_regions
 from weir.serving.settings import NAME_IN_PATH
@@ -266,7 +266,9 @@ class KserveProtocol:
         del body  # the request's tensors refer to it
         response = await exchange.infer(request)
         size = bytes_to_write(response, binary_outputs(request))
-        return await written(size, lambda: reply_to(request, response, memory).as_answer())
+        answer = await written(size, lambda: reply_to(request, response, memory).as_answer())
+        answer.headers.extend(waited_headers(exchange.waited))
+        return answer
 
     async def stream(self, exchange: Exchange, head: KserveHead, body: bytes) -> EventSource:
         """Return the stream of responses to `infer_stream` or `generate_stream`; each is written as JSON."""

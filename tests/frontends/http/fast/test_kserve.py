@@ -1,6 +1,7 @@
 """Binary tensors on the fast path: not copied, and what comes again is not read again."""
 
 import asyncio
+import gzip
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -167,6 +168,29 @@ def test_a_reply_that_comes_again_has_the_headers_of_its_own_request(
             [span] = reply.headers.get_list("traceparent")
             spans.add(span)
         assert len(spans) == 4
+
+
+@pytest.mark.parametrize("coding", ["identity", "gzip"])
+def test_a_compressed_request_is_answered_with_the_same_headers(coding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes through ASGI."""
+    body = json.dumps(
+        {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1000], "data": [1.5] * 1000}]}
+    ).encode()
+    with serving(Service(Vector, executor="inline"), compress_above=10) as server:
+        for waited in (0.0, 1.5):
+            if waited:  # woken so many seconds after each arrival
+                monkeypatch.setattr(Dispatch, "woken_at", property(lambda self: 0.0, lambda self, value: None))
+                monkeypatch.setattr(Dispatch, "started_for", lambda self, arrival: 1.5)
+            replies = [
+                server.client.post(
+                    "/v2/models/vector/infer", content=content, headers={"accept-encoding": coding, **more}
+                )
+                for content, more in ((body, {}), (gzip.compress(body), {"content-encoding": "gzip"}))
+            ]
+            names = [{name for name in reply.headers if name != "date"} for reply in replies]
+            assert names[0] == names[1]
+            assert [reply.headers.get("x-start-time") for reply in replies] == [f"{waited:.6f}" if waited else None] * 2
+            assert replies[0].json() == replies[1].json()
 
 
 def test_outputs_of_other_shapes_are_written_anew() -> None:
