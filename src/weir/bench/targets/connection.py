@@ -298,11 +298,12 @@ def reason_of(error: OSError) -> str:
 class Tasks(set[asyncio.Task[None]]):
     """The running tasks of a target. They are kept here because the event loop has weak references to them only."""
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` as a task in the running event loop."""
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run `work` as a task in the running event loop, and return it."""
         task = asyncio.ensure_future(work)
         self.add(task)
         task.add_done_callback(self.discard)
+        return task
 
     async def end(self) -> None:
         """Cancel all tasks; return when they have ended, with or without an error."""

@@ -1,5 +1,6 @@
 """A target of load: a model behind the Open Inference Protocol over gRPC. Needs grpcio and protobuf (the extra `grpc`)."""
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from itertools import cycle
@@ -36,6 +37,7 @@ class GrpcTarget(LedgerTarget):
         self._channels: list[Any] = []
         self._messages: list[bytes] = []
         self._calls = Tasks()
+        self._under_way: dict[int, asyncio.Task[None]] = {}
 
     @property
     def connections(self) -> int:
@@ -49,19 +51,37 @@ class GrpcTarget(LedgerTarget):
             requests = self._given or [made_request(self._endpoint, await self._inputs(), self._options.rows)]
             self._messages = [write_request(request) for request in requests]
             for channel in self._channels:
-                await self._infer(channel)(self._messages[0], timeout=self._options.timeout, metadata=self._metadata)
+                await self._try(channel)
+        except grpc.aio.AioRpcError as error:
+            raise SettingsError(f"{self.name}: {error.code().name}: {error.details()}") from error
+        self._next = cycle([self._infer(channel) for channel in self._channels])
+
+    async def _try(self, channel: Any) -> None:
+        """Connect, and send one request, which a server that is busy may refuse or leave unanswered."""
+        try:
+            await self._infer(channel)(self._messages[0], timeout=self._options.timeout, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             if error.code() not in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED):
-                raise SettingsError(f"{self.name}: {error.code().name}: {error.details()}") from error
-        self._next = cycle([self._infer(channel) for channel in self._channels])
+                raise
 
     def send(self, index: int) -> None:
         """See Target."""
-        self._calls.start(self._call(index))
+        self._under_way[index] = self._calls.start(self._call(index))
+
+    def give_up(self) -> None:
+        """End requests that have timed out: gRPC does not while it cannot write them."""
+        limit = self._clock() - self._options.timeout
+        for index in [each for each in self._under_way if self._ledger.sent[each] <= limit]:
+            self._under_way[index].cancel()
+            self._ended(index, TIMEOUT)
+
+    def _ended(self, index: int, outcome: str) -> None:
+        if self._under_way.pop(index, None) is not None:
+            self._ledger.end(index, self._clock(), outcome)
 
     async def _call(self, index: int) -> None:
-        ledger, messages = self._ledger, self._messages
-        ledger.sent[index] = self._clock()
+        messages = self._messages
+        self._ledger.sent[index] = self._clock()
         try:
             await next(self._next)(
                 messages[index % len(messages)], timeout=self._options.timeout, metadata=self._metadata
@@ -69,13 +89,15 @@ class GrpcTarget(LedgerTarget):
             outcome = OK
         except grpc.aio.AioRpcError as error:
             outcome = TIMEOUT if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED else error.code().name
-        ledger.end(index, self._clock(), outcome)
+        except Exception as error:  # a request without an end would have the round wait for ever
+            outcome = type(error).__name__
+        self._ended(index, outcome)
 
     async def close(self) -> None:
         """Close the connections."""
         for channel in self._channels:
             await channel.close()
-        await self._calls.wait()
+        await self._calls.end()
         self._channels = []
 
     def _connected(self) -> Any:
