@@ -9,7 +9,7 @@ import pytest
 from tests.served import MODELS, Served, serving, weir
 
 from weir.bench import bench
-from weir.cli import cli
+from weir.cli import command_line
 from weir.errors import SettingsError
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_by_module")
@@ -50,7 +50,7 @@ def test_several_targets_side_by_side(served: Served) -> None:
 
 def command(*arguments: object) -> int:
     """Run `weir bench` here: to start Python takes longer than all the rest."""
-    code: int = cli(["bench", *map(str, arguments)], standalone_mode=False)
+    code: int = command_line(["bench"])(["bench", *map(str, arguments)], standalone_mode=False)
     return code
 
 
