@@ -50,6 +50,7 @@ def measure(seconds: float, rounds: int, cache: Path | None, console: Console) -
                     for clients in CLIENTS:
                         load(server.url, clients, 1.0, bodies=bodies)
                     memory[precision, name] = _worker_mb(server)
+                console.print(f"[dim]{precision}, {name}: {memory[precision, name]:.0f} MB a worker[/]")
         servers = {
             (precision, name): stack.enter_context(weir(*kept, "--precision", precision, *flags, name=f"{precision} {name}"))
             for precision in PRECISIONS for name, flags in STATED.items()
@@ -64,7 +65,9 @@ def measure(seconds: float, rounds: int, cache: Path | None, console: Console) -
                     for name in names:
                         done = load(servers[precision, name].url, clients, seconds, bodies=bodies)
                         rates.setdefault((precision, name, clients), []).append(done.rate)
-            console.print(f"[dim]round {number + 1} of {rounds}, load {psutil.getloadavg()[0]:.1f}[/]")
+                console.print(
+                    f"[dim]round {number + 1} of {rounds}, {clients} clients, load {psutil.getloadavg()[0]:.1f}[/]"
+                )
     _judge(result, rates)
     for precision in PRECISIONS:
         own, other = memory[precision, OWN], memory[precision, MANY]

@@ -17,6 +17,7 @@ from weir.text_server.settings import CallerSettings, ComputingSettings, TextSet
     (ComputingSettings, {"runtime": "jax"}, "runtime='jax': must be one of onnx, torch"),
     (ComputingSettings, {"precision": "bf16"}, "only torch computes in bf16"),
     (ComputingSettings, {"precision": "int8", "runtime": "torch"}, "only onnx computes in int8"),
+    (ComputingSettings, {"device_map": ["cpu", "tpu"]}, r"device_map=\['cpu', 'tpu'\]: each must be auto, cpu, cuda"),
     (ComputingSettings, {"compile": True}, "only torch compiles"),
     (ComputingSettings, {"gpu_memory_fraction": 1.5}, "must be greater than 0 and at most 1"),
     (CallerSettings, {"max_texts": 0}, "max_texts=0: must be 1 or more"),

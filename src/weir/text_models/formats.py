@@ -3,6 +3,7 @@
 Errors name the file, the key, the value and the rule.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,6 +155,7 @@ def read_varint(data: bytes, place: int) -> tuple[int, int]:
 
 
 RUNTIMES = ("onnx", "torch", "onnx-file")
+DEVICE_RULE = "must be auto, cpu, cuda, or the number of a GPU: cuda:1, or 1"
 # The files of each variant of an ONNX file, of which the first that a repository has is served: as transformers.js and sentence-transformers call them.
 MODEL, ENDING = "model.onnx", ".onnx"
 DTYPES: Mapping[str, Sequence[str]] = {
@@ -162,6 +164,11 @@ DTYPES: Mapping[str, Sequence[str]] = {
     "q4": ("model_q4.onnx",), "q4f16": ("model_q4f16.onnx",), "bnb4": ("model_bnb4.onnx",),
     **{level: (f"model_{level}.onnx",) for level in ("O1", "O2", "O3", "O4")},
 }  # fmt: skip
+
+
+def is_device(name: object) -> bool:
+    """Return whether `name` obeys DEVICE_RULE."""
+    return isinstance(name, str) and re.fullmatch(r"auto|cpu|cuda|(cuda:)?\d+", name) is not None
 
 
 def is_dtype(name: str) -> bool:

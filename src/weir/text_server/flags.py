@@ -138,7 +138,7 @@ def from_other_servers(
         source = variables[name][0] if name in variables else _typed(name)
         meant = _meant(name, values, source)
         is_own = name in variables and name not in OTHER_FLAGS and name not in _VALUES
-        _check(source, [(name, value) for value in values] if is_own else meant)
+        check_as_given(source, [(name, value) for value in values] if is_own else meant)
         for setting, value in meant:
             renamed.setdefault(setting, []).append(value)
     return found, {
@@ -167,7 +167,7 @@ def _typed(name: str) -> str:
     return "-" + name if len(name) == 1 else "--" + name.replace("_", "-")
 
 
-def _check(source: str, meant: Sequence[tuple[str, Any]]) -> None:
+def check_as_given(source: str, meant: Sequence[tuple[str, Any]]) -> None:
     """Raise SettingsError naming `source`, the flag or variable of another server, if what it stands for breaks the rule of a setting of Weir's."""
     declared = declared_settings(TEXTS)
     for setting in dict(meant):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Rule, check, one_of, setting
 from weir.errors import SettingsError
-from weir.text_models.formats import DTYPES, RUNTIMES, is_dtype
+from weir.text_models.formats import DEVICE_RULE, DTYPES, RUNTIMES, is_device, is_dtype
 from weir.text_models.pooling import WINDOW, Pooling, Precision, poolings_named
 
 SHORTEST = 3  # the least max_length, in tokens: two special tokens and one token of the text
@@ -120,6 +120,7 @@ class ComputingSettings:
     device_map: list[str] = setting(
         [],
         "device of each worker, in turn: cpu, the number of a GPU, or auto for the GPU with the most free memory (default: auto, or cpu without a GPU)",
+        rule=(lambda value: all(map(is_device, value)), f"each {DEVICE_RULE}"),
         metavar="DEVICE",
     )
     gpu_memory_fraction: float | None = setting(None, "share of a GPU's memory that one worker may use", rule=_FRACTION)

@@ -39,9 +39,12 @@ def test_what_is_wrong_takes_one_line(tmp_path: Path) -> None:
     model = tiny.model(tmp_path / "model")
     for arguments, said in (
         ((tmp_path / "nowhere",), f"{tmp_path}/nowhere: must be a directory with a model"),
-        ((model, "--pooling_strategy", "MEDIAN"), "--pooling='MEDIAN': must be one of"),
-        ((model, "-num_worker=none"), "--workers='none': must be 1 or more, or the fewest and the most"),
+        ((model, "--pooling_strategy", "MEDIAN"), "weir: -pooling_strategy='MEDIAN': must be one of"),
+        ((model, "-num_worker=none"), "weir: -num_worker='none': must be 1 or more, or the fewest and the most"),
         ((model, "-num_labels", "2"), "-num_labels: is not supported: it is read from the model's files"),
+        ((model, "-port", "x"), "weir: -port='x': must be a whole number"),
+        ((model, "--payload-limit", "x"), "weir: --payload-limit='x': must be a whole number"),
+        ((model, "--device", "tpu"), "weir: --device=['tpu']: each must be auto, cpu, cuda, or the number of a GPU"),
         ((model, "--max_seq_len", "1000"), "model: max_length=1000: the model reads at most 64 tokens"),
     ):
         done = weir_here("embed", "serve", *arguments)

@@ -25,7 +25,15 @@ from weir.text_server.bert_as_service.settings import (
     ZeroMqSettings,
     translated,
 )
-from weir.text_server.flags import MODEL_ID, OTHER_FLAGS, REVISION, SERVED_NAME, OtherFlag, from_other_servers
+from weir.text_server.flags import (
+    MODEL_ID,
+    OTHER_FLAGS,
+    REVISION,
+    SERVED_NAME,
+    OtherFlag,
+    check_as_given,
+    from_other_servers,
+)
 from weir.text_server.server_settings import TEXTS
 
 _STOCK_VERSION = "1.10.0"  # of bert-as-service, whose clients this serves
@@ -52,7 +60,7 @@ def _serve(directories: list[str] | None, config: list[str] | None, **options: l
     if options.get(VERSION):
         typer.echo(f"weir {__version__}, for clients of bert-as-service {_STOCK_VERSION}")
         return 0
-    stock = translated(*from_other_servers(directories, options, os.environ))
+    stock = translated(*from_other_servers(directories, options, os.environ), check_as_given)
     settings = settings_of(stock.directories, config, stock.settings, TEXTS)
     if stock.stock:
         settings = _with_stock_ports(settings, stock)

@@ -1,19 +1,17 @@
 """Runtimes compute vectors from token ids: the onnx runtime and torch. This module opens them and chooses a device for each worker."""
 
 import logging
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weir.errors import SettingsError
-from weir.text_models.formats import RUNTIMES
+from weir.text_models.formats import DEVICE_RULE, RUNTIMES, is_device
 from weir.text_models.runtime.contract import AUTO, CPU, Runtime, RuntimeOptions, free_memory
 
 if TYPE_CHECKING:
     from weir.text_models.checkpoint.reading import Checkpoint
     from weir.text_models.pooling import Recipe
-RULE = "must be auto, cpu, cuda, or the number of a GPU: cuda:1, or 1"
 
 logger = logging.getLogger("weir")
 
@@ -41,8 +39,8 @@ def open_runtime(checkpoint: "Checkpoint", recipe: "Recipe", options: RuntimeOpt
 def check_devices(devices: Sequence[str]) -> None:
     """Raise SettingsError unless each is auto, cpu, cuda, or the number of a GPU, such as cuda:1 or 1."""
     for device in devices:
-        if not (isinstance(device, str) and re.fullmatch(r"auto|cpu|cuda|(cuda:)?\d+", device)):
-            raise SettingsError(f"devices={list(devices)!r}: {device!r} {RULE}")
+        if not is_device(device):
+            raise SettingsError(f"devices={list(devices)!r}: {device!r} {DEVICE_RULE}")
 
 
 def may_use_gpu(devices: Sequence[str]) -> bool:

@@ -4,7 +4,7 @@ A flag may have one dash, as in bert-as-service, or two. docs/reference/bert-as-
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -142,10 +142,14 @@ class Translated(NamedTuple):
         return {"bare_layer": ["-2"], **self.today} if self.stock else self.today
 
 
-def translated(directories: list[str] | None, given: Mapping[str, list[Any] | bool | None]) -> Translated:
+def translated(
+    directories: list[str] | None, given: Mapping[str, list[Any] | bool | None],
+    check: Callable[[str, Sequence[tuple[str, Any]]], None] = lambda source, meant: None,
+) -> Translated:  # fmt: skip
     """Translate the parameters of a command line, flags of bert-serving-start among them, to Weir's settings.
 
-    Raises SettingsError for an invalid value, and for a flag in ELSEWHERE.
+    `check` takes an old flag as it was given, and what it stands for: settings and values. Raises SettingsError for an invalid value, what `check` raises,
+    and SettingsError for a flag in ELSEWHERE.
     """
     known = {**OLD, **{ONE_DASH_PREFIX + name: old for name, old in ONE_DASH.items()}}
     found = list(directories or [])
@@ -164,6 +168,7 @@ def translated(directories: list[str] | None, given: Mapping[str, list[Any] | bo
         elif name in known:
             flag = known[name]
             kept = [value if flag.value is None else flag.value for value in values if value != flag.drop]
+            check(f"-{name.removeprefix(ONE_DASH_PREFIX)}", [(flag.setting, value) for value in kept])
             today.setdefault(flag.setting, []).extend(kept)
         elif name not in (VERSION, XLA):
             today.setdefault(name, []).extend(
