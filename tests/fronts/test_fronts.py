@@ -464,11 +464,36 @@ def test_bad_settings_are_refused_by_one_line(tmp_path: Path) -> None:
     for arguments, says in (
         (("--fronts", 0), "must be 1 or more, or auto"),
         (("--fronts", "many"), "must be 1 or more, or auto"),
-        (("--fronts", 2, "--uds", tmp_path / "socket"), "share a TCP port"),
         (("--fronts", 2, "--tls-certfile", tmp_path / "certificate"), "only fronts=1 serves TLS"),
     ):
         done = weir_here("serve", SQUARE, "--port", 0, *arguments)
         assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_fronts_share_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with Served(SQUARE, "--fronts", 2, "--uds", path) as served:
+        served.until_logged("ready")
+        before = {front.pid for front in fronts_of(served)}
+        for _ in range(2):
+            with HttpClient(f"unix:{path}") as client:
+                assert [client.infer("square", number) for number in (3, 4)] == [9, 16]
+                assert client.models()  # the dispatcher has the connection from now on
+                assert client.infer("square", 5) == 25
+            fronts_of(served)[0].kill()
+            until(lambda: len({front.pid for front in fronts_of(served)} - before) >= 1)
+        served.signal(signal.SIGTERM)
+        assert served.wait() == 0 and not path.exists()
+
+
+def test_a_unix_socket_of_another_server_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        done = weir_here("serve", SQUARE, "--fronts", 2, "--uds", path)
+    assert done.returncode == 2 and "cannot listen there: Address already in use" in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -21,7 +21,7 @@ from weir.errors import WeirError
 from weir.frontends.frontend import Frontend, nothing
 from weir.frontends.http.access_log import HttpLog
 from weir.frontends.http.fast.connection import Connection
-from weir.frontends.http.server import HttpServer, Listening
+from weir.frontends.http.server import BACKLOG, HttpServer, Listening
 from weir.fronts.account import SharedAccount, SharedFigures
 from weir.fronts.fast import FrontConnection, FrontContext, FrontKserve, FrontNative, LoggedFrontConnection
 from weir.fronts.lending import MemoryReceiver, Places
@@ -184,7 +184,11 @@ class FrontServer(HttpServer):
 
     async def _open(self, tls: object) -> Listening:
         loop = asyncio.get_running_loop()
-        return Listeners([await loop.create_server(self._connect, sock=each) for each in self.listening])
+        servers = []
+        for each in self.listening:
+            create = loop.create_unix_server if each.family == socket.AF_UNIX else loop.create_server
+            servers.append(await create(self._connect, sock=each, backlog=BACKLOG))
+        return Listeners(servers)
 
 
 async def no_application(scope: Any, receive: Any, send: Any) -> None:

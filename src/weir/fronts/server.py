@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from weir.errors import SettingsError
 from weir.frontends.http.access_log import HttpLog
-from weir.frontends.http.server import BACKLOG, HttpServer, Listening
+from weir.frontends.http.server import BACKLOG, HttpServer, Listening, unix_socket
 from weir.fronts.account import SharedAccount, SharedFigures, table_bytes
 from weir.fronts.dispatcher import Catalogue, ConnectedFront
 from weir.fronts.front import FrontConfig
@@ -82,8 +82,9 @@ class FrontsServer(HttpServer):
 
     async def _open(self, tls: ssl.SSLContext | None) -> Listening:
         grpc = None if self._grpc is None else await self._grpc.reserve(_bind_one)
-        listening = await bind_shared(self._settings.host, self._settings.port, self._config.fronts)
-        limited = replace(self._settings, max_connections=self.account.max_connections)  # as the system allows
+        listening = await self._bind()
+        # As many connections as the system allows. The path of a Unix socket is this process's to remove.
+        limited = replace(self._settings, max_connections=self.account.max_connections, uds=None)
         fronts = Fronts(
             replace(self._config, http=limited, grpc=grpc),
             self._figures.fd,
@@ -99,6 +100,16 @@ class FrontsServer(HttpServer):
             raise
         self._fronts = fronts
         return fronts
+
+    async def _bind(self) -> list[list[socket.socket]]:
+        """Return the listening sockets of each front. The fronts have one Unix socket in common, because the system divides only ports. Raises OSError."""
+        settings, count = self._settings, self._config.fronts
+        if settings.uds is None:
+            return await bind_shared(settings.host, settings.port, count)
+        with unix_socket(settings.uds, int(settings.uds_mode, 8)) as listener:
+            listener.setblocking(False)
+            listener.listen(BACKLOG)
+            return [[listener.dup()] for _ in range(count)]
 
     @property
     def fronts(self) -> list[FrontView]:
@@ -175,8 +186,6 @@ def check_possible(count: int, settings: HttpSettings) -> None:
     """Raise SettingsError if `count` fronts cannot serve as the settings say."""
     if not hasattr(socket, "SO_REUSEPORT"):
         raise SettingsError(f"fronts={count}: this system cannot share a port (SO_REUSEPORT); only fronts=1 works")
-    if settings.uds is not None:
-        raise SettingsError(f"fronts={count}, uds={settings.uds!r}: several fronts share a TCP port; set host and port")
     if settings.tls_certfile is not None:
         raise SettingsError(
             f"fronts={count}, tls_certfile={settings.tls_certfile!r}: only fronts=1 serves TLS; end TLS in a proxy"
