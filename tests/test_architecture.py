@@ -64,6 +64,10 @@ def test_import_weir_loads_no_framework() -> None:
     assert not loaded & {"torch", "onnxruntime", "transformers", "grpc", "matplotlib", "uvicorn", "starlette", "typer"}
 
 
+def test_a_server_without_solved_policies_loads_no_solver() -> None:
+    assert "weir.policy.solve.smdp" not in loaded_by("import weir.app")
+
+
 def test_help_loads_no_server() -> None:
     loaded = loaded_by("import weir.cli; weir.cli.command_line()")
     assert not loaded & {"uvicorn", "starlette", "uvloop", "numpy", "structlog", "prometheus_client", "weir.app"}

@@ -13,13 +13,13 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType, ModuleType, NoneType
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from weir.batching.workers import SOLVED
 from weir.catalog.chains import chain_of
@@ -39,14 +39,19 @@ from weir.serving.generation import OnDemand
 from weir.serving.service import Service
 from weir.serving.settings import KINDS
 from weir.telemetry.logs import redacted
-from weir.tuning.device import DeviceGroups
 from weir.workers import imports
 from weir.workers.cpus import share_of_cpus
 from weir.workers.imports import FOLDER, ModelFolder, folder_of
 from weir.workers.settings import WorkerAddress, WorkerSettings, parse_address
 from weir.workers.source import import_text
+from weir.workers.turns import DeviceGroup
+
+if TYPE_CHECKING:
+    from weir.tuning.device import DeviceGroups
 
 _FORM = f"must be {ALL_FORMS}"
+
+FindGroup = Callable[[str, str], DeviceGroup]  # the device group of a name and an order
 
 
 def load_target(target: str, *, fresh: bool = False, trust: Trust | None = None) -> type[Model] | type[Service]:
@@ -319,10 +324,10 @@ LOAD_NICENESS = 19
 
 def make_service(
     model: ModelToServe, observers: Sequence[Observer], parameters: Parameters | None = None, *, fresh: bool = False,
-    kind: Any = None, groups: DeviceGroups | None = None, on_demand: OnDemand | None = None,
+    kind: Any = None, group_of: FindGroup | None = None, on_demand: OnDemand | None = None,
 ) -> Service:  # fmt: skip
     """Return a service of one model, which is not started. `kind` is its class or function, if the program has it already.
-    Without `groups` it takes no turns with others, whatever its device_group is. `on_demand` starts it when a request comes.
+    Without `group_of` it takes no turns with others, whatever its device_group is. `on_demand` starts it when a request comes.
 
     `parameters` of a load call override the model's settings. With `fresh`, its code is read again even if it is already
     imported. This imports the model's code, which may take long: next to a running event loop, call it in a thread. The folder of
@@ -331,14 +336,14 @@ def make_service(
     """
     found = _class_of(model, fresh) if kind is None else _checked_class(kind)
     with imports.reading(imports.folder_that_has(found)):
-        service = _service_of(found, model, observers, parameters, groups, on_demand, fresh=fresh)
+        service = _service_of(found, model, observers, parameters, group_of, on_demand, fresh=fresh)
     imports.hold(service.generation, (found, service.generation.model))
     return service
 
 
 def _service_of(
     found: type[Model] | type[Service], model: ModelToServe, observers: Sequence[Observer],
-    parameters: Parameters | None, groups: DeviceGroups | None, on_demand: OnDemand | None, *, fresh: bool,
+    parameters: Parameters | None, group_of: FindGroup | None, on_demand: OnDemand | None, *, fresh: bool,
 ) -> Service:  # fmt: skip
     own = found.model if issubclass(found, Service) else found
     if parameters:
@@ -353,8 +358,8 @@ def _service_of(
         arguments.setdefault("load_niceness", LOAD_NICENESS)
     try:
         group, order = (arguments.get(key) or getattr(own, key, None) for key in ("device_group", "device_order"))
-        if group is not None and groups is not None:
-            arguments["device"] = groups.group(group, order or SOLVED)
+        if group is not None and group_of is not None:
+            arguments["device"] = group_of(group, order or SOLVED)
         service = new_service(found, **arguments)
     except SettingsError as error:
         raise SettingsError(f"{model.label}: {error.message}") from error
@@ -396,18 +401,25 @@ class ServiceMaker:
         self._kinds = kinds
         self._allow_tcp_workers = allow_tcp_workers
         self._allow_remote_workers = allow_remote_workers
-        self._groups = DeviceGroups(time.monotonic)
+        self._groups: DeviceGroups | None = None
 
     def __call__(self, model: ModelToServe, parameters: Parameters | None = None, *, fresh: bool = False) -> Service:
         """Return a service that is not started; see make_service. Raises SettingsError for a worker socket that the server
         does not allow."""
         kind = self._kinds.get(model.target)
         service = make_service(
-            model, self._observers, parameters, fresh=fresh, kind=kind, groups=self._groups, on_demand=self._on_demand
+            model, self._observers, parameters, fresh=fresh, kind=kind, group_of=self._group, on_demand=self._on_demand
         )
         if service.workers.worker_socket is not None:
             self._check_socket(service.label, parse_address(service.workers.worker_socket, "worker_socket"))
         return service
+
+    def _group(self, name: str, order: str) -> DeviceGroup:
+        if self._groups is None:
+            from weir.tuning.device import DeviceGroups  # loads the solver, which only device groups need
+
+            self._groups = DeviceGroups(time.monotonic)
+        return self._groups.group(name, order)
 
     def _check_socket(self, label: str, address: WorkerAddress) -> None:
         """Raise SettingsError for a socket to which strangers could attach as workers: workers send no token."""
