@@ -87,18 +87,21 @@ def options_of(
 
     Raises InvalidRequest naming the field.
     """
-    direction = fields.truncation_direction
-    if direction is not None and direction not in DIRECTIONS:
-        raise InvalidRequest(f"must be one of {', '.join(DIRECTIONS)}").of("truncation_direction", brief(direction))
+    left = cuts_left(fields.truncation_direction)
     prompt = chosen_prompt(
         encoder.facts.prompts, prompt=fields.prompt, prompt_name=fields.prompt_name, input_type=fields.input_type,
         instruction=fields.instruction,
     )  # fmt: skip
     check_dimensions(fields.dimensions, encoder)
     wanted = () if outputs is None else check_outputs(outputs, encoder, fields.dimensions)
-    return TextOptions(
-        fields.dimensions, fields.truncate, prompt, whole_words, want_tokens, direction == "left", wanted
-    )
+    return TextOptions(fields.dimensions, fields.truncate, prompt, whole_words, want_tokens, left, wanted)
+
+
+def cuts_left(direction: str | None) -> bool:
+    """Return whether a text is cut at its beginning. Clients of TEI write left or Left. Raises InvalidRequest for another direction."""
+    if direction is not None and direction.lower() not in DIRECTIONS:
+        raise InvalidRequest(f"must be one of {', '.join(DIRECTIONS)}").of("truncation_direction", brief(direction))
+    return direction is not None and direction.lower() == "left"
 
 
 def check_outputs(names: Sequence[str], encoder: Encodes, dimensions: int | None = None) -> tuple[TextOutput, ...]:

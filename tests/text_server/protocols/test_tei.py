@@ -88,6 +88,12 @@ def test_raw_scores_and_texts_are_answered_on_request() -> None:
     assert post("/", said, ranker()).json() == expected
 
 
+def test_documents_are_cut_at_a_known_end_only() -> None:
+    answer = post("/rerank", {"query": "q", "texts": ["dam"], "truncation_direction": "Up"}, ranker())
+    assert answer.status_code == 422
+    assert answer.json()["error"] == "truncation_direction='Up': must be one of left, right"
+
+
 @pytest.mark.parametrize(("inputs", "texts"), [
     ("dam", ["dam"]), (["dam", "bird"], [("dam", "bird")]), ([["dam"], ["dam", "bird"]], ["dam", ("dam", "bird")]),
 ])  # fmt: skip
@@ -151,7 +157,7 @@ def test_the_first_model_is_described() -> None:
     ("/embed", {"inputs": "a b c d e f g", "truncate": False}, 413, "Validation", "inputs[0]: has 7 tokens"),
     ("/embed", {"inputs": "a", "dimensions": 9}, 422, "Validation", "dimensions=9: must be 1 to 8"),
     ("/embed", {"inputs": "a", "prompt_name": "q"}, 422, "Validation", "prompt_name='q': unknown prompt; available: none"),
-    ("/embed", {"inputs": "a", "truncation_direction": "up"}, 422, "Validation", "must be one of left, right"),
+    ("/embed", {"inputs": "a", "truncation_direction": "Up"}, 422, "Validation", "truncation_direction='Up': must be one of left, right"),
     ("/embed_all", {"inputs": "a"}, 424, "Backend", "model 'hashing': has no task embed_all; it has embed"),
     ("/rerank", {"query": "a", "texts": ["b"]}, 424, "Backend", "model 'hashing': has no task rerank; it has embed"),
     ("/rerank", {"query": "a", "texts": []}, 400, "Empty", "texts: must not be empty"),

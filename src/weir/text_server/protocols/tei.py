@@ -34,6 +34,7 @@ from weir.text_server.exchange import (
     EmbeddingContext,
     TextExchange,
     check_text,
+    cuts_left,
     listed_name,
     options_of,
     read_json,
@@ -282,7 +283,7 @@ class RerankProtocol(TeiProtocol):
         request = _read_object(document, TeiRerankRequest, "texts")
         exchange.context.encoder(request.model or "", TextTask.RERANK)
         _check_count(len(request.texts), "texts", exchange.context)
-        left = (request.truncation_direction or "").lower() == "left"
+        left = cuts_left(request.truncation_direction)
         documents = read_pairs(
             exchange, request.query, request.texts, "texts", request.model, request.truncate, left=left
         )
@@ -546,9 +547,6 @@ def _read_object(document: dict[str, Any], declared: Any, field: str) -> Any:
 
 
 def _options(fields: TextOptionFields, encoder: Encodes, task: TextTask | None = None) -> TextOptions:
-    if fields.truncation_direction is not None:
-        # TEI has Left and Right, and its clients left and right.
-        fields.truncation_direction = fields.truncation_direction.lower()
     outputs = OUTPUT_OF_TASK.get(task) if task is not None and task != encoder.facts.tasks[0] else None
     return options_of(fields, encoder, outputs=outputs)
 
