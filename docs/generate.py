@@ -21,6 +21,7 @@ from weir.catalog.repository.folder import KEYS
 from weir.catalog.repository.triton import PLATFORMS, REFUSED, WARNED
 from weir.config import GONE
 from weir.frontends.http.pages import Held
+from weir.fronts.metrics import FrontMetrics
 from weir.manifests.monitoring import Queries, groups
 from weir.manifests.yaml import documents
 from weir.messages import Reason
@@ -232,6 +233,7 @@ def metrics_page() -> str:
     shown = [
         *Exposition(Metrics(), lambda frontend, error: "").collect(),
         *Held(Account(HttpSettings())).collect(),
+        *FrontMetrics(list, int).collect(),
     ]
     reasons = ", ".join(f"`{reason.name.lower()}`" for reason in Reason)
     text = f"`reason` is one of {reasons}. The usual `process_*` metrics are there, too, and [the models' own](../how-to/log-and-measure.md).\n"

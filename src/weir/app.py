@@ -156,6 +156,7 @@ class App:
     def _server_with(self, fronts: int, figures: "FrontFigures", notified: "Notified", grpc: Any) -> HttpServer:
         """Return the HTTP server with so many fronts."""
         from weir.fronts.front import FrontConfig
+        from weir.fronts.metrics import FrontMetrics
         from weir.fronts.server import FrontsServer
 
         settings, site = self.settings, self.site
@@ -163,10 +164,13 @@ class App:
         config = FrontConfig(
             settings.http, settings.access, settings.control, notified.log is not None, level, fronts
         )  # fmt: skip
-        return FrontsServer(
+        server = FrontsServer(
             self.registry, site.asgi, settings.http, notified.observers, config=config, figures=figures, context=site.kserve,
             websockets=site.websockets, log=notified.log, grpc=grpc,
         )  # fmt: skip
+        if site.exposition is not None:
+            site.exposition.registry.register(FrontMetrics(lambda: server.fronts, server.connections_of))
+        return server
 
     @asynccontextmanager
     async def loaded(self) -> AsyncIterator[None]:

@@ -232,6 +232,23 @@ def test_a_front_that_is_killed_loses_its_own_connections_only(served: Served) -
             assert caller.call("/infer/square", b"8") == (200, b"64")
 
 
+def test_metrics_show_each_front(served: Served) -> None:
+    first, second = fronts_of(served)
+
+    def shown(name: str) -> dict[str, float]:
+        return {front: total(metrics_of(served), f"weir_front_{name}", front=front) for front in ("0", "1")}
+
+    before = shown("starts_total")
+    with ExitStack() as stack:
+        callers = [stack.enter_context(calling(served, each)) for each in (first, first, second)]
+        for caller in callers:
+            assert caller.call("/infer/square", b"3") == (200, b"9")
+        until(lambda: sorted(shown("connections").values()) == [1, 2])
+        assert all(shown("memory_bytes").values()) and set(shown("requests").values()) == {0}
+    first.kill()
+    until(lambda: sum(shown("starts_total").values()) == sum(before.values()) + 1)
+
+
 def test_all_fronts_are_replaced_when_their_template_is_killed(served: Served) -> None:
     before = {front.pid for front in fronts_of(served)}
     psutil.Process(fronts_of(served)[0].ppid()).kill()

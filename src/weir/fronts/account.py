@@ -32,6 +32,10 @@ class SharedFigures:
         """Return the sum of a column."""
         return sum(self._numbers[place::_FIELDS].tolist())
 
+    def connections(self, index: int) -> int:
+        """Return how many connections a process has."""
+        return self._numbers[index * _FIELDS + _CONNECTIONS]
+
     def clear(self, index: int) -> None:
         """Note that a process has ended: it has no connections and holds no bytes."""
         self.put(index, _CONNECTIONS, 0)

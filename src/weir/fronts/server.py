@@ -116,6 +116,10 @@ class FrontsServer(HttpServer):
         """The fronts that run."""
         return [] if self._fronts is None else self._fronts.views
 
+    def connections_of(self, front: int) -> int:
+        """Return how many connections a front has, by its number."""
+        return self._figures.figures.connections(front + 1)
+
     def _make_front(
         self, link: socket.socket, connections: socket.socket, ended: "Callable[[str], None]"
     ) -> ConnectedFront:

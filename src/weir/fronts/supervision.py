@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -40,11 +41,14 @@ class RunningFront(NamedTuple):
 
 
 class FrontView(NamedTuple):
-    """A front as it is shown: its process, how many of its requests wait or run, and for how many seconds it has sent nothing."""
+    """A front as it is shown: its number, its process, how many of its requests wait or run, for how many seconds it has sent nothing, and how often it was
+    started."""
 
+    number: int
     pid: int
     requests: int
     silent: int
+    starts: int
 
 
 class Fronts:
@@ -65,6 +69,7 @@ class Fronts:
         self._table = table
         self._cleared = cleared
         self._running: dict[int, RunningFront] = {}
+        self._starts: Counter[int] = Counter()
         self._template: Template | None = None
         self._starting = asyncio.Lock()
         self._closing = False
@@ -80,8 +85,10 @@ class Fronts:
     @property
     def views(self) -> list[FrontView]:
         """The fronts that run, in order."""
-        running = [self._running[index] for index in sorted(self._running)]
-        return [FrontView(each.process.pid, each.front.requests, each.front.silent) for each in running]
+        return [
+            FrontView(index, each.process.pid, each.front.requests, each.front.silent, self._starts[index])
+            for index, each in sorted(self._running.items())
+        ]
 
     async def start(self) -> None:
         """Start all fronts; return when all listen. Raises SettingsError if one cannot."""
@@ -109,6 +116,7 @@ class Fronts:
             connections.close()
             return False
         front = self._make(link, connections, partial(self._ended, index))
+        self._starts[index] += 1
         self._running[index] = RunningFront(process, front, time.monotonic())
         front.tell(self._table())
         if self._refusing:
