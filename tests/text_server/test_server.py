@@ -87,6 +87,11 @@ def test_the_protocols_of_other_servers_give_them_too(server: EmbeddingServer, c
     assert (wrong.status_code, wrong.json()["error_type"]) == (424, "Backend")
 
 
+def test_token_ids_that_cannot_be_decoded_are_named_by_their_field(server: EmbeddingServer) -> None:
+    answer = httpx.post(f"{server.url}/decode", json={"ids": [[5], [5, -1]]})
+    assert (answer.status_code, answer.json()["error"][:27]) == (422, "ids[1]: token id 1 is -1: t")
+
+
 @pytest.mark.parametrize("left", [True, False])
 def test_either_end_of_a_text_is_kept(server: EmbeddingServer, client: EmbeddingClient, left: bool) -> None:
     words = ["first", "do", "it", "then", "do", "it", "right", "and", "better"]

@@ -168,7 +168,10 @@ def test_the_first_model_is_described() -> None:
     ("/similarity", {"inputs": {"sentences": ["a"]}}, 422, "Validation", "inputs.source_sentence: is missing"),
     ("/similarity", {"inputs": {"source_sentence": "a", "sentences": [""]}}, 422, "Validation", "inputs.sentences"),
     ("/tokenize", {"inputs": [4]}, 422, "Validation", "inputs[0]: must be a text, is 4"),
-    ("/decode", {"ids": "a"}, 400, "Empty", "ids='a': must be a list of token ids"),
+    ("/tokenize", {"inputs": 4}, 422, "Validation", "inputs=4: must be a text or a list of texts"),
+    ("/tokenize", {"inputs": {"a": "b"}}, 422, "Validation", "inputs={'a': 'b'}: must be a text or a list of texts"),
+    ("/decode", {"ids": "a"}, 422, "Validation", "ids='a': must be a list of token ids"),
+    ("/decode", {"ids": []}, 400, "Empty", "ids: must not be empty"),
     ("/decode", {"ids": [[4], 5]}, 422, "Validation", "ids[1]=5: must be a list of token ids"),
 ])  # fmt: skip
 def test_what_is_wrong_has_teis_shape(

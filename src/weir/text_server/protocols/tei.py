@@ -341,6 +341,8 @@ class TokenizeProtocol(TeiProtocol):
         """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
         request = _read(body, TokenizeBody, "inputs")
         values = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+        if not isinstance(values, list):
+            raise InvalidRequest(f"inputs={brief(values)}: must be a text or a list of texts")
         _check_count(len(values), "inputs", exchange.context)
         texts = [check_text(text, f"inputs[{place}]") for place, text in enumerate(values)]
         exchange.encoder = encoder = exchange.context.encoder(request.model or "")
@@ -378,14 +380,14 @@ def with_byte_offsets(text: str, tokens: Sequence[TokenDetail]) -> list[TeiToken
 class DecodeProtocol(TeiProtocol):
     """POST /decode."""
 
+    field = "ids"
+
     def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
         """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
         request = _read(body, DecodeBody, "ids")
         ids = request.ids
-        if not isinstance(ids, list) or not ids:
-            raise InvalidRequest(
-                f"ids={brief(ids)}: must be a list of token ids, or a list of such", details={EMPTY: True}
-            )
+        if not isinstance(ids, list):
+            raise InvalidRequest(f"ids={brief(ids)}: must be a list of token ids, or a list of such")
         lists = ids if isinstance(ids[0], list) else [ids]
         _check_count(len(lists), "ids", exchange.context)
         for place, each in enumerate(lists):
