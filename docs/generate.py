@@ -20,11 +20,12 @@ from weir.app import OF_ASGI
 from weir.catalog.repository.folder import KEYS
 from weir.catalog.repository.triton import PLATFORMS, REFUSED, WARNED
 from weir.config import GONE
-from weir.frontends.http.pages import Held
+from weir.frontends.http.pages import Held, InMemory
 from weir.fronts.metrics import FrontMetrics
 from weir.manifests.monitoring import Queries, groups
 from weir.manifests.yaml import documents
 from weir.messages import Reason
+from weir.policy.residency import Residents, Room
 from weir.protocols.account import Account
 from weir.protocols.settings import HttpSettings
 from weir.settings import MODEL_PARTS, SERVER_PARTS, Declared, declared_settings
@@ -234,6 +235,7 @@ def metrics_page() -> str:
         *Exposition(Metrics(), lambda frontend, error: "").collect(),
         *Held(Account(HttpSettings())).collect(),
         *FrontMetrics(list, int).collect(),
+        *InMemory(Residents(Room())).collect(),
     ]
     reasons = ", ".join(f"`{reason.name.lower()}`" for reason in Reason)
     text = f"`reason` is one of {reasons}. The usual `process_*` metrics are there, too, and [the models' own](../how-to/log-and-measure.md).\n"

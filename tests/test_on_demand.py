@@ -6,8 +6,12 @@ from random import Random
 from typing import Any
 
 import httpx
+import numpy as np
+import psutil
+import pytest
 from tests.catalog.repository.shelf import write
-from tests.served import serving
+from tests.client.kit import MAKE, Running
+from tests.served import Served, serving, weir_here
 
 NAMED = """
 import weir
@@ -58,3 +62,77 @@ def test_many_models_share_room_for_a_few_and_nothing_is_lost_or_wrong(tmp_path:
         loaded = [name for name, state in states(client).items() if state == "loaded"]
         assert 0 < len(loaded) <= 5
         assert len(states(client)) == 40
+
+
+DOUBLE = """
+import numpy as np
+import weir
+
+class Double(weir.Model):
+    inputs = (weir.Tensor("x", "FP32", [-1, 3]),)
+    outputs = (weir.Tensor("y", "FP32", [-1, 3]),)
+
+    def predict(self, batch):
+        return {"y": 2 * batch["x"]}
+"""
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc", "websocket"])
+def test_every_channel_waits_for_a_model_that_was_not_read(tmp_path: Path, kind: str) -> None:
+    for name in ("one", "two"):
+        write(tmp_path, {f"{name}/1/model.py": DOUBLE, f"{name}/config.toml": CONFIG + 'executor = "thread"\n'})
+    flags = (
+        "--model-repository",
+        tmp_path,
+        "--model-control",
+        "on-demand",
+        "--model-memory",
+        "1GB",
+        "--grpc-port",
+        "0",
+    )
+    with Served(*flags) as served:
+        served.until_grpc()
+        served.until_ready()
+        with MAKE[kind](Running(served, served.url, served.grpc)) as client:
+            assert client.model_ready("one") is True
+            for name in ("one", "two", "one"):
+                x = np.ones((1, 3), np.float32)
+                assert client.infer(name, {"x": x})["y"].tolist() == [[2.0, 2.0, 2.0]]
+            assert client.model_metadata("one")["inputs"][0]["name"] == "x"
+
+
+def test_models_whose_workers_are_killed_lose_no_request(tmp_path: Path) -> None:
+    names = fill(tmp_path, 3)
+    flags = ("--model-repository", tmp_path, "--model-control", "on-demand", "--model-memory", "2GB")
+    with serving(*flags) as (_, client):
+        random, killed = Random(1), 0
+        for number in range(24):
+            name = random.choice(names)
+            if number % 3 == 0 and states(client)[name] == "loaded":
+                for worker in client.get(f"/models/{name}").json()["workers"]:
+                    psutil.Process(worker["pid"]).kill()
+                    killed += 1
+            assert client.post(f"/infer/{name}", json=number).json() == [name, number]
+        assert killed >= 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--model-memory", "16GB"], "model_memory='16GB': is for model_control='on-demand'"),
+        (["--model-control", "on-demand", "--model-memory", "lots"], "must be a size such as 16GB or 512MiB"),
+        (["--model-control", "on-demand", "--model-memory", "0"], "must be a size such as 16GB or 512MiB"),
+        (["--model-control", "sometimes"], "must be one of start, on-demand"),
+    ],
+)
+def test_wrong_settings_are_refused_in_one_line(tmp_path: Path, flags: list[str], error: str) -> None:
+    done = weir_here("serve", "--model-repository", tmp_path, *flags)
+    assert done.returncode != 0
+    assert error in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_models_on_demand_are_those_of_a_repository() -> None:
+    done = weir_here("serve", "tests.served_models:Square", "--model-control", "on-demand")
+    assert "model_control='on-demand': is for the models of a --model-repository; give one" in done.stderr

@@ -48,7 +48,7 @@ from weir.frontends.grpc.frontend import GrpcSettings
 from weir.frontends.grpc.frontend import make_frontend as make_grpc
 from weir.frontends.http.access_log import HttpLog
 from weir.frontends.http.application import NOTHING, Added, InferencePaths, inference_protocols, make_app
-from weir.frontends.http.pages import Held, code_of, make_exposition
+from weir.frontends.http.pages import Held, InMemory, code_of, make_exposition
 from weir.frontends.http.server import HttpServer
 from weir.frontends.websocket import WebSockets
 from weir.jobs.routes import JobRoutes
@@ -122,7 +122,7 @@ class App:
             figures = FrontFigures(settings.http, fronts)
         self.site = site = Site(
             self.registry, settings, notified, Control(settings.control), manager=self.manager, product=product, end=self.end,
-            account=None if figures is None else figures.account,
+            account=None if figures is None else figures.account, residency=residency,
         )  # fmt: skip
         added = None if product is None else partial(product.grpc_calls, site.context)
         grpc: Any = make_grpc(site.kserve, settings.grpc, settings.http, added, _of_fronts if fronts > 1 else None)
@@ -366,7 +366,7 @@ class Site:
     def __init__(
         self, registry: Registry, settings: Settings, notified: Notified, control: Control, *, manager: Manager | None = None,
         product: Product | None = None, end: Callable[[], None] = nothing, lifespan: Lifespan[Any] | None = None,
-        account: Account | None = None,
+        account: Account | None = None, residency: Residency | None = None,
     ) -> None:  # fmt: skip
         http, metrics = settings.http, notified.metrics
         set_timeout_status(http.timeout_status)
@@ -381,7 +381,8 @@ class Site:
         collectors = () if product is None else product.collectors()
         self.exposition = None if metrics is None else _exposition(settings.telemetry, metrics, registry)
         if self.exposition is not None:
-            for collector in (Held(kserve.account), *collectors):
+            residents = [] if residency is None else [InMemory(residency.core)]
+            for collector in (Held(kserve.account), *residents, *collectors):
                 self.exposition.registry.register(collector)
         self.websockets = WebSockets(registry, http, kserve.account)
         protocols = inference_protocols(kserve)

@@ -11,10 +11,11 @@ from tests.catalog.workshop import Shelf
 from tests.serving.kit import Square, turns
 
 from weir import DeadlineExceeded, Draining, ModelError, ModelNotFound, ModelNotReady, Service
-from weir.catalog.manager import Manager
+from weir.catalog.manager import Manager, ModelState
 from weir.catalog.registry import Registry
 from weir.catalog.residency import Residency
 from weir.catalog.sources import ModelToServe, Parameters
+from weir.frontends.http.pages import InMemory
 from weir.policy.residency import Room
 from weir.protocols.exchange import once_read
 from weir.testing import FakeExecutor
@@ -132,9 +133,16 @@ def test_concurrent_first_requests_read_and_load_a_model_once() -> None:
 def test_a_model_leaves_for_another_and_comes_back() -> None:
     async def main() -> None:
         house = House("a", "b", "c")
-        for name in "abc":
+        for name in "ab":
             assert await house.ask(name) == [name, 0]
+        await until(lambda: house.states() == {"a": "loaded", "b": "loaded"})
+        for model in house.residency.core.models.values():
+            model.load_seconds = 1.0
+        assert await house.ask("c") == ["c", 0]
         await until(lambda: house.states() == {"a": "evicted", "b": "loaded", "c": "loaded"})
+        assert house.manager.index() == [
+            ModelState("a", "", "UNAVAILABLE", "evicted for 'c'"), ModelState("b", "", "READY", ""), ModelState("c", "", "READY", ""),
+        ]  # fmt: skip
         assert house.running() == ["b", "c"]
         held = house.registry.get("a")
         assert held.ready
@@ -278,6 +286,26 @@ def test_a_model_that_grows_evicts_others_and_the_log_says_so(caplog: pytest.Log
         await until(lambda: "evicted" in house.states().values())
         assert "the models take 3B, of model_memory=2B; 'b' has grown from 1B to 2B; evicting '" in caplog.text
         assert len(house.running()) == 1
+        await house.manager.stop()
+
+    run(main())
+
+
+def test_metrics_count_what_comes_and_goes() -> None:
+    async def main() -> None:
+        house = House("a", "b", "c")
+        house.fails.add("c")
+        for name in "ab":
+            await house.ask(name)
+        with pytest.raises(ModelNotReady):
+            await house.ask("c")
+        await until(lambda: sorted(house.states().values()) == ["evicted", "failed", "loaded"])
+        found = {each.name: each.samples[0].value for each in InMemory(house.residency.core).collect()}
+        assert found.pop("weir_models_load_seconds") > 0
+        assert found == {
+            "weir_models_loaded": 1, "weir_models_waiting": 0, "weir_models_memory_bytes": 1, "weir_models_gpu_memory_bytes": 0,
+            "weir_models_loads": 2, "weir_models_failed_loads": 1, "weir_models_evictions": 1,
+        }  # fmt: skip
         await house.manager.stop()
 
     run(main())

@@ -42,6 +42,7 @@ from weir.errors import (
     unknown_model,
 )
 from weir.policy.backoff import Backoff
+from weir.policy.residency import Presence
 from weir.profiling.machine import Hardware, find_hardware
 from weir.serving.delivery import logger
 from weir.serving.driver import NOT_STARTED
@@ -249,6 +250,9 @@ class ModelStates:
 
     def _of(self, service: Service) -> tuple[str, str]:
         key = service.name, service.version
+        if (residency := service.residency) is not None and residency["state"] != Presence.LOADED.value:
+            coming = residency["state"] in (Presence.WAITING.value, Presence.LOADING.value)
+            return ("LOADING" if coming else UNAVAILABLE), residency["reason"] or residency["state"]
         failure = self._failures.get(key, "")
         if service.ready:
             return READY, f"the last load failed, the one before goes on: {failure}" if failure else ""

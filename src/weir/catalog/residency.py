@@ -7,10 +7,11 @@ from typing import Any
 
 from weir.config import as_size, parse_size
 from weir.errors import ModelNotReady, WeirError
-from weir.policy.residency import Key, Presence, Residents, Room
+from weir.policy.residency import Key, Presence, Resident, Residents, Room
 from weir.profiling.machine import memory_of
 from weir.serving.delivery import logger
 from weir.serving.generation import Generation
+from weir.serving.handle import ResidencyView
 from weir.workers.cpus import cpu_count
 
 MEASURE_EVERY = 5.0  # seconds between measurements of what loaded models take
@@ -73,11 +74,9 @@ class Residency:
         self.core.remove(generation)
         self._go_on()
 
-    def explain(self, generation: Generation) -> dict[str, Any]:
+    def explain(self, generation: Generation) -> ResidencyView:
         """See OnDemand."""
-        model = self.core.models.get(generation)
-        if model is None:
-            return {"state": Presence.AVAILABLE.value, "reason": ""}
+        model = self.core.models.get(generation) or Resident()
         now = self.clock()
         taken = model.measured or Room()
         coming = model.presence in (Presence.WAITING, Presence.LOADING)

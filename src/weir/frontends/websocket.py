@@ -17,11 +17,21 @@ from typing import TYPE_CHECKING, Any
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from weir.errors import Cancelled, CapacityError, Conflict, Draining, Overloaded, WeirError, bounded, brief
+from weir.errors import (
+    Cancelled,
+    CapacityError,
+    Conflict,
+    Draining,
+    ModelNotReady,
+    Overloaded,
+    WeirError,
+    bounded,
+    brief,
+)
 from weir.protocols.access import allowed
 from weir.protocols.account import CLAIM, Account, charge_values
 from weir.protocols.entries import QueueEntry, Schedule, response_of
-from weir.protocols.exchange import Exchange
+from weir.protocols.exchange import Exchange, once_read
 from weir.protocols.inference import QueuedRequest, inference_of
 from weir.protocols.kserve.metadata import find
 from weir.protocols.offloading import LONG_ANSWER, off_loop, written
@@ -265,12 +275,15 @@ class Session:
                 waiting.submit(entry, schedule)
                 return
         except Exception as error:
-            self._under_way.pop(request.id, None)
-            self._claim.give(size)
-            if not isinstance(error, WeirError):
-                _log.exception("a request for %s cannot be taken", request.model)
-            self.post_failure(request.id, error if isinstance(error, WeirError) else InternalError("internal error"))
-            return
+            if not (isinstance(error, ModelNotReady) and error.read is not None):
+                self._under_way.pop(request.id, None)
+                self._claim.give(size)
+                if not isinstance(error, WeirError):
+                    _log.exception("a request for %s cannot be taken", request.model)
+                self.post_failure(
+                    request.id, error if isinstance(error, WeirError) else InternalError("internal error")
+                )
+                return
         task = asyncio.ensure_future(self._answer(request, received))
         self._under_way[request.id] = task
         task.add_done_callback(lambda _: self._ended(request.id, size))
@@ -414,7 +427,7 @@ class Session:
             self._withdrawn.discard(request.id)
 
     async def _stream(self, request: InferenceRequest, received: int) -> None:
-        service = find(self._registry, request.model, request.version)
+        service = await once_read(partial(find, self._registry, request.model, request.version))
         exchange = Exchange(service, frontend=FRONTEND, carrier=self._carrier(request))
         sent, last = 0, False
         async with aclosing(exchange.stream(request)) as parts:

@@ -126,7 +126,7 @@ class Resident:
 
 
 class Residents:
-    """All models of a server, and the memory that they may take together.
+    """All models of a server, the memory that they may take together, and counts of what has happened.
 
     `limits` are infinite where there is no limit. `at_once` models load side by side. Instants and durations are in seconds.
     """
@@ -135,6 +135,9 @@ class Residents:
         self.limits = limits
         self.models: dict[Key, Resident] = {}
         self.evictions = 0
+        self.loads = 0
+        self.failures = 0  # of loads
+        self.load_seconds = 0.0  # of all loads together
         self._at_once = at_once
         self._queue: dict[Key, None] = {}  # those that wait, the first first
         self._again: set[Key] = set()  # those that are leaving and wanted again
@@ -254,6 +257,8 @@ class Residents:
         """Note that the model is loaded and was measured. Return whether it may stay: it must fit without those that may leave."""
         model = self.models[name]
         seconds = now - model.since
+        self.loads += 1
+        self.load_seconds += seconds
         before = model.load_seconds
         model.load_seconds = seconds if before is None else before + LOADS_WEIGHT * (seconds - before)
         model.backoff.loaded()
@@ -272,6 +277,7 @@ class Residents:
     def failed(self, name: Key, reason: str, now: float) -> float:
         """Note that the load failed. Return for how many seconds requests are refused."""
         model = self.models[name]
+        self.failures += 1
         pause = model.backoff.failed_to_load()
         model.may_load_at = now + pause
         self._move(name, Presence.FAILED, now, reason)

@@ -5,7 +5,7 @@ a stream, and notices that the client has left. An Exchange is one request betwe
 refusals and transferred bytes, begins the trace, and lets the model compute. docs/how-to/add-a-protocol.md shows an example of each.
 """
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from weir.errors import ModelNotReady, WeirError
@@ -42,6 +42,17 @@ async def once_read(find: Callable[[], T]) -> T:
             raise
         await error.read()
     return find()
+
+
+async def answered_once_read(answer: Callable[[], Awaitable[T]]) -> T:
+    """Return what `answer` returns, as `once_read` does; it must not have done anything when it raises."""
+    try:
+        return await answer()
+    except ModelNotReady as error:
+        if error.read is None:
+            raise
+        await error.read()
+    return await answer()
 
 
 class HttpRequestHead(Protocol):

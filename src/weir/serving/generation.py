@@ -16,7 +16,7 @@ from weir.policy.decision import complete
 from weir.policy.loading import load_policy
 from weir.serving.delivery import Delivery, tracer_among
 from weir.serving.driver import LOADING, Driver, DriverPhase
-from weir.serving.handle import ModelFacts
+from weir.serving.handle import ModelFacts, ResidencyView
 from weir.serving.hooks import Hook, HookedExecutor
 from weir.serving.settings import LONGEST_TIMEOUT, Composed
 from weir.telemetry.recorder import Metrics, Recorder, RollingWindow
@@ -93,8 +93,8 @@ class OnDemand(Protocol):
     def ended(self, generation: "Generation") -> None:
         """Note that `generation` was stopped for good."""
 
-    def explain(self, generation: "Generation") -> dict[str, Any]:
-        """Return where it is and why, and what it takes, as a JSON-able dict."""
+    def explain(self, generation: "Generation") -> ResidencyView:
+        """Return where it is and why, and what it takes."""
 
 
 class Generation:
@@ -368,7 +368,7 @@ class Generation:
         return refused or suspension(driver.executor.states()) or self._unmet()
 
     @property
-    def residency(self) -> dict[str, Any] | None:
+    def residency(self) -> ResidencyView | None:
         """Where a model on demand is, why, and what it takes; None for any other."""
         return None if self.on_demand is None else self.on_demand.explain(self)
 

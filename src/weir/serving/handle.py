@@ -86,6 +86,20 @@ class ModelHealth(TypedDict):
     examples: list[ExampleHealth]
 
 
+class ResidencyView(TypedDict):
+    """Where a model on demand is and why, whether it stays, what it takes, the mean time to load it, the rate of its requests in rows per
+    second, and, while it waits or loads, in about how many seconds it is ready. None is unknown."""
+
+    state: str
+    reason: str
+    pinned: bool
+    memory_bytes: int
+    gpu_memory_bytes: int
+    load_seconds: float | None
+    rate: float
+    ready_in_seconds: float | None
+
+
 class ModelHandle(Protocol):
     """A running model, as all that takes requests for it from outside knows it. It stays the same across reloads.
 
@@ -213,7 +227,7 @@ class ModelControl(Protocol):
         """Counts of requests and batches since the model was loaded."""
 
     @property
-    def residency(self) -> dict[str, Any] | None:
+    def residency(self) -> "ResidencyView | None":
         """Where a model on demand is, why, and what it takes; None for any other."""
 
     def best_rate(self, now: float) -> float:

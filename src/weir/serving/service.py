@@ -34,7 +34,7 @@ from weir.serving.calls import (
 )
 from weir.serving.delivery import Tracer, submit_traced
 from weir.serving.generation import Generation, LoadedModel, OnDemand, ServiceHooks, summary
-from weir.serving.handle import ExampleHealth, ModelFacts, ModelHealth
+from weir.serving.handle import ExampleHealth, ModelFacts, ModelHealth, ResidencyView
 from weir.serving.settings import LONGEST_TIMEOUT, check_name, check_version, compose
 from weir.telemetry.recorder import Recorder
 from weir.workers.executor import Block, Executor, MakeExecutor
@@ -417,7 +417,7 @@ class Service:
         return self.generation.driver.batcher.best_rate(now)
 
     @property
-    def residency(self) -> dict[str, Any] | None:
+    def residency(self) -> ResidencyView | None:
         """Where a model on demand is, why, and what it takes; None for any other."""
         return self.generation.residency
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
-from weir.errors import Draining, WeirError
+from weir.errors import Draining, ModelNotReady, WeirError
 from weir.frontends.grpc.call import (
     FRONTEND,
     Handler,
@@ -31,7 +31,7 @@ from weir.frontends.grpc.call import (
 )
 from weir.protocols.account import CLAIM, charge_values
 from weir.protocols.entries import CLASS, QueueEntry, Schedule, class_offset, response_of
-from weir.protocols.exchange import Exchange
+from weir.protocols.exchange import Exchange, once_read
 from weir.protocols.inference import QueuedRequest, inference_of
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.kserve.metadata import find
@@ -341,7 +341,10 @@ class UnaryInference:
             if form is None or not self._begin_known(form, call, body):
                 self._begin_any(call, body)
         except Exception as error:
-            self.failing(call, body)(error)
+            if isinstance(error, ModelNotReady) and error.read is not None:
+                self.begin_task(self._begin_long, call, body)
+            else:
+                self.failing(call, body)(error)
 
     def failing(self, call: IncomingCall, body: bytes) -> Callable[[Exception], None]:
         """Return the function that ends a call with an error."""
@@ -362,7 +365,7 @@ class UnaryInference:
 
     def _begin_any(self, call: IncomingCall, body: bytes) -> None:
         if len(body) > LONG_BODY and bytes_to_read(body) > LONG_BODY:
-            self.begin_task(self._read_long, call, body)
+            self.begin_task(self._begin_long, call, body)
             return
         exchange = GrpcExchange(self._context, call, *read(self._context, call, body))
         service, request = exchange.service, exchange.request
@@ -384,8 +387,10 @@ class UnaryInference:
         """Answer a request that needs a task."""
         in_task(run, development=self._development)(call, body)
 
-    async def _read_long(self, call: IncomingCall, body: bytes) -> None:
-        await self._infer(GrpcExchange(self._context, call, *await read_long(self._context, call, body)), call, body)
+    async def _begin_long(self, call: IncomingCall, body: bytes) -> None:
+        """Answer a request whose body, or whose model, must be read first."""
+        read = await read_long(self._context, call, body)
+        await self._infer(await once_read(lambda: GrpcExchange(self._context, call, *read)), call, body)
 
     async def _infer(self, exchange: GrpcExchange, call: IncomingCall, body: bytes) -> None:
         """Answer a request that needs a task: one that becomes several queue entries, is traced, or was read in a thread."""
@@ -518,7 +523,7 @@ class OneStream:
         try:
             parsed, read = await read_long(self._context, self._call, body)
             model, request_id = parsed.message.model_name, parsed.message.id
-            exchange = GrpcExchange(self._context, self._call, parsed, read)
+            exchange = await once_read(lambda: GrpcExchange(self._context, self._call, parsed, read))
             sent = 0
             async with aclosing(answers_to(exchange)) as answers:
                 async for answer in answers:

@@ -14,11 +14,22 @@ import grpc
 from google.protobuf import descriptor_pb2
 from google.protobuf.json_format import ParseDict
 
-from weir.errors import Draining, InvalidRequest, ModelNotFound, Overloaded, Unauthorized, Unsupported, WeirError, brief
+from weir.errors import (
+    Draining,
+    InvalidRequest,
+    ModelNotFound,
+    ModelNotReady,
+    Overloaded,
+    Unauthorized,
+    Unsupported,
+    WeirError,
+    brief,
+)
 from weir.frontends.grpc.call import Answer, Handler, IncomingCall, headers_of, in_task, parse, refuse, unary
 from weir.frontends.grpc.inference import StreamInference, UnaryInference
 from weir.profiling.machine import find_hardware
 from weir.protocols.access import CLASS_HEADER
+from weir.protocols.exchange import once_read
 from weir.protocols.kserve import metadata as kserve
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.offloading import off_loop
@@ -58,6 +69,8 @@ class MetadataCalls:
             ready = not self._registry.get(request.name, request.version).not_ready_reason
         except ModelNotFound:
             ready = False
+        except ModelNotReady as error:
+            ready = error.read is not None  # its first request has it read
         return filled("ModelReadyResponse", {"ready": ready})
 
     async def ServerMetadata(self, request: Any, call: IncomingCall) -> Any:
@@ -69,12 +82,12 @@ class MetadataCalls:
 
     async def ModelMetadata(self, request: Any, call: IncomingCall) -> Any:
         """Return the metadata of one model."""
-        found = kserve.model_metadata(self._registry, request.name, request.version)
+        found = await once_read(partial(kserve.model_metadata, self._registry, request.name, request.version))
         return filled("ModelMetadataResponse", found)
 
     async def ModelConfig(self, request: Any, call: IncomingCall) -> Any:
         """Return the configuration of one model."""
-        found = kserve.find(self._registry, request.name, request.version)
+        found = await once_read(partial(kserve.find, self._registry, request.name, request.version))
         return filled("ModelConfigResponse", {"config": kserve.config(found)})
 
     async def ModelStatistics(self, request: Any, call: IncomingCall) -> Any:

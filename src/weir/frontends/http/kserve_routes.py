@@ -24,6 +24,7 @@ from weir.frontends.http.endpoints import HttpEndpoint, routes_of
 from weir.frontends.http.openapi import described_errors
 from weir.messages import JSON
 from weir.profiling.machine import find_hardware
+from weir.protocols.exchange import answered_once_read
 from weir.protocols.kserve import metadata as kserve
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.kserve.protocol import JSON_TYPE, error_answer
@@ -188,7 +189,10 @@ def _handler(answer: Answer, reads: Any, context: KserveContext, *, controls: bo
     async def handle(call: AsgiCall) -> HttpResponse:
         if controls:
             context.control.require_http(call.peer, call.headers)
-        written = await (answer(call) if reads is None else answer(call, await call.read(reads)))
+        if reads is None:
+            written = await answered_once_read(partial(answer, call))
+        else:
+            written = await answer(call, await call.read(reads))
         if isinstance(written, HttpResponse):
             return written
         if isinstance(written, str):

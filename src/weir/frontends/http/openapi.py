@@ -17,7 +17,7 @@ from weir.policy.cost.objective import Prices
 from weir.protocols.content_negotiation import read_types
 from weir.protocols.response import ErrorValue
 from weir.serving.generation import WorkerView
-from weir.serving.handle import ModelHealth
+from weir.serving.handle import ModelHealth, ResidencyView
 from weir.wire.schema import REF_TEMPLATE, json_schemas, schema_of
 from weir.wire.sse import CONTENT_TYPE
 from weir.wire.status import http_code
@@ -233,6 +233,7 @@ class ServiceState(TypedDict):
     in_flight: int
     in_flight_batches: int
     workers: list[WorkerView]
+    residency: Annotated[ResidencyView | None, Meta(description="null: the model is not loaded on demand")]
     scaling: Annotated[ScalingState | None, Meta(description="null: the number of workers is fixed")]
     gauges: dict[str, float]
     settings: dict[str, Any]

@@ -33,6 +33,7 @@ from weir.frontends.http.endpoints import HttpEndpoint, answered, described_path
 from weir.frontends.http.kserve_openapi import kserve_openapi
 from weir.frontends.http.trying import request_to_try
 from weir.messages import JSON
+from weir.policy.residency import Presence, Residents
 from weir.protocols.account import Account
 from weir.protocols.content_negotiation import accepted_coding
 from weir.protocols.kserve.context import KserveContext
@@ -328,6 +329,43 @@ class Held(Collector):
             yield GaugeMetricFamily(name, text, value)
         text = "Requests refused because memory was short."
         yield CounterMetricFamily("weir_held_refusals", text, account.total_refused)
+
+
+class InMemory(Collector):
+    """Shows how many models are in memory, what they take, and how often they come and go."""
+
+    def __init__(self, residents: Residents) -> None:
+        self._residents = residents
+
+    def describe(self) -> Iterator[Metric]:
+        """Return no metrics: `collect` names them."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics."""
+        core = self._residents
+        for name, text, value in (
+            ("weir_models_loaded", "Models on demand that are loaded.", core.count(Presence.LOADED)),
+            (
+                "weir_models_waiting",
+                "Models on demand that wait or load.",
+                core.count(Presence.WAITING, Presence.LOADING),
+            ),
+            (
+                "weir_models_memory_bytes",
+                "Memory that models on demand take, as measured or declared.",
+                core.used.memory,
+            ),
+            ("weir_models_gpu_memory_bytes", "The same of GPU memory, as declared.", core.used.gpu_memory),
+        ):
+            yield GaugeMetricFamily(name, text, value)
+        for name, text, value in (
+            ("weir_models_loads", "Loads of models on demand.", core.loads),
+            ("weir_models_failed_loads", "Loads of models on demand that failed.", core.failures),
+            ("weir_models_load_seconds", "Seconds that loads of models on demand took together.", core.load_seconds),
+            ("weir_models_evictions", "Models on demand that left memory for others.", core.evictions),
+        ):
+            yield CounterMetricFamily(name, text, value)
 
 
 def counted(service: "ModelHandle") -> ModelCounts:
