@@ -83,7 +83,8 @@ class Ran(NamedTuple):
 def compare_served(effort: Effort) -> Compared:
     """Compare the orders on each pair."""
     above = [f"cost above the optimum, %{each}" for each in ("", ": with times as served")]
-    made = Compared(["pair", "order", "response, ms", "power, W", *above])
+    lines = f"{SHARE * effort.requests:,.0f} requests for each pair, a quarter of them not counted"
+    made = Compared(["pair", "order", "response, ms", "power, W", *above], about={"lines": lines})
     for number, pair in enumerate(PAIRS):
         profiles = pair.profiles()
         rates = [part * each.max_rate for part, each in zip(pair.load, profiles, strict=True)]

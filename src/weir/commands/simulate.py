@@ -10,20 +10,24 @@ from weir.commands.options import STDOUT, check_results, flag, print_table, writ
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from rich.table import Table
 
+    from weir.policy.cost.profile import Profile
     from weir.simulation.results import Comparison
     from weir.simulation.scaling import ScalingComparison
 
+_PROFILES = "Profile written by `weir profile`; several are models that share a device, whose orders are compared."
+_ORDERS = "With several profiles: orders, separated by commas (default: solved,longest,oldest,fair)."
 _POLICIES = (
     "Policies, separated by commas: smdp (solved for this profile), a policy file (.npz), or any that `weir serve` takes "
     "(default: smdp,greedy)."
 )
 _ARRIVALS = (
     "When requests arrive: a process with its load as a share of the workers' capacity (poisson:0.7), or with its rate in "
-    "rows per second (poisson:rate=200). Processes: poisson, gamma, mmpp, on-off, sine, ramp, constant; or trace:FILE."
+    "rows per second (poisson:rate=200). Processes: poisson, gamma, mmpp, on-off, sine, ramp, constant; or trace:FILE "
+    "(default: poisson:0.7). With several profiles, once for each."
 )
 _SCALING = (
     "Rules for the number of workers, separated by commas: weir (as a server decides), or a number that stays, as in fixed:8 "
@@ -34,9 +38,9 @@ _WHAT, _WORKERS, _PRICES, _RESULT = "Simulation", "Autoscaling", "Weights", "Res
 
 
 def simulate(
-    profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile written by `weir profile`.")],
+    profile: Annotated[list[Path], typer.Argument(metavar="PROFILE...", help=_PROFILES)],
     policy: Annotated[list[str] | None, flag(_POLICIES, _WHAT, metavar="POLICY")] = None,
-    arrivals: Annotated[str, flag(_ARRIVALS, _WHAT)] = "poisson:0.7",
+    arrivals: Annotated[list[str] | None, flag(_ARRIVALS, _WHAT)] = None,
     workers: Annotated[
         str,
         flag(
@@ -95,6 +99,7 @@ def simulate(
             metavar="DURATION",
         ),
     ] = None,
+    device_order: Annotated[str | None, flag(_ORDERS, _WHAT, metavar="ORDER")] = None,
     json: Annotated[Path | None, flag("File to write the result to as JSON; - prints it.", _RESULT)] = None,
     figure: Annotated[Path | None, flag("File to draw a figure to, as .png and .svg.", _RESULT)] = None,
 ) -> None:
@@ -102,7 +107,8 @@ def simulate(
 
     All policies get the same arrivals and the same random service times. Confidence intervals are 95 %.
 
-    With a range of workers, scaling rules are compared instead, under one policy (default: greedy).
+    With a range of workers, scaling rules are compared instead, under one policy (default: greedy). With several profiles, the orders
+    in which their models take turns on a device.
     """
     from weir.workers.cpus import compute_in_one_thread
 
@@ -113,7 +119,28 @@ def simulate(
     from weir.simulation.simulator import read_profile, settings_for, split_policies
     from weir.simulation.simulator import simulate as compare
 
-    measured = read_profile(profile)
+    if device_order is not None and len(profile) == 1:
+        raise SettingsError(f"--device-order={device_order}: needs several profiles: models that share a device")
+    if len(profile) > 1:
+        single = {
+            "policy": policy, "bulk": bulk or None, "bulk-delay": bulk_delay, "reference-rate": reference_rate,
+            "latency-objective": latency_objective, "scaling": scaling, "start-up-time": start_up_time,
+            "target-load": target_load, "scale-to-zero-after": scale_to_zero_after, "figure": figure,
+        }  # fmt: skip
+        for key, value in single.items():
+            if value is not None:
+                shown = ",".join(value) if isinstance(value, list) else value
+                raise SettingsError(f"--{key}={shown}: is for one profile, and {len(profile)} are given")
+        check_results(json)
+        _compare_orders(
+            profile, arrivals or [], device_order, json, prices=Prices(latency_weight, energy_weight), workers=workers,
+            requests=requests or 50_000, seed=seed, warm_up=warm_up, deadline=_seconds("deadline", deadline),
+            max_queue_delay=_seconds("max-queue-delay", max_queue_delay),
+        )  # fmt: skip
+        return
+    if len(arrivals or []) > 1:
+        raise SettingsError(f"--arrivals: given {len(arrivals or [])} times for one profile; must be given once")
+    measured, stream = read_profile(profile[0]), (arrivals or ["poisson:0.7"])[0]
     settings, delay = settings_for(measured), _seconds("max-queue-delay", max_queue_delay)
     settings = settings if delay is None else replace(settings, max_queue_delay=delay)
     prices = Prices(latency_weight, energy_weight, reference_rate)
@@ -131,7 +158,7 @@ def simulate(
         named = [each for text in policy or ["smdp,greedy"] for each in split_policies(text)]
         with Bars() as bars:
             compared = compare(
-                measured, named, arrivals, workers=allowed.most, requests=requests, seed=seed, warm_up=warm_up,
+                measured, named, stream, workers=allowed.most, requests=requests, seed=seed, warm_up=warm_up,
                 prices=prices, settings=settings, deadline=_seconds("deadline", deadline),
                 latency_objective=latency_objective, bulk=bulk, progress=bars,
             )  # fmt: skip
@@ -146,12 +173,46 @@ def simulate(
     rules = [each for text in scaling or ["weir"] for each in split_policies(text, "scaling")]
     with Bars() as bars:
         scaled = simulate_scaling(
-            measured, rules, arrivals, workers=allowed, start_up=_seconds("start-up-time", start_up_time) or 10.0,
+            measured, rules, stream, workers=allowed, start_up=_seconds("start-up-time", start_up_time) or 10.0,
             requests=requests, seed=seed, warm_up=warm_up, policy=policy[0] if policy else "greedy", prices=prices,
             objective=latency_objective, target_load=target_load, deadline=_seconds("deadline", deadline),
             idle_after=_seconds("scale-to-zero-after", scale_to_zero_after) or 60.0, settings=settings, progress=bars,
         )  # fmt: skip
     _show_scaling(scaled, json, figure)
+
+
+def _compare_orders(
+    paths: "Sequence[Path]",
+    arrivals: "Sequence[str]",
+    orders: str | None,
+    json: Path | None,
+    *,
+    workers: str,
+    **rest: Any,
+) -> None:
+    from weir.batching.workers import FAIR, LONGEST, OLDEST, ORDERS, SOLVED
+    from weir.simulation.orders import compare_orders, orders_heading, orders_table
+    from weir.simulation.simulator import read_profile
+
+    if not workers.isdecimal() or workers == "0":
+        raise SettingsError(f"--workers={workers}: must be a number, 1 or more, with several profiles")
+    if rest["seed"] < 0 or not 0.0 <= rest["warm_up"] < 1.0 or rest["requests"] < 1:
+        raise SettingsError(
+            f"--seed={rest['seed']}, --warm-up={rest['warm_up']}, --requests={rest['requests']}: must be 0 or more, from 0 to below 1, and 1 or more"
+        )
+    named = (orders or ",".join((SOLVED, LONGEST, OLDEST, FAIR))).split(",")
+    for order in named:
+        if order not in ORDERS:
+            raise SettingsError(f"--device-order={order}: must be one of {', '.join(ORDERS)}")
+    profiles: dict[str, Profile] = {}
+    for path in paths:
+        name = path.name.removesuffix(".profile.toml")
+        same = sum(each.partition(" ")[0] == name for each in profiles)
+        profiles[f"{name} {same + 1}" if same else name] = read_profile(path)
+    compared = compare_orders(
+        profiles, arrivals or [f"poisson:{0.7 / len(paths):.3g}"] * len(paths), named, workers=int(workers), **rest
+    )
+    _write(compared.to_dict(), json, lambda: (orders_heading(compared), orders_table(compared)))
 
 
 def _seconds(key: str, text: str | None) -> float | None:

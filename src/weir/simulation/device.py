@@ -4,6 +4,7 @@ Instants and durations are in seconds.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from heapq import heappop, heappush, merge
 from operator import itemgetter
 from typing import NamedTuple, cast
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from weir.batching.batcher import Batcher
 from weir.batching.settings import BatchingSettings
 from weir.batching.workers import SharedWorkers, WaitingTurn
+from weir.errors import DeadlineExceeded
 from weir.messages import Dispatch, Wakeup
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Policy
@@ -80,7 +82,7 @@ class SharedRun(NamedTuple):
     """What happened to the requests of one model; arrays by request, in the order of arrival, and by batch.
 
     Attributes:
-        start, end: when the batch of each request began and ended; NaN if its deadline passed before.
+        start, end: when the batch of each request began and ended; NaN if its deadline passed before, or could not be met.
         sizes: rows of each batch.
         energy_mj: the energy of all batches.
     """
@@ -197,7 +199,8 @@ class _Device:
             self._advance(at)
             self.now = at
             user = self.users[number]
-            user.batcher.submit(SimulatedRequest(index, at, user.timeout), at)
+            with suppress(DeadlineExceeded):  # it could not be met any more
+                user.batcher.submit(SimulatedRequest(index, at, user.timeout), at)
             user.poll(Wakeup.ARRIVAL)
         self._advance(np.inf)
 
