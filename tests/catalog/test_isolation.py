@@ -19,6 +19,7 @@ from weir.catalog.registry import Registry
 from weir.catalog.repository.folder import FolderRepository
 from weir.catalog.sources import ModelToServe, TargetRepository
 from weir.errors import InvalidRequest, SettingsError
+from weir.model import Model
 from weir.settings import read_model_table
 from weir.workers import imports
 from weir.workers.imports import FOLDER, ModelFolder, folder_of, loaded_apart
@@ -105,6 +106,45 @@ class {name}(weir.Model):
     def predict(self, batch):
         return [{module}.NAME for _ in batch]
 """
+
+
+FINDS_BY_NAME = """
+import importlib
+import importlib.util
+import importlib.machinery as machinery
+import importlib.metadata
+from importlib import import_module as found
+import weir
+
+class {name}(weir.Model):
+    def predict(self, batch):
+        return [[*self.names(), *self.same()] for _ in batch]
+
+    @staticmethod
+    def names():
+        import importlib as late
+        inner = late.import_module(".inner", "helpers")
+        return [each("utils").NAME for each in (importlib.import_module, found, late.import_module)] + [inner.NAME]
+
+    @staticmethod
+    def same():
+        distribution = importlib.metadata.distribution("weir-serving").name
+        return importlib.util.find_spec("json").name, machinery.__name__, importlib.import_module("json").__name__, distribution
+"""
+
+
+def test_modules_that_code_finds_by_their_names_are_those_of_its_folder(folder: Path) -> None:
+    found = []
+    for name in ("Alpha", "Beta"):
+        target = write(folder / name, name)
+        target.write_text(FINDS_BY_NAME.format(name=name))
+        found.append(load_target(f"{target}:{name}"))
+    for kind, name in zip(found, ("Alpha", "Beta"), strict=True):
+        assert issubclass(kind, Model)
+        answers = kind().predict([1])[0]
+        assert answers == [name] * 4 + ["json", "importlib.machinery", "json", "weir-serving"]
+    for name in ("Alpha", "Beta"):
+        imports.forget(folder_of(str(folder / name)))
 
 
 def test_a_module_of_the_working_directory_beside_a_file(folder: Path) -> None:

@@ -4,16 +4,20 @@ Two models often have a module of the same name (utils.py). The first keeps the 
 is imported under a name apart. The `import` statements of a model's code, wherever it is and whenever they run, find the right one: Python looks
 `__import__` up among the builtins of the module in which the statement is, and the modules of a model have their own.
 
-What finds modules by a text at run time (`importlib.import_module`) gets in the server's process the module of the model that has the name: the text
-does not say whose code asks. A pickle that would get another model's module is refused. In a worker process, which has one model, both are right.
+So has `importlib.import_module`, as they see it. A library that finds modules by a text (joblib, say) gets in the server's process the module of the
+model that has the name: the text does not say whose code asks. A pickle that would get another model's module is refused. In a worker process, which has
+one model, all are right.
 """
 
 import builtins
+import importlib
+import importlib.util
 import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import invalidate_caches
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import find_spec
@@ -55,7 +59,8 @@ class ModelFolder:
         self._tops: dict[str, str] = {}  # the other way round
         self._foreign: set[str] = set()  # names that are not of this folder
         self._added_path = False
-        self.given: dict[str, ModuleType] = {}  # modules that only this folder's code sees, by name
+        # Modules that only this folder's code sees, by name.
+        self.given: dict[str, ModuleType] = {"importlib": self._importlib()}
         self.builtins: dict[str, Any] = {**vars(builtins), "__import__": self._import}
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)
@@ -107,7 +112,6 @@ class ModelFolder:
             found = PathFinder.find_spec(name, path)
         if found is None or not (path is None or _is_source(found)):
             return found
-        _promised.discard(name)
         places = found.submodule_search_locations
         if places is not None:
             places = list(places)  # that of a package without an __init__.py would grow with sys.path
@@ -130,6 +134,9 @@ class ModelFolder:
         if name in self.given:
             return self.given[name]
         top, dot, rest = name.partition(".")
+        if top in self.given and not fromlist:  # import importlib.util
+            builtins.__import__(name, globals, locals, fromlist, 0)
+            return self.given[top]
         own = self.name_of(top) + dot + rest
         found = builtins.__import__(own, globals, locals, fromlist, 0)
         # What is written in C (pickle) passes an empty list, ignores the result, and takes the module of that name.
@@ -146,15 +153,30 @@ class ModelFolder:
             )
         return found
 
+    def _importlib(self) -> ModuleType:
+        """Return `importlib` whose `import_module` finds what an import statement of this folder's code does."""
+        seen = ModuleType("importlib", importlib.__doc__)
+        vars(seen).update(vars(importlib), import_module=self._import_module, __getattr__=partial(getattr, importlib))
+        return seen
+
+    def _import_module(self, name: str, package: str | None = None) -> ModuleType:
+        top, dot, rest = importlib.util.resolve_name(name, package).partition(".")
+        return self.given.get(name) or importlib.import_module(self.name_of(top) + dot + rest)
+
     def lend_name(self, module: ModuleType) -> None:
         """Let what finds modules by name, such as a pickle, find `module` under the name that the code uses, unless a module
         of other files has that name."""
         top, dot, rest = module.__name__.partition(".")
         name = self._tops.get(top, top) + dot + rest
-        present = sys.modules.get(name)
-        owner: ModelFolder | None = getattr(present, FOLDER, None)
-        if present is None or (owner is not None and owner.path == self.path and present.__name__ != name):
-            sys.modules[name] = module
+        with _lock:
+            present = sys.modules.get(name)
+            owner: ModelFolder | None = getattr(present, FOLDER, None)
+            if present is None:
+                owner = _claimed.get(name.partition(".")[0], self)  # it may be on its way
+            elif owner is None or present.__name__ == name:
+                return
+            if owner.path == self.path:
+                sys.modules[name] = module
 
 
 def folder_of(path: str) -> ModelFolder:
@@ -232,6 +254,7 @@ class _Loader(SourceFileLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the module's code."""
+        _promised.discard(module.__name__)  # not before: until now another folder could have taken the name
         self._folder.adopt(module)
         super().exec_module(module)
         self._folder.lend_name(module)
