@@ -115,6 +115,36 @@ def test_a_body_that_cannot_be_read_is_refused(path: str, standing: Standing) ->
         assert path not in OPENAI or status != 413 or answer.json()["error"]["code"] == "request_too_large"
 
 
+ODD: tuple[Any, ...] = (
+    None, True, 5, -1, 1.5, 1e300, 2**70, "", "x", "\0", [], {}, {"a": 1},
+    [None], [True], [5], [-1], [1.5], [2**70], [[]], [[5]], [[2**70]], [{}], [["a", 5]], ["a", ["b"]],
+)  # fmt: skip
+
+
+def fields_of(path: str) -> set[str]:
+    """Return the fields that the description of `path` has, and those of its example."""
+    known = described()
+
+    def names(schema: dict[str, Any]) -> set[str]:
+        if "$ref" in schema:
+            schema = known["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+        return {*schema.get("properties", {})}.union(*map(names, schema.get("anyOf", [])))
+
+    content = known["paths"][path.partition("?")[0]]["post"]["requestBody"]["content"]
+    return {*EXAMPLES[path], *names(content["application/json"]["schema"])}
+
+
+@pytest.mark.parametrize(
+    "path", sorted(EXAMPLES.keys() - {"/embed_sparse", "/predict_tokens"})
+)  # the double makes neither
+def test_no_value_of_a_field_is_an_internal_error(path: str, standing: Standing) -> None:
+    for field in sorted(fields_of(path)):
+        for odd in ODD:
+            answer = standing.post(path, {**EXAMPLES[path], field: odd})
+            assert answer.status_code < 500 or answer.status_code == 501, (field, odd, answer.text)
+            assert answer.status_code == 200 or "\n" not in message_of(answer)
+
+
 @pytest.mark.parametrize("path", ENCODING)
 def test_a_caller_who_leaves_takes_the_texts_along(path: str, standing: Standing, encoder: HashingEncoder) -> None:
     async def ask(server: Served) -> None:
