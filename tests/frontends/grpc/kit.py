@@ -1,8 +1,10 @@
 """The gRPC frontend in the test's own event loop, and a client of it that knows no more than paths and messages."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -13,8 +15,11 @@ from weir.catalog.registry import Registry
 from weir.frontends.grpc.core import Core
 from weir.frontends.grpc.frontend import GrpcSettings
 from weir.frontends.grpc.server import GrpcServer
+from weir.fronts.calls import DispatcherGrpc
+from weir.fronts.front import FrontConfig
+from weir.fronts.server import FrontFigures, FrontsServer
 from weir.model import Model, Tensor
-from weir.protocols.access import Control, ControlSettings
+from weir.protocols.access import AccessSettings, Control, ControlSettings
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings, KserveSettings
 from weir.serving.service import Service
@@ -25,6 +30,7 @@ from weir.wire.kserve_grpc import methods, read_response, write_request
 INFERENCE = "inference.GRPCInferenceService"
 INFER = f"/{INFERENCE}/ModelInfer"
 STREAM = f"/{INFERENCE}/ModelStreamInfer"
+FRONTS = "fronts"  # calls come through fronts
 CORE: Any = Core  # what servers take their calls from; conftest.py has it be both
 
 
@@ -90,10 +96,14 @@ async def serving(
     kserve = KserveSettings(allow_shared_memory=allow_shared_memory)
     allowed = Control(ControlSettings(**(control or {})))
     context = KserveContext(registry, http_settings, allowed, settings=kserve, manager=manager and manager(registry))
-    server = GrpcServer(context, GrpcSettings(grpc_port=0, **settings), http_settings, CORE)
+    grpc_settings = GrpcSettings(grpc_port=0, **settings)
+    kind: Any = DispatcherGrpc if CORE is FRONTS else GrpcServer
+    server = kind(context, grpc_settings, http_settings, Core if CORE is FRONTS else CORE)
     async with AsyncExitStack() as stack:
         await registry.start()
         stack.push_async_callback(registry.stop, 0.0)
+        if CORE is FRONTS:
+            await stack.enter_async_context(fronts_of(server, context, allowed.settings))
         await server.start()
         stack.push_async_callback(server.stop)
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
@@ -102,6 +112,22 @@ async def serving(
         else:
             made = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options)
         yield Rig(registry, context, server, await stack.enter_async_context(made))
+
+
+@asynccontextmanager
+async def fronts_of(server: DispatcherGrpc, context: KserveContext, control: ControlSettings) -> AsyncIterator[None]:
+    """Run two fronts before `server`."""
+    figures = FrontFigures(context.http, 2)
+    context.account = figures.account
+    config = FrontConfig(replace(context.http, port=0), AccessSettings(), control, False, logging.WARNING, 2)
+    http = FrontsServer(
+        context.registry, None, config.http, (), config=config, figures=figures, context=context, grpc=server
+    )
+    await http.start()
+    try:
+        yield
+    finally:
+        await http.stop()
 
 
 def run(
