@@ -177,7 +177,7 @@ def _notes(count: int) -> list[str]:
 
 
 def _draw(played: Sequence[Played]) -> None:
-    names = {OURS: "Weir, by promise"} | {rule: f"{name}, all settings" for rule, name in OTHERS.items()}
+    names = {OURS: "Weir, by objective"} | {rule: f"{name}, all settings" for rule, name in OTHERS.items()}
     with figure(PICTURE, 1, len(TRACES), size=(11.0, 4.2)) as (drawing, axes):
         for panel, trace in zip(axes[0], TRACES, strict=True):
             for place, (rule, name) in reversed(list(enumerate(names.items()))):
