@@ -1,6 +1,7 @@
 """Connections that go on under uvicorn's protocol, as HTTP and as WebSockets."""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -114,6 +115,42 @@ def test_bodies_that_are_cut_anywhere_arrive_whole() -> None:
                     await settled()
                 bodies = [answer.body.partition(b" ")[2] for answer in answers(transport.sent)]
                 assert bodies == [b"\r\n\r\n" * 900, b"\r\n\r\n" * 700 + b"[1]", b"\r\n\r\n" * 900, b""]
+
+    asyncio.run(main())
+
+
+def test_content_behind_a_short_chunked_body_is_no_framing() -> None:
+    short = CHUNKED + b"3\r\n[1]\r\n0\r\n\r\n"
+    long = b"x" * 300_000
+
+    async def main() -> None:
+        app = Held()
+        async with site(app=app) as here:
+            transport = here.connect()
+            transport.receive(GET)
+            await settled()
+            rest = transport.receive(short + post(long, path="/elsewhere") + post(b"[2]", path="/elsewhere"))
+            app.go.set()
+            while len(received := answers(transport.sent)) < 4:
+                assert not transport.is_closing()
+                await settled()
+                rest = transport.receive(rest)
+            assert [answer.body.partition(b" ")[2] for answer in received] == [b"", b"[1]", long, b"[2]"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("path", "behind", "kind"), [("/elsewhere", "/v2/a", dict), ("/v2/a", "/elsewhere", str)])
+def test_an_error_beside_a_request_in_flight_has_the_form_of_that_request(path: str, behind: str, kind: type) -> None:
+    async def main() -> None:
+        async with site(app=Held(), max_waiting_bytes=10_000) as here:
+            here.shared.account.take(9_900)
+            transport = here.connect()
+            first = CHUNKED.replace(b"/elsewhere", path.encode()) + b"3\r\n[1]\r\n0\r\n\r\n"
+            transport.receive(first + post(b"[2]", path=behind) + post(b"[3]" * 400, path=behind) + GET * 10)
+            await settled()
+            (refusal,) = answers(transport.sent)
+            assert (refusal.status, type(json.loads(refusal.body)["error"])) == (429, kind)
 
     asyncio.run(main())
 

@@ -7,6 +7,7 @@ a body, and drains.
 import asyncio
 import http
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 import httptools
@@ -316,8 +317,8 @@ _REFUSAL_TIME = 2.0
 # While a request has no response, reading pauses after this many bytes of further requests.
 _HELD_BYTES = 64 << 10
 
-# A chunked body is parsed in pieces of at least this many bytes, so that empty lines in it do not make tiny pieces.
-_LEAST_OF_CHUNKS = 1 << 10
+# A piece of a chunked body ends with the last empty line within this many bytes, so that empty lines in it do not make tiny pieces.
+_PIECE_OF_CHUNKS = 1 << 10
 
 # The framing of a chunked body may take `max_header_size` bytes, and this many more for each chunk.
 _CHUNK_FRAMING = 32
@@ -422,6 +423,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         self._shared = shared
         self._claim = shared.account.claim()
         self._held = bytearray()
+        self._targets: deque[bytes] = deque()  # of the requests without a response, in their order
         self._head_since: float | None = None
         self._pace = Pace(shared.tick)
         self._arrived = 0  # bytes of the body
@@ -471,8 +473,9 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         if self._in_body and self._left:
             return self._left
         # Heads and chunked bodies end with an empty line. Content may be full of empty lines and must not be cut into tiny pieces.
-        start = _LEAST_OF_CHUNKS if self._in_body else 0
-        end = self._held.find(END_OF_HEAD, start)
+        end = self._held.rfind(END_OF_HEAD, 0, _PIECE_OF_CHUNKS) if self._in_body else -1
+        if end < 0:
+            end = self._held.find(END_OF_HEAD)
         return len(self._held) if end < 0 else end + len(END_OF_HEAD)
 
     def _count_held(self) -> None:
@@ -508,6 +511,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         self._pace, self._arrived = Pace(self._shared.tick), 0
         self._head = head_bytes(len(self.url) + head_size(self.headers))
         self._look_at_framing()
+        self._targets.append(self.url)
         super().on_headers_complete()
         if self._shared.draining:
             self.drain()
@@ -575,6 +579,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """uvicorn: a response has been written."""
+        self._targets.popleft()
         super().on_response_complete()
         self._shared.ended.set()
         if self.cycle.response_complete and self._head_since is None:  # no further request has begun to arrive
@@ -606,7 +611,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if not (self.busy and self.cycle.response_started):
-            answer = self._shared.handler_of(self.url).error_answer(error, None)
+            answer = self._shared.handler_of(self._targets[0] if self._targets else self.url).error_answer(error, None)
             head = self._shared.heads.head(status or answer.status, answer.headers, len(answer.body), close=True)
             self.transport.write(head + answer.body)
             self._log(status or answer.status, len(answer.body))
