@@ -4,8 +4,10 @@ import json
 import math
 import random
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 from tests.simulated.models import CODES, KSERVE_STATUS, OTHERS, RAISED, STATUS, answer_to
 
 # Ends that any request may have: the server, not the request, is the reason.
@@ -18,6 +20,7 @@ MODEL_FAULTS = {
     "many": "ModelError",
 }
 ERROR_HEADER = "weir-error"
+BINARY_HEADER = "inference-header-content-length"
 CODE_OF = {name: code for code, name in CODES.items()}
 
 
@@ -35,6 +38,8 @@ class Ask:
     timeout: float
     wanted: str
     size: int = 0
+    items: "list[Ask] | None" = None  # of a list
+    do: str = ""
     extra: frozenset[str] = frozenset()
     sent: float = math.inf
     since: float = math.inf
@@ -43,6 +48,14 @@ class Ask:
 def _http(path: str, body: bytes, headers: tuple[str, ...] = ()) -> bytes:
     lines = [f"POST {path} HTTP/1.1", "Host: simulated", *headers, f"Content-Length: {len(body)}", "", ""]
     return "\r\n".join(lines).encode() + body
+
+
+def _chunked(draw: random.Random, path: str, body: bytes, headers: tuple[str, ...]) -> bytes:
+    """Return a request whose body comes in chunks: the ASGI application answers it."""
+    lines = [f"POST {path} HTTP/1.1", "Host: simulated", *headers, "Transfer-Encoding: chunked", "", ""]
+    cuts = sorted({0, len(body), *(draw.randrange(len(body)) for _ in range(3))})
+    chunks = [body[start:stop] for start, stop in pairwise(cuts)]
+    return "\r\n".join(lines).encode() + b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in chunks) + b"0\r\n\r\n"
 
 
 def draw_ask(
@@ -58,7 +71,28 @@ def draw_ask(
         limit = draw.choice((0.001, 0.02, 0.1, 0.5))
     if not long and draw.random() < 0.4:
         return _tensor_ask(draw, n, do, limit, timeout)
+    if not (small or long) and draw.random() < 0.1:
+        return _list_ask(draw, n, limit, timeout, faults)
     return _item_ask(draw, n, do, limit, timeout, small=small, long=long)
+
+
+def _list_ask(draw: random.Random, n: int, limit: float, timeout: float, faults: float) -> Ask:
+    """Return a list of items, which the ASGI application answers."""
+    items = []
+    for place in range(draw.choice((1, 2, 5, 20))):
+        do = draw.choice((*RAISED, *OTHERS)) if draw.random() < faults / 3 else "ok"
+        items.append(Ask(n + place, b"", False, 1, limit, _wanted(do)))
+        items[-1].do = do
+    body = json.dumps([{"n": item.n, "do": item.do} for item in items]).encode()
+    headers: tuple[str, ...] = () if limit == timeout else (f"X-Request-Timeout: {limit}",)
+    return Ask(n, _http("/infer/items/batch", body, headers), False, len(items), limit, "", items=items)
+
+
+def _wanted(do: str) -> str:
+    """Return the error that an item has that asks for `do`; "" for its answer."""
+    if do == "ok":
+        return ""
+    return {"returns": "NotFound", "crash": "ModelCrashed", "hang": "ModelCrashed"}.get(do) or MODEL_FAULTS.get(do, do)
 
 
 def _item_ask(draw: random.Random, n: int, do: str, limit: float, timeout: float, *, small: bool, long: bool) -> Ask:
@@ -81,6 +115,8 @@ def _item_ask(draw: random.Random, n: int, do: str, limit: float, timeout: float
         body, wanted = b'{"n": ' + body[:-1], "InvalidRequest"
     elif do == "timeout":
         headers, wanted = ("X-Request-Timeout: soon",), "InvalidRequest"
+    if not small and draw.random() < 0.05:
+        return Ask(n, _chunked(draw, path, body, headers), False, 1, limit, wanted, size)
     return Ask(n, _http(path, body, headers), False, 1, limit, wanted, size)
 
 
@@ -97,8 +133,17 @@ def _tensor_ask(draw: random.Random, n: int, do: str, limit: float, timeout: flo
     data = [value for row in range(rows) for value in (n + row, code if row == 0 else 0)]
     if do == "shape":
         shape, wanted = [rows, 3], "InvalidRequest"
-    tensor = {"name": "x", "datatype": "INT64", "shape": shape, "data": data}
+    tensor: dict[str, Any] = {"name": "x", "datatype": "INT64", "shape": shape}
     document: dict[str, Any] = {"id": str(n), "inputs": [tensor]}
+    raw = b""
+    binary = do not in ("malformed", "shape") and draw.random() < 0.3
+    if binary:
+        raw = np.array(data, "<i8").tobytes()
+        tensor["parameters"] = {"binary_data_size": len(raw)}
+    else:
+        tensor["data"] = data
+    if draw.random() < 0.2:
+        document["outputs"] = [{"name": "y", "parameters": {"binary_data": True}}]
     if limit != timeout:
         document["parameters"] = {"timeout": round(limit * 1e6)}
     if do == "timeout":
@@ -106,7 +151,8 @@ def _tensor_ask(draw: random.Random, n: int, do: str, limit: float, timeout: flo
     body = json.dumps(document).encode()
     if do == "malformed":
         body, wanted = body[:-1], "InvalidRequest"
-    return Ask(n, _http(path, body), True, rows, limit, wanted)
+    headers: tuple[str, ...] = (f"Inference-Header-Content-Length: {len(body)}",) if binary else ()
+    return Ask(n, _http(path, body + raw, headers), True, rows, limit, wanted)
 
 
 def fault_of(ask: Ask, status: int, headers: dict[str, str], body: bytes, *, also: frozenset[str] = frozenset()) -> str:
@@ -114,27 +160,49 @@ def fault_of(ask: Ask, status: int, headers: dict[str, str], body: bytes, *, als
     if status == 200:
         if ask.sent == math.inf:
             return "it got an answer before it was sent"
-        return _fault_of_answer(ask, body)
+        return _fault_of_answer(ask, headers, body) if ask.items is None else _fault_of_list(ask, ask.items, body, also)
     try:
         error = json.loads(body)["error"]
         kind = headers.get(ERROR_HEADER, "") if ask.kserve else error["type"]
     except (ValueError, KeyError, TypeError) as failure:
         return f"status {status} with a body that is no error ({failure!r}): {body[:200]!r}"
+    return _fault_of_error(ask, kind, status, f"{body[:300]!r}", also)
+
+
+def _fault_of_error(ask: Ask, kind: str, status: int, shown: str, also: frozenset[str]) -> str:
     table = KSERVE_STATUS if ask.kserve else STATUS
     if kind not in table:
-        return f"status {status} with an error that no table has: {kind!r}: {body[:300]!r}"
+        return f"status {status} with an error that no table has: {kind!r}: {shown}"
     if table[kind] != status:
         return f"{kind} has status {status}, must be {table[kind]}"
     if kind != ask.wanted and kind not in ANYTIME | ask.extra | also:
-        return f"it got {kind}, must get {ask.wanted or 'its answer'}: {body[:300]!r}"
+        return f"it got {kind}, must get {ask.wanted or 'its answer'}: {shown}"
     return ""
 
 
-def _fault_of_answer(ask: Ask, body: bytes) -> str:
+def _fault_of_list(ask: Ask, items: list[Ask], body: bytes, also: frozenset[str]) -> str:
+    """Return what is wrong with the response to a list, where each item has its own end."""
+    found = json.loads(body)
+    if ask.wanted or len(found) != len(items):
+        return f"a list of {len(items)} got {len(found)} ends: {body[:200]!r}"
+    for item, end in zip(items, found, strict=True):
+        if "output" in end:
+            fault = _fault_of_answer(item, {}, json.dumps(end["output"]).encode())
+        else:
+            fault = _fault_of_error(item, end["error"]["type"], end["code"], str(end)[:300], also)
+        if fault:
+            return fault
+    return ""
+
+
+def _fault_of_answer(ask: Ask, headers: dict[str, str], body: bytes) -> str:
     if ask.wanted:
         return f"it got an answer, must get {ask.wanted}: {body[:200]!r}"
+    header, raw = body, b""
+    if size := headers.get(BINARY_HEADER):
+        header, raw = body[: int(size)], body[int(size) :]
     try:
-        found = json.loads(body)
+        found = json.loads(header)
     except ValueError:
         return f"the answer is no JSON: {body[:200]!r}"
     if not ask.kserve:
@@ -142,6 +210,9 @@ def _fault_of_answer(ask: Ask, body: bytes) -> str:
         return "" if found == wanted else f"the answer is not its own: {str(found)[:200]}, n={ask.n}"
     values = [value for row in range(ask.rows) for value in (ask.n + row, answer_to(ask.n + row))]
     right = {"name": "y", "datatype": "INT64", "shape": [ask.rows, 2], "data": values}
+    for output in found.get("outputs", ()) if raw else ():
+        output["data"] = np.frombuffer(raw, "<i8").tolist()
+        output.pop("parameters", None)
     if found.get("id") == str(ask.n) and found.get("outputs") == [right]:
         return ""
     return f"the answer is not its own: {str(found)[:300]}, n={ask.n}"

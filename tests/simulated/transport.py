@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 from tests.simulated.loop import SimulatedLoop
 
+READ_BYTES = 256 << 10  # asyncio's transports read at most so many at a time
+
 
 class Peer(Protocol):
     """The client's end. Its methods must not call the server at once."""
@@ -85,8 +87,8 @@ class SimulatedTransport(asyncio.Transport):
                     del self._incoming[:size]
                     protocol.buffer_updated(size)
                 else:
-                    data = bytes(self._incoming)
-                    self._incoming.clear()
+                    data = bytes(self._incoming[:READ_BYTES])
+                    del self._incoming[:READ_BYTES]
                     protocol.data_received(data)
         finally:
             self._delivering = False

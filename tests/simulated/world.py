@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-import math
+import logging
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -213,11 +213,14 @@ class World:
         self._draw = random.Random(f"{plan.seed} world")
         self._executors: list[SimulatedExecutor] = []
         self.faults: list[str] = []
+        self.over = False
         self._reloading: set[asyncio.Task[None]] = set()
         self.deaths = 0
 
     def broken(self, what: str) -> None:
         """Note a broken promise. Nothing is raised: that would be taken for an error of the server's own."""
+        if self.over:
+            return
         self.faults.append(f"at {self.loop.now:.6f} s: {what}")
         self.loop.stop()
 
@@ -241,7 +244,7 @@ class World:
         crashed = any(each.deaths for each in self._executors)
         name = "tensors" if ask.kserve else "items"
         large = ask.rows > self.plan.services[name]["max_queue_size"]
-        large |= len(ask.data) * 30 > self.plan.http.get("max_waiting_bytes", math.inf)
+        large |= "max_waiting_bytes" in self.plan.http
         wrong = {"ModelError"} if self.plan.wrong and not ask.kserve and b"must be one for each" in body else {}
         return (
             frozenset(wrong) | frozenset({"ModelCrashed"} if crashed else ()) | frozenset({"TooLarge"} if large else ())
@@ -392,6 +395,21 @@ class World:
         return hashlib.blake2b("".join(client.trace for client in self.clients).encode(), digest_size=8).hexdigest()
 
 
+_LOG, _UVICORN = logging.getLogger("weir"), logging.getLogger("uvicorn.error")
+
+
+class _Errors(logging.Handler):
+    """What Weir logs as an error is one: nothing here gives it a reason."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.ERROR)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        self._world.broken(f"it logged an error: {record.getMessage()} ({error!r})")
+
+
 @dataclass(frozen=True)
 class Result:
     """What became of a plan: `fault` is "" if all promises were kept."""
@@ -408,10 +426,13 @@ def simulate(plan: Plan) -> Result:
     """Run `plan` from its beginning to its end in virtual time."""
     loop = SimulatedLoop(coarse=plan.coarse)
     world = World(plan, loop)
+    log = _Errors(world)
     threads, fault = dict(offloading._threads), ""
     simulated: Any = SimulatedThreads(loop, random.Random(f"{plan.seed} threads"))
     offloading._threads.update(dict.fromkeys(threads, simulated))
     try:
+        _LOG.addHandler(log)
+        _UVICORN.disabled = True  # what clients send is no news
         asyncio.set_event_loop(loop)
         task = loop.create_task(world.run())
         unraised: list[str] = []
@@ -427,8 +448,11 @@ def simulate(plan: Plan) -> Result:
             fault = (world.faults or unraised or [f"{type(error).__name__}: {error}"])[0]
         fault = fault or (world.faults or unraised or [""])[0]
         loop.set_exception_handler(lambda *_: None)
+        world.over = True
         _wind_up(loop)
     finally:
+        _LOG.removeHandler(log)
+        _UVICORN.disabled = False
         offloading._threads.update(threads)
         asyncio.set_event_loop(None)
         loop.close()
@@ -442,5 +466,5 @@ def _wind_up(loop: SimulatedLoop) -> None:
     if left := asyncio.all_tasks(loop):
         for task in left:
             task.cancel()
-        with suppress(Stuck):
+        with suppress(Stuck, RuntimeError):  # it may be stopped once more
             loop.run_until_complete(asyncio.wait(left))
