@@ -95,11 +95,12 @@ class Line:
 class Turn:
     """What a client does at a time: it sends `asks` on `line`, and what it does then."""
 
-    __slots__ = ("asks", "line", "over", "sent", "style")
+    __slots__ = ("asks", "began", "line", "over", "sent", "style")
 
     def __init__(self, style: str, line: Line, asks: list[Ask]) -> None:
         self.style, self.line, self.asks = style, line, asks
         self.sent = self.over = False
+        self.began = 0.0
 
 
 class Client:
@@ -166,6 +167,7 @@ class Client:
             self._hang_up()
             line = self._line = Line(self, 2_000 if style == "slow" else None)
         turn = self._now = Turn(style, line, asks)
+        turn.began = self.site.loop.now
         if line.transport is None or line.ending:
             self._line = None
             self._end(turn, 1.0)
@@ -217,6 +219,8 @@ class Client:
 
     def _leave(self, turn: Turn) -> None:
         line = turn.line
+        if turn.style == "stall" and line.open and self.site.loop.now > turn.began + 90.0:
+            self.site.broken(f"client {self.index} sent half a request, and is still connected after 90 s")
         line.waiting.clear()
         line.excused = True
         if line.transport is not None and line.open:

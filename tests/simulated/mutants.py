@@ -65,13 +65,45 @@ MUTANTS = {
         "weir.serving.driver", "not self._has_outside and self.batcher.is_empty:", "not self._has_outside:"
     ),
     "pieces-out-of-order": Mutant("weir.batching.request_state", "for start in sorted(self.pieces)]", "for start in self.pieces]"),
-    "former-generation-forgotten": Mutant("weir.serving.service", "                driver = former.driver\n", "                pass\n"),
+    "former-generation-forgotten": Mutant("weir.serving.service", "                generation = former\n", "                pass\n"),
     "end-not-noted": Mutant(
         "weir.serving.delivery",
         "        _discard_gathered(request)\n        self._had_their_end([request], error, now)\n",
         "        _discard_gathered(request)\n",
     ),
     "timeout-of-the-caller-ignored": Mutant("weir.protocols.native", "    options.timeout = seconds\n", ""),
+    "form-of-another-protocol": Mutant(
+        "weir.frontends.http.fast.response_writer", "if self.phase in (BODY, LARGE, SKIP, BUSY):", "if self.phase in (BODY, LARGE, SKIP):"
+    ),
+    "content-taken-for-framing": Mutant(
+        "weir.frontends.http.fast.handover",
+        "self._held.rfind(END_OF_HEAD, 0, _PIECE_OF_CHUNKS) if self._in_body else -1",
+        "self._held.find(END_OF_HEAD, _PIECE_OF_CHUNKS) if self._in_body else -1",
+    ),
+    "left-cancelled-nowhere": Mutant(
+        "weir.frontends.http.fast.response_writer", "        if request is not None:\n            request.leave()\n", ""
+    ),
+    "reading-never-resumed": Mutant(
+        "weir.frontends.http.fast.connection", "            else:\n                self.transport.resume_reading()", "            else:\n                pass"
+    ),
+    "expired-not-settled": Mutant(
+        "weir.batching.queue", "                settle(request)\n                late.append(request)", "                late.append(request)"
+    ),
+    "earlier-deadline-not-armed": Mutant(
+        "weir.workers.timer", "if when is None or (self._armed is not None and self._armed <= when):", "if when is None or self._armed is not None:"
+    ),
+    "wrong-length-accepted": Mutant("weir.workers.run.steps", "if type(returned) is list and len(returned) == count:", "if type(returned) is list:"),
+    "failure-of-one-for-all": Mutant("weir.workers.run.steps", "if len(values) == 1 or not self._halves:", "if True:"),
+    "place-never-free": Mutant(
+        "weir.serving.driver", "            self.batcher.finished(events.batch_id, now)\n", "            self.batcher._take_back(events.batch_id)\n"
+    ),
+    "name-of-the-error-missing": Mutant(
+        "weir.protocols.kserve.protocol", "    if isinstance(error, WeirError):\n        headers.append((ERROR_NAME", "    if False:\n        headers.append((ERROR_NAME"
+    ),
+    "body-never-too-slow": Mutant("weir.protocols.account", "        return self._spent > 1.0\n", "        return False\n"),
+    "room-without-end": Mutant(
+        "weir.batching.queue", "        if self.arrivals >= self.ceiling or (self.cost + cost", "        if True:\n            return True\n        if self.arrivals >= self.ceiling or (self.cost + cost"
+    ),
 }  # fmt: skip
 
 

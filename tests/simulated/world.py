@@ -111,6 +111,7 @@ class CountedService(Service):
         self.watch.submitting(request)
         try:
             super().submit(request, now)
+            self.watch.taken(self, request)
         except BaseException:
             self.watch.not_taken(request)
             raise
@@ -131,6 +132,12 @@ class Watch(Observer):
             self._world.broken("a request was submitted twice")
         self.open[id(request)] = request
         self.accepted += 1
+
+    def taken(self, service: Service, request: Request) -> None:
+        """The queue has taken it. Only a request that is larger than the queue may exceed it, alone."""
+        waiting, most = service.generation.driver.batcher.waiting_rows, service.facts.batching.max_queue_size
+        if waiting > max(most, request.rows):
+            self._world.broken(f"{waiting} rows wait, and at most {most} may")
 
     def not_taken(self, request: Request) -> None:
         """The queue has refused it."""
