@@ -16,6 +16,7 @@ from weir.wire.tensors import Arrays, element_count, pack_elements, unpack_eleme
 
 _LENGTHS = struct.Struct("<II")  # of the head, and of what precedes the elements
 _ALIGNMENT = 16  # bytes: the elements of each array begin at a multiple of it
+_SMALL = 4 << 10  # bytes of an array that are copied faster than a view of them is made
 MAX_REMEMBERED = 256  # heads that are kept, on either side
 
 
@@ -36,7 +37,7 @@ _heads: dict[tuple[Any, ...], bytes] = {}
 
 def pack(arrays: Arrays) -> bytes:
     """Return `arrays` as bytes. Raises InvalidRequest for an element of BYTES that is too long."""
-    described = tuple([(name, array.dtype, array.shape) for name, array in arrays.items()])
+    described = tuple([(name, array.dtype.str, array.shape) for name, array in arrays.items()])
     elements = [_elements(array) for array in arrays.values()]
     parts: list[bytes | memoryview] = [_heads.get(described) or _remembered(described, elements)]
     for each in elements:
@@ -51,13 +52,15 @@ def _elements(array: numpy.ndarray[Any, Any]) -> bytes | memoryview:
         return pack_elements(array)
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
+    if array.nbytes <= _SMALL:
+        return array.tobytes()
     return numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8).data
 
 
 def _remembered(described: tuple[Any, ...], elements: list[bytes | memoryview]) -> bytes:
     columns, offset = [], 0
     for (name, dtype, shape), raw in zip(described, elements, strict=True):
-        kind = "" if dtype.kind == "O" else dtype.newbyteorder("<").str
+        kind = "" if dtype == "|O" else dtype.replace(">", "<")
         columns.append(_Column(name, kind, shape, offset, len(raw)))
         offset += len(raw) + -len(raw) % _ALIGNMENT
     head = _head_of(columns)
