@@ -1,5 +1,6 @@
 import asyncio
 import socket
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -21,7 +22,7 @@ from weir.wire.frames import (
     encode_control,
 )
 from weir.workers.arena import Arena, ResultPlaces, create_memory
-from weir.workers.process.channel import Channel, ChildChannel, FrameRehearsal
+from weir.workers.process.channel import RECEIVE_BYTES, Channel, ChildChannel, FrameRehearsal
 
 BOTH_LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 
@@ -53,6 +54,22 @@ class Ends:
             while not condition():
                 self.heard.clear()
                 await self.heard.wait()
+
+
+def test_a_closed_channel_keeps_no_buffer() -> None:
+    async def main() -> None:
+        tracemalloc.start()
+        try:
+            kept = [Ends() for _ in range(8)]
+            held, _ = tracemalloc.get_traced_memory()
+            for each in kept:
+                each.channel.close()
+                each.other.close()
+            assert tracemalloc.get_traced_memory()[0] < held - 7 * RECEIVE_BYTES
+        finally:
+            tracemalloc.stop()
+
+    asyncio.run(main())
 
 
 @asynccontextmanager

@@ -96,11 +96,12 @@ class Channel(Generic[F]):
             pass
 
     def close(self) -> None:
-        """Close the socket and drop what is unsent. Idempotent."""
+        """Close the socket, drop what is unsent, and free the buffer: who holds this channel may do so for long. Idempotent."""
         if self._closed:
             return
         self._closed = True
         self._unsent.clear()
+        self._buffer = memoryview(b"")
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._socket.fileno())
             self._loop.remove_writer(self._socket.fileno())
