@@ -18,7 +18,7 @@ def asked(payload: bytes, arrival: float, **changes: Any) -> Any:
     """Return what a front asks of its Requests."""
     request = {
         "payload": payload, "arrival": arrival, "timeout": 5.0, "priority": 0, "rows": 1, "content_type": JSON, "accept": JSON,
-        "key": None, "head": SimpleNamespace(explain=False), "settled": False,
+        "key": None, "explain": False, "frontend": "http", "settled": False,
     }  # fmt: skip
     return SimpleNamespace(**{**request, **changes})
 
@@ -48,7 +48,7 @@ def test_the_requests_of_a_turn_that_are_alike_are_one_message() -> None:
 
 
 @pytest.mark.parametrize(
-    "second", [{"timeout": 6.0}, {"arrival": 0.5}, {"head": SimpleNamespace(explain=True)}], ids=["form", "order", "head"]
+    "second", [{"timeout": 6.0}, {"arrival": 0.5}, {"explain": True}, {"frontend": "grpc"}], ids=["form", "order", "explain", "frontend"]
 )  # fmt: skip
 def test_others_have_a_message_of_their_own(second: dict[str, Any]) -> None:
     def act(requests: Requests) -> None:
