@@ -320,6 +320,7 @@ class Storm:
         began = time.time()
         self._cancel_jobs()
         time.sleep(REST)
+        self._wait_for_jobs()
         for client in clients:
             client.fine_since_rest = 0
         self.quiet.set()
@@ -354,6 +355,16 @@ class Storm:
             for job in self._jobs(client):
                 if job["status"] in ACTIVE and job["id"] not in CUT_JOBS:
                     client.post(f"/v1/batches/{job['id']}/cancel")
+
+    def _wait_for_jobs(self) -> None:
+        """Wait until no job runs, or one has run for too long: jobs hold the bodies of their lines. An attack that was slow has begun some in the rest."""
+        until = time.monotonic() + LONGEST_JOB
+        while time.monotonic() < until:
+            with self._client() as client:
+                if not any(job["status"] in ACTIVE for job in self._jobs(client)):
+                    return
+            self._cancel_jobs()
+            time.sleep(1.0)
 
     def _look_at_jobs(self, began: float) -> None:
         """See that no job runs for ever, and that other users of the machine may read no file. The rest has begun at `began`."""
