@@ -22,7 +22,7 @@ def test_the_public_names_are_these() -> None:
         "MethodNotAllowed", "Model", "ModelCrashed", "ModelError", "ModelNotFound", "ModelNotReady", "Observation",
         "Overloaded", "Policy", "Prices", "Profile", "Ray", "Reason", "Registry", "RequestError", "Service", "SettingsError",
         "SolvedPolicy", "Step", "Switch", "Tensor", "TooLarge", "Unauthorized", "Unsupported", "UnsupportedMediaType",
-        "ValidationFailed", "WeirError", "WorkerLost", "__version__", "asgi", "lifespan", "model", "profile", "running", "serve", "simulate", "solve",
+        "ValidationFailed", "WeirError", "WorkerLost", "__version__", "asgi", "device_group", "lifespan", "model", "profile", "running", "serve", "simulate", "solve",
     ]  # fmt: skip
 
 

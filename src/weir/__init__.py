@@ -43,7 +43,7 @@ from weir.policy.decision import Decision, Observation, Policy
 if TYPE_CHECKING:
     from weir.app import asgi, lifespan
     from weir.catalog.chains import Branch, Chain, Step, Switch
-    from weir.catalog.loading import profile
+    from weir.catalog.loading import device_group, profile
     from weir.catalog.registry import Registry
     from weir.hosting import running, serve
     from weir.policy.cost.objective import Prices
@@ -66,7 +66,7 @@ __all__ = [
     # a server from a program
     "serve", "running",
     # several models, chains of models, and any ASGI server
-    "Registry", "Chain", "Step", "Branch", "Switch", "asgi", "lifespan",
+    "Registry", "Chain", "Step", "Branch", "Switch", "asgi", "lifespan", "device_group",
     # solved policies
     "profile", "solve", "simulate", "Profile", "Prices", "Bank",
     # your own policies
@@ -93,6 +93,7 @@ _LAZY = {
     "Step": "weir.catalog.chains",
     "Switch": "weir.catalog.chains",
     "asgi": "weir.app",
+    "device_group": "weir.catalog.loading",
     "lifespan": "weir.app",
     "profile": "weir.catalog.loading",
     "running": "weir.hosting",

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.policy.banks import bank, promised
 
+import weir
 from weir.batching.batcher import Batcher
 from weir.batching.settings import BatchingSettings
 from weir.batching.workers import WaitingTurn
@@ -184,3 +185,27 @@ def test_a_group_has_one_order() -> None:
         SettingsError, match="device_order='fair': another model of the device_group 'gpu0' has 'oldest'"
     ):
         groups.group("gpu0", "fair")
+
+
+class Same(weir.Model):
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return batch
+
+
+def test_services_of_a_program_take_turns_in_the_solved_order() -> None:
+    async def main() -> None:
+        group = weir.device_group("gpu0")
+        settings: dict[str, Any] = {"executor": "thread", "max_batch_size": 8, "device": group}
+        async with (
+            weir.Service(Same, policy=SolvedPolicy(bank()), **settings) as first,
+            weir.Service(Same, name="second", policy=SolvedPolicy(bank()), **settings) as second,
+        ):
+            while "limit" not in first.explain_policy()["device"]:
+                assert list(await asyncio.gather(first.infer(1), second.infer(2))) == [1, 2]
+            assert second.explain_policy()["device"]["group"] == "gpu0"
+
+    asyncio.run(main())
+    with pytest.raises(
+        SettingsError, match="device_group='gpu0', order='lifo': must be one of fair, oldest, longest, solved"
+    ):
+        weir.device_group("gpu0", "lifo")

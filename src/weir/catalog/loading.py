@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from weir.batching.workers import SOLVED
+from weir.batching.workers import ORDERS, SOLVED
 from weir.catalog.chains import chain_of
 from weir.catalog.repository.model_files import with_attributes
 from weir.catalog.sources import ModelToServe, Parameter, Parameters, Trust
@@ -317,6 +317,22 @@ def new_service(found: Any, **arguments: Any) -> Service:
     if isinstance(found, type) and issubclass(found, Service):
         return found(**arguments)
     return Service(found, **arguments)
+
+
+def device_group(name: str, order: str = SOLVED) -> DeviceGroup:
+    """Return a device group for services of this program: `Service(Model, device=group)`. Its models take turns on the device.
+
+    Arguments:
+        name: for log lines and errors.
+        order: whose turn it is: solved, longest, oldest or fair. Solved needs the policy `auto` of each model.
+
+    Raises SettingsError for another order.
+    """
+    if order not in ORDERS:
+        raise SettingsError(f"device_group={name!r}, order={order!r}: must be one of {', '.join(ORDERS)}")
+    from weir.tuning.device import DeviceGroups  # loads the solver
+
+    return DeviceGroups(time.monotonic).group(name, order)
 
 
 LOAD_NICENESS = 19
