@@ -128,8 +128,10 @@ class KserveRequest(HttpRequest):
         plain = body
         if head.header_length is None:
             plain = inflated(body, self.connection.shared.settings.max_body_size)
-            if head.outline is not None and (found := self._undecoded(plain, head.outline)) is not None:
-                return partial(self._take_outline, None if plain is body else plain, found)
+            if head.outline is not None:
+                charge_values(len(plain), lambda: objects_bytes(bytes(plain)))
+                if (found := self._undecoded(plain, head.outline)) is not None:
+                    return partial(self._take_outline, None if plain is body else plain, found)
         memory = self._memory()
         request = read_body(head, plain, memory)
         memory.hold(request)
@@ -140,7 +142,6 @@ class KserveRequest(HttpRequest):
 
     def _undecoded(self, body: Body, outline: BodyPeek) -> Outline | None:
         """Return the rows, batch key and parameters of a `body` that the worker can read; None if it cannot."""
-        charge_values(len(body), lambda: objects_bytes(bytes(body)))
         found = outline(body)
         return None if found.for_server or found.rows > self.head.service.facts.batching.max_batch_size else found
 
