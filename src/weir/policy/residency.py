@@ -139,6 +139,7 @@ class Residents:
         self.failures = 0  # of loads
         self.load_seconds = 0.0  # of all loads together
         self._at_once = at_once
+        self._present: dict[Key, Resident] = {}  # those in memory
         self._queue: dict[Key, None] = {}  # those that wait, the first first
         self._again: set[Key] = set()  # those that are leaving and wanted again
 
@@ -153,6 +154,7 @@ class Residents:
     def remove(self, name: Key) -> None:
         """Forget a model, which takes no memory any more."""
         self.models.pop(name, None)
+        self._present.pop(name, None)
         self._queue.pop(name, None)
         self._again.discard(name)
 
@@ -189,15 +191,14 @@ class Residents:
         return own + sum(ahead) / self._at_once
 
     def _before(self, name: Key) -> list[Key]:
-        loading = [other for other, model in self.models.items() if model.presence is Presence.LOADING]
+        loading = [other for other, model in self._present.items() if model.presence is Presence.LOADING]
         waiting = list(self._queue)
         return loading[self._at_once - 1 :] + waiting[: waiting.index(name)] if name in self._queue else []
 
     def _load_seconds(self, model: Resident) -> float | None:
         if model.load_seconds is not None:
             return model.load_seconds
-        known = [other.load_seconds for other in self.models.values() if other.load_seconds is not None]
-        return sum(known) / len(known) if known else None
+        return self.load_seconds / self.loads if self.loads else None
 
     # Loads.
 
@@ -207,7 +208,7 @@ class Residents:
         The first that waits is the next to load: none that needs little passes one that needs much. Models with requests leave
         only where those without are not enough; they finish what they have.
         """
-        loading = self.count(Presence.LOADING)
+        loading = self._present_in(Presence.LOADING)
         if not self._queue or loading >= self._at_once:
             return None
         name = next(iter(self._queue))
@@ -219,11 +220,11 @@ class Residents:
         if victims:
             return NextStep(name, victims)
         # None is left that could go. What is on its way must be there before it is known that there is no room.
-        return None if loading or self.count(Presence.LEAVING) else NextStep(name, [])
+        return None if loading or self._present_in(Presence.LEAVING) else NextStep(name, [])
 
     def _victims(self, used: Room, now: float, is_idle: Callable[[Key], bool]) -> list[Key]:
         """Return which models must leave so that `used` fits: those of the smallest index, without those that need not go after all."""
-        loaded = [name for name, each in self.models.items() if each.presence is Presence.LOADED and not each.pinned]
+        loaded = [name for name, each in self._present.items() if each.presence is Presence.LOADED and not each.pinned]
         order = sorted(loaded, key=lambda name: (not is_idle(name), self.index(name, now), self._last(name)))
         chosen: list[Key] = []
         for name in order:
@@ -265,8 +266,8 @@ class Residents:
         model.measured = taken
         self._move(name, Presence.LOADED, now)
         needed = self._expected(model)
-        for each, other in self.models.items():
-            if other.pinned and each != name and other.presence in IN_MEMORY:
+        for each, other in self._present.items():
+            if other.pinned and each != name:
                 needed = needed.plus(self._expected(other))
         if model.pinned or needed.fits(self.limits):
             return True
@@ -322,10 +323,13 @@ class Residents:
 
     def _sum(self, presences: tuple[Presence, ...]) -> Room:
         total = NOTHING
-        for model in self.models.values():
+        for model in self._present.values():
             if model.presence in presences:
                 total = total.plus(self._expected(model))
         return total
+
+    def _present_in(self, presence: Presence) -> int:
+        return sum(model.presence is presence for model in self._present.values())
 
     def count(self, *presences: Presence) -> int:
         """Return how many models are in one of `presences`."""
@@ -354,6 +358,10 @@ class Residents:
     def _move(self, name: Key, presence: Presence, now: float, reason: str = "") -> None:
         model = self.models[name]
         model.presence, model.since, model.reason = presence, now, reason
+        if presence in IN_MEMORY:
+            self._present[name] = model
+        else:
+            self._present.pop(name, None)
 
 
 def _less(room: Room, other: Room) -> Room:
