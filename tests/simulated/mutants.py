@@ -75,6 +75,9 @@ MUTANTS = {
     "form-of-another-protocol": Mutant(
         "weir.frontends.http.fast.response_writer", "if self.phase in (BODY, LARGE, SKIP, BUSY):", "if self.phase in (BODY, LARGE, SKIP):"
     ),
+    "form-of-the-next-request": Mutant(
+        "weir.frontends.http.fast.handover", "self._targets[0] if self._targets else self.url", "self.url"
+    ),
     "content-taken-for-framing": Mutant(
         "weir.frontends.http.fast.handover",
         "self._held.rfind(END_OF_HEAD, 0, _PIECE_OF_CHUNKS) if self._in_body else -1",
