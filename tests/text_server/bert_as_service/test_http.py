@@ -253,13 +253,13 @@ def test_forms_are_read_as_python_reads_them(piece: int, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("kind", ["application/json", "application/msgpack", "application/x-msgpack; x=1"])
 def test_the_values_of_a_long_body_are_charged_while_it_is_read(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     charged: list[int] = []
-    take = Account.take
+    take = Account.take_values
 
-    def taking(account: Account, size_bytes: int) -> None:
-        take(account, size_bytes)
+    def taking(account: Account, size_bytes: int, body_bytes: int) -> int:
         charged.append(size_bytes)
+        return take(account, size_bytes, body_bytes)
 
-    monkeypatch.setattr(Account, "take", taking)
+    monkeypatch.setattr(Account, "take_values", taking)
     encode = msgspec.json.encode if "json" in kind else msgspec.msgpack.encode
     body = encode({"id": 1, "texts": ["ab"] * 20_000})
     post(HashingEncoder(), content=body, headers={"content-type": kind})
