@@ -133,7 +133,8 @@ def test_there_is_a_worker_for_each_cpu_by_default(
 
 def test_every_setting_of_weir_serve_that_is_no_repository_is_there() -> None:
     gone = set(declared_settings()) - set(declared_settings(TEXTS))
-    assert gone == {"name", "params", "route", "model_repository", "load", "reload", "watch", "trust_type"}
+    on_demand = {"model_control", "model_memory", "model_gpu_memory"}
+    assert gone == {"name", "params", "route", "model_repository", "load", "reload", "watch", "trust_type"} | on_demand
 
 
 def test_a_server_of_nothing_is_the_small_model_or_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
