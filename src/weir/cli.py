@@ -18,7 +18,7 @@ from weir.commands import COMMANDS
 from weir.commands.options import (
     EPILOG,
     Command,
-    Group,
+    CommandGroup,
     paragraphs,
     parameter,
     register,
@@ -90,7 +90,7 @@ def command_line(words: Sequence[str] = ()) -> typer.Typer:
     """Return the command line. If it begins with the name of a command, only that one is described, which saves a tenth of
     a server's start.
     """
-    cli = typer.Typer(name="weir", cls=Group, add_completion=False, pretty_exceptions_enable=False)
+    cli = typer.Typer(name="weir", cls=CommandGroup, add_completion=False, pretty_exceptions_enable=False)
     cli.callback(invoke_without_command=True)(weir)
     known = ("serve", "check", *COMMANDS)
     wanted = [name for name in known if name == words[0]] if words else []

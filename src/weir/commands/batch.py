@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weir.commands.options import Group, check_writable, flag, only, settings_of
+from weir.commands.options import CommandGroup, check_writable, flag, only, settings_of
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from weir.jobs.offline import Source
     from weir.jobs.settings import JobSettings
 
-batch = typer.Typer(cls=Group, help="Run a file of requests without a server.", no_args_is_help=True)
+batch = typer.Typer(cls=CommandGroup, help="Run a file of requests without a server.", no_args_is_help=True)
 _CLASS = re.compile(r".+:[A-Za-z_]\w*")
 _INPUT, _MODELS = "Requests", "Models"
 

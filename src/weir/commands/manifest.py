@@ -10,7 +10,7 @@ import typer
 
 from weir.commands.options import (
     Command,
-    Group,
+    CommandGroup,
     only,
     paragraphs,
     parameter,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from weir.manifests.settings import Manifest
 
 manifest = typer.Typer(
-    cls=Group,
+    cls=CommandGroup,
     help="Print Kubernetes manifests that serve models with the settings of weir serve.",
     no_args_is_help=True,
 )

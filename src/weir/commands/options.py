@@ -142,7 +142,7 @@ def _as_given(own: Any, context: Any, value: Any) -> Any:
     return value if own.callback is None else own.callback(context, own, value)
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands."""
 
     def get_params(self, context: Any) -> Any:

@@ -10,7 +10,7 @@ from weir.frontends.http.fast.native import HotNative, HttpRequest, Step
 from weir.frontends.http.fast.plan import HttpHead, RoutePlan
 from weir.frontends.http.fast.response_writer import LARGE
 from weir.frontends.http.fast.shared import BlockPlace
-from weir.fronts.lending import Place
+from weir.fronts.lending import LentPlace
 from weir.fronts.messages import LONGEST_BODY
 from weir.fronts.remote import HandedOver
 from weir.protocols.kserve.context import KserveContext
@@ -53,7 +53,7 @@ class FrontKserveRequest(KserveRequest):
         super().__init__(connection, plan, payload)
         self.body = payload
         self.opening = b""
-        if type(payload) is Place:
+        if type(payload) is LentPlace:
             self.opening = bytes(payload.view[plan.lead : plan.lead + (self.head.header_length or 0)])
 
     @property
@@ -62,7 +62,7 @@ class FrontKserveRequest(KserveRequest):
         return bool(self.head.explain)
 
     def _read_body(self, body: Body) -> Step:
-        if self.head.header_length is not None or type(self.payload) is not Place:
+        if self.head.header_length is not None or type(self.payload) is not LentPlace:
             return super()._read_body(body)
         outline = self.head.outline  # of long JSON, which only workers decode
         found = None if outline is None or bytes(body[:1]) == ZLIB else self._undecoded(body, outline)

@@ -24,7 +24,7 @@ from weir.frontends.http.fast.connection import Connection
 from weir.frontends.http.server import BACKLOG, HttpServer, Listening
 from weir.fronts.account import SharedAccount, SharedFigures
 from weir.fronts.fast import FrontConnection, FrontContext, FrontKserve, FrontNative, LoggedFrontConnection
-from weir.fronts.lending import MemoryReceiver, Places
+from weir.fronts.lending import LentPlaces, MemoryReceiver
 from weir.fronts.link import Link
 from weir.fronts.messages import (
     LONGEST_TEXT,
@@ -175,7 +175,7 @@ class FrontServer(HttpServer):
         shared = self._shared
         return FrontConnection(shared) if shared.log is None else LoggedFrontConnection(shared, shared.log)
 
-    def move_bodies(self, places: Places) -> None:
+    def move_bodies(self, places: LentPlaces) -> None:
         """Move bodies that have hardly begun to arrive to ordinary memory: others need the places."""
         receiving = [each for each in self._shared.receiving if each.receives_for.places is places]  # type: ignore[attr-defined]
         for each in sorted(receiving, key=lambda each: each.arrived)[:_MOST_MOVED]:

@@ -135,12 +135,12 @@ class Lent:
 # In a front.
 
 
-class Place:
+class LentPlace:
     """The memory for one body, of exactly its size: a Block. When its last owner has released it, another body may come there, unless it is `spoilt`."""
 
     __slots__ = ("_owners", "_places", "address", "offset", "room_bytes", "spoilt", "view")
 
-    def __init__(self, places: "Places", offset: int, room_bytes: int, view: memoryview, address: int) -> None:
+    def __init__(self, places: "LentPlaces", offset: int, room_bytes: int, view: memoryview, address: int) -> None:
         self._owners = 1
         self._places = places
         self.offset = offset
@@ -160,7 +160,7 @@ class Place:
             self._places.take_back(self)
 
 
-class Places:
+class LentPlaces:
     """The places that this front has in the arena of a model. `memory` receives the descriptor and the size of the arena, or None."""
 
     def __init__(
@@ -178,13 +178,13 @@ class Places:
         self._pressed = False  # while places are given back
         self._closed = False
 
-    def reserve(self, size_bytes: int) -> Place | None:
+    def reserve(self, size_bytes: int) -> LentPlace | None:
         """Return a place for so many bytes; None if there is none here: see `ask`."""
         offset = self._find(size_bytes)
         if offset is None or self._mapping is None:
             return None
         room = self._forget(offset)
-        return Place(self, offset, room, self._mapping.view(offset, size_bytes), self._mapping.address + offset)
+        return LentPlace(self, offset, room, self._mapping.view(offset, size_bytes), self._mapping.address + offset)
 
     def has(self, size_bytes: int) -> bool:
         """Return whether `reserve` would return a place."""
@@ -212,7 +212,7 @@ class Places:
             self._keep(message.offset, message.size_bytes)
         answered(has)
 
-    def take_back(self, place: Place) -> None:
+    def take_back(self, place: LentPlace) -> None:
         """Nobody uses `place` any more here."""
         too_many = self._idle_bytes + place.room_bytes > self._most_idle
         if place.spoilt or self._pressed or self._closed or too_many:
@@ -308,7 +308,7 @@ class MemoryReceiver:
         return self._come.pop(model)
 
 
-def write_head(arrays: "ArenaArrays", place: Place) -> bool:
+def write_head(arrays: "ArenaArrays", place: LentPlace) -> bool:
     """Make packed arrays of `arrays`, which are in `place`: write their head before them. Return False, with nothing changed, if that is impossible."""
     head = head_of_views(arrays, place.address, len(place.view))
     if head is None:

@@ -13,7 +13,7 @@ from typing import Any
 from weir.batching.request_state import settle
 from weir.batching.settings import BatchingSettings
 from weir.errors import Unsupported, WeirError, unknown_model
-from weir.fronts.lending import Place, Places, write_head
+from weir.fronts.lending import LentPlace, LentPlaces, write_head
 from weir.fronts.link import Link
 from weir.fronts.messages import (
     FORMS,
@@ -150,11 +150,11 @@ class Requests:
             undelivered(request)
 
 
-def _sendable(payload: Any, content_type: str, accept: str) -> tuple[bytes | Place, str, str]:
+def _sendable(payload: Any, content_type: str, accept: str) -> tuple[bytes | LentPlace, str, str]:
     """Return the payload of a request as it is sent, and its content types. Raises HandedOver for one that cannot be sent."""
-    if isinstance(payload, Place):
+    if isinstance(payload, LentPlace):
         return payload, content_type, accept
-    if isinstance(payload, ArenaArrays) and isinstance(payload.block, Place):
+    if isinstance(payload, ArenaArrays) and isinstance(payload.block, LentPlace):
         if write_head(payload, payload.block):
             return payload.block, PACKED, PACKED
         raise HandedOver
@@ -169,7 +169,7 @@ def _sendable(payload: Any, content_type: str, accept: str) -> tuple[bytes | Pla
 def _drop(payload: Any) -> None:
     """Release the place of a payload, if it is in one. A worker may still read it, so no other body comes there."""
     block = payload.block if isinstance(payload, ArenaArrays) else payload
-    if isinstance(block, Place):
+    if isinstance(block, LentPlace):
         block.spoilt = True
         block.release()
 
@@ -195,7 +195,7 @@ class RemoteHandle:
     tracing: Tracer | None = None  # the dispatcher handles what is traced
     now = staticmethod(time.monotonic)  # the clock of all services of a server, and one for all processes
 
-    def __init__(self, state: ModelDescription, requests: Requests, places: Places) -> None:
+    def __init__(self, state: ModelDescription, requests: Requests, places: LentPlaces) -> None:
         self.places = places
         self._transferred: dict[str, tuple[int, int]] = {}  # bytes received and sent, by frontend
         self.arena_bytes = state.arena_bytes
@@ -303,9 +303,9 @@ class RemoteModels:
 
     def _handle(self, state: ModelDescription) -> RemoteHandle:
         send = self._requests.link.put
-        return RemoteHandle(state, self._requests, Places(state.number, self._fronts, send, self._memory))
+        return RemoteHandle(state, self._requests, LentPlaces(state.number, self._fronts, send, self._memory))
 
-    def places_of(self, model: int) -> Places | None:
+    def places_of(self, model: int) -> LentPlaces | None:
         """Return the places of the model with this number; None if it is not there any more."""
         handle = self._by_number.get(model)
         return None if handle is None else handle.places

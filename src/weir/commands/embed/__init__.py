@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from weir.commands.options import Command, Group, register
+from weir.commands.options import Command, CommandGroup, register
 from weir.errors import SettingsError
 from weir.text_server.bert_as_service.settings import server_last, with_commas
 
@@ -45,7 +45,7 @@ class StockCommand(Command):
 
 
 embed = typer.Typer(
-    cls=Group,
+    cls=CommandGroup,
     help="Serve, benchmark and use text-embedding models.", no_args_is_help=True,
     # The flags of bert-serving-start have underscores.
     context_settings={"token_normalize_func": lambda token: token.replace("_", "-")},
