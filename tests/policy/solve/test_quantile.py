@@ -16,6 +16,7 @@ STEPS = np.arange(32.0) // 8.0
 STEPPED = Profile(2.0 + 1.5 * STEPS, 30.0 + 12.0 * STEPS, np.full(32, 0.2))
 FLAT = Profile.linear(alpha_ms=10.8, tau0_ms=0.5, max_batch_size=32)
 SAME = Profile(np.ones(16), np.ones(16), np.zeros(16))
+STEADY = Profile(0.1942 + 0.2884 * np.arange(1.0, 35.0), np.ones(34), np.zeros(34))
 
 
 @pytest.mark.parametrize("profile", [GOOGLENET_P4, STEPPED, FLAT], ids=["linear", "stepped", "flat"])
@@ -47,8 +48,13 @@ def test_exponential_batches_of_one_size(load: float, rows: int) -> None:
         (Profile(np.ones(16), np.ones(16), np.full(16, 0.1)), 900.0, np.array([0, *[1] * 9, 3], dtype=np.uint16)),
         (GOOGLENET_P4, 100.0, limit_table(5, 32)),
         (GOOGLENET_P4, 2100.0, np.array([*[0] * 8, *[8] * 15, 23], dtype=np.uint16)),
+        (
+            STEADY,
+            251.0,
+            np.array([0, 1, 2, 2, 2, 3, 3, 3, *range(8, 35)], dtype=np.uint16),
+        ),  # long queues have a share of 1e-32
     ],
-    ids=["singly", "rare", "hardly varied", "limit", "leaves some"],
+    ids=["singly", "rare", "hardly varied", "limit", "leaves some", "never long"],
 )
 def test_sampled_percentiles_are_those_of_the_event_loop(profile: Profile, rate: float, table: Table) -> None:
     p99 = QuantileSampler(SteadyQueue(profile, rate / 1000.0, table)).quantile_ms(0.99)
