@@ -78,7 +78,7 @@ LIMITS = {
     "fronts": (14, 2_198),
     "jobs": (7, 1_362),
     "manifests": (8, 881),
-    "policy": (25, 3_219),
+    "policy": (25, 3_222),
     "profiling": (6, 1_026),
     "protocols": (17, 2_645),
     "serving": (10, 2_613),
