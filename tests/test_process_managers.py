@@ -1,6 +1,7 @@
 """Weir under a process manager: supervisord starts it, and starts it anew when it was killed; the image's commands work."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -128,10 +129,10 @@ def test_the_image_knows_whether_its_server_lives(supervised: Supervised) -> Non
     supervised.control("start", "weir")
     supervised.ready()
     check = [sys.executable, *_instruction("HEALTHCHECK")[1:]]
-    here = [word.replace("http://localhost:8000", supervised.url) for word in check]
-    assert subprocess.run(here, check=False).returncode == 0
+    port = {**os.environ, "WEIR_PORT": supervised.url.rpartition(":")[2]}
+    assert subprocess.run(check, check=False, env=port).returncode == 0
     supervised.control("stop", "weir")
-    assert subprocess.run(here, check=False, stderr=subprocess.DEVNULL).returncode != 0
+    assert subprocess.run(check, check=False, env=port, stderr=subprocess.DEVNULL).returncode != 0
 
 
 def test_the_image_is_given_all_that_its_installation_reads() -> None:

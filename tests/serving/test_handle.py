@@ -45,7 +45,8 @@ def test_the_house_of_one_model_knows_no_protocol() -> None:
 @pytest.mark.parametrize(
     ("method", "callers"),
     [
-        ("submit", ["weir.frontends.http.fast.native", "weir.fronts.dispatcher", "weir.protocols.exchange"]),
+        ("submit", ["weir.frontends.http.fast.native", "weir.protocols.exchange"]),
+        ("submit_all", ["weir.fronts.dispatcher"]),
         ("notify", ["weir.fronts.dispatcher", "weir.protocols.exchange"]),
     ],
 )

@@ -226,10 +226,6 @@ class ModelControl(Protocol):
     def statistics(self) -> Recorder:
         """Counts of requests and batches since the model was loaded."""
 
-    @property
-    def residency(self) -> "ResidencyView | None":
-        """Where a model on demand is, why, and what it takes; None for any other."""
-
     def best_rate(self, now: float) -> float:
         """Return how many rows per second all workers together can serve, for rows like the recent ones; infinity while too
         little is known."""

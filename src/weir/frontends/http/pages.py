@@ -255,7 +255,7 @@ class Pages:
             "name": service.facts.name, "ready": not service.not_ready_reason, "reason": service.not_ready_reason,
             "workers": f"{service.control.ready_workers} of {service.control.workers.workers}",
         }  # fmt: skip
-        if (residency := service.control.residency) is not None:
+        if (residency := service.control.state(brief=True)["residency"]) is not None:
             line |= {"state": residency["state"], "reason": line["reason"] or residency["reason"]}
         return line
 
