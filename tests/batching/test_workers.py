@@ -22,7 +22,7 @@ def test_nobody_is_there() -> None:
     assert places.remove(3) == []
 
 
-def test_fewest_batches_then_longest_idle() -> None:
+def test_fewest_batches_then_the_last_of_idle_workers_and_the_first_of_busy_ones() -> None:
     places = Places()
     for index, now in ((0, 5.0), (1, 3.0), (2, 4.0)):
         places.add(index, 2, now)
@@ -32,7 +32,7 @@ def test_fewest_batches_then_longest_idle() -> None:
         assert worker is not None
         places.give(worker, batch_id)
         order.append(worker.index)
-    assert order == [1, 2, 0, 1, 2, 0]
+    assert order == [0, 2, 1, 1, 2, 0]
     assert places.free == 0
     assert places.pick() is None
     assert places.take_back(2, 1, 9.0) == 4.0
@@ -73,15 +73,15 @@ def test_a_lost_worker_takes_its_places_along() -> None:
 
 def test_a_worker_that_leaves_gets_no_more() -> None:
     places = Places()
-    places.add(0, 2, 0.0)
-    places.add(1, 2, 1.0)
+    places.add(0, 2, 1.0)
+    places.add(1, 2, 0.0)
     worker = places.pick()
     assert worker is not None
     places.give(worker, 1)
     assert not places.leave(0)
     assert not places.leave(0)
     assert (places.free, len(places)) == (2, 1)
-    assert places.take_back(0, 1, 2.0) == 0.0
+    assert places.take_back(0, 1, 2.0) == 1.0
     assert places.leave(0)
     assert (places.free, len(places)) == (2, 1)
     assert places.remove(0) == []

@@ -31,7 +31,7 @@ class Worker:
     def rank(self) -> tuple[int, bool, float]:
         """Return by what the worker for the next batch is chosen: the lowest is."""
         batches = self.batches
-        return len(batches), not all(batches.values()), self.idle_since
+        return len(batches), not all(batches.values()), self.idle_since if batches else -self.idle_since
 
     def count(self) -> int:
         """Compute `free` again, and return by how much it has grown."""
@@ -100,8 +100,9 @@ class Places:
         return sum(worker.free > 0 and not worker.batches for worker in self._workers.values())
 
     def pick(self, *, empty: bool = False) -> Worker | None:
-        """Return the worker for the next batch: the one with the fewest batches, then one with bulk work only, which is done soon, then the one that
-        is idle longest; None if no worker has a free place. With `empty` only workers without a batch count."""
+        """Return the worker for the next batch: the one with the fewest batches, then one with bulk work only, which is done soon, then of busy ones
+        the one that returned a batch longest ago, and of idle ones the last to do so, whose caches are warm; None if no worker has a free place.
+        With `empty` only workers without a batch count."""
         best = None
         for worker in self._workers.values():
             if worker.free <= 0 or (empty and worker.batches):
