@@ -105,7 +105,7 @@ def test_steps_may_run_in_threads() -> None:
 
     async def main() -> None:
         chain = Chain([Branch({"thread": ["thread"], "twice": ["double"]})], name="chain")
-        models = Registry([Service(Thread, executor="thread", workers=2), Service(Double, executor="thread"), chain])
+        models = Registry([Service(Thread, executor="thread", workers=1), Service(Double, executor="thread"), chain])
         await models.start()
         assert await chain.infer(4) == {"thread": "weir-thread-0", "twice": 8}
         await models.stop()
