@@ -69,7 +69,7 @@ def test_our_own_house_has_no_knots() -> None:
 # Room by room: files and code lines. The goal of the rooms that stood when the house was rebuilt was 260 files and 33,000 lines.
 # Lower a pair whenever its room has become smaller; only the commit that adds a capability may raise one, by what it adds.
 LIMITS = {
-    "batching": (14, 2_595),
+    "batching": (14, 2_596),
     "bench": (12, 2_065),
     "catalog": (22, 4_693),
     "client": (9, 1_905),
@@ -81,7 +81,7 @@ LIMITS = {
     "policy": (25, 3_222),
     "profiling": (6, 1_026),
     "protocols": (17, 2_645),
-    "serving": (10, 2_613),
+    "serving": (10, 2_611),
     "simulation": (14, 3_008),
     "telemetry": (7, 1_558),
     "text_models": (39, 6_145),

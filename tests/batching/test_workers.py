@@ -22,7 +22,7 @@ def test_nobody_is_there() -> None:
     assert places.remove(3) == []
 
 
-def test_fewest_batches_then_the_last_of_idle_workers_and_the_first_of_busy_ones() -> None:
+def test_fewest_batches_then_the_first_of_busy_workers() -> None:
     places = Places()
     for index, now in ((0, 5.0), (1, 3.0), (2, 4.0)):
         places.add(index, 2, now)
@@ -32,10 +32,10 @@ def test_fewest_batches_then_the_last_of_idle_workers_and_the_first_of_busy_ones
         assert worker is not None
         places.give(worker, batch_id)
         order.append(worker.index)
-    assert order == [0, 2, 1, 1, 2, 0]
+    assert order == [0, 1, 2, 1, 2, 0]
     assert places.free == 0
     assert places.pick() is None
-    assert places.take_back(2, 1, 9.0) == 4.0
+    assert places.take_back(2, 2, 9.0) == 4.0
     assert places.free == 1
     assert [worker.index for worker in places if worker.free] == [2]
 

@@ -15,13 +15,14 @@ class Worker:
     """A worker that is ready. It holds up to `places` batches at once, or one that must be alone on it. If it leaves, it gets no more, and none while
     it is away: it works for another model then."""
 
-    __slots__ = ("alone", "away", "batches", "free", "idle_since", "index", "leaves", "places")
+    __slots__ = ("alone", "away", "batches", "finished", "free", "idle_since", "index", "leaves", "places")
 
     def __init__(self, index: int, places: int, now: float) -> None:
         self.index = index
         self.places = places
         self.free = places  # how many further batches it takes
-        self.idle_since = now  # the instant at which it last returned a batch
+        self.idle_since = now  # the instant at which it last returned a batch, or was ready
+        self.finished = -inf  # the instant at which it last returned a batch
         # By id, in the order in which they were given: whether the batch is bulk work only.
         self.batches: dict[int, bool] = {}
         self.alone = False
@@ -31,7 +32,7 @@ class Worker:
     def rank(self) -> tuple[int, bool, float]:
         """Return by what the worker for the next batch is chosen: the lowest is."""
         batches = self.batches
-        return len(batches), not all(batches.values()), self.idle_since if batches else -self.idle_since
+        return len(batches), not all(batches.values()), self.idle_since if batches else -self.finished
 
     def count(self) -> int:
         """Compute `free` again, and return by how much it has grown."""
@@ -101,8 +102,8 @@ class Places:
 
     def pick(self, *, empty: bool = False) -> Worker | None:
         """Return the worker for the next batch: the one with the fewest batches, then one with bulk work only, which is done soon, then of busy ones
-        the one that returned a batch longest ago, and of idle ones the last to do so, whose caches are warm; None if no worker has a free place.
-        With `empty` only workers without a batch count."""
+        the one that returned a batch longest ago, and of idle ones the last to do so, whose caches are warm; at the start, the first that
+        was ready. None if no worker has a free place. With `empty` only workers without a batch count."""
         best = None
         for worker in self._workers.values():
             if worker.free <= 0 or (empty and worker.batches):
@@ -123,7 +124,7 @@ class Places:
         since = worker.idle_since
         del worker.batches[batch_id]
         worker.alone = False
-        worker.idle_since = now
+        worker.idle_since = worker.finished = now
         self.free += worker.count()
         return since
 
