@@ -177,6 +177,7 @@ class FrontServer(HttpServer):
 
     def move_bodies(self, places: LentPlaces) -> None:
         """Move bodies that have hardly begun to arrive to ordinary memory: others need the places."""
+        # A front makes no other connections than FrontConnections, which know for whom they receive.
         receiving = [each for each in self._shared.receiving if each.receives_for.places is places]  # type: ignore[attr-defined]
         for each in sorted(receiving, key=lambda each: each.arrived)[:_MOST_MOVED]:
             if not each.move():
