@@ -304,6 +304,9 @@ def test_a_wrong_table_of_a_device_is_refused_by_one_line(toml: Any, table: str,
 def test_a_model_of_a_device_has_no_other_group_of_its_own_and_is_served(toml: Any, tmp_path: Path) -> None:
     own = DEVICES + 'device_group = "gpu1"\n[devices.gpu0]\nmodels = ["other"]\n'
     assert "devices.gpu0: models: 'other' has device_group='gpu1'; it must be given once" in refused(config=toml(own))
+    slip = DEVICES + 'device_group = "gpuO"\n[devices.gpu0]\nmodels = ["slow"]\n'
+    unknown = "devices: 'other' has device_group='gpuO', an unknown device; there are gpu0; add [devices.gpuO]"
+    assert refused(config=toml(slip)).endswith(unknown)
     file = toml('[devices.gpu0]\nmodels = ["a"]\n')
     error = refused(str(tmp_path), config=file)
     assert error.endswith(

@@ -26,7 +26,7 @@ import uvloop
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Lifespan
 
-from weir.catalog.loading import ServiceMaker, load_target, make_service, new_service
+from weir.catalog.loading import FindGroup, ServiceMaker, group_finder, load_target, make_service, new_service
 from weir.catalog.manager import Manager, opened_manager
 from weir.catalog.registry import Registry, running
 from weir.catalog.repository.folder import (
@@ -531,7 +531,8 @@ def asgi(
         process=ProcessSettings(), **own,
     )  # fmt: skip
     notified = _notified(telemetry, observers)
-    registry = Registry([_service(model, notified.observers, given) for model in models], routes)
+    group_of = group_finder()
+    registry = Registry([_service(model, notified.observers, given, group_of) for model in models], routes)
 
     @asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
@@ -597,9 +598,12 @@ async def sharing_counts(exposition: Exposition | None) -> AsyncIterator[None]:
             writing.result()  # it has ended early: raise its error
 
 
-def _service(model: Target, observers: Sequence[Observer], settings: dict[str, Any]) -> Service:
+def _service(
+    model: Target, observers: Sequence[Observer], settings: dict[str, Any], group_of: FindGroup
+) -> Service:  # fmt: skip
     if isinstance(model, Service):
         return model
     if isinstance(model, ModelToServe):
-        return make_service(model, observers)
-    return new_service(load_target(model) if isinstance(model, str) else model, observers=observers, **settings)
+        return make_service(model, observers, group_of=group_of)
+    found = load_target(model) if isinstance(model, str) else model
+    return new_service(found, group_of=group_of, observers=observers, **settings)

@@ -356,7 +356,8 @@ def _table_of(names: Sequence[str], tables: dict[str, dict[str, Any]]) -> dict[s
 def _check_grouped(
     groups: Mapping[str, Mapping[str, Any]], models: Sequence[ModelToServe], source: str, has_repository: bool
 ) -> None:
-    """Raise SettingsError for a model of `groups` that is not served, or whose own table names another group."""
+    """Raise SettingsError for a model of `groups` that is not served, or whose own table names another group; and for a group of another
+    model that no table describes: where there are tables of devices, it is a slip of the pen."""
     by_name = {each: model for model in models for each in (*model.aliases, model.name)}
     for name, group in groups.items():
         where, device = f"{source}.{group['device_group']}: models", group["device_group"]
@@ -368,6 +369,14 @@ def _check_grouped(
         own = by_name[name].settings.get("device_group")
         if own != device:
             raise SettingsError(f"{where}: {name!r} has device_group={own!r}; it must be given once")
+    devices = list(dict.fromkeys(group["device_group"] for group in groups.values()))
+    for model in models:
+        own = model.settings.get("device_group")
+        if devices and own not in (None, *devices):
+            there = ", ".join(devices)
+            raise SettingsError(
+                f"{source}: {model.name!r} has device_group={own!r}, an unknown device; there are {there}; add [devices.{own}]"
+            )
 
 
 def value_of(declared: Declared, texts: Sequence[str]) -> Any:

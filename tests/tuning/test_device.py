@@ -20,6 +20,8 @@ from weir.policy.solve.device import DeviceLoad, DeviceTable
 from weir.simulation.device import solve_device
 from weir.simulation.engine import SimulatedRequest
 from weir.tuning.device import EVERY, SILENT_FOR, DeviceGroups, DeviceTuner, has_moved
+from weir.workers.process.shared import SharedPool
+from weir.workers.turns import DeviceGroup
 
 PROFILE = Profile.linear(alpha_ms=1.0, tau0_ms=4.0, max_batch_size=8)
 
@@ -209,3 +211,50 @@ def test_services_of_a_program_take_turns_in_the_solved_order() -> None:
         SettingsError, match="device_group='gpu0', order='lifo': must be one of fair, oldest, longest, solved"
     ):
         weir.device_group("gpu0", "lifo")
+
+
+class Grouped(Same):
+    device_group = "gpu0"
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [(Grouped, {}), (Same, {"device_group": "gpu0"}), (Same, {"device": DeviceGroup("gpu1"), "device_group": "gpu0"})],
+)
+def test_a_service_of_a_program_that_would_take_no_turns_is_refused(model: Any, settings: dict[str, Any]) -> None:
+    way_out = r"in a program, give all models of the group device=weir.device_group\('gpu0'\)"
+    with pytest.raises(SettingsError, match=f"device_group='gpu0': only a server finds a group by its name; {way_out}"):
+        weir.Service(model, **settings)
+
+
+def test_the_group_of_a_service_goes_before_that_of_its_class() -> None:
+    assert weir.Service(Grouped, device=DeviceGroup("gpu1", order="oldest")).workers.device_group == "gpu1"
+    assert weir.Service(Grouped, device_group=None).workers.device_group is None  # it runs alone
+
+
+def test_the_models_of_an_application_take_turns_by_a_setting() -> None:
+    from weir.catalog.loading import new_service
+
+    groups: list[tuple[str, str]] = []
+
+    def find(name: str, order: str) -> DeviceGroup:
+        groups.append((name, order))
+        return DeviceGroup(name, order=order)
+
+    assert new_service(Grouped, group_of=find, device_order="oldest").workers.device_order == "oldest"
+    assert groups == [("gpu0", "oldest")]
+    assert new_service(Grouped).workers.device_group is None  # what is measured runs alone
+    with pytest.raises(SettingsError, match="device_order='solved': needs a solved policy"):
+        weir.asgi(Grouped, policy="greedy")  # so it found its group
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"executor": SharedPool().member}, "device_group='gpu0': the executor shares its workers, whose models take turns already; leave out"),
+        ({"workers": "1..3"}, r"workers=1\.\.3, device_group='gpu0': models that take turns have a fixed number of workers"),
+    ],
+)  # fmt: skip
+def test_a_group_of_a_program_refuses_workers_that_cannot_take_turns(settings: dict[str, Any], error: str) -> None:
+    with pytest.raises(SettingsError, match=error):
+        weir.Service(Same, device=weir.device_group("gpu0", "oldest"), policy="greedy", **settings)

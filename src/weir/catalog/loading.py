@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType, ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -311,9 +312,15 @@ def _checked_setting(kind: type[Any], setting: str, value: Parameter, name: str)
     raise InvalidRequest(f"parameter {name}={value!r}: must be of type {wanted}")
 
 
-def new_service(found: Any, **arguments: Any) -> Service:
+def new_service(found: Any, *, group_of: FindGroup | None = None, **arguments: Any) -> Service:
     """Return a service with these arguments of Service, which is not started. `found` is a subclass of Service, a model's class, or a
-    function. Raises SettingsError."""
+    function. `group_of` finds the device group that the settings name; without it the model takes no turns. Raises SettingsError."""
+    own = found.model if isinstance(found, type) and issubclass(found, Service) else found
+    group, order = (arguments.get(key) or getattr(own, key, None) for key in ("device_group", "device_order"))
+    if group is not None and group_of is not None:
+        arguments["device"] = group_of(group, order or SOLVED)
+    elif group is not None:
+        arguments["device_group"] = None
     if isinstance(found, type) and issubclass(found, Service):
         return found(**arguments)
     return Service(found, **arguments)
@@ -330,9 +337,19 @@ def device_group(name: str, order: str = SOLVED) -> DeviceGroup:
     """
     if order not in ORDERS:
         raise SettingsError(f"device_group={name!r}, order={order!r}: must be one of {', '.join(ORDERS)}")
-    from weir.tuning.device import DeviceGroups  # loads the solver
+    return group_finder()(name, order)
 
-    return DeviceGroups(time.monotonic).group(name, order)
+
+def group_finder() -> FindGroup:
+    """Return what finds the device groups of one server, and makes each when its first model needs it."""
+
+    @cache
+    def groups() -> "DeviceGroups":
+        from weir.tuning.device import DeviceGroups  # loads the solver, which only device groups need
+
+        return DeviceGroups(time.monotonic)
+
+    return lambda name, order: groups().group(name, order)
 
 
 LOAD_NICENESS = 19
@@ -373,10 +390,7 @@ def _service_of(
     if fresh:  # other models serve while this one loads
         arguments.setdefault("load_niceness", LOAD_NICENESS)
     try:
-        group, order = (arguments.get(key) or getattr(own, key, None) for key in ("device_group", "device_order"))
-        if group is not None and group_of is not None:
-            arguments["device"] = group_of(group, order or SOLVED)
-        service = new_service(found, **arguments)
+        service = new_service(found, group_of=group_of, **arguments)
     except SettingsError as error:
         raise SettingsError(f"{model.label}: {error.message}") from error
     _check_arguments(service)
@@ -417,25 +431,24 @@ class ServiceMaker:
         self._kinds = kinds
         self._allow_tcp_workers = allow_tcp_workers
         self._allow_remote_workers = allow_remote_workers
-        self._groups: DeviceGroups | None = None
+        self._group_of = group_finder()
 
     def __call__(self, model: ModelToServe, parameters: Parameters | None = None, *, fresh: bool = False) -> Service:
         """Return a service that is not started; see make_service. Raises SettingsError for a worker socket that the server
         does not allow."""
         kind = self._kinds.get(model.target)
         service = make_service(
-            model, self._observers, parameters, fresh=fresh, kind=kind, group_of=self._group, on_demand=self._on_demand
+            model,
+            self._observers,
+            parameters,
+            fresh=fresh,
+            kind=kind,
+            group_of=self._group_of,
+            on_demand=self._on_demand,
         )
         if service.workers.worker_socket is not None:
             self._check_socket(service.label, parse_address(service.workers.worker_socket, "worker_socket"))
         return service
-
-    def _group(self, name: str, order: str) -> DeviceGroup:
-        if self._groups is None:
-            from weir.tuning.device import DeviceGroups  # loads the solver, which only device groups need
-
-            self._groups = DeviceGroups(time.monotonic)
-        return self._groups.group(name, order)
 
     def _check_socket(self, label: str, address: WorkerAddress) -> None:
         """Raise SettingsError for a socket to which strangers could attach as workers: workers send no token."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 import msgspec
 
 from weir.batching.request_state import begin, refuse
-from weir.errors import Conflict, InvalidRequest, ModelError, WeirError, for_caller
+from weir.errors import Conflict, InvalidRequest, ModelError, SettingsError, WeirError, for_caller
 from weir.figures import html_table
 from weir.messages import Express, Kind, Observer, Request, label_of
 from weir.model import Example, Model, check_model
@@ -92,6 +92,10 @@ class Service:
             given["executor"], executor = executor, None
         elif isinstance(executor, Ray):
             given, executor = {**executor.settings(), **given}, None
+        if device is not None:
+            given = {**device.settings(), **given}
+        composed = compose(self.model, given)
+        _check_group(composed.workers.device_group, device)
         kind = type(self)
         hooks = ServiceHooks(
             self.before_batch if kind.before_batch is not Service.before_batch else None,
@@ -103,7 +107,7 @@ class Service:
         self._resizing = asyncio.Lock()
         self._former: list[Generation] = []  # replaced ones that have not been stopped
         self.generation = Generation(
-            LoadedModel(self.model, params or {}, platform), self.name, self.version, compose(self.model, given),
+            LoadedModel(self.model, params or {}, platform), self.name, self.version, composed,
             executor=executor, device=device, hooks=hooks, observers=observers, clock=clock, on_demand=on_demand,
         )  # fmt: skip
 
@@ -613,6 +617,15 @@ def same(answer: Any, expected: Any) -> bool:
             math.isnan(expected) and math.isnan(answer)
         )
     return bool(answer == expected)
+
+
+def _check_group(name: str | None, device: DeviceGroup | None) -> None:
+    """Raise SettingsError if the setting `device_group` names a group that the service would not be in."""
+    if name is not None and (device is None or device.name != name):
+        raise SettingsError(
+            f"device_group={name!r}: only a server finds a group by its name; in a program, give all models of the group "
+            f"device=weir.device_group({name!r})"
+        )
 
 
 def _comparable(value: Any) -> Any:

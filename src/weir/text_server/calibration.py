@@ -355,7 +355,7 @@ async def _measure(
     timer = _BatchTimer()
     chosen: dict[str, Any] = {
         "max_batch_size": MAX_ROWS, "max_queue_size": 2 * MAX_ROWS, "timeout": 600.0, "policy": "greedy",
-        "workers": 1, "pipeline_depth": 1, "padded": False,
+        "workers": 1, "pipeline_depth": 1, "padded": False, "device_group": None,
     }  # fmt: skip
     async with Service(model, params=dict(params), observers=[timer], **(settings | chosen)) as service:
         progress(0.0, "warming up")

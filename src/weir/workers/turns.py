@@ -21,9 +21,10 @@ from typing import Any, Protocol
 
 from weir.batching.batcher import Batcher
 from weir.batching.workers import SOLVED, ComparedTurns, SharedWorkers, WorkerUser
+from weir.errors import SettingsError
 from weir.messages import Batch, Events
 from weir.metrics import MetricReport
-from weir.workers.executor import Block, Executor, Listener, StartsBulkWorkers, WorkerState
+from weir.workers.executor import Block, Executor, Listener, SharesWorkers, StartsBulkWorkers, WorkerState
 
 
 class Member(WorkerUser, Protocol):
@@ -70,8 +71,17 @@ class DeviceGroup:
         self.workers: SharedWorkers[Member] = SharedWorkers(order)
         self.resizing = asyncio.Lock()
 
+    def settings(self) -> dict[str, str]:
+        """Return the settings of a model of this group."""
+        return {"device_group": self.name, "device_order": self.order}
+
     def member(self, own: Executor) -> "TakesTurns":
-        """Return the executor of a model that takes turns, around its own."""
+        """Return the executor of a model that takes turns, around its own. Raises SettingsError if others use the same workers."""
+        if isinstance(own, SharesWorkers):
+            raise SettingsError(
+                f"device_group={self.name!r}: the executor shares its workers, whose models take turns already; leave out "
+                "the group, or the executor"
+            )
         return TurnsWithBulk(self, own) if isinstance(own, StartsBulkWorkers) else TakesTurns(self, own)
 
     def explain(self, user: Member, now: float) -> dict[str, Any]:
