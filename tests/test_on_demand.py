@@ -77,6 +77,20 @@ class Double(weir.Model):
 """
 
 
+def test_their_workers_are_forked_from_a_process_that_has_loaded_what_all_need(tmp_path: Path) -> None:
+    fill(tmp_path, 2, "arena_bytes = 0\n")
+    flags = ("--model-repository", tmp_path, "--model-control", "on-demand", "--model-memory", "5GB")
+    with serving(*flags) as (served, client):
+        workers = []
+        for name in ("m0", "m1"):
+            assert client.post(f"/infer/{name}", json=1).json() == [name, 1]
+            (worker,) = client.get(f"/models/{name}").json()["workers"]
+            workers.append(psutil.Process(worker["pid"]))
+        first, second = (worker.ppid() for worker in workers)
+        assert first == second
+        assert psutil.Process(first).ppid() == served.process.pid
+
+
 @pytest.mark.parametrize("kind", ["http", "grpc", "websocket"])
 def test_every_channel_waits_for_a_model_that_was_not_read(tmp_path: Path, kind: str) -> None:
     for name in ("one", "two"):

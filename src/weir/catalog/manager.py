@@ -460,6 +460,8 @@ class Manager:
     # The changes themselves. They run one at a time.
 
     async def _start(self) -> None:
+        if self._residency is not None:
+            self._residency.open()
         while names := await self._missing(self.registry.all):
             for name in names:
                 reading = await self._read(name, "", None, None)

@@ -13,6 +13,7 @@ from weir.serving.delivery import logger
 from weir.serving.generation import Generation
 from weir.serving.handle import ResidencyView
 from weir.workers.cpus import cpu_count
+from weir.workers.process.launch import Templates
 
 MEASURE_EVERY = 5.0  # seconds between measurements of what loaded models take
 
@@ -36,11 +37,16 @@ class Residency:
         self.core = Residents(limits, at_once=cpu_count())
         self.pinned = pinned
         self.clock = clock
+        self.templates = Templates()
         self._measure = measure
         self._tasks: set[asyncio.Task[None]] = set()
         self._loads: dict[Generation, asyncio.Future[None]] = {}  # that somebody awaits
         self._watching: asyncio.Task[None] | None = None
         self._over = False  # whether more than there is was taken when it was measured last
+
+    def open(self) -> None:
+        """Prepare for the first request. Called on the running event loop."""
+        self._spawn(self.templates.prepare())
 
     # OnDemand.
 
@@ -97,6 +103,7 @@ class Residency:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.templates.close()
 
     # The work.
 

@@ -23,6 +23,7 @@ from weir.telemetry.recorder import Metrics, Recorder, RollingWindow
 from weir.tuning.report import explain_policy
 from weir.workers.executor import (
     Executor,
+    ForksWorkers,
     MakeExecutor,
     NeedsOthers,
     SharesWorkers,
@@ -39,6 +40,7 @@ from weir.workers.turns import DeviceGroup, TakesTurns
 if TYPE_CHECKING:
     from weir.tuning.policy_tuner import PolicyTuner
     from weir.tuning.workers import WorkerTuner
+    from weir.workers.process.launch import Templates
 
 JSON_TYPES = (bool, int, float, str, list, dict, type(None))
 
@@ -81,7 +83,11 @@ class ServiceHooks(NamedTuple):
 
 
 class OnDemand(Protocol):
-    """Starts generations when requests come for them, and puts them to sleep."""
+    """Starts generations when requests come for them, and puts them to sleep. Their workers are forked from `templates`."""
+
+    @property
+    def templates(self) -> "Templates":
+        """What workers are forked from."""
 
     def wanted(self, generation: "Generation", deadline: float, now: float) -> WeirError | None:
         """Have `generation` started for a request that must be answered by `deadline`. Return the error that refuses it, or None
@@ -178,6 +184,8 @@ class Generation:
             service = type(getattr(hooks.after, "__self__", self)).__name__
             raise SettingsError(f"{service}.after_batch: gets no results of a streaming model; use its postprocess")
         own = self._own_executor()
+        if self.on_demand is not None and isinstance(own, ForksWorkers):
+            own.fork_from(self.on_demand.templates)
         if self._device is not None:
             own = self._turns = self._device.member(own)
         batcher = Batcher(self.batching, self.policy)

@@ -6,7 +6,7 @@ methods and all calls of the listener happen on the event loop's thread.
 
 import asyncio
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from weir.batching.workers import WorkerUser
 from weir.errors import Conflict
@@ -14,6 +14,9 @@ from weir.messages import Batch, Events
 from weir.metrics import MetricReport
 from weir.model import Model
 from weir.workers.settings import EXECUTORS, WorkerSettings
+
+if TYPE_CHECKING:
+    from weir.workers.process.launch import Templates
 
 
 class Listener(Protocol):
@@ -188,6 +191,14 @@ class StartsBulkWorkers(Protocol):
 
     def start_bulk_workers(self) -> None:
         """Begin to start them, unless that was begun before. The listener is notified of each that is ready."""
+
+
+@runtime_checkable
+class ForksWorkers(Protocol):
+    """An Executor whose workers may be forked from a process that is there already."""
+
+    def fork_from(self, templates: "Templates") -> None:
+        """Fork the workers from `templates` where that is possible, which the caller closes after the stop. Called before the start."""
 
 
 @runtime_checkable

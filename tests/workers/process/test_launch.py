@@ -1,24 +1,27 @@
 import _thread
 import asyncio
+import errno
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 import uvloop
-from tests.workers.models import Forked, SharesNothing, Square, forked_from
+from tests.workers.models import Draws, Forked, Reports, SharesNothing, Square, forked_from
 from tests.workers.pools import Pool, Recorder, make_pool, started
 
 import weir
 from weir.config import SILENCE
 from weir.errors import ModelError
 from weir.messages import OBJECT, Batch
+from weir.model import Model
 from weir.policy.cost.profile import Profile
 from weir.workers.cpus import THREAD_VARIABLES
 from weir.workers.process.launch import (
@@ -26,6 +29,7 @@ from weir.workers.process.launch import (
     Launch,
     Popen,
     Template,
+    Templates,
     start_process,
 )
 from weir.workers.process.program import obey
@@ -222,6 +226,96 @@ def test_a_pool_that_is_given_up_while_it_loads_leaves_nothing(tmp_path: Path) -
         await asyncio.wait([starting])
         assert starting.cancelled()
         await pool.stop()
+
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def forked(templates: Templates, model: type[Model], **settings: Any) -> AsyncIterator[Pool]:
+    """Run a pool of `model` whose workers are forked from `templates`."""
+    pool, heard = make_pool(model, **settings), Recorder()
+    pool.fork_from(templates)
+    await pool.start(heard)
+    try:
+        yield Pool(pool, heard)
+    finally:
+        await pool.stop()
+
+
+def parents(*pools: Pool) -> list[int]:
+    return [forked_from(state.pid) for pool in pools for state in pool.pool.states() if state.pid is not None]
+
+
+def test_workers_of_different_models_are_forked_from_one_template() -> None:
+    async def main() -> None:
+        templates = Templates()
+        async with forked(templates, Forked) as first, forked(templates, Reports) as second:
+            (template, other) = parents(first, second)
+            assert template == other != os.getpid()
+            assert (await first.ask("tell"))[0]["loaded_by"] == first.pool.states()[0].pid
+            name, pid, loaded_in = (await second.ask(1))[0]
+            assert (name, pid, loaded_in) == ("Reports", second.pool.states()[0].pid, pid)
+            assert os.getpgid(pid) == pid
+            second.send("exit")
+            await second.again()
+            assert second.heard.lost == [(0, "it exited with code 3")]
+            assert parents(second) == [template]
+        await templates.close()
+
+    asyncio.run(main())
+
+
+def test_a_template_that_dies_is_replaced_and_so_are_its_workers() -> None:
+    async def main() -> None:
+        templates = Templates()
+        async with forked(templates, Reports) as pool:
+            (template,) = parents(pool)
+            os.kill(template, signal.SIGKILL)
+            await pool.again()
+            assert parents(pool) == [os.getpid()]
+            async with forked(templates, Reports) as later:
+                assert (await later.ask(1))[0][0] == "Reports"
+                assert template not in parents(later)
+                assert os.getpid() not in parents(later)
+        await templates.close()
+
+    asyncio.run(main())
+
+
+def test_a_worker_with_variables_of_its_own_is_a_program() -> None:
+    async def main() -> None:
+        templates = Templates()
+        async with forked(templates, Reports, env=[{"A": "1"}]) as own, forked(templates, Reports, threads=1) as one:
+            assert parents(own) == [os.getpid()]
+            async with forked(templates, Reports, threads=2) as two:
+                assert len({os.getpid(), *parents(one, two)}) == 3
+        await templates.close()
+
+    asyncio.run(main())
+
+
+def test_forked_workers_draw_different_numbers_and_end_as_programs_do(tmp_path: Path) -> None:
+    async def main() -> None:
+        templates = Templates(["no_such_module", "numpy.random"])
+        async with forked(templates, Draws) as first, forked(templates, Draws) as second:
+            drawn = [(await pool.ask(str(tmp_path / str(number))))[0] for number, pool in enumerate((first, second))]
+            assert drawn[0] != drawn[1]
+        assert [(tmp_path / str(number)).read_text() for number in range(2)] == ["ended", "ended"]
+        await templates.close()
+
+    asyncio.run(main())
+
+
+def test_where_no_template_starts_workers_are_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: Any) -> bool:
+        raise OSError(errno.EAGAIN, "no process")
+
+    async def main() -> None:
+        monkeypatch.setattr(Template, "start", refuse)
+        templates = Templates()
+        async with forked(templates, Reports) as pool:
+            assert parents(pool) == [os.getpid()]
+        await templates.close()
 
     asyncio.run(main())
 

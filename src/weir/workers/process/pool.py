@@ -14,7 +14,7 @@ from weir.wire.frames import Start
 from weir.workers.arena import Arena, SharedBlock, create_memory
 from weir.workers.cpus import unpinned
 from weir.workers.executor import Listener, for_all_work, free_index
-from weir.workers.process.launch import Launch, Template
+from weir.workers.process.launch import Launch, Template, Templates
 from weir.workers.process.supervision import SupervisedWorker
 from weir.workers.settings import WorkerSettings
 from weir.workers.source import pack_source
@@ -44,6 +44,8 @@ class ProcessPool:
         self._stop_grace = stop_grace
         self._arena: Arena | None = None
         self._template: Template | None = None
+        self._templates: Templates | None = None
+        self._common: Template | None = None  # one of those, which is not ours
         self._workers: dict[int, SupervisedWorker] = {}  # by index
         self._listener: Listener
         self._source = b""
@@ -51,6 +53,10 @@ class ProcessPool:
         self._preparing = asyncio.Lock()  # only one call loads the template
         self._awaited: dict[SupervisedWorker, asyncio.Future[None]] = {}  # workers that have never been ready
         self._bulk_starts: asyncio.Future[Any] | None = None
+
+    def fork_from(self, templates: Templates) -> None:
+        """See ForksWorkers."""
+        self._templates = templates
 
     async def start(self, listener: Listener) -> None:
         """Start all workers at once; return when every one has loaded and warmed up.
@@ -221,6 +227,8 @@ class ProcessPool:
         """Do what has to be done before the first workers are started."""
         if self._settings.most_workers > 1:
             await self._load_template()
+        if self._templates is not None:
+            self._common = await self._templates.find(self._launch(0))
 
     async def _load_template(self) -> None:
         """Start the template, which loads what the workers share, if the model has `load_shared`. If that fails, each worker loads it by itself, and
@@ -228,7 +236,7 @@ class ProcessPool:
         environments = {tuple(sorted(each.items())) for each in self._settings.env}
         if not (isinstance(self._model, type) and overrides(self._model, "load_shared")) or len(environments) > 1:
             return
-        launch = Launch(self._name, 0, self._source, self._settings, self._max_batch_size)
+        launch = self._launch(0)
         start = Start(self._source, launch.options())
         self._template = Template()
         with contextlib.suppress(OSError, TimeoutError):
@@ -240,6 +248,9 @@ class ProcessPool:
         template.close()
         await all_done([template.closed])
 
+    def _launch(self, index: int, **more: Any) -> Launch:
+        return Launch(self._name, index, self._source, self._settings, self._max_batch_size, **more)
+
     def _make_arena(self) -> Arena | None:
         size_bytes = self._settings.arena_bytes
         if not size_bytes:
@@ -250,11 +261,11 @@ class ProcessPool:
             raise SettingsError(f"arena_bytes={size_bytes}: the system cannot allocate that much ({error})") from error
 
     def _make_worker(self, index: int, *, bulk: bool = False) -> SupervisedWorker:
-        launch = Launch(
-            self._name, index, self._source, self._settings, self._max_batch_size,
+        launch = self._launch(
+            index,
             request_fd=-1 if self._arena is None else self._arena.fd,
             request_bytes=self._settings.arena_bytes, result_bytes=self._settings.arena_bytes,
-            lends=isinstance(self._model, type) and is_tensor_model(self._model), template=self._template,
+            lends=isinstance(self._model, type) and is_tensor_model(self._model), template=self._template or self._common,
             bulk=bulk,
         )  # fmt: skip
         return SupervisedWorker(launch, self._arena, self, self._listener, asyncio.get_running_loop())

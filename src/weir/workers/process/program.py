@@ -5,6 +5,7 @@ A template process loads what the workers of a model share, once, and then forks
 
 import errno
 import gc
+import importlib
 import io
 import json
 import logging
@@ -16,6 +17,7 @@ import threading
 import traceback
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn, Protocol, TextIO, TypeVar
 
 from weir.errors import SettingsError, WeirError, printable, printable_lines
@@ -302,9 +304,10 @@ class BatchLoop:
 
 
 def run_template(descriptor: int, *, loaded: Callable[[], None]) -> int:
-    """Load what the workers of a model share; then fork a worker, or reap one, at each request of the server. Return the exit code.
+    """Load what the workers of a model share, or the modules that those of any model need; then fork a worker, or reap one, at each request
+    of the server. Return the exit code.
 
-    `descriptor` is this process's end of a socket. `loaded` is called when the model has loaded.
+    `descriptor` is this process's end of a socket. `loaded` is called when all is loaded.
     """
     server = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
@@ -312,7 +315,9 @@ def run_template(descriptor: int, *, loaded: Callable[[], None]) -> int:
     if not isinstance(start, Start):
         return 0  # the server has left
     try:
-        model = _load(start)
+        model = _load(start) if start.target else None
+        if model is None:
+            _import(start)
     except BaseException:
         traceback.print_exc()
         name = start.options["name"]
@@ -336,6 +341,18 @@ def _load(start: Start) -> Model:
     gc.collect()
     gc.freeze()  # the collector writes to each object that it looks at, which would copy its memory for each worker
     return model
+
+
+def _import(start: Start) -> None:
+    """Import the modules that the workers of any model find loaded. One that cannot be imported is left to the models."""
+    sys.path[:] = start.options["path"]
+    for name in start.options["imports"]:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            print(f"weir: {name}: no model finds it loaded ({type(error).__name__}: {error})", file=sys.stderr)  # noqa: T201 - logging is not configured
+    gc.collect()
+    gc.freeze()
 
 
 READY = b"1"  # what a template sends once it has loaded
@@ -376,19 +393,25 @@ def _fork() -> int:
         return -(error.errno or errno.EAGAIN)
 
 
-def _be_worker(options: dict[str, Any], descriptors: Sequence[int], model: Model, template: int) -> NoReturn:
-    """Run as a worker until the end. Libraries are not shut down then: they would look for the threads that the template had."""
+def _be_worker(options: dict[str, Any], descriptors: Sequence[int], model: Model | None, template: int) -> NoReturn:
+    """Run as a worker until the end. If the template has loaded a model, libraries are not shut down then: they would look for the threads
+    that the template had. Without one, the worker ends as a program does."""
     os.setpgid(0, 0)
     take_back, refusal = prepare(template, options["cpus"], options["niceness"])
     given = iter(descriptors)
     end = next(given)
     request_fd = next(given) if options["request_bytes"] else -1
     result_fd = next(given) if options["result_bytes"] else -1
+    run = partial(
+        run_worker, end, request_fd, options["request_bytes"], result_fd, options["result_bytes"], refusal=refusal,
+        loaded=take_back, shared=model,
+    )  # fmt: skip
+    if model is None:
+        if "numpy.random" in sys.modules:
+            sys.modules["numpy.random"].seed()  # else all models would draw the same numbers
+        raise SystemExit(run())
     try:
-        code = run_worker(
-            end, request_fd, options["request_bytes"], result_fd, options["result_bytes"], refusal=refusal,
-            loaded=take_back, shared=model,
-        )  # fmt: skip
+        code = run()
     except BaseException:
         traceback.print_exc()
         code = 1
