@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from weir.fronts.lending import LentPlace
 from weir.fronts.link import Link
-from weir.fronts.messages import CallerLeft, RequestForm, Submit, reader_of_dispatcher, reader_of_front
+from weir.fronts.messages import CallerLeft, RequestForm, Submit, SubmitPlaces, reader_of_dispatcher, reader_of_front
 from weir.fronts.remote import Requests
 from weir.messages import JSON
 
 
-def asked(payload: bytes, arrival: float, **changes: Any) -> Any:
+def asked(payload: Any, arrival: float, **changes: Any) -> Any:
     """Return what a front asks of its Requests."""
     request = {
         "payload": payload, "arrival": arrival, "timeout": 5.0, "priority": 0, "rows": 1, "content_type": JSON, "accept": JSON,
@@ -57,6 +58,21 @@ def test_others_have_a_message_of_their_own(second: dict[str, Any]) -> None:
 
     ((one, other),) = sent_by(act)
     assert (one.first, one.payloads, other.first, other.payloads) == (0, [b"a"], 1, [b"b"])
+
+
+def test_large_bodies_of_a_turn_are_one_message() -> None:
+    def place(offset: int) -> LentPlace:
+        return LentPlace(SimpleNamespace(), offset, 64 << 10, memoryview(bytes(40_000)), 0)  # type: ignore[arg-type]  # not used
+
+    def act(requests: Requests) -> None:
+        requests.submit(1, asked(place(0), 1.0))
+        requests.submit(1, asked(place(1 << 16), 2.0))
+        requests.submit(1, asked(b"a", 3.0))
+        requests.submit(1, asked(place(1 << 17), 4.0))
+
+    assert sent_by(act) == [
+        [SubmitPlaces(0, 0, [1.0, 2.0], [0, 1 << 16], [40_000, 40_000]), Submit(2, 0, [3.0], [b"a"]), SubmitPlaces(3, 0, [4.0], [1 << 17], [40_000])]
+    ]  # fmt: skip
 
 
 def test_what_left_or_is_followed_by_another_message_does_not_grow() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
@@ -35,7 +35,7 @@ from weir.fronts.messages import (
     Refused,
     RequestForm,
     Submit,
-    SubmitPlace,
+    SubmitPlaces,
     Transferred,
     WantPlace,
     batched,
@@ -54,6 +54,7 @@ from weir.serving.handle import ModelHandle, Models
 
 if TYPE_CHECKING:
     from weir.serving.handle import ModelFacts
+    from weir.workers.arena import SharedBlock
 
 
 class LocalHandle(ModelHandle, Protocol):
@@ -254,7 +255,7 @@ class ConnectedFront:
         self.answer_bytes = 0
         self._link.open()
         self._readers = {
-            Submit: self._submit, RequestForm: self._know, SubmitPlace: self._submit_place, WantPlace: self._want, PlaceFree: self._take_back, CallerLeft: self._withdraw, Transferred: self._count, Refused: self._refused,
+            Submit: self._submit, RequestForm: self._know, SubmitPlaces: self._submit_places, WantPlace: self._want, PlaceFree: self._take_back, CallerLeft: self._withdraw, Transferred: self._count, Refused: self._refused,
             AccessLine: self._write_line, Noted: _note, FrontListens: self._listens, Alive: _alive, Drained: self._has_drained,
         }  # fmt: skip
 
@@ -309,8 +310,21 @@ class ConnectedFront:
     def _submit(self, message: Submit) -> None:
         self._enter(message.form, message.first, message.arrivals, message.payloads)
 
-    def _enter(self, known: int, first: int, arrivals: list[float], payloads: Sequence[Any]) -> bool:
-        """Put requests of a form in their queue; return whether all were accepted."""
+    def _submit_places(self, message: SubmitPlaces) -> None:
+        form = self._forms.get(message.form)
+        try:
+            payloads = self._lent.payloads(-1 if form is None else form.model, message.offsets, message.sizes)
+        except ValueError as error:
+            raise _Violation(str(error)) from None
+        refused: Iterable[SharedBlock] = payloads
+        try:
+            refused = self._enter(message.form, message.first, message.arrivals, payloads)
+        finally:
+            for payload in refused:
+                payload.release()
+
+    def _enter(self, known: int, first: int, arrivals: list[float], payloads: Sequence[Any]) -> Sequence[Any]:
+        """Put requests of a form in their queue; return the payloads of those that were not accepted."""
         form, count = self._forms.get(known), len(payloads)
         numbers = range(first, first + count)
         if form is None or first < self._next or len(self.open) + count > self._most:
@@ -322,7 +336,7 @@ class ConnectedFront:
         if handle is None or handle.facts is not form.facts:
             for number in numbers:
                 self._link.put(MustHandOver(number))
-            return False
+            return payloads
         requests = [
             RemoteRequest(self, handle, form, number, arrival, payload)
             for number, arrival, payload in zip(numbers, arrivals, payloads, strict=True)
@@ -332,20 +346,7 @@ class ConnectedFront:
         for request, error in refused:
             handle.notify(form.frontend, error)
             self.fail(request.number, error)
-        return not refused
-
-    def _submit_place(self, message: SubmitPlace) -> None:
-        form = self._forms.get(message.form)
-        try:
-            payload = self._lent.payload(message, -1 if form is None else form.model)
-        except ValueError as error:
-            raise _Violation(str(error)) from None
-        accepted = False
-        try:
-            accepted = self._enter(message.form, message.number, [message.arrival], [payload])
-        finally:
-            if not accepted:
-                payload.release()
+        return [request.payload for request, _ in refused]
 
     def _want(self, message: WantPlace) -> None:
         handle, _ = self._catalogue.handles.get(message.model, _NONE)

@@ -1,7 +1,7 @@
 """Places in the models' arenas that the dispatcher lends to fronts, so that large bodies are received where the workers read them.
 
     front: WantPlace  ->  dispatcher: Granted, and the arena's descriptor with the first one
-    front: SubmitPlace, any number of times, when the body is there  ->  the answer; the front may use the place again
+    front: SubmitPlaces, any number of times, when the body is there  ->  the answer; the front may use the place again
     front: PlaceFree
 
 The dispatcher alone allocates. It counts the front as an owner of a place, and each request in it as another one: a place is free when the front has given
@@ -11,10 +11,10 @@ it back, or has ended, and no batch reads it any more.
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from weir.fronts.messages import Granted, PlaceFree, SubmitPlace, WantPlace
+from weir.fronts.messages import Granted, PlaceFree, WantPlace
 from weir.wire.packed import head_of_views
 from weir.workers.arena import Arena, Mapping, SharedBlock
 
@@ -82,12 +82,17 @@ class Lent:
             else:
                 self._waiting.append((message, handle, 1))
 
-    def payload(self, message: SubmitPlace, model: int) -> SharedBlock:
-        """Return what a request has in a place. Raises ValueError if the front has no such place."""
-        place = self._places.get((model, message.offset))
-        if place is None or message.size_bytes > len(place.view):
+    def payloads(self, model: int, offsets: Sequence[int], sizes: Sequence[int]) -> list[SharedBlock]:
+        """Return what requests have in their places. Raises ValueError, and takes none, if the front has no such places."""
+        places = [self._places.get((model, offset)) for offset in offsets]
+        found = [
+            (place, size)
+            for place, size in zip(places, sizes, strict=True)
+            if place is not None and size <= len(place.view)
+        ]
+        if len(found) < len(places):
             raise ValueError("a request in a place that it does not have")
-        return _InPlace(place, message.size_bytes)
+        return [_InPlace(place, size) for place, size in found]
 
     def free(self, message: PlaceFree) -> None:
         """Take a place back. Raises ValueError if the front has no such place."""
@@ -192,7 +197,8 @@ class LentPlaces:
 
     def _find(self, size_bytes: int) -> int | None:
         wanted = _room(size_bytes)
-        return next((offset for offset, room in self._idle.items() if wanted <= room <= 2 * wanted), None)
+        # The one used last: the caches still have it.
+        return next((offset for offset, room in reversed(self._idle.items()) if wanted <= room <= 2 * wanted), None)
 
     def ask(self, size_bytes: int, answered: Callable[[bool], None]) -> None:
         """Ask the dispatcher for a place. `answered` is called with True when `reserve` returns one, or with False if there is no room."""

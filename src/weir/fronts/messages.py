@@ -73,14 +73,14 @@ class WantPlace(msgspec.Struct, array_like=True, tag=10, gc=False, frozen=True):
     size_bytes: Annotated[int, Meta(ge=1, le=1 << 48)]
 
 
-class SubmitPlace(msgspec.Struct, array_like=True, tag=11, gc=False, frozen=True):
-    """As Submit, with the payload in the first bytes of a place of the model's arena."""
+class SubmitPlaces(msgspec.Struct, array_like=True, tag=11, gc=False):
+    """As Submit, with each payload in the first bytes of a place of the model's arena: `sizes` says how many."""
 
-    number: int
+    first: Number
     form: int
-    arrival: float
-    offset: Number
-    size_bytes: Annotated[int, Meta(ge=1, le=1 << 48)]
+    arrivals: list[float]
+    offsets: list[Number]
+    sizes: list[Annotated[int, Meta(ge=1, le=1 << 48)]]
 
 
 class PlaceFree(msgspec.Struct, array_like=True, tag=12, gc=False, frozen=True):
@@ -258,7 +258,7 @@ class Drain(msgspec.Struct, array_like=True, tag=6):
 
 
 FromFront = (
-    RequestForm | Submit | SubmitPlace | WantPlace | PlaceFree | CallerLeft | Transferred | Refused | AccessLine | Noted
+    RequestForm | Submit | SubmitPlaces | WantPlace | PlaceFree | CallerLeft | Transferred | Refused | AccessLine | Noted
     | FrontListens | Alive | Drained
 )  # fmt: skip
 FromDispatcher = (

@@ -31,7 +31,7 @@ from weir.fronts.messages import (
     Refused,
     RequestForm,
     Submit,
-    SubmitPlace,
+    SubmitPlaces,
     Transferred,
     dispatch_of,
     packed_key,
@@ -79,13 +79,22 @@ class Requests:
         self.open[number] = request
         run = self.link.last
         if type(payload) is not bytes:
-            self.link.put(SubmitPlace(number, known, request.arrival, payload.offset, len(payload.view)))
+            self._submit_place(number, known, request.arrival, payload)
         elif type(run) is Submit and run.form == known and run.arrivals[-1] <= request.arrival:
             run.arrivals.append(request.arrival)
             run.payloads.append(payload)
             self.link.grew(len(payload))
         else:
             self.link.put(Submit(number, known, [request.arrival], [payload]), len(payload))
+
+    def _submit_place(self, number: int, form: int, arrival: float, place: LentPlace) -> None:
+        run, size_bytes = self.link.last, len(place.view)
+        if type(run) is SubmitPlaces and run.form == form and run.arrivals[-1] <= arrival:
+            run.arrivals.append(arrival)
+            run.offsets.append(place.offset)
+            run.sizes.append(size_bytes)
+        else:
+            self.link.put(SubmitPlaces(number, form, [arrival], [place.offset], [size_bytes]))
 
     def _send_form(self, form: tuple[Any, ...]) -> int:
         """Send a form of requests and return its number. Once there are FORMS of them, the numbers are used again from the first."""
