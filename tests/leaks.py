@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import uvloop
+from tests import template
 
 PATIENCE = 2.0  # seconds
 
@@ -53,6 +54,7 @@ def left_over(before: dict[str, str]) -> dict[str, str]:
 def no_leaks() -> Iterator[None]:
     """Fail if after the block there is a process, a descriptor or shared memory that was not there before."""
     uvloop.run(asyncio.sleep(0))  # libuv opens a pipe that it keeps for the life of the process
+    template.start()  # as the process is that servers are forked from
     gc.collect()
     children, files = processes(), descriptors()
     yield

@@ -9,15 +9,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from subprocess import PIPE
+from tempfile import TemporaryFile
 from types import TracebackType
 from typing import Any, Self
 from unittest import mock
 
 import httpx
 import psutil
+from tests.template import Forked, can_fork
 
 from weir.cli import main
 
@@ -28,11 +31,27 @@ CLEAN = {key: value for key, value in os.environ.items() if not key.startswith("
 def weir(
     *arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run `weir` to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "weir", *map(str, arguments)], capture_output=True, text=True, check=False, timeout=50,
-        env={**CLEAN, **(env or {})}, cwd=cwd,
-    )  # fmt: skip
+    """Run `weir` to its end, in a process of its own."""
+    words = [str(word) for word in arguments]
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as errors:
+        process = start_weir(words, {**CLEAN, **(env or {})}, cwd, out.fileno(), errors.fileno())
+        try:
+            code = process.wait(50)
+        finally:
+            process.kill()
+        out.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(["weir", *words], code, out.read(), errors.read())
+
+
+def start_weir(
+    arguments: Sequence[str], env: dict[str, str], cwd: Path | None = None, stdout: int = PIPE, stderr: int = PIPE
+) -> subprocess.Popen[str] | Forked:
+    """Start `weir`: a fork of a process that has loaded it, where the environment allows that."""
+    if can_fork(env):
+        return Forked(arguments, env, cwd or Path.cwd(), stdout, stderr)
+    words = [sys.executable, "-m", "weir", *arguments]
+    return subprocess.Popen(words, stdout=stdout, stderr=stderr, text=True, env=env, cwd=cwd)
 
 
 def weir_here(
@@ -88,14 +107,11 @@ class Served:
         self,
         *arguments: object,
         env: dict[str, str] | None = None,
-        stderr: int = subprocess.PIPE,
+        stderr: int = PIPE,
         command: str = "serve",
     ) -> None:
-        words = [sys.executable, "-m", "weir", *command.split(), *map(str, arguments), "--port", "0"]
-        self.words = words
-        self.process = subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**CLEAN, **(env or {})}
-        )
+        self.words = [*command.split(), *map(str, arguments), "--port", "0"]
+        self.process = start_weir(self.words, {**CLEAN, **(env or {})}, stderr=stderr)
         self.url = ""
         self.table = ""
         self.log = ""
