@@ -9,6 +9,7 @@ import httpx
 import numpy as np
 import psutil
 import pytest
+from benchmarks.parts import demand
 from tests.catalog.repository.shelf import write
 from tests.client.kit import MAKE, Running
 from tests.served import Served, serving, weir_here
@@ -62,6 +63,23 @@ def test_many_models_share_room_for_a_few_and_nothing_is_lost_or_wrong(tmp_path:
         loaded = [name for name, state in states(client).items() if state == "loaded"]
         assert 0 < len(loaded) <= 5
         assert len(states(client)) == 40
+
+
+@pytest.mark.parametrize(
+    ("models", "room", "seconds"), [(24, 4, 4.0), pytest.param(1000, 50, 300.0, marks=pytest.mark.soak)]
+)
+def test_traffic_that_drifts_gets_every_answer_while_workers_are_killed(
+    tmp_path: Path, models: int, room: int, seconds: float
+) -> None:
+    demand.fill(tmp_path, [f"m{number}" for number in range(models)], f'needs_memory = "{demand.NEEDS}MB"\n')
+    with demand.on_demand(tmp_path, room) as server:
+        with demand.killing(server.front, 0.3) as killed:
+            came = demand.send(server.port, models, demand.CALLERS, seconds)
+        loads = len(demand.loads(server))
+    assert came.wrong == []
+    assert came.answers >= demand.CALLERS
+    assert loads > room
+    assert killed
 
 
 DOUBLE = """

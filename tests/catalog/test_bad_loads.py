@@ -90,7 +90,7 @@ def test_the_index_shows_no_absolute_paths(tmp_path: Path) -> None:
         for name in ("one", "two"):
             with pytest.raises(InvalidRequest):
                 await manager.load_model(name)
-        reasons = [state.reason for state in manager.index()]
+        reasons = [state.reason for state in await manager.index()]
         assert "cannot open model.py" in reasons[0] and "cannot be read" in reasons[1]
         assert not any(str(tmp_path) in reason for reason in reasons)
 

@@ -22,18 +22,18 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 def test_a_model_is_loaded_replaced_and_unloaded() -> None:
     async def main() -> None:
         shop = Workshop(one={"": "old"})
-        assert shop.states() == {"one": "UNAVAILABLE"}
+        assert await shop.states() == {"one": "UNAVAILABLE"}
         await shop.manager.load_model("one")
         assert await shop.ask("one") == "old"
         shop.shelf.models["one"][""] = "new"
         before = shop.registry.get("one")
         await shop.manager.load_model("one")
         assert await shop.ask("one") == await before.infer(0) == "new"
-        assert shop.states() == {"one": "READY"}
+        assert await shop.states() == {"one": "READY"}
         assert [executor.stopped for executor in shop.executors] == [True, False]
         await shop.manager.unload_model("one")
         assert shop.executors[1].stopped
-        assert shop.manager.index() == [ModelState("one", "", "UNAVAILABLE", "not loaded")]
+        assert await shop.manager.index() == [ModelState("one", "", "UNAVAILABLE", "not loaded")]
         with pytest.raises(ModelNotFound):
             await shop.ask("one")
         await shop.manager.unload_model("one")  # it is not there: nothing to do
@@ -77,13 +77,13 @@ def test_a_load_that_fails_leaves_the_old_one_serving(where: str) -> None:
             with pytest.raises(expected, match=f"failed to load '{name}': .*(cannot be read|no weights)"):
                 await shop.manager.load_model(name)
         assert await shop.ask("one") == "old"
-        one, two = shop.manager.index()
+        one, two = await shop.manager.index()
         assert (one.state, two.state) == ("READY", "UNAVAILABLE")
         assert "the last load failed, the one before goes on" in one.reason
         assert "cannot be read" in two.reason or "no weights" in two.reason
         shop.fails, shop.shelf.models["one"][""] = None, "new"
         await shop.manager.load_model("one")
-        assert shop.manager.index()[0] == ModelState("one", "", "READY", "")
+        assert (await shop.manager.index())[0] == ModelState("one", "", "READY", "")
 
     run(main())
 
@@ -99,10 +99,10 @@ def test_versions_are_served_side_by_side() -> None:
         gone = shop.registry.get("one", "10")
         shop.shelf.default["one"] = "1"
         await shop.manager.load_model("one")
-        assert shop.states() == {"one/1": "READY", "one/2": "READY"}
+        assert await shop.states() == {"one/1": "READY", "one/2": "READY"}
         assert await shop.ask("one") == await gone.infer(0) == "a2"
         await shop.manager.unload_model("one", version="1")
-        assert (await shop.ask("one"), shop.states()) == ("b2", {"one/2": "READY"})
+        assert (await shop.ask("one"), await shop.states()) == ("b2", {"one/2": "READY"})
         assert sum(not executor.stopped for executor in shop.executors) == 1
 
     run(main())
@@ -116,7 +116,7 @@ def test_while_a_model_loads_its_requests_are_refused_with_the_reason() -> None:
         await shop.starting.wait()
         with pytest.raises(ModelNotReady, match="'one' is not ready: loading"):
             await shop.ask("one")
-        assert shop.states() == {"one": "LOADING"}
+        assert await shop.states() == {"one": "LOADING"}
         assert shop.registry.ready
         shop.gate.set()
         await loading
@@ -136,7 +136,7 @@ def test_while_a_model_is_unloaded_what_was_accepted_is_finished() -> None:
         await turns(10)
         with pytest.raises(Draining):
             await shop.ask("one")
-        assert shop.states() == {"one": "UNLOADING"}
+        assert await shop.states() == {"one": "UNLOADING"}
         shop.executors[0].answer_next(lambda batch: ["late"])
         await unloading
         assert await call == "late"
@@ -177,7 +177,7 @@ def test_contradictory_changes_of_twenty_clients_end_in_one_state() -> None:
                 assert len(executor.states()) == service.workers.workers
         for name in list(shop.registry.services):
             assert await shop.ask(name)
-        ready = {each.name for each in shop.manager.index(ready_only=True)}
+        ready = {each.name for each in await shop.manager.index(ready_only=True)}
         assert ready == set(shop.registry.services)
         await shop.manager.stop(0.0)
         assert all(executor.stopped for executor in shop.executors)

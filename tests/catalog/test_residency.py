@@ -140,7 +140,7 @@ def test_a_model_leaves_for_another_and_comes_back() -> None:
             model.load_seconds = 1.0
         assert await house.ask("c") == ["c", 0]
         await until(lambda: house.states() == {"a": "evicted", "b": "loaded", "c": "loaded"})
-        assert house.manager.index() == [
+        assert await house.manager.index() == [
             ModelState("a", "", "UNAVAILABLE", "evicted for 'c'"), ModelState("b", "", "READY", ""), ModelState("c", "", "READY", ""),
         ]  # fmt: skip
         assert house.running() == ["b", "c"]

@@ -56,7 +56,7 @@ def test_a_model_that_runs_anyway_is_the_endpoint_without_parameters() -> None:
         assert await shop.manager.load_worker("one", {"share": False}) == "one"
         assert shop.registry.get("one").workers.workers == 2
         assert await shop.manager.load_worker("one", {"tag": "x"}) == "one-1"
-        assert shop.states() == {"one/1": "READY", "one/2": "READY", "one-1/2": "READY"}
+        assert await shop.states() == {"one/1": "READY", "one/2": "READY", "one-1/2": "READY"}
 
     asyncio.run(main())
 
@@ -81,7 +81,7 @@ def test_a_model_that_is_reloaded_keeps_the_workers_that_it_was_given() -> None:
         with pytest.raises(Conflict, match="failed to load 'one': no room"):
             await shop.manager.load_model("one")
         assert workers() == [1, 2]
-        assert "the one before goes on: no room" in shop.manager.index()[1].reason
+        assert "the one before goes on: no room" in (await shop.manager.index())[1].reason
         shop.adding_fails = False
         await shop.manager.unload_model("one")
         await shop.manager.load_model("one")
@@ -160,11 +160,11 @@ def test_a_wrong_value_is_an_invalid_request() -> None:
             await shop.manager.load_worker("one", {"batch_size": 0})
         with pytest.raises(InvalidRequest, match="share='no': must be true or false"):
             await shop.manager.load_worker("one", {"share": "no"})
-        assert shop.states() == {"one": "UNAVAILABLE"}
+        assert await shop.states() == {"one": "UNAVAILABLE"}
         await shop.manager.load_worker("one", {})
         with pytest.raises(InvalidRequest, match=r"failed to load 'one-1': .*max_batch_size=0: must be 1 or more"):
             await shop.manager.load_worker("one", {"batch_size": 0})
-        assert [state.name for state in shop.manager.index()] == ["one"]  # nobody could load a one-1 again
+        assert [state.name for state in await shop.manager.index()] == ["one"]  # nobody could load a one-1 again
 
     asyncio.run(main())
 

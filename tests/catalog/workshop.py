@@ -52,6 +52,9 @@ class Shelf:
     def names(self) -> list[str]:
         return list(self.models)
 
+    def has(self, name: str) -> bool:
+        return name in self.models
+
     def read(
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
     ) -> ModelReading:
@@ -99,6 +102,6 @@ class Workshop:
         answer: str = await self.registry.get(name, version).infer(0)
         return answer
 
-    def states(self) -> dict[str, str]:
+    async def states(self) -> dict[str, str]:
         """Return the index in short."""
-        return {f"{each.name}/{each.version}".rstrip("/"): each.state for each in self.manager.index()}
+        return {f"{each.name}/{each.version}".rstrip("/"): each.state for each in await self.manager.index()}

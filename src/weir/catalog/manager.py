@@ -204,12 +204,10 @@ class ModelState(NamedTuple):
 
 
 class ModelStates:
-    """Records which loads are under way and why the last load of a model failed: neither the registry nor the repository
-    knows that."""
+    """Records which loads are under way and why the last load of a model failed, which the registry does not know."""
 
-    def __init__(self, registry: Registry, repository: Repository) -> None:
+    def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._repository = repository
         self._under_way: dict[tuple[str, str], str] = {}
         self._failures: dict[tuple[str, str], str] = {}
 
@@ -235,14 +233,14 @@ class ModelStates:
         for version in ("", *versions):
             self._failures.pop((name, version), None)
 
-    def index(self, ready_only: bool) -> list[ModelState]:
-        """Return the state of every model that runs, is being loaded, failed to load or lies in the repository, by name and
-        version; with `ready_only`, only of those that are ready."""
+    def index(self, names: Iterable[str], ready_only: bool) -> list[ModelState]:
+        """Return the state of every model that runs, is being loaded, failed to load or is one of `names`, by name and version; with
+        `ready_only`, only of those that are ready."""
         states = {(service.name, service.version): self._of(service) for service in self._registry.all}
         noted = {key: (state, "") for key, state in self._under_way.items()}
         failed = {key: (UNAVAILABLE, reason) for key, reason in self._failures.items()}
         known = {name for name, _ in (*states, *noted, *failed)}
-        idle = {(name, ""): (UNAVAILABLE, "not loaded") for name in self._repository.names() if name not in known}
+        idle = {(name, ""): (UNAVAILABLE, "not loaded") for name in names if name not in known}
         every = {**idle, **failed, **noted, **states}
         keys = sorted(every, key=lambda key: (key[0], version_order(key[1])))
         found = [ModelState(*key, state, without_paths(reason)) for key in keys for state, reason in [every[key]]]
@@ -351,7 +349,7 @@ class Manager:
         self._make = make
         self._allow_files = allow_files
         self._changes = ChangeQueue()
-        self._states = ModelStates(registry, repository)
+        self._states = ModelStates(registry)
         self._endpoints = WorkerEndpoints()
         self._residency = residency
         if residency is not None:
@@ -379,9 +377,10 @@ class Manager:
         await self._changes.close()
         await self.registry.drain(drain_timeout)
 
-    def index(self, ready_only: bool = False) -> list[ModelState]:
+    async def index(self, ready_only: bool = False) -> list[ModelState]:
         """Return the state of every model that runs or could be loaded, by name and version."""
-        return self._states.index(ready_only)
+        names = [] if ready_only else await asyncio.to_thread(self._repository.names)
+        return self._states.index(names, ready_only)
 
     def hardware(self) -> list[Hardware]:
         """Return the CPUs and GPUs of this machine."""
@@ -489,7 +488,7 @@ class Manager:
     async def _missing(self, services: Sequence[Service]) -> list[str]:
         """Return the steps of `services` that do not run and could be loaded."""
         names = missing(services, self.registry.services)
-        return [name for name in names if name in await asyncio.to_thread(self._repository.names)]
+        return [name for name in names if await asyncio.to_thread(self._repository.has, name)]
 
     async def _load_model(
         self, name: str, version: str, config: Mapping[str, Any] | None, files: Mapping[str, bytes] | None,
@@ -537,7 +536,7 @@ class Manager:
 
     async def _unload_model(self, name: str, version: str, unload_dependents: bool) -> None:
         running = self._running(name)
-        if not running and name not in await asyncio.to_thread(self._repository.names):
+        if not running and not await asyncio.to_thread(self._repository.has, name):
             self.registry.get(name, version)  # which raises, naming those that there are
         ending = {key: service for key, service in running.items() if not version or key == version}
         if version and running and not ending:

@@ -81,6 +81,9 @@ class Repository(Protocol):
     def names(self) -> list[str]:
         """Return the names of the models that it has."""
 
+    def has(self, name: str) -> bool:
+        """Return whether it has the model `name`, without a look at all others where that is possible."""
+
     def read(
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
     ) -> ModelReading:
@@ -107,6 +110,10 @@ class TargetRepository:
     def names(self) -> list[str]:
         """Return the names of the models that it has."""
         return list(self._models)
+
+    def has(self, name: str) -> bool:
+        """See Repository."""
+        return name in self._models
 
     def read(
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
@@ -152,12 +159,16 @@ class CombinedRepository:
         """Return the names of all models, each once."""
         return list(dict.fromkeys(name for source in self._sources for name in source.names()))
 
+    def has(self, name: str) -> bool:
+        """See Repository."""
+        return any(source.has(name) for source in self._sources)
+
     def read(
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
     ) -> ModelReading:
         """See Repository."""
         for source in self._sources:
-            if name in source.names():
+            if source.has(name):
                 return source.read(name, config, files)
         for source in self._open_ones:
             if source.takes(config, files):
@@ -175,7 +186,7 @@ def all_sources(known: TargetRepository, folder: OpenRepository | None, inline: 
     if folder is None:
         return CombinedRepository([known, inline], [inline])
     for name in known.names():
-        if name in folder.names():
+        if folder.has(name):
             raise SettingsError(
                 f"name={name!r}: is both a TARGET and a model of the repository; give the TARGET another (--name)"
             )

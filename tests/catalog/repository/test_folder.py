@@ -139,6 +139,39 @@ def test_names_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
         FolderRepository(tmp_path / "inner", read_model_table).read(name)
 
 
+def test_a_model_is_found_by_its_path_without_a_look_at_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path, {**FILES, "owner/two/1/model.py": plain(), "empty/notes.txt": ""})
+    (tmp_path / "three").mkdir()
+    monkeypatch.setattr(inline_config, "models_in", lambda root: pytest.fail("it looked at all folders"))
+    for name in ("one", "owner/two", "empty", "three"):
+        assert folder.folder_of(name) == tmp_path / name
+        assert folder.has(name)
+
+
+ODD = {
+    "one/1/model.py": plain(),
+    "owner/two/1/model.py": plain(),
+    "owner/three/config.toml": "",
+    "owner/notes/readme.txt": "",
+    "four/model-settings.json": '{"name": "five", "implementation": "a.B"}',
+    "five/config.pbtxt": "",
+    "six/model-settings.json": '{"name": "seven", "implementation": "a.B"}',
+    "owner/eight/model-settings.json": '{"name": "nine", "implementation": "a.B"}',
+    "ten/1/1/model.py": plain(),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["one", "owner", "owner/two", "owner/three", "owner/notes", "four", "five", "six", "seven", "owner/eight", "nine", "ten", "ten/1", "one/1", "a/b/c", "no"],
+)  # fmt: skip
+def test_it_is_found_there_by_whoever_looks_at_all(tmp_path: Path, name: str) -> None:
+    folder = write(tmp_path, ODD)
+    assert folder.folder_of(name) == inline_config.models_in(tmp_path).get(name)
+
+
 def test_a_folder_of_one_model_is_a_repository_of_it(tmp_path: Path) -> None:
     write(tmp_path / "one", {"1/model.py": plain()})
     write(tmp_path / "two", {"1/model.py": plain(), "config.pbtxt": "max_batch_size: 4"})

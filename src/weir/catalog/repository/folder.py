@@ -236,14 +236,32 @@ def _own_names(root: Path) -> dict[Path, str]:
 
 def _models_of_owner(folder: Path) -> list[Path]:
     """Return the folders of models in `folder`; none if it is that of a model itself, or if it cannot be read, which reading the model reports."""
-
-    def is_model(each: Path) -> bool:
-        return _is_model(each) or (each / TOML).is_file()
-
     try:
-        return [] if is_model(folder) else [each for each in _folders_in(folder) if is_model(each)]
+        return [] if _is_owned(folder) else [each for each in _folders_in(folder) if _is_owned(each)]
     except OSError:
         return []
+
+
+def _is_owned(folder: Path) -> bool:
+    """Return whether `folder` may be that of a model in the folder of an owner: it is that of a model, or has a configuration."""
+    return _is_model(folder) or (folder / TOML).is_file()
+
+
+def _folder_with_path(root: Path, name: str) -> Path | None:
+    """Return the folder of the model `name` if its path is its name, without a look at other models; None if only `models_in` can tell."""
+    parts = name.split("/")
+    folder, owner = root.joinpath(*parts), root / parts[0]
+    if len(parts) > 2 or not all(map(NAME.fullmatch, parts)):
+        return None
+    try:
+        is_there = (
+            _is_owned(folder) and not _is_owned(owner)
+            if len(parts) == 2
+            else folder.is_dir() and not _models_of_owner(folder)
+        )
+        return folder if is_there and not _is_model(root) and _name_of(folder, name) == name else None
+    except OSError:
+        return None
 
 
 def models_in(root: Path) -> dict[str, Path]:
@@ -315,9 +333,13 @@ class FolderRepository:
     def folder_of(self, name: str) -> Path | None:
         """Return the folder of the model `name`, or None."""
         try:
-            return models_in(self.root).get(name)
+            return _folder_with_path(self.root, name) or models_in(self.root).get(name)
         except OSError:
             return None
+
+    def has(self, name: str) -> bool:
+        """See Repository."""
+        return self.folder_of(name) is not None
 
     def models_of(self, path: Path) -> list[str]:
         """Return the names of the models that may have the file `path`, as MODEL or as OWNER/MODEL. It need not be there any more."""
@@ -437,6 +459,10 @@ class InlineConfigs:
     def names(self) -> list[str]:
         """Return the names of the chains that were described."""
         return list(self._contents)
+
+    def has(self, name: str) -> bool:
+        """See Repository."""
+        return name in self._contents
 
     def takes(self, config: Mapping[str, Any] | None, files: Mapping[str, bytes] | None) -> bool:
         """Return whether `config` is that of a chain."""

@@ -115,7 +115,7 @@ class ControlCalls:
 
     async def RepositoryIndex(self, request: Any, call: IncomingCall) -> Any:
         """List the models that can be loaded, with their states. Every caller may do this."""
-        states = self._context.manager.index(ready_only=request.ready)
+        states = await self._context.manager.index(ready_only=request.ready)
         return filled("RepositoryIndexResponse", {"models": [state._asdict() for state in states]})
 
     async def RepositoryModelLoad(self, request: Any, call: IncomingCall) -> Any:

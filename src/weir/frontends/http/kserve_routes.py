@@ -134,7 +134,7 @@ class KservePages:
 
     async def index(self, call: AsgiCall, request: kserve.IndexRequest) -> list[kserve.ModelIndexEntry]:
         """List the models that can be loaded, with their states."""
-        states = self._context.manager.index(ready_only=bool(request.ready))
+        states = await self._context.manager.index(ready_only=bool(request.ready))
         return [cast(kserve.ModelIndexEntry, state._asdict()) for state in states]
 
     async def model(self, call: AsgiCall) -> kserve.ModelMetadata:

@@ -3,6 +3,7 @@
 A template process loads what the workers of a model share, once, and then forks a worker at each request of the server. entry.py runs both.
 """
 
+import atexit
 import errno
 import gc
 import importlib
@@ -395,7 +396,7 @@ def _fork() -> int:
 
 def _be_worker(options: dict[str, Any], descriptors: Sequence[int], model: Model | None, template: int) -> NoReturn:
     """Run as a worker until the end. If the template has loaded a model, libraries are not shut down then: they would look for the threads
-    that the template had. Without one, the worker ends as a program does."""
+    that the template had. Without one, the worker ends as a program does, but does not take down its modules, whose memory it shares."""
     os.setpgid(0, 0)
     take_back, refusal = prepare(template, options["cpus"], options["niceness"])
     given = iter(descriptors)
@@ -406,15 +407,20 @@ def _be_worker(options: dict[str, Any], descriptors: Sequence[int], model: Model
         run_worker, end, request_fd, options["request_bytes"], result_fd, options["result_bytes"], refusal=refusal,
         loaded=take_back, shared=model,
     )  # fmt: skip
-    if model is None:
-        if "numpy.random" in sys.modules:
-            sys.modules["numpy.random"].seed()  # else all models would draw the same numbers
-        raise SystemExit(run())
+    if model is None and "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # else all models would draw the same numbers
     try:
         code = run()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
         traceback.print_exc()
         code = 1
+    if model is None:
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+        atexit._run_exitfuncs()
     logging.shutdown()
     _flush()
     os._exit(code)
