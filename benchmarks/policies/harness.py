@@ -436,9 +436,25 @@ def draw() -> None:
                 _lines(axis, stored["crew"]["values"], CREW, f"{workers} ")
                 axis.set_title(f"{workers} workers")
             axes[0, 0].set_ylabel("cost beyond the unavoidable")
+    if "device" in stored:
+        with figure(FOLDER / "device-orders", 1, 2, size=(8.4, 3.4)) as (_, axes):
+            for axis, kind in zip(axes[0], ("latency", "latency and energy"), strict=True):
+                _pairs(axis, stored["device"]["values"], kind)
     if "bursts" in stored:
         with figure(FOLDER / "bursts", size=(6.4, 3.8)) as (_, axes):
             _runs(axes[0, 0], stored["bursts"]["values"])
+
+
+def _pairs(axis: Any, values: dict[str, list[float]], kind: str) -> None:
+    """Pairs of models in the order of what they cost above the optimum, for each order of the device."""
+    for order, style in zip(("longest queue", "solved"), styles(), strict=False):
+        found = sorted(100.0 * each for each in values[f"{kind}: {order}"])
+        axis.plot([100.0 * (place + 0.5) / len(found) for place in range(len(found))], found, label=order, **style)
+    axis.set_title(kind)
+    axis.set_xlabel("pairs of models, %")
+    axis.set_ylabel("cost above the optimum, %")
+    axis.set_ylim(bottom=0.0)
+    axis.legend()
 
 
 def _runs(axis: Any, values: dict[str, list[float]]) -> None:

@@ -185,6 +185,11 @@ def test_a_model_of_a_group_says_why_it_was_next_whatever_its_policy(tmp_path: P
             await asyncio.gather(*calls)
             device = first.explain_policy()["device"]
             assert device["turns"]["free"] == 1 and sum(device["turns"].values()) == 3
+            brief = first.state(brief=True)["device"]
+            assert brief == {
+                **{key: device[key] for key in ("group", "order", "busy_seconds", "share", "turns")},
+                "because": device["last"]["reason"],
+            }
             other = second.explain_policy()["device"]
             assert other["last"]["reason"] == "first"
             (shown,) = [each for each in other["last"]["models"] if each["model"] == "other"]

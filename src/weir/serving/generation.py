@@ -402,6 +402,7 @@ class Generation:
             ],
             "residency": self.residency,
             "scaling": None if self.scaler is None else self.scaler.brief(),
+            "device": None if self._turns is None else self._turns.brief(),
             "gauges": driver.executor.gauges(),
         }
 

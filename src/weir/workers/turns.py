@@ -89,18 +89,23 @@ class DeviceGroup:
 
         Instants are told as seconds from `now` on.
         """
-        workers = self.workers
-        busy = {each: workers.busy(each, now) for each in workers.users}
-        reason, compared = workers.last(user)
+        brief, (_, compared) = self.brief(user, now), self.workers.last(user)
+        reason = brief.pop("because")
+        models = [] if compared is None else _shown(compared, now)
         return {
-            "group": self.name,
-            "order": self.order,
-            "busy_seconds": busy.get(user, 0.0),
-            "share": busy.get(user, 0.0) / (sum(busy.values()) or 1.0),
-            "turns": workers.taken(user),
-            "last": {"reason": reason or None, "models": [] if compared is None else _shown(compared, now)},
-            "models": _shown(workers.present(now), now),
+            **brief,
+            "last": {"reason": reason, "models": models},
+            "models": _shown(self.workers.present(now), now),
         }
+
+    def brief(self, user: Member, now: float) -> dict[str, Any]:
+        """Return what time of the device `user` has had, and why it was next, as a JSON-able dict."""
+        busy = {each: self.workers.busy(each, now) for each in self.workers.users}
+        own, (reason, _) = busy.get(user, 0.0), self.workers.last(user)
+        return {
+            "group": self.name, "order": self.order, "busy_seconds": own, "share": own / (sum(busy.values()) or 1.0),
+            "turns": self.workers.taken(user), "because": reason or None,
+        }  # fmt: skip
 
 
 def _shown(compared: ComparedTurns[Member], now: float) -> list[dict[str, Any]]:
@@ -143,6 +148,10 @@ class TakesTurns:
     def explain(self) -> dict[str, Any]:
         """See DeviceGroup.explain."""
         return self._group.explain(self._user, monotonic())
+
+    def brief(self) -> dict[str, Any]:
+        """See DeviceGroup.brief."""
+        return self._group.brief(self._user, monotonic())
 
     # The Executor.
 
@@ -193,9 +202,8 @@ class TakesTurns:
         return self.own.states()
 
     def gauges(self) -> dict[str, Any]:
-        """Return the numbers of the model's own workers, and how many seconds of which device they have had."""
-        busy = self._workers.busy(self._user, monotonic())
-        return {**self.own.gauges(), "device": self._group.name, "device_seconds": busy}
+        """Return the numbers of the model's own workers."""
+        return self.own.gauges()
 
     # The Listener of the own executor.
 

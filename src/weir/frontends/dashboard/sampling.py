@@ -210,6 +210,7 @@ def _model(
         "levels": levels,
         "workers": workers,
         "scaling": state["scaling"],
+        "device": state["device"],
         "arena": [gauges.get("arena_bytes", 0), gauges.get("arena_free_bytes", 0)],
         "settings": {name: getattr(service.facts.batching, name) for name in _SETTINGS},
         "texts": service.facts.model.plain_texts,

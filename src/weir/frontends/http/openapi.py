@@ -213,6 +213,18 @@ class ScalingState(TypedDict):
     because: str
 
 
+class DeviceState(TypedDict):
+    """The device on which a model takes turns with others: its part of the time that they have used, how many turns it had for each reason, and
+    why it had the last one."""
+
+    group: str
+    order: str
+    busy_seconds: float
+    share: float
+    turns: dict[str, int]
+    because: str | None
+
+
 class ServiceState(TypedDict):
     """The state of a model. Sizes are in rows unless the name says otherwise, ages in seconds; `recent` has the last batches."""
 
@@ -235,6 +247,7 @@ class ServiceState(TypedDict):
     workers: list[WorkerView]
     residency: Annotated[ResidencyView | None, Meta(description="null: the model is not loaded on demand")]
     scaling: Annotated[ScalingState | None, Meta(description="null: the number of workers is fixed")]
+    device: Annotated[DeviceState | None, Meta(description="null: the model takes no turns with others")]
     gauges: dict[str, float]
     settings: dict[str, Any]
     batches: Annotated[dict[str, int], Meta(description="how many batches were dispatched for each reason")]

@@ -393,7 +393,7 @@ def code_of(frontend: str, kind: type[WeirError] | None) -> str:
 def levels_of(service: "ModelHandle") -> Levels:
     """Return the current levels of `service` for the metrics."""
     state = service.control.state()
-    gauges, scaling = state["gauges"], state["scaling"]
+    gauges, scaling, device = state["gauges"], state["scaling"], state["device"]
     return Levels(
         version=service.facts.version,
         waiting_rows=state["waiting"],
@@ -407,7 +407,7 @@ def levels_of(service: "ModelHandle") -> Levels:
         arena_bytes=gauges.get("arena_bytes", 0),
         arena_free_bytes=gauges.get("arena_free_bytes", 0),
         policy=state["policy"],
-        device=(gauges["device"], gauges["device_seconds"]) if "device" in gauges else None,
+        device=None if device is None else (device["group"], device["busy_seconds"]),
         places=[
             (str(worker["index"]), worker["node"], worker["address"], ",".join(worker["gpus"]), worker["actor"])
             for worker in state["workers"]

@@ -193,6 +193,20 @@ def test_workers_are_the_processes(page: Page, served: tuple[Served, httpx.Clien
     assert rows[0][5].endswith("MB")
 
 
+def test_shared_devices_are_shown(browser: "Chrome", page: Page) -> None:
+    assert not page.seen("#devices-part")
+    turns = ("--device-group", "gpu0", "--device-order", "longest")
+    with serving(f"{MODELS}:Steady", f"{MODELS}:Narrow", *turns) as (server, client):
+        shared = Page(browser, server.url)
+        for number in range(4):
+            assert client.post("/infer/steady", json=number).status_code == 200
+        shared.until(lambda: [row[5] for row in shared.rows("#devices")] == ["4", "0"], "the turns")
+        steady, narrow = shared.rows("#devices")
+        assert steady[:4] == ["gpu0", "steady", "longest", " 100 %"] and steady[7] == "the device was free"
+        assert narrow[:4] == ["gpu0", "narrow", "longest", " 0 %"] and narrow[7] == "–"
+        assert shared.seen("#devices-part")
+
+
 def test_jobs_and_classes_of_work_are_shown(page: Page, served: tuple[Served, httpx.Client]) -> None:
     _, client = served
     assert (page.text("#jobs-counts"), page.rows("#jobs")) == ("0 running · 0 waiting · 0 done · 0 failed", [])

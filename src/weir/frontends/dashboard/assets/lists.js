@@ -1,4 +1,4 @@
-// The tables: models, batch jobs, workers, answers and errors, frontends, clients.
+// The tables: models, shared devices, batch jobs, workers, answers and errors, frontends, clients.
 
 import { byId, say } from "./elements.js";
 import { agoText, bytesText, exact, number, percent, timeText } from "./format.js";
@@ -46,6 +46,37 @@ export class Models {
 function enough(workers, scaling) {
   workers = workers.filter(({ bulk }) => !bulk);
   return `${workers.filter(({ state }) => state === "ready").length} of ${scaling?.allowed ?? workers.length}`;
+}
+
+// Why a model had its last turn on a device, in the words of the page.
+const TURNS = {
+  free: "the device was free", alone: "no other model had requests", due: "its requests had to begin",
+  first: "the order puts it first", others_wait: "the models before it wait for more requests",
+};
+
+export class Devices {
+  constructor(part, parent) {
+    this.part = part;
+    this.table = new Table("Shared devices", [
+      { head: "Device" }, { head: "Model" }, { head: "Order" }, { head: "Share of the time used" },
+      ...NUMBERS(["Time", "Turns", "Waiting"]), { head: "Why it was next" },
+    ]);
+    parent.append(this.table.element);
+  }
+
+  /** Show what the models that take turns have had of their devices; nothing if none does. */
+  show(models) {
+    const sharing = Object.entries(models).filter(([, { device }]) => device);
+    sharing.sort(([, one], [, other]) => (one.device.group < other.device.group ? -1 : Number(one.device.group > other.device.group)));
+    this.part.hidden = !sharing.length;
+    this.table.show(sharing.map(([label, { device, levels }]) => ({
+      key: label,
+      cells: [
+        device.group, label, device.order, { share: device.share }, timeText(device.busy_seconds),
+        exact(Object.values(device.turns).reduce((sum, count) => sum + count, 0)), exact(levels.waiting), TURNS[device.because] ?? "–",
+      ],
+    })), "none");
+  }
 }
 
 // The states of a job, in the words of the page.

@@ -4,7 +4,7 @@ import { Cards } from "./cards.js";
 import { Feed } from "./feed.js";
 import { ROWS, TEXTS, ago, clock } from "./format.js";
 import { History } from "./history.js";
-import { Clients, Frontends, Ends, Jobs, Models, Workers, countsOf } from "./lists.js";
+import { Clients, Devices, Frontends, Ends, Jobs, Models, Workers, countsOf } from "./lists.js";
 import { Shares } from "./shares.js";
 import { byId, make, mark, say } from "./elements.js";
 import { followTheme } from "./theme.js";
@@ -20,6 +20,7 @@ let silent = false; // whether the server does not answer
 const cards = new Cards(byId("cards"));
 const shares = new Shares(byId("shares"));
 const models = new Models(byId("models"), choose);
+const devices = new Devices(byId("devices-part"), byId("devices"));
 const jobs = new Jobs(byId("jobs-part"), byId("jobs"));
 const workers = new Workers(byId("workers"));
 const ends = new Ends(byId("ends"));
@@ -65,6 +66,7 @@ function show() {
   cards.show(view);
   shares.show(all, bounds, words);
   models.show(known, chosen.model, bounds, words);
+  devices.show(known);
   jobs.show(latest.now?.jobs, latest.now?.at ?? 0);
   workers.show(known, chosen.model, latest.now?.at ?? 0);
   ends.show(counts, recent, all);
