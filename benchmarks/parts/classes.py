@@ -10,11 +10,12 @@ worker for both, and a bulk batch runs to its end.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heappush
 from math import inf
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from benchmarks.parts.classes_live import STEPS, Texts, measure_live
 from weir.batching.settings import BatchingSettings
 from weir.messages import Dispatch
 from weir.policy.rules import Greedy
-from weir.simulation.engine import BulkRequest, Engine, EventLog, LogPart, MeasuredRequest
+from weir.simulation.engine import Engine, EventLog, LogPart, SimulatedRequest, Times
 
 Floats = NDArray[np.float64]
 
@@ -75,6 +76,86 @@ class Line:
         return FIXED + PER_TOKEN * cut.cost
 
 
+class TextRequest(SimulatedRequest):
+    """A text of so many `tokens`; one of the job if its number is negative."""
+
+    __slots__ = ("cost", "priority")
+
+    def __init__(self, number: int, arrival: float, tokens: float) -> None:
+        super().__init__(number, arrival)
+        self.cost = tokens
+        self.priority = -1 if number < 0 else 0
+
+
+PLANNED = 0  # the batch id of an end that is planned in the idle time: other batches have ids from 1 on
+
+
+class IdleTimeEngine(Engine):
+    """An Engine with `bulk_workers` further workers for bulk work alone. They run on the processors that the other workers, one on each, leave,
+    in equal shares: a processor that has something else to do stops them at once.
+    """
+
+    def __init__(
+        self, settings: BatchingSettings, services: Times, book: EventLog, bulk: Iterable[SimulatedRequest], *, workers: int = 1,
+        bulk_workers: int = 1,
+    ) -> None:  # fmt: skip
+        super().__init__(settings, Greedy(), services, book, workers=workers, bulk=bulk)
+        for worker in range(workers, workers + bulk_workers):
+            self.batcher.worker_ready(worker, 1, 0.0, bulk=True)
+        self._processors = workers  # those that no other worker uses now
+        self._left: dict[int, float] = {}  # by batch id: seconds on a processor of its own until its end
+        self._begun: dict[int, tuple[Dispatch, float]] = {}
+        self._at = 0.0
+        self._planned = (
+            inf,
+            PLANNED,
+        )  # when the next batch of a bulk worker ends if nothing else happens before, and its id
+
+    @property
+    def _speed(self) -> float:
+        """How fast each batch gets on, compared with one that has a processor of its own."""
+        return min(1.0, self._processors / max(1, len(self._left)))
+
+    def _get_on(self, now: float) -> None:
+        """Let the batches get on until `now`, at which the number of free processors or of batches changes."""
+        done = self._speed * (now - self._at)
+        self._left = {number: left - done for number, left in self._left.items()}
+        self._at = now
+
+    def _plan(self) -> None:
+        """Plan the next end. One that was planned before is forgotten when its instant comes."""
+        self._planned = inf, PLANNED
+        if self._left and self._speed:
+            number, left = min(self._left.items(), key=lambda item: item[1])
+            self._planned = self._at + max(0.0, left) / self._speed, number
+            heappush(self._ends, (self._planned[0], PLANNED))
+
+    def _start(self, cut: Dispatch) -> None:
+        self._get_on(self.now)
+        if cut.gives_way:
+            self._left[cut.batch_id] = self._services.of(cut)
+            self._begun[cut.batch_id] = cut, self.now
+        else:
+            self._processors -= 1
+            super()._start(cut)
+        self._plan()
+
+    def _ended(self, batch_id: int, now: float) -> None:
+        instant, planned = self._planned
+        if batch_id == PLANNED and instant != now:
+            return
+        self._get_on(now)
+        if batch_id == PLANNED:
+            del self._left[planned]
+            cut, start = self._begun.pop(planned)
+            self.batcher.finished(planned, now)
+            self._book.started(cut, cast("list[SimulatedRequest]", cut.requests), start, now)
+        else:
+            self._processors += 1
+            super()._ended(batch_id, now)
+        self._plan()
+
+
 def by_weir(texts: Traffic, job: Sequence[float], *, bulk_workers: int = 1) -> Seen:
     """Run both through the batcher, with so many workers for the job alone."""
     parts: list[LogPart] = []
@@ -86,10 +167,10 @@ def by_weir(texts: Traffic, job: Sequence[float], *, bulk_workers: int = 1) -> S
         max_padding=FIXED / PER_TOKEN / 2,
         bulk_delay=BULK_DELAY,
     )
-    bulk = (BulkRequest(number, tokens) for number, tokens in enumerate(job))
-    engine = Engine(settings, Greedy(), Line(), EventLog(parts.append), bulk=bulk, bulk_workers=bulk_workers)
+    bulk = (TextRequest(-1 - number, 0.0, tokens) for number, tokens in enumerate(job))
+    engine = IdleTimeEngine(settings, Line(), EventLog(parts.append), bulk, bulk_workers=bulk_workers)
     pairs = zip(texts.times.tolist(), texts.tokens.tolist(), strict=True)
-    engine.accept(MeasuredRequest(index, at, cost=tokens) for index, (at, tokens) in enumerate(pairs))
+    engine.accept(TextRequest(index, at, tokens) for index, (at, tokens) in enumerate(pairs))
     engine.finish()
     index, end = (np.concatenate([getattr(part, name) for part in parts]) for name in ("request", "end"))
     responses = np.empty(len(texts.times))

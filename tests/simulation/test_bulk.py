@@ -11,7 +11,7 @@ from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
 from weir.policy.cost.profile import Profile
 from weir.policy.rules import Greedy
-from weir.simulation.engine import BulkRequest, Engine, EventLog, MeasuredRequest, ServiceTimes, Whole
+from weir.simulation.engine import BulkRequest, Engine, EventLog, ServiceTimes, SimulatedRequest, Whole
 from weir.simulation.simulator import settings_for, simulate
 
 PROFILE = Profile.linear(alpha_ms=1.0, tau0_ms=0.5, max_batch_size=32)
@@ -36,7 +36,7 @@ def test_without_arrivals_for_a_while_bulk_work_goes_on_and_ends() -> None:
     engine = Engine(
         settings_for(PROFILE), Greedy(), ServiceTimes(PROFILE, 1), EventLog(whole), bulk=map(BulkRequest, range(300))
     )
-    engine.accept(MeasuredRequest(index, at, cost=1.0) for index, at in enumerate((0.1, 5.0)))
+    engine.accept(SimulatedRequest(index, at) for index, at in enumerate((0.1, 5.0)))
     engine.finish()
     parts = whole._parts
     index = np.concatenate([part.request for part in parts])
@@ -58,26 +58,3 @@ def test_the_command_shows_bulk_work(tmp_path: Path) -> None:
     assert (refused.returncode, "--bulk=500: needs a fixed number of workers" in refused.stderr) == (2, True)
     with pytest.raises(SettingsError, match=r"^bulk=-1: must be 0 or more"):
         simulate(PROFILE, "greedy", "poisson:0.5", requests=200, bulk=-1)
-
-
-def test_bulk_workers_run_on_processors_that_others_leave() -> None:
-    whole = Whole()
-    engine = Engine(
-        settings_for(PROFILE), Greedy(), ServiceTimes(PROFILE, 1), EventLog(whole), workers=2, bulk_workers=2,
-        bulk=map(BulkRequest, range(96)),
-    )  # fmt: skip
-    # A bulk batch of 32 rows takes 32.5 ms: two begin at 0. From 10 ms on they share a processor, from 11 ms on they have none
-    # (a batch of two takes 2.5 ms), ...
-    engine.accept(MeasuredRequest(index, at) for index, at in enumerate((0.010, 0.011, 0.011)))
-    engine.finish()
-    batches = [part.batches for part in whole._parts]
-    found = {
-        name: np.concatenate([getattr(each, name) for each in batches]).tolist() for name in ("worker", "start", "end")
-    }
-    ends = sorted(end for worker, end in zip(found["worker"], found["end"], strict=True) if worker < 2)
-    assert ends == pytest.approx([0.0115, 0.0135])
-    bulk_ends = sorted(end for worker, end in zip(found["worker"], found["end"], strict=True) if worker >= 2)
-    # ... from 11.5 ms on they share one again, and from 13.5 ms on they have both: they lose 0.5 + 0.5 + 1 ms each.
-    assert bulk_ends[:2] == pytest.approx([0.0345, 0.0345])
-    assert bulk_ends[2] == pytest.approx(0.0345 + 0.0325)
-    assert sum(part.request.tolist().count(-1) for part in whole._parts) == 1

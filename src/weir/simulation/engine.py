@@ -81,28 +81,14 @@ class SimulatedRequest:
 
 
 class BulkRequest(SimulatedRequest):
-    """A request of bulk work, one row that costs `cost`. Its `index` is negative, so that it is told from the requests that arrive."""
+    """A request of bulk work, one row. Its `index` is negative, so that it is told from the requests that arrive."""
 
-    __slots__ = ("cost",)
+    __slots__ = ()
 
     priority: int = -1
 
-    def __init__(self, number: int, cost: float = 1.0) -> None:
+    def __init__(self, number: int) -> None:
         super().__init__(-1 - number, 0.0)
-        self.cost = cost
-
-
-class MeasuredRequest(SimulatedRequest):
-    """A request of one row that costs `cost`, such as the tokens of a text; `priority` below 0 makes it bulk work."""
-
-    __slots__ = ("cost", "priority")
-
-    def __init__(
-        self, index: int, arrival: float, timeout: float = inf, *, cost: float = 1.0, priority: int = 0
-    ) -> None:
-        super().__init__(index, arrival, timeout)
-        self.cost = cost
-        self.priority = priority
 
 
 # The log of a simulation: plain lists while it runs, passed on in parts as arrays.
@@ -289,50 +275,6 @@ ARRIVAL, WORKER, TIMER = Wakeup.ARRIVAL, Wakeup.WORKER, Wakeup.TIMER
 BULK_BATCHES = 4  # full batches of bulk work that wait at a time
 
 
-class BulkWorkers:
-    """The batches of bulk workers. They run on the `processors` that the other workers leave, in equal shares, and on none while all of these compute.
-
-    `busy` is how many other workers compute.
-    """
-
-    def __init__(self, processors: int) -> None:
-        self._processors = processors
-        self._left: dict[int, float] = {}  # by batch id: seconds on a processor of its own until its end
-        self._begun: dict[int, tuple[Dispatch, float]] = {}
-        self._now = 0.0
-        self.busy = 0
-
-    @property
-    def _speed(self) -> float:
-        """How fast each batch gets on, compared with one that has a processor of its own."""
-        return min(1.0, (self._processors - self.busy) / max(1, len(self._left)))
-
-    def advance(self, now: float) -> None:
-        """Let the batches get on until `now`, at which the number of busy workers or of batches changes."""
-        if self._left:
-            done = self._speed * (now - self._now)
-            self._left = {number: left - done for number, left in self._left.items()}
-        self._now = now
-
-    def start(self, cut: Dispatch, seconds: float) -> None:
-        """Begin a batch that takes so many seconds on a processor of its own."""
-        self._left[cut.batch_id] = seconds
-        self._begun[cut.batch_id] = cut, self._now
-
-    def end(self) -> tuple[float, int]:
-        """Return when the next batch ends, if nothing else happens before, and its id; infinity if none does."""
-        speed = self._speed
-        if not self._left or not speed:
-            return inf, 0
-        number, left = min(self._left.items(), key=lambda item: item[1])
-        return self._now + max(0.0, left) / speed, number
-
-    def pop(self, batch_id: int) -> tuple[Dispatch, float]:
-        """Remove a batch that has ended. Return it, and when it began."""
-        del self._left[batch_id]
-        return self._begun.pop(batch_id)
-
-
 class Engine:
     """One run: a Batcher, its workers and the virtual time. Memory is bounded by what waits.
 
@@ -345,18 +287,13 @@ class Engine:
         places: batches that may be at a worker at once; it computes them one after another.
         timeout: seconds from the arrival of each request to its deadline.
         bulk: bulk work that is there from the start. A few batches of it wait at a time, as those of a running job do.
-        bulk_workers: the number of further workers, which take bulk work only and run on the processors that the other workers, one on each,
-            leave: a processor that has something else to do stops them at once.
     """
 
     def __init__(
         self, settings: BatchingSettings, policy: Policy, services: Times, book: EventLog, *, workers: int = 1,
-        places: int = 1, timeout: float = inf, bulk: Iterable[SimulatedRequest] = (), bulk_workers: int = 0,
+        places: int = 1, timeout: float = inf, bulk: Iterable[SimulatedRequest] = (),
     ) -> None:  # fmt: skip
         self.now = 0.0
-        self._idle_time = BulkWorkers(workers)
-        self._held = [0] * workers  # batches at each worker
-        self._has_bulk_workers = bulk_workers > 0
         self.batcher = Batcher(settings, policy)
         self._services = services
         self._book = book
@@ -368,8 +305,8 @@ class Engine:
         self._bulk = iter(bulk)
         self._next_bulk = next(self._bulk, None)
         self._undecided = self._next_bulk is not None  # a request arrived at `now` and the batcher was not polled yet
-        for worker in range(workers + bulk_workers):
-            self.batcher.worker_ready(worker, places, 0.0, bulk=worker >= workers)
+        for worker in range(workers):
+            self.batcher.worker_ready(worker, places, 0.0)
 
     def arrive(self, first_index: int, times: Iterable[float], rows: Iterable[int] | None = None) -> None:
         """Let requests arrive at `times` (seconds, ascending). Each has one row if `rows` is None."""
@@ -384,7 +321,7 @@ class Engine:
             if now > self.now:
                 if self._undecided:
                     self._poll(ARRIVAL)
-                if self._wake < now or (self._ends and self._ends[0][0] < now) or self._has_bulk_workers:
+                if self._wake < now or (self._ends and self._ends[0][0] < now):
                     self._advance(now)
                 self.now = now
             try:
@@ -392,7 +329,7 @@ class Engine:
             except (Overloaded, DeadlineExceeded):
                 book.refused.append(request.index)
             # With all places taken and no deadlines, a poll would decide nothing.
-            self._undecided = self._free > 0 or timeout < inf or self._has_bulk_workers
+            self._undecided = self._free > 0 or timeout < inf
 
     def finish(self) -> None:
         """Let time pass after the last arrival: run all batches that the policy starts, then drain what still waits."""
@@ -410,14 +347,7 @@ class Engine:
         ends, batcher = self._ends, self.batcher
         while True:
             end = ends[0][0] if ends else inf
-            bulk_end, bulk_id = self._idle_time.end()
-            if bulk_end < min(end, self._wake):
-                if bulk_end >= until:
-                    return
-                self.now = bulk_end
-                self._ended_in_idle_time(bulk_id, bulk_end)
-                self._poll(WORKER)
-            elif self._wake < end:
+            if self._wake < end:
                 if self._wake >= until:
                     return
                 self.now = max(self.now, self._wake)
@@ -433,23 +363,8 @@ class Engine:
 
     def _ended(self, batch_id: int, now: float) -> None:
         """Take a batch back. Its worker is free again."""
-        cut = self.batcher.finished(batch_id, now)
-        self._free += 1
-        self._occupy(cut.worker, -1)
-
-    def _ended_in_idle_time(self, batch_id: int, now: float) -> None:
-        """Take a batch of a bulk worker back."""
-        self._idle_time.advance(now)
-        cut, start = self._idle_time.pop(batch_id)
         self.batcher.finished(batch_id, now)
-        self._book.started(cut, cast("list[SimulatedRequest]", cut.requests), start, now)
-
-    def _occupy(self, worker: int, more: int) -> None:
-        """Note that a worker, which computes one batch at a time, has so many more of them; fewer, if `more` is negative."""
-        if self._has_bulk_workers:
-            self._held[worker] += more
-            self._idle_time.advance(self.now)
-            self._idle_time.busy = sum(map(bool, self._held))
+        self._free += 1
 
     def _expire(self) -> None:
         for request in self.batcher.expire(self.now):
@@ -475,17 +390,12 @@ class Engine:
             self._wake = wake
 
     def _start(self, cut: Dispatch) -> None:
-        if cut.gives_way:
-            self._idle_time.advance(self.now)
-            self._idle_time.start(cut, self._services.of(cut))
-            return
         requests = cast("list[SimulatedRequest]", cut.requests)
         busy_until = self._busy_until[cut.worker]
         start = cut.at if cut.at > busy_until else busy_until
         end = start + self._services.of(cut)
         self._busy_until[cut.worker] = end
         self._free -= 1
-        self._occupy(cut.worker, 1)
         heappush(self._ends, (end, cut.batch_id))
         self._book.started(cut, requests, start, end)
 
