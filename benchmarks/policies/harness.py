@@ -147,7 +147,7 @@ def _best(
         if len(rounds.starts) < 2:
             continue  # it waits for more rows than there are: nothing is known of it
         seen = figures(rounds, profile, inf if objective is None else objective.deadline)
-        worth = seen.excess_cost(*weights) if objective is None else seen.excess_w
+        worth = _excess_cost(seen, *weights) if objective is None else seen.excess_w
         if worth < least and (objective is None or seen.late_share <= objective.late_share):
             best, least = Tuned(text, seen), worth
     return best
@@ -316,7 +316,11 @@ def refused(figures: Figures) -> float:
 
 def cost_of(prices: Prices) -> What:
     """Return what a policy costs beyond the unavoidable, at these prices."""
-    return lambda figures: figures.excess_cost(prices.latency_weight, prices.energy_weight)
+    return lambda figures: _excess_cost(figures, prices.latency_weight, prices.energy_weight)
+
+
+def _excess_cost(figures: Figures, latency_weight: float, energy_weight: float) -> float:
+    return latency_weight * figures.response_time_ms + energy_weight * figures.excess_w
 
 
 def scenario(

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 from tests.batching.mill import Asked, Mill, listed, many
 
-from weir.batching.bulk import BulkWork, is_bulk
+from weir.batching.bulk import DEFAULT_DELAY, BulkSize, BulkWork, is_bulk
 from weir.batching.group import FifoQueue
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, Overloaded
 from weir.messages import Dispatch, Express, Reason
-from weir.policy.bulk import DEFAULT_DELAY
 from weir.policy.decision import Decision, Observation
 from weir.policy.rules import ControlLimit, Greedy, SizeOrDelay
 
@@ -420,3 +419,48 @@ def test_abandoned_and_leaving_bulk_workers() -> None:
     assert len(mill.batcher.abandon()) == 2
     assert mill.batcher.is_empty
     assert mill.batcher.worker_leaves(1)
+
+
+# The size of a bulk batch comes near to the time that it may take, from below.
+
+
+@pytest.mark.parametrize("fixed", [0.0, 0.001, 0.003])
+def test_the_size_comes_near_to_the_time_and_never_beyond(fixed: float) -> None:
+    size = BulkSize()
+    assert size.limit == 0.0
+    for _ in range(200):
+        cost = max(1.0, size.limit)
+        seconds = fixed + 0.0001 * cost
+        assert seconds <= 0.005 + 1e-9
+        size.learn(cost, seconds, 0.005)
+    assert size.limit == pytest.approx((0.005 - fixed) / 0.0001, rel=0.02)
+
+
+def test_a_slow_batch_makes_the_next_smaller_at_once_but_not_by_more_than_half() -> None:
+    size = BulkSize()
+    size.limit = 100.0
+    size.learn(100.0, 0.00625, 0.005)
+    assert size.limit == pytest.approx(80.0)
+    size.learn(80.0, 5.0, 0.005)
+    assert size.limit == pytest.approx(40.0)
+
+
+def test_a_long_item_does_not_allow_more_than_its_share() -> None:
+    size = BulkSize()
+    size.limit = 300.0
+    size.learn(2000.0, 0.04, 0.005)
+    assert size.limit == pytest.approx(250.0)
+
+
+def test_a_small_batch_says_nothing_about_large_ones() -> None:
+    size = BulkSize()
+    size.limit = 300.0
+    size.learn(100.0, 0.004, 0.005)
+    assert size.limit == 300.0
+
+
+def test_a_batch_without_a_measurable_time_lets_the_size_grow() -> None:
+    size = BulkSize()
+    size.learn(8.0, 0.0, 0.005)
+    size.learn(4.0, 0.0, 0.0)
+    assert size.limit > 4.0

@@ -3,9 +3,12 @@
 from math import inf
 
 import pytest
+from tests.policy.banks import bank, promised
 
 from weir.messages import Reason
+from weir.policy.cost.objective import LEAST_DELAY, LatencySLO
 from weir.policy.decision import CompletedPolicy, Decision, Observation, Policy, PolicyBase, complete
+from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.rules import Greedy
 
 SEEN = Observation(1.0, 3, 0.5, inf, 3, 0.9, 1, 1, 8, 0.1, False)
@@ -95,3 +98,23 @@ def test_a_fresh_policy_is_another(policy: Policy) -> None:
     made = completed.fresh()
     assert made is not policy
     assert type(made) is type(policy)
+
+
+class Says(DecideOnly):
+    """A policy of a user that states the time of bulk work."""
+
+    bulk_delay = 0.25
+
+
+def test_policies_say_how_long_bulk_work_may_take() -> None:
+    assert Greedy().bulk_delay is None
+    assert SolvedPolicy().bulk_delay is None
+    assert SolvedPolicy(bank()).bulk_delay is None
+    assert SolvedPolicy(promised()).bulk_delay == LEAST_DELAY
+    assert complete(Says()).bulk_delay == 0.25
+    assert complete(DecideOnly()).bulk_delay is None
+
+
+def test_a_promise_leaves_a_twentieth_of_its_time_to_bulk_work() -> None:
+    assert LatencySLO(0.2).bulk_delay == pytest.approx(0.01)
+    assert LatencySLO(0.001).bulk_delay == LEAST_DELAY

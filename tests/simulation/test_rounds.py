@@ -68,4 +68,3 @@ def test_figures_are_those_of_a_line_worked_out_by_hand() -> None:
     assert seen.late_share == 0.5
     assert seen.power_w == pytest.approx(12.0 / 20.0)
     assert seen.excess_w == pytest.approx(0.0)  # pairs are what no policy beats
-    assert seen.excess_cost(2.0, 1.0) == pytest.approx(5.0)

@@ -2,7 +2,7 @@
 
 They wait in a queue of their own, so that no policy sees them: neither their number nor their age makes it dispatch. A bulk batch is cut when a worker
 has nothing to do and no interactive request is to be dispatched. It is at most as large as takes the time that bulk work may add to an interactive
-request (policy/bulk.py), as a request that arrives meanwhile waits for its end. While none has come for long, it may take longer.
+request (`BulkSize`), as a request that arrives meanwhile waits for its end. While none has come for long, it may take longer.
 
 An interactive batch after which nothing interactive waits is filled up with bulk requests of the same key, as far as there is room. They make it
 longer, so this counts against the same time: what a bulk batch has already added to the requests that now wait is subtracted, and so is what was added
@@ -19,8 +19,44 @@ from weir.batching.group import FifoQueue, Group
 from weir.batching.settings import BatchingSettings
 from weir.batching.work_class import WorkClass
 from weir.messages import Dispatch, Request
-from weir.policy.bulk import DEFAULT_DELAY, BulkSize, delay_after
 from weir.policy.decision import PolicyBase
+
+DEFAULT_DELAY = 0.005  # seconds that bulk work may add, where neither the setting nor the policy says it
+QUIET_SHARE = 0.01  # what bulk work may add to the request that ends a quiet time, as a part of that time
+
+GROWTH = 0.25  # how much of the way to a larger size one batch that took less time leads
+MOST_GROWTH = 2.0  # the largest size that is aimed at, as a multiple of what is known to take little enough time
+MOST_FALL = 0.5  # the smallest share of its size that one slow batch leaves
+
+
+def delay_after(quiet: float, delay: float) -> float:
+    """Return how many seconds a bulk batch may take when no interactive request has come for `quiet` seconds: `delay`, or more after a long time.
+
+    So a server without interactive requests does its bulk work in batches of any size.
+    """
+    return max(delay, QUIET_SHARE * quiet)
+
+
+class BulkSize:
+    """The largest bulk batch, in units of cost (rows, or tokens where a model measures them); `limit` is 0 until a batch came back, which means a single row or item.
+
+    A batch that took longer than it may makes the limit smaller at once, in proportion. One that took less time makes it larger little by little: with
+    a fixed time per batch, the proportion is below the size that takes just as long as it may, so the limit comes near to that size from below.
+    """
+
+    __slots__ = ("limit",)
+
+    def __init__(self) -> None:
+        self.limit = 0.0
+
+    def learn(self, cost: float, seconds: float, delay: float) -> None:
+        """Learn that a bulk batch of this `cost` took so many `seconds`, of which it may take `delay`."""
+        most = MOST_GROWTH * max(self.limit, cost)
+        wanted = most if seconds <= 0.0 else min(most, cost * delay / seconds)
+        if seconds > delay:
+            self.limit = min(self.limit, max(wanted, MOST_FALL * self.limit))
+        elif wanted > self.limit:
+            self.limit += GROWTH * (wanted - self.limit)
 
 
 class BulkWork(WorkClass):

@@ -5,7 +5,7 @@ has had and on nothing else (no clock, no randomness): the same sequence of obse
 policies use only the latest observation.
 """
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from weir.messages import Reason
 
@@ -89,7 +89,7 @@ class PolicyBase(Policy):
     @property
     def bulk_delay(self) -> float | None:
         """The seconds that bulk work may add to an interactive request, where the setting `bulk_delay` does not say it;
-        None: the default of policy/bulk.py.
+        None: the default of batching/bulk.py.
         """
         return None
 
@@ -113,72 +113,41 @@ class PolicyBase(Policy):
         return self
 
 
-@runtime_checkable
-class _Bounding(Protocol):
-    max_waiting: int | None
-
-
-@runtime_checkable
-class _Extending(Protocol):
-    def full(self, now: float) -> int | None: ...
-
-
-@runtime_checkable
-class _Remembering(Protocol):
-    def fresh(self) -> Policy: ...
-
-
-@runtime_checkable
-class _Ordering(Protocol):
-    def urgency(self, waiting: int) -> float | None: ...
-
-
-@runtime_checkable
-class _BulkTimed(Protocol):
-    bulk_delay: float | None
-
-
 class CompletedPolicy(PolicyBase):
     """Wraps a policy that does not derive from PolicyBase, and adds the members that it does not define."""
 
     def __init__(self, own: Policy) -> None:
-        self._own = own
-        self._bounding = own if isinstance(own, _Bounding) else None
-        self._extending = own if isinstance(own, _Extending) else None
-        self._remembering = own if isinstance(own, _Remembering) else None
-        self._bulk_timed = own if isinstance(own, _BulkTimed) else None
-        self._ordering = own if isinstance(own, _Ordering) else None
-        if self._bounding is not None:
-            self.max_waiting = self._bounding.max_waiting
+        self._own: Any = own  # which may have any of the optional members
+        self.max_waiting = getattr(own, "max_waiting", None)
 
     @property
     def bulk_delay(self) -> float | None:
         """The wrapped policy's; None if it does not say."""
-        return None if self._bulk_timed is None else self._bulk_timed.bulk_delay
+        return getattr(self._own, "bulk_delay", None)
 
     @property
     def remembers(self) -> bool:
         """Whether the wrapped policy's class has a method `fresh`."""
-        return self._remembering is not None
+        return hasattr(self._own, "fresh")
 
     def decide(self, seen: Observation) -> Decision:
         """Return the wrapped policy's decision, and copy its present `max_waiting`."""
-        decision = self._own.decide(seen)
-        if self._bounding is not None:
-            self.max_waiting = self._bounding.max_waiting
+        decision: Decision = self._own.decide(seen)
+        self.max_waiting = getattr(self._own, "max_waiting", None)
         return decision
 
     def full(self, now: float) -> int | None:
         """Return the bound (rows) as of `now` (seconds)."""
-        return self.max_waiting if self._extending is None else self._extending.full(now)
+        return self._own.full(now) if hasattr(self._own, "full") else self.max_waiting
 
     def urgency(self, waiting: int) -> float | None:
         """Return the urgency of so many rows; None if the wrapped policy has no such method."""
-        return None if self._ordering is None else self._ordering.urgency(waiting)
+        return self._own.urgency(waiting) if hasattr(self._own, "urgency") else None
 
     def fresh(self) -> Policy:
         """Return what the wrapped policy's `fresh` returns; the wrapped policy itself if it has no memory."""
-        return self._own if self._remembering is None else self._remembering.fresh()
+        made: Policy = self._own.fresh() if self.remembers else self._own
+        return made
 
 
 def complete(policy: Policy) -> PolicyBase:

@@ -368,9 +368,9 @@ class ReplicaEstimate(NamedTuple):
     error: float
 
 
-def estimate(replicas: Replicas, rate: float, table: Table, seed: int, enough: float = ENOUGH) -> ReplicaEstimate:
-    """Return what `table` does at `rate` rows per second, with an `error` of at most `enough` unless that takes too long."""
-    return looks(replicas, [(rate, table)], seed, enough=enough)[0].estimate()
+def estimate(replicas: Replicas, rate: float, table: Table, seed: int) -> ReplicaEstimate:
+    """Return what `table` does at `rate` rows per second, with an `error` of at most ENOUGH unless that takes too long."""
+    return looks(replicas, [(rate, table)], seed, enough=ENOUGH)[0].estimate()
 
 
 def looks(

@@ -150,13 +150,8 @@ COMPARED = ("response_time_ms", "p50_ms", "p95_ms", "p99_ms", "power_w", "cost",
 QUANTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
 _NOT_PLAIN = ("outcomes", "prices", "objective")
 TOLERATED = 0.01  # share of requests: policies whose losses differ by less are compared by cost
-UNBOUNDED = (
-    "response_time_ms",
-    "p50_ms",
-    "p95_ms",
-    "p99_ms",
-    "cost",
-)  # figures that have no mean if the queue only grows
+# Figures that have no mean if the queue only grows.
+UNBOUNDED = ("response_time_ms", "p50_ms", "p95_ms", "p99_ms", "cost")
 
 
 @dataclass(frozen=True, eq=False)

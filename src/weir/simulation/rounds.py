@@ -20,7 +20,7 @@ from weir.policy.cost.profile import Floats, Profile
 from weir.policy.online.admission import AdmissionGate, AdmissionPlan
 from weir.simulation.engine import ServiceTimes
 
-CLUMP = 10.0
+CLUMP = 10.0  # rows that are refused together
 PARTS = 40  # batch means from which a standard error is estimated
 
 
@@ -92,10 +92,6 @@ class Figures(NamedTuple):
     late_error: float
     refused_share: float
     refused_error: float
-
-    def excess_cost(self, latency_weight: float, energy_weight: float) -> float:
-        """Return the cost beyond the unavoidable, with these weights per ms and per watt."""
-        return latency_weight * self.response_time_ms + energy_weight * self.excess_w
 
 
 def play(coming: Sequence[float], rule: Rule, services: ServiceTimes, largest: int, workers: int = 1) -> PlayedRounds:

@@ -78,26 +78,20 @@ class CapacityRequest:
     solved: bool = False
 
 
-def measure_capacity(
-    request: CapacityRequest, *, seed: int = 1, progress: Callable[[int, int], None] | None = None
-) -> Capacity:
+def measure_capacity(request: CapacityRequest, *, seed: int = 1) -> Capacity:
     """Return what 1 ... `most` workers can do, simulated for some numbers and interpolated between them.
 
     The knee at some rate is the fewest workers for which workers times cost is within 10 % of the least that more
     workers reach. (With the response time for the cost, that least is the maximum of Kleinrock's power.)
 
-    `progress` is called with (numbers done, how many). Raises SettingsError if one worker cannot keep the objective at
-    any rate.
+    Raises SettingsError if one worker cannot keep the objective at any rate.
     """
     profile, objective = request.profile, request.objective
     if objective is not None:
         objective.checked_for(profile)
     counts = [count for count in COUNTS if count < request.most] + [request.most]
-    replicas, found = Replicas(profile, 1), []
-    for done, count in enumerate(counts, 1):
-        found.append(_Measured(request, replicas.with_workers(count), seed))
-        if progress is not None:
-            progress(done, len(counts))
+    replicas = Replicas(profile, 1)
+    found = [_Measured(request, replicas.with_workers(count), seed) for count in counts]
     every = np.arange(1, request.most + 1)
     figures = np.array([each.figures for each in found])  # shape (counts, loads, 3)
     flat = figures.reshape(len(counts), -1)

@@ -20,7 +20,7 @@ from weir.errors import SettingsError
 from weir.policy.cost.objective import LatencySLO
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.online.admission import admission
-from weir.policy.solve.tables import Table, full_batch_table, greedy_table
+from weir.policy.solve.tables import Table, greedy_table, multi_worker_table
 from weir.simulation.arrivals import Arrivals, MarkovModulated
 from weir.simulation.engine import ServiceTimes
 from weir.simulation.rounds import Figures, Rule, figures, play
@@ -94,15 +94,8 @@ def _clip(limit: int, factor: float, most: int) -> int:
 
 SURE = 2.0  # standard errors by which the share of late answers must stay below the allowed one
 MARGINS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # standard deviations of the service time, tried in this order
-MARGIN_LOADS = (
-    0.002,
-    0.005,
-    0.015,
-    0.04,
-    0.1,
-    0.3,
-    0.5,
-)  # loads at which the bound on waits alone must keep the objective
+# Loads at which the bound on waits alone must keep the objective.
+MARGIN_LOADS = (0.002, 0.005, 0.015, 0.04, 0.1, 0.3, 0.5)
 SLACK_STEP = 0.5  # standard deviations of the service time, or times LEAST_SPREAD if that is more
 LEAST_SPREAD = 0.02  # share of the deadline
 # Bounds on the queue that are tried, in batches under overload.
@@ -110,10 +103,8 @@ BOUNDS = (0.5, 0.75, 1.0, 1.125, 1.25, 1.375, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0
 CAREFUL = 6.0  # standard deviations of the longest service time by which a wait ends early if a late row is lost
 HARDLY_MORE = 0.1  # of the share that may be lost
 CLEARLY = 0.9  # a bound on the queue must lose less than this share of what the greedy rule loses
-BURST, BURST_BATCHES = (
-    5.0,
-    20.0,
-)  # rate in a burst over the rate between bursts; mean batches, of the longest, per burst cycle
+BURST = 5.0  # rate in a burst over the rate between bursts
+BURST_BATCHES = 20.0  # mean batches, of the longest, per burst cycle
 HIGHER = 1.25  # a rate may be this many times its estimate
 # Loads, and loads under overload, at which admitted rows must be in time if no row waits on purpose.
 LOADS = (0.8, 0.97)
@@ -197,9 +188,7 @@ class SloSearch:
         """
         if max_waiting is None or not self.profile.cv.any():
             return self.admission.table(self.profile, limit)
-        table = full_batch_table(self.profile)
-        table[:limit] = 0
-        return table
+        return multi_worker_table(self.profile, limit)
 
     def overloaded(self) -> Rule:
         """Return the rule for more rows than can be served."""

@@ -93,10 +93,8 @@ def correlation(observations: Floats) -> float:
 # The distribution of many positive numbers.
 
 
-FIRST_OCTAVE, OCTAVES = (
-    -14,
-    36,
-)  # the exponent of the smallest power of two that is distinguished, and the number of them
+FIRST_OCTAVE = -14  # the exponent of the smallest power of two that is distinguished, ...
+OCTAVES = 36  # ... and the number of them
 FINE, COARSE = 10, 7  # a power of two is divided in 2**10 equal intervals: 0.1 % wide at most; or in 2**7, 0.8 %
 EXPONENT = 1023 << 52  # the bits of 1.0
 

@@ -11,12 +11,13 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sized
+from collections.abc import Awaitable, Callable, Sized
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weir.batching.batcher import Batcher
 from weir.errors import WeirError
+from weir.policy.backoff import Backoff
 from weir.policy.scaling import (
     MOST_WORKERS,
     TARGET,
@@ -49,7 +50,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds between a start that failed an
 UNKNOWN = Capacity("nothing is known yet", (1e12,) * MOST_WORKERS, 1e12, 1.0)
 
 Pause = Callable[[float], Awaitable[None]]
-MeasureCapacity = Callable[[CapacityRequest, float], Coroutine[Any, Any, Capacity]]
 
 
 class ScaledDriver(Protocol):
@@ -99,7 +99,6 @@ class WorkerTuner(SilentObserver):
         drain_timeout: the seconds that a worker has to finish its batches before it is stopped.
         clock: returns seconds.
         pause: sleeps for so many seconds of the clock.
-        measure: simulates a capacity within so many seconds; by default in another process.
 
     Attributes:
         decision: the last decision; None before there is one.
@@ -111,7 +110,7 @@ class WorkerTuner(SilentObserver):
 
     def __init__(
         self, service: ScaledService, settings: WorkerSettings, max_batch_size: int, tuner: "PolicyTuner | None", *,
-        drain_timeout: float, clock: Callable[[], float], pause: Pause, measure: MeasureCapacity | None = None,
+        drain_timeout: float, clock: Callable[[], float], pause: Pause,
     ) -> None:  # fmt: skip
         assert settings.scale is not None  # only made for a range
         self.allowed = settings.scale
@@ -129,7 +128,7 @@ class WorkerTuner(SilentObserver):
         self._max_batch_size = max_batch_size
         self._clock, self._pause = clock, pause
         self._process = SolvingProcess()
-        self._measure = measure or self._process.capacity
+        self._measure = self._process.capacity
         self._rule = WorkerScaling(self.allowed, UNKNOWN, settings.scale_to_zero_after)
         self._simulated_for: CapacityRequest | None = None
         self._simulation: asyncio.Task[None] | None = None
@@ -139,7 +138,7 @@ class WorkerTuner(SilentObserver):
         self._stopping: asyncio.Task[None] | None = None
         self._deciding: asyncio.Task[None] | None = None
         self._next_start = -math.inf  # after a failure, the instant of the next try
-        self._next_pause = FIRST_PAUSE
+        self._backoff = Backoff(first=FIRST_PAUSE, longest=LONGEST_PAUSE)
 
     # The life of a service.
 
@@ -221,14 +220,14 @@ class WorkerTuner(SilentObserver):
         except WeirError as error:
             self.failures += 1
             self.error = error.message
-            self._next_start = self._clock() + self._next_pause
-            self._next_pause = min(2.0 * self._next_pause, LONGEST_PAUSE)
+            self._next_start = self._clock() + self._backoff.failed_to_load()
             logger.warning("model %r: a further worker has not started: %s", self._model, error.message)
             if not self._driver.batcher.workers:
                 self._driver.unavailable(f"no worker of {self._model!r} can be started: {error.message}")
             return
         self.starts += 1
-        self.error, self._next_pause, self._next_start = "", FIRST_PAUSE, -math.inf
+        self.error, self._next_start = "", -math.inf
+        self._backoff.loaded()
         self._start_times.append(self._clock() - began)
         self.start_up = max(self._start_times)
 
@@ -272,13 +271,7 @@ class WorkerTuner(SilentObserver):
             return None
         profile = profile or learned_profile(times, self._max_batch_size)
         solved = tuner is not None and tuner.profile is not None
-        made = CapacityRequest(
-            profile,
-            self.allowed.most,
-            self.start_up,
-            target_load=self._target_load,
-            solved=solved,
-        )
+        made = CapacityRequest(profile, self.allowed.most, self.start_up, target_load=self._target_load, solved=solved)
         return made if tuner is None else replace(made, objective=tuner.objective, prices=tuner.prices)
 
     def _assumed(self, request: CapacityRequest) -> Capacity:

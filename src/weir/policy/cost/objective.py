@@ -14,6 +14,8 @@ from weir.policy.cost.profile import Floats, Profile
 
 ROUNDING = 1e-9  # seconds; a batch that starts exactly when it must is in time
 FORM = re.compile(r"p(\d+(?:\.\d+)?)=(\S+)")
+SLO_SHARE = 0.05  # the part of its deadline that bulk work may add ...
+LEAST_DELAY = 0.002  # ... and the seconds that it may add in any case
 IN_TIME = re.compile(r"in-time=([^,\s]+)(?:,refusal=(\d+(?:\.\d+)?))?")
 
 
@@ -44,6 +46,11 @@ class LatencySLO(NamedTuple):
     def counts_refusals(self) -> bool:
         """Whether the objective is the most answers in time, where refusals count too."""
         return self.refusal_price > 0.0
+
+    @property
+    def bulk_delay(self) -> float:
+        """The seconds that bulk work may add to an interactive request."""
+        return max(LEAST_DELAY, SLO_SHARE * self.deadline)
 
     def checked(self) -> "LatencySLO":
         """Return this objective. Raises SettingsError naming the first value that breaks its rule."""

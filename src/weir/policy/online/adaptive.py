@@ -23,9 +23,8 @@ import numpy as np
 from weir.config import AT_LEAST_ZERO, POSITIVE, check, setting
 from weir.errors import SettingsError
 from weir.messages import Reason
-from weir.policy.bulk import delay_within
 from weir.policy.cost.objective import LatencySLO, Prices, trimmed
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost.profile import Profile
 from weir.policy.decision import Decision, Observation, PolicyBase
 from weir.policy.online.admission import AdmissionGate, AdmissionPlan
 from weir.policy.online.arrivals import Rate
@@ -365,23 +364,16 @@ def predict(bank: Bank | None, rate: float) -> dict[str, float | None]:
     """
     if bank is None or not 0.0 < rate < bank.capacity:
         return dict.fromkeys(("response_time_ms", "p99_ms", "power_w", "cost"))
-    response, p99 = (_between(bank, values, rate) for values in (bank.response_time_ms, bank.p99_ms))
-    power = _between(bank, bank.power_w, rate) * min(rate / float(bank.rates[0]), 1.0)
+    between = (bank.response_time_ms, bank.p99_ms, bank.power_w)
+    response, p99, power = (float(np.interp(rate, bank.rates, values)) for values in between)
+    power *= min(rate / float(bank.rates[0]), 1.0)
     cost = bank.prices.latency_weight_at(rate) * response + bank.prices.energy_weight * power
     values = {"response_time_ms": response, "p99_ms": p99, "power_w": power, "cost": cost}
     return {name: value if isfinite(value) else None for name, value in values.items()}
 
 
-def _between(bank: Bank, values: Floats, rate: float) -> float:
-    return float(np.interp(rate, bank.rates, values))
-
-
 def _table(bank: Bank, band: RateBand) -> dict[str, Any]:
-    return {
-        "index": band.entry,
-        "rate": float(bank.rates[band.entry]),
-        "limit": band.limit,
-    }
+    return {"index": band.entry, "rate": float(bank.rates[band.entry]), "limit": band.limit}
 
 
 def _guards(band: RateBand, rate: float) -> dict[str, float | None]:
@@ -435,7 +427,7 @@ class SolvedPolicy(PolicyBase):
     def bulk_delay(self) -> float | None:
         """See PolicyBase: a part of the latency objective of the tables, if they have one."""
         objective = None if self._bands is None else self._bands.bank.objective
-        return None if objective is None else delay_within(objective.deadline)
+        return None if objective is None else objective.bulk_delay
 
     def decide(self, seen: Observation) -> Decision:
         """Return how many rows to dispatch, or until when to wait. See Policy."""
@@ -561,12 +553,6 @@ class SolvedPolicy(PolicyBase):
     def learning(self) -> bool:
         """Whether it is still greedy because there is no bank, or the rate is unknown."""
         return self._bands is None or not self.rate
-
-    @property
-    def index(self) -> int:
-        """The index in the bank of the table in use; outside the bank's rates, of the nearest. 0 while learning."""
-        band = self._current()
-        return 0 if band is None else band.entry
 
     def _current(self) -> RateBand | None:
         bands, rate = self._bands, self.rate

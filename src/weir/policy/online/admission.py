@@ -19,7 +19,7 @@ import numpy as np
 
 from weir.policy.cost.objective import ROUNDING, LatencySLO
 from weir.policy.cost.profile import Floats, Profile
-from weir.policy.solve.tables import Table, full_batch_table
+from weir.policy.solve.tables import Table, multi_worker_table
 
 # A batch serves at least this share of the rows per second that the best one does. Smaller batches would let more rows
 # begin one, and refuse less while a queue is long by chance. Under overload the rows per second decide.
@@ -199,9 +199,7 @@ class Admission(NamedTuple):
 
     def table(self, profile: Profile, limit: int = 1) -> Table:
         """Return the table that waits for `limit` rows and then takes full batches, none above `largest`."""
-        table = full_batch_table(profile)[: self.largest + 1]
-        table[:limit] = 0
-        return table
+        return multi_worker_table(profile, limit)[: self.largest + 1]
 
 
 def admission(profile: Profile, objective: LatencySLO, workers: int = 1) -> Admission | None:

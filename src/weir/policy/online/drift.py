@@ -39,10 +39,8 @@ FIVE_SIGMA = -log(2.87e-7)
 THRESHOLD = 5.0  # standard deviations, at least
 OUTLIER = 4.0  # standard deviations that one batch counts at most
 CERTAIN = 4.0  # standard errors
-BATCHES, MOST_BATCHES = (
-    20,
-    5120,
-)  # after an alarm, from which the change is measured; twice as many while they cannot say
+BATCHES = 20  # after an alarm, from which the change is measured; twice as many while they cannot say, ...
+MOST_BATCHES = 5120  # ... up to so many
 FEWEST = 5  # batches of a range of sizes
 NORMAL = 0.6745  # median of |x| of a standard normal law
 OF_A_MEDIAN = 1.2533  # its standard error, as a multiple of that of the mean

@@ -48,10 +48,8 @@ LONGEST = 640  # `longest` where a single table is solved
 _MOST_ENTRIES = 2048  # of a table
 _BETTER = 1e-11  # relative to the span of the values: a smaller advantage of an action is rounding
 _SPARE = 1e-3  # relative to capacity: arrivals must be at least this far below what a size above `longest` serves
-_RARER, _RAREST = (
-    1e-3,
-    1e-14,
-)  # factor by which VISITED shrinks where rare states turn out to be costly, and its least value
+_RARER = 1e-3  # factor by which VISITED shrinks where rare states turn out to be costly, ...
+_RAREST = 1e-14  # ... and its least value
 _SAME = 1e-8  # relative to the cost: a table may cost this much more than the actions that it was made from
 _WORSE = 1e-3  # relative to the cost: a table may cost this much more in order to be stable at every rate
 
