@@ -2,6 +2,7 @@
 
 import os
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -10,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import psutil
+from tests.frontends.http.sockets import FILES
 from tests.served import MODELS, Served, until
 
 SQUARE = f"{MODELS}:Square"
@@ -25,12 +27,18 @@ def fronts_of(served: Served) -> list[psutil.Process]:
     return sorted(found, key=lambda front: front.pid)
 
 
+TLS = ssl.create_default_context(cafile=FILES["tls_certfile"])
+
+
 class Caller:
     """One connection to a server."""
 
-    def __init__(self, url: str) -> None:
-        host, _, port = url.removeprefix("http://").rpartition(":")
+    def __init__(self, url: str, session: ssl.SSLSession | None = None) -> None:
+        scheme, _, address = url.partition("://")
+        host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=30)
+        if scheme == "https":
+            self.socket = TLS.wrap_socket(self.socket, server_hostname=host, session=session)
         self._rest = b""
 
     def __enter__(self) -> Self:
@@ -108,6 +116,31 @@ def owners(served: Served, caller: Caller) -> list[int]:
                 if os.readlink(descriptor) in sockets:
                     found.append(process.pid)
     return found
+
+
+def metrics_of(served: Served) -> str:
+    """Return the metrics of a server."""
+    with Caller(served.url) as caller:
+        return caller.call("/metrics", method="GET")[1].decode()
+
+
+class Gate:
+    """A model that waits, and its pipes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.begun, self.gate = folder / "begun", folder / "gate"
+        os.mkfifo(self.begun)
+        os.mkfifo(self.gate)
+
+    @property
+    def arguments(self) -> list[object]:
+        """Those of a server with the model and two fronts."""
+        params = ("--param", f"begun={self.begun}", "--param", f"gate={self.gate}")
+        return [f"{MODELS}:Gated", *params, "--max-batch-size", 1, "--fronts", 2]
+
+    def open(self) -> None:
+        """Let the model go on."""
+        self.gate.write_text("go")
 
 
 def total(metrics: str, name: str, **labels: Any) -> float:

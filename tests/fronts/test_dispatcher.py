@@ -72,7 +72,7 @@ class Front:
         self._reader = reader_of_dispatcher()
         self._came: list[Any] = []
 
-    def _passed(self, connection: socket.socket, data: bytes) -> None:
+    def _passed(self, connection: socket.socket, data: bytes, origin: Any) -> None:
         connection.close()
         self.passed.append(data)
 

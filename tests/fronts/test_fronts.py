@@ -15,8 +15,8 @@ from typing import Any
 import numpy
 import psutil
 import pytest
-from tests.fronts.kit import SQUARE, Caller, calling, fronts_of, owners, total
-from tests.served import MODELS, Served, still_running, until, weir_here
+from tests.fronts.kit import SQUARE, Caller, Gate, calling, fronts_of, metrics_of, owners, total
+from tests.served import Served, still_running, until, weir_here
 from tests.served_models import Square
 
 import weir
@@ -45,11 +45,6 @@ def served() -> Iterator[Served]:
 def single() -> Iterator[Served]:
     with Served(*ALL) as running:
         yield running.until_ready()
-
-
-def metrics_of(served: Served) -> str:
-    with Caller(served.url) as caller:
-        return caller.call("/metrics", method="GET")[1].decode()
 
 
 def test_every_front_answers_over_one_queue(served: Served) -> None:
@@ -281,23 +276,6 @@ def test_the_access_log_is_that_of_the_server() -> None:
         assert all("client=127.0.0.1" in line and "status=200" in line and "bytes=2" in line for line in lines)
 
 
-class Gate:
-    """A model that waits, and its pipes."""
-
-    def __init__(self, folder: Path) -> None:
-        self.begun, self.gate = folder / "begun", folder / "gate"
-        os.mkfifo(self.begun)
-        os.mkfifo(self.gate)
-
-    @property
-    def arguments(self) -> list[object]:
-        params = ("--param", f"begun={self.begun}", "--param", f"gate={self.gate}")
-        return [f"{MODELS}:Gated", *params, "--max-batch-size", 1, "--fronts", 2]
-
-    def open(self) -> None:
-        self.gate.write_text("go")
-
-
 def test_the_requests_of_a_front_that_is_killed_are_withdrawn(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     with Served(*gate.arguments) as served, ExitStack() as stack:
@@ -481,7 +459,10 @@ def test_bad_settings_are_refused_by_one_line(tmp_path: Path) -> None:
     for arguments, says in (
         (("--fronts", 0), "must be 1 or more, or auto"),
         (("--fronts", "many"), "must be 1 or more, or auto"),
-        (("--fronts", 2, "--tls-certfile", tmp_path / "certificate"), "only fronts=1 serves TLS"),
+        (
+            ("--fronts", 2, "--tls-certfile", tmp_path / "certificate"),
+            "not a usable certificate and key: [Errno 2] No such file or directory",
+        ),
     ):
         done = weir_here("serve", SQUARE, "--port", 0, *arguments)
         assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1, done.stderr

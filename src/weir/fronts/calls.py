@@ -13,7 +13,7 @@ from weir.frontends.grpc.call import IncomingCall
 from weir.frontends.grpc.frontend import GrpcSettings, make_frontend
 from weir.frontends.grpc.inference import UnaryInference
 from weir.frontends.grpc.relay import Relay, take_peer
-from weir.frontends.grpc.server import GrpcServer
+from weir.frontends.grpc.server import Certificate, GrpcServer, certificate_of, credentials_of
 from weir.frontends.grpc.services import INFERENCE, Services
 from weir.fronts.messages import LONGEST_BODY
 from weir.fronts.remote import HandedOver
@@ -24,11 +24,12 @@ _INFER = f"/{INFERENCE}/ModelInfer"
 
 
 class FrontCalls(NamedTuple):
-    """What a front must know of gRPC. It listens as `settings` say, and `target` and `secret` are those of the dispatcher."""
+    """What a front must know of gRPC. It listens as `settings` say, with TLS if there is a `certificate`; `target` and `secret` are the dispatcher's."""
 
     settings: GrpcSettings
     target: str
     secret: str
+    certificate: Certificate | None
 
 
 class DispatcherGrpc(GrpcServer):
@@ -48,7 +49,10 @@ class DispatcherGrpc(GrpcServer):
             raise self.taken() from None
         self.port = self._reserved[0].getsockname()[1]
         settings = GrpcSettings(**{**vars(self._settings), "grpc_host": self._host, "grpc_port": self.port})
-        return FrontCalls(settings, self.own_address, self._secret)
+        return FrontCalls(settings, self.own_address, self._secret, certificate_of(self._http))
+
+    def _credentials(self) -> None:
+        """Return None: the fronts end TLS."""
 
     def _admit(self, path: str, call: IncomingCall) -> bool:
         if not take_peer(call, self._secret):
@@ -105,6 +109,10 @@ class FrontGrpc(GrpcServer):
 
     shares_port = True
     relay: Relay  # to the dispatcher
+    certificate: Certificate | None = None
+
+    def _credentials(self) -> Any:
+        return credentials_of(self.certificate)
 
     def _make_services(self) -> Services:
         relay, development = self.relay, self._http.development
@@ -128,5 +136,6 @@ def front_server(calls: FrontCalls, context: KserveContext, http: HttpSettings) 
     """Return the gRPC server of a front, not started."""
     server = make_frontend(context, calls.settings, http, kind=lambda: FrontGrpc)
     assert isinstance(server, FrontGrpc)
+    server.certificate = calls.certificate
     server.relay = Relay(calls.target, calls.secret, development=http.development)
     return server

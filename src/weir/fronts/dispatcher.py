@@ -44,7 +44,7 @@ from weir.fronts.messages import (
     sent_error,
     unpacked_key,
 )
-from weir.fronts.passing import ConnectionReceiver
+from weir.fronts.passing import ConnectionReceiver, Passed
 from weir.messages import Dispatch, Kind, Observer
 from weir.model import overrides
 from weir.protocols.account import Account
@@ -225,7 +225,7 @@ class ConnectedFront:
 
     def __init__(
         self, link: socket.socket, connections: socket.socket, catalogue: Catalogue, account: Account, observers: Sequence[Observer],
-        log: HttpLog | None, clock: Callable[[], float], passed: Callable[[socket.socket, bytes], None],
+        log: HttpLog | None, clock: Callable[[], float], passed: Passed,
         ended: Callable[[str], None], pressed: Callable[[int], None],
     ) -> None:  # fmt: skip
         self._loop = loop = asyncio.get_running_loop()

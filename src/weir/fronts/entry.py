@@ -9,6 +9,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weir.wire.frames import FrameParser, Start
@@ -23,7 +24,8 @@ def main(arguments: list[str]) -> int:
     """Run the template until the server leaves; return the exit code."""
     _, _, parent, cpus, niceness, descriptor = arguments
     loaded, _ = prepare(int(parent), [int(cpu) for cpu in cpus.split(",") if cpu], int(niceness))
-    from weir.fronts import front  # only now: it loads libraries
+    from weir.frontends.http.server import tls_context  # only now: these load libraries
+    from weir.fronts import front
     from weir.workers.process.program import READY, obey
 
     server = socket.socket(fileno=int(descriptor))
@@ -34,12 +36,13 @@ def main(arguments: list[str]) -> int:
     config: FrontConfig = start.options["config"]
     if config.grpc is not None:
         from weir.fronts import calls  # noqa: F401  # shared by all fronts
+    tls = tls_context(config.http)
     loaded()
     gc.collect()
     gc.freeze()  # the collector would write to what fronts share
 
     def become(options: dict[str, Any], descriptors: Sequence[int], own: int) -> NoReturn:
-        _be_front(front.run_front, config, options, descriptors, own)
+        _be_front(partial(front.run_front, config), tls, options, descriptors, own)
 
     server.sendall(READY)
     try:
@@ -48,9 +51,7 @@ def main(arguments: list[str]) -> int:
         return 0
 
 
-def _be_front(
-    run: Any, config: "FrontConfig", options: dict[str, Any], descriptors: Sequence[int], template: int
-) -> NoReturn:
+def _be_front(run: Any, tls: Any, options: dict[str, Any], descriptors: Sequence[int], template: int) -> NoReturn:
     """Run as a front until the end. Libraries are not shut down then, as nothing of theirs was begun here."""
     from weir.fronts.front import FrontEnds
 
@@ -62,7 +63,7 @@ def _be_front(
             os.set_inheritable(each, False)
         link, connections, figures, *listening = descriptors
         sockets = [socket.socket(fileno=each) for each in (link, connections, *listening)]
-        run(config, FrontEnds(sockets[0], sockets[1], figures, sockets[2:], options["index"]))
+        run(FrontEnds(sockets[0], sockets[1], figures, sockets[2:], options["index"], tls))
         code = 0
     except BaseException:
         traceback.print_exc()

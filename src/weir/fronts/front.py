@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 import socket
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ from weir.fronts.messages import (
     sent_error,
 )
 from weir.fronts.passing import ConnectionSender
+from weir.fronts.relaying import Relays
 from weir.fronts.remote import RemoteModels, Requests
 from weir.protocols.access import Access, AccessSettings, Control, ControlSettings
 from weir.protocols.settings import HttpSettings
@@ -123,8 +125,9 @@ class Leaving(asyncio.Protocol):
 class PassOn:
     """Hands connections over to the dispatcher: see TakesOver."""
 
-    def __init__(self, sender: ConnectionSender, link: Link[Any], models: RemoteModels) -> None:
+    def __init__(self, sender: ConnectionSender, relays: Relays, link: Link[Any], models: RemoteModels) -> None:
         self._sender = sender
+        self._relays = relays
         self._models = models
         self._link = link
 
@@ -139,7 +142,10 @@ class PassOn:
         shared.tell_observers()
         self._models.report()
         self._link.flush()
-        Leaving(shared, transport, replay, self._sender).start()
+        if transport.get_extra_info("sslcontext") is not None:
+            self._relays.begin(transport, replay)
+        else:
+            Leaving(shared, transport, replay, self._sender).start()
 
 
 @dataclass(frozen=True)
@@ -163,6 +169,7 @@ class FrontServer(HttpServer):
     """The HTTP server of a front. It listens on sockets that the dispatcher has bound, and keeps: `listening`."""
 
     listening: Sequence[socket.socket] = ()
+    tls: ssl.SSLContext | None = None
     alive: Callable[[], None] = nothing  # called once a second
 
     def sweep(self) -> None:
@@ -183,12 +190,15 @@ class FrontServer(HttpServer):
             if not each.move():
                 break
 
-    async def _open(self, tls: object) -> Listening:
-        loop = asyncio.get_running_loop()
+    def _load_tls(self) -> ssl.SSLContext | None:
+        return self.tls
+
+    async def _open(self, tls: ssl.SSLContext | None) -> Listening:
+        loop, connect = asyncio.get_running_loop(), self._connector(tls)
         servers = []
         for each in self.listening:
             create = loop.create_unix_server if each.family == socket.AF_UNIX else loop.create_server
-            servers.append(await create(self._connect, sock=each, backlog=BACKLOG))
+            servers.append(await create(connect, sock=each, backlog=BACKLOG))
         return Listeners(servers)
 
 
@@ -253,13 +263,17 @@ class FrontConfig:
 
 @dataclass(frozen=True)
 class FrontEnds:
-    """What a front inherits from the dispatcher. `figures` is the descriptor of the memory of `SharedFigures`, and `index` the row."""
+    """What a front inherits from the dispatcher. `figures` is the descriptor of the memory of `SharedFigures`, and `index` the row.
+
+    `tls` is the template's, so that a client may resume its TLS session at any front.
+    """
 
     link: socket.socket
     connections: socket.socket
     figures: int
     listening: Sequence[socket.socket]
     index: int
+    tls: ssl.SSLContext | None = None
 
 
 class Front:
@@ -278,11 +292,12 @@ class Front:
         self._models = RemoteModels(self._requests, config.fronts, MemoryReceiver(ends.connections))
         self._sender = ConnectionSender(ends.connections, loop)
         account = SharedAccount(config.http, SharedFigures(ends.figures, config.fronts + 1), ends.index)
+        self._relays = Relays(self._sender, account)
         access = Access(config.access, Control(config.control))
         context = FrontContext(self._models, config.http, access=access, account=account)
         self._server = FrontServer(
             self._models, no_application, config.http, [RefusalObserver(self._link)], context=context,
-            own=(FrontNative(self._models, config.http), FrontKserve(context)), hand_over=PassOn(self._sender, self._link, self._models),
+            own=(FrontNative(self._models, config.http), FrontKserve(context)), hand_over=PassOn(self._sender, self._relays, self._link, self._models),
             log=RemoteLog(self._link) if config.access_log else None,
         )  # fmt: skip
         self._grpc: FrontGrpc | None = None
@@ -291,6 +306,7 @@ class Front:
 
             self._grpc = front_server(config.grpc, context, config.http)
         self._server.listening = ends.listening
+        self._server.tls = ends.tls
         self._server.alive = self._sweep
         self._models.changed.append(self._server.routes_changed)
 
@@ -355,6 +371,7 @@ class Front:
         in_time = all(await asyncio.gather(*[each.drain(seconds) for each in frontends]))
         self._models.report()
         self._link.send(Drained(in_time))
+        await self._relays.ended()  # the dispatcher ends them
         self._over.set()
 
     def _left(self, reason: str) -> None:

@@ -1,6 +1,7 @@
 """Passes open connections from a front to the dispatcher: the descriptor, and the bytes that were read and have no response yet.
 
 Each message of the socket, which keeps their limits (SOCK_SEQPACKET), has a part of the bytes; the first one of a connection also has its descriptor.
+A connection with TLS is relayed instead (relaying.py): its descriptor is that of the relay, and its first message says where it comes from.
 """
 
 import array
@@ -12,12 +13,28 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 _log = logging.getLogger("weir.http")
 
 _PART = 32 << 10  # bytes of a message, besides its mark
-_FIRST, _LAST = 1, 2  # bits of the mark, the first byte of a message
+_FIRST, _LAST, _ORIGIN = 1, 2, 4  # bits of the mark, the first byte of a message
 _BESIDE = 1 << 20  # bytes that a connection may have besides a body: more than a head, and what is read ahead
 _ROOM = socket.CMSG_SPACE(array.array("i", [0]).itemsize)
+
+
+Address = tuple[str, int] | str | None
+
+
+class Origin(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Where a relayed connection comes from: the address of its client, and that of the server as the client knows it."""
+
+    client: Address
+    server: Address
+
+
+Passed = Callable[[socket.socket, bytes, Origin | None], None]
+_read_origin = msgspec.msgpack.Decoder(Origin).decode
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -39,12 +56,16 @@ class ConnectionSender:
         """Whether a connection is still to be sent."""
         return bool(self._unsent)
 
-    def send(self, descriptor: int, data: bytes) -> None:
-        """Send a connection, whose `descriptor` is closed here as soon as it has been sent."""
+    def send(self, descriptor: int, data: bytes, origin: Origin | None = None) -> None:
+        """Send a connection, whose `descriptor` is closed here as soon as it has been sent. `origin` says where a relayed one comes from."""
         waits = bool(self._unsent)
         parts = [data[start : start + _PART] for start in range(0, len(data), _PART)] or [b""]
+        first = _FIRST
+        if origin is not None:
+            self._unsent.append((descriptor, bytes([_FIRST | _ORIGIN]) + msgspec.msgpack.encode(origin)))
+            first, descriptor = 0, -1
         for index, part in enumerate(parts):
-            mark = (0 if index else _FIRST) | (_LAST if index == len(parts) - 1 else 0)
+            mark = (0 if index else first) | (_LAST if index == len(parts) - 1 else 0)
             self._unsent.append((-1 if index else descriptor, bytes([mark]) + part))
         if not waits and not self._send_all():
             self._loop.add_writer(self._socket.fileno(), self._send_more)
@@ -69,10 +90,11 @@ class ConnectionSender:
 
 
 class ConnectionReceiver:
-    """The dispatcher's end. Each connection that has come is given to `passed`, with its bytes, of which a body may have `longest`."""
+    """The dispatcher's end. Each connection that has come is given to `passed`, with its bytes, of which a body may have `longest`, and its
+    origin if it is relayed."""
 
     def __init__(
-        self, end: socket.socket, loop: asyncio.AbstractEventLoop, passed: Callable[[socket.socket, bytes], None], longest: int
+        self, end: socket.socket, loop: asyncio.AbstractEventLoop, passed: Passed, longest: int
     ) -> None:  # fmt: skip
         end.setblocking(False)
         self._socket = end
@@ -80,6 +102,7 @@ class ConnectionReceiver:
         self._passed = passed
         self._most = longest + _BESIDE
         self._connection: socket.socket | None = None
+        self._origin: Origin | None = None
         self._data = bytearray()
         loop.add_reader(end.fileno(), self._receive)
 
@@ -120,18 +143,29 @@ class ConnectionReceiver:
                 _log.warning("a connection could not be taken over from its front: too many files are open (ulimit -n)")
         for descriptor in descriptors:
             os.close(descriptor)
+        if mark & _ORIGIN:
+            self._begin_relayed(message[1:])
+            return
         self._data += message[1:]
         if len(self._data) > self._most:
             self._drop()
         if mark & _LAST:
-            connection, data = self._connection, bytes(self._data)
-            self._connection = None
+            connection, origin, data = self._connection, self._origin, bytes(self._data)
+            self._connection = self._origin = None
             self._data.clear()
             if connection is not None:
-                self._passed(connection, data)
+                self._passed(connection, data, origin)
+
+    def _begin_relayed(self, message: bytes) -> None:
+        try:
+            self._origin = _read_origin(message)
+        except msgspec.MsgspecError:
+            _log.warning("a connection was not taken over from its front: it does not say where it comes from")
+            self._drop()
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
+        self._origin = None
         self._data.clear()
         if connection is not None:
             connection.close()

@@ -16,6 +16,8 @@ from weir.frontends.http.server import BACKLOG, HttpServer, Listening, unix_sock
 from weir.fronts.account import SharedAccount, SharedFigures, table_bytes
 from weir.fronts.dispatcher import Catalogue, ConnectedFront
 from weir.fronts.front import FrontConfig
+from weir.fronts.passing import Origin
+from weir.fronts.relaying import RelayedTransport
 from weir.fronts.supervision import Fronts, FrontView
 from weir.messages import Observer
 from weir.protocols.kserve.context import KserveContext
@@ -67,7 +69,7 @@ class FrontsServer(HttpServer):
         figures: FrontFigures, context: KserveContext, websockets: "WebSockets | None" = None, log: HttpLog | None = None,
         grpc: "DispatcherGrpc | None" = None,
     ) -> None:  # fmt: skip
-        check_possible(config.fronts, settings)
+        check_possible(config.fronts)
         super().__init__(
             registry, asgi_app, settings, observers, context=context, websockets=websockets, log=log
         )  # fmt: skip
@@ -79,6 +81,10 @@ class FrontsServer(HttpServer):
         self._catalogue = Catalogue(registry)
         self._fronts: Fronts | None = None
         registry.changed.append(self._models_changed)
+
+    def _load_tls(self) -> None:
+        """Check the certificate. The fronts end TLS."""
+        super()._load_tls()
 
     async def _open(self, tls: ssl.SSLContext | None) -> Listening:
         grpc = None if self._grpc is None else await self._grpc.reserve(_bind_one)
@@ -135,9 +141,14 @@ class FrontsServer(HttpServer):
         if self._fronts is not None:
             self._fronts.tell_models()
 
-    def _passed(self, connection: socket.socket, data: bytes) -> None:
-        """Go on with a connection of which a front has read `data`."""
-        task = asyncio.ensure_future(self._accept(connection, partial(_Passed, self._connect_any, data)))
+    def _passed(self, connection: socket.socket, data: bytes, origin: Origin | None) -> None:
+        """Go on with a connection of which a front has read `data`, or which it relays from `origin`."""
+
+        def make() -> "Connection":
+            self._handshakes.discard(task)  # from now on it is counted as a connection
+            return self._connect_any()
+
+        task = asyncio.ensure_future(self._accept(connection, partial(_Passed, make, data, origin)))
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
 
@@ -174,26 +185,25 @@ class FrontsServer(HttpServer):
 class _Passed(asyncio.BufferedProtocol):
     """A connection that a front has handed over, until `make` has made its protocol, which gets the bytes that were read."""
 
-    def __init__(self, make: "Callable[[], Connection]", data: bytes) -> None:
+    def __init__(self, make: "Callable[[], Connection]", data: bytes, origin: Origin | None) -> None:
         self._make = make
         self._data = data
+        self._origin = origin
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
-        connection = self._make()
-        cast(asyncio.Transport, transport).set_protocol(connection)
-        connection.connection_made(transport)
+        connection, passed = self._make(), cast(asyncio.Transport, transport)
+        if self._origin is not None:
+            passed = cast(asyncio.Transport, RelayedTransport(passed, self._origin))
+        passed.set_protocol(connection)
+        connection.connection_made(passed)
         connection.replay(self._data)
 
 
-def check_possible(count: int, settings: HttpSettings) -> None:
-    """Raise SettingsError if `count` fronts cannot serve as the settings say."""
+def check_possible(count: int) -> None:
+    """Raise SettingsError if this system cannot have `count` fronts."""
     if not hasattr(socket, "SO_REUSEPORT"):
         raise SettingsError(f"fronts={count}: this system cannot share a port (SO_REUSEPORT); only fronts=1 works")
-    if settings.tls_certfile is not None:
-        raise SettingsError(
-            f"fronts={count}, tls_certfile={settings.tls_certfile!r}: only fronts=1 serves TLS; end TLS in a proxy"
-        )
 
 
 async def _bind_one(host: str, port: int) -> list[socket.socket]:

@@ -214,21 +214,27 @@ class Fronts:
         return all(each.done() and not each.cancelled() and each.result() for each in waiting)
 
     async def stop(self) -> None:
-        """End all fronts. Idempotent."""
+        """End all fronts. Those that have drained still send what they relay, and end by themselves. Idempotent."""
         self.close()
         for task in list(self._tasks):
             task.cancel()
-        if self._running:
-            self._all_gone.clear()
-            for running in self._running.values():
-                _kill(running.process.pid)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_END_TIME):
-                    await self._all_gone.wait()
+        if self._running and all(each.front.drained.done() for each in self._running.values()):
+            await self._gone()
+        for running in self._running.values():
+            _kill(running.process.pid)
+        await self._gone()
         template, self._template = self._template, None
         if template is not None:
             template.close()
             await template.closed
+
+    async def _gone(self) -> None:
+        """Return when no front is left, at the latest after _END_TIME."""
+        self._all_gone.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_TIME):
+                if self._running:
+                    await self._all_gone.wait()
 
 
 def _kill(pid: int) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 
@@ -56,7 +56,7 @@ class GrpcServer:
 
     async def start(self) -> None:
         """Listen. Raises SettingsError when the address is in use or invalid, or the certificate unreadable."""
-        credentials = tls_credentials(self._http)
+        credentials = self._credentials()
         self._services = services = self._make_services()
         options = channel_options(self._settings, self._http, shares_port=self.shares_port)
         core = self._make_core(
@@ -72,6 +72,10 @@ class GrpcServer:
             self.port = found
         await core.start()
         self._core = core
+
+    def _credentials(self) -> Any:
+        """Return the credentials for TLS, or None if TLS is off. Raises SettingsError naming the unusable file."""
+        return credentials_of(certificate_of(self._http))
 
     def _make_services(self) -> Services:
         most = self._settings.grpc_stream_requests
@@ -143,10 +147,22 @@ def channel_options(settings: GrpcSettings, http: HttpSettings, *, shares_port: 
     ]
 
 
-def tls_credentials(settings: HttpSettings) -> Any:
-    """Return the credentials for TLS, or None if TLS is off. Raises SettingsError naming the unusable file."""
+class Certificate(NamedTuple):
+    """A certificate and its key, as in their files."""
+
+    key: bytes
+    chain: bytes
+
+
+def certificate_of(settings: HttpSettings) -> Certificate | None:
+    """Return the certificate for TLS, or None if TLS is off. Raises SettingsError naming the unusable file."""
     if tls_context(settings) is None or settings.tls_certfile is None:
         return None
     certificate = Path(settings.tls_certfile).read_bytes()
     key = certificate if settings.tls_keyfile is None else Path(settings.tls_keyfile).read_bytes()
-    return grpc.ssl_server_credentials([(key, certificate)])
+    return Certificate(key, certificate)
+
+
+def credentials_of(certificate: Certificate | None) -> Any:
+    """Return gRPC's credentials, or None without a certificate."""
+    return None if certificate is None else grpc.ssl_server_credentials([certificate])

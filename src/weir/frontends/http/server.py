@@ -90,7 +90,7 @@ class HttpServer:
         self._clock = clock
         self._server: Listening | None = None
         self._tls: ssl.SSLContext | None = None
-        self._handshakes: set[asyncio.Task[Any]] = set()
+        self._handshakes: set[asyncio.Task[Any]] = context.account.connection_set()
         self._failed_handshakes = 0  # since the last log line about one
         self._handshakes_reported = -_HANDSHAKE_LINES  # the instant of that line
         context.account.counters.append(lambda: len(self._handshakes))
@@ -99,9 +99,13 @@ class HttpServer:
     async def start(self) -> None:
         """Listen. Raises SettingsError when the address is in use or invalid, or the certificate unreadable."""
         self._hand_over.load()
-        self._tls = tls_context(self._settings)
+        self._tls = self._load_tls()
         self._server = await self._listen(self._tls)
         self.sweep()
+
+    def _load_tls(self) -> ssl.SSLContext | None:
+        """Return the context of the connections that are accepted here."""
+        return tls_context(self._settings)
 
     async def _listen(self, tls: ssl.SSLContext | None) -> Listening:
         try:
@@ -116,11 +120,15 @@ class HttpServer:
     async def _open(self, tls: ssl.SSLContext | None) -> Listening:
         """Open the listening sockets. Raises OSError."""
         settings = self._settings
-        connect = self._connect if tls is None else partial(_Accepted, self._shake_hands)
+        connect = self._connector(tls)
         if settings.uds is None:
             return await listen(connect, settings.host, settings.port, backlog=BACKLOG)
         listener = unix_socket(settings.uds, int(settings.uds_mode, 8))
         return await asyncio.get_running_loop().create_unix_server(connect, sock=listener, backlog=BACKLOG)
+
+    def _connector(self, tls: ssl.SSLContext | None) -> Callable[[], asyncio.BaseProtocol]:
+        """Return what makes the protocol of a connection that has been accepted."""
+        return self._connect if tls is None else partial(_Accepted, self._shake_hands)
 
     def _wanted(self) -> str:
         settings = self._settings
