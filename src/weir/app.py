@@ -42,7 +42,7 @@ from weir.catalog.residency import Residency
 from weir.catalog.sources import LOAD_NONE, ModelToServe, RepositorySettings, TargetRepository, all_sources
 from weir.errors import SettingsError, WeirError, brief
 from weir.frontends.dashboard.routes import make_dashboard
-from weir.frontends.dashboard.sampling import ListJobs, no_clients
+from weir.frontends.dashboard.sampling import ListFronts, ListJobs, no_clients
 from weir.frontends.frontend import Frontend, FrontendContext, FrontendsSettings, Product, nothing, open_frontends
 from weir.frontends.grpc.frontend import GrpcSettings
 from weir.frontends.grpc.frontend import make_frontend as make_grpc
@@ -115,6 +115,7 @@ class App:
         self.manager = opened_manager(sources, load, make, settings.control.allow_model_files, residency)
         self.registry = self.manager.registry
         self.fronts = fronts = self._count_fronts(product)
+        self._front_rows: ListFronts = no_clients
         figures = None
         if fronts > 1:
             from weir.fronts.server import FrontFigures  # most servers have one front: themselves
@@ -123,6 +124,7 @@ class App:
         self.site = site = Site(
             self.registry, settings, notified, Control(settings.control), manager=self.manager, product=product, end=self.end,
             account=None if figures is None else figures.account, residency=residency,
+            fronts=self._show_fronts,
         )  # fmt: skip
         added = None if product is None else partial(product.grpc_calls, site.context)
         grpc: Any = make_grpc(site.kserve, settings.grpc, settings.http, added, _of_fronts if fronts > 1 else None)
@@ -156,7 +158,7 @@ class App:
     def _server_with(self, fronts: int, figures: "FrontFigures", notified: "Notified", grpc: Any) -> HttpServer:
         """Return the HTTP server with so many fronts."""
         from weir.fronts.front import FrontConfig
-        from weir.fronts.metrics import FrontMetrics
+        from weir.fronts.metrics import FrontMetrics, rows_of
         from weir.fronts.server import FrontsServer
 
         settings, site = self.settings, self.site
@@ -168,9 +170,13 @@ class App:
             self.registry, site.asgi, settings.http, notified.observers, config=config, figures=figures, context=site.kserve,
             websockets=site.websockets, log=notified.log, grpc=grpc,
         )  # fmt: skip
+        self._front_rows = lambda: rows_of(server.fronts, server.connections_of)
         if site.exposition is not None:
             site.exposition.registry.register(FrontMetrics(lambda: server.fronts, server.connections_of))
         return server
+
+    def _show_fronts(self) -> Sequence[Mapping[str, Any]]:
+        return self._front_rows()
 
     @asynccontextmanager
     async def loaded(self) -> AsyncIterator[None]:
@@ -366,7 +372,7 @@ class Site:
     def __init__(
         self, registry: Registry, settings: Settings, notified: Notified, control: Control, *, manager: Manager | None = None,
         product: Product | None = None, end: Callable[[], None] = nothing, lifespan: Lifespan[Any] | None = None,
-        account: Account | None = None, residency: Residency | None = None,
+        account: Account | None = None, residency: Residency | None = None, fronts: ListFronts = no_clients,
     ) -> None:  # fmt: skip
         http, metrics = settings.http, notified.metrics
         set_timeout_status(http.timeout_status)
@@ -392,7 +398,9 @@ class Site:
         )
         clients = no_clients if product is None else product.clients
         of_jobs = NOTHING if jobs is None else Added(jobs.endpoints(), jobs.begin)
-        self._added = _joined(of_jobs, make_dashboard(registry, metrics, collectors, clients, _shown(jobs)), own)
+        self._added = _joined(
+            of_jobs, make_dashboard(registry, metrics, collectors, clients, _shown(jobs), fronts), own
+        )
         self.asgi = make_app(
             registry, http, metrics=None if self.exposition is None else self.exposition.render, context=kserve, lifespan=lifespan,
             websockets=self.websockets, added=self._added, log=notified.log, protocols=protocols,

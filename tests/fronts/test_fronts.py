@@ -244,6 +244,17 @@ def test_metrics_show_each_front(served: Served) -> None:
     until(lambda: sum(shown("starts_total").values()) == sum(before.values()) + 1)
 
 
+def test_the_dashboard_has_a_row_for_each_front(served: Served) -> None:
+    first, second = fronts_of(served)
+    with calling(served, first) as caller, Caller(served.url) as watching:
+        assert caller.call("/infer/square", b"3") == (200, b"9")
+        rows = json.loads(watching.call("/dashboard/data", method="GET")[1])["now"]["fronts"]
+    assert {each["pid"] for each in rows} == {first.pid, second.pid}
+    shown = next(each for each in rows if each["pid"] == first.pid)
+    assert (shown["connections"], shown["requests"]) == (1, 0) and shown["starts"] >= 1
+    assert shown["memory_bytes"] > 1 << 20 and shown["cpu"] > 0
+
+
 def test_all_fronts_are_replaced_when_their_template_is_killed(served: Served) -> None:
     before = {front.pid for front in fronts_of(served)}
     psutil.Process(fronts_of(served)[0].ppid()).kill()
@@ -448,6 +459,14 @@ def test_auto_is_as_many_fronts_as_cpus_that_workers_leave(monkeypatch: pytest.M
         given = {"port": 0, "fronts": "auto", "workers": workers}
         app = App(read_settings([SQUARE], {}, {}, given=given))
         assert app.fronts == fronts
+
+
+def test_fronts_are_not_pinned_with_the_server() -> None:
+    (first, *_), before = sorted(os.sched_getaffinity(0)), os.sched_getaffinity(0)
+    with Served(SQUARE, "--fronts", 2, "--server-cpu-affinity", first) as served:
+        served.until_listening()
+        assert psutil.Process(served.process.pid).cpu_affinity() == [first]
+        assert [set(front.cpu_affinity() or ()) for front in fronts_of(served)] == [before] * 2
 
 
 def test_nothing_is_left_of_a_server_in_a_program(nothing_is_left: None) -> None:

@@ -131,10 +131,11 @@ def test_calls_of_grpc_are_answered_and_passed_on(served: Served) -> None:
     credentials = grpc.ssl_channel_credentials(Path(FILES["tls_certfile"]).read_bytes())
     with grpc.secure_channel(served.grpc, credentials) as channel:
         body = write_request(InferenceRequest("add", [TensorValue("a", "FP32", ROWS)]))
-        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        unary: Any = channel.unary_unary
+        infer = unary("/inference.GRPCInferenceService/ModelInfer")
         (output,) = read_response(infer(body, timeout=30)).outputs
         assert numpy.asarray(output.array).tolist() == [3.0, 7.0]
-        assert channel.unary_unary("/inference.GRPCInferenceService/ServerReady")(b"", timeout=30) == b"\x08\x01"
+        assert unary("/inference.GRPCInferenceService/ServerReady")(b"", timeout=30) == b"\x08\x01"
 
 
 def test_a_drain_sends_what_is_relayed(tmp_path: Path) -> None:

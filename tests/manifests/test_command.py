@@ -150,6 +150,7 @@ def test_a_key_comes_from_a_secret() -> None:
         ([], "nothing to serve: give a TARGET"),
         ([TARGET, "--max-batch-size=0"], "--max-batch-size=0: must be 1 or more"),
         ([TARGET, "--uds=weir.sock"], "--uds='weir.sock': a Service reaches pods by a port"),
+        ([TARGET, "--fronts=auto"], "--fronts=auto: a pod sees all CPUs of its node, not those it requests; state a number"),
         ([TARGET, "--host=127.0.0.1"], "--host='127.0.0.1': probes and callers come from outside"),
         ([TARGET, "--host=localhost"], "--host='localhost': probes and callers come from outside"),
         ([TARGET, "--port=0"], "--port=0: a Service has to name the port"),

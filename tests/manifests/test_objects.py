@@ -48,6 +48,17 @@ def test_every_object_is_valid(made: Made) -> None:
     }  # fmt: skip
 
 
+def test_fronts_have_cpus_of_their_own() -> None:
+    def cpu(*words: str) -> Any:
+        (container,) = pod_of(printed("kubernetes", TARGET, *words))["spec"]["containers"]
+        assert [word for word in container["args"] if word.startswith("--fronts")] == [
+            word for word in words if "fronts" in word
+        ]
+        return container["resources"]["requests"]["cpu"]
+
+    assert [cpu(), cpu("--fronts=1"), cpu("--fronts=4"), cpu("--fronts=4", "--cpu=3")] == ["1", "1", "5", "3"]
+
+
 @pytest.mark.parametrize("kind", ["kubernetes", "kserve"])
 def test_a_model_on_ray_has_an_image_with_ray(kind: str) -> None:
     def container(*words: str) -> Any:

@@ -1,12 +1,21 @@
-"""The metrics of fronts."""
+"""What a server with fronts shows of them: their metrics, and their rows on the dashboard."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from weir.frontends.dashboard.sampling import use_of
 from weir.fronts.supervision import FrontView
+
+
+def rows_of(views: Sequence[FrontView], connections: Callable[[int], int]) -> list[dict[str, Any]]:
+    """Return the rows of the dashboard for fronts; `connections` returns how many a front has, by its number."""
+    return [
+        {"number": view.number, "pid": view.pid, "connections": connections(view.number), "requests": view.requests, "starts": view.starts}
+        for view in views
+    ]  # fmt: skip
 
 
 class FrontMetrics(Collector):

@@ -17,6 +17,7 @@ from weir.fronts.dispatcher import ConnectedFront
 from weir.fronts.messages import Drain, GiveBack, ModelTable, Refuse
 from weir.fronts.passing import socket_pair
 from weir.wire.frames import Start
+from weir.workers.cpus import unpinned
 from weir.workers.process.launch import Process, Template, python_path
 
 _log = logging.getLogger("weir")
@@ -131,7 +132,8 @@ class Fronts:
             if template is None:
                 template = self._template = Template(_MODULE)
                 environment = {**os.environ, "PYTHONPATH": python_path(os.environ.get("PYTHONPATH", ""))}
-                if not await template.start(Start("", {"name": "fronts", "config": self._config}), environment, 0):
+                start = Start("", {"name": "fronts", "config": self._config})
+                if not await template.start(start, environment, 0, unpinned()):
                     self._template = None
                     return None
             done: asyncio.Future[Process | OSError | None] = asyncio.get_running_loop().create_future()

@@ -55,6 +55,11 @@ class ServeCommand(NamedTuple):
         return self.settings.grpc.grpc_port
 
     @property
+    def fronts(self) -> int:
+        """How many processes read requests."""
+        return int(self.settings.process.fronts)
+
+    @property
     def scheme(self) -> str:
         """HTTP or HTTPS."""
         return "HTTPS" if self.settings.http.tls_certfile else "HTTP"
@@ -141,6 +146,8 @@ def _refuse(settings: Settings, catalog: Mapping[str, Declared], stated: Collect
     for flag, port in (("--port", http.port), ("--grpc-port", settings.grpc.grpc_port)):
         if port == 0:
             raise SettingsError(f"{flag}=0: a Service has to name the port; must be 1 to 65535")
+    if settings.process.fronts == "auto":
+        raise SettingsError("--fronts=auto: a pod sees all CPUs of its node, not those it requests; state a number")
     for model in settings.models:
         check_ray(model.settings, str(model.settings.get("executor", WorkerSettings.executor)))
     if settings.grpc.grpc_port == http.port:

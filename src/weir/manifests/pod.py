@@ -80,7 +80,7 @@ def resources(manifest: Manifest, memory: str) -> dict[str, Any]:
     memory = objects.memory or memory
     gpus = {"nvidia.com/gpu": str(objects.gpus)} if objects.gpus else {}
     return {
-        "requests": {"cpu": objects.cpu, "memory": memory, **gpus},
+        "requests": {"cpu": manifest.cpu, "memory": memory, **gpus},
         "limits": {"memory": memory, **gpus},
     }
 

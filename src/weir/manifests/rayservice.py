@@ -89,7 +89,7 @@ def _deployment(manifest: Manifest) -> dict[str, Any]:
 
 
 def _cpus(manifest: Manifest) -> float:
-    text = manifest.objects.cpu
+    text = manifest.cpu
     return float(text[:-1]) / 1000 if text.endswith("m") else float(text)
 
 

@@ -67,7 +67,9 @@ class ObjectSettings:
     )
     label: list[str] = setting([], "label to put on all objects", rule=LABELS, metavar="KEY=VALUE")
     replicas: str = setting("1", "number of pods; with MIN..MAX an autoscaler chooses it", rule=REPLICAS, metavar="N")
-    cpu: str = setting("1", "CPUs that each pod requests", rule=CPUS, metavar="CPUS")
+    cpu: str | None = setting(
+        None, "CPUs that each pod requests (default: 1, and 1 for each of several fronts)", rule=CPUS, metavar="CPUS"
+    )
     memory: str | None = setting(
         None,
         "memory request and limit of each pod (default: 1Gi; with Ray 4Gi)",
@@ -204,6 +206,12 @@ class Manifest(NamedTuple):
         if not _NAME.fullmatch(name):
             raise SettingsError(f"{names[0]}: is not a valid Kubernetes name; set --object-name")
         return name
+
+    @property
+    def cpu(self) -> str:
+        """The CPUs that each pod requests."""
+        fronts = self.command.fronts
+        return self.objects.cpu or str(1 + (fronts if fronts > 1 else 0))
 
     @property
     def uses_ray(self) -> bool:

@@ -90,6 +90,18 @@ def test_the_use_of_workers_on_other_machines_is_unknown() -> None:
     assert present["machine"]["memory_bytes"] > 1 << 20
 
 
+def test_fronts_are_shown_and_their_use_is_the_servers() -> None:
+    scene = Scene("square")
+    _, alone = scene.sampler.sample()
+    assert "fronts" not in alone
+    rows = [{"number": 0, "pid": os.getpid()}, {"number": 1, "pid": 1 << 30}]
+    _, present = DashboardSampler(scene.registry, scene.metrics, fronts=lambda: rows).sample()
+    first, ended = present["fronts"]
+    assert (first["number"], ended) == (0, rows[1])
+    assert first["memory_bytes"] > 1 << 20
+    assert present["machine"]["memory_bytes"] > 1.5 * alone["machine"]["memory_bytes"]
+
+
 def test_clients_are_those_that_products_tell_of_and_bounded() -> None:
     scene = Scene("square")
     clients = [{"client": f"client {number}", "requests": number} for number in range(150)]

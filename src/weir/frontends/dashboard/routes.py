@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weir.frontends.dashboard.sampling import DashboardSampler, ListClients, ListJobs, no_clients
+from weir.frontends.dashboard.sampling import DashboardSampler, ListClients, ListFronts, ListJobs, no_clients
 from weir.frontends.dashboard.watching import Ring, Watch
 from weir.frontends.http.application import Added
 from weir.frontends.http.asgi import as_response
@@ -58,15 +58,17 @@ _DESCRIBED = {
 
 def make_dashboard(
     registry: "Models", metrics: Metrics | None, collectors: Sequence[Collector] = (),
-    clients: ListClients = no_clients, jobs: ListJobs = lambda: None,
+    clients: ListClients = no_clients, jobs: ListJobs = lambda: None, fronts: ListFronts = no_clients,
 ) -> Added:  # fmt: skip
     """Return the dashboard of the services of `registry`, to be added to the HTTP frontend.
 
     `metrics` must be one of their observers. Without it the page shows queues and workers, and a note that nothing is counted. `collectors` and `clients`
-    are those of a product; `jobs` returns the batch jobs.
+    are those of a product; `jobs` returns the batch jobs, `fronts` the fronts.
     """
     return pages_of(
-        Watch(DashboardSampler(registry, metrics, collectors, clients, jobs), Ring(), counted=metrics is not None)
+        Watch(
+            DashboardSampler(registry, metrics, collectors, clients, jobs, fronts), Ring(), counted=metrics is not None
+        )
     )
 
 

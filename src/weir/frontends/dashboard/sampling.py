@@ -120,6 +120,10 @@ ListClients = Callable[[], Sequence[Mapping[str, Any]]]  # returns a row for eac
 ListJobs = Callable[[], Mapping[str, Any] | None]
 
 
+# Returns the processes in front of the server, each with its `pid`.
+ListFronts = Callable[[], Sequence[Mapping[str, Any]]]
+
+
 def no_clients() -> Sequence[Mapping[str, Any]]:
     """Return no rows."""
     return []
@@ -128,20 +132,21 @@ def no_clients() -> Sequence[Mapping[str, Any]]:
 class DashboardSampler:
     """Takes samples of the services of `registry` and of what `metrics` and `collectors` have counted. It changes nothing.
 
-    Without `metrics` a sample has levels and no counts. `clients` returns the clients that a product distinguishes, `jobs` the batch jobs. `clock` returns seconds, `time_of_day`
-    seconds since 1970.
+    Without `metrics` a sample has levels and no counts. `clients` returns the clients that a product distinguishes, `jobs` the batch jobs, and `fronts` the server's fronts, whose use is
+    the server's own. `clock` returns seconds, `time_of_day` seconds since 1970.
     """
 
     def __init__(
         self, registry: "Models", metrics: Metrics | None, collectors: Sequence[Collector] = (),
-        clients: ListClients = no_clients, jobs: ListJobs = lambda: None, *, clock: Callable[[], float] = time.monotonic,
-        time_of_day: Callable[[], float] = time.time,
+        clients: ListClients = no_clients, jobs: ListJobs = lambda: None, fronts: ListFronts = no_clients, *,
+        clock: Callable[[], float] = time.monotonic, time_of_day: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._registry = registry
         self._metrics = metrics
         self._collectors = collectors
         self._clients = clients
         self._jobs = jobs
+        self._fronts = fronts
         self._clock = clock
         self._time_of_day = time_of_day
         self._before: Counts = {}
@@ -160,9 +165,10 @@ class DashboardSampler:
         states = {label: service.control.state(brief=True) for label, service in services.items()}
         levels = {label: _levels(state) for label, state in states.items()}
         uses = _uses(states)
+        fronts = [{**each, **_use(use_of(each["pid"]))} for each in self._fronts()]
         at, total = (
             self._time_of_day(),
-            _total(uses, any(worker["node"] for state in states.values() for worker in state["workers"])),
+            _total(uses, any(worker["node"] for state in states.values() for worker in state["workers"]), fronts),
         )
         changes = None
         if self._at is not None:
@@ -181,6 +187,8 @@ class DashboardSampler:
         for label, counted in counts.items():
             models.setdefault(label, {})["counts"] = counted
         present = {"at": at, "models": models, "machine": total, "clients": list(self._clients()[:_MOST_CLIENTS])}
+        if fronts:
+            present["fronts"] = fronts
         if (jobs := self._jobs()) is not None:
             present["jobs"] = jobs
         return changes, present
@@ -236,16 +244,18 @@ def _used(now: Mapping[str, float | None], before: Mapping[str, float | None], n
     return None if used is None else max(0.0, used - (before[name] or 0.0))
 
 
-def _total(uses: Mapping[int, Use], elsewhere: bool) -> dict[str, float | None]:
-    """Return memory and processor time of this process, and of its workers together: None if all are on other machines, or
-    `elsewhere`, whose use is unknown."""
+def _total(
+    uses: Mapping[int, Use], elsewhere: bool, fronts: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, float | None]:
+    """Return memory and processor time of this process and its `fronts`, and of its workers together: None if all are on other
+    machines, or `elsewhere`, whose use is unknown."""
     own = uses.get(os.getpid())
     others = [use for pid, use in uses.items() if pid != os.getpid()]
     if elsewhere and not others:
-        return _total(uses, False) | {"workers_memory_bytes": None, "workers_cpu": None}
+        return _total(uses, False, fronts) | {"workers_memory_bytes": None, "workers_cpu": None}
     return {
-        "memory_bytes": own.memory_bytes if own else 0,
-        "cpu": own.cpu if own else 0.0,
+        "memory_bytes": (own.memory_bytes if own else 0) + sum(front.get("memory_bytes", 0) for front in fronts),
+        "cpu": (own.cpu if own else 0.0) + sum(front.get("cpu", 0.0) for front in fronts),
         "workers_memory_bytes": sum(use.memory_bytes for use in others),
         "workers_cpu": sum(use.cpu for use in others),
     }

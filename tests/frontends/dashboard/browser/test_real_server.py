@@ -245,3 +245,13 @@ def test_a_server_that_ends_is_missed_and_found_again(browser: "Chrome") -> None
         page = Page(browser, server.url)
     page.until(lambda: "does not answer" in page.text("#verdict"), "the word that nobody answers")
     assert page.find("#verdict").get_attribute("data-mood") == "bad"
+
+
+def test_fronts_have_rows(browser: "Chrome", page: Page) -> None:
+    assert not page.seen("#fronts-part")
+    with serving(f"{MODELS}:Steady", "--fronts", "2") as (fronted, _):
+        shown = Page(browser, fronted.url)
+        shown.until(lambda: shown.rows("#fronts"))
+        rows = shown.rows("#fronts")
+        assert [row[0] for row in rows] == ["0", "1"]
+        assert all("MB" in row[4] and int(row[6]) for row in rows)

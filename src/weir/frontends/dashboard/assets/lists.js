@@ -1,4 +1,4 @@
-// The tables: models, shared devices, batch jobs, workers, answers and errors, frontends, clients.
+// The tables: models, shared devices, batch jobs, workers, fronts, answers and errors, frontends, clients.
 
 import { byId, say } from "./elements.js";
 import { agoText, bytesText, exact, number, percent, timeText } from "./format.js";
@@ -114,9 +114,55 @@ export class Jobs {
   }
 }
 
+/** The share of one core that each process used since the last look. */
+class Processors {
+  constructor() {
+    this.before = new Map(); // [processor time, instant, share] by process
+    this.seen = new Map();
+  }
+
+  /** The share of a process, which tells its `pid` and the processor time `cpu` at the instant `at`; null if it is unknown. */
+  share({ pid, cpu }, at) {
+    if (cpu === undefined) return null;
+    const [earlier, since, share] = this.before.get(pid) ?? [cpu, at, null];
+    const now = at > since ? Math.max(0, (cpu - earlier) / (at - since)) : share;
+    this.seen.set(pid, at > since ? [cpu, at, now] : [earlier, since, share]);
+    return now;
+  }
+
+  /** Forget the processes that were not asked for since the last call. */
+  turn() {
+    this.before = this.seen;
+    this.seen = new Map();
+  }
+}
+
+export class Fronts {
+  constructor(part, parent) {
+    this.part = part;
+    this.processors = new Processors();
+    this.table = new Table("Fronts now", NUMBERS(["Front", "Connections", "Requests", "Restarts", "Memory", "Processor", "Process"]));
+    parent.append(this.table.element);
+  }
+
+  /** Show a row for each front at the instant `at`; nothing if the server itself listens. */
+  show(fronts, at) {
+    this.part.hidden = !fronts.length;
+    this.table.show(fronts.map((front) => ({
+      key: exact(front.number),
+      cells: [
+        exact(front.number), exact(front.connections), exact(front.requests),
+        { text: exact(front.starts - 1), mood: front.starts > 1 ? "warn" : null }, bytesText(front.memory_bytes),
+        percent(this.processors.share(front, at)), String(front.pid),
+      ],
+    })), "no fronts");
+    this.processors.turn();
+  }
+}
+
 export class Workers {
   constructor(parent) {
-    this.before = new Map(); // [processor time, instant] by process
+    this.processors = new Processors();
     this.table = new Table("Workers now", [
       { head: "Model" }, { head: "Worker", number: true }, { head: "State" },
       ...NUMBERS(["Batches held", "Restarts", "Memory", "Processor", "Process"]), { head: "Node" }, { head: "GPUs" }, { head: "Actor" }, { head: "Why" },
@@ -126,31 +172,21 @@ export class Workers {
 
   show(models, chosen, at) {
     const rows = [];
-    const seen = new Map();
     for (const [label, { workers = [] }] of Object.entries(models)) {
       if (chosen && label !== chosen) continue;
       for (const worker of workers) {
         const cells = [
           label, worker.bulk ? `bulk ${worker.index}` : exact(worker.index), { text: worker.state, mood: worker.state === "ready" ? null : "warn" }, exact(worker.in_flight),
           { text: exact(worker.restarts), mood: worker.restarts ? "warn" : null }, bytesText(worker.memory_bytes),
-          percent(this.#share(worker, at, seen)), worker.pid === null ? "–" : String(worker.pid),
+          percent(this.processors.share(worker, at)), worker.pid === null ? "–" : String(worker.pid),
           worker.node ? `${worker.address} ${worker.node.slice(0, 8)}` : "–", (worker.gpus ?? []).join(" ") || "–", worker.actor || "–",
           worker.reason || "–",
         ];
         rows.push({ key: `${label} ${worker.index}`, cells });
       }
     }
-    this.before = seen;
+    this.processors.turn();
     this.table.show(rows, "no workers");
-  }
-
-  /** The share of one core that a worker's process used since the last look. */
-  #share(worker, at, seen) {
-    if (worker.cpu === undefined) return null;
-    const [cpu, since, share] = this.before.get(worker.pid) ?? [worker.cpu, at, null];
-    const now = at > since ? Math.max(0, (worker.cpu - cpu) / (at - since)) : share;
-    seen.set(worker.pid, at > since ? [worker.cpu, at, now] : [cpu, since, share]);
-    return now;
   }
 }
 
