@@ -52,6 +52,8 @@ README = ROOT / "README.md"
 BEGIN, END = "<!-- figures: written by `make bench` -->", "<!-- end of figures -->"
 FRONTS_PAGE = ROOT / "docs" / "how-to" / "several-fronts.md"
 BEGIN_FRONTS, END_FRONTS = "<!-- costs: written by `make bench PART=fronts` -->", "<!-- end of costs -->"
+DEMAND_PAGE = ROOT / "docs" / "how-to" / "a-thousand-models.md"
+BEGIN_DEMAND, END_DEMAND = "<!-- loads: written by `make bench PART=demand` -->", "<!-- end of loads -->"
 BEGIN_SOLVED, END_SOLVED = "<!-- solved: written by `make bench PART=theory` -->", "<!-- end of solved -->"
 
 # mosec's ratio of the same row is the median over the rounds.
@@ -140,10 +142,10 @@ VIEWS = {
     "agreement": View({"precision": 0, "mean cosine": 2, "least": 3, "same nearest": 5}, only="50 texts a request"),
     "vectors-memory": View({"server": 0, "seconds to the first vector": 1, "the very first time": 2, "MiB, PSS": 3}),
 }  # fmt: skip
-# Not on the page: `fronts` has a page of its own, the service that `seed` is held against was measured on another machine, `endpoints` shows the load generator's cost rather than the server's,
+# Not on the page: `fronts` and `demand` have pages of their own, the service that `seed` is held against was measured on another machine, `endpoints` shows the load generator's cost rather than the server's,
 # `graphs` compares what Weir computes with forms of it that nobody can choose, `live` says again what `theory` does, `simulation`
 # how fast `weir simulate` is, and `solver` what the reproduction of the paper says.
-HIDDEN = {"seed", "fronts", "endpoints", "graphs", "live", "simulation", "solver"}
+HIDDEN = {"seed", "fronts", "demand", "endpoints", "graphs", "live", "simulation", "solver"}
 BRACKETS = re.compile(r" \([^)]*\)")
 RANGE = re.compile(r"(\([\d.,]+) to ([\d.,]+\))")
 
@@ -186,6 +188,10 @@ def write() -> list[str]:
         text = FRONTS_PAGE.read_text()
         FRONTS_PAGE.write_text(_between(text, BEGIN_FRONTS, END_FRONTS, lambda: _fronts(stored["fronts"])))
         written.append(FRONTS_PAGE)
+    if "demand" in stored:
+        text = DEMAND_PAGE.read_text()
+        DEMAND_PAGE.write_text(_between(text, BEGIN_DEMAND, END_DEMAND, lambda: _demand(stored["demand"])))
+        written.append(DEMAND_PAGE)
     return [str(path.relative_to(ROOT)) for path in written]
 
 
@@ -245,6 +251,13 @@ def _fronts(stored: dict[str, Any]) -> str:
     cells = [[BRACKETS.sub("", row[place]) for place in range(6)] for row in of_requests]
     costs = markdown(["requests, connections", "server", *stored["columns"][2:6]], cells)
     return f"{costs}\n\n{markdown(columns, rows)}\n\n<sub>{measured['date']}, {measured['commit']}, {measured['rounds']}</sub>"
+
+
+def _demand(stored: dict[str, Any]) -> str:
+    """Return the tables of the page on models on demand: what a load takes, and what traffic got."""
+    (_, columns, rows), measured = stored["tables"][0], stored["machine"]
+    loads = markdown(stored["columns"], stored["rows"])
+    return f"{loads}\n\n{markdown(columns, rows)}\n\n<sub>{measured['date']}, {measured['commit']}</sub>"
 
 
 def _solved(values: dict[str, float]) -> str:

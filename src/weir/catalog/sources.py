@@ -244,8 +244,10 @@ def read_models_to_start(
 
 
 def _names_to_start(sources: CombinedRepository, load: Sequence[str]) -> list[str]:
+    if list(load) == [LOAD_NONE]:
+        return []
     names = sources.names()
-    if LOAD_NONE in load and len(load) > 1:
+    if LOAD_NONE in load:
         raise SettingsError(f"load={list(load)!r}: none must be the only value")
     for name in load:
         if name not in (LOAD_ALL, LOAD_NONE, *names):
