@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -140,6 +141,27 @@ def test_requests_come_back_in_one_frame() -> None:
             outputs = await front.next()
             assert isinstance(outputs, PlainOutputs)
             assert dict(zip(outputs.numbers, outputs.outputs, strict=True)) == {5: b"9", 7: b"16", 8: b"25"}
+
+    run(check)
+
+
+def test_the_last_response_leaves_before_it_is_counted() -> None:
+    class Watching(SilentObserver):
+        front: Front
+        came: list[bool]
+
+        def answered(self, model: str, requests: Any, error: Any, now: float) -> None:
+            self.came.append(bool(select.select([self.front.link], [], [], 0)[0]))
+
+    async def check() -> None:
+        watching = Watching()
+        watching.came = []
+        async with connected(observers=[watching], max_batch_size=2) as (front, _, _):
+            watching.front = front
+            now = time.monotonic()
+            await front.send(FORM, Submit(1, 0, [now] * 3, [b"3", b"4", b"5"]))
+            assert (await front.next()).outputs == [b"9", b"16", b"25"]
+            assert watching.came == [False, True]  # the second batch joins the first, and nothing can join that
 
     run(check)
 

@@ -6,11 +6,20 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 
 from weir.fronts.lending import LentPlace
 from weir.fronts.link import Link
-from weir.fronts.messages import CallerLeft, RequestForm, Submit, SubmitPlaces, reader_of_dispatcher, reader_of_front
+from weir.fronts.messages import (
+    CallerLeft,
+    PlainOutputs,
+    RequestForm,
+    Submit,
+    SubmitPlaces,
+    reader_of_dispatcher,
+    reader_of_front,
+)
 from weir.fronts.remote import Requests
 from weir.messages import JSON
 
@@ -99,3 +108,38 @@ def test_a_message_that_grows_over_the_size_of_a_frame_leaves_at_once(monkeypatc
             requests.submit(1, asked(b"ab", float(number)))
 
     assert [[len(submit.payloads) for submit in frame] for frame in sent_by(act)] == [[2], [1]]
+
+
+def ended_by(outputs: list[bytes], *asks: Any) -> None:
+    """Have a front that has submitted `asks` get plain responses."""
+
+    def act(requests: Requests) -> None:
+        for ask in asks:
+            ask.requests = requests
+            requests.submit(1, ask)
+        requests.answered(PlainOutputs(list(range(len(asks))), outputs))
+
+    sent_by(act)
+
+
+def test_a_request_whose_caller_leaves_while_another_ends_gets_no_response() -> None:
+    ends: list[Any] = []
+    first, second = asked(b"a", 1.0), asked(b"b", 2.0)
+
+    def finish(output: Any, dispatch: Any) -> None:
+        ends.append(output)
+        first.requests.cancel(second)
+
+    first.finish = finish
+    second.finish = lambda output, dispatch: ends.append(output)
+    ended_by([b"1", b"2"], first, second)
+    assert ends == [b"1"] and first.settled and second.settled
+
+
+def test_arrays_that_cannot_be_read_end_their_request_alone() -> None:
+    ends: list[Any] = []
+    first, second = asked({"x": numpy.zeros(2, "f4")}, 1.0), asked(b"b", 2.0)
+    first.trace, first.frontend, first.abandon = None, "http", lambda: ends.append("abandoned")
+    second.finish = lambda output, dispatch: ends.append(output)
+    ended_by([b"no arrays", b"2"], first, second)
+    assert ends == ["abandoned", b"2"]

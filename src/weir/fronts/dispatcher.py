@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
@@ -196,7 +197,7 @@ class RemoteRequest(RequestBase):
             answers.numbers.append(number)
             answers.outputs.append(output)
             front.answer_bytes += len(output)
-            if front.answer_bytes > FULL_FRAME:
+            if front.answer_bytes > FULL_FRAME or not front.open:  # no other response can come in this turn
                 front.turn_ends()
 
     def fail(self, error: WeirError) -> None:
@@ -337,10 +338,7 @@ class ConnectedFront:
             for number in numbers:
                 self._link.put(MustHandOver(number))
             return payloads
-        requests = [
-            RemoteRequest(self, handle, form, number, arrival, payload)
-            for number, arrival, payload in zip(numbers, arrivals, payloads, strict=True)
-        ]
+        requests = list(map(RemoteRequest, repeat(self), repeat(handle), repeat(form), numbers, arrivals, payloads))
         self.open.update(zip(numbers, requests, strict=True))
         refused = handle.submit_all(requests, self._now)
         for request, error in refused:

@@ -4,13 +4,12 @@ A front has none of the models' code. Of each class it makes a stand-in with the
 """
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from weir.batching.request_state import settle
+from weir.batching.request_state import finish_each, settle
 from weir.batching.settings import BatchingSettings
 from weir.errors import Unsupported, WeirError, unknown_model
 from weir.fronts.lending import LentPlace, LentPlaces, write_head
@@ -59,8 +58,12 @@ class Requests:
     def __init__(self, link: Link[list[FromDispatcher]]) -> None:
         self.link = link
         self.open: dict[int, Any] = {}
-        self._numbers = itertools.count()
+        self._next = 0  # the number of the next request
         self._forms: dict[tuple[Any, ...], int] = {}
+        self._last_form: tuple[
+            Any, ...
+        ] = ()  # most requests have the form of the one before, and to compare is faster than to look up
+        self._last_known = 0
         self._unpack = Unpacker()
 
     def submit(self, model: int, request: Any) -> None:
@@ -72,20 +75,22 @@ class Requests:
             model, request.timeout, request.priority, request.rows, content_type, accept, request.key, request.explain,
             request.frontend,
         )  # fmt: skip
-        known = self._forms.get(form)
-        if known is None:
-            known = self._send_form(form)
-        number = request.number = next(self._numbers)
+        known = self._last_known if form == self._last_form else self._known(form)
+        number = request.number = self._next
+        self._next = number + 1
         self.open[number] = request
-        run = self.link.last
+        arrival = request.arrival
         if type(payload) is not bytes:
-            self._submit_place(number, known, request.arrival, payload)
-        elif type(run) is Submit and run.form == known and run.arrivals[-1] <= request.arrival:
-            run.arrivals.append(request.arrival)
+            self._submit_place(number, known, arrival, payload)
+            return
+        link = self.link
+        run = link.last
+        if type(run) is Submit and run.form == known and run.arrivals[-1] <= arrival:
+            run.arrivals.append(arrival)
             run.payloads.append(payload)
-            self.link.grew(len(payload))
+            link.grew(len(payload))
         else:
-            self.link.put(Submit(number, known, [request.arrival], [payload]), len(payload))
+            link.put(Submit(number, known, [arrival], [payload]), len(payload))
 
     def _submit_place(self, number: int, form: int, arrival: float, place: LentPlace) -> None:
         run, size_bytes = self.link.last, len(place.view)
@@ -95,6 +100,14 @@ class Requests:
             run.sizes.append(size_bytes)
         else:
             self.link.put(SubmitPlaces(number, form, [arrival], [place.offset], [size_bytes]))
+
+    def _known(self, form: tuple[Any, ...]) -> int:
+        """Return the number of a form of requests, which the dispatcher knows from then on."""
+        known = self._forms.get(form)
+        if known is None:
+            known = self._send_form(form)
+        self._last_form, self._last_known = form, known
+        return known
 
     def _send_form(self, form: tuple[Any, ...]) -> int:
         """Send a form of requests and return its number. Once there are FORMS of them, the numbers are used again from the first."""
@@ -110,23 +123,22 @@ class Requests:
 
     def cancel(self, request: Any) -> None:
         """Withdraw `request`, whose caller has left."""
-        if self.open.pop(request.number, None) is not None:
-            settle(request)
+        if settle(request) and self.open.pop(request.number, None) is not None:
             self.link.put(CallerLeft(request.number))
             _drop(request.payload)
 
     def answered(self, message: PlainOutputs) -> None:
         """Give several requests their plain responses."""
         pop = self.open.pop
-        for number, output in zip(message.numbers, message.outputs, strict=True):
-            request = pop(number, None)
-            if request is None:  # its caller has left
-                continue
-            settle(request)
-            try:
-                request.finish(output if type(request.payload) is bytes else self._read(request, output), PLAIN)
-            except Exception:
-                undelivered(request)
+        requests = [pop(number, None) for number in message.numbers]
+        outputs: list[Any] = message.outputs
+        if None in requests:  # their callers have left
+            ends = [end for end in zip(requests, outputs, strict=True) if end[0] is not None]
+            requests, outputs = [request for request, _ in ends], [output for _, output in ends]
+        for index, request in enumerate(requests):
+            if type(request.payload) is not bytes:
+                outputs[index] = self._read(request, outputs[index])
+        finish_each(requests, outputs, PLAIN, undelivered)
 
     def ended(self, message: DetailedOutput | FailedRequest | MustHandOver) -> None:
         """Give one request its end."""
@@ -149,14 +161,21 @@ class Requests:
         """Return the output of a request whose payload was not sent as it is. No worker reads its place any more."""
         payload = request.payload
         discard(payload)
-        return self._unpack(output) if isinstance(payload, dict) else output
+        if not isinstance(payload, dict):
+            return output
+        try:
+            return self._unpack(output)
+        except Exception:
+            settle(request)
+            undelivered(request)
+            return None
 
     def _end(self, request: Any, end: Callable[..., None], *result: Any) -> None:
-        settle(request)
-        try:
-            end(*result)
-        except Exception:
-            undelivered(request)
+        if settle(request):
+            try:
+                end(*result)
+            except Exception:
+                undelivered(request)
 
 
 def _sendable(payload: Any, content_type: str, accept: str) -> tuple[bytes | LentPlace, str, str]:
