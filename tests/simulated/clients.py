@@ -1,6 +1,7 @@
 """Simulated clients of HTTP: how they send, read and leave is drawn from the seed."""
 
 import hashlib
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -11,17 +12,13 @@ from tests.simulated.loop import SimulatedLoop
 from tests.simulated.transport import Peer, SimulatedTransport
 
 STYLES = (
-    "whole",
-    "whole",
-    "whole",
-    "whole",
-    "pieces",
+    *("whole",) * 8,
+    *("pieces",) * 2,
     "bytes",
-    "pipeline",
-    "pipeline",
-    "leave",
-    "half-close",
-    "slow",
+    *("pipeline",) * 6,
+    *("leave",) * 2,
+    *("half-close",) * 2,
+    *("slow",) * 2,
     "stall",
     "garbage",
 )
@@ -32,6 +29,8 @@ LEAVING = {
     "stall": (0.5, 15.0, 100.0),
     "garbage": (0.5, 15.0, 100.0),
 }
+
+PAUSES = 0.1  # the share of its turns after which a client of a plan with quiet stretches pauses
 
 
 class Site(Protocol):
@@ -48,11 +47,30 @@ class Site(Protocol):
     def broken(self, what: str) -> None:
         """Something is wrong."""
 
+    @property
+    def ready(self) -> bool | None:
+        """Whether the server must say that it is ready; None while it may say either."""
+
+
+class Caller(Protocol):
+    """Who has a Line."""
+
+    site: Site
+
+    def note(self, data: bytes) -> None:
+        """These bytes have come."""
+
+    def answered(self, line: "Line", status: int, headers: dict[str, str], body: bytes) -> None:
+        """A response has come on `line`."""
+
+    def lost(self, line: "Line") -> None:
+        """The connection has gone."""
+
 
 class Line:
     """One connection, as its client sees it. Responses go to `answered` in order."""
 
-    def __init__(self, client: "Client", window: int | None) -> None:
+    def __init__(self, client: Caller, window: int | None) -> None:
         self._client = client
         self.waiting: deque[Ask] = deque()
         self.open = True
@@ -76,14 +94,13 @@ class Line:
         if end < 0:
             return False
         status, *lines = self._buffer[:end].decode("latin-1").split("\r\n")
-        headers = dict(line.lower().split(": ", 1) for line in lines)
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
         size = int(headers.get("content-length", 0))
         if len(self._buffer) < end + 4 + size:
             return False
-        original = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
         body = bytes(self._buffer[end + 4 : end + 4 + size])
         del self._buffer[: end + 4 + size]
-        self._client.answered(self, int(status.split()[1]), original, body)
+        self._client.answered(self, int(status[9:12]), headers, body)
         return True
 
     def closed(self) -> None:
@@ -107,7 +124,7 @@ class Client:
     """Sends its requests turn by turn. `draw` is its own, so that it does the same whichever other clients there are."""
 
     def __init__(
-        self, site: Site, index: int, seed: int, *, turns: int, pace: float, faults: float, timeout: float
+        self, site: Site, index: int, seed: int, *, turns: int, pace: float, quiet: float, faults: float, timeout: float
     ) -> None:
         self.site = site
         self.index = index
@@ -115,6 +132,7 @@ class Client:
         self._draw = random.Random(f"{seed} client {index}")
         self._turns = turns
         self._pace = pace
+        self._quiet = quiet
         self._faults = faults
         self._number = index * 1_000_000
         self._line: Line | None = None
@@ -122,6 +140,7 @@ class Client:
         self._hash = hashlib.blake2b(digest_size=16)
         self.asked = 0
         self.done = False
+        self._watching = False  # whether a timer looks for hangs
 
     def begin(self) -> None:
         """Start the first turn after a while."""
@@ -140,7 +159,8 @@ class Client:
         self.site.loop.call_later(seconds, step, *arguments)
 
     def _gap(self) -> float:
-        return self._draw.expovariate(1.0 / self._pace)
+        mean = self._quiet if self._quiet and self._draw.random() < PAUSES else self._pace
+        return self._draw.expovariate(1.0 / mean)
 
     # One turn.
 
@@ -176,7 +196,7 @@ class Client:
         line.waiting += asks
         line.fresh = False
         line.excused |= not asks
-        self._send(turn, pieces)
+        self._send(turn, deque(pieces))
 
     def _ask(self, small: bool, long: bool) -> Ask:
         self._number += 100
@@ -188,21 +208,25 @@ class Client:
         cuts = sorted(self._draw.randrange(len(data) + 1) for _ in range(self._draw.randint(1, 5)))
         return [data[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(data)], strict=True) if start < stop]
 
-    def _send(self, turn: Turn, pieces: list[bytes]) -> None:
+    def _send(self, turn: Turn, pieces: deque[bytes]) -> None:
         """Send the pieces. What has been answered before its last byte has gone out must have been refused."""
         line, transport = turn.line, turn.line.transport
         if not line.open or line.ending or transport is None:
             self._end(turn)
             return
-        piece, *rest = pieces
-        if rest:
+        if turn.style == "bytes":
+            for _ in range(min(self._draw.choice((1, 3, 30, 300)), len(pieces) - 1)):
+                transport.send(pieces.popleft())  # the server may close it: then this does nothing
+        piece = pieces.popleft()
+        if pieces:
             transport.send(piece)
             wait = 0.0 if turn.style == "bytes" else self._draw.choice((0.0, 0.001, 0.2))
-            self._later(wait, self._send, turn, rest)
+            self._later(wait, self._send, turn, pieces)
             return
         turn.sent = True
         for ask in turn.asks:
             ask.sent = ask.since = self.site.loop.now
+        self._watch_for_hangs()
         transport.send(piece)
         if turn.style == "slow":
             self._later(0.0, self._read_on, turn)
@@ -259,17 +283,20 @@ class Client:
         elif self._now is not None and self._now.line is line and self._now.sent and self._now.style not in LEAVING:
             self._end(self._now)
 
-    def hanging(self) -> str:
-        """Return what is wrong if its request has no end although it should have one; "" otherwise."""
+    def _watch_for_hangs(self) -> None:
+        """Look for a request without an end a second after its deadline."""
         line = self._line
-        if (
-            line is None
-            or line.excused
-            or not line.waiting
-            or self.site.loop.now < line.waiting[0].since + line.waiting[0].timeout + 1.0
-        ):
-            return ""
-        return f"client {self.index}: n={line.waiting[0].n} has no end a second after its deadline"
+        if not self._watching and line is not None and line.waiting and line.waiting[0].since < math.inf:
+            self._watching = True
+            ask = line.waiting[0]
+            self.site.loop.call_at(max(ask.since + ask.timeout, self.site.loop.now) + 1.0, self._check_for_hangs, ask)
+
+    def _check_for_hangs(self, asked: Ask) -> None:
+        self._watching = False
+        line = self._line
+        if line is not None and line.waiting and line.waiting[0] is asked and not line.excused:
+            self.site.broken(f"client {self.index}: n={asked.n} has no end a second after its deadline")
+        self._watch_for_hangs()
 
     def lost(self, line: Line) -> None:
         """The connection has gone."""

@@ -3,11 +3,14 @@
 import subprocess
 import sys
 
+import pytest
+from tests.simulated import world
+from tests.simulated.loop import SimulatedLoop, Stuck
 from tests.simulated.mutants import MUTANTS, patched
 from tests.simulated.shrinking import command, narrowed, shrunk
 from tests.simulated.world import draw_plan, simulate
 
-SEEDS = 24
+SEEDS = 16
 
 
 def test_a_server_keeps_its_promises_in_virtual_time() -> None:
@@ -49,3 +52,27 @@ def test_a_plan_shrinks_to_the_client_that_fails() -> None:
     small = narrowed(plan, {"clients": plan.clients[:1], "faults": [], "turns": 3})
     assert simulate(small).requests < simulate(plan).requests
     assert shrunk(small).fault == ""  # what does not fail has nothing to find
+
+
+def test_a_simulation_whose_time_stands_fails() -> None:
+    loop = SimulatedLoop()
+
+    def again() -> None:
+        loop.call_soon(again)
+
+    loop.call_soon(again)
+    try:
+        with pytest.raises(Stuck, match="time stands"):
+            loop.run_forever()
+    finally:
+        loop.close()
+
+
+def test_a_simulation_that_computes_for_ever_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def for_ever(*_: object) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(world, "LONGEST", 0.3)
+    monkeypatch.setattr(world.SimulatedServer, "sweep", for_ever)
+    assert "it has taken 0.3 s of CPU time, at <frame" in simulate(draw_plan(0)).fault

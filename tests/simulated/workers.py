@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tests.simulated.loop import SimulatedLoop
@@ -47,11 +47,14 @@ class SimulatedExecutor(ExecutorBase):
     """An executor whose workers live in virtual time. `deaths` counts by item how often its worker died while it was there."""
 
     def __init__(
-        self, model: type[Model], plan: WorkerPlan, loop: SimulatedLoop, draw: random.Random, *, largest: int
-    ) -> None:
+        self, model: type[Model], plan: WorkerPlan, loop: SimulatedLoop, draw: random.Random, *, largest: int,
+        changed: Callable[[], None],
+    ) -> None:  # fmt: skip
         self._model, self._plan, self._loop, self._draw, self._largest = model, plan, loop, draw, largest
         self._workers = {index: _Worker(index) for index in range(plan.workers)}
         self._listener: Listener
+        self._changed = changed  # called when `unavailable` changes
+        self.unavailable = True
         self.stopped = False
         self.deaths = 0
         self.batches = 0
@@ -113,6 +116,7 @@ class SimulatedExecutor(ExecutorBase):
         worker.runner = Runner(RunnableModel(self._model, {}, self._largest), worker.state.index, fatal=(Crash, Hang))
         worker.runner.start()
         worker.state.state, worker.state.reason = "ready", ""
+        self._become(unavailable=False)
         self._listener.worker_ready(worker.state.index, self._plan.places)
 
     def _begin(self, worker: _Worker) -> None:
@@ -171,4 +175,10 @@ class SimulatedExecutor(ExecutorBase):
         worker.state.reason = "it does not load"
         self._loop.call_later(min(0.1 * 2.0**worker.failures, 30.0), self._restart, worker, worker.life)
         if all(each.failures >= PATIENCE for each in self._workers.values()):
+            self._become(unavailable=True)
             self._listener.unavailable("no worker is left")
+
+    def _become(self, *, unavailable: bool) -> None:
+        if self.unavailable != unavailable:
+            self.unavailable = unavailable
+            self._changed()

@@ -4,22 +4,29 @@ import asyncio
 import hashlib
 import logging
 import random
+import signal
+import threading
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
 from tests.simulated.asking import Ask, fault_of
-from tests.simulated.clients import Client
+from tests.simulated.clients import PAUSES, Client
 from tests.simulated.loop import SimulatedLoop, SimulatedThreads, Stuck
 from tests.simulated.models import ASKED, Items, Tensors
+from tests.simulated.probing import FOLLOWS, INTERVALS, Prober, wrong_counts
 from tests.simulated.transport import Peer, SimulatedTransport
 from tests.simulated.workers import SimulatedExecutor, WorkerPlan
 
 from weir.catalog.registry import Registry
 from weir.errors import Draining, WeirError
 from weir.frontends.http.application import make_app
+from weir.frontends.http.pages import make_exposition
 from weir.frontends.http.server import HttpServer, Listening
 from weir.frontends.websocket import WebSockets
 from weir.messages import Dispatch, Observer, Request
@@ -28,10 +35,13 @@ from weir.protocols import offloading
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
+from weir.telemetry.exposition import Exposition
+from weir.telemetry.recorder import Metrics
 
 BOUND = 0.03  # seconds after its deadline in which a request has its end: a timer's tick, and the threads that read and write long bodies
 DRAIN = 60.0
-SETTLED = 400.0  # seconds in which everything is over once the clients have finished: longer than all limits
+ROUNDING = 1e-9  # seconds: sums of instants differ in the last digit
+LONGEST = 120.0  # seconds of CPU time that a plan may take: no more than 15 are needed
 MODELS: dict[str, type[Model]] = {"items": Items, "tensors": Tensors}
 
 
@@ -56,10 +66,12 @@ class Plan:
     faults: list[Fault]
     turns: int
     pace: float
+    quiet: float  # seconds of a pause, on average: 0 for a plan that has none
     wrong: float
     timeout: float
     drains_at: float | None
     coarse: bool
+    probes: float  # seconds between two probes of readiness
     kept_faults: list[int] = field(default_factory=list)
 
 
@@ -86,7 +98,8 @@ def draw_plan(seed: int, *, turns: int | None = None) -> Plan:
         http["max_connections"] = 6
     pace = draw.choice((0.005, 0.05, 1.0))
     turns = turns or draw.choice((10, 30, 60))
-    length = turns * (pace + 0.05)
+    quiet = draw.choice((*(0.0,) * 7, 300.0, 3000.0))
+    length = turns * (pace + 0.05 + PAUSES * quiet)
     faults = [
         Fault(
             draw.uniform(0.0, length),
@@ -96,8 +109,9 @@ def draw_plan(seed: int, *, turns: int | None = None) -> Plan:
         for _ in range(draw.choice((0, 0, 3, 8)))
     ]
     return Plan(
-        seed, http, services, workers, list(range(draw.choice((1, 4, 12, 40)))), sorted(faults, key=lambda each: each.at), turns, pace,
+        seed, http, services, workers, list(range(draw.choice((1, 4, 12, 40)))), sorted(faults, key=lambda each: each.at), turns, pace, quiet,
         draw.choice((0.0, 0.05, 0.3)), timeout, draw.uniform(0.1, length) if draw.random() < 0.3 else None, draw.random() < 0.5,
+        draw.choice(INTERVALS),
     )  # fmt: skip
 
 
@@ -159,7 +173,7 @@ class Watch(Observer):
 
     def dispatched(self, model: str, dispatch: Dispatch) -> None:
         for request in dispatch.requests:
-            if request.deadline < dispatch.at:
+            if request.deadline < dispatch.at - ROUNDING:
                 self._world.broken(f"a request began {dispatch.at - request.deadline:.3g} s after its deadline")
 
     def refused(self, model: str, frontend: str, error: WeirError) -> None:
@@ -222,7 +236,8 @@ class World:
         self.faults: list[str] = []
         self.over = False
         self._reloading: set[asyncio.Task[None]] = set()
-        self.deaths = 0
+        self._draining = False
+        self._changed_at = 0.0  # when what readiness depends on changed last
 
     def broken(self, what: str) -> None:
         """Note a broken promise. Nothing is raised: that would be taken for an error of the server's own."""
@@ -230,6 +245,18 @@ class World:
             return
         self.faults.append(f"at {self.loop.now:.6f} s: {what}")
         self.loop.stop()
+
+    def readiness_changed(self) -> None:
+        """What readiness depends on has changed: it may follow a little later."""
+        self._changed_at = self.loop.now
+
+    @property
+    def ready(self) -> bool | None:
+        """See Site."""
+        if self._reloading or self.loop.now < self._changed_at + FOLLOWS:
+            return None
+        executors: list[Any] = [service.executor for service in self.services.values()]
+        return not self._draining and not any(executor.unavailable for executor in executors)
 
     def connect(self, peer: Peer, window: int | None) -> SimulatedTransport | None:
         """See Site."""
@@ -261,12 +288,14 @@ class World:
         """Run the plan, and check what is left of it."""
         plan = self.plan
         self.watch = Watch(self)
+        self.metrics = Metrics()
         self.services = {name: self._service(name) for name in MODELS}
         registry = Registry(list(self.services.values()))
         settings = HttpSettings(port=0, **plan.http)
         context = KserveContext(registry, settings)
         websockets = WebSockets(registry, settings, context.account)
-        app = make_app(registry, settings, context=context, websockets=websockets)
+        render = partial(_counts, make_exposition(self.metrics, registry))
+        app = make_app(registry, settings, metrics=render, context=context, websockets=websockets)
         self.server = SimulatedServer(
             registry,
             app,
@@ -279,9 +308,14 @@ class World:
         await registry.start()
         await self.server.start()
         self.clients = [
-            Client(self, index, plan.seed, turns=plan.turns, pace=plan.pace, faults=plan.wrong, timeout=plan.timeout)
+            Client(
+                self, index, plan.seed,
+                turns=plan.turns, pace=plan.pace, quiet=plan.quiet, faults=plan.wrong, timeout=plan.timeout,
+            )
             for index in plan.clients
-        ]
+        ]  # fmt: skip
+        self.prober = Prober(self, interval=plan.probes, scrapes=60)
+        self.prober.begin()
         for client in self.clients:
             client.begin()
         for fault in plan.faults:
@@ -292,28 +326,27 @@ class World:
             await self._finished()
         await self._drain(registry)
         await self._finished()
+        self.prober.stop()
+        await asyncio.sleep(1.0)
         self._check_rest()
 
     async def _finished(self) -> None:
-        while not all(client.done for client in self.clients):
+        while not all(client.done for client in self.clients):  # noqa: ASYNC110  # a round of a second costs less than an event of each client
             await asyncio.sleep(1.0)
-            for client in self.clients:
-                if hangs := client.hanging():
-                    self.broken(hangs)
         await asyncio.sleep(5.0 if self.plan.drains_at is None else 0.0)
 
     def _service(self, name: str) -> CountedService:
         plan = self.plan
         executor = SimulatedExecutor(
             MODELS[name], plan.workers[name], self.loop, random.Random(f"{plan.seed} {name} {len(self._executors)}"),
-            largest=plan.services[name]["max_batch_size"],
+            largest=plan.services[name]["max_batch_size"], changed=self.readiness_changed,
         )  # fmt: skip
         self._executors.append(executor)
         service = CountedService(
             MODELS[name],
             name=name,
             executor=executor,
-            observers=[self.watch],
+            observers=[self.watch, self.metrics],
             clock=self.loop.time,
             **plan.services[name],
         )
@@ -330,6 +363,7 @@ class World:
 
     def _happened(self, task: "asyncio.Task[None]") -> None:
         self._reloading.discard(task)
+        self.readiness_changed()
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, WeirError):
             self.broken(f"an operation raised {error!r}")
 
@@ -355,6 +389,8 @@ class World:
 
     async def _drain(self, registry: Registry) -> None:
         began = self.loop.now
+        self._draining = True
+        self.readiness_changed()
         self.server.refuse()
         await registry.drain()
         ended = self.loop.now
@@ -395,11 +431,27 @@ class World:
             self.broken(f"at rest there are left: {wrong}")
         if self.watch.accepted != sum(self.watch.ended.values()):
             self.broken(f"{self.watch.accepted} requests were accepted, and {dict(self.watch.ended)} ended")
+        elif wrong_count := wrong_counts(self.metrics, self.watch.accepted, self.watch.ended):
+            self.broken(wrong_count)
 
     @property
     def trace(self) -> str:
         """The hash of all that all clients have received, and of when."""
         return hashlib.blake2b("".join(client.trace for client in self.clients).encode(), digest_size=8).hexdigest()
+
+
+def _counts(exposition: Exposition, accept: str) -> tuple[bytes, str]:
+    """Render the metrics that depend on nothing but the seed: they count requests, and no seconds of the real clock."""
+    return generate_latest(_Requests(exposition)), "text/plain"
+
+
+class _Requests(CollectorRegistry):
+    def __init__(self, exposition: Exposition) -> None:
+        super().__init__()
+        self._exposition = exposition
+
+    def collect(self) -> Iterator[Metric]:
+        return (family for family in self._exposition.collect() if family.name.startswith("weir_requests"))
 
 
 _LOG, _UVICORN = logging.getLogger("weir"), logging.getLogger("uvicorn.error")
@@ -450,8 +502,9 @@ def simulate(plan: Plan) -> Result:
 
         loop.set_exception_handler(raised)
         try:
-            loop.run_until_complete(task)
-        except Exception as error:
+            with _limited():
+                loop.run_until_complete(task)
+        except (Exception, Standing) as error:
             fault = (world.faults or unraised or [f"{type(error).__name__}: {error}"])[0]
         fault = fault or (world.faults or unraised or [""])[0]
         loop.set_exception_handler(lambda *_: None)
@@ -466,6 +519,29 @@ def simulate(plan: Plan) -> Result:
     trace = world.trace if hasattr(world, "clients") else ""
     asked = sum(client.asked for client in world.clients) if hasattr(world, "clients") else 0
     return Result(plan, fault, trace, asked, loop.now, world.responses)
+
+
+class Standing(BaseException):
+    """Something does not come to its end, and so virtual time stands."""
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Raise Standing where the program is after the block has taken LONGEST seconds of CPU time. Only the main thread of a process can watch itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_: int, frame: object) -> None:
+        raise Standing(f"it has taken {LONGEST:g} s of CPU time, at {frame}")
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def _wind_up(loop: SimulatedLoop) -> None:
