@@ -5,6 +5,7 @@ all the same: its own directory, environment, arguments, output and exit code. A
 to the loader of libraries needs an interpreter of its own: see `can_fork`.
 """
 
+import atexit
 import gc
 import json
 import os
@@ -35,17 +36,18 @@ def can_fork(env: Mapping[str, str]) -> bool:
 
 
 class Forked:
-    """A process that runs `weir` with these arguments: what tests use of subprocess.Popen."""
+    """A process that runs `weir` with these arguments: what tests use of subprocess.Popen. It finds modules in `path`, too."""
 
     def __init__(
-        self, arguments: Sequence[str], env: Mapping[str, str], cwd: Path, stdout: int = PIPE, stderr: int = PIPE
-    ) -> None:
+        self, arguments: Sequence[str], env: Mapping[str, str], cwd: Path, stdout: int = PIPE, stderr: int = PIPE,
+        path: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self.returncode: int | None = None
-        self.stdout, out = _pipe() if stdout == PIPE else (None, os.dup(stdout))
-        self.stderr, err = _pipe() if stderr == PIPE else (None, os.dup(stderr))
+        self.stdout, out = _output(stdout)
+        self.stderr, err = _output(stderr)
         self._status, theirs = socket.socketpair()
         ignored = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
-        message = json.dumps([list(arguments), dict(env), str(cwd), ignored]).encode()
+        message = json.dumps([list(arguments), dict(env), [str(cwd), *path], ignored]).encode()
         socket.send_fds(start(), [message], [out, err, theirs.fileno()])
         theirs.close()
         os.close(out)
@@ -96,10 +98,14 @@ def start() -> socket.socket:
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=DEVNULL, stdout=DEVNULL)
     process.returncode = 0  # nobody waits for it
     theirs.close()
+    atexit.register(ours.close)
     return ours
 
 
-def _pipe() -> tuple[IO[str] | None, int]:
+def _output(wanted: int) -> tuple[IO[str] | None, int]:
+    """Return what to read, and the descriptor that the process writes to. `wanted` is as for subprocess.Popen."""
+    if wanted != PIPE:
+        return None, os.open(os.devnull, os.O_WRONLY) if wanted == DEVNULL else os.dup(wanted)
     read, write = os.pipe()
     return os.fdopen(read), write
 
@@ -145,7 +151,7 @@ def _load() -> None:
 
 
 def _become(
-    arguments: list[str], env: dict[str, str], cwd: str, ignored: list[int], out: int, err: int, status: int
+    arguments: list[str], env: dict[str, str], path: list[str], ignored: list[int], out: int, err: int, status: int
 ) -> None:
     for given, own in ((out, 1), (err, 2)):
         os.dup2(given, own)
@@ -156,8 +162,8 @@ def _become(
         signal.signal(number, signal.SIG_IGN if number in ignored else usual)
     os.environ.clear()
     os.environ.update(env)
-    os.chdir(cwd)
-    sys.path[0] = cwd
+    os.chdir(path[0])
+    sys.path[:1] = path
     sys.argv[1:] = arguments
 
 

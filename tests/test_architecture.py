@@ -47,9 +47,9 @@ def test_every_part_is_in_the_contract() -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("path", MODULES + TESTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_stays_under_800_lines(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 800
+def test_modules_stay_under_800_lines() -> None:
+    long = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in MODULES + TESTS}
+    assert {name: lines for name, lines in long.items() if lines > 800} == {}
 
 
 @pytest.mark.parametrize("part", ["policy", "batching"])

@@ -28,10 +28,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.served import weir_here
+from tests.template import Forked
 
 from weir.workers import imports
 
 ROOT = Path(__file__).resolve().parents[2]
+PATH = [str(ROOT / "src"), str(ROOT)]  # where pages find modules that they do not write
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
 FILE_NAME = re.compile(r"# ([\w/.-]+\.(?:py|toml))\n")
 NOT_RUN = re.compile(r"<!-- not run: .+ -->\s*\Z")
@@ -131,10 +133,9 @@ class _Terminal:
 
     def __init__(self, folder: Path, port: str = "8000") -> None:
         self._folder = folder
-        self._server: subprocess.Popen[str] | None = None
+        self._server: Forked | None = None
         self._port = port
-        path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-        self._environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "100", "NO_COLOR": "1"}
+        self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(PATH), "COLUMNS": "100", "NO_COLOR": "1"}
         # To measure a model takes seconds, and what is kept of it belongs to no page.
         self._environment |= {"WEIR_CALIBRATE": "false", "WEIR_CACHE": str(folder / ".cache")}
 
@@ -152,21 +153,22 @@ class _Terminal:
         """End the server, as a person does with Ctrl-C; it must say that all went well."""
         if self._server is not None:
             self._server.send_signal(signal.SIGINT)
-            _, last = self._server.communicate()
-            code, self._server = self._server.returncode, None
+            assert self._server.stderr is not None
+            last = self._server.stderr.read()
+            self._server.stderr.close()
+            code, self._server = self._server.wait(), None
             assert code == 0, last
 
     def _serve(self, command: str) -> None:
         self.close()
-        words = [*_weir(), *shlex.split(command)[1:], "--log-format", "json", "--log-level", "info"]
+        words = [*shlex.split(command)[1:], "--log-format", "json", "--log-level", "info"]
         if "--uds" not in words:
             words += ["--port", "0"]
-        self._server = subprocess.Popen(
-            words, cwd=self._folder, env=self._environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
+        environment = {name: value for name, value in self._environment.items() if name != "PYTHONPATH"}
+        self._server = Forked(words, environment, self._folder, stdout=subprocess.DEVNULL, path=PATH)
         self._wait_until_ready(self._server)
 
-    def _wait_until_ready(self, server: subprocess.Popen[str]) -> None:
+    def _wait_until_ready(self, server: Forked) -> None:
         said = []
         for line in server.stderr or ():
             said.append(line)

@@ -1,5 +1,6 @@
 """adaptive.py: the solved policy: which table, and when a wait ends."""
 
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -37,10 +38,9 @@ from weir.simulation.engine import Run
 from weir.simulation.simulator import run
 
 
-@pytest.mark.parametrize(
-    "policy", [SolvedPolicy(), SolvedPolicy(bank()), SolvedPolicy(promised()), SolvedPolicy(solve_bank(GOOGLENET_P4))]
-)
-def test_it_keeps_the_rules_of_policies(policy: SolvedPolicy) -> None:
+@pytest.mark.parametrize("solved", [lambda: None, bank, promised, lambda: solve_bank(GOOGLENET_P4)])
+def test_it_keeps_the_rules_of_policies(solved: Callable[[], Bank | None]) -> None:
+    policy = SolvedPolicy(solved())
     check_policy(policy)
     Feed().arrive(policy, 300.0, 100)
     check_policy(policy)
