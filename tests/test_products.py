@@ -76,6 +76,9 @@ class Shop:
         described = {"operationId": "greet", "summary": "Greet", "responses": {}}
         return Added([HttpEndpoint("GET", "/welcome", answered(greet), described)])
 
+    def in_fronts(self) -> None:
+        return None
+
     def grpc_calls(self, context: FrontendContext, most: int) -> AddedCalls:
         return NO_CALLS
 

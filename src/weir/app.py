@@ -43,7 +43,15 @@ from weir.catalog.sources import LOAD_NONE, ModelToServe, RepositorySettings, Ta
 from weir.errors import SettingsError, WeirError, brief
 from weir.frontends.dashboard.routes import make_dashboard
 from weir.frontends.dashboard.sampling import ListFronts, ListJobs, no_clients
-from weir.frontends.frontend import Frontend, FrontendContext, FrontendsSettings, Product, nothing, open_frontends
+from weir.frontends.frontend import (
+    Frontend,
+    FrontendContext,
+    FrontendsSettings,
+    Product,
+    ProductInFronts,
+    nothing,
+    open_frontends,
+)
 from weir.frontends.grpc.frontend import GrpcSettings
 from weir.frontends.grpc.frontend import make_frontend as make_grpc
 from weir.frontends.http.access_log import HttpLog
@@ -114,8 +122,9 @@ class App:
         load = settings.repository.load if residency is None else sorted(residency.pinned) or [LOAD_NONE]
         self.manager = opened_manager(sources, load, make, settings.control.allow_model_files, residency)
         self.registry = self.manager.registry
-        self.fronts = fronts = self._count_fronts(product)
         self._front_rows: ListFronts = no_clients
+        in_fronts = None if product is None else product.in_fronts()
+        self.fronts = fronts = self._count_fronts(one=product is not None and in_fronts is None)
         figures = None
         if fronts > 1:
             from weir.fronts.server import FrontFigures  # most servers have one front: themselves
@@ -134,7 +143,7 @@ class App:
                 route_handlers=() if product is None else product.fast_routes(site.context), log=notified.log,
             )  # fmt: skip
         else:
-            self.server = self._server_with(fronts, figures, notified, grpc)
+            self.server = self._server_with(fronts, figures, notified, grpc, in_fronts)
         self.registry.changed.append(self.server.routes_changed)
         self.frontends: list[Frontend] = [self.server, *([] if grpc is None else [grpc])]
         self.frontends += open_frontends(settings.frontends.wanted, site.context)
@@ -142,20 +151,22 @@ class App:
         self._signalled = asyncio.Event()
         self._own_process = False
 
-    def _count_fronts(self, product: Product | None) -> int:
-        """Return how many fronts there shall be."""
+    def _count_fronts(self, *, one: bool) -> int:
+        """Return how many fronts there shall be; with `one` the server can have only one."""
         wanted = self.settings.process.fronts
         cpus = cpu_count()
         if wanted == "auto":
-            wanted = 1 if product is not None else cpus - sum(each.worker_count for each in self.registry.all)
+            wanted = 1 if one else cpus - sum(each.worker_count for each in self.registry.all)
         count = max(1, int(wanted))
-        if count > 1 and product is not None:
+        if count > 1 and one:
             raise SettingsError(f"fronts={count}: this kind of server has one front; only fronts=1 works")
         if count > cpus:
             self._logger.warning("more fronts than CPUs: they take time from each other", fronts=count, cpus=cpus)
         return count
 
-    def _server_with(self, fronts: int, figures: "FrontFigures", notified: "Notified", grpc: Any) -> HttpServer:
+    def _server_with(
+        self, fronts: int, figures: "FrontFigures", notified: "Notified", grpc: Any, product: "ProductInFronts | None"
+    ) -> HttpServer:  # fmt: skip
         """Return the HTTP server with so many fronts."""
         from weir.fronts.front import FrontConfig
         from weir.fronts.metrics import FrontMetrics, rows_of
@@ -164,11 +175,12 @@ class App:
         settings, site = self.settings, self.site
         level = logging.getLevelNamesMapping()[settings.telemetry.log_level.upper()]
         config = FrontConfig(
-            settings.http, settings.access, settings.control, notified.log is not None, level, fronts
+            settings.http, settings.access, settings.control, notified.log is not None, level, fronts,
+            product=None if product is None else product.front,
         )  # fmt: skip
         server = FrontsServer(
             self.registry, site.asgi, settings.http, notified.observers, config=config, figures=figures, context=site.kserve,
-            websockets=site.websockets, log=notified.log, grpc=grpc,
+            websockets=site.websockets, log=notified.log, grpc=grpc, product=None if product is None else product.dispatcher,
         )  # fmt: skip
         self._front_rows = lambda: rows_of(server.fronts, server.connections_of)
         if site.exposition is not None:

@@ -20,7 +20,8 @@ from weir.text_server.bert_as_service.status import Status
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.http import FastTexts, TextApi
 from weir.text_server.metrics import TextCounts
-from weir.text_server.server import added_by, text_apis
+from weir.text_server.protocols.apis import text_apis
+from weir.text_server.server import added_by
 from weir.text_server.texts import Encodes
 
 T = TypeVar("T")

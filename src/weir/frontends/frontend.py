@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from weir.frontends.http.fast.plan import RouteHandler
     from weir.protocols.exchange import HttpProtocol
     from weir.protocols.kserve.context import KserveContext
-    from weir.serving.handle import Models
+    from weir.serving.handle import ModelHandle, Models
 
 
 async def listen(
@@ -120,6 +120,48 @@ class FrontendFactory(Protocol):
         """Return a frontend that has not started, or None if the settings switch it off. Raises SettingsError."""
 
 
+class Turns(Protocol):
+    """Gives texts of fronts their turns among those of the dispatcher. A turn is a tag, and whether it lets virtual time stand still."""
+
+    def enter(self, ahead: float, cost: float) -> tuple[float, bool]:
+        """Return the turn of a text, whose caller has had `ahead` tokens more than others of its front."""
+
+    def leave(self, turn: tuple[float, bool]) -> None:
+        """Note that the text with this turn has ended."""
+
+
+class FrontProduct(Protocol):
+    """The part of a product in a front. The dispatcher makes it, and it is pickled."""
+
+    def load(self) -> None:
+        """Load what all fronts share; called once, before they are forked."""
+
+    def routes(
+        self, models: "Models", http: HttpSettings, fronts: int, send: Callable[[bytes], None]
+    ) -> "Sequence[RouteHandler]":
+        """Return the handlers of its routes, in one of so many `fronts`; the dispatcher answers all others. `send` is called with what `reported` gets."""
+
+    def report(self) -> None:
+        """Send what was counted."""
+
+
+class DispatcherProduct(Protocol):
+    """The part of a product in the dispatcher."""
+
+    def turns(self, handle: "ModelHandle") -> Turns | None:
+        """Return what gives texts of fronts their turns; None for a model that takes none of them."""
+
+    def reported(self, data: bytes) -> None:
+        """Count what a front has counted. Raises ValueError or msgspec.MsgspecError for what is no such thing."""
+
+
+class ProductInFronts(NamedTuple):
+    """The parts of a product in a server with several fronts."""
+
+    front: FrontProduct
+    dispatcher: DispatcherProduct
+
+
 class Product(Protocol):
     """Something that a server offers besides its models. A product finds its own models in the registry, by name; the server runs them like all others.
 
@@ -135,6 +177,9 @@ class Product(Protocol):
 
     def fast_routes(self, context: FrontendContext) -> "Sequence[RouteHandler]":
         """Return handlers that answer some of those routes on the fast path. The routes answer what the handlers do not. Called after `added`."""
+
+    def in_fronts(self) -> ProductInFronts | None:
+        """Return its parts for a server with several fronts; None if it has one front only."""
 
     def grpc_calls(self, context: FrontendContext, most: int) -> "AddedCalls":
         """Return the calls that the product adds to gRPC; a stream may have `most` requests under way. Called after `added`, and only if gRPC is served."""

@@ -24,12 +24,16 @@ _INFER = f"/{INFERENCE}/ModelInfer"
 
 
 class FrontCalls(NamedTuple):
-    """What a front must know of gRPC. It listens as `settings` say, with TLS if there is a `certificate`; `target` and `secret` are the dispatcher's."""
+    """What a front must know of gRPC. It listens as `settings` say, with TLS if there is a `certificate`; `target` and `secret` are the dispatcher's.
+
+    `added` are the paths of a product's calls, each with whether the call takes a stream.
+    """
 
     settings: GrpcSettings
     target: str
     secret: str
     certificate: Certificate | None
+    added: tuple[tuple[str, bool], ...] = ()
 
 
 class DispatcherGrpc(GrpcServer):
@@ -49,7 +53,9 @@ class DispatcherGrpc(GrpcServer):
             raise self.taken() from None
         self.port = self._reserved[0].getsockname()[1]
         settings = GrpcSettings(**{**vars(self._settings), "grpc_host": self._host, "grpc_port": self.port})
-        return FrontCalls(settings, self.own_address, self._secret, certificate_of(self._http))
+        made = {} if self._added is None else self._added(self._settings.grpc_stream_requests).handlers
+        added = tuple((path, handler.takes_stream) for path, handler in made.items())
+        return FrontCalls(settings, self.own_address, self._secret, certificate_of(self._http), added)
 
     def _credentials(self) -> None:
         """Return None: the fronts end TLS."""
@@ -109,6 +115,7 @@ class FrontGrpc(GrpcServer):
 
     shares_port = True
     relay: Relay  # to the dispatcher
+    added: tuple[tuple[str, bool], ...] = ()  # see FrontCalls
     certificate: Certificate | None = None
 
     def _credentials(self) -> Any:
@@ -124,6 +131,7 @@ class FrontGrpc(GrpcServer):
         for path, handler in services.handlers.items():
             if path != _INFER:
                 services.handlers[path] = relay.handler(path, takes_stream=handler.takes_stream)
+        services.handlers |= {path: relay.handler(path, takes_stream=takes) for path, takes in self.added}
         return services
 
     async def stop(self) -> None:
@@ -137,5 +145,6 @@ def front_server(calls: FrontCalls, context: KserveContext, http: HttpSettings) 
     server = make_frontend(context, calls.settings, http, kind=lambda: FrontGrpc)
     assert isinstance(server, FrontGrpc)
     server.certificate = calls.certificate
+    server.added = calls.added
     server.relay = Relay(calls.target, calls.secret, development=http.development)
     return server

@@ -34,9 +34,11 @@ from weir.fronts.messages import (
     PlainOutputs,
     Refuse,
     Refused,
+    Reported,
     RequestForm,
     Submit,
     SubmitPlaces,
+    SubmitTexts,
     Transferred,
     WantPlace,
     batched,
@@ -54,6 +56,8 @@ from weir.serving.delivery import discard
 from weir.serving.handle import ModelHandle, Models
 
 if TYPE_CHECKING:
+    from weir.frontends.frontend import DispatcherProduct, Turns
+    from weir.fronts.texts import TextsOfFront
     from weir.serving.handle import ModelFacts
     from weir.workers.arena import SharedBlock
 
@@ -65,18 +69,30 @@ class LocalHandle(ModelHandle, Protocol):
         """See Service."""
 
 
-class Catalogue:
-    """The models of the dispatcher, each under the number by which the fronts know it. Other facts have another number."""
+class Cancels(Protocol):
+    """A queue that a request can leave."""
 
-    def __init__(self, models: Models) -> None:
+    def cancel(self, request: Any) -> None:
+        """See ModelHandle."""
+
+
+class Catalogue:
+    """The models of the dispatcher, each under the number by which the fronts know it. Other facts have another number.
+
+    `product` is the server's, which may read requests in the fronts.
+    """
+
+    def __init__(self, models: Models, product: "DispatcherProduct | None" = None) -> None:
         self._models = models
+        self.product = product
         self._last = 0
         self._numbers: dict[ModelFacts, int] = {}
         self.handles: dict[int, tuple[LocalHandle, ModelFacts]] = {}
+        self.most_texts = 0  # that may be in queues
 
     def table(self) -> ModelTable:
         """Return the models that there are now, which `handles` has from then on."""
-        before, self._numbers, self.handles = self._numbers, {}, {}
+        before, self._numbers, self.handles, self.most_texts = self._numbers, {}, {}, 0
         states = []
         for handle in self._models.all:
             facts = handle.facts
@@ -85,22 +101,28 @@ class Catalogue:
                 self._last = number = self._last + 1
             self._numbers[facts] = number
             self.handles[number] = cast(LocalHandle, handle), facts
-            states.append(_state_of(number, handle))
+            takes_texts = handle.tracing is None and self.turns_of(handle) is not None
+            states.append(_state_of(number, handle, takes_texts=takes_texts))
+            self.most_texts += facts.batching.max_queue_size if takes_texts else 0
         return ModelTable(
             states, self._of(self._models.services), self._of(self._models.routes), dict(self._models.aliases)
         )
+
+    def turns_of(self, handle: ModelHandle | None) -> "Turns | None":
+        """Return what gives texts of fronts their turns, if the model takes them."""
+        return None if self.product is None or handle is None else self.product.turns(handle)
 
     def _of(self, handles: "Any") -> dict[str, int]:
         return {name: self._numbers[handle.facts] for name, handle in handles.items()}
 
 
-def _state_of(number: int, handle: ModelHandle) -> ModelDescription:
+def _state_of(number: int, handle: ModelHandle, *, takes_texts: bool) -> ModelDescription:
     facts, model = handle.facts, handle.facts.model
     return ModelDescription(
         number, facts.name, facts.version, facts.platform, _is_hot(handle), facts.settings.timeout,
         facts.batching.max_batch_size, facts.batching.max_queue_size, facts.batching.small_request_size,
         list(model.inputs), list(model.outputs), list(model.content_types), facts.streaming, model.Output is bytes,
-        overrides(model, "encode"), handle.control.workers.arena_bytes,
+        overrides(model, "encode"), handle.control.workers.arena_bytes, takes_texts, facts.batching.max_batch_cost,
     )  # fmt: skip
 
 
@@ -158,7 +180,7 @@ class RemoteRequest(RequestBase):
     __slots__ = ("explain", "front", "handle", "number")
 
     def __init__(
-        self, front: "ConnectedFront", handle: LocalHandle, form: KnownForm, number: int, arrival: float, payload: bytes
+        self, front: "ConnectedFront", handle: Cancels, form: KnownForm, number: int, arrival: float, payload: bytes
     ) -> None:
         # As RequestBase does, but without arguments: this runs once per request. A test compares the results of the two.
         self.payload = payload
@@ -237,7 +259,9 @@ class ConnectedFront:
         self._lent = Lent(connections, self._link.put)
         self._pressed = pressed
         self.put = self._link.put  # sends a message in this turn
+        self.grew = self._link.grew
         self.open: dict[int, RemoteRequest] = {}
+        self._texts: TextsOfFront | None = None
         self._next = 0  # the lowest number that a request may have
         self._forms: dict[int, KnownForm] = {}
         self._most = (
@@ -256,7 +280,7 @@ class ConnectedFront:
         self.answer_bytes = 0
         self._link.open()
         self._readers = {
-            Submit: self._submit, RequestForm: self._know, SubmitPlaces: self._submit_places, WantPlace: self._want, PlaceFree: self._take_back, CallerLeft: self._withdraw, Transferred: self._count, Refused: self._refused,
+            Submit: self._submit, SubmitTexts: self._submit_texts, Reported: self._reported, RequestForm: self._know, SubmitPlaces: self._submit_places, WantPlace: self._want, PlaceFree: self._take_back, CallerLeft: self._withdraw, Transferred: self._count, Refused: self._refused,
             AccessLine: self._write_line, Noted: _note, FrontListens: self._listens, Alive: _alive, Drained: self._has_drained,
         }  # fmt: skip
 
@@ -324,19 +348,52 @@ class ConnectedFront:
             for payload in refused:
                 payload.release()
 
-    def _enter(self, known: int, first: int, arrivals: list[float], payloads: Sequence[Any]) -> Sequence[Any]:
-        """Put requests of a form in their queue; return the payloads of those that were not accepted."""
-        form, count = self._forms.get(known), len(payloads)
-        numbers = range(first, first + count)
-        if form is None or first < self._next or len(self.open) + count > self._most:
+    def _submit_texts(self, message: SubmitTexts) -> None:
+        if len(message.costs) != len(message.payloads) or len(message.ahead) != len(message.payloads):
+            raise _Violation("texts without a cost")
+        most = self._most + self._catalogue.most_texts
+        form, numbers = self._checked(message.form, message.first, message.arrivals, len(message.payloads), most)
+        turns = self._catalogue.turns_of(form.handle)
+        if form.handle is None or turns is None or form.handle.facts is not form.facts:
+            self._hand_back(numbers)
+            return
+        if self._texts is None:
+            from weir.fronts.texts import TextsOfFront  # loads numpy
+
+            self._texts = TextsOfFront(self)
+        self._texts.enter(form, turns, numbers, message, self._now)
+
+    def _reported(self, message: Reported) -> None:
+        product = self._catalogue.product
+        if product is None:
+            raise _Violation("counts of a product that there is not")
+        try:
+            product.reported(message.data)
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise _Violation(f"counts that are none: {error}") from None
+
+    def _checked(
+        self, known: int, first: int, arrivals: list[float], count: int, most: int
+    ) -> tuple[KnownForm, range]:  # fmt: skip
+        """Return the form and the numbers of requests that a front may send, of which it may have `most` under way."""
+        form, numbers = self._forms.get(known), range(first, first + count)
+        if form is None or first < self._next or len(self.open) + count > most:
             raise _Violation("requests of an unknown form, with former numbers, or more than it can have connections")
         if not 0 < count == len(arrivals) or arrivals != sorted(arrivals) or arrivals[-1] > self._now:
             raise _Violation("no requests, requests out of order, or one from the future")
         self._next = numbers.stop
+        return form, numbers
+
+    def _hand_back(self, numbers: range) -> None:
+        for number in numbers:
+            self._link.put(MustHandOver(number))
+
+    def _enter(self, known: int, first: int, arrivals: list[float], payloads: Sequence[Any]) -> Sequence[Any]:
+        """Put requests of a form in their queue; return the payloads of those that were not accepted."""
+        form, numbers = self._checked(known, first, arrivals, len(payloads), self._most)
         handle = form.handle
         if handle is None or handle.facts is not form.facts:
-            for number in numbers:
-                self._link.put(MustHandOver(number))
+            self._hand_back(numbers)
             return payloads
         requests = list(map(RemoteRequest, repeat(self), repeat(handle), repeat(form), numbers, arrivals, payloads))
         self.open.update(zip(numbers, requests, strict=True))
@@ -399,11 +456,21 @@ class ConnectedFront:
 
     def new_answers(self) -> PlainOutputs | None:
         """Return where the plain responses of this turn go; None if the front must not get more before it has read."""
-        if self._claim.held_bytes and self.charge_unread() > self._account.max_connection_bytes:
+        if self.is_full:
             return None
         self.answers = PlainOutputs([], [])
         self._loop.call_soon(self.turn_ends)
         return self.answers
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the front must not get more before it has read."""
+        return bool(self._claim.held_bytes) and self.charge_unread() > self._account.max_connection_bytes
+
+    @property
+    def last(self) -> Any:
+        """The message that was put last; None once it has left."""
+        return self._link.last
 
     def fail(self, number: int, error: WeirError) -> None:
         """Send the error of a request."""

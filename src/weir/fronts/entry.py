@@ -37,6 +37,8 @@ def main(arguments: list[str]) -> int:
     if config.grpc is not None:
         from weir.fronts import calls  # noqa: F401  # shared by all fronts
     tls = tls_context(config.http)
+    if config.product is not None:
+        config.product.load()
     loaded()
     gc.collect()
     gc.freeze()  # the collector would write to what fronts share

@@ -43,6 +43,8 @@ from weir.fronts.messages import (
     PlainOutputs,
     Refuse,
     Refused,
+    Reported,
+    TextOutputs,
     reader_of_dispatcher,
     sent_error,
 )
@@ -55,6 +57,7 @@ from weir.telemetry.recorder import SilentObserver
 from weir.wire.status import set_timeout_status
 
 if TYPE_CHECKING:
+    from weir.frontends.frontend import FrontProduct
     from weir.frontends.http.fast.shared import HttpShared
     from weir.fronts.calls import FrontCalls, FrontGrpc
 
@@ -125,10 +128,10 @@ class Leaving(asyncio.Protocol):
 class PassOn:
     """Hands connections over to the dispatcher: see TakesOver."""
 
-    def __init__(self, sender: ConnectionSender, relays: Relays, link: Link[Any], models: RemoteModels) -> None:
+    def __init__(self, sender: ConnectionSender, relays: Relays, link: Link[Any], report: Callable[[], None]) -> None:
         self._sender = sender
         self._relays = relays
-        self._models = models
+        self._report = report
         self._link = link
 
     def load(self) -> None:
@@ -140,7 +143,7 @@ class PassOn:
     def go_on(self, shared: "HttpShared", transport: asyncio.Transport, replay: bytes) -> None:
         """See TakesOver. What is counted here goes ahead: the connection may ask for it."""
         shared.tell_observers()
-        self._models.report()
+        self._report()
         self._link.flush()
         if transport.get_extra_info("sslcontext") is not None:
             self._relays.begin(transport, replay)
@@ -259,6 +262,7 @@ class FrontConfig:
     log_level: int
     fronts: int
     grpc: "FrontCalls | None" = None
+    product: "FrontProduct | None" = None
 
 
 @dataclass(frozen=True)
@@ -290,6 +294,7 @@ class Front:
         set_timeout_status(config.http.timeout_status)
         self._requests = Requests(self._link)
         self._models = RemoteModels(self._requests, config.fronts, MemoryReceiver(ends.connections))
+        self._product = product = config.product
         self._sender = ConnectionSender(ends.connections, loop)
         account = SharedAccount(config.http, SharedFigures(ends.figures, config.fronts + 1), ends.index)
         self._relays = Relays(self._sender, account)
@@ -297,7 +302,8 @@ class Front:
         context = FrontContext(self._models, config.http, access=access, account=account)
         self._server = FrontServer(
             self._models, no_application, config.http, [RefusalObserver(self._link)], context=context,
-            own=(FrontNative(self._models, config.http), FrontKserve(context)), hand_over=PassOn(self._sender, self._relays, self._link, self._models),
+            own=(FrontNative(self._models, config.http), FrontKserve(context)), hand_over=PassOn(self._sender, self._relays, self._link, self._report),
+            route_handlers=() if product is None else product.routes(self._models, config.http, config.fronts, self._send_counts),
             log=RemoteLog(self._link) if config.access_log else None,
         )  # fmt: skip
         self._grpc: FrontGrpc | None = None
@@ -324,13 +330,26 @@ class Front:
         await self._server.stop()
         if self._grpc is not None:
             await self._grpc.stop()
-        self._models.report()
+        self._report()
         self._link.flush()
+
+    def _send_counts(self, data: bytes) -> None:
+        self._link.put(Reported(data))
+
+    def _report(self) -> None:
+        """Send the dispatcher what was counted."""
+        self._models.report()
+        if self._product is not None:
+            self._product.report()
 
     def _received(self, messages: list[FromDispatcher]) -> None:
         for message in messages:
             if isinstance(message, PlainOutputs):
                 self._requests.answered(message)
+            elif isinstance(message, TextOutputs):
+                from weir.fronts.tokens import take_outputs
+
+                take_outputs(self._requests.open, message)
             elif isinstance(message, ModelTable):
                 self._models.replace(message)
             elif isinstance(message, Granted):
@@ -369,7 +388,7 @@ class Front:
         self._refuse()
         frontends: list[Frontend] = [self._server, *([] if self._grpc is None else [self._grpc])]
         in_time = all(await asyncio.gather(*[each.drain(seconds) for each in frontends]))
-        self._models.report()
+        self._report()
         self._link.send(Drained(in_time))
         await self._relays.ended()  # the dispatcher ends them
         self._over.set()

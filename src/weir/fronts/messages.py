@@ -22,6 +22,7 @@ from weir.wire.frames import FrameReader, framed
 # The dispatcher reads longer bodies itself, straight into the memory that it shares with the workers.
 LONGEST_BODY = 32 << 10
 LONGEST_PAYLOAD = 2 * LONGEST_BODY  # what is read from a body may be longer, such as numbers in JSON
+LONGEST_TOKENS = 1 << 20  # bytes of the token ids of a text
 
 # The frame of a front is closed when it has so many bytes, and may have as many again: a message is short.
 FULL_FRAME = 1 << 20
@@ -64,6 +65,38 @@ class Submit(msgspec.Struct, array_like=True, tag=0, gc=False):
     form: int
     arrivals: list[float]
     payloads: list[Annotated[bytes, Meta(max_length=LONGEST_PAYLOAD)]]
+
+
+class SentTokens(msgspec.Struct, array_like=True, gc=False):
+    """The tokens of a text that are more than ids; see weir.text_models.texts.Tokens."""
+
+    ids: bytes
+    second: int
+    outputs: tuple[Text, ...]
+
+
+TokenIds = Annotated[bytes, Meta(max_length=LONGEST_TOKENS)]
+
+
+class SubmitTexts(msgspec.Struct, array_like=True, tag=20, gc=False):
+    """Texts as tokens, of the form `form` and numbered as in Submit. The arrival of each is when its request began; its cost is in tokens.
+
+    `ahead` says by how many tokens its caller has had more than others of the front, and `brief` is as in RequestBase.
+    """
+
+    first: Number
+    form: int
+    brief: bool
+    arrivals: list[float]
+    payloads: list[TokenIds | SentTokens]
+    costs: list[Annotated[int, Meta(ge=1, le=LONGEST_TOKENS)]]
+    ahead: list[Annotated[float, Meta(ge=0, le=1e15)]]
+
+
+class Reported(msgspec.Struct, array_like=True, tag=21):
+    """What the product of a front has counted for the product of the dispatcher, which reads it."""
+
+    data: bytes
 
 
 class WantPlace(msgspec.Struct, array_like=True, tag=10, gc=False, frozen=True):
@@ -162,7 +195,7 @@ class Drained(msgspec.Struct, array_like=True, tag=7):
 class ModelDescription(msgspec.Struct, array_like=True):
     """What a front must know of a model to read its requests. `number` stands for the facts of the dispatcher, of which it knows no other form.
 
-    `hot`: a front may read its requests; it hands over those of other models.
+    `hot`: a front may read its requests; it hands over those of other models. `takes_texts`: the product in a front may put texts into its queue.
     """
 
     number: int
@@ -181,6 +214,8 @@ class ModelDescription(msgspec.Struct, array_like=True):
     writes_bytes: bool
     encodes: bool
     arena_bytes: int
+    takes_texts: bool
+    max_batch_cost: float | None
 
 
 class ModelTable(msgspec.Struct, array_like=True, tag=0):
@@ -218,6 +253,21 @@ class DetailedOutput(msgspec.Struct, array_like=True, tag=2, gc=False):
     number: int
     output: bytes
     batch: Batched
+
+
+class SentArray(msgspec.Struct, array_like=True, gc=False):
+    """An array of float32."""
+
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class TextOutputs(msgspec.Struct, array_like=True, tag=20, gc=False):
+    """The outputs of texts of one batch: each is JSON if its form asks for that, else the numbers of a vector; or several arrays."""
+
+    batch: Batched
+    numbers: list[int]
+    outputs: list[bytes | list[SentArray]]
 
 
 class FailedRequest(msgspec.Struct, array_like=True, tag=3):
@@ -258,11 +308,20 @@ class Drain(msgspec.Struct, array_like=True, tag=6):
 
 
 FromFront = (
-    RequestForm | Submit | SubmitPlaces | WantPlace | PlaceFree | CallerLeft | Transferred | Refused | AccessLine | Noted
-    | FrontListens | Alive | Drained
+    RequestForm | Submit | SubmitPlaces | SubmitTexts | WantPlace | PlaceFree | CallerLeft | Transferred | Refused | AccessLine
+    | Noted | Reported | FrontListens | Alive | Drained
 )  # fmt: skip
 FromDispatcher = (
-    ModelTable | PlainOutputs | DetailedOutput | FailedRequest | MustHandOver | Granted | GiveBack | Refuse | Drain
+    ModelTable
+    | PlainOutputs
+    | DetailedOutput
+    | TextOutputs
+    | FailedRequest
+    | MustHandOver
+    | Granted
+    | GiveBack
+    | Refuse
+    | Drain
 )
 
 _encode_into = msgspec.msgpack.Encoder().encode_into

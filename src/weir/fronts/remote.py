@@ -101,6 +101,18 @@ class Requests:
         else:
             self.link.put(SubmitPlaces(number, form, [arrival], [place.offset], [size_bytes]))
 
+    def form_of(self, form: tuple[Any, ...]) -> int:
+        """Return the number of a form of requests, which is sent unless the dispatcher knows it."""
+        return self._last_known if form == self._last_form else self._known(form)
+
+    def enter(self, request: Any) -> int:
+        """Return the number of a request that is about to be sent."""
+        number: int = self._next
+        request.number = number
+        self._next = number + 1
+        self.open[number] = request
+        return number
+
     def _known(self, form: tuple[Any, ...]) -> int:
         """Return the number of a form of requests, which the dispatcher knows from then on."""
         known = self._forms.get(form)
@@ -287,7 +299,7 @@ def facts_of(state: ModelDescription) -> ModelFacts:
         declared["encode"] = lambda self, value, content_type: b""  # it is only asked whether there is one
     batching = BatchingSettings(
         max_batch_size=state.max_batch_size, max_queue_size=state.max_queue_size,
-        small_request_size=state.small_request_size,
+        small_request_size=state.small_request_size, max_batch_cost=state.max_batch_cost,
     )  # fmt: skip
     stand_in = type("StandIn", (Model,), declared)
     settings = ServiceSettings(timeout=state.timeout)
@@ -330,8 +342,13 @@ class RemoteModels:
         self.known.set()
 
     def _handle(self, state: ModelDescription) -> RemoteHandle:
+        kind = RemoteHandle
+        if state.takes_texts:
+            from weir.fronts.tokens import TextHandle  # loads numpy
+
+            kind = TextHandle
         send = self._requests.link.put
-        return RemoteHandle(state, self._requests, LentPlaces(state.number, self._fronts, send, self._memory))
+        return kind(state, self._requests, LentPlaces(state.number, self._fronts, send, self._memory))
 
     def places_of(self, model: int) -> LentPlaces | None:
         """Return the places of the model with this number; None if it is not there any more."""

@@ -27,6 +27,7 @@ from weir.workers.arena import create_memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from weir.frontends.frontend import DispatcherProduct
     from weir.frontends.http.fast.connection import Connection
     from weir.frontends.websocket import WebSockets
     from weir.fronts.calls import DispatcherGrpc
@@ -67,7 +68,7 @@ class FrontsServer(HttpServer):
     def __init__(
         self, registry: "Models", asgi_app: Any, settings: HttpSettings, observers: Sequence[Observer], *, config: FrontConfig,
         figures: FrontFigures, context: KserveContext, websockets: "WebSockets | None" = None, log: HttpLog | None = None,
-        grpc: "DispatcherGrpc | None" = None,
+        grpc: "DispatcherGrpc | None" = None, product: "DispatcherProduct | None" = None,
     ) -> None:  # fmt: skip
         check_possible(config.fronts)
         super().__init__(
@@ -78,7 +79,7 @@ class FrontsServer(HttpServer):
         self._grpc = grpc
         self._observers = observers
         self._log = log
-        self._catalogue = Catalogue(registry)
+        self._catalogue = Catalogue(registry, product)
         self._fronts: Fronts | None = None
         registry.changed.append(self._models_changed)
 

@@ -142,11 +142,12 @@ class Encoder:
         threads: how many threads tokenize; with 0 the event loop does.
         max_held: the most texts of all requests together.
         on_round: see TokenizerThreads.
+        fronts: how many processes have an encoder of this queue. They divide its window.
     """
 
     def __init__(
         self, service: "ModelHandle", tokenizer: Tokenizes, shape: TextShape, *, name: str | None = None, facts: TextFacts = NO_FACTS,
-        threads: int = 2, max_held: int = MAX_HELD, on_round: Callable[[float, float, int], None] | None = None,
+        threads: int = 2, max_held: int = MAX_HELD, on_round: Callable[[float, float, int], None] | None = None, fronts: int = 1,
     ) -> None:  # fmt: skip
         self._service = service
         self._tokenizer = tokenizer
@@ -159,7 +160,8 @@ class Encoder:
         self._threads = TokenizerThreads(tokenizer, threads, on_round)
         self._large_request = LARGE_REQUEST if threads else inf
         self._callers: CallerQueue[EncodeRequest] = CallerQueue()
-        self._max_held = max_held
+        self._max_held = max_held // fronts
+        self._fronts = fronts
         self._held = 0  # texts of requests that have not ended
         self._under_way = {False: 0, True: 0}  # texts in the queue or being computed, by whether they are bulk work
         self._pump_scheduled = False
@@ -175,7 +177,7 @@ class Encoder:
         It is enough to form batches of similar length, and at most half of the queue.
         """
         settings = self._service.facts.batching
-        return max(1, min(settings.max_queue_size // 2, max(256, 8 * settings.max_batch_size)))
+        return max(1, min(settings.max_queue_size // 2, max(256, 8 * settings.max_batch_size)) // self._fronts)
 
     def serve(self, service: "ModelHandle") -> None:
         """Send texts to the queue of `service` from now on. Texts that are in the queue of the previous service stay there."""
@@ -339,6 +341,31 @@ class Encoder:
         """Cancel `one`, whose caller has left."""
         if self._leave_one(one):
             one.call.cancel(one)
+
+    # Texts that fronts have tokenized: see fronts/product.py.
+
+    @property
+    def virtual_time(self) -> float:
+        """The virtual time of fair_queue.py, in tokens."""
+        return self._callers.now
+
+    def enter(self, ahead: float, cost: float) -> tuple[float, bool]:
+        """Return the turn of a text: that of a new caller, if others wait here, unless its caller is further `ahead` in its front."""
+        callers = self._callers
+        waiting = callers.next() is not None
+        if not (ahead or waiting):
+            return callers.hold(), True
+        return callers.at(max(ahead, cost) if waiting else ahead), False
+
+    def leave(self, turn: tuple[float, bool]) -> None:
+        """Note that the text with this turn has ended."""
+        tag, holds = turn
+        if holds:
+            self._callers.release()
+        else:
+            self._callers.ended(tag)
+        if self._callers.next() is not None:
+            self._pump_soon()
 
     def _prompt(self, prompt: str | None) -> str | None:
         return None if prompt is None else prompt_text(prompt, self.facts.prompts)

@@ -142,6 +142,12 @@ class CallerQueue(Generic[S]):
         heappush(self._tags, self.now)
         return self._now
 
+    def at(self, ahead: float) -> float:
+        """Return a tag, to be passed to `ended` later, for a text that is so many tokens `ahead` of virtual time and is not charged."""
+        tag = self.now + ahead
+        heappush(self._tags, tag)
+        return tag
+
     def hold(self) -> float:
         """Return a tag as `at_once` does, and let virtual time stand still until `release`. Most texts are such, and this takes no heap."""
         tag = self._now if self._held else self.now

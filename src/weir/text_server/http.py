@@ -337,7 +337,7 @@ class FastTextRequest:
         self._withdraw = None
         texts, exchange = self._texts, self._exchange
         if isinstance(encoded, WeirError):
-            return self._answer(texts.refusal(encoded, exchange))
+            return self._end_with(encoded)
         if self._head.accept_coding and _size(encoded) > texts.context.http.compress_above:
             return self._run(self._answered(encoded))
         try:
@@ -358,8 +358,13 @@ class FastTextRequest:
                 encoded = encoded or await exchange.vectors()
                 answer = await texts.answer(exchange, encoded, self._head, len(self.payload))
         except Exception as error:
-            answer = self._failed(error)
-        self._answer(answer)
+            self._end_with(error)
+        else:
+            self._answer(answer)
+
+    def _end_with(self, error: Exception) -> None:
+        """Answer with `error`."""
+        self._answer(self._failed(error))
 
     def _failed(self, error: Exception) -> HttpResponse:
         """Return the answer for `error`, and log it unless it is one that callers are to expect."""

@@ -58,6 +58,19 @@ class TextClients:
             self._intervals.append(now - self._last)
         self._last = now
 
+    def received_before(self, client: str, sizes: Sequence[int], at: Sequence[float], *, frontend: str) -> None:
+        """Count requests of `client` that another process has received, each of so many texts, at the instants `at`."""
+        known = self._client_of(client, frontend, at[-1])
+        known.requests += len(sizes)
+        known.texts += sum(sizes)
+        self.data_requests += len(sizes)
+        self.texts += sum(sizes)
+        self._sizes.extend(sizes)
+        for instant in at:
+            if self._last is not None:
+                self._intervals.append(abs(instant - self._last))
+            self._last = instant
+
     def received_command(self, client: str, *, frontend: str) -> None:
         """Count a request of `client` for the server's configuration or status, or to end the server."""
         self._client_of(client, frontend, self._clock())
@@ -150,10 +163,10 @@ class TextCounts(Collector):
         self._calls: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         self._answered: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])  # calls, texts, cut
 
-    def answered(self, model: str, frontend: str, texts: int, truncated: int) -> None:
-        """Count a call that was answered with `texts` vectors, of which `truncated` are of texts that were cut."""
+    def answered(self, model: str, frontend: str, texts: int, truncated: int, calls: int = 1) -> None:
+        """Count calls that were answered with `texts` vectors, of which `truncated` are of texts that were cut."""
         counts = self._answered[model, frontend]
-        counts[0] += 1
+        counts[0] += calls
         counts[1] += texts
         counts[2] += truncated
 
@@ -162,9 +175,9 @@ class TextCounts(Collector):
         if self._transferred is not None:
             self._transferred(model, frontend, received_bytes, sent_bytes)
 
-    def refused(self, model: str, frontend: str, status: int) -> None:
-        """Count a call that was answered with an error of this status. `model` is "" if the named model does not exist."""
-        self._calls[model, frontend, str(status)] += 1
+    def refused(self, model: str, frontend: str, status: int, calls: int = 1) -> None:
+        """Count calls that were answered with an error of this status. `model` is "" if the named model does not exist."""
+        self._calls[model, frontend, str(status)] += calls
 
     def dropped(self, kind: str, times: int = 1) -> None:
         """Count connections, messages, requests or answers that the ZeroMQ frontend dropped."""

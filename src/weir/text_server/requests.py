@@ -378,6 +378,12 @@ class TextPiece(TextRequest):
 
     __slots__ = ("piece", "place", "request")
 
+    @property
+    def limit(self) -> tuple[float, float]:
+        """The timeout of the whole request, and the instant from which it counts."""
+        deadline = self.request.deadline
+        return deadline.timeout, deadline.began
+
     def __init__(
         self, call: "Exchange", request: EncodeRequest, ready: ReadyText, ended: Callable[["TextPiece"], None], *, cost: float,
         tag: float, now: float,
@@ -414,6 +420,11 @@ class OneText(TextRequest):
     """
 
     __slots__ = ("began", "count", "done", "is_over", "query", "truncated")
+
+    @property
+    def limit(self) -> tuple[float, float]:
+        """The timeout, and the instant from which it counts."""
+        return self.timeout, self.began
 
     def __init__(
         self, call: "Exchange", query: TextQuery, found: Tokenized, done: Callable[[Encoded | WeirError], None],

@@ -21,14 +21,13 @@ from prometheus_client.registry import Collector
 from weir.app import App
 from weir.catalog.sources import ModelToServe
 from weir.errors import SettingsError
-from weir.frontends.frontend import Frontend, FrontendContext
+from weir.frontends.frontend import Frontend, FrontendContext, ProductInFronts
 from weir.frontends.http.application import Added
 from weir.frontends.http.fast.plan import RouteHandler
 from weir.messages import Observer
 from weir.protocols.access import is_loopback
 from weir.serving.delivery import methods_of
 from weir.settings import Settings
-from weir.text_models.pooling import OF_TOKENS, Pooling
 from weir.text_server.bert_as_service.http import Encode
 from weir.text_server.bert_as_service.settings import ZeroMqSettings
 from weir.text_server.bert_as_service.status import Status, stock_fields
@@ -38,12 +37,8 @@ from weir.text_server.encoder import Encoder
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.http import FastTexts, TextApi
 from weir.text_server.metrics import PaddingMetrics, TextClients, TextCounts
-from weir.text_server.protocols.cohere import Cohere
-from weir.text_server.protocols.infinity import Infinity, InfinityEmbeddings
+from weir.text_server.protocols.apis import text_apis
 from weir.text_server.protocols.kserve import TextInference
-from weir.text_server.protocols.openai import OpenAI
-from weir.text_server.protocols.tei import Tei
-from weir.text_server.protocols.token_labels import LabelsOfTokens
 from weir.text_server.server_settings import given_settings
 from weir.text_server.settings import CallerSettings
 from weir.text_server.text_model import ServedTextModel, read_model, with_shares
@@ -51,15 +46,10 @@ from weir.text_server.text_model import ServedTextModel, read_model, with_shares
 if TYPE_CHECKING:
     from weir.client.embedding import EmbeddingTransport
     from weir.frontends.grpc.services import AddedCalls
+    from weir.serving.handle import ModelHandle
 
 
 _ZMQ_PORT = 5555  # of bert-as-service
-
-
-def text_apis(context: EmbeddingContext) -> list[TextApi]:
-    """Return the APIs for vectors, scores and labels, in the order of their routes: OpenAI's takes every other path below /v1."""
-    kinds = (InfinityEmbeddings, Cohere, Tei, Infinity, LabelsOfTokens, OpenAI)
-    return [kind(context) for kind in kinds]
 
 
 def with_short_names(models: Sequence[ModelToServe]) -> list[ModelToServe]:
@@ -153,9 +143,25 @@ class EmbeddingProduct:
 
     def fast_routes(self, context: FrontendContext) -> Sequence[RouteHandler]:
         """Return the handlers for the fast path. They answer requests with small answers, so none for vectors of tokens."""
-        large = set(OF_TOKENS) - {Pooling.SPARSE}
-        models = {model.name for model in self._models if model.recipe.pooling not in large}
+        models = {model.name for model in self._models if model.has_small_answers}
         return [FastTexts(api.texts, models) for api in self._apis]
+
+    def in_fronts(self) -> ProductInFronts:
+        """Return the parts of it in a server with several fronts."""
+        from weir.text_server.fronts import TextsInFronts  # most servers have one front: themselves
+
+        specs = [spec._replace(pool=None) for spec in self._specs]
+        return ProductInFronts(TextsInFronts(specs, self._budgets, self._callers.max_texts), self)
+
+    def turns(self, handle: "ModelHandle") -> Encoder | None:
+        """See DispatcherProduct."""
+        return self._encoders.get(handle.facts.name)
+
+    def reported(self, data: bytes) -> None:
+        """See DispatcherProduct."""
+        from weir.text_server.fronts import add_counted
+
+        add_counted(data, self._counts, self._clients)
 
     def grpc_calls(self, context: FrontendContext, most: int) -> "AddedCalls":
         """Return TEI's services."""

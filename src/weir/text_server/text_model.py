@@ -326,6 +326,11 @@ class ServedTextModel:
         return tuple(_TASKS.get(pooling, TextTask.EMBED) for pooling in (self.recipe.pooling, *self.recipe.beside))
 
     @property
+    def has_small_answers(self) -> bool:
+        """Whether its answers are small: it makes no vectors of tokens."""
+        return self.recipe.pooling not in OF_TOKENS or self.recipe.pooling is Pooling.SPARSE
+
+    @property
     def weights_file(self) -> Path:
         """The file with the weights, or the index of a model in parts."""
         return self._checkpoint.store.paths[0]
@@ -391,8 +396,8 @@ class ServedTextModel:
         )
         return TextInference(context, encoder, of_tokens=self.recipe.pooling in OF_TOKENS, size_of_tokens=size)
 
-    def encoder(self, service: "ModelHandle", budget: Budget | None = None) -> Encoder:
-        """Return the encoder of the model over `service`, which has the batches of `budget`."""
+    def encoder(self, service: "ModelHandle", budget: Budget | None = None, fronts: int = 1) -> Encoder:
+        """Return the encoder of the model over `service`, which has the batches of `budget`; for `fronts` see Encoder."""
         dense = self._checkpoint.dense and self.recipe.pooling not in OF_TOKENS
         whole = dimensions_of(self._checkpoint, replace(self.recipe, dimensions=None))
         max_pooled = None if dense else max_pooled_places(self.recipe.poolings, whole)[: self.dimensions]
@@ -401,7 +406,7 @@ class ServedTextModel:
             self.dimensions, self.max_length, text.truncate, text.split, self.recipe.normalize,
             self.max_length if text.fixed_length else 1, max_pooled, self.recipe.pooling in OF_TOKENS, speed,
         )  # fmt: skip
-        return Encoder(service, self._tokenizer, shape, name=self.name, facts=self._facts(service))
+        return Encoder(service, self._tokenizer, shape, name=self.name, facts=self._facts(service), fronts=fronts)
 
     def _facts(self, service: "ModelHandle") -> TextFacts:
         pooling = self.recipe.pooling

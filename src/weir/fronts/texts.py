@@ -1,0 +1,117 @@
+"""The dispatcher's side of texts that fronts have tokenized (tokens.py): the model's own encoder gives each its turn among the texts of other callers."""
+
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy
+
+from weir.errors import ModelError, Overloaded, WeirError
+from weir.fronts.dispatcher import KnownForm, LocalHandle, RemoteRequest
+from weir.fronts.messages import SentArray, SubmitTexts, TextOutputs, batched
+from weir.messages import OBJECT, Dispatch
+from weir.serving.delivery import discard, is_block
+from weir.text_models.texts import Tokens
+
+if TYPE_CHECKING:
+    from weir.frontends.frontend import Turns
+    from weir.fronts.dispatcher import ConnectedFront
+
+
+class TextQueue:
+    """The queue of a text model, as the texts of a front leave it."""
+
+    def __init__(self, handle: LocalHandle, turns: "Turns") -> None:
+        self._handle = handle
+        self.turns = turns
+
+    def cancel(self, request: "RemoteText") -> None:
+        """Withdraw a text, whose caller has left."""
+        self.turns.leave(request.turn)
+        self._handle.cancel(request)
+
+
+class RemoteText(RemoteRequest):
+    """A text that a front has tokenized."""
+
+    __slots__ = ("brief", "tag", "texts", "turn", "turns")
+
+    def __init__(
+        self, texts: "TextsOfFront", queue: TextQueue, form: KnownForm, number: int, arrival: float, payload: Any, cost: float, ahead: float, brief: bool
+    ) -> None:  # fmt: skip
+        super().__init__(texts.front, queue, form, number, arrival, payload)
+        self.cost = cost
+        self.brief = brief
+        self.texts = texts
+        self.turns = queue.turns
+        self.turn = queue.turns.enter(ahead, cost)
+        self.tag = self.turn[0]
+
+    def finish(self, output: Any, dispatch: Dispatch) -> None:
+        """Send the output to the front."""
+        output = sent_output(output, as_bytes=self.accept == OBJECT)
+        if self.front.open.pop(self.number, None) is not None:
+            self.turns.leave(self.turn)
+            self.texts.answer(self.number, output, dispatch)
+
+    def fail(self, error: WeirError) -> None:
+        """Send the error to the front."""
+        if self.front.open.pop(self.number, None) is not None:
+            self.turns.leave(self.turn)
+            self.front.fail(self.number, error)
+
+    def abandon(self) -> None:
+        """Send an error: the output could not be sent."""
+        self.fail(ModelError("the vectors could not be put together"))
+
+
+def sent_output(output: Any, *, as_bytes: bool) -> bytes | list[SentArray]:
+    """Return the output for a text as it is sent: JSON as it is, with `as_bytes` a vector as its numbers, all else as arrays."""
+    if type(output) is bytes:
+        return output
+    if is_block(output):
+        try:
+            return bytes(output.view)
+        finally:
+            discard(output)
+    if as_bytes and type(output) is numpy.ndarray and output.ndim == 1:
+        return output.astype(numpy.float32, copy=False).tobytes()
+    parts = output if isinstance(output, (list, tuple)) else [output]
+    arrays = [numpy.asarray(each, numpy.float32) for each in parts]
+    return [SentArray(each.shape, each.tobytes()) for each in arrays]
+
+
+class TextsOfFront:
+    """The texts of `front`, and their outputs: those of one batch go in one message."""
+
+    def __init__(self, front: "ConnectedFront") -> None:
+        self.front = front
+        self._message: TextOutputs | None = None
+        self._dispatch: Dispatch | None = None
+
+    def enter(self, form: KnownForm, turns: "Turns", numbers: range, message: SubmitTexts, now: float) -> None:
+        """Put the texts of `message` into the queue of the model of `form`."""
+        handle = cast(LocalHandle, form.handle)
+        queue, brief, opened = TextQueue(handle, turns), message.brief, self.front.open
+        columns = zip(numbers, message.arrivals, message.payloads, message.costs, message.ahead, strict=True)
+        for number, arrival, sent, cost, ahead in columns:
+            payload = sent if isinstance(sent, bytes) else Tokens(sent.ids, sent.second, sent.outputs)
+            request = RemoteText(self, queue, form, number, arrival, payload, float(cost), ahead, brief)
+            opened[number] = request
+            try:
+                handle.submit(request, now)
+            except WeirError as error:
+                handle.notify(form.frontend, error)
+                request.fail(error)
+
+    def answer(self, number: int, output: bytes | list[SentArray], dispatch: Dispatch) -> None:
+        """Send the output of a text that was in the batch `dispatch`."""
+        front, message = self.front, self._message
+        if message is None or front.last is not message or self._dispatch is not dispatch:
+            if front.is_full:
+                front.fail(number, Overloaded("the front of this connection does not read the responses"))
+                return
+            self._message = message = TextOutputs(batched(dispatch), [], [])
+            self._dispatch = dispatch
+            front.put(message)
+        message.numbers.append(number)
+        message.outputs.append(output)
+        front.grew(len(output) if isinstance(output, bytes) else sum(len(each.data) for each in output))

@@ -1,0 +1,235 @@
+"""Texts in a server with several fronts: `TextsInFronts` reads, tokenizes and answers the requests with small answers in each front; `CountedTexts` is what
+the fronts tell the dispatcher, which counts for all.
+
+An encoder in a front divides the queue's window with those of the other fronts. The dispatcher answers all else: large answers, pages, jobs, ZeroMQ.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from weir.fronts.remote import HandedOver
+from weir.fronts.tokens import TextHandle
+from weir.text_server.exchange import EmbeddingContext
+from weir.text_server.http import FastTextRequest, FastTexts
+from weir.text_server.metrics import TextClients, TextCounts
+from weir.text_server.protocols.apis import text_apis
+from weir.text_server.text_model import ServedTextModel, TextModelSpec
+
+if TYPE_CHECKING:
+    from weir.frontends.http.fast.connection import Connection
+    from weir.frontends.http.fast.plan import RouteHandler, RoutePlan
+    from weir.protocols.settings import HttpSettings
+    from weir.serving.handle import Models
+    from weir.text_server.calibration import Budget
+    from weir.text_server.encoder import Encoder
+
+_REPORT_AFTER = 0.02  # seconds in which counts are gathered
+
+
+# What a front tells the dispatcher.
+
+
+class CountedTexts(msgspec.Struct, array_like=True):
+    """Counts since the last report.
+
+    Attributes:
+        answered: model, frontend, and how many calls, texts, and texts that were cut.
+        refused: model, frontend, status, calls.
+        received: client, frontend, the number of texts of each request, and when it came.
+        foreign: client, texts and model of requests with token ids of another tokenizer.
+        transferred: model, frontend, and the bytes received and sent.
+    """
+
+    answered: list[tuple[str, str, list[int]]]
+    refused: list[tuple[str, str, int, int]]
+    received: list[tuple[str, str, list[int], list[float]]]
+    foreign: list[tuple[str, int, str]]
+    transferred: list[tuple[str, str, list[int]]]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(CountedTexts).decode
+
+
+def add_counted(data: bytes, counts: TextCounts, clients: TextClients) -> None:
+    """Count what a front has counted. Raises msgspec.MsgspecError or ValueError for what is no `CountedTexts`."""
+    counted = _decode(data)
+    for model, frontend, (calls, texts, cut) in counted.answered:
+        counts.answered(model, frontend, texts, cut, calls)
+    for model, frontend, status, calls in counted.refused:
+        counts.refused(model, frontend, status, calls)
+    for client, frontend, sizes, at in counted.received:
+        if not sizes or len(sizes) != len(at):
+            raise ValueError("requests without sizes or instants")
+        clients.received_before(client, sizes, at, frontend=frontend)
+    for client, texts, model in counted.foreign:
+        clients.warn_of_ids(client, texts, model)
+    for model, frontend, (received, sent) in counted.transferred:
+        counts.transferred(model, frontend, received, sent)
+
+
+class Counting:
+    """Gathers the counts of a front, and sends them with `send` soon after the first of them."""
+
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        self._send = send
+        self._scheduled = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self.answered: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+        self.refused: defaultdict[tuple[str, str, int], int] = defaultdict(int)
+        self.received: defaultdict[tuple[str, str], tuple[list[int], list[float]]] = defaultdict(lambda: ([], []))
+        self.foreign: list[tuple[str, int, str]] = []
+        self.transferred: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+
+    def changed(self) -> None:
+        """Note that something was counted."""
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_later(_REPORT_AFTER, self.report)
+
+    def report(self) -> None:
+        """Send what was counted since the last report."""
+        if not self._scheduled:
+            return
+        self._scheduled = False
+        counted = CountedTexts(
+            [(*place, numbers) for place, numbers in self.answered.items()],
+            [(*place, calls) for place, calls in self.refused.items()],
+            [(*place, *columns) for place, columns in self.received.items()],
+            self.foreign,
+            [(*place, sizes) for place, sizes in self.transferred.items()],
+        )
+        self._reset()
+        self._send(_encode(counted))
+
+
+class FrontCounts(TextCounts):
+    """The counts of calls in a front."""
+
+    def __init__(self, counting: Counting) -> None:
+        super().__init__()
+        self._counting = counting
+
+    def answered(self, model: str, frontend: str, texts: int, truncated: int, calls: int = 1) -> None:
+        """See TextCounts."""
+        counts = self._counting.answered[model, frontend]
+        counts[0] += calls
+        counts[1] += texts
+        counts[2] += truncated
+        self._counting.changed()
+
+    def refused(self, model: str, frontend: str, status: int, calls: int = 1) -> None:
+        """See TextCounts."""
+        self._counting.refused[model, frontend, status] += calls
+        self._counting.changed()
+
+    def transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
+        """See TextCounts."""
+        sizes = self._counting.transferred[model, frontend]
+        sizes[0] += received_bytes
+        sizes[1] += sent_bytes
+        self._counting.changed()
+
+
+class FrontClients(TextClients):
+    """The counts of clients in a front."""
+
+    def __init__(self, counting: Counting) -> None:
+        super().__init__()
+        self._counting = counting
+
+    def received(self, client: str, texts: int, *, frontend: str) -> None:
+        """See TextClients."""
+        sizes, at = self._counting.received[client, frontend]
+        sizes.append(texts)
+        at.append(self._clock())
+        self._counting.changed()
+
+    def warn_of_ids(self, client: str, count: int, model: str) -> None:
+        """See TextClients."""
+        if count:
+            self._counting.foreign.append((client, count, model))
+            self._counting.changed()
+
+
+# A front.
+
+
+class FrontTexts(FastTexts):
+    """FastTexts in a front."""
+
+    def request(self, connection: "Connection", plan: "RoutePlan", payload: Any) -> "FrontTextRequest":
+        """See RouteHandler."""
+        return FrontTextRequest(self, connection, plan, payload)
+
+
+class FrontTextRequest(FastTextRequest):
+    """A request of a front. The dispatcher answers it if the model has changed."""
+
+    __slots__ = ()
+
+    def _end_with(self, error: Exception) -> None:
+        if isinstance(error, HandedOver):
+            self._connection.hand_over(self._plan, self.payload)
+        else:
+            super()._end_with(error)
+
+
+@dataclass
+class TextsInFronts:
+    """The FrontProduct of texts, with the settings of the models and the budgets that were measured for them."""
+
+    specs: Sequence[TextModelSpec]
+    budgets: "dict[str, Budget]"
+    max_texts: int
+
+    def load(self) -> None:
+        """See FrontProduct."""
+        self._models = [ServedTextModel(spec) for spec in self.specs]
+
+    def routes(
+        self, models: "Models", http: "HttpSettings", fronts: int, send: Callable[[bytes], None]
+    ) -> "Sequence[RouteHandler]":
+        """See FrontProduct."""
+        self._remote, self._fronts = models, fronts
+        self._counting = counting = Counting(send)
+        self._encoders: dict[str, Encoder] = {}
+        self._hot: set[str] = set()
+        self._context = EmbeddingContext(
+            self._encoders, http, self.max_texts, FrontCounts(counting), FrontClients(counting)
+        )
+        models.changed.append(self._attach)
+        return [FrontTexts(api.texts, self._hot) for api in text_apis(self._context)]
+
+    def report(self) -> None:
+        """See FrontProduct."""
+        self._counting.report()
+
+    def _attach(self) -> None:
+        """Attach encoders to the models that there are now. Until all have been there, the dispatcher answers: the first is what requests mean that name none."""
+        self._context.aliases = self._remote.aliases
+        self._hot.clear()
+        found = {model.name: self._remote.services.get(model.name) for model in self._models}
+        handles = {name: handle for name, handle in found.items() if isinstance(handle, TextHandle)}
+        if not self._encoders and len(handles) < len(found):
+            return
+        for model in self._models:
+            if model.name in handles:
+                self._attach_one(model, handles[model.name])
+        self._hot.update(model.name for model in self._models if model.name in handles and model.has_small_answers)
+
+    def _attach_one(self, model: ServedTextModel, handle: TextHandle) -> None:
+        encoder = self._encoders.get(model.name)
+        if encoder is None:
+            encoder = model.encoder(handle, self.budgets.get(model.name), self._fronts)
+            self._encoders[model.name] = encoder
+        else:
+            encoder.serve(handle)
+        handle.virtual_time = lambda: encoder.virtual_time

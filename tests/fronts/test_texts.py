@@ -1,0 +1,320 @@
+"""`weir embed serve --fronts 2` is one server of texts: what its fronts tokenize and answer, what they hand over, and what is counted."""
+
+import base64
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy
+import pytest
+from tests.fronts.kit import Caller, calling, fronts_of, owners, total
+from tests.served import Served, until
+from tests.text_models import tiny
+from tests.text_server.protocols.test_tei_grpc import Stub, made
+
+from weir.client.grpc import GrpcClient
+
+LONG = " ".join(["first", "do", "it", "then", "do", "it", "right"])  # more than the 8 tokens that the model reads
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    tiny.sentence_model(folder / "small", max_length=8, prompts={"query": "do: "})
+    tiny.model(folder / "plain", layers=2)
+    return folder
+
+
+@contextmanager
+def serving(folder: Path, *arguments: object, env: dict[str, str] | None = None) -> Iterator[Served]:
+    models = (folder / "small", f"org/other={folder / 'plain'}")
+    settings = ("--no-calibrate", "--threads", 1, "--workers", 1, "--device-map", "cpu", "--cache", folder / "cache")
+    with Served(*models, *settings, *arguments, command="embed serve", env=env) as running:
+        running.until_listening()
+        if "--grpc-port" in arguments:
+            running.until_grpc()
+        running.until_printed("dashboard")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path) -> Iterator[Served]:
+    with serving(folder, "--fronts", 2, "--grpc-port", 0) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def single(folder: Path) -> Iterator[Served]:
+    with serving(folder) as running:
+        yield running
+
+
+def body(**document: Any) -> bytes:
+    return json.dumps(document).encode()
+
+
+# What the fronts answer.
+HOT: list[tuple[str, bytes, str]] = [
+    ("/v1/embeddings", body(input="first do it"), ""),
+    ("/v1/embeddings", body(input="first do it"), "X-Request-Id: mine\r\n"),
+    ("/v1/embeddings", body(input="first do it"), "X-Client-Id: me\r\n"),
+    ("/v1/embeddings", body(input="first do it"), "X-Request-Priority: -1\r\n"),
+    ("/v1/embeddings", body(input="first do it"), "X-Request-Timeout: 20\r\n"),
+    ("/v1/embeddings", body(input=["first", "do", "first"], model="other"), ""),
+    ("/v1/embeddings", body(input=["first", "do it"], encoding_format="base64"), ""),
+    ("/v1/embeddings", body(input="first do it", dimensions=5), ""),
+    ("/v1/embeddings", body(input=["first"], dimensions=5, encoding_format="base64"), ""),
+    ("/v1/embeddings", body(input="do it", prompt_name="query"), ""),
+    ("/v1/embeddings", body(input=LONG), ""),
+    ("/v1/embeddings", body(input=LONG, truncation_direction="left"), ""),
+    ("/v1/embeddings", body(input=LONG, truncate=False), ""),
+    ("/v1/embeddings", body(input=["it", LONG], truncate=False), ""),
+    ("/v1/embeddings", body(input=[5, 6, 7]), ""),
+    ("/v1/embeddings", body(input=[[5, 6, 7], [8]]), ""),
+    ("/v1/embeddings", body(input=["it"] * 16), ""),
+    ("/v1/embeddings", body(input=[f"it {number}" for number in range(40)]), ""),
+    ("/v1/embeddings", body(input="it", model="none"), ""),
+    ("/v1/embeddings", body(input="it", dimensions=900), ""),
+    ("/v1/embeddings", body(input=""), ""),
+    ("/v1/embeddings", body(), ""),
+    ("/v1/embeddings", b"{", ""),
+    ("/v1/embeddings", b" " * 30_000 + body(input="it"), ""),
+    ("/embed", body(inputs=["first", LONG]), ""),
+    ("/embed", body(inputs="first", normalize=False), ""),
+    ("/embed", body(inputs="first", model="other"), ""),
+    ("/", body(inputs="first"), ""),
+    ("/similarity", body(inputs={"source_sentence": "do it", "sentences": ["right", "then"]}), ""),
+    ("/tokenize", body(inputs="then do it"), ""),
+    ("/decode", body(ids=[5, 6]), ""),
+    ("/decode", body(ids=[5, -1]), ""),
+    ("/rerank", body(query="a", texts=["b"]), ""),
+    ("/v2/embed", body(texts=["do", "it"], embedding_types=["float", "ubinary"]), ""),
+    ("/embeddings", body(input=["do", "it"]), ""),
+]
+# What the dispatcher answers.
+OTHER: list[tuple[str, bytes, str]] = [
+    ("/v1/embeddings", body(input="it"), "X-Request-Timeout: never\r\n"),
+    ("/v1/embeddings", b" " * 40_000 + body(input="it"), ""),
+    ("/v1/embeddings", body(input=[f"it {number}" for number in range(1_000)]), ""),
+    ("/encode", body(id=1, texts=["do", "it"]), ""),
+    ("/infer/small", b'"do it"', ""),
+    ("/v2/models/small/infer", body(inputs=[{"name": "input", "shape": [1], "datatype": "BYTES", "data": ["it"]}]), ""),
+]
+_TIMES = ("date", "x-compute-time", "x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time")
+
+
+@pytest.mark.parametrize("path,sent,headers", HOT + OTHER)
+def test_a_response_is_that_of_one_front(served: Served, single: Served, path: str, sent: bytes, headers: str) -> None:
+    answers = []
+    for each in (served, single):
+        with Caller(each.url) as caller:
+            for _ in range(2):
+                caller.send(path, sent, headers=headers)
+                status, fields, answered = caller.answer()
+                for name in (*_TIMES, "content-length"):  # the last digit of a number may be another in another batch
+                    fields.pop(name, None)
+                answers.append((status, fields, answered))
+    half = len(answers) // 2
+    for found, expected in zip(answers[:half], answers[half:], strict=True):
+        assert found[:2] == expected[:2]
+        assert_alike(found[2], expected[2])
+
+
+def assert_alike(found: bytes, expected: bytes) -> None:
+    """Assert that two answers are the same but for rounding."""
+    ours, theirs = json.loads(found), json.loads(expected)
+    for each in (ours, theirs):
+        if isinstance(each, dict) and "result" not in each:  # of /encode it is the caller's
+            each.pop("id", None)
+            each.pop("created", None)
+    compare(ours, theirs)
+
+
+def compare(found: Any, expected: Any) -> None:
+    if isinstance(found, float):
+        assert found == pytest.approx(expected, abs=1e-5)
+    elif isinstance(found, list):
+        assert len(found) == len(expected)
+        for ours, theirs in zip(found, expected, strict=True):
+            compare(ours, theirs)
+    elif isinstance(found, dict):
+        assert found.keys() == expected.keys()
+        for name, value in found.items():
+            compare(value, expected[name])
+    elif isinstance(found, str) and len(found) > 20 and found != expected:  # base64
+        vectors = [numpy.frombuffer(base64.b64decode(each), numpy.float32) for each in (found, expected)]
+        numpy.testing.assert_allclose(vectors[0], vectors[1], atol=1e-5)
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize("path,sent,headers", HOT)
+def test_a_front_keeps_the_connection_of_what_it_answers(served: Served, path: str, sent: bytes, headers: str) -> None:
+    front, _ = fronts_of(served)
+    with calling(served, front) as caller:
+        for _ in range(2):
+            assert caller.call(path, sent, headers=headers)[0] in (200, 400, 404, 413, 422, 424)
+        assert owners(served, caller) == [front.pid]
+
+
+@pytest.mark.parametrize("path,sent,headers", OTHER)
+def test_what_a_front_does_not_answer_goes_on_at_the_dispatcher(
+    served: Served, path: str, sent: bytes, headers: str
+) -> None:
+    front, _ = fronts_of(served)
+    with calling(served, front) as caller:
+        caller.call(path, sent, headers=headers)
+        assert owners(served, caller) == []
+        assert caller.call("/v1/embeddings", body(input="it"))[0] == 200
+
+
+def test_every_grpc_call_goes_on_at_the_dispatcher(served: Served) -> None:
+    with Caller(served.url) as caller:
+        expected = json.loads(caller.call("/embed", body(inputs="first do it"))[1])[0]
+    for _ in range(4):  # a channel is one connection, to any of the fronts
+        with grpc.insecure_channel(served.grpc, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            stub = Stub(channel)
+            (streamed,) = stub.EmbedEmbedStream(iter([made("EmbedRequest", inputs="first do it", normalize=True)]))
+            whole = stub.EmbedEmbed(made("EmbedRequest", inputs="first do it", normalize=True))
+        for found in (streamed, whole):
+            numpy.testing.assert_allclose(found.embeddings, expected, atol=1e-5)
+    with GrpcClient(served.grpc) as client:
+        arrays = client.infer("small", {"input": numpy.array([b"first do it"], object)})
+        numpy.testing.assert_allclose(arrays["output"][0], expected, atol=1e-5)
+
+
+def metrics_of(served: Served, headers: str = "") -> str:
+    with Caller(served.url) as caller:
+        return caller.call("/metrics", method="GET", headers=headers)[1].decode()
+
+
+def test_calls_texts_and_clients_are_counted_once(served: Served) -> None:
+    before = metrics_of(served)
+    for number, front in enumerate(fronts_of(served)):
+        with calling(served, front) as caller:
+            for _ in range(3):
+                caller.call("/v1/embeddings", body(input=["do", LONG]), headers=f"X-Client-Id: {number}\r\n")
+            caller.call("/v1/embeddings", body(input=""))
+            after = caller.call("/metrics", method="GET")[1].decode()  # what was counted goes before
+
+    def more(name: str, **labels: str) -> float:
+        return total(after, name, **labels) - total(before, name, **labels)
+
+    assert more("weir_text_calls_total", model="small", frontend="openai", code="200") == 6
+    assert more("weir_text_calls_total", frontend="openai", code="400") == 2
+    assert more("weir_texts_total", model="small", frontend="openai") == 12
+    assert more("weir_texts_truncated_total", model="small", frontend="openai") == 6
+    assert more("weir_requests_total", model="small", code="200") == 12
+    assert more("weir_tokens_total", model="small") == 6 * (3 + 8)
+    assert more("weir_received_bytes_total", model="small") > 0 < more("weir_sent_bytes_total", model="small")
+    with Caller(served.url) as caller:
+        status = json.loads(caller.call("/status/server", method="GET")[1])
+    assert status["statistic"]["num_total_client"] >= 2
+
+
+def test_counts_arrive_without_another_request(served: Served) -> None:
+    before = total(metrics_of(served), "weir_texts_total", frontend="tei")
+    with calling(served, fronts_of(served)[0]) as caller:
+        caller.call("/embed", body(inputs="it"))
+        until(lambda: total(metrics_of(served), "weir_texts_total", frontend="tei") == before + 1)
+
+
+@contextmanager
+def standing_still(served: Served) -> Iterator[None]:
+    """While the block runs, the workers of the server stand still."""
+    workers = [each for each in served.children() if "weir.workers.process.entry" in each.cmdline()]
+    assert workers
+    for worker in workers:
+        worker.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for worker in workers:
+            worker.send_signal(signal.SIGCONT)
+
+
+def waiting(served: Served, headers: str = "") -> float:
+    return total(metrics_of(served, headers), "weir_waiting_requests", model="small")
+
+
+@pytest.fixture(scope="module")
+def narrow(folder: Path) -> Iterator[Served]:
+    """A server that computes one text at a time, while twelve wait."""
+    with serving(folder, "--fronts", 2, "--max-queue-size", 12, "--max-batch-size", 1) as running:
+        yield running
+
+
+def test_texts_of_all_fronts_wait_in_one_queue(narrow: Served) -> None:
+    served = narrow
+    with ExitStack() as stack:
+        first, second = fronts_of(served)
+        callers = [stack.enter_context(calling(served, front)) for front in (first, second) * 7]
+        with standing_still(served):
+            for caller in callers[:13]:
+                caller.send("/v1/embeddings", body(input="do it"))
+            until(lambda: waiting(served) == 12)
+            status, answer = callers[13].call("/v1/embeddings", body(input="it"))
+            assert status == 429 and b"max_queue_size=12" in answer, answer
+        assert [caller.answer()[0] for caller in callers[:13]] == [200] * 13
+
+
+def test_the_texts_of_a_front_that_is_killed_are_withdrawn(narrow: Served) -> None:
+    served = narrow
+    with ExitStack() as stack:
+        first, second = fronts_of(served)
+        kept, lost, gone = (stack.enter_context(calling(served, front)) for front in (second, first, second))
+        with standing_still(served):
+            kept.send("/v1/embeddings", body(input="do it"))
+            until(lambda: total(metrics_of(served), "weir_front_requests") == 1)
+            lost.send("/v1/embeddings", body(input=["do", "it", "then"]))
+            until(lambda: waiting(served) == 3)
+            gone.send("/embed", body(inputs="first"))
+            until(lambda: waiting(served) == 4)
+            gone.socket.close()
+            until(lambda: waiting(served) == 3)
+            first.kill()
+            until(lambda: waiting(served) == 0)
+        assert kept.answer()[0] == 200
+        until(lambda: len(fronts_of(served)) == 2)
+        for front in fronts_of(served):
+            with calling(served, front) as caller:
+                assert caller.call("/embed", body(inputs="first"))[0] == 200
+
+
+def test_a_deadline_passes_in_the_queue(narrow: Served) -> None:
+    served = narrow
+    with ExitStack() as stack:
+        busy, late = (stack.enter_context(calling(served, front)) for front in fronts_of(served))
+        with standing_still(served):
+            busy.send("/v1/embeddings", body(input="do it"))
+            until(lambda: total(metrics_of(served), "weir_front_requests") == 1)
+            status, answer = late.call("/embed", body(inputs=["it", "do"]), headers="X-Request-Timeout: 0.2\r\n")
+            assert status in (408, 504) and b"timeout=0.2 s, which came with the request" in answer, (status, answer)
+        assert busy.answer()[0] == 200
+
+
+def test_keys_the_log_and_a_drain_are_those_of_the_server(folder: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("secret\n")
+    settings = ("--fronts", 2, "--max-batch-size", 1, "--api-key-file", keys, "--access-log")
+    with serving(folder, *settings) as served, ExitStack() as stack:
+        headers = "Authorization: Bearer secret\r\n"
+        callers = [stack.enter_context(calling(served, front)) for front in fronts_of(served)]
+        for caller in callers:
+            assert caller.call("/v1/embeddings", body(input="it"))[0] == 401
+            assert caller.call("/v1/embeddings", body(input="it"), headers=headers)[0] == 200
+        for status in (401, 200) * 2:
+            line = served.until_logged(r"http .*path=/v1/embeddings").string
+            assert f"status={status}" in line and "client=127.0.0.1" in line
+        with standing_still(served):
+            for caller in callers:
+                caller.send("/v1/embeddings", body(input=["do", "it"]), headers=headers)
+            until(lambda: waiting(served, headers) == 3)
+            served.process.send_signal(signal.SIGTERM)
+            served.until_logged("draining")
+        assert [caller.answer()[0] for caller in callers] == [200, 200]
+        assert served.process.wait(20) == 0
