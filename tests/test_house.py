@@ -81,7 +81,7 @@ LIMITS = {
     "client": (9, 1_905),
     "commands": (16, 1_818),
     "frontends": (35, 6_626),
-    "fronts": (15, 2_355),
+    "fronts": (15, 2_367),
     "jobs": (7, 1_362),
     "manifests": (8, 892),
     "policy": (25, 3_222),
@@ -93,7 +93,7 @@ LIMITS = {
     "text_models": (39, 6_145),
     "text_server": (33, 7_107),
     "tuning": (6, 1_019),
-    "weir": (42, 3_885),
+    "weir": (42, 3_888),
     "wire": (15, 2_976),
     "workers": (31, 6_809),
 }

@@ -90,6 +90,9 @@ IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 WRITE_TIMEOUT = 5.0  # seconds for writing finished answers, at the end of a drain
 
 
+FILES_OF_A_FRONT = 8  # that the server opens at most for each: sockets to it, its listening sockets, its process
+
+
 class App:
     """One server: its models and its frontends, the first of which is HTTP.
 
@@ -218,7 +221,10 @@ class App:
             listening.enter_context(pinned(self.settings.process.server_cpu_affinity))
             for listener in self._listeners:
                 listening.enter_context(listener)
-            if warning := allow_descriptors(self.site.kserve.account):
+            of_fronts = FILES_OF_A_FRONT * self.fronts if self.fronts > 1 else 0
+            # A front has the connection and its end of the relay.
+            each = 2 if of_fronts and self.settings.http.tls_certfile is not None else 1
+            if warning := allow_descriptors(self.site.kserve.account, others=of_fronts, each=each):
                 self._logger.warning(warning)
             await self._serve(ready)
         self._logger.info("stopped")

@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -485,6 +487,22 @@ def test_bad_settings_are_refused_by_one_line(tmp_path: Path) -> None:
     ):
         done = weir_here("serve", SQUARE, "--port", 0, *arguments)
         assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_a_system_that_cannot_share_ports_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "SO_REUSEPORT")
+    done = weir_here("serve", SQUARE, "--port", 0, "--fronts", 3)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "fronts=3: this system cannot share a port (SO_REUSEPORT); only fronts=1 works" in done.stderr
+
+
+def test_too_few_descriptors_for_the_fronts_are_refused() -> None:
+    command = f"ulimit -n 100; exec {sys.executable} -m weir serve {SQUARE} --port 0 --fronts 50"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last == "weir: fronts=50: this process may open 100 files (ulimit -n), too few for so many; raise that limit"
+    assert "Traceback" not in done.stderr
 
 
 def test_fronts_share_a_unix_socket(tmp_path: Path) -> None:

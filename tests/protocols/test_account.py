@@ -115,3 +115,10 @@ def test_there_are_no_more_connections_than_files_may_be_open(
     warning = allow_descriptors(account)
     assert (account.max_connections, done) == (connections, [] if then is None else [then])
     assert bool(warning) is (connections < 1000)
+
+
+def test_connections_that_take_two_files_each_are_half_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1000, 1000))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: None)
+    account = made(max_connections=1000)
+    assert "1000 files (ulimit -n), so 428 connections" in allow_descriptors(account, others=16, each=2)

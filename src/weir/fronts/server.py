@@ -1,7 +1,9 @@
 """The HTTP server of a dispatcher: its fronts listen, and it goes on with the connections that they hand over."""
 
 import asyncio
+import errno
 import os
+import resource
 import socket
 import ssl
 import time
@@ -88,6 +90,17 @@ class FrontsServer(HttpServer):
         super()._load_tls()
 
     async def _open(self, tls: ssl.SSLContext | None) -> Listening:
+        try:
+            return await self._open_fronts()
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            raise SettingsError(
+                f"fronts={self._config.fronts}: this process may open {most} files (ulimit -n), too few for so many; raise that limit"
+            ) from error
+
+    async def _open_fronts(self) -> Fronts:
         grpc = None if self._grpc is None else await self._grpc.reserve(_bind_one)
         listening = await self._bind()
         # As many connections as the system allows. The path of a Unix socket is this process's to remove.

@@ -390,12 +390,13 @@ async def _sent(claim: Claim, send: Send, message: Message) -> None:
         claim.give(size)
 
 
-def allow_descriptors(account: Account) -> str:
+def allow_descriptors(account: Account, *, others: int = 0, each: int = 1) -> str:
     """Raise this process's limit of open files to what the connections of `account` need. If the system does not allow that, lower `max_connections`.
 
-    Returns a warning, or "" if nothing was lowered.
+    A connection takes `each` files, and the process opens `others` besides those of any server. Returns a warning, or "" if nothing was lowered.
     """
-    wanted = account.max_connections + _OTHER_FILES
+    others += _OTHER_FILES
+    wanted = each * account.max_connections + others
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= wanted:
         return ""
@@ -403,7 +404,7 @@ def allow_descriptors(account: Account) -> str:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
     if allowed >= wanted:
         return ""
-    account.max_connections = max(1, allowed - _OTHER_FILES)
+    account.max_connections = max(1, (allowed - others) // each)
     return f"max_connections: this process may open {allowed} files (ulimit -n), so {account.max_connections} connections may be open"
 
 
