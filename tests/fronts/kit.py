@@ -3,7 +3,9 @@
 import os
 import socket
 import ssl
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -64,7 +66,8 @@ class Caller:
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         length = int(headers.get("content-length", 0))
         while len(self._rest) < length:
-            assert self._receive(), "the response ends early"
+            if not self._receive():
+                raise ConnectionResetError("the response ends early")
         body, self._rest = self._rest[:length], self._rest[length:]
         return int(first.split()[1]), headers, body
 
@@ -74,6 +77,13 @@ class Caller:
         status, _, answered = self.answer()
         return status, answered
 
+    def ask(self, path: str, body: bytes, headers: str = "") -> tuple[int, bytes]:
+        """As `call`. Raises ConnectionError if the server has closed the connection."""
+        status, answered = self.call(path, body, headers=headers)
+        if status == 0:
+            raise ConnectionResetError("no response")
+        return status, answered
+
     def _receive(self) -> bool:
         try:
             data = self.socket.recv(1 << 16)
@@ -81,6 +91,56 @@ class Caller:
             return False
         self._rest += data
         return bool(data)
+
+
+class Callers:
+    """Threads that ask, while the block runs, each on one connection after another.
+
+    `ask` gets a connection and a number that nobody else gets, and returns whether the response was right, or None if there was none; it raises
+    ConnectionError if the connection is lost.
+    """
+
+    def __init__(self, served: Served, count: int, ask: Callable[[Caller, int], bool | None], on_one: int = 50) -> None:
+        self.answered = [0] * count
+        self.wrong: list[int] = []
+        self._served = served
+        self._ask = ask
+        self._on_one = on_one
+        self._over = threading.Event()
+        self._pool = ThreadPoolExecutor(count)
+
+    def __enter__(self) -> Self:
+        self._asking = [self._pool.submit(self._run, index) for index in range(len(self.answered))]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._pool.shutdown()
+        for each in self._asking:
+            each.result()
+
+    def until_more(self, count: int) -> None:
+        """Return when so many more requests have been answered."""
+        least = sum(self.answered) + count
+        until(lambda: sum(self.answered) > least)
+
+    def _run(self, index: int) -> None:
+        number = 1000 * index
+        while not self._over.is_set():
+            with suppress(ConnectionError), Caller(self._served.url) as caller:
+                for _ in range(self._on_one):
+                    number += 1
+                    right = self._ask(caller, number)
+                    if right is False:
+                        self.wrong.append(number)
+                    self.answered[index] += right is not None
+
+
+def is_squared(caller: Caller, number: int) -> bool:
+    """Ask for the square of `number`; return whether it came."""
+    return caller.ask("/infer/square", b"%d" % number) == (200, b"%d" % number**2)
 
 
 @contextmanager

@@ -6,18 +6,26 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from functools import partial
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy
 import psutil
 import pytest
-from tests.fronts.kit import SQUARE, Caller, Gate, calling, fronts_of, metrics_of, owners, total
+from tests.fronts.kit import (
+    SQUARE,
+    Caller,
+    Callers,
+    Gate,
+    calling,
+    fronts_of,
+    is_squared,
+    metrics_of,
+    owners,
+    total,
+)
 from tests.served import Served, still_running, until, weir_here
 from tests.served_models import Square
 
@@ -414,45 +422,20 @@ def test_connections_are_kept_apart_while_fronts_are_killed() -> None:
     """Each caller gets its own answers or loses its connection; the dispatcher has as many descriptors as before."""
     with Served(SQUARE, "--fronts", 2) as served:
         served.until_ready()
-        dispatcher, over = psutil.Process(served.process.pid), threading.Event()
-        wrong: list[object] = []
-        answered = [0] * 6
-
-        def ask(caller_number: int) -> None:
-            number = 1000 * caller_number
-            while not over.is_set():
-                with suppress(ConnectionError), Caller(served.url) as caller:
-                    for _ in range(50):
-                        number += 1
-                        status, body = caller.call("/infer/square", b"%d" % number)
-                        if status == 0:
-                            break
-                        if (status, body) != (200, b"%d" % number**2):
-                            wrong.append((number, status, body))
-                        answered[caller_number] += 1
-
+        dispatcher = psutil.Process(served.process.pid)
         with Caller(served.url) as caller:
             assert caller.call("/infer/square", b"3") == (200, b"9")
         before = dispatcher.num_fds()
-        with ThreadPoolExecutor(len(answered)) as pool:
-            asking = [pool.submit(ask, number) for number in range(len(answered))]
+        with Callers(served, 6, is_squared) as callers:
             for _ in range(4):
                 victim, *_ = fronts_of(served)
-                seen = sum(answered)
                 victim.kill()
                 still_running([victim])
                 until(lambda: len(fronts_of(served)) == 2)
-                until(partial(_more_than, answered, seen + 20))
-            over.set()
-            for each in asking:
-                each.result()
-        assert wrong == [] and all(answered)
+                callers.until_more(20)
+        assert callers.wrong == [] and all(callers.answered)
         until(lambda: dispatcher.num_fds() == before)
         assert total(metrics_of(served), "weir_waiting_requests", model="square") == 0
-
-
-def _more_than(numbers: list[int], least: int) -> bool:
-    return sum(numbers) > least
 
 
 def test_auto_is_as_many_fronts_as_cpus_that_workers_leave(monkeypatch: pytest.MonkeyPatch) -> None:

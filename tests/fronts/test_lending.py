@@ -1,17 +1,14 @@
 """Large bodies come to places in the models' arenas that the dispatcher lends: nothing is mixed up or lost, and all places come back."""
 
 import json
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from functools import partial
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy
 import psutil
 import pytest
-from tests.fronts.kit import Caller, calling, fronts_of, owners, total
+from tests.fronts.kit import Caller, Callers, calling, fronts_of, owners, total
 from tests.served import Served, still_running, until
 
 MODELS = f"{Path(__file__).parents[2]}/tests/fronts/models.py"
@@ -86,41 +83,23 @@ def test_the_places_of_a_front_that_is_killed_come_back(served: Served) -> None:
 
 
 def test_bodies_are_kept_apart_while_fronts_are_killed(served: Served) -> None:
-    over = threading.Event()
-    answered, wrong = [0] * 4, list[object]()
+    def has_its_means(caller: Caller, number: int) -> bool | None:
+        body, headers = body_of(number, number + 0.5)
+        status, answered = caller.ask("/v2/models/mean/infer", body, headers)
+        return json.loads(answered)["outputs"][0]["data"] == [number, number + 0.5] if status == 200 else None
+
     before, descriptors = free_bytes(served), psutil.Process(served.process.pid).num_fds()
-
-    def ask(index: int) -> None:
-        number = 1000.0 * index
-        while not over.is_set():
-            with suppress(ConnectionError, AssertionError), Caller(served.url) as caller:
-                for _ in range(20):
-                    number += 1
-                    found = means(caller, number, number + 0.5)
-                    if found != [number, number + 0.5]:
-                        wrong.append((number, found))
-                    answered[index] += 1
-
-    with ThreadPoolExecutor(len(answered)) as pool:
-        asking = [pool.submit(ask, index) for index in range(len(answered))]
+    with Callers(served, 4, has_its_means, on_one=20) as callers:
         for _ in range(3):
-            seen = sum(answered)
             victim, *_ = fronts_of(served)
             victim.kill()
             still_running([victim])
             until(lambda: len(fronts_of(served)) == 2)
-            until(partial(_more_than, answered, seen + 20))
-        over.set()
-        for each in asking:
-            each.result()
-    assert wrong == [] and all(answered)
+            callers.until_more(20)
+    assert callers.wrong == [] and all(callers.answered)
     until(lambda: free_bytes(served) == before)
     # The connection that has just asked for the metrics may have counted.
     until(lambda: psutil.Process(served.process.pid).num_fds() <= descriptors)
-
-
-def _more_than(numbers: list[int], least: int) -> bool:
-    return sum(numbers) > least
 
 
 def test_bodies_that_hardly_arrive_leave_others_their_room() -> None:

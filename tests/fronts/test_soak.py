@@ -1,17 +1,18 @@
-"""Ten minutes of load while fronts and workers are killed: no wrong response, and memory and descriptors as at the start."""
+"""Ten minutes of load while fronts and workers are killed, and 100,000 connections: no wrong response, and memory and descriptors as at the start."""
 
 import os
 import random
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import psutil
 import pytest
-from tests.fronts.kit import SQUARE, Caller, fronts_of
+from tests.frontends.http.sockets import FILES
+from tests.fronts.kit import SQUARE, Caller, Callers, fronts_of, is_squared, metrics_of, total
 from tests.served import Served, until
 
+ENCRYPTED = ("--tls-certfile", FILES["tls_certfile"], "--tls-keyfile", FILES["tls_keyfile"])
+CONNECTIONS = int(os.environ.get("SOAK_CONNECTIONS", "100000"))
 SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
 MOST_GROWTH = 8 << 20  # bytes by which the dispatcher may be larger at the end
 
@@ -41,53 +42,62 @@ def figures(dispatcher: psutil.Process) -> tuple[int, int]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(SECONDS + 300)
-def test_kills_of_fronts_and_workers_leave_nothing_behind() -> None:
-    with Served(SQUARE, "--fronts", 3, "--log-level", "error") as served:
+@pytest.mark.parametrize("more", [(), ENCRYPTED], ids=["plain", "TLS"])
+def test_kills_of_fronts_and_workers_leave_nothing_behind(more: tuple[str, ...]) -> None:
+    with Served(SQUARE, "--fronts", 3, "--log-level", "error", *more) as served:
         served.until_ready()
-        dispatcher, over, wrong = psutil.Process(served.process.pid), threading.Event(), list[object]()
-        answered = [0] * 8
+        dispatcher = psutil.Process(served.process.pid)
 
-        def ask(caller_number: int) -> None:
-            number = 1000 * caller_number
-            while not over.is_set():
-                with suppress(ConnectionError), Caller(served.url) as caller:
-                    for _ in range(50):
-                        number += 1
-                        status, body = caller.call("/infer/square", b"%d" % number)
-                        if status == 0:
-                            break
-                        if status == 200 and body != b"%d" % number**2:
-                            wrong.append((number, status, body))
-                        answered[caller_number] += status == 200
+        def is_right(caller: Caller, number: int) -> bool | None:
+            path = "/infer/square/batch" if number % 20 == 0 else "/infer/square"  # the first is handed over or relayed
+            body = b"[%d]" % number if number % 20 == 0 else b"%d" % number
+            status, answered = caller.ask(path, body)
+            return b"%d" % number**2 in answered if status == 200 else None
 
-        def kill_for(seconds: float) -> None:
+        def kill_for(seconds: float, callers: Callers) -> None:
             chance, end = random.Random(1), time.monotonic() + seconds
             while time.monotonic() < end:
-                seen = sum(answered)
                 with suppress(psutil.Error, IndexError):  # it has ended meanwhile, or there is none
                     chance.choice(fronts_of(served) if chance.random() < 0.7 else workers_of(served)).kill()
-                until(lambda seen=seen: sum(answered) > seen + 500)  # type: ignore[misc]  # bound at once
+                callers.until_more(500)
 
         def rest() -> tuple[int, int]:
             until(lambda: len(fronts_of(served)) == 3 and admitted(served))
             return figures(dispatcher)
 
-        with ThreadPoolExecutor(len(answered)) as pool:
-            asking = [pool.submit(ask, number) for number in range(len(answered))]
-            try:
-                kill_for(SECONDS / 20)  # the first kills load code and fill caches
-                over.set()
-                for each in asking:
-                    each.result()
-                descriptors, memory = rest()
-                over.clear()
-                asking = [pool.submit(ask, number) for number in range(len(answered))]
-                kill_for(SECONDS)
-            finally:
-                over.set()
-            for each in asking:
-                each.result()
-        assert not wrong
-        print(f"{sum(answered)} answered; before {descriptors} descriptors, {memory} bytes; after {rest()}")
+        with Callers(served, 8, is_right) as callers:
+            kill_for(SECONDS / 20, callers)  # the first kills load code and fill caches
+        descriptors, memory = rest()
+        with Callers(served, 8, is_right) as callers:
+            kill_for(SECONDS, callers)
+        assert not callers.wrong
+        print(f"{sum(callers.answered)} answered; before {descriptors} descriptors, {memory} bytes; after {rest()}")
         until(lambda: rest()[0] <= descriptors)
         assert rest()[1] <= memory + MOST_GROWTH
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("more", [(), ENCRYPTED], ids=["plain", "TLS"])
+def test_connections_that_are_opened_and_closed_leave_nothing_behind(more: tuple[str, ...]) -> None:
+    with Served(SQUARE, "--fronts", 2, "--log-level", "error", *more) as served:
+        served.until_ready()
+        processes = [psutil.Process(served.process.pid), *fronts_of(served)]
+
+        def open_and_close(count: int) -> list[tuple[int, int]]:
+            """Open so many, of which every tenth asks, and every hundredth is handed over or relayed; return the figures of the processes."""
+            for index in range(count):
+                with Caller(served.url) as caller:
+                    if index % 10 == 0:
+                        assert is_squared(caller, index)
+                    if index % 100 == 0:
+                        assert caller.call("/models", method="GET")[0] == 200
+            until(lambda: total(metrics_of(served), "weir_connections") == 1)
+            return [figures(each) for each in processes]
+
+        before = open_and_close(CONNECTIONS // 20)
+        after = open_and_close(CONNECTIONS)
+        print(f"{CONNECTIONS} connections: before {before}, after {after}")
+        for (descriptors, memory), (then, memory_then) in zip(before, after, strict=True):
+            assert then <= descriptors + 2  # the connection that asks for the metrics may count
+            assert memory_then <= memory + MOST_GROWTH
