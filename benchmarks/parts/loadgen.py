@@ -4,6 +4,7 @@ Each server runs alone. LoadGen's own verdict counts; a run with a response that
 highest that LoadGen calls valid, found by halving below the rate of Offline. LoadGen's summaries are kept in benchmarks/loadgen/summaries.
 """
 
+import os
 import re
 import shutil
 import tempfile
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 from benchmarks.harness.result import Part, Result, Run, Table, count, milliseconds
 from benchmarks.harness.servers import PEERS, ROOT, Server, ask, free_port, python_of, serving, weir_command
 from benchmarks.loadgen.messages import JSON_BODY, binary_body
-from benchmarks.peers.judged.computing import FIXED, PER_ROW
+from benchmarks.peers.judged.computing import BUSY, FIXED, PER_ROW
 
 SUMMARY = "mlperf_log_summary.txt"
 SUMMARIES = ROOT / "benchmarks" / "loadgen" / "summaries"
@@ -60,14 +61,14 @@ def _http(
 
 
 @contextmanager
-def _weir(frontend: str, kind: str, settings: tuple[int, int]) -> Iterator[Asked]:
+def _weir(frontend: str, kind: str, settings: tuple[int, int], *more: str) -> Iterator[Asked]:
     if frontend == "process":
         yield Asked(None, ["process", kind])
         return
     name = kind if frontend == "http" else f"{kind}tensor"
     model = {"null": "Null", "timed": "Timed"}[kind] + ("" if frontend == "http" else "Tensor")
     grpc = free_port()
-    command = weir_command(f"benchmarks.loadgen.models:{model}", "--grpc-port", str(grpc))
+    command = weir_command(f"benchmarks.loadgen.models:{model}", "--grpc-port", str(grpc), *more)
     path, body, expected = (
         (f"/infer/{name}", "3", "3") if frontend == "http" else (f"/v2/models/{name}/infer", JSON_BODY, "3.0")
     )
@@ -91,7 +92,7 @@ def _binary(server: Server, path: str, folder: str) -> list[str]:
 
 
 def _judged(kind: str, settings: tuple[int, int]) -> list[str]:
-    return ["env", f"JUDGED={kind} {settings[0]} {settings[1]}"]
+    return ["env", f"JUDGED={kind} {settings[0]} {settings[1]}", f"PYTHONPATH={JUDGED}"]
 
 
 def _plain(peer: str, path: str, command: Callable[[], list[str]], body: str = "3", expected: str = "3") -> Contender:
@@ -159,6 +160,10 @@ CONTENDERS = [
     _inference_protocol("Triton", "triton", "triton_judged.py", "binary"),
     _inference_protocol("Triton", "triton", "triton_judged.py", "grpc"),
 ]
+STATED = Contender(
+    "Weir, HTTP, the bound stated",
+    lambda kind, settings: _weir("http", kind, settings, "--policy", f"auto:p99={BOUND_MS:.0f}ms"),
+)
 SWEPT = ("mosec", "litserve", "bentoml", "ray-serve", "MLServer, KServe gRPC", "Triton, KServe gRPC")
 
 
@@ -238,7 +243,9 @@ def _measure(run: Run) -> Result:
                 offline[contender.name] = most
             run.step(f"{kind}, {contender.name}: {count(rate)} queries/s")
     if not run.quick:
-        _swept(run, result, rates)
+        chosen = _swept(run, result, rates)
+        ours = next(each for each in CONTENDERS if each.name == f"Weir, {LABELS['http']}")
+        _busy(run, result, [(STATED, DEFAULTS), (ours, DEFAULTS), *chosen], rates[TIMED, ours.name])
     _conclude(result, rates)
     return result
 
@@ -258,9 +265,9 @@ def _row(judge: Judge, kind: str, halvings: int) -> tuple[list[str], float, floa
     ], rate, offline["rate"]  # fmt: skip
 
 
-def _swept(run: Run, result: Result, rates: dict[tuple[str, str], float]) -> None:
-    """Try batch sizes and waits for the peers' best rate with the model that takes time."""
-    rows = []
+def _swept(run: Run, result: Result, rates: dict[tuple[str, str], float]) -> list[tuple[Contender, tuple[int, int]]]:
+    """Try batch sizes and waits for the peers' best rate with the model that takes time; return each peer with its best settings."""
+    rows, chosen = [], []
     for contender in (each for each in CONTENDERS if each.name in SWEPT):
         best = (rates[TIMED, contender.name], DEFAULTS)
         for settings in SWEEP:
@@ -269,6 +276,7 @@ def _swept(run: Run, result: Result, rates: dict[tuple[str, str], float]) -> Non
                 found, _ = Judge(asked, f"{contender.name} swept", run.seconds).highest(most, SWEEP_HALVINGS)
             best = max(best, (found, settings))
         rates["swept", contender.name] = best[0]
+        chosen.append((contender, best[1]))
         rows.append(
             [contender.name, count(best[0]), f"batches of {best[1][0]}, {best[1][1]} ms" if best[1][0] else "its own"]
         )
@@ -280,6 +288,56 @@ def _swept(run: Run, result: Result, rates: dict[tuple[str, str], float]) -> Non
             rows,
         )
     )
+    return chosen
+
+
+def _busy(run: Run, result: Result, contenders: list[tuple[Contender, tuple[int, int]]], most: float) -> None:
+    """Compare how long the model that takes time computes, at half and at 90 % of `most` queries/s."""
+    rows, shares = [], {}
+    for load in (0.5, 0.9):
+        for contender, settings in contenders:
+            with tempfile.NamedTemporaryFile() as kept, _named(kept.name), contender.start(TIMED, settings) as asked:
+                before = _lines(Path(kept.name))
+                found = Judge(asked, f"{contender.name} busy {load:g}", 2 * run.seconds).run("Server", load * most)
+                lines = _lines(Path(kept.name))[len(before) :]
+            asked_rows = sum(map(len, lines))
+            share = (FIXED * len(lines) / max(1, asked_rows) + PER_ROW) * load * most
+            p99 = milliseconds(found.get("p99_ns", 0) / 1e9)
+            rows.append([
+                count(load * most), contender.name, p99 if found["valid"] else f"{p99} (INVALID)", f"{asked_rows / max(1, len(lines)):.1f}",
+                f"{100 * share:.1f} %",
+            ])  # fmt: skip
+            if found["valid"]:
+                shares[load, contender.name] = share
+            run.step(f"{contender.name}, {load:.0%}: busy {100 * share:.1f} %")
+        kept_it = {name: share for (at, name), share in shares.items() if at == load and name != STATED.name}
+        if kept_it and (load, STATED.name) in shares:
+            least = min(kept_it, key=kept_it.__getitem__)
+            result.at_least(
+                f"{TIMED}, {count(load * most)} queries/s: the least busy of all others that keep the bound ({least}), of Weir's with the bound stated",
+                kept_it[least] / shares[load, STATED.name],
+                1.0,
+            )
+    result.tables.append(
+        Table(
+            f"How long the model that takes time computes, at one rate (a batch saved is {1000 * FIXED:g} ms saved)",
+            ["queries/s", "server", "p99 ms", "mean batch size", "busy"],
+            rows,
+        )
+    )
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    os.environ[BUSY] = path
+    try:
+        yield
+    finally:
+        del os.environ[BUSY]
+
+
+def _lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines()
 
 
 def _conclude(result: Result, rates: dict[tuple[str, str], float]) -> None:
@@ -314,6 +372,6 @@ LOADGEN = Part(
     "loadgen",
     "Judged by MLPerf LoadGen",
     "Two models asked by [LoadGen](https://github.com/mlcommons/inference/tree/master/loadgen), scenarios Server, SingleStream, MultiStream (8 at once) and Offline.",
-    lambda rounds: 2 * len(CONTENDERS) + len(SWEPT),
+    lambda rounds: 2 * len(CONTENDERS) + 2 * (len(SWEPT) + 2) + len(SWEPT),
     _measure,
 )

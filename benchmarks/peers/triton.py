@@ -29,7 +29,7 @@ def main() -> None:
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": ":".join(map(str, libraries)),
-        "PYTHONPATH": os.pathsep.join([str(packages), str(Path(__file__).with_name("judged"))]),
+        "PYTHONPATH": str(packages),
     }
     command = [
         str(home / "bin" / "tritonserver"), f"--model-repository={said.models}", f"--backend-directory={backends}",

@@ -16,7 +16,11 @@ def main():
     http, grpc = sys.argv[1:]
     folder = Path(tempfile.mkdtemp(prefix="judged-"))
     (folder / "judged" / "1").mkdir(parents=True)
-    (folder / "judged" / "1" / "model.py").write_text((HERE / "triton_model.py").read_text())
+    for source, name in (
+        ("triton_model.py", "model.py"),
+        ("computing.py", "computing.py"),
+    ):  # Triton looks nowhere else
+        (folder / "judged" / "1" / name).write_text((HERE / source).read_text())
     tensor = '[ {{ name: "{}" data_type: TYPE_FP32 dims: [ 1 ] }} ]'.format
     lines = [
         'name: "judged"', 'backend: "python"', f"max_batch_size: {batch or 32}", f"input {tensor('x')}", f"output {tensor('y')}",
