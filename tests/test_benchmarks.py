@@ -20,7 +20,7 @@ from benchmarks.harness.report import PARTS
 from benchmarks.harness.result import Result, ratio, rotated, short, spread
 from benchmarks.harness.texts import COLUMNS, compare, paragraphs
 from benchmarks.models import Numbers
-from benchmarks.parts import classes, classes_live, loadgen, padding, text_memory
+from benchmarks.parts import aiperf, classes, classes_live, loadgen, padding, text_memory
 from benchmarks.parts.in_process import CALLS as PART
 from benchmarks.parts.overload import OpenLoop
 from benchmarks.parts.padding import simulate
@@ -340,6 +340,21 @@ def test_a_kserve_answer_is_as_large_as_that_to_a_text() -> None:
     text = written_numbers((unit / np.linalg.norm(unit)).astype(np.float32))
     kserve = json.dumps(Numbers.vector[0].tolist(), separators=(",", ":"))
     assert len(kserve) == pytest.approx(len(text), rel=0.05)
+
+
+def test_aiperf_gets_each_arrival_with_its_text_and_its_own_figures_are_shown(tmp_path: Path) -> None:
+    written = aiperf.write_schedule(np.array([2.0, 2.5, 4.0]), ["one", "two"], tmp_path / "schedule.jsonl")
+    assert [json.loads(line) for line in written.read_text().splitlines()] == [
+        {"timestamp": 0.0, "text_input": "one"}, {"timestamp": 500.0, "text_input": "two"}, {"timestamp": 2000.0, "text_input": "one"},
+    ]  # fmt: skip
+    found = {
+        "completed_request_count": {"avg": 2000.0},
+        "request_throughput": {"avg": 16.19},
+        "request_latency": {"avg": 9.51, "p50": 8.0, "p90": 20.0, "p99": 33.0},
+        "error_request_count": {"avg": 3.0},
+    }
+    assert aiperf.row(found) == ["2,000", "16.2", "9.51", "8", "20", "33", "3"]
+    assert aiperf.row(found | {"error_request_count": None})[-1] == "0"  # how it writes none
 
 
 SUMMARY = """

@@ -18,6 +18,7 @@ from benchmarks.harness.result import Part, Result, count, markdown
 from benchmarks.harness.rounds import Rounds
 from benchmarks.harness.servers import ROOT, VERSIONS, require_wrk
 from benchmarks.parts import (
+    aiperf,
     autoscaling,
     classes,
     core,
@@ -343,6 +344,7 @@ IN_ORDER: tuple[Part | Rounds, ...] = (
     kserve.GRPC,
     endpoints.ENDPOINTS,
     loadgen.LOADGEN,
+    aiperf.AIPERF,
     vectors.VECTORS,
     vectors.AGREEMENT,
     texts.PART,

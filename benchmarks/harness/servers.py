@@ -271,6 +271,7 @@ VERSIONS = {
         *_WITH_NUMPY_1,
     ],
     "loadgen": ["mlcommons-loadgen==6.0.17", f"--editable={ROOT}[grpc]", "hpack"],  # not a peer: who judges them
+    "aiperf": ["aiperf==0.13.0"],  # not a peer: an outside client of texts
     "ray-serve": ["ray==2.60.0", "ray[serve]", f"--editable={ROOT}"],
     "sentence-transformers": [
         "sentence-transformers==6.2.0",
