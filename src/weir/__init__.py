@@ -35,7 +35,7 @@ from weir.errors import (
     ValidationFailed,
     WeirError,
     WorkerLost,
-)  # fmt: skip
+)
 from weir.messages import BULK, Reason
 from weir.model import Example, External, Last, Measure, Model, Tensor, model
 from weir.policy.decision import Decision, Observation, Policy

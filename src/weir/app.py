@@ -169,7 +169,7 @@ class App:
 
     def _server_with(
         self, fronts: int, figures: "FrontFigures", notified: "Notified", grpc: Any, product: "ProductInFronts | None"
-    ) -> HttpServer:  # fmt: skip
+    ) -> HttpServer:
         """Return the HTTP server with so many fronts."""
         from weir.fronts.front import FrontConfig
         from weir.fronts.metrics import FrontMetrics, rows_of
@@ -624,9 +624,7 @@ async def sharing_counts(exposition: Exposition | None) -> AsyncIterator[None]:
             writing.result()  # it has ended early: raise its error
 
 
-def _service(
-    model: Target, observers: Sequence[Observer], settings: dict[str, Any], group_of: FindGroup
-) -> Service:  # fmt: skip
+def _service(model: Target, observers: Sequence[Observer], settings: dict[str, Any], group_of: FindGroup) -> Service:
     if isinstance(model, Service):
         return model
     if isinstance(model, ModelToServe):

@@ -184,9 +184,8 @@ def _nothing() -> Sequence[str]:
 
 # The kind of `weir serve`.
 MODELS = ServerKind(
-    MODEL_PARTS, SERVER_PARTS, lambda target: ((default_name(target),), target), "target",
-    ALL_FORMS, _nothing,
-)  # fmt: skip
+    MODEL_PARTS, SERVER_PARTS, lambda target: ((default_name(target),), target), "target", ALL_FORMS, _nothing
+)
 
 
 def declared_settings(kind: ServerKind = MODELS) -> dict[str, Declared]:
@@ -415,7 +414,7 @@ def config_variable(environment: Mapping[str, str]) -> str | None:
 
 def _from_environment(
     environment: Mapping[str, str], catalog: dict[str, Declared], ignored: Collection[str]
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     values = {}
     for name, text in variables_of(environment, catalog, ignored).items():
         declared = catalog[name]

@@ -15,18 +15,7 @@ import msgspec
 
 from weir.batching.request_state import RequestBase
 from weir.errors import ModelError, WeirError
-from weir.messages import (
-    JSON,
-    MSGPACK,
-    OBJECT,
-    Batch,
-    Dispatch,
-    Events,
-    Kind,
-    Observer,
-    Request,
-    Timing,
-)  # fmt: skip
+from weir.messages import JSON, MSGPACK, OBJECT, Batch, Dispatch, Events, Kind, Observer, Request, Timing
 from weir.workers.executor import Block, Listener, free_index
 
 Answer = Callable[[list[Any]], list[Any]]

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from weir.serving.handle import ModelHandle, Models
 
 
-async def listen(
-    connect: Callable[[], asyncio.BaseProtocol], host: str, port: int, *, backlog: int
-) -> asyncio.Server:  # fmt: skip
+async def listen(connect: Callable[[], asyncio.BaseProtocol], host: str, port: int, *, backlog: int) -> asyncio.Server:
     """Return a server at a TCP address. The host `::` is every address of this machine, those of IPv4 too, as it is for gRPC.
 
     Raises OSError.
@@ -214,9 +212,8 @@ class FrontendsSettings:
     """Frontends that installed packages bring."""
 
     frontends: dict[str, Any] = setting(
-        {}, "frontend from an installed package, with its options as JSON or plain text",
-        metavar="NAME=OPTIONS",
-    )  # fmt: skip
+        {}, "frontend from an installed package, with its options as JSON or plain text", metavar="NAME=OPTIONS"
+    )
     doors: dict[str, Any] = setting({}, "--frontend, until 0.2", metavar="NAME=OPTIONS")
 
     def __post_init__(self) -> None:

@@ -50,7 +50,7 @@ from weir.wire.websocket import (
     read_request,
     write_failure,
     write_response,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from weir.serving.handle import Models
@@ -110,7 +110,7 @@ class _Outgoing:
 
     def __init__(
         self, message: "Message | asyncio.Future[Message]", charged: int, queued: _Waiting | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.message = message
         self.charged = charged
         self.queued = queued
@@ -125,9 +125,7 @@ class _Outgoing:
 class Session:
     """Serves one connection. The bytes of its requests and responses are charged to `account`."""
 
-    def __init__(
-        self, socket: WebSocket, registry: "Models", settings: HttpSettings, account: Account
-    ) -> None:  # fmt: skip
+    def __init__(self, socket: WebSocket, registry: "Models", settings: HttpSettings, account: Account) -> None:
         self._socket = socket
         self._account = account
         self._claim = account.claim()

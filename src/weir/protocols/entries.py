@@ -408,7 +408,7 @@ def _items(outputs: list[Any]) -> TensorValue:
 
 def entries_for_one_answer(
     service: "ModelHandle", request: InferenceRequest, timeout: float | None
-) -> tuple[list[QueueEntry], Schedule]:  # fmt: skip
+) -> tuple[list[QueueEntry], Schedule]:
     """Return the queue entries of a request for one response, and its schedule.
 
     Raises Unsupported if the model streams, and RequestErrors.
@@ -422,7 +422,7 @@ def entries_for_one_answer(
 
 def read_entries(
     service: "ModelHandle", request: InferenceRequest, timeout: float | None
-) -> tuple[list[QueueEntry], Schedule]:  # fmt: skip
+) -> tuple[list[QueueEntry], Schedule]:
     """Return the queue entries of a request, and its schedule, which has a timeout. Raises RequestErrors."""
     schedule = schedule_of(request.parameters, service.facts.model)
     limits = [limit for limit in (timeout, schedule.timeout) if limit is not None]

@@ -194,9 +194,7 @@ class Exchange:
         """Put `request` into the queue. Raises what ModelHandle.submit raises."""
         self.service.submit(request, request.arrival)
 
-    def submit(
-        self, entry: QueueEntry, schedule: Schedule, ended: Callable[[QueuedRequest], None]
-    ) -> QueuedRequest:  # fmt: skip
+    def submit(self, entry: QueueEntry, schedule: Schedule, ended: Callable[[QueuedRequest], None]) -> QueuedRequest:
         """Put `entry` into the queue, and return its request. `ended` is called with it once, when it has its output or its error.
 
         This needs no task. When the caller leaves, call `cancel`. Raises what ModelHandle.submit raises; `ended` is not called then.

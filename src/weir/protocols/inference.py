@@ -272,7 +272,7 @@ class Gathering:
 
 def items_response(
     head: ItemHead, requests: Sequence[QueuedRequest], dispatch: Dispatch | None = None
-) -> ItemsResponse:  # fmt: skip
+) -> ItemsResponse:
     """Return the results of `requests`, all of which have ended; `dispatch` is the batch of the first one.
 
     Raises the error of a single item, or of a list that failed as a whole.

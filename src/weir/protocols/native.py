@@ -346,7 +346,7 @@ async def _events(exchange: Exchange, head: RequestHead, request: StreamedCall) 
 
 def items_answer(
     head: RequestHead, response: ItemsResponse, bodies: list[bytes | WeirError], *, development: bool = False
-) -> HttpResponse:  # fmt: skip
+) -> HttpResponse:
     """Return the response to one item or to a list of items. `bodies` has the encoded output or the error of each. Raises the error of a single item."""
     if head.batch:
         body = batch_body(bodies, head.accept, head.service.facts.name, beside=response.beside, development=development)

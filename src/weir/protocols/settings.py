@@ -39,9 +39,8 @@ class HttpSettings:
         rule=AT_LEAST_ONE,
     )
     stream_keep_alive: float = setting(
-        3.0, "seconds of silence after which an event stream sends a comment",
-        rule=POSITIVE,
-    )  # fmt: skip
+        3.0, "seconds of silence after which an event stream sends a comment", rule=POSITIVE
+    )
     websocket_in_flight: int = setting(
         64,
         "running requests at which reading from a WebSocket pauses; 16 times as many if they have a timeout",

@@ -233,7 +233,7 @@ def tracer_among(observers: Iterable[Observer]) -> Tracer | None:
 
 def submit_traced(
     tracer: Tracer, model: str, submit: Callable[[Request, float], None], request: Request, now: float
-) -> None:  # fmt: skip
+) -> None:
     """Begin the trace of `request`, and submit it. A refusal is recorded as a span and raised."""
     tracer.begin(request)
     try:

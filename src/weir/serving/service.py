@@ -359,7 +359,7 @@ class Service:
         seconds = settings.timeout if timeout is None else timeout
         return StreamedCall(
             item, self._clock(), seconds, settings.stream_buffer, self.cancel, self._clock, priority=priority, key=key
-        )  # fmt: skip
+        )
 
     @property
     def stream_size(self) -> int:

@@ -171,9 +171,8 @@ class SearchHit(NamedTuple):
 
 
 def search(
-    directory: Path, texts: Sequence[str], query: str, top: int, progress: Progress = _quiet,
-    **options: Any,
-) -> list[SearchHit]:  # fmt: skip
+    directory: Path, texts: Sequence[str], query: str, top: int, progress: Progress = _quiet, **options: Any
+) -> list[SearchHit]:
     """Return the `top` texts with the greatest cosine to `query`, in that order. Raises SettingsError as `encode` does."""
     wanted = encode(directory, [query], **options)
     similarities = unit_vectors(encode(directory, texts, progress, **options)) @ unit_vectors(wanted)[0]

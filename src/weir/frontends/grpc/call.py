@@ -284,7 +284,7 @@ def unary(method: Method, answer: Answer, *, development: bool) -> Handler:
 
 def in_task(
     run: Callable[[IncomingCall, bytes], Awaitable[None]], *, development: bool
-) -> Callable[[IncomingCall, bytes], None]:  # fmt: skip
+) -> Callable[[IncomingCall, bytes], None]:
     """Return a function that starts `run` in a task, which is cancelled when the caller leaves.
 
     An exception of `run` ends the call with its status. Otherwise the call ends with status OK.

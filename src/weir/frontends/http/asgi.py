@@ -461,12 +461,12 @@ class AsgiInference:
 
     async def _answer(
         self, protocol: HttpProtocol, head: HttpRequestHead, scope: Scope, receive: Receive, send: Send
-    ) -> None:  # fmt: skip
+    ) -> None:
         incoming = Body(receive)
         client, headers = scope.get("client"), scope["headers"]
         exchange = Exchange(
             head.service, frontend=FRONTEND, carrier=head.carrier, headers=headers, peer=client[0] if client else None
-        )  # fmt: skip
+        )
         try:
             body = await incoming.read(self._settings.max_body_size, self._settings.body_timeout)
         except WeirError as error:
@@ -491,7 +491,7 @@ class AsgiInference:
 
     async def _respond(
         self, exchange: Exchange, protocol: HttpProtocol, head: HttpRequestHead, body: bytes
-    ) -> HttpResponse:  # fmt: skip
+    ) -> HttpResponse:
         """Return the response to a request, also for an error."""
         try:
             if head.coding:
@@ -506,7 +506,7 @@ class AsgiInference:
 
     async def _open(
         self, exchange: Exchange, protocol: HttpProtocol, head: HttpRequestHead, body: bytes
-    ) -> HttpResponse | EventSource:  # fmt: skip
+    ) -> HttpResponse | EventSource:
         """Return the stream of events for a request, or the response that refuses it."""
         try:
             if head.coding:

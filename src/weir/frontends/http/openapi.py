@@ -377,7 +377,7 @@ _CHANGE_ERRORS = (
 
 def openapi(
     registry: "Models", others: Mapping[str, Any], components: Mapping[str, Any] = MappingProxyType({})
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document.
 
     `others` are described paths in addition to those of inference, and `components` the schemas that they refer to; in place of a schema they may have

@@ -153,7 +153,7 @@ class HttpServer:
 
     async def _accept(
         self, connection: socket.socket, connect: Callable[[], asyncio.BufferedProtocol] | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         tls: dict[str, Any] = {}
         if self._tls is not None:
             tls = {

@@ -378,9 +378,7 @@ class Launch:
         limit = {} if threads is None else dict.fromkeys(THREAD_VARIABLES, str(threads))
         return limit | (for_worker(self.settings.env, self.index) or {})
 
-    def fork(
-        self, end: int, result_fd: int, niceness: int, done: Callable[[Process | OSError | None], None]
-    ) -> bool:  # fmt: skip
+    def fork(self, end: int, result_fd: int, niceness: int, done: Callable[[Process | OSError | None], None]) -> bool:
         """Have the template fork a process; return False if there is no template. The arguments are those of `spawn`.
 
         `done` also gets None: the template has ended. See Template.fork.
@@ -458,9 +456,7 @@ class Templates:
             await template.closed
 
 
-def command(
-    role: str, name: str, cpus: Sequence[int], niceness: int, *numbers: int, module: str = ENTRY
-) -> list[str]:  # fmt: skip
+def command(role: str, name: str, cpus: Sequence[int], niceness: int, *numbers: int, module: str = ENTRY) -> list[str]:
     """Return the command line of a process that runs `module`, with the arguments that `entry.main` describes."""
     arguments = (role, name, os.getpid(), ",".join(map(str, cpus)), niceness, *numbers)
     # -P: without it the current directory would come first on the path and could hide any module.

@@ -59,7 +59,7 @@ def encrypted(
 
 def _agree(
     connection: socket.socket, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, until: float
-) -> None:  # fmt: skip
+) -> None:
     """Do the handshake. Raises OSError."""
     while True:
         connection.settimeout(max(until - time.monotonic(), 0.001))

@@ -79,9 +79,7 @@ class Reader:
         def from_bytes(payload: Any) -> Any:
             return schema.check(bytes(payload))
 
-        return {
-            OBJECT: schema.item, OCTETS: from_bytes, JSON: schema.reader(JSON), MSGPACK: schema.reader(MSGPACK),
-        }  # fmt: skip
+        return {OBJECT: schema.item, OCTETS: from_bytes, JSON: schema.reader(JSON), MSGPACK: schema.reader(MSGPACK)}
 
     def _decoded_by_model(self, content_type: str, finish: Read | None) -> Read:
         def read(payload: Any) -> Any:

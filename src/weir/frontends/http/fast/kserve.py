@@ -170,7 +170,7 @@ class KserveRequest(HttpRequest):
 
     def _take_read(
         self, body: Body, request: InferenceRequest, memory: Memory, entry: QueueEntry, schedule: Schedule
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Set what was read from a body that is decoded in this process."""
         self.inference_request, self.memory = request, memory
         if self.head.header_length is not None and self.head.service.facts.takes_tensors:
