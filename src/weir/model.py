@@ -310,8 +310,9 @@ class Model:
         name = getattr(function, "__name__", type(function).__name__)
         named = {
             "__module__": getattr(function, "__module__", None) or "__main__",
-            "__qualname__": getattr(function, "__qualname__", name), "__doc__": function.__doc__,
-        }  # fmt: skip
+            "__qualname__": getattr(function, "__qualname__", name),
+            "__doc__": function.__doc__,
+        }
         made = type(
             name if name.isidentifier() else "Function",
             (cls,),
@@ -411,12 +412,13 @@ class Adapter(NamedTuple):
 
 # Functions that return the Adapter of a class of another server, by the name of the base class by which they recognise it.
 ADAPTERS = Plugins(
-    "adapter", "weir.adapters",
+    "adapter",
+    "weir.adapters",
     {
         "mosec.worker.Worker": "weir.catalog.adapters.classes:adapt_mosec",
         "litserve.api.LitAPI": "weir.catalog.adapters.classes:adapt_litserve",
     },
-)  # fmt: skip
+)
 
 
 def class_names(kind: type) -> list[str]:

@@ -121,9 +121,10 @@ class GammaQuantile:
     def _expanded(self, z: float) -> float:
         """Return Cornish and Fisher's expansion."""
         root, square = 1.0 / sqrt(self._shape), z * z
-        more = (z * (square - 7.0) / 36.0 + root * (
-            -(square * (3.0 * square + 7.0) - 16.0) / 810.0 + root * z * (square * (9.0 * square + 256.0) - 433.0) / 38880.0
-        ))  # fmt: skip
+        more = z * (square - 7.0) / 36.0 + root * (
+            -(square * (3.0 * square + 7.0) - 16.0) / 810.0
+            + root * z * (square * (9.0 * square + 256.0) - 433.0) / 38880.0
+        )
         return self._shape * (1.0 + root * (z + root * ((square - 1.0) / 3.0 + root * more)))
 
 

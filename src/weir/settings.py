@@ -283,9 +283,10 @@ def read_model_table(table: dict[str, Any], source: str) -> dict[str, Any]:
 
 def _of_every_model(values: dict[str, Any], catalog: dict[str, Declared]) -> dict[str, Any]:
     return {
-        key: value for key, value in values.items()
+        key: value
+        for key, value in values.items()
         if key in catalog and catalog[key].of_model and catalog[key].part != "Model"
-    }  # fmt: skip
+    }
 
 
 def _layered(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:

@@ -431,8 +431,9 @@ class Chain(Service):
         kind = type(self)
         attributes = {
             "inputs": kind.inputs if inputs is None else inputs,
-            "outputs": kind.outputs if outputs is None else outputs, "examples": kind.examples,
-        }  # fmt: skip
+            "outputs": kind.outputs if outputs is None else outputs,
+            "examples": kind.examples,
+        }
         model = type(kind.__name__, (Chained,), attributes)
         name = name or kind.__name__.lower()
         chain = ChainSteps(kind.steps if steps is None else steps, name, settings.get("version", ""), model)

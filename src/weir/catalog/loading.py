@@ -215,9 +215,10 @@ def class_in(module: ModuleType, name: str, target: str) -> type[Model] | type[S
 def _candidates_text(module: ModuleType, name: str) -> str:
     """Return a text that lists the module's models, the one most similar to `name` first."""
     names = [
-        own for own, value in vars(module).items()
+        own
+        for own, value in vars(module).items()
         if isinstance(value, type) and issubclass(value, (Model, Service)) and value.__module__ == module.__name__
-    ]  # fmt: skip
+    ]
     if not names:
         return "; it defines no model"
     nearest = get_close_matches(name, names, n=1)

@@ -129,9 +129,10 @@ class TargetRepository:
             if document.platform not in (None, model.platform):
                 raise SettingsError(f"{name}: platform={document.platform!r}: must be {model.platform!r}, which it is")
             model = model._replace(
-                params={**model.params, **document.params}, settings={**model.settings, **document.settings},
+                params={**model.params, **document.params},
+                settings={**model.settings, **document.settings},
                 attributes={**(model.attributes or {}), **document.attributes},
-            )  # fmt: skip
+            )
         elif config:
             settings = dict(config)
             params = settings.pop("params", {})
@@ -266,9 +267,10 @@ class RepositorySettings:
     )
     load: list[str] = setting([], "models to load at startup, or none (default: all)", metavar="NAME")
     model_control: str = setting(
-        AT_START, "when models of the repository are loaded: at the start, or on-demand: by their first requests",
+        AT_START,
+        "when models of the repository are loaded: at the start, or on-demand: by their first requests",
         rule=one_of(AT_START, ON_DEMAND),
-    )  # fmt: skip
+    )
     model_memory: int | str | None = setting(
         None, "with on-demand: memory for all models together, such as 16GB; what must leave for others is loaded again when needed",
         rule=SIZE, metavar="SIZE",

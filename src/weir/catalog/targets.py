@@ -96,7 +96,8 @@ class Platform(Protocol):
 
 
 _PLUGINS = Plugins(
-    "platform", "weir.platforms",
+    "platform",
+    "weir.platforms",
     {
         "python": "weir.catalog.repository.platforms:PythonPlatform",
         "onnx": "weir.catalog.repository.onnx:OnnxPlatform",
@@ -106,7 +107,7 @@ _PLUGINS = Plugins(
         "mlserver": "weir.catalog.adapters.mlserver:MlserverPlatform",
         "ensemble": "weir.catalog.repository.platforms:EnsemblePlatform",
     },
-)  # fmt: skip
+)
 
 
 def platform_of(name: str) -> Platform:

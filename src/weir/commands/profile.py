@@ -33,9 +33,10 @@ ROWS_SHOWN = 16
 OWN = {each.name: each for each in declared_by(ProfilingSettings, "Measurement")}
 # The settings that affect how a batch runs. `workers` is not among them, as one worker is measured.
 OF_MODEL = [
-    each for name, each in declared_settings().items()
+    each
+    for name, each in declared_settings().items()
     if (each.part == "Workers" and name != "workers") or name in ("name", "params", "max_batch_size", *TRUST)
-]  # fmt: skip
+]
 
 
 def _profile(

@@ -194,11 +194,12 @@ def about_bank(bank: "Bank", rules: "Sequence[Beside]") -> dict[str, Any]:
         "workers": bank.workers,
         "objective": str(bank.objective) if bank.objective else None,
         "prices": {
-            "latency_weight": bank.prices.latency_weight, "energy_weight": bank.prices.energy_weight,
+            "latency_weight": bank.prices.latency_weight,
+            "energy_weight": bank.prices.energy_weight,
             "reference_rate": bank.prices.reference_rate,
         },
         "rates": rows,
-    }  # fmt: skip
+    }
 
 
 def costs(bank: "Bank") -> "Floats":
@@ -237,8 +238,9 @@ def show_bank(bank: "Bank", rules: "Sequence[Beside]") -> None:
     if rules:
         console.print(
             "greedy, best limit: how much more these rules cost; the limit is the best one for that rate",
-            markup=False, soft_wrap=True,
-        )  # fmt: skip
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _heading(bank: "Bank") -> str:

@@ -382,8 +382,9 @@ class JobStore:
         """Return up to `limit` requests without an answer whose number is above `after`, in order."""
         rows = self._database.execute(
             "SELECT number, custom_id, start, length FROM requests WHERE job = ? AND number > ? AND status IS NULL "
-            "ORDER BY number LIMIT ?", (job, after, limit),
-        )  # fmt: skip
+            "ORDER BY number LIMIT ?",
+            (job, after, limit),
+        )
         return [JobRequest(*row) for row in rows.fetchall()]
 
     def put(self, job: str, answers: Sequence[Answer]) -> None:

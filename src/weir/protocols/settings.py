@@ -8,8 +8,9 @@ from weir.errors import SettingsError
 from weir.wire.status import TIMEOUTS
 
 MODE: Rule = (
-    lambda value: re.fullmatch("0?[0-7]{3}", value) is not None, "must be three octal digits, such as 600 or 660",
-)  # fmt: skip
+    lambda value: re.fullmatch("0?[0-7]{3}", value) is not None,
+    "must be three octal digits, such as 600 or 660",
+)
 PORT: Rule = (lambda value: 0 <= value <= 65535, "must be a port number, 0 to 65535 (0: any free one)")
 
 
@@ -64,9 +65,10 @@ class HttpSettings:
         rule=one_of("process", "models"),
     )
     timeout_status: int = setting(
-        408, "HTTP status of requests that time out: 408, or 504, which 5xx alerts count and clients do not retry",
+        408,
+        "HTTP status of requests that time out: 408, or 504, which 5xx alerts count and clients do not retry",
         rule=one_of(*TIMEOUTS),
-    )  # fmt: skip
+    )
     explain: bool = setting(False, "describe the batch in the headers of every response")
     development: bool = setting(False, "send tracebacks to callers; do not use on a public server")
 

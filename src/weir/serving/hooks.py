@@ -168,9 +168,10 @@ class HookedBatch:
 
     def _answered(self) -> list[int]:
         return [
-            index for index, output in enumerate(self._outputs)
+            index
+            for index, output in enumerate(self._outputs)
             if output is not MISSING and not isinstance(output, WeirError)
-        ]  # fmt: skip
+        ]
 
 
 def _each(types: str | list[str], count: int) -> list[str]:

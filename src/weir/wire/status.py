@@ -87,8 +87,9 @@ def grpc_code(error: BaseException) -> str:
 
 # What a client takes for the error where a response names none, and its code has the entry of a base class.
 _OF_BASE: dict[type[BaseException], type[errors.WeirError]] = {
-    errors.RequestError: errors.InvalidRequest, BaseException: errors.ModelError,
-}  # fmt: skip
+    errors.RequestError: errors.InvalidRequest,
+    BaseException: errors.ModelError,
+}
 
 
 def error_of_http(status: int) -> type[errors.WeirError]:

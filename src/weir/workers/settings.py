@@ -19,7 +19,8 @@ SERVER_ADDRESS = "WEIR_SERVER_ADDRESS"
 
 # What makes the executor of each kind (see executor.MakeExecutor).
 EXECUTORS = Plugins(
-    "executor", "weir.executors",
+    "executor",
+    "weir.executors",
     {
         "process": "weir.workers.process.pool:ProcessPool",
         "thread": "weir.workers.local:ThreadExecutor",
@@ -27,7 +28,7 @@ EXECUTORS = Plugins(
         "ray": "weir.workers.ray.pool:RayExecutor",
         "external": "weir.workers.remote:ExternalExecutor",
     },
-)  # fmt: skip
+)
 
 
 class WorkerAddress(NamedTuple):
@@ -164,8 +165,9 @@ class WorkerSettings:
     ray_address: str | None = setting(
         None,
         "Ray cluster: HOST:PORT, or auto (default: RAY_ADDRESS, or a new local cluster)",
-        rule=(_is_ray_address, "must be HOST:PORT or auto"), metavar="ADDRESS",
-    )  # fmt: skip
+        rule=(_is_ray_address, "must be HOST:PORT or auto"),
+        metavar="ADDRESS",
+    )
     num_cpus: float = setting(1.0, "CPUs that Ray reserves for each worker", rule=AT_LEAST_ZERO)
     num_gpus: float = setting(
         0.0, "GPUs that Ray reserves for each worker; 0.25 is a quarter of one", rule=AT_LEAST_ZERO
@@ -186,8 +188,9 @@ class WorkerSettings:
     ray_detached: str | None = setting(
         None,
         "keep the workers and their models on Ray when the server stops; the next server with this name takes them over",
-        metavar="NAME", rule=(_is_plain_name, "must be letters, digits, - and _"),
-    )  # fmt: skip
+        metavar="NAME",
+        rule=(_is_plain_name, "must be letters, digits, - and _"),
+    )
     device_group: str | None = setting(
         None, "models with the same group take turns on a device: one of them computes at a time on each of `workers` places",
         metavar="NAME", rule=(_is_plain_name, "must be letters, digits, - and _"),

@@ -58,9 +58,10 @@ def adapt_mosec(found: type) -> Adapter:
     examples = [item for batch in getattr(found, "multi_examples", ()) for item in batch]
     example = getattr(found, "example", None)
     attributes: dict[str, Any] = {
-        "max_batch_size": 1, "examples": tuple(examples or ([] if example is None else [example])),
+        "max_batch_size": 1,
+        "examples": tuple(examples or ([] if example is None else [example])),
         "__doc__": own.get("__doc__"),
-    }  # fmt: skip
+    }
     if MOSEC_SSE in class_names(found):
         return Adapter(MosecStream, {**attributes, "streaming": True})
     if reads:

@@ -117,9 +117,10 @@ def describe(session: Any) -> dict[str, list[dict[str, Any]]]:
     """Return the names, datatypes, shapes and dimension names of the file's `inputs` and `outputs`. `defaults` are further
     inputs that requests may omit, as the file has values for them."""
     return {
-        "inputs": _tensors(session.get_inputs()), "outputs": _tensors(session.get_outputs()),
+        "inputs": _tensors(session.get_inputs()),
+        "outputs": _tensors(session.get_outputs()),
         "defaults": _tensors(session.get_overridable_initializers()),
-    }  # fmt: skip
+    }
 
 
 def joins_rows(session: Any, inputs: Sequence[Mapping[str, Any]]) -> bool | None:
@@ -172,12 +173,13 @@ def _is_close(one: Any, other: Any) -> bool:
 def _tensors(nodes: Sequence[Any]) -> list[dict[str, Any]]:
     return [
         {
-            "name": node.name, "datatype": _datatype(node),
+            "name": node.name,
+            "datatype": _datatype(node),
             "shape": [length if isinstance(length, int) else -1 for length in node.shape],
             "names": [length if isinstance(length, str) else "" for length in node.shape],
         }
         for node in nodes
-    ]  # fmt: skip
+    ]
 
 
 def _datatype(node: Any) -> str:

@@ -46,10 +46,11 @@ class StockCommand(Command):
 
 embed = typer.Typer(
     cls=CommandGroup,
-    help="Serve, benchmark and use text-embedding models.", no_args_is_help=True,
+    help="Serve, benchmark and use text-embedding models.",
+    no_args_is_help=True,
     # The flags of bert-serving-start have underscores.
     context_settings={"token_normalize_func": lambda token: token.replace("_", "-")},
-)  # fmt: skip
+)
 register(embed, COMMANDS, "weir.commands.embed", StockCommand)
 
 

@@ -72,8 +72,9 @@ def make_frontend(
 
         logging.getLogger("weir.grpc").warning(
             "grpcio %s has no %s in its core: gRPC runs over grpc.aio, which does more work for each call",
-            grpc.__version__, ", ".join(missing),
-        )  # fmt: skip
+            grpc.__version__,
+            ", ".join(missing),
+        )
         return make(context, settings, http, AioCore, added)
     from weir.frontends.grpc.core import Core
 

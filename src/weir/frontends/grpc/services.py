@@ -336,8 +336,9 @@ INFERENCE = "inference.GRPCInferenceService"
 REPOSITORY = "inference.model_repository.ModelRepositoryService"
 OWN = (INFERENCE, REPOSITORY)
 OPEN = (
-    *[method.path for method in methods(SERVICE)], *[f"/{INFERENCE}/{name}" for name in ("ServerLive", "ServerReady")]
-)  # fmt: skip
+    *[method.path for method in methods(SERVICE)],
+    *[f"/{INFERENCE}/{name}" for name in ("ServerLive", "ServerReady")],
+)
 # How many calls of Watch may be in flight: of callers with the server's API key, and of callers without it (load balancers have no key).
 _MOST_WATCHERS = 1000
 _MOST_STRANGERS = 100

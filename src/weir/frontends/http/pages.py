@@ -152,10 +152,11 @@ class Pages:
         listed = " &middot; ".join(f'<a href="{escape(base)}{path}">{text}</a>' for path, text in links)
         page = _WELCOME.format(version=__version__, links=listed, models=models)
         headers = [
-            (b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"no-store"),
+            (b"content-type", b"text/html; charset=utf-8"),
+            (b"cache-control", b"no-store"),
             (b"content-security-policy", b"default-src 'none'; img-src data:; style-src 'unsafe-inline'"),
             (b"vary", b"accept"),
-        ]  # fmt: skip
+        ]
         return HttpResponse(200, headers, page.encode())
 
     async def live(self, request: Request) -> Annotated[HttpResponse, documents.Liveness]:

@@ -298,9 +298,10 @@ def config(service: "ModelHandle") -> ModelConfig:
     """Return the configuration of a model."""
     batching = service.facts.batching
     parameters = {
-        "policy": str(batching.policy), "max_queue_size": str(batching.max_queue_size),
+        "policy": str(batching.policy),
+        "max_queue_size": str(batching.max_queue_size),
         "max_queue_delay": str(batching.max_queue_delay),
-    }  # fmt: skip
+    }
     if sizes := service.facts.model.allowed_batch_sizes:
         parameters["allowed_batch_sizes"] = ", ".join(map(str, sorted(sizes)))
     parameters |= {"unbatched": reason} if (reason := service.facts.model.unbatched) else {}

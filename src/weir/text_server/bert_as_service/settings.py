@@ -143,9 +143,10 @@ class Translated(NamedTuple):
 
 
 def translated(
-    directories: list[str] | None, given: Mapping[str, list[Any] | bool | None],
+    directories: list[str] | None,
+    given: Mapping[str, list[Any] | bool | None],
     check: Callable[[str, Sequence[tuple[str, Any]]], None] = lambda source, meant: None,
-) -> Translated:  # fmt: skip
+) -> Translated:
     """Translate the parameters of a command line, flags of bert-serving-start among them, to Weir's settings.
 
     `check` takes an old flag as it was given, and what it stands for: settings and values. Raises SettingsError for an invalid value, what `check` raises,
