@@ -79,22 +79,22 @@ LIMITS = {
     "bench": (12, 2_065),
     "catalog": (22, 4_693),
     "client": (9, 1_905),
-    "commands": (16, 1_818),
+    "commands": (16, 1_822),
     "frontends": (35, 6_626),
     "fronts": (15, 2_367),
-    "jobs": (7, 1_362),
+    "jobs": (7, 1_363),
     "manifests": (8, 892),
     "policy": (25, 3_222),
     "profiling": (6, 1_026),
-    "protocols": (17, 2_645),
+    "protocols": (17, 2_646),
     "serving": (10, 2_611),
     "simulation": (14, 3_008),
     "telemetry": (7, 1_558),
-    "text_models": (39, 6_145),
+    "text_models": (39, 6_144),
     "text_server": (33, 7_107),
     "tuning": (6, 1_019),
     "weir": (42, 3_888),
-    "wire": (15, 2_976),
+    "wire": (15, 2_977),
     "workers": (31, 6_809),
 }
 
@@ -111,6 +111,15 @@ def test_our_own_house_grows_only_with_what_it_can_do() -> None:
                 f"{room}: {found[0]} files and {found[1]:,} lines of code; LIMITS allows {files} and {lines:,}"
             )
     assert not grown, "\n".join([*grown, HOW_TO_GROW])
+
+
+MOST_LAID_OUT_BY_HAND = 501
+
+
+def test_layouts_by_hand_become_fewer() -> None:
+    """Of calls and signatures with many arguments, the formatter puts each on a line of its own: pass a value object instead."""
+    marks = sum(path.read_text().count("# fmt: skip") for path in SOURCE.rglob("*.py"))
+    assert marks <= MOST_LAID_OUT_BY_HAND
 
 
 HOW_TO_GROW = """A part has grown. Blank lines, comments and docstrings do not count.
