@@ -1,12 +1,12 @@
 """What fronts cost: the CPU time of reading, queueing and writing one request, with one front (the server itself) and with more; what that lets so many cores
-serve; and that the queue stays one: batch sizes, and the cost of a solved policy."""
+serve; and that the queue stays one: batch sizes, and the cost of a solved policy. Large bodies and gRPC calls are measured too."""
 
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.request import urlopen
 
 import psutil
@@ -24,22 +24,26 @@ from benchmarks.harness.rounds import (
     start_all,
     times,
 )
-from benchmarks.harness.servers import Server, load, serving, weir_command
+from benchmarks.harness.servers import Load, Server, free_port, load, serving, weir_command
 from benchmarks.models import TEN_TIMES
-from benchmarks.parts.kserve import SIMPLE, simple_body
+from benchmarks.parts.kserve import MEAN, METHOD, SIMPLE, binary_body, grpc_load, request_body, simple_body
 from weir.policy.cost.objective import Prices
 from weir.policy.solve.bank import solve_bank
 
 FRONTS = (1, 2, 4)
 SQUARE, KSERVE, SOLVED = "square", "KServe JSON", "solved policy"
 CLOSED = {f"{what}, {connections}": (what, connections) for what in (SQUARE, KSERVE) for connections in (1, 64, 256)}
-SHOWN = (f"{SQUARE}, 256", f"{KSERVE}, 256")  # on the page on fronts
 OPEN = f"{SOLVED}, Poisson"
+LARGE, GRPC = "602 KB, 16", "gRPC, 64"
+SHOWN = (f"{SQUARE}, 256", f"{KSERVE}, 256", LARGE, GRPC)  # on the page on fronts
+IMAGES, PORT = "images and calls", "gRPC port"  # the server of these two cases
 LOAD = 0.7  # of what the model of the solved policy can serve
 PRICES = Prices(latency_weight=1.0, energy_weight=10.0)
 MOST_TIMES = 1.25  # CPU time of fronts and dispatcher, as a multiple of that of one front
 MOST_MORE = 60e-6  # seconds by which p50 over one connection may grow
 DISPATCHER = 5e-6  # seconds of CPU per request
+CALL = 6e-6  # the same for a gRPC call
+SAME_BYTES = 0.9  # of the bytes of large bodies per CPU second with one front
 SAME_BATCHES = 0.10  # share by which the mean batch of several fronts may be smaller
 SAME_COST = 0.05  # share by which a solved policy may cost more
 CORES = (2, 4, 8, 16)
@@ -58,16 +62,28 @@ def _name(fronts: int) -> str:
     return f"--fronts {fronts}"
 
 
-def _start(stack: ExitStack) -> Mapping[str, Mapping[str, Server]]:
+def _start(stack: ExitStack) -> Mapping[str, Mapping[str, Any]]:
     bank = folder(stack) / "bank.npz"
     bank.write_bytes(solve_bank(TEN_TIMES, PRICES, rates=[LOAD * TEN_TIMES.max_rate]).to_bytes())
-    found: dict[str, dict[str, Server]] = {_name(fronts): {} for fronts in FRONTS}
-    for what, target, path, body, flags in (
-        (SQUARE, "Square", "/infer/square", b"3", ("--max-batch-size", "64")),
-        (KSERVE, "Simple", SIMPLE, simple_body(), ("--max-batch-size", "64")),
-        (SOLVED, "Exactly", "/infer/exactly", b"3", ("--policy", str(bank))),
+    body, headers = binary_body()
+    image = folder(stack) / "image"
+    image.write_bytes(body)
+    sent = {"body": image, "headers": headers, "content_type": "application/octet-stream"}
+    found: dict[str, dict[str, Any]] = {_name(fronts): {PORT: free_port(), LARGE: sent} for fronts in FRONTS}
+    both, most = ("benchmarks.models:Simple", "benchmarks.models:Mean"), ("--max-batch-size", "64")
+    for what, targets, path, body, flags in (
+        (SQUARE, ("benchmarks.models:Square",), "/infer/square", b"3", most),
+        (KSERVE, both[:1], SIMPLE, simple_body(), most),
+        (SOLVED, ("benchmarks.models:Exactly",), "/infer/exactly", b"3", ("--policy", str(bank))),
+        (IMAGES, both, SIMPLE, simple_body(), most),
     ):
-        commands = {_name(each): weir_command(f"benchmarks.models:{target}", *flags, "--fronts", str(each)) for each in FRONTS}  # fmt: skip
+        commands = {
+            _name(each): weir_command(
+                *targets, *flags, "--fronts", str(each),
+                *(("--grpc-port", str(found[_name(each)][PORT])) if what == IMAGES else ()),
+            )
+            for each in FRONTS
+        }  # fmt: skip
         servers = (serving(name, command, path=path, body=body, expected=None) for name, command in commands.items())
         for name, server in start_all(stack, servers).items():
             found[name][what] = server
@@ -108,17 +124,33 @@ def _figures_of(before: Served, after: Served, seconds: float) -> dict[str, floa
     return found | {"cost": PRICES.latency_weight_at(requests / seconds) * response_ms + PRICES.energy_weight * power}
 
 
-def _one(servers: Mapping[str, Server], case: str, seconds: float) -> dict[str, float]:
+def _one(servers: Mapping[str, Any], case: str, seconds: float) -> dict[str, float]:
     if case == OPEN:
         return _one_open(servers[SOLVED], seconds)
+    if case in (LARGE, GRPC):
+        return _one_of_images(servers, case, seconds)
     what, connections = CLOSED[case]
     server = servers[what]
-    before, served = _seconds(server), _served(server)
-    done = load(server.url, connections, seconds, body=server.body)
+    served = _served(server)
+    figures = _with_cpu(server, lambda: load(server.url, connections, seconds, body=server.body))
+    return figures | {"batch": _figures_of(served, _served(server), seconds)["batch"]}
+
+
+def _one_of_images(servers: Mapping[str, Any], case: str, seconds: float) -> dict[str, float]:
+    server = servers[IMAGES]
+    if case == LARGE:
+        url = server.url.removesuffix(SIMPLE) + MEAN
+        return _with_cpu(server, lambda: load(url, 16, seconds, **servers[LARGE]))
+    return _with_cpu(server, lambda: grpc_load(servers[PORT], METHOD, request_body(), 64, seconds))
+
+
+def _with_cpu(server: Server, run: Callable[[], Load]) -> dict[str, float]:
+    """Return what `run` has measured, and the CPU time of each request."""
+    before = _seconds(server)
+    done = run()
     after = _seconds(server)
     spent = {name: (after[name] - before[name]) / done.requests for name in before}
-    spent["edge"] = spent["dispatcher"] + spent["fronts"]
-    return of_load(done, server) | spent | {"batch": _figures_of(served, _served(server), seconds)["batch"]}
+    return of_load(done, server) | spent | {"edge": spent["dispatcher"] + spent["fronts"]}
 
 
 def _one_open(server: Server, seconds: float) -> dict[str, float]:
@@ -138,7 +170,7 @@ def _one_open(server: Server, seconds: float) -> dict[str, float]:
 
 def _conclude(result: Result, measured: Measurements) -> None:
     alone, two = _name(1), _name(2)
-    for case in CLOSED:
+    for case in (*CLOSED, LARGE, GRPC):
         result.values[f"times {case}"] = measured.times(two, alone, case, "edge")
     for what in (SQUARE, KSERVE):
         dearer = result.values[f"times {what}, 256"]
@@ -152,6 +184,12 @@ def _conclude(result: Result, measured: Measurements) -> None:
         result.at_least(f"{name}, {SOLVED}: batches as large as with one front", batch, 1.0 - SAME_BATCHES)
         cost = measured.times(name, alone, OPEN, "cost")
         result.at_most(f"{name}, {SOLVED}: costs what it costs with one front", cost, 1.0 + SAME_COST)
+    share = measured.times(alone, two, LARGE, "edge")
+    result.at_least(f"{LARGE} connections: {SAME_BYTES} of the bytes per CPU second", share, SAME_BYTES)
+    dearer = result.values[f"times {GRPC}"]
+    result.at_most(f"{GRPC} connections: at most {MOST_TIMES} times the CPU of one front", dearer, MOST_TIMES)
+    spent = measured.middle(two, GRPC, "dispatcher")
+    result.at_most("dispatcher: at most 6 µs of CPU per gRPC call", spent * 1e6, CALL * 1e6, "{:.1f}")
     result.tables.append(_predicted(measured))
 
 
@@ -183,7 +221,7 @@ PART = Rounds(
     start=_start,
     one=_one,
     contenders=tuple(map(_name, FRONTS)),
-    cases=(*CLOSED, OPEN),
+    cases=(*CLOSED, LARGE, GRPC, OPEN),
     heads=("requests, connections", "server"),
     columns=(
         micro("CPU µs dispatcher", "dispatcher"),
