@@ -66,13 +66,14 @@ def test_many_models_share_room_for_a_few_and_nothing_is_lost_or_wrong(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("models", "room", "seconds"), [(24, 4, 4.0), pytest.param(1000, 50, 300.0, marks=pytest.mark.soak)]
+    ("models", "room", "seconds", "flags"),
+    [(24, 4, 4.0, ()), (24, 4, 4.0, ("--fronts", "2")), pytest.param(1000, 50, 300.0, (), marks=pytest.mark.soak)],
 )
 def test_traffic_that_drifts_gets_every_answer_while_workers_are_killed(
-    tmp_path: Path, models: int, room: int, seconds: float
+    tmp_path: Path, models: int, room: int, seconds: float, flags: tuple[str, ...]
 ) -> None:
     demand.fill(tmp_path, [f"m{number}" for number in range(models)], f'needs_memory = "{demand.NEEDS}MB"\n')
-    with demand.on_demand(tmp_path, room) as server:
+    with demand.on_demand(tmp_path, room, *flags) as server:
         with demand.killing(server.front, 0.3) as killed:
             came = demand.send(server.port, models, demand.CALLERS, seconds)
         loads = len(demand.loads(server))

@@ -61,11 +61,11 @@ def fill(folder: Path, names: list[str], config: str, text: str = SMALL, **value
 
 
 @contextmanager
-def on_demand(folder: Path, room: int) -> Iterator[Server]:
-    """Serve the models of `folder` with room for so many that state NEEDS."""
+def on_demand(folder: Path, room: int, *flags: str) -> Iterator[Server]:
+    """Serve the models of `folder` with room for so many that state NEEDS, and with these further flags."""
     command = [
         sys.executable, "-m", "weir", "serve", "--model-repository", str(folder), "--model-control", "on-demand",
-        "--model-memory", f"{room * NEEDS}MB", "--port", "{port}", "--log-level", "info",
+        "--model-memory", f"{room * NEEDS}MB", "--port", "{port}", "--log-level", "info", *flags,
     ]  # fmt: skip
     with serving("Weir", command, path=f"/infer/{min(folder.iterdir()).name}", body=b"0", expected=None) as server:
         yield server
@@ -124,7 +124,8 @@ def killing(server: psutil.Process, every: float) -> Iterator[list[int]]:
 
     def kill() -> None:
         while not over.wait(every):
-            workers = {each.pid: each for template in server.children() for each in template.children()}
+            templates = [each for each in server.children() if "weir.workers.process.entry" in each.cmdline()]
+            workers = {each.pid: each for template in templates for each in template.children()}
             if workers:
                 pid = chance.choice(sorted(workers))
                 with suppress(psutil.NoSuchProcess):
