@@ -275,7 +275,7 @@ class ServerKeywords(ServiceKeywords, total=False):
     model_memory: int | str | None
     """With on-demand: memory for all models together, such as 16GB; what must leave for others is loaded again when needed"""
     model_gpu_memory: int | str | None
-    """With on-demand: the same of GPU memory, by what models declare (needs_gpu_memory)"""
+    """With on-demand: the same of GPU memory, as measured (extra gpu) or stated (needs_gpu_memory)"""
     watch: bool
     """Load and unload models when repository files change"""
     reload: bool

@@ -10,7 +10,7 @@ import pytest
 from tests.catalog.workshop import Shelf
 from tests.serving.kit import Square, turns
 
-from weir import DeadlineExceeded, Draining, ModelError, ModelNotFound, ModelNotReady, Service
+from weir import DeadlineExceeded, Draining, ModelError, ModelNotFound, ModelNotReady, Service, SettingsError
 from weir.catalog.manager import Manager, ModelState
 from weir.catalog.registry import Registry
 from weir.catalog.residency import Residency
@@ -55,7 +55,9 @@ class Gated(FakeExecutor):
 class House:
     """A repository of models on demand: `memory` is for all; each takes what `takes` has for it, or 1."""
 
-    def __init__(self, *names: str, memory: float = 2.0, pinned: tuple[str, ...] = (), **settings: Any) -> None:
+    def __init__(
+        self, *names: str, memory: float = 2.0, gpu_memory: float = inf, pinned: tuple[str, ...] = (), **settings: Any
+    ) -> None:
         self.shelf = Shelf(**{name: {"": name} for name in names})
         self.gate = asyncio.Event()
         self.gate.set()
@@ -65,13 +67,20 @@ class House:
         self.fails: set[str] = set()
         self.takes: dict[str, int] = {}
         self.pids: dict[str, int] = {}
+        self.on_gpus: dict[str, int] | None = None
         self.executors: dict[str, list[Gated]] = {}
         self.settings: dict[str, Any] = {"policy": "greedy", **settings}
         self.residency = Residency(
-            Room(memory, inf), frozenset(pinned), clock=time.monotonic, measure=lambda pid: self.takes.get(self.name(pid), 1)
+            Room(memory, gpu_memory), frozenset(pinned), clock=time.monotonic,
+            measure=lambda pid: self.takes.get(self.name(pid), 1), measure_gpus=self.measure_gpus,
         )  # fmt: skip
         self.registry = Registry([])
         self.manager = Manager(self.registry, self.shelf, self.make, residency=self.residency)
+
+    def measure_gpus(self) -> dict[int, int]:
+        if self.on_gpus is None:
+            raise SettingsError("no driver")
+        return {pid: self.on_gpus[name] for name, pid in self.pids.items()}
 
     def name(self, pid: int) -> str:
         return next(name for name, each in self.pids.items() if each == pid)
@@ -286,6 +295,36 @@ def test_a_model_that_grows_evicts_others_and_the_log_says_so(caplog: pytest.Log
         await until(lambda: "evicted" in house.states().values())
         assert "the models take 3B, of model_memory=2B; 'b' has grown from 1B to 2B; evicting '" in caplog.text
         assert len(house.running()) == 1
+        await house.manager.stop()
+
+    run(main())
+
+
+def test_a_model_that_grows_on_a_gpu_evicts_others_too(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        house = House("a", "b", memory=9.0, gpu_memory=4.0)
+        house.on_gpus = {"a": 2, "b": 1}
+        for name in "ab":
+            await house.ask(name)
+        await until(lambda: house.states() == {"a": "loaded", "b": "loaded"})
+        house.on_gpus["b"] = 3
+        await house.residency.measure()
+        await until(lambda: "evicted" in house.states().values())
+        assert "the models take 5B, of model_gpu_memory=4B; 'b' has grown from 1B to 3B; evicting '" in caplog.text
+        view = house.registry.get("b").residency
+        assert view is not None and view["gpu_memory_bytes"] == 3
+        await house.manager.stop()
+
+    run(main())
+
+
+def test_gpus_that_cannot_be_measured_are_taken_as_stated(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        house = House("a", "b", gpu_memory=4.0, needs_gpu_memory=3)
+        for name in "ab":
+            assert await house.ask(name) == [name, 0]
+        await until(lambda: house.states() == {"a": "evicted", "b": "loaded"})
+        assert caplog.text.count("GPU memory is not measured, only stated (needs_gpu_memory): no driver") == 1
         await house.manager.stop()
 
     run(main())

@@ -8,7 +8,7 @@ import pytest
 from weir import __version__
 from weir.errors import SettingsError
 from weir.profiling.energy import Meter, RaplMeter
-from weir.profiling.machine import cpu_name, describe_machine, find_hardware, find_meters, memory_of
+from weir.profiling.machine import GpuMemory, cpu_name, describe_machine, find_hardware, find_meters, memory_of
 from weir.workers.cpus import cpu_count
 
 
@@ -87,3 +87,26 @@ def test_a_driver_that_fails_leaves_the_cpus() -> None:
 
 def test_the_memory_of_a_process_that_there_is_not_is_unknown() -> None:
     assert memory_of(1 << 30) is None
+
+
+def test_the_gpu_memory_of_a_process_is_that_on_all_gpus() -> None:
+    taken: dict[int, list[tuple[int, int | None]]] = {0: [(7, 100), (8, None)], 1: [(7, 20)]}
+    library = Nvml(
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetComputeRunningProcesses=lambda handle: [
+            SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in taken[handle]
+        ],
+    )
+    assert GpuMemory(library).read() == {7: 120, 8: 0}
+
+
+def test_gpu_memory_that_cannot_be_read_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> int:
+        raise Nvml.NVMLError("lost")
+
+    with pytest.raises(SettingsError, match="NVML: the memory of processes cannot be read: lost"):
+        GpuMemory(Nvml(nvmlDeviceGetCount=fail)).read()
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(SettingsError, match="nvidia-ml-py is not installed"):
+        GpuMemory().read()

@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
+from math import inf
+from operator import attrgetter
 from typing import Any
 
 from weir.config import as_size, parse_size
-from weir.errors import ModelNotReady, WeirError
+from weir.errors import ModelNotReady, SettingsError, WeirError
 from weir.policy.residency import Key, Presence, Resident, Residents, Room
-from weir.profiling.machine import memory_of
+from weir.profiling.machine import GpuMemory, memory_of
 from weir.serving.delivery import logger
 from weir.serving.generation import Generation
 from weir.serving.handle import ResidencyView
@@ -19,6 +21,8 @@ MEASURE_EVERY = 5.0  # seconds between measurements of what loaded models take
 
 # Returns the bytes that a process takes; None if that is unknown.
 Measure = Callable[[int], int | None]
+# Returns the bytes of GPU memory by process. Raises SettingsError.
+MeasureGpus = Callable[[], dict[int, int]]
 
 
 class Residency:
@@ -29,16 +33,20 @@ class Residency:
         pinned: the names of the models that stay.
         clock: that of the services.
         measure: measures a process.
+        measure_gpus: measures all processes that use a GPU, where their memory has a limit; see GpuMemory.read.
     """
 
     def __init__(
-        self, limits: Room, pinned: frozenset[str] = frozenset(), *, clock: Callable[[], float], measure: Measure = memory_of
+        self, limits: Room, pinned: frozenset[str] = frozenset(), *, clock: Callable[[], float], measure: Measure = memory_of,
+        measure_gpus: MeasureGpus | None = None,
     ) -> None:  # fmt: skip
         self.core = Residents(limits, at_once=cpu_count())
         self.pinned = pinned
         self.clock = clock
         self.templates = Templates()
         self._measure = measure
+        self._measure_gpus = measure_gpus or GpuMemory().read
+        self._gpus_unknown = limits.gpu_memory == inf  # they need not, or cannot be measured
         self._tasks: set[asyncio.Task[None]] = set()
         self._loads: dict[Generation, asyncio.Future[None]] = {}  # that somebody awaits
         self._watching: asyncio.Task[None] | None = None
@@ -212,11 +220,13 @@ class Residency:
         leaving = self.core.measure(taken, now, _is_idle)
         is_over = not self.core.used.fits(self.core.limits)
         if is_over and (leaving or not self._over):
-            grown = max(taken, key=lambda key: taken[key].memory - before[key].memory, default=None)
+            kind = "memory" if self.core.used.memory > self.core.limits.memory else "gpu_memory"
+            size: Callable[[Room], float] = attrgetter(kind)
+            grown = max(taken, key=lambda key: size(taken[key]) - size(before[key]), default=None)
             logger.warning(
-                "the models take %s, of model_memory=%s%s; %s",
-                as_size(self.core.used.memory), as_size(self.core.limits.memory),
-                "" if grown is None else f"; {_generation(grown).label!r} has grown from {as_size(before[grown].memory)} to {as_size(taken[grown].memory)}",
+                "the models take %s, of model_%s=%s%s; %s",
+                as_size(size(self.core.used)), kind, as_size(size(self.core.limits)),
+                "" if grown is None else f"; {_generation(grown).label!r} has grown from {as_size(size(before[grown]))} to {as_size(size(taken[grown]))}",
                 f"evicting {', '.join(repr(_generation(key).label) for key in leaving)}" if leaving else "none can leave",
             )  # fmt: skip
         self._over = is_over
@@ -228,10 +238,25 @@ class Residency:
         return await asyncio.to_thread(partial(self._rooms, pids))
 
     def _rooms(self, pids: dict[Generation, list[int | None]]) -> dict[Generation, Room]:
+        on_gpus = self._on_gpus()
         return {
-            each: Room(float(sum(self._measure(pid) or 0 for pid in own if pid is not None)), 0.0)
+            each: Room(
+                float(sum(self._measure(pid) or 0 for pid in own if pid is not None)),
+                float(sum(on_gpus.get(pid, 0) for pid in own if pid is not None)),
+            )
             for each, own in pids.items()
         }
+
+    def _on_gpus(self) -> dict[int, int]:
+        """Return the bytes of GPU memory by process; none where they are not known, which a warning says once."""
+        if self._gpus_unknown:
+            return {}
+        try:
+            return self._measure_gpus()
+        except SettingsError as error:
+            self._gpus_unknown = True
+            logger.warning("GPU memory is not measured, only stated (needs_gpu_memory): %s", error.message)
+            return {}
 
 
 def _generation(key: Key) -> Generation:

@@ -277,7 +277,7 @@ class RepositorySettings:
     )  # fmt: skip
     model_gpu_memory: int | str | None = setting(
         None,
-        "with on-demand: the same of GPU memory, by what models declare (needs_gpu_memory)",
+        "with on-demand: the same of GPU memory, as measured (extra gpu) or stated (needs_gpu_memory)",
         rule=SIZE,
         metavar="SIZE",
     )

@@ -135,3 +135,25 @@ def memory_of(pid: int) -> int | None:
     except OSError:
         return None
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")), None)
+
+
+class GpuMemory:
+    """What processes take of the memory of all GPUs together, as NVIDIA's driver counts it. `library` replaces pynvml."""
+
+    def __init__(self, library: Any = None) -> None:
+        self._library = library
+
+    def read(self) -> dict[int, int]:
+        """Return the bytes of each process that uses a GPU, by process id; none where the driver does not say, as in some containers.
+
+        Raises SettingsError without nvidia-ml-py (the extra `gpu`) or a driver.
+        """
+        library = self._library = self._library or load_library()
+        found: dict[int, int] = {}
+        try:
+            for index in range(library.nvmlDeviceGetCount()):
+                for each in library.nvmlDeviceGetComputeRunningProcesses(library.nvmlDeviceGetHandleByIndex(index)):
+                    found[each.pid] = found.get(each.pid, 0) + (each.usedGpuMemory or 0)
+        except library.NVMLError as error:
+            raise SettingsError(f"NVML: the memory of processes cannot be read: {error}") from None
+        return found
