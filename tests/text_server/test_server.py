@@ -1,6 +1,7 @@
 """Servers of tiny models of texts: every frontend, started from Python."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,10 @@ from weir.embedding import EmbeddingServer
 from weir.errors import DeadlineExceeded, InvalidRequest, ModelError, SettingsError, Unauthorized
 
 TEXTS = ["first do it", "then do it right", "it"]
-SETTINGS: dict[str, Any] = {"port": 0, "executor": "thread", "threads": 1, "device_map": ["cpu"], "calibrate": False}
+FRONTS = 2 if os.environ.get("TEST_FRONTS") else 1  # `make test-fronts`
+SETTINGS: dict[str, Any] = {
+    "port": 0, "executor": "thread", "threads": 1, "device_map": ["cpu"], "calibrate": False, "fronts": FRONTS,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
     from weir.protocols.settings import HttpSettings
     from weir.serving.handle import Models
     from weir.text_server.calibration import Budget
-    from weir.text_server.encoder import Encoder
 
 _REPORT_AFTER = 0.02  # seconds in which counts are gathered
+_UNKNOWN: Any = None  # the model of an encoder that serves none yet
 
 
 # What a front tells the dispatcher.
@@ -198,13 +199,14 @@ class TextsInFronts:
         self, models: "Models", http: "HttpSettings", fronts: int, send: Callable[[bytes], None]
     ) -> "Sequence[RouteHandler]":
         """See FrontProduct."""
-        self._remote, self._fronts = models, fronts
+        self._remote = models
         self._counting = counting = Counting(send)
-        self._encoders: dict[str, Encoder] = {}
+        self._encoders = {
+            model.name: model.encoder(_UNKNOWN, self.budgets.get(model.name), fronts) for model in self._models
+        }
         self._hot: set[str] = set()
-        self._context = EmbeddingContext(
-            self._encoders, http, self.max_texts, FrontCounts(counting), FrontClients(counting)
-        )
+        counts, clients = FrontCounts(counting), FrontClients(counting)
+        self._context = EmbeddingContext(self._encoders, http, self.max_texts, counts, clients)
         models.changed.append(self._attach)
         return [FrontTexts(api.texts, self._hot) for api in text_apis(self._context)]
 
@@ -213,23 +215,12 @@ class TextsInFronts:
         self._counting.report()
 
     def _attach(self) -> None:
-        """Attach encoders to the models that there are now. Until all have been there, the dispatcher answers: the first is what requests mean that name none."""
+        """Attach the encoders to the models that there are now. The dispatcher answers requests for the others."""
         self._context.aliases = self._remote.aliases
         self._hot.clear()
-        found = {model.name: self._remote.services.get(model.name) for model in self._models}
-        handles = {name: handle for name, handle in found.items() if isinstance(handle, TextHandle)}
-        if not self._encoders and len(handles) < len(found):
-            return
         for model in self._models:
-            if model.name in handles:
-                self._attach_one(model, handles[model.name])
-        self._hot.update(model.name for model in self._models if model.name in handles and model.has_small_answers)
-
-    def _attach_one(self, model: ServedTextModel, handle: TextHandle) -> None:
-        encoder = self._encoders.get(model.name)
-        if encoder is None:
-            encoder = model.encoder(handle, self.budgets.get(model.name), self._fronts)
-            self._encoders[model.name] = encoder
-        else:
-            encoder.serve(handle)
-        handle.virtual_time = lambda: encoder.virtual_time
+            handle, encoder = self._remote.services.get(model.name), self._encoders[model.name]
+            if isinstance(handle, TextHandle):
+                handle.virtual_time = partial(getattr, encoder, "virtual_time")
+                encoder.serve(handle)
+                self._hot.update([model.name] if model.has_small_answers else ())
