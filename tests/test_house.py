@@ -81,7 +81,7 @@ LIMITS = {
     "client": (9, 1_905),
     "commands": (16, 1_822),
     "frontends": (35, 6_640),
-    "fronts": (17, 2_642),
+    "fronts": (17, 2_646),
     "jobs": (7, 1_363),
     "manifests": (8, 892),
     "policy": (25, 3_222),

@@ -2,7 +2,9 @@
 
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,20 @@ def test_streams_and_repeated_calls_go_through(served: Served) -> None:
         answers = opened.stream_stream(STREAM)(iter([tensors("add", ROWS, id=str(index)) for index in range(5)]))
         read = message("inference.ModelStreamInferResponse").FromString
         assert sorted(read(each).infer_response.id for each in answers) == list("01234")
+
+
+def test_large_calls_of_several_callers_are_kept_apart(served: Served) -> None:
+    def is_right(number: int) -> bool:
+        with GrpcClient(served.grpc) as client:
+            rows = numpy.full((3, 20_000), number, "<f4")
+            return all(client.infer("mean", {"a": rows})["mean"].tolist() == [number] * 3 for _ in range(10))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(is_right, range(12)))
+    with Caller(served.url) as caller:
+        arena = partial(total, name="weir_arena_free_bytes", model="mean")
+        free = arena(caller.call("/metrics", method="GET")[1].decode())
+        until(lambda: arena(caller.call("/metrics", method="GET")[1].decode()) > free)  # the places come back
 
 
 def test_calls_are_counted_once_and_as_grpc(served: Served) -> None:

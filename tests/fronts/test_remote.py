@@ -20,8 +20,10 @@ from weir.fronts.messages import (
     reader_of_dispatcher,
     reader_of_front,
 )
-from weir.fronts.remote import Requests
+from weir.fronts.remote import HandedOver, Requests
 from weir.messages import JSON
+from weir.wire.inference import ArenaArrays
+from weir.wire.packed import pack
 
 
 def asked(payload: Any, arrival: float, **changes: Any) -> Any:
@@ -82,6 +84,38 @@ def test_large_bodies_of_a_turn_are_one_message() -> None:
     assert sent_by(act) == [
         [SubmitPlaces(0, 0, [1.0, 2.0], [0, 1 << 16], [40_000, 40_000]), Submit(2, 0, [3.0], [b"a"]), SubmitPlaces(3, 0, [4.0], [1 << 17], [40_000])]
     ]  # fmt: skip
+
+
+def test_large_arrays_travel_in_places_once_there_is_one() -> None:
+    arrays = {"a": numpy.arange(30_000.0)}
+    memory = bytearray(1 << 18)
+
+    class Places:
+        asked: list[int] = []  # noqa: RUF012 - one test
+        room: LentPlace | None = None
+
+        def reserve(self, size_bytes: int) -> LentPlace | None:
+            return self.room and LentPlace(self, 0, 1 << 18, memoryview(memory)[:size_bytes], 0)  # type: ignore[arg-type]  # not used
+
+        def ask(self, size_bytes: int, answered: Any) -> None:
+            self.asked.append(size_bytes)
+
+    places: Any = Places()
+
+    def act(requests: Requests) -> None:
+        with pytest.raises(HandedOver):
+            requests.submit(1, asked(arrays, 1.0))
+        with pytest.raises(HandedOver):
+            requests.submit(1, asked(arrays, 1.0), places)
+        places.room = True
+        request = asked(arrays, 2.0)
+        requests.submit(1, request, places)
+        assert isinstance(request.payload, ArenaArrays)
+
+    size = len(pack(arrays))
+    assert sent_by(act) == [[SubmitPlaces(0, 0, [2.0], [0], [size])]]
+    assert Places.asked == [size]
+    assert bytes(memory[:size]) == pack(arrays)
 
 
 def test_what_left_or_is_followed_by_another_message_does_not_grow() -> None:

@@ -15,7 +15,6 @@ from weir.frontends.grpc.inference import UnaryInference
 from weir.frontends.grpc.relay import Relay, take_peer
 from weir.frontends.grpc.server import Certificate, GrpcServer, certificate_of, credentials_of
 from weir.frontends.grpc.services import INFERENCE, Services
-from weir.fronts.messages import LONGEST_BODY
 from weir.fronts.remote import HandedOver
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
@@ -85,11 +84,6 @@ class FrontUnary(UnaryInference):
     ) -> None:
         super().__init__(context, development=development)
         self._pass_on = pass_on
-
-    def _begin_any(self, call: IncomingCall, body: bytes) -> None:
-        if len(body) > LONGEST_BODY:
-            raise HandedOver
-        super()._begin_any(call, body)
 
     def begin_task(
         self, run: Callable[[IncomingCall, bytes], Awaitable[None]], call: IncomingCall, body: bytes

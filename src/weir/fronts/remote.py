@@ -66,11 +66,14 @@ class Requests:
         self._last_known = 0
         self._unpack = Unpacker()
 
-    def submit(self, model: int, request: Any) -> None:
-        """Send `request` to the queue of the model whose facts have this number. Raises HandedOver for a payload that cannot be sent."""
+    def submit(self, model: int, request: Any, places: LentPlaces | None = None) -> None:
+        """Send `request` to the queue of the model whose facts have this number. Large arrays travel in one of `places`.
+
+        Raises HandedOver for a payload that cannot be sent.
+        """
         payload, content_type, accept = request.payload, request.content_type, request.accept
         if type(payload) is not bytes:
-            payload, content_type, accept = _sendable(payload, content_type, accept)
+            payload, content_type, accept = _sendable(request, places)
         form = (
             model, request.timeout, request.priority, request.rows, content_type, accept, request.key, request.explain,
             request.frontend,
@@ -190,10 +193,11 @@ class Requests:
                 undelivered(request)
 
 
-def _sendable(payload: Any, content_type: str, accept: str) -> tuple[bytes | LentPlace, str, str]:
+def _sendable(request: Any, places: LentPlaces | None) -> tuple[bytes | LentPlace, str, str]:
     """Return the payload of a request as it is sent, and its content types. Raises HandedOver for one that cannot be sent."""
+    payload = request.payload
     if isinstance(payload, LentPlace):
-        return payload, content_type, accept
+        return payload, request.content_type, request.accept
     if isinstance(payload, ArenaArrays) and isinstance(payload.block, LentPlace):
         if write_head(payload, payload.block):
             return payload.block, PACKED, PACKED
@@ -201,9 +205,20 @@ def _sendable(payload: Any, content_type: str, accept: str) -> tuple[bytes | Len
     if not isinstance(payload, dict):
         raise HandedOver
     packed = pack(payload)
-    if len(packed) > LONGEST_PAYLOAD:
+    if len(packed) <= LONGEST_PAYLOAD:
+        return packed, PACKED, PACKED
+    place = None if places is None else places.reserve(len(packed))
+    if place is None:
+        if places is not None:
+            places.ask(len(packed), _for_the_next)
         raise HandedOver
-    return packed, PACKED, PACKED
+    place.view[:] = packed
+    request.payload = ArenaArrays(payload, place)
+    return place, PACKED, PACKED
+
+
+def _for_the_next(has_place: bool) -> None:
+    """Do nothing: the request that needed a place is handed over, and the next one finds it."""
 
 
 def _drop(payload: Any) -> None:
@@ -256,7 +271,7 @@ class RemoteHandle:
 
     def submit(self, request: Request, now: float | None = None) -> None:
         """See ModelHandle. A refusal comes later, as the error that ends the request."""
-        self._requests.submit(self.number, request)
+        self._requests.submit(self.number, request, self.places if self.arena_bytes else None)
 
     def cancel(self, request: Request) -> None:
         """See ModelHandle."""
