@@ -99,7 +99,7 @@ def assert_modest(request: InferenceRequest, body: bytes) -> None:
     assert sum(value.array.size for value in request.inputs) <= len(body)
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(BODIES, st.binary(max_size=16), st.integers(-3, 3))
 def test_what_cannot_be_is_refused(claimed: Any, rest: bytes, off: int) -> None:
     header = json.dumps(claimed).encode()
@@ -170,7 +170,7 @@ def outcome(read: Any) -> Any:
         return InvalidRequest
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(NEARLY)
 def test_worker_and_server_agree_on_every_body(claimed: Any) -> None:
     body = json.dumps(claimed).encode()
