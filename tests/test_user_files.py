@@ -9,12 +9,11 @@ import pytest
 from weir.bench.targets.payloads import read_payloads
 from weir.catalog.repository.folder import read_file
 from weir.manifests.command import read_command
-from weir.policy.cost.profile import Profile
+from weir.policy.cost.profile import Profile, read_profile
 from weir.profiling.items import read_items
 from weir.protocols.access import Control, ControlSettings, read_keys
 from weir.settings import read_settings
 from weir.simulation.arrivals import read_trace
-from weir.simulation.simulator import read_profile
 from weir.text_models.offline import read_labelled
 
 PROFILE = Profile.linear(alpha_ms=1.0, tau0_ms=1.0, max_batch_size=2).to_toml()

@@ -330,7 +330,7 @@ def table_of(seen: list[Found]) -> Compared:
     cases = [case(each.number) for each in seen]
     made = Compared(
         MODEL_COLUMNS,
-        about={"models": f"{len(seen):,} (`--seeds {len(seen) / BY_SEED:g}`)", "intervals": f"{LEVEL:.0%}"},
+        about={"models": f"{len(seen):,} models (`--seeds {len(seen) / BY_SEED:g}`)", "intervals": f"{LEVEL:.0%}"},
     )
     groups = {kind: [given.kind == kind for given in cases] for kind in ("MMPP", "on/off", "diurnal")}
     groups |= {shape: [given.model.shape == shape for given in cases] for shape in SHAPES}

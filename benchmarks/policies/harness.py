@@ -393,10 +393,12 @@ ON_PAGE: dict[str, dict[str, int]] = {
     "promise": {
         "load": 0, "solved: excess, W": 1, "refused, %": 3, "saved: than the best limit": 5, "than the best size and delay": 9,
     },
+    "random-bursts": {"traffic": 0, "policy": 1, "models": 2, "beside greedy, mean": 3, "the worst": 4, "surely above +0.5 %": 6},
     "foreseen": {"trace": 0, "load": 1, "w2": 2, "clairvoyant optimum": 3, "solved: above it": 4, "greedy": 6, "best size and delay": 7},
 }  # fmt: skip
 INTERVAL = re.compile(r" \([^()]* to [^()]*\)")  # of a long table the page shows none; results.json has them
 WITHOUT_INTERVALS = {"foreseen"}
+ROWS_ON_PAGE = {"random-bursts": ("MMPP", "on/off", "diurnal", "all")}  # by their first cell; all, if it is not here
 
 
 def shown_on_page(name: str, stored: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -407,11 +409,12 @@ def shown_on_page(name: str, stored: dict[str, Any]) -> tuple[list[str], list[li
     return [title.strip() for title in ON_PAGE[name]], [
         [INTERVAL.sub("", row[place]) if name in WITHOUT_INTERVALS else row[place] for place in ON_PAGE[name].values()]
         for row in rows
+        if name not in ROWS_ON_PAGE or row[0] in ROWS_ON_PAGE[name]
     ]
 
 
 def _section(name: str, stored: dict[str, Any]) -> str:
-    lines = [stored["about"][key] for key in ("lines", "versions") if key in stored["about"]]
+    lines = [stored["about"][key] for key in ("lines", "models", "versions") if key in stored["about"]]
     return f"{markdown(*shown_on_page(name, stored))}\n\n<sub>`python -m benchmarks.policies {name}`; {'; '.join(lines)}.</sub>"
 
 

@@ -114,9 +114,10 @@ def simulate(
 
     compute_in_one_thread()
     from weir.policy.cost.objective import Prices
+    from weir.policy.cost.profile import read_profile
     from weir.policy.scaling import WorkerRange
     from weir.simulation.report import Bars
-    from weir.simulation.simulator import read_profile, settings_for, split_policies
+    from weir.simulation.simulator import settings_for, split_policies
     from weir.simulation.simulator import simulate as compare
 
     if device_order is not None and len(profile) == 1:
@@ -191,8 +192,8 @@ def _compare_orders(
     **rest: Any,
 ) -> None:
     from weir.batching.workers import FAIR, LONGEST, OLDEST, ORDERS, SOLVED
+    from weir.policy.cost.profile import read_profile
     from weir.simulation.orders import compare_orders, orders_heading, orders_table
-    from weir.simulation.simulator import read_profile
 
     if not workers.isdecimal() or workers == "0":
         raise SettingsError(f"--workers={workers}: must be a number, 1 or more, with several profiles")

@@ -66,7 +66,7 @@ def solve(
 
     compute_in_one_thread()
     from weir.policy.cost.objective import Prices
-    from weir.simulation.simulator import read_profile
+    from weir.policy.cost.profile import read_profile
 
     measured = read_profile(profile)
     measured = measured if max_batch_size is None else measured.up_to(max_batch_size)

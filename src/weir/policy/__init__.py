@@ -4,7 +4,10 @@ What every policy is          decision, rules, loading, conformance
 cost/    what the decision is based on: the profile of a model, the weights of latency and energy, the latency SLO
 solve/   the queue as a decision process and its solver: smdp, stationary, tables, quantile; the best table for one
          arrival rate, and for every rate: bank
-online/  a policy while it serves: the estimated arrival rate (rate), the tables for it and their limits (adaptive)
+online/  a policy while it serves: the estimated arrival rate (arrivals), the tables for it (rate), the decisions and what
+         they cost (adaptive), which rows are admitted (admission), whether service times have changed (drift)
+What else is decided          scaling: how many workers; residency: which models stay in memory; backoff: when a start is
+         tried again; solve/device and online/device: whose batch is next on a device that models share
 
 Units, where a name does not carry its own: instants and durations in seconds, rates in rows per second, power in
 watts. Names with `_ms` and `_mj` are in milliseconds and millijoules, as in the paper that the solver follows (Xu,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weir.policy.cost.objective import ROUNDING, LatencySLO, Prices
-from weir.policy.cost.profile import Floats, Profile
+from weir.policy.cost.profile import Floats, Profile, read_profile
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import HYSTERESIS, Bank, bank_of, solve_bank
 from weir.policy.solve.smdp import Performance, evaluate
@@ -21,7 +21,7 @@ from weir.simulation.arrivals import MarkovModulated
 from weir.simulation.replicas import ReplicaEstimate, Replicas, best_tables, estimate
 from weir.simulation.rounds import Figures
 from weir.simulation.search import BURST, BURST_BATCHES, SURE, SloSearch, lowest
-from weir.simulation.simulator import check_count, read_profile, run
+from weir.simulation.simulator import check_count, run
 from weir.simulation.statistics import STRETCHES
 
 Progress = Callable[[int, int], None]  # rates done, and their number

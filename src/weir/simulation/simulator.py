@@ -13,7 +13,7 @@ import numpy as np
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
 from weir.policy.cost.objective import LatencySLO, Prices
-from weir.policy.cost.profile import Profile
+from weir.policy.cost.profile import Profile, read_profile
 from weir.policy.decision import Observation, Policy, complete
 from weir.policy.loading import load_policy
 from weir.simulation.arrivals import Arrivals, Floats, Ints, parse_arrivals
@@ -83,16 +83,6 @@ def fresh(policy: Policy) -> Policy:
     """Return a policy like this one that has observed nothing: from its own `fresh`, or a copy."""
     completed = complete(policy)
     return completed.fresh() if completed.remembers else deepcopy(policy)
-
-
-def read_profile(path: str | Path) -> Profile:
-    """Return the profile in the file `path`. Raises SettingsError naming the file if it cannot be read."""
-    try:
-        return Profile.from_toml(Path(path).read_text(encoding="utf-8-sig"), str(path))
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{path}: must be a profile made by `weir profile`: {error}") from error
 
 
 # Checks of arguments, before anything is simulated.

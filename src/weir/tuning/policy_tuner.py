@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,14 +17,14 @@ from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelNotRead
 from weir.messages import Dispatch, Timing
 from weir.model import Model
 from weir.policy.cost.objective import LatencySLO, Prices
-from weir.policy.cost.profile import Profile
+from weir.policy.cost.profile import Profile, read_profile
 from weir.policy.decision import Policy
 from weir.policy.online.adaptive import AutoPolicy, SolvedPolicy
 from weir.policy.online.drift import BATCHES, Drift, DriftDetector
 from weir.policy.solve.bank import Bank
 from weir.telemetry.recorder import SilentObserver
 from weir.tuning.learning import ProfiledExecutor, ProfileMaker
-from weir.tuning.solver import SolveRequest, SolvingProcess
+from weir.tuning.solver import SolveRequest, SolvingProcess, end_tasks
 from weir.workers.executor import Executor
 from weir.workers.settings import WorkerSettings
 
@@ -181,7 +180,7 @@ class PolicyTuner(SilentObserver):
     async def close(self) -> None:
         """Stop keeping them up to date. No process is left when it returns. Idempotent."""
         self._opened = False
-        await _ended(self._updating, self._solving)
+        await end_tasks(self._updating, self._solving)
         await self._process.close()
         self._ready.clear()
 
@@ -242,7 +241,7 @@ class PolicyTuner(SilentObserver):
                     raise Draining(f"model {self._model!r} was stopped before this change began")
                 prices, objective = changed_prices(self.prices, self.objective, changes)
                 if (prices, objective) != (self.prices, self.objective):
-                    await _ended(self._updating)
+                    await end_tasks(self._updating)
                     await self._change(prices, objective)
         finally:
             self._update(self._cause)
@@ -343,15 +342,6 @@ class PolicyTuner(SilentObserver):
         logger.warning("model %r: no new tables, the policy stays as it is: %s", self._model, self.error)
 
 
-async def _ended(*tasks: "asyncio.Task[Any] | None") -> None:
-    """Cancel the tasks that are not done, and wait until they are."""
-    running = [task for task in tasks if task is not None and not task.done()]
-    for task in running:
-        task.cancel()
-    if running:
-        await asyncio.wait(running)
-
-
 def make_tuner(
     user: PolicyUser, policy: Policy, max_batch_size: int, *, clock: Callable[[], float], pause: Pause, watch: bool
 ) -> PolicyTuner | None:
@@ -367,7 +357,8 @@ def make_tuner(
             user, policy, policy.prices, policy.objective, clock=clock, pause=pause, maker=maker, watch=watch
         )
         if policy.profile is not None:
-            tuner.measured(_read_profile(policy.profile, max_batch_size))
+            read = read_profile(policy.profile, f"policy=auto:profile={policy.profile}")
+            tuner.measured(read.up_to(max_batch_size))
         return tuner
     bank = policy.bank
     if bank is None:
@@ -385,11 +376,3 @@ def with_profile(
     if not isinstance(tuner.policy, AutoPolicy) or tuner.policy.profile is not None:
         return executor
     return ProfiledExecutor(executor, tuner, tuner.policy, model, settings, max_batch_size)
-
-
-def _read_profile(path: str, max_batch_size: int) -> Profile:
-    try:
-        text = Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"policy=auto:profile={path}: cannot be read: {error}") from None
-    return Profile.from_toml(text, f"policy=auto:profile={path}").up_to(max_batch_size)

@@ -188,3 +188,12 @@ class SolvingProcess:
                 self._answer.exception()  # marks it as read: there may be no caller any more
             else:
                 self._answer.set_result(end)
+
+
+async def end_tasks(*tasks: "asyncio.Task[Any] | None") -> None:
+    """Cancel the tasks that are not done, and wait until they are."""
+    running = [task for task in tasks if task is not None and not task.done()]
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.wait(running)

@@ -31,7 +31,7 @@ from weir.policy.scaling import (
 from weir.simulation.scaling import CapacityRequest
 from weir.telemetry.recorder import SilentObserver
 from weir.tuning.learning import learned_profile
-from weir.tuning.solver import SolvingProcess
+from weir.tuning.solver import SolvingProcess, end_tasks
 from weir.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -152,12 +152,7 @@ class WorkerTuner(SilentObserver):
 
     async def close(self) -> None:
         """Stop deciding, starting and stopping workers. No process is left when it returns. Idempotent."""
-        tasks = [self._deciding, self._simulation, self._stopping, *self._starting]
-        running = [task for task in tasks if task is not None and not task.done()]
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running)
+        await end_tasks(self._deciding, self._simulation, self._stopping, *self._starting)
         await self._process.close()
 
     @property

@@ -7,6 +7,7 @@ per second. Energy is what a batch takes beyond what the machine draws while idl
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -197,6 +198,17 @@ class Profile:
             raise SettingsError(f"{source}: {error.message}") from None
         except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
             raise SettingsError(f"{source}: must be a profile made by `weir profile`: {error}") from error
+
+
+def read_profile(path: str | Path, source: str | None = None) -> Profile:
+    """Return the profile in the file `path`, which errors call `source`. Raises SettingsError if it cannot be read."""
+    source = source or str(path)
+    try:
+        return Profile.from_toml(Path(path).read_text(encoding="utf-8-sig"), source)
+    except OSError as error:
+        raise SettingsError(f"{source}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{source}: must be a profile made by `weir profile`: {error}") from error
 
 
 def _check_keys(given: Mapping[str, Any], known: set[str]) -> None:

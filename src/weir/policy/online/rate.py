@@ -60,9 +60,8 @@ class RateBands:
 
     Below the lowest rate of the bank its table holds; with an objective, all waiting rows are dispatched at once. Above
     the highest, full batches are dispatched without waiting, so that no worker idles under overload, whatever the
-    tables say. A band is computed
-    when it is first needed, because a server that adopts a bank has no time to compute all at once, and never changes
-    afterwards.
+    tables say. A band is computed when it is first needed, because a server that adopts a bank has no time to compute
+    all at once, and never changes afterwards.
     """
 
     __slots__ = ("_admission", "_falls", "_guards", "_made", "_rises", "bank", "boundaries")
