@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -146,6 +147,8 @@ def _load() -> None:
     """Load what a server loads, but nothing of a model or a library that is optional."""
     for name in ("weir.console", "weir.commands.options", "weir.frontends.websocket", "weir.catalog.loading"):
         import_module(name)
+    with suppress(ImportError):  # not every environment of the tests has what texts need
+        import_module("weir.text_server.server")
     gc.collect()
     gc.freeze()  # the collector would write into each page, and so copy it
 

@@ -1,6 +1,7 @@
 """The house keeps its order: parts know only those below them, files stay small, imports stay light."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,26 @@ def test_every_part_is_in_the_contract() -> None:
 def test_modules_stay_under_800_lines() -> None:
     long = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in MODULES + TESTS}
     assert {name: lines for name, lines in long.items() if lines > 800} == {}
+
+
+SILENCED = re.compile(r"# *(noqa(: ([A-Z]+[0-9]+[, ]*)+)?|type: ignore(\[[a-z, -]+\])?|pragma: no cover)")
+
+
+def test_what_is_silenced_says_why() -> None:
+    """In the same line, or in a comment above it."""
+    without = []
+    for path in MODULES + TESTS:
+        before = ""
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            mark = SILENCED.search(line)
+            if (
+                mark
+                and not before.startswith("#")
+                and not re.search("[a-z]{2}", SILENCED.sub("", line[mark.start() :]))
+            ):
+                without.append(f"{path.relative_to(ROOT)}:{number}")
+            before = line.strip()
+    assert without == []
 
 
 @pytest.mark.parametrize("part", ["policy", "batching"])

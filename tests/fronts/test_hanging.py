@@ -39,7 +39,7 @@ def test_a_front_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> Non
                     while server.fronts[-1].silent:  # noqa: ASYNC110 - the other one reports each second
                         await asyncio.sleep(0)
                     server.sweep()
-                while len(server.fronts) < 2:  # noqa: ASYNC110
+                while len(server.fronts) < 2:  # noqa: ASYNC110 - nobody tells
                     await asyncio.sleep(0)
                 assert works in [each.pid for each in server.fronts]
                 assert not await asyncio.to_thread(

@@ -93,7 +93,7 @@ def test_a_session_is_resumed_at_any_front(served: Served) -> None:
     for _ in range(100):
         with Caller(served.url, session) as again:
             assert again.call("/infer/square", b"4") == (200, b"16")
-            assert again.socket.session_reused  # type: ignore[attr-defined]
+            assert again.socket.session_reused  # type: ignore[attr-defined]  # as above
             if owners(served, again) == [second.pid]:
                 return
     raise AssertionError("no connection has come to the second front")

@@ -135,7 +135,7 @@ def test_every_request_over_grpc_ends(fault: type[Exception] | None, silent: str
         await asyncio.Event().wait()
 
     target._infer = lambda channel: never  # type: ignore[method-assign]  # a call that gRPC does not end
-    target._try = lambda channel: asyncio.sleep(0)  # type: ignore[method-assign]
+    target._try = lambda channel: asyncio.sleep(0)  # type: ignore[method-assign]  # as above
     outcome = bench(target, rate=20, duration=0.5, max_lag_ms=ANY_LAG).outcome
     assert outcome.answered == 0
     assert outcome.timeouts == (outcome.requests if fault is None else 0)

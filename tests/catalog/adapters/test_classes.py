@@ -292,7 +292,7 @@ def test_what_is_not_adapted_is_said(folder: Path, monkeypatch: pytest.MonkeyPat
     import mosec
 
     class Uploads(litserve.LitAPI):  # type: ignore[misc]  # mypy does not see litserve
-        def decode_request(self, request: "UploadFile") -> Any:  # type: ignore[name-defined]  # noqa: F821
+        def decode_request(self, request: "UploadFile") -> Any:  # type: ignore[name-defined]  # noqa: F821  # not imported
             return request
 
         def predict(self, x: Any) -> Any:
