@@ -183,12 +183,13 @@ class Dispatch:
         bulk: how many of its rows are bulk work.
         gives_way: whether its worker runs bulk work only, in the time that the others leave.
         missed: whether a deadline of its requests passed, or a caller gave up shortly before.
+        shorter: whether its worker may have left some of it out, because the requests have ended.
         woken_at: the instant at which a worker was ready after there had been none; None if there was always one.
     """
 
     __slots__ = (
         "attempt", "at", "batch_id", "begun", "bulk", "cost", "entries", "gives_way", "limit", "missed", "oldest_age", "padding", "plain", "reason",
-        "requests", "rows", "seconds", "slices", "waiting", "wakeup", "woken_at", "worker",
+        "requests", "rows", "seconds", "shorter", "slices", "waiting", "wakeup", "woken_at", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -217,6 +218,7 @@ class Dispatch:
         self.entries: list[tuple[Request, int, int]] | None = None
         self.begun: set[int] | None = None
         self.missed = False
+        self.shorter = False
         self.woken_at: float | None = None
 
     def started_for(self, arrival: float) -> float:

@@ -97,6 +97,20 @@ def test_a_request_past_its_deadline_is_a_miss_of_each_of_its_batches() -> None:
     assert one.missed and other.missed
 
 
+def test_a_batch_of_which_something_was_left_out_teaches_only_that_batches_take_longer() -> None:
+    def after(seconds: float) -> float:
+        mill = overloaded(waiting=0)
+        (running,) = mill.batcher.running.values()
+        before = mill.batcher.service.expected(2)
+        mill.cancel(mill.accepted[-1])
+        mill.advance(running.at + seconds)
+        mill.finish(running)
+        return mill.batcher.service.expected(2) - before
+
+    assert after(0.001) == 0.0  # the worker may have had less to do than the batch says
+    assert after(0.9) > 0.0
+
+
 def test_the_margin_grows_with_misses_and_shrinks_without() -> None:
     mill = overloaded()
     forecast, request = mill.batcher._forecast, mill.accepted[-1]

@@ -3,12 +3,14 @@ import logging
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.serving.kit import request, serving, squares, turns
+from tests.serving.models import Total
 
 from weir import DeadlineExceeded, InvalidRequest, Model, ModelError, ModelNotReady, Overloaded, Service
 from weir.errors import ModelCrashed
-from weir.messages import Batch, Dispatch, Events, Reason, Timing
+from weir.messages import Batch, Dispatch, Events, Kind, Reason, Timing
 from weir.testing import FakeExecutor, FakeRequest
 
 
@@ -117,12 +119,28 @@ def test_deadlines_hold_in_line_and_in_compute() -> None:
             assert isinstance(waiting.error, DeadlineExceeded)
             assert waiting.error.message == "no response within the timeout of 1 s"
             assert running.ends == 0
+            assert rig.executor.cancelled == []
             rig.clock.advance(1.0)
             assert isinstance(running.error, DeadlineExceeded)
+            assert rig.executor.cancelled == [(0, 1, [0])]  # its worker need not begin it
             rig.executor.answer_next(lambda batch: batch)
             await turns()
             assert (running.ends, waiting.ends) == (1, 1)
             assert rig.executor.payloads == [["running"]]
+
+    asyncio.run(main())
+
+
+def test_when_one_piece_ends_a_divided_request_its_other_pieces_are_left_out() -> None:
+    async def main() -> None:
+        async with serving(None, model=Total, workers=2, places=2, max_batch_size=1) as rig:
+            divided = request(rig.service, {"x": np.zeros((3, 2), "f4")}, kind=Kind.TENSORS, rows=3)
+            await turns()
+            (first, batch), *others = rig.executor.batches
+            rig.executor.reply(first, Events(batch.batch_id, [ModelError("no")], timing=Timing(0.0, 0.0, 0.0)))
+            assert divided.ends == 1
+            assert rig.executor.cancelled == [(worker, other.batch_id, [0]) for worker, other in others]
+            assert len(others) == 2
 
     asyncio.run(main())
 

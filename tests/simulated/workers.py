@@ -41,6 +41,7 @@ class _Worker:
         self.queue: deque[Batch] = deque()
         self.failures = 0
         self.cancelled: dict[int, set[int]] = {}
+        self.orphans: list[int] = []  # the entries of the batch that runs whose requests had ended when it began
 
 
 class SimulatedExecutor(ExecutorBase):
@@ -48,12 +49,13 @@ class SimulatedExecutor(ExecutorBase):
 
     def __init__(
         self, model: type[Model], plan: WorkerPlan, loop: SimulatedLoop, draw: random.Random, *, largest: int,
-        changed: Callable[[], None],
+        changed: Callable[[], None], broken: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._model, self._plan, self._loop, self._draw, self._largest = model, plan, loop, draw, largest
         self._workers = {index: _Worker(index) for index in range(plan.workers)}
         self._listener: Listener
         self._changed = changed  # called when `unavailable` changes
+        self._broken = broken
         self.unavailable = True
         self.stopped = False
         self.deaths = 0
@@ -122,6 +124,7 @@ class SimulatedExecutor(ExecutorBase):
     def _begin(self, worker: _Worker) -> None:
         batch = worker.queue[0]
         plan = self._plan
+        worker.orphans = [index for index, request in enumerate(batch.requests) if request.settled]
         seconds = plan.base + plan.per_row * len(batch.payloads)
         seconds *= 1.0 + plan.spread * self._draw.uniform(-1.0, 1.0)
         self._loop.call_later(seconds, self._finish, worker, worker.life, batch)
@@ -131,6 +134,10 @@ class SimulatedExecutor(ExecutorBase):
             return
         assert worker.runner is not None
         cancelled = worker.cancelled.pop(batch.batch_id, set())
+        if (
+            left := set(worker.orphans) - cancelled
+        ):  # what ended when the batch began may have been withdrawn just after that
+            self._broken(f"a worker computes entries {left} of batch {batch.batch_id}, whose requests had ended before")
         try:
             payloads = [getattr(payload, "view", payload) for payload in batch.payloads]
             events: list[Events] = list(

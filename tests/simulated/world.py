@@ -339,7 +339,7 @@ class World:
         plan = self.plan
         executor = SimulatedExecutor(
             MODELS[name], plan.workers[name], self.loop, random.Random(f"{plan.seed} {name} {len(self._executors)}"),
-            largest=plan.services[name]["max_batch_size"], changed=self.readiness_changed,
+            largest=plan.services[name]["max_batch_size"], changed=self.readiness_changed, broken=self.broken,
         )  # fmt: skip
         self._executors.append(executor)
         service = CountedService(

@@ -14,12 +14,12 @@ arm the timer.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
 from weir.batching.bulk import BulkWork, is_bulk
-from weir.batching.collate import Lost, indices_of
+from weir.batching.collate import Lost
 from weir.batching.compose import BatchDraft, compose
 from weir.batching.forecast import UNKNOWN_WAIT, QueueForecast
 from weir.batching.group import FifoQueue, Group, is_plain
@@ -305,14 +305,14 @@ class Batcher:
         self._count_suspects()
         if request.deadline - now <= GIVEN_UP * request.timeout:
             self._miss(request)
-        return self.where(request)
+        return self.where([request])
 
     def _class_of(self, request: Request) -> WorkClass:
         return self._bulk if is_bulk(request) else self._interactive
 
-    def where(self, request: Request) -> list[tuple[int, int, list[int]]]:
-        """Return where `request` runs, as (worker, batch id, entry indices)."""
-        return [(each.worker, each.batch_id, indices_of(each, request)) for each in self._running.find(request)]
+    def where(self, requests: Iterable[Request]) -> list[tuple[int, int, list[int]]]:
+        """Return where `requests`, which have ended, run, as (worker, batch id, entry indices): the workers may leave them out."""
+        return self._running.leave_out({id(request) for request in requests if request.taken})
 
     def _miss(self, request: Request) -> None:
         """Note that the answer of `request`, which was started, came too late."""
@@ -404,7 +404,8 @@ class Batcher:
 
     def _learn(self, dispatch: Dispatch, now: float) -> None:
         """Learn from a batch that has come back."""
-        self.service.learn(dispatch.rows, dispatch.seconds, now, dispatch.cost)
+        if not dispatch.shorter or dispatch.seconds > self.service.expected(dispatch.rows):
+            self.service.learn(dispatch.rows, dispatch.seconds, now, dispatch.cost)
         if self._bulk_seen and not self._bulk.workers:
             self._bulk.ended(dispatch, self.bulk_delay, now, self._queue.last_arrival)
         if not dispatch.missed:

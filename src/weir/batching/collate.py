@@ -4,7 +4,7 @@ A dispatch consists of requests, a batch of *entries*: one for an item, one for 
 (request, start, stop), which is its range of items (0 to 1 for a single item) or of rows.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from weir.batching.request_state import answer, has_answer
@@ -37,9 +37,9 @@ def entries_of(dispatch: Dispatch) -> list[Entry]:
     return dispatch.entries
 
 
-def indices_of(dispatch: Dispatch, request: Request) -> list[int]:
-    """Return which entries of `dispatch` are of `request`."""
-    return [index for index, entry in enumerate(entries_of(dispatch)) if entry[0] is request]
+def indices_of(dispatch: Dispatch, requests: Container[int]) -> list[int]:
+    """Return which entries of `dispatch` are of `requests`, which are given by `id`."""
+    return [index for index, entry in enumerate(entries_of(dispatch)) if id(entry[0]) in requests]
 
 
 def _entries(request: Request, part: tuple[int, int] | None) -> list[Entry]:

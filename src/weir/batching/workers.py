@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import inf
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from weir.batching.collate import indices_of
 from weir.messages import Dispatch, Request
 
 
@@ -169,6 +170,15 @@ class Running:
     def find(self, request: Request) -> list[Dispatch]:
         """Return the batches that `request` is in."""
         return [each for each in self.batches.values() if any(member is request for member in each.requests)]
+
+    def leave_out(self, ended: Collection[int]) -> list[tuple[int, int, list[int]]]:
+        """Return where the requests with these ids are, as (worker, batch id, entry indices). Their batches may become shorter than they are."""
+        found = []
+        for each in self.batches.values() if ended else ():
+            if indices := indices_of(each, ended):
+                each.shorter = True
+                found.append((each.worker, each.batch_id, indices))
+        return found
 
 
 # Workers that several models share.

@@ -366,6 +366,7 @@ class Driver:
         now = self._clock()
         for lost in self.batcher.worker_lost(worker, now):
             self._delivery.give_each(fail_entries(lost, reason), lost.dispatch, now)
+            self._leave_out_rest(lost.dispatch)
         self._poll(Wakeup.WORKER, now)
 
     def worker_leaves(self, worker: int) -> None:
@@ -388,12 +389,19 @@ class Driver:
             self._poll(Wakeup.WORKER, now)
         refused = self._delivery.give_parts(dispatch, events, now) if self.streaming else ()
         self._delivery.give(dispatch, events, now)
+        if dispatch.slices is not None and events.kinds is not None:
+            self._leave_out_rest(dispatch)
         if not events.final and (failed := events.failed()):
             # The worker may not know: a part of a stream may have been lost on its way here.
             self.executor.cancel(worker, events.batch_id, failed)
         for request, error in refused:
             self._end(request, error, now)
         self._note_if_emptied()
+
+    def _leave_out_rest(self, dispatch: Dispatch) -> None:
+        """Have workers leave out the other pieces of divided requests that have ended with a piece in this batch."""
+        for place in self.batcher.where(request for request in dispatch.requests if request.settled):
+            self.executor.cancel(*place)
 
     def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
         self._delivery.tell("metrics_reported", worker, reports)
@@ -538,9 +546,8 @@ class Driver:
 
     def _expire(self, now: float) -> None:
         late = self.batcher.expire(now)
-        if self.streaming:  # the answers so far have been delivered; the worker need not compute the rest
-            for place in [place for request in late for place in self.batcher.where(request)]:
-                self.executor.cancel(*place)
+        for place in self.batcher.where(late):  # a worker that has not begun them need not; a stream need not go on
+            self.executor.cancel(*place)
         for outside in (self.outside, self.outside_bulk):
             if outside.waiting:
                 late += outside.expire(now)

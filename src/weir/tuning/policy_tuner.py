@@ -198,7 +198,7 @@ class PolicyTuner(SilentObserver):
         """Compare the time of a batch with the profile."""
         if not self._watch or dispatch.gives_way:
             return
-        if self._detector is not None:
+        if self._detector is not None and not dispatch.shorter:
             drift = self._detector.observe(dispatch.rows, dispatch.seconds)
             if drift is not None:
                 self._drifted(drift)
