@@ -259,7 +259,7 @@ class ConnectedFront:
         self._lent = Lent(connections, self._link.put)
         self._pressed = pressed
         self.put = self._link.put  # sends a message in this turn
-        self.grew = self._link.grew
+        self.send = self._link.send  # sends it now
         self.open: dict[int, RemoteRequest] = {}
         self._texts: TextsOfFront | None = None
         self._next = 0  # the lowest number that a request may have
@@ -466,11 +466,6 @@ class ConnectedFront:
     def is_full(self) -> bool:
         """Whether the front must not get more before it has read."""
         return bool(self._claim.held_bytes) and self.charge_unread() > self._account.max_connection_bytes
-
-    @property
-    def last(self) -> Any:
-        """The message that was put last; None once it has left."""
-        return self._link.last
 
     def fail(self, number: int, error: WeirError) -> None:
         """Send the error of a request."""

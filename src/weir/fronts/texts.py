@@ -1,12 +1,13 @@
 """The dispatcher's side of texts that fronts have tokenized (tokens.py): the model's own encoder gives each its turn among the texts of other callers."""
 
+import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy
 
 from weir.errors import ModelError, Overloaded, WeirError
 from weir.fronts.dispatcher import KnownForm, LocalHandle, RemoteRequest
-from weir.fronts.messages import SentArray, SubmitTexts, TextOutputs, batched
+from weir.fronts.messages import FULL_FRAME, SentArray, SubmitTexts, TextOutputs, batched
 from weir.messages import OBJECT, Dispatch
 from weir.serving.delivery import discard, is_block
 from weir.text_models.texts import Tokens
@@ -47,10 +48,21 @@ class RemoteText(RemoteRequest):
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Send the output to the front."""
-        output = sent_output(output, as_bytes=self.accept == OBJECT)
-        if self.front.open.pop(self.number, None) is not None:
-            self.turns.leave(self.turn)
-            self.texts.answer(self.number, output, dispatch)
+        if type(output) is not bytes or self.accept == OBJECT:
+            output = sent_output(output, as_bytes=self.accept == OBJECT)
+        texts, opened = self.texts, self.front.open
+        if opened.pop(self.number, None) is None:
+            return
+        self.turns.leave(self.turn)
+        answers = texts.answers if texts.dispatch is dispatch else texts.begin(dispatch)
+        if answers is None:
+            self.front.fail(self.number, Overloaded("the front of this connection does not read the responses"))
+            return
+        answers.numbers.append(self.number)
+        answers.outputs.append(output)
+        texts.size_bytes += len(output) if isinstance(output, bytes) else sum(len(each.data) for each in output)
+        if not opened or texts.size_bytes > FULL_FRAME:  # no other output can come in this turn, or the frame is full
+            texts.turn_ends()
 
     def fail(self, error: WeirError) -> None:
         """Send the error to the front."""
@@ -84,8 +96,10 @@ class TextsOfFront:
 
     def __init__(self, front: "ConnectedFront") -> None:
         self.front = front
-        self._message: TextOutputs | None = None
-        self._dispatch: Dispatch | None = None
+        self.answers: TextOutputs | None = None  # of the batch `dispatch`, in this turn of the loop
+        self.dispatch: Dispatch | None = None
+        self.size_bytes = 0
+        self._loop = asyncio.get_running_loop()
 
     def enter(self, form: KnownForm, turns: "Turns", numbers: range, message: SubmitTexts, now: float) -> None:
         """Put the texts of `message` into the queue of the model of `form`."""
@@ -102,16 +116,20 @@ class TextsOfFront:
                 handle.notify(form.frontend, error)
                 request.fail(error)
 
-    def answer(self, number: int, output: bytes | list[SentArray], dispatch: Dispatch) -> None:
-        """Send the output of a text that was in the batch `dispatch`."""
-        front, message = self.front, self._message
-        if message is None or front.last is not message or self._dispatch is not dispatch:
-            if front.is_full:
-                front.fail(number, Overloaded("the front of this connection does not read the responses"))
-                return
-            self._message = message = TextOutputs(batched(dispatch), [], [])
-            self._dispatch = dispatch
-            front.put(message)
-        message.numbers.append(number)
-        message.outputs.append(output)
-        front.grew(len(output) if isinstance(output, bytes) else sum(len(each.data) for each in output))
+    def begin(self, dispatch: Dispatch) -> TextOutputs | None:
+        """Return where the outputs of a batch go; None if the front must not get more before it has read."""
+        if self.answers is None:
+            self._loop.call_soon(self.turn_ends)
+        else:
+            self.front.put(self.answers)
+        self.answers, self.dispatch, self.size_bytes = None, None, 0
+        if not self.front.is_full:
+            self.answers, self.dispatch = TextOutputs(batched(dispatch), [], []), dispatch
+        return self.answers
+
+    def turn_ends(self) -> None:
+        """Send the outputs of this turn."""
+        answers, self.answers, self.dispatch, self.size_bytes = self.answers, None, None, 0
+        if answers is not None:
+            self.front.send(answers)
+            self.front.charge_unread()
