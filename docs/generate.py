@@ -19,6 +19,7 @@ from weir import cli, errors
 from weir.app import OF_ASGI
 from weir.catalog.repository.folder import KEYS
 from weir.catalog.repository.triton import PLATFORMS, REFUSED, WARNED
+from weir.catalog.sources import ON_DEMAND_SETTINGS
 from weir.config import GONE
 from weir.frontends.http.pages import Held, InMemory
 from weir.fronts.metrics import FrontMetrics
@@ -374,7 +375,7 @@ def keywords() -> str:
             "InProcessKeywords",
             "CommonKeywords",
             "The settings of weir.inprocess.",
-            [executor, params],
+            [executor, params, *(catalog[name] for name in ON_DEMAND_SETTINGS)],
         ),
         (
             "AsgiKeywords",

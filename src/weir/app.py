@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import fields
@@ -38,8 +37,8 @@ from weir.catalog.repository.folder import (
     read_config,
     watching,
 )
-from weir.catalog.residency import Residency
-from weir.catalog.sources import LOAD_NONE, ModelToServe, RepositorySettings, TargetRepository, all_sources
+from weir.catalog.residency import Residency, make_residency, to_start
+from weir.catalog.sources import ModelToServe, RepositorySettings, TargetRepository, all_sources
 from weir.errors import SettingsError, WeirError, brief
 from weir.frontends.dashboard.routes import make_dashboard
 from weir.frontends.dashboard.sampling import ListFronts, ListJobs, no_clients
@@ -113,7 +112,7 @@ class App:
         self._listeners: list[Any] = [*recorded, *tracing]
         notified = _notified(settings.telemetry, [*recorded, *tracing, *observers], product)
         token = settings.control.control_token_file
-        residency = _residency(settings)
+        residency = make_residency(settings.repository, settings.models)
         make = ServiceMaker(
             notified.observers, kinds, allow_remote_workers=settings.control.allow_control,
             allow_tcp_workers=token is None, on_demand=residency,
@@ -122,7 +121,7 @@ class App:
         self._watched = folder if settings.repository.watch else None
         known = TargetRepository(settings.models, partial(read_config, read_settings=read_model_table))
         sources = all_sources(known, folder, InlineConfigs(read_model_table, settings.complete))
-        load = settings.repository.load if residency is None else sorted(residency.pinned) or [LOAD_NONE]
+        load = to_start(settings.repository, residency)
         self.manager = opened_manager(sources, load, make, settings.control.allow_model_files, residency)
         self.registry = self.manager.registry
         self._front_rows: ListFronts = no_clients
@@ -470,15 +469,6 @@ def _joined(*parts: Added) -> Added:
             part.begin()
 
     return Added([each for part in parts for each in part.endpoints], begin)
-
-
-def _residency(settings: Settings) -> Residency | None:
-    """Return what decides which models are in memory, if not all are. What is named stays: the TARGETs, and the models of `load`."""
-    repository = settings.repository
-    if not repository.on_demand:
-        return None
-    named = [*(model.name for model in settings.models), *(name for name in repository.load if name != LOAD_NONE)]
-    return Residency(repository.room, frozenset(named), clock=time.monotonic)
 
 
 def _folder(settings: Settings) -> FolderRepository | None:

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from weir.catalog.loading import ServiceMaker
 from weir.catalog.manager import Manager, opened_manager
 from weir.catalog.repository.folder import FolderRepository, InlineConfigs
-from weir.catalog.sources import ModelToServe, TargetRepository, all_sources
+from weir.catalog.residency import make_residency, to_start
+from weir.catalog.sources import ON_DEMAND_SETTINGS, ModelToServe, RepositorySettings, TargetRepository, all_sources
 from weir.catalog.targets import default_name, platform_of_target, target_of
 from weir.client.calls import Decoder, Metadata, Program, Retry, Silence, Streaming
 from weir.client.methods import AsyncClient, Client
 from weir.errors import Conflict, DeadlineExceeded, ModelNotFound, WeirError, for_caller
 from weir.messages import Observer
 from weir.model import Model
-from weir.protocols.exchange import Exchange
+from weir.protocols.exchange import Exchange, once_read
 from weir.protocols.inference import StreamPart
 from weir.protocols.kserve.metadata import EXTENSIONS, device_count, find, model_metadata, server_metadata
 from weir.serving.blocking import Background, Lifecycle
@@ -51,7 +52,7 @@ class InProcess(Client):
         timeout: seconds for each call that has no timeout of its own.
         retry: which calls are sent again; by default Retry().
         observers: are notified of what happens.
-        settings: those of Service, for all models.
+        settings: those of Service, for all models; and `model_control`, `model_memory` and `model_gpu_memory` of a server.
 
     Raises SettingsError for an unusable model or setting.
     """
@@ -122,14 +123,14 @@ class LocalCalls:
     def model_ready(self, name: str, version: str) -> Program[bool]:
         """See Calls."""
         try:
-            return bool((yield _value(lambda: self._registry.get(name, version).ready)))
+            return bool((yield lambda: once_read(lambda: self._registry.get(name, version).ready)))
         except ModelNotFound:
             return False
 
     def model_metadata(self, name: str, version: str) -> Program[Metadata]:
         """See Calls."""
 
-        return dict((yield _value(lambda: model_metadata(self._registry, name, version))))
+        return dict((yield lambda: once_read(lambda: model_metadata(self._registry, name, version))))
 
     def models(self) -> Program[list[str]]:
         """See Calls."""
@@ -159,22 +160,26 @@ class LocalCalls:
         """See Calls."""
 
         async def infer() -> InferenceResponse:
-            return await Exchange(find(self._registry, request.model, request.version), frontend=FRONTEND).infer(
-                request
-            )
+            return await (await self._exchange(request)).infer(request)
 
         return (yield infer)  # type: ignore[no-any-return]  # a step's answer
 
     def stream(self, request: InferenceRequest) -> Streaming:
         """See Calls."""
 
-        def parts() -> AsyncGenerator[StreamPart, None]:
-            return Exchange(find(self._registry, request.model, request.version), frontend=FRONTEND).stream(request)
+        async def parts() -> AsyncGenerator[StreamPart, None]:
+            async with aclosing((await self._exchange(request)).stream(request)) as found:
+                async for part in found:
+                    yield part
 
         def decoder() -> Decoder:
             return lambda part: [part.response]
 
         return Streaming(parts, decoder)
+
+    async def _exchange(self, request: InferenceRequest) -> Exchange:
+        handle = await once_read(lambda: find(self._registry, request.model, request.version))
+        return Exchange(handle, frontend=FRONTEND)
 
 
 class AsyncLocalTransport:
@@ -253,12 +258,15 @@ def make_manager(
     kinds = {target_of(model): model for model in models if not isinstance(model, str)}
     general = dict(settings)
     params = general.pop("params", {})
+    of_repository = {name: general.pop(name) for name in ON_DEMAND_SETTINGS if name in general}
+    repository = RepositorySettings(model_repository=model_repository, load=list(load), **of_repository)
     known = [_described(target_of(model), params, general) for model in models]
     reading = (read_model_table, lambda own: {**general, **own})
     folder = None if model_repository is None else FolderRepository(model_repository, *reading)
     sources = all_sources(TargetRepository(known), folder, InlineConfigs(*reading))
-    make = ServiceMaker(observers, kinds)
-    return opened_manager(sources, load, make, allow_files=True)
+    residency = make_residency(repository, known)
+    make = ServiceMaker(observers, kinds, on_demand=residency)
+    return opened_manager(sources, to_start(repository, residency), make, allow_files=True, residency=residency)
 
 
 def _described(target: str, params: dict[str, Any], settings: dict[str, Any]) -> ModelToServe:

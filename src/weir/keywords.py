@@ -108,6 +108,12 @@ class InProcessKeywords(CommonKeywords, total=False):
     """Where predict runs: process, thread, inline, ray, or external workers (see worker_socket)"""
     params: dict[str, Any]
     """Argument of the model's constructor: JSON, or else plain text"""
+    model_control: str
+    """When models of the repository are loaded: at the start, or on-demand: by their first requests"""
+    model_memory: int | str | None
+    """With on-demand: memory for all models together, such as 16GB; what must leave for others is loaded again when needed"""
+    model_gpu_memory: int | str | None
+    """With on-demand: the same of GPU memory, as measured (extra gpu) or stated (needs_gpu_memory)"""
 
 
 class AsgiKeywords(ServiceKeywords, total=False):

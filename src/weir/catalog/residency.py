@@ -1,12 +1,14 @@
 """Loads models when requests come for them, and ends those that must leave: what policy/residency.py decides, with processes."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from math import inf
 from operator import attrgetter
 from typing import Any
 
+from weir.catalog.sources import LOAD_NONE, ModelToServe, RepositorySettings
 from weir.config import as_size, parse_size
 from weir.errors import ModelNotReady, SettingsError, WeirError
 from weir.policy.residency import Key, Presence, Resident, Residents, Room
@@ -257,6 +259,19 @@ class Residency:
             self._gpus_unknown = True
             logger.warning("GPU memory is not measured, only stated (needs_gpu_memory): %s", error.message)
             return {}
+
+
+def make_residency(settings: RepositorySettings, targets: Iterable[ModelToServe]) -> Residency | None:
+    """Return what decides which models are in memory, if not all are. What is named stays: the TARGETs, and the models of `load`."""
+    if not settings.on_demand:
+        return None
+    named = [*(model.name for model in targets), *(name for name in settings.load if name != LOAD_NONE)]
+    return Residency(settings.room, frozenset(named), clock=time.monotonic)
+
+
+def to_start(settings: RepositorySettings, residency: Residency | None) -> list[str]:
+    """Return the names of the models to load at the start, as in the setting `load`."""
+    return settings.load if residency is None else sorted(residency.pinned) or [LOAD_NONE]
 
 
 def _generation(key: Key) -> Generation:

@@ -179,6 +179,7 @@ class CombinedRepository:
 
 LOAD_ALL, LOAD_NONE = "all", "none"
 AT_START, ON_DEMAND = "start", "on-demand"
+ON_DEMAND_SETTINGS = ("model_control", "model_memory", "model_gpu_memory")
 
 
 def all_sources(known: TargetRepository, folder: OpenRepository | None, inline: OpenRepository) -> CombinedRepository:
