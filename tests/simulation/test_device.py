@@ -8,6 +8,7 @@ from tests.policy.deadlines import by_arrival, by_deadline, late_shares
 from tests.policy.two_models import TwoModels
 
 from weir.policy.cost.profile import Floats, Profile
+from weir.policy.decision import Policy
 from weir.policy.online.device import DevicePolicy
 from weir.policy.rules import ControlLimit, Greedy
 from weir.policy.solve.device import DeviceLoad, DeviceTable
@@ -59,6 +60,19 @@ def test_two_workers_serve_two_models_at_once() -> None:
     assert [each.start[0] for each in share(models, "solved", workers=2)] == [0.0, 0.0]
     first, second = share(models, "solved")
     assert (first.start[0], second.start[0]) == (0.0, first.end[0])
+
+
+def test_the_solved_order_is_good_where_several_batches_run_at_once() -> None:
+    profiles = (SHORT, Profile.linear(alpha_ms=3.0, tau0_ms=12.0, max_batch_size=12))
+    loads = [DeviceLoad(each, 2.0 * 0.4 * each.max_rate) for each in profiles]
+    times = [arrivals(each.rate, int(20.0 * each.rate), seed) for seed, each in enumerate(loads)]
+
+    def mean(order: str, *policies: Policy) -> float:
+        models = [DeviceModel(*each) for each in zip(profiles, policies, times, strict=True)]
+        return mean_of(share(models, order, workers=2))
+
+    ours, as_if_one = (mean("solved", *map(DevicePolicy, solve_device(loads, batches))) for batches in (2, 1))
+    assert ours < mean("longest", Greedy(), Greedy()) and ours < as_if_one
 
 
 def test_no_model_waits_longer_than_its_bound_and_a_batch_of_the_other() -> None:

@@ -12,6 +12,7 @@ from weir.batching.batcher import Batcher
 from weir.batching.settings import BatchingSettings
 from weir.batching.workers import WaitingTurn
 from weir.errors import ModelError, SettingsError
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy
 from weir.policy.online.adaptive import AutoPolicy, SolvedPolicy
@@ -33,6 +34,7 @@ class Model:
         self.batcher = Batcher(
             BatchingSettings(max_batch_size=8, max_queue_size=1 << 20), policy or SolvedPolicy(bank())
         )
+        self.batcher.worker_ready(0, 1, 0.0)
         self.changes = 0
         self.arrivals = 0
 
@@ -65,6 +67,7 @@ class Rig:
     def __init__(self) -> None:
         self.now = 0.0
         self.asked: list[list[DeviceLoad]] = []
+        self.batches = 0
         self.error: Exception | None = None
         self._until = 0.0
         self._idle = asyncio.Event()
@@ -81,11 +84,12 @@ class Rig:
         for model, rate, since in self._flows:
             model.arrive(rate, since, self.now)
 
-    async def _solve(self, loads: Sequence[DeviceLoad], limit: float) -> list[DeviceTable]:
+    async def _solve(self, loads: Sequence[DeviceLoad], batches: int, limit: float) -> list[DeviceTable]:
+        self.batches = batches
         self.asked.append(list(loads))
         if self.error is not None:
             raise self.error
-        return solve_device(loads)
+        return solve_device(loads, batches)
 
     def flow(self, model: Model, rate: float) -> None:
         model.arrivals = 0
@@ -141,7 +145,7 @@ def test_while_a_model_is_measured_and_when_solving_fails_the_present_order_stay
             rig.flow(model, 50.0)
         await rig.pass_time(5.0)
         assert rig.asked == [] and known.policy.urgency(1) is None
-        unknown.policy.adopt(bank())
+        unknown.policy.expect(PROFILE, Prices(latency_weight=3.0))  # its bank may take minutes; the order needs none
         rig.error = ModelError("the solving process ended")
         await rig.pass_time(2.0)
         assert rig.asked and known.policy.urgency(1) is None
@@ -149,8 +153,31 @@ def test_while_a_model_is_measured_and_when_solving_fails_the_present_order_stay
         rig.error = None
         await rig.pass_time(2.0)
         assert known.policy.urgency(1) is not None
+        assert rig.tuner.loads[1].weight == 3.0
         await rig.tuner.left(known)
         await rig.tuner.left(unknown)
+
+    asyncio.run(check())
+
+
+def test_the_order_is_for_as_many_batches_as_the_device_runs_at_once() -> None:
+    async def check() -> None:
+        rig, first, second = Rig(), Model(), Model()
+        for model in (first, second):
+            rig.tuner.joined(model)
+            rig.tuner.started(model)
+            rig.flow(model, 50.0)
+        await rig.pass_time(10.0)
+        assert rig.batches == 1
+        second.batcher.worker_ready(1, 1, rig.now)
+        await rig.pass_time(10.0)
+        assert rig.batches == 2
+        second.batcher.worker_lost(0, rig.now)
+        second.batcher.worker_lost(1, rig.now)
+        await rig.pass_time(10.0)
+        assert rig.batches == 1
+        await rig.tuner.left(first)
+        await rig.tuner.left(second)
 
     asyncio.run(check())
 

@@ -133,6 +133,10 @@ def test_drift_scales_the_profile() -> None:
             (wish,) = rig.solver.wishes
             assert wish.profile.service_time_ms == pytest.approx(2.0 * PROFILE.service_time_ms)
             assert wish.profile.energy_mj == pytest.approx(2.0 * PROFILE.energy_mj)  # it was derived from times
+            assert rig.resolver.policy.costs == (
+                wish.profile,
+                Prices(),
+            )  # already now, though the bank is not there yet
             await rig.solver.answer()
             assert rig.bank.profile is wish.profile
             assert rig.resolver.counts == {"drift": 1}

@@ -3,7 +3,7 @@
 Instants and durations are in seconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from heapq import heappop, heappush, merge
 from operator import itemgetter
@@ -28,11 +28,11 @@ TILT, TILTS, WORTH = 2.0**0.5, 4, 0.002  # see `_tilted`
 Tables = list[DeviceTable]
 
 
-def solve_device(loads: Sequence[DeviceLoad], *, requests: int = PLAYED, seed: int = 1) -> Tables:
+def solve_device(loads: Sequence[DeviceLoad], batches: int = 1, *, requests: int = PLAYED, seed: int = 1) -> Tables:
     """Return the tables of models that share a device, in the order of `loads`: of the variants the one that costs least on so many
-    requests with Poisson arrivals, with urgencies that are corrected on the same requests.
+    requests with Poisson arrivals, with urgencies that are corrected on the same requests. The device runs so many `batches` at once.
     """
-    tried = variants(loads)
+    tried = variants(loads, batches)
     total = sum(each.rate for each in loads)
     if len(loads) < 2 or not total:
         return tried[0]
@@ -40,12 +40,14 @@ def solve_device(loads: Sequence[DeviceLoad], *, requests: int = PLAYED, seed: i
     for number, each in enumerate(loads):
         gaps = np.random.default_rng([seed, number]).exponential(1.0, max(1, round(requests * each.rate / total)))
         arrivals.append((np.cumsum(gaps) * 1000.0 / each.rate).tolist() if each.rate else [])
-    return _tilted(
-        loads, min(((play(loads, tables, arrivals), tables) for tables in tried), key=itemgetter(0)), arrivals
-    )
+
+    def cost(tables: Tables) -> float:
+        return play(loads, tables, arrivals, batches)
+
+    return _tilted(loads, min(((cost(tables), tables) for tables in tried), key=itemgetter(0)), cost)
 
 
-def _tilted(loads: Sequence[DeviceLoad], found: tuple[float, Tables], arrivals: Sequence[Sequence[float]]) -> Tables:
+def _tilted(loads: Sequence[DeviceLoad], found: tuple[float, Tables], cost_of: Callable[[Tables], float]) -> Tables:
     """Return the tables of `found` (their cost, and they), with the urgencies of each model multiplied by what makes them cost least.
 
     The urgency of a model says nothing of what its batch costs another that comes meanwhile, so where batches differ much in length, one model's
@@ -59,7 +61,7 @@ def _tilted(loads: Sequence[DeviceLoad], found: tuple[float, Tables], arrivals: 
             for _ in range(TILTS):
                 tilted = [*tables]
                 tilted[place] = tables[place].tilted(factor)
-                trial = play(loads, tilted, arrivals)
+                trial = cost_of(tilted)
                 if trial > cost * (1.0 - WORTH):
                     break
                 cost, tables = trial, tilted

@@ -74,7 +74,7 @@ def compare_orders(
         DeviceLoad(profile, len(own) / until, prices.latency_weight, prices.energy_weight)
         for profile, own in zip(profiles.values(), instants, strict=True)
     ]
-    tables = solve_device([each._replace(rate=each.rate / workers) for each in loads])
+    tables = solve_device(loads, workers)
     outcomes, costs = {}, {}
     for order in orders:
         models = [

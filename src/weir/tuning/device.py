@@ -30,7 +30,7 @@ MOVED, MOVED_PART, LEAST_MOVED = 0.05, 0.2, 0.005  # of the device's time: see `
 REST = 10.0  # the solver rests so many times as long as it took
 LONGEST_SOLVE = 120.0  # seconds
 
-Solve = Callable[[Sequence[DeviceLoad], float], Coroutine[Any, Any, list[DeviceTable]]]
+Solve = Callable[[Sequence[DeviceLoad], int, float], Coroutine[Any, Any, list[DeviceTable]]]
 Pause = Callable[[float], Awaitable[None]]
 
 
@@ -67,15 +67,16 @@ class _Followed:
 
     def load(self, now: float) -> DeviceLoad | None:
         """Return what the model asks of the device; None while its times are unknown."""
-        arrivals, bank = self.user.batcher.arrivals, self.policy.bank
+        arrivals, costs = self.user.batcher.arrivals, self.policy.costs
         rate = self._rate.observe(now, arrivals)
         if arrivals != self._last[0]:
             self._last = (arrivals, now)
-        if bank is None:
+        if costs is None:
             return None
+        profile, prices = costs
         silent = now - self._last[1] > max(SILENT_FOR, SILENT / rate if rate else 0.0)
-        latency = bank.prices.latency_weight_at(rate) if rate else bank.prices.latency_weight
-        return DeviceLoad(bank.profile, 0.0 if silent else rate, latency, bank.prices.energy_weight)
+        latency = prices.latency_weight_at(rate) if rate else prices.latency_weight
+        return DeviceLoad(profile, 0.0 if silent else rate, latency, prices.energy_weight)
 
 
 class DeviceTuner:
@@ -85,7 +86,7 @@ class DeviceTuner:
         group: the name of the group, for log lines.
         clock: returns seconds.
         pause: sleeps for so many seconds of the clock.
-        solve: returns the tables for the loads within so many seconds; by default in another process.
+        solve: returns the tables for the loads, on a device that runs so many batches at once, within so many seconds; by default in another process.
 
     `loads` is what the present tables were solved for; empty while there are none.
     """
@@ -99,6 +100,7 @@ class DeviceTuner:
         self._solve = solve or self._process.device
         self._followed: list[_Followed] = []
         self._solved_with: list[_Followed] = []
+        self._batches = 1  # that the device runs at once, as solved
         self._task: asyncio.Task[None] | None = None
 
     def joined(self, user: Member) -> None:
@@ -152,10 +154,13 @@ class DeviceTuner:
         if len(followed) < 2:
             self._adopt(followed, [None] * len(followed), [])
             return False
-        if followed == self._solved_with and not has_moved(loads, self.loads):
+        batches = max(1, *(each.user.batcher.workers for each in followed))
+        same = followed == self._solved_with and batches == self._batches
+        if same and not has_moved(loads, self.loads):
             return False
-        tables = await self._solve(loads, LONGEST_SOLVE)
+        tables = await self._solve(loads, batches, LONGEST_SOLVE)
         if followed == self._followed:
+            self._batches = batches
             self._adopt(followed, tables, loads)
             logger.info(
                 "device group %r: new order of %d models, solved in %.2f s",

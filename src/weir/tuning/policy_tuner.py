@@ -281,6 +281,8 @@ class PolicyTuner(SilentObserver):
         counted.
         """
         self._cause = cause
+        if self.profile is not None:
+            self.policy.expect(self.profile, self.prices)
         if not self._opened or self._changing.locked() or (self._updating is not None and not self._updating.done()):
             return
         if self._wanted() not in (None, self._solved_for, self._refused):

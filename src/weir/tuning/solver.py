@@ -44,6 +44,7 @@ class DeviceRequest(NamedTuple):
     """What one order of models on a device is solved for."""
 
     loads: "Sequence[DeviceLoad]"
+    batches: int  # at once
 
 
 Request: TypeAlias = "SolveRequest | CapacityRequest | DeviceRequest"
@@ -73,7 +74,7 @@ class Solver(Model):
 
         try:
             if isinstance(request, DeviceRequest):
-                return solve_device(request.loads)
+                return solve_device(request.loads, request.batches)
             if not isinstance(request, SolveRequest):
                 return measure_capacity(request)
             bank = make_bank(request.profile, request.prices, workers=request.workers, objective=request.objective)
@@ -115,9 +116,9 @@ class SolvingProcess:
         found: Capacity = await self._answered(request, limit)
         return found
 
-    async def device(self, loads: "Sequence[DeviceLoad]", limit: float) -> "list[DeviceTable]":
-        """Return the tables of models that share a device. It raises what `solve` raises."""
-        found: list[DeviceTable] = await self._answered(DeviceRequest(loads), limit)
+    async def device(self, loads: "Sequence[DeviceLoad]", batches: int, limit: float) -> "list[DeviceTable]":
+        """Return the tables of models that share a device, which runs so many `batches` at once. It raises what `solve` raises."""
+        found: list[DeviceTable] = await self._answered(DeviceRequest(loads, batches), limit)
         return found
 
     async def _answered(self, request: Request, limit: float) -> Any:

@@ -420,6 +420,7 @@ class SolvedPolicy(PolicyBase):
         self._tried = self._trials = 0  # rows of the batches to try, and how many
         self._plan: AdmissionPlan | None = None  # of the rows that wait, where a gate decides which are admitted
         self._device: DevicePolicy | None = None  # decides while the model shares a device with others
+        self._costs: tuple[Profile, Prices] | None = None  # what is known before, or after, the bank was solved
 
     # Decisions.
 
@@ -513,6 +514,15 @@ class SolvedPolicy(PolicyBase):
     def adopt(self, bank: Bank) -> None:
         """Decide by `bank` from now on. The estimate of the rate stays."""
         self._bands = RateBands(bank)  # one assignment: a decision sees the old bank or the new one
+
+    def expect(self, profile: Profile, prices: Prices) -> None:
+        """Note what batches cost now, for which a bank may still be being solved."""
+        self._costs = profile, prices
+
+    @property
+    def costs(self) -> tuple[Profile, Prices] | None:
+        """The times and energies of batches, and the prices, as far as they are known: those expected last, else those of the bank."""
+        return self._costs or (None if self.bank is None else (self.bank.profile, self.bank.prices))
 
     def share(self, table: DeviceTable | None) -> None:
         """Decide by `table`, which was solved for all models on a device together; None: by the bank again."""

@@ -22,6 +22,7 @@ Rates are in rows per second, times in milliseconds, as in smdp.py.
 
 from bisect import bisect
 from collections.abc import Sequence
+from heapq import heapreplace
 from itertools import accumulate
 from math import inf
 from typing import NamedTuple
@@ -83,17 +84,23 @@ def device_load(loads: Sequence[DeviceLoad]) -> float:
     return sum(each.rate / each.profile.max_rate for each in loads)
 
 
-def variants(loads: Sequence[DeviceLoad]) -> list[list[DeviceTable]]:
+def variants(loads: Sequence[DeviceLoad], batches: int = 1) -> list[list[DeviceTable]]:
     """Return orders of the models, of which one is nearly the best: for each, the table of each model in the order of `loads`.
+
+    A device that runs several `batches` at once is taken for one that is so many times as fast.
 
     The cost is the mean over all requests of their response time in ms, weighted by model, plus the mean power in watts,
     weighted likewise. A model without arrivals never waits. If the models ask for more than the device has, they are
     solved at BUSIEST with rates in the same proportions.
     """
-    busy = device_load(loads)
-    shrunk = min(1.0, BUSIEST / busy) if busy else 1.0
+    busy = device_load(loads) / batches
+    shrunk = min(1.0, BUSIEST / busy) / batches if busy else 1.0
     loads = [each._replace(rate=each.rate * shrunk) for each in loads]
-    used, total, free = [each for each in loads if each.rate], sum(each.rate for each in loads), 1.0 - busy * shrunk
+    used, total, free = (
+        [each for each in loads if each.rate],
+        sum(each.rate for each in loads),
+        1.0 - min(busy, BUSIEST),
+    )
     made: dict[int, list[DeviceTable]] = {}  # by place: the tables of one model in each variant
     for place, load in enumerate(loads):
         longest = _longest_first(load)
@@ -156,8 +163,11 @@ def _unused(load: DeviceLoad) -> DeviceTable:
     return grows.table(grows)
 
 
-def play(loads: Sequence[DeviceLoad], tables: Sequence[DeviceTable], arrivals: Sequence[Sequence[float]]) -> float:
-    """Return the mean cost of the requests that arrive at `arrivals`, for each model ascending instants in ms.
+def play(
+    loads: Sequence[DeviceLoad], tables: Sequence[DeviceTable], arrivals: Sequence[Sequence[float]], batches: int = 1
+) -> float:  # fmt: skip
+    """Return the mean cost of the requests that arrive at `arrivals`, for each model ascending instants in ms, on a device that runs so many
+    `batches` at once.
 
     Batches take their mean time. The cost is that of `variants`.
     """
@@ -165,7 +175,7 @@ def play(loads: Sequence[DeviceLoad], tables: Sequence[DeviceTable], arrivals: S
     energies = [[0.0, *(each.energy_weight * each.profile.energy_mj).tolist()] for each in loads]
     sums = [[0.0, *accumulate(each)] for each in arrivals]
     sizes, urgencies = [each.table.tolist() for each in tables], [each.urgency.tolist() for each in tables]
-    served, models = [0] * len(loads), range(len(loads))
+    served, models, ends = [0] * len(loads), range(len(loads)), [0.0] * batches
     now = waited = energy = 0.0
     while True:
         chosen, most, rows = -1, -inf, 0
@@ -183,10 +193,12 @@ def play(loads: Sequence[DeviceLoad], tables: Sequence[DeviceTable], arrivals: S
                 break
             now = min(coming)
             continue
-        now += times[chosen][rows]
+        end = now + times[chosen][rows]
+        heapreplace(ends, end)
         energy += energies[chosen][rows]
         first = served[chosen]
         served[chosen] = first + rows
-        waited += loads[chosen].weight * (rows * now - sums[chosen][first + rows] + sums[chosen][first])
+        waited += loads[chosen].weight * (rows * end - sums[chosen][first + rows] + sums[chosen][first])
+        now = max(now, ends[0])
     # What waits at the end for rows that never come would hardly count.
-    return waited / max(1, sum(served)) + energy / max(now, 1e-9)
+    return waited / max(1, sum(served)) + energy / max(*ends, 1e-9)
