@@ -1,12 +1,13 @@
 """profile.py: what a profile says, and that a file says the same."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from weir.errors import SettingsError
-from weir.policy.cost.profile import GOOGLENET_P4, Profile
+from weir.policy.cost.profile import GOOGLENET_P4, Profile, read_profile
 
 
 def profile(**changes: Any) -> Profile:
@@ -117,6 +118,17 @@ def test_a_bad_file_is_named(text: str, says: str) -> None:
         Profile.from_toml(text, "x.profile.toml")
     assert raised.value.message.startswith("x.profile.toml: ")
     assert says in raised.value.message
+
+
+def test_a_file_of_any_editor_is_read_and_one_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "square.profile.toml"
+    path.write_text(profile().to_toml(), encoding="utf-8-sig")
+    assert read_profile(path).to_toml() == profile().to_toml()
+    with pytest.raises(SettingsError, match=r"nothing\.toml: cannot be read: No such file or directory$"):
+        read_profile(tmp_path / "nothing.toml")
+    path.write_bytes(b"\xff")
+    with pytest.raises(SettingsError, match=r"^profile=x: must be a profile made by `weir profile`"):
+        read_profile(path, "profile=x")
 
 
 def test_no_profile_without_batches() -> None:
