@@ -90,7 +90,7 @@ LIMITS = {
     "serving": (10, 2_611),
     "simulation": (14, 3_008),
     "telemetry": (7, 1_558),
-    "text_models": (39, 6_144),
+    "text_models": (37, 6_139),
     "text_server": (35, 7_309),
     "tuning": (6, 1_019),
     "weir": (42, 3_890),

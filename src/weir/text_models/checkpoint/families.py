@@ -41,7 +41,7 @@ FAMILIES = {
     "eurobert": "eurobert",
 }
 MODEL2VEC = "model2vec"  # the model_type of one that is not among FAMILIES, as it has no network
-STATIC = "static"  # a table alone, see static.py
+STATIC = "static"  # a table alone, see StaticStore
 JINA = "jina-bert"  # has the model_type bert, and position_embedding_type alibi
 
 # The keys of each size in config.json: the usual one, then DistilBERT's, then those of GPT-2, which NomicBert has.

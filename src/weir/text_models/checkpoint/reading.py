@@ -42,10 +42,16 @@ from weir.text_models.checkpoint.onnx_files import (
     read_onnx_file,
     store_of,
 )
-from weir.text_models.checkpoint.static import MODULE as STATIC_MODULE
-from weir.text_models.checkpoint.static import StaticStore
 from weir.text_models.checkpoint.tensors import open_pickled, open_tensors
-from weir.text_models.checkpoint.weights import PICKLED_WEIGHTS, WEIGHTS, Store, Weights, no_weights_error
+from weir.text_models.checkpoint.weights import (
+    PICKLED_WEIGHTS,
+    STATIC_MODULE,
+    WEIGHTS,
+    StaticStore,
+    Store,
+    Weights,
+    no_weights_error,
+)
 from weir.text_models.formats import JsonDocument, read_document, read_json
 from weir.text_models.late_interaction import LateInteraction
 from weir.text_models.pooling import Pooling
@@ -106,7 +112,7 @@ class ModelLayout:
         splade: the configuration of the module that makes sparse vectors, if there is one.
         answers: the token ids of yes and no, if a module compares a decoder's numbers for them.
         late: how queries and documents become vectors of tokens, if the model was trained for late interaction.
-        static: whether there is no network, but a vector for each token (see static.py); no special tokens are put around texts.
+        static: whether there is no network, but a vector for each token (see StaticStore); no special tokens are put around texts.
         reads: a file that states how many numbers the network makes for a token, and how many; None if there is none.
 
     A dense layer without a pooling makes token vectors.
