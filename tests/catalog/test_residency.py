@@ -244,6 +244,20 @@ def test_a_description_that_cannot_be_read_is_refused_quickly_until_it_is_tried_
     run(main())
 
 
+def test_a_model_whose_folder_has_gone_before_it_was_read_is_unknown() -> None:
+    async def main() -> None:
+        house = House("a", "b")
+        del house.shelf.models["a"]
+        with pytest.raises(ModelNotFound):
+            await house.ask("a")
+        assert house.registry.on_demand == {"b"}
+        with pytest.raises(ModelNotFound, match="unknown model 'a'"):
+            await house.ask("a")
+        await house.manager.stop()
+
+    run(main())
+
+
 def test_requests_that_cannot_wait_for_the_load_are_told_when_to_come_again() -> None:
     async def main() -> None:
         house = House("a", "b", memory=9.0)

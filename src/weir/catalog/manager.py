@@ -35,6 +35,7 @@ from weir.errors import (
     Draining,
     Forbidden,
     InvalidRequest,
+    ModelNotFound,
     ModelNotReady,
     Overloaded,
     SettingsError,
@@ -283,7 +284,8 @@ class FirstReads:
         self._failed: dict[str, tuple[Backoff, float, str]] = {}  # the time until which requests are refused, and why
 
     async def read(self, name: str) -> None:
-        """Read the model `name`; return when it is registered. Raises ModelNotReady if it cannot be read."""
+        """Read the model `name`; return when it is registered. Raises ModelNotReady if it cannot be read, and
+        ModelNotFound if it is there no more."""
         backoff, until, reason = self._failed.get(name) or (Backoff(), 0.0, "")
         now = self._clock()
         if now < until:
@@ -296,7 +298,7 @@ class FirstReads:
             task.add_done_callback(lambda _: self._under_way.pop(name))
         try:
             await asyncio.shield(task)
-        except (Draining, ModelNotReady):
+        except (Draining, ModelNotFound, ModelNotReady):
             raise
         except WeirError as error:
             if name not in self._failed or self._failed[name][1] <= now:
@@ -473,7 +475,11 @@ class Manager:
         """Register a model that is not loaded before a request comes for it."""
         if name in self.registry.services:
             return
-        reading = await self._read(name, "", None, None)
+        try:
+            reading = await self._read(name, "", None, None)
+        except ModelNotFound:  # its folder has gone since the start
+            self.registry.on_demand = frozenset(self.registry.on_demand) - {name}
+            raise
         for model in reading.versions:
             self.registry.check_claim(name, model.routes)
             self.registry.check_label(name, model.version)
