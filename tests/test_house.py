@@ -81,7 +81,7 @@ LIMITS = {
     "client": (9, 1_905),
     "commands": (16, 1_822),
     "frontends": (35, 6_640),
-    "fronts": (17, 2_646),
+    "fronts": (17, 2_665),
     "jobs": (7, 1_363),
     "manifests": (8, 892),
     "policy": (25, 3_222),
@@ -93,7 +93,7 @@ LIMITS = {
     "text_models": (37, 6_139),
     "text_server": (35, 7_309),
     "tuning": (6, 1_019),
-    "weir": (42, 3_890),
+    "weir": (42, 3_901),
     "wire": (15, 2_977),
     "workers": (31, 6_809),
 }

@@ -12,6 +12,7 @@ from weir.catalog.loading import make_service
 from weir.catalog.registry import Registry
 from weir.catalog.sources import ModelToServe
 from weir.errors import WeirError
+from weir.fronts.dispatcher import why_passed_on
 from weir.messages import JSON, OBJECT, Kind
 from weir.model import Example
 from weir.protocols.entries import QueueEntry, Schedule
@@ -33,13 +34,16 @@ class ExampleOutcome:
 
 @dataclass
 class ModelReport:
-    """The results of one model. `batch_seconds` is the time for `batch_size` items at once; both are 0 if that was not tried."""
+    """The results of one model. `batch_seconds` is the time for `batch_size` items at once; both are 0 if that was not tried. `passed_on` is why fronts pass
+    its requests on, or "".
+    """
 
     name: str
     start_seconds: float
     outcomes: list[ExampleOutcome] = field(default_factory=list)
     batch_size: int = 0
     batch_seconds: float = 0.0
+    passed_on: str = ""
 
     @property
     def good(self) -> bool:
@@ -68,7 +72,7 @@ async def _check(service: Service, registry: Registry) -> ModelReport:
     started = time.perf_counter()
     await registry.start()
     try:
-        report = ModelReport(service.name, time.perf_counter() - started)
+        report = ModelReport(service.name, time.perf_counter() - started, passed_on=why_passed_on(service))
         examples = [each if isinstance(each, Example) else Example(each) for each in service.facts.model.examples]
         report.outcomes = [await _run(service, example) for example in examples]
         if report.outcomes and report.good:

@@ -229,6 +229,8 @@ def _reported(report: ModelReport) -> list[Any]:
     if report.batch_seconds:
         rate = report.batch_size / report.batch_seconds
         lines.append(f"{report.batch_size} at once in {_duration(report.batch_seconds)}: {rate:,.0f} items/s")
+    if report.passed_on:
+        lines.append(f"--fronts would not help: {report.passed_on}, so the server process reads its requests")
     return lines
 
 

@@ -119,20 +119,26 @@ class Catalogue:
 def _state_of(number: int, handle: ModelHandle, *, takes_texts: bool) -> ModelDescription:
     facts, model = handle.facts, handle.facts.model
     return ModelDescription(
-        number, facts.name, facts.version, facts.platform, _is_hot(handle), facts.settings.timeout,
+        number, facts.name, facts.version, facts.platform, not why_passed_on(handle), facts.settings.timeout,
         facts.batching.max_batch_size, facts.batching.max_queue_size, facts.batching.small_request_size,
         list(model.inputs), list(model.outputs), list(model.content_types), facts.streaming, model.Output is bytes,
         overrides(model, "encode"), handle.control.workers.arena_bytes, takes_texts, facts.batching.max_batch_cost,
     )  # fmt: skip
 
 
-def _is_hot(handle: ModelHandle) -> bool:
-    """Return whether a front may read requests for this model: only its declarations are needed for that, not its code."""
-    facts = handle.facts
-    if facts.streaming or facts.hooked or facts.needs_measure or facts.model.keeps_head or handle.tracing is not None:
-        return False
-    inference = inference_of(handle)
-    return inference.queues_tensors(handle) if facts.takes_tensors else inference.queues_items(handle)
+def why_passed_on(handle: ModelHandle) -> str:
+    """Return why a front passes requests for this model on; "" if it reads them, for which only declarations are needed, not code."""
+    facts, inference = handle.facts, inference_of(handle)
+    reasons = {
+        "it streams": facts.streaming,
+        "it has hooks": facts.hooked,
+        "it measures its items": facts.needs_measure,
+        "it takes the parameters of requests": facts.model.keeps_head,
+        "it is traced": handle.tracing is not None,
+    }
+    found = [reason for reason, holds in reasons.items() if holds]
+    queues = inference.queues_tensors if facts.takes_tensors else inference.queues_items
+    return ", ".join(found) or ("" if queues(handle) else "its requests are not queued as they come")
 
 
 class KnownForm:
