@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, NamedTuple
 from urllib.request import urlopen
 
@@ -25,14 +25,21 @@ from benchmarks.harness.rounds import (
     times,
 )
 from benchmarks.harness.servers import Load, Server, free_port, load, serving, weir_command
+from benchmarks.harness.texts import model_directory, weir_texts
 from benchmarks.models import TEN_TIMES
 from benchmarks.parts.kserve import MEAN, METHOD, SIMPLE, binary_body, grpc_load, request_body, simple_body
 from weir.policy.cost.objective import Prices
 from weir.policy.solve.bank import solve_bank
 
 FRONTS = (1, 2, 4)
-SQUARE, KSERVE, SOLVED = "square", "KServe JSON", "solved policy"
+SQUARE, KSERVE, TEXTS, SOLVED = "square", "KServe JSON", "texts", "solved policy"
 CLOSED = {f"{what}, {connections}": (what, connections) for what in (SQUARE, KSERVE) for connections in (1, 64, 256)}
+TEXTS_64 = f"{TEXTS}, 64"
+CLOSED[TEXTS_64] = TEXTS, 64
+ONE_TEXT = json.dumps({"input": "First do it, then do it right, then do it better."}).encode()
+ONE_THREAD = (
+    "--device-map", "cpu", "--workers", "1", "--threads", "1", "--bulk-workers", "0", "--max-batch-size", "32", "--max-batch-cost", "512", "--layers", "-6",
+)  # fmt: skip
 OPEN = f"{SOLVED}, Poisson"
 LARGE, GRPC = "602 KB, 16", "gRPC, 64"
 SHOWN = (f"{SQUARE}, 256", f"{KSERVE}, 256", LARGE, GRPC)  # on the page on fronts
@@ -42,7 +49,7 @@ PRICES = Prices(latency_weight=1.0, energy_weight=10.0)
 MOST_TIMES = 1.25  # CPU time of fronts and dispatcher, as a multiple of that of one front
 MOST_MORE = 60e-6  # seconds by which p50 over one connection may grow
 DISPATCHER = 5e-6  # seconds of CPU per request
-CALL = 6e-6  # the same for a gRPC call
+CALL = 6e-6  # the same for a gRPC call, and for a text
 SAME_BYTES = 0.9  # of the bytes of large bodies per CPU second with one front
 SAME_BATCHES = 0.10  # share by which the mean batch of several fronts may be smaller
 SAME_COST = 0.05  # share by which a solved policy may cost more
@@ -87,7 +94,14 @@ def _start(stack: ExitStack) -> Mapping[str, Mapping[str, Any]]:
         servers = (serving(name, command, path=path, body=body, expected=None) for name, command in commands.items())
         for name, server in start_all(stack, servers).items():
             found[name][what] = server
+    for name, server in start_all(stack, map(_serving_texts, FRONTS)).items():
+        found[name][TEXTS] = server
     return found
+
+
+def _serving_texts(fronts: int) -> AbstractContextManager[Server]:
+    command = weir_texts(model_directory(), *ONE_THREAD, "--fronts", str(fronts))
+    return serving(_name(fronts), command, path="/v1/embeddings", body=ONE_TEXT, expected=None)
 
 
 def _seconds(server: Server) -> dict[str, float]:
@@ -172,6 +186,10 @@ def _conclude(result: Result, measured: Measurements) -> None:
     alone, two = _name(1), _name(2)
     for case in (*CLOSED, LARGE, GRPC):
         result.values[f"times {case}"] = measured.times(two, alone, case, "edge")
+    dearer = result.values[f"times {TEXTS_64}"]
+    result.at_most(f"{TEXTS}, 64 connections: at most {MOST_TIMES} times the CPU of one front", dearer, MOST_TIMES)
+    spent = measured.middle(two, TEXTS_64, "dispatcher")
+    result.at_most("dispatcher: at most 6 µs of CPU per text", spent * 1e6, CALL * 1e6, "{:.1f}")
     for what in (SQUARE, KSERVE):
         dearer = result.values[f"times {what}, 256"]
         result.at_most(f"{what}, 256 connections: at most {MOST_TIMES} times the CPU of one front", dearer, MOST_TIMES)
@@ -216,7 +234,7 @@ def _predicted(measured: Measurements) -> Table:
 PART = Rounds(
     "fronts",
     "Several fronts",
-    "One worker process, batches of up to 64; wrk with one thread runs on the same cores. The CPU time of fronts and dispatcher counts, not the rate: two cores"
+    "One worker process, batches of up to 64, for texts (16 tokens, the first layer of all-MiniLM-L6-v2) of up to 32; wrk with one thread runs on the same cores. The CPU time of fronts and dispatcher counts, not the rate: two cores"
     " run the load and all processes. The solved policy gets Poisson arrivals at 0.7 of what its model can serve.",
     start=_start,
     one=_one,
