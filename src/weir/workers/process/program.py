@@ -404,9 +404,16 @@ def _be_worker(options: dict[str, Any], descriptors: Sequence[int], model: Model
     request_fd = next(given) if options["request_bytes"] else -1
     result_fd = next(given) if options["result_bytes"] else -1
     run = partial(
-        run_worker, end, request_fd, options["request_bytes"], result_fd, options["result_bytes"], refusal=refusal,
-        loaded=take_back, shared=model,
-    )  # fmt: skip
+        run_worker,
+        end,
+        request_fd,
+        options["request_bytes"],
+        result_fd,
+        options["result_bytes"],
+        refusal=refusal,
+        loaded=take_back,
+        shared=model,
+    )
     if model is None and "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # else all models would draw the same numbers
     try:
