@@ -1,0 +1,129 @@
+"""The dispatcher's side of texts of fronts: turns, outputs in one message, and what ends a front."""
+
+import time
+from typing import Any
+
+import numpy
+import pytest
+from tests.fronts.test_dispatcher import connected, run, until
+
+from weir.errors import Overloaded
+from weir.fronts.messages import (
+    CallerLeft,
+    FailedRequest,
+    MustHandOver,
+    Reported,
+    RequestForm,
+    SubmitTexts,
+    TextOutputs,
+)
+from weir.fronts.texts import sent_output
+from weir.messages import OBJECT
+from weir.testing import FakeExecutor
+
+FORM = RequestForm(0, 1, 1e6, 0, 1, OBJECT, OBJECT, b"", explain=False, frontend="openai")
+
+
+class Texts:
+    """A product whose models take texts: it notes their turns, and what was reported."""
+
+    def __init__(self) -> None:
+        self.under_way: list[tuple[float, bool]] = []
+        self.heard: list[bytes] = []
+
+    def turns(self, handle: Any) -> "Texts":
+        return self
+
+    def enter(self, ahead: float, cost: float) -> tuple[float, bool]:
+        self.under_way.append((ahead + cost, True))
+        return self.under_way[-1]
+
+    def leave(self, turn: tuple[float, bool]) -> None:
+        self.under_way.remove(turn)
+
+    def reported(self, data: bytes) -> None:
+        if data == b"wrong":
+            raise ValueError("wrong")
+        self.heard.append(data)
+
+
+def vectors(batch: list[Any]) -> list[Any]:
+    return [numpy.array([len(ids)], numpy.float32) for ids in batch]
+
+
+def texts(first: int, *payloads: bytes, costs: list[int] | None = None, ahead: float = 0.0) -> SubmitTexts:
+    now, count = time.monotonic(), len(payloads)
+    return SubmitTexts(first, 0, True, [now] * count, list(payloads), costs or [1] * count, [ahead] * count)
+
+
+def test_texts_of_a_batch_come_back_in_one_message() -> None:
+    async def check() -> None:
+        async with connected(FakeExecutor(vectors)) as (front, _, _):
+            product = front.catalogue.product = Texts()
+            await front.send(FORM, texts(3, b"abcd", b"abcdefgh", costs=[1, 2], ahead=7.0))
+            found = await front.next()
+            assert isinstance(found, TextOutputs) and found.batch.rows == 2
+            expected = {3: numpy.float32(4).tobytes(), 4: numpy.float32(8).tobytes()}
+            assert dict(zip(found.numbers, found.outputs, strict=True)) == expected
+            assert product.under_way == [] and front.side.open == {}
+
+    run(check)
+
+
+def test_every_end_of_a_text_ends_its_turn() -> None:
+    async def check() -> None:
+        executor = FakeExecutor()
+        async with connected(executor, max_batch_size=1, max_queue_size=1) as (front, _, _):
+            product = front.catalogue.product = Texts()
+            await front.send(FORM, texts(0, b"abcd"))
+            await until(lambda: bool(executor.pending))
+            await front.send(texts(1, b"abcd"), texts(2, b"abcd"))
+            refused = await front.next()
+            assert isinstance(refused, FailedRequest) and refused.error.kind == Overloaded.__name__
+            assert len(product.under_way) == 2
+            await front.send(CallerLeft(1), Reported(b"counts"), texts(3, b"abcd"), texts(4, b"abcd"))
+            assert (await front.next()).number == 4
+            assert len(product.under_way) == 2 and product.heard == [b"counts"]
+            front.side.close()
+            assert product.under_way == []
+
+    run(check)
+
+
+def test_texts_for_a_model_that_takes_none_are_handed_over() -> None:
+    async def check() -> None:
+        async with connected() as (front, _, _):
+            await front.send(FORM, texts(0, b"abcd"))
+            assert await front.next() == MustHandOver(0)
+
+    run(check)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Reported(b"wrong"),
+        SubmitTexts(0, 0, True, [0.0], [b"abcd"], [], [0.0]),
+        SubmitTexts(0, 0, True, [0.0], [b"abcd"], [1], []),
+        SubmitTexts(0, 0, True, [], [], [], []),
+        SubmitTexts(0, 9, True, [0.0], [b"abcd"], [1], [0.0]),
+    ],
+)
+def test_a_front_that_sends_what_is_none_ends(message: Any) -> None:
+    async def check() -> None:
+        async with connected() as (front, _, _):
+            front.catalogue.product = Texts()
+            await front.send(FORM, message)
+            assert "it sent" in await front.until_ended()
+
+    run(check)
+
+
+def test_outputs_are_sent_as_they_are() -> None:
+    vector = numpy.array([1, 2], numpy.float32)
+    assert sent_output(b"[1,2]", as_bytes=False) == b"[1,2]"
+    assert sent_output(vector, as_bytes=True) == vector.tobytes()
+    (alone,) = sent_output(vector, as_bytes=False)  # JSON was wanted, and the worker has not written it
+    assert (alone.shape, alone.data) == ((2,), vector.tobytes())  # type: ignore[union-attr]  # an array
+    several = sent_output((vector, vector.reshape(1, 2)), as_bytes=True)
+    assert [each.shape for each in several] == [(2,), (1, 2)]  # type: ignore[union-attr]  # arrays
