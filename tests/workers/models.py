@@ -256,6 +256,20 @@ class Reports(Model):
         return type(self).__name__, os.getpid(), self.loaded_in
 
 
+class SecondWaits(Model):
+    """Its second worker loads when something is written to the FIFO."""
+
+    def __init__(self, fifo: str) -> None:
+        self.fifo = Path(fifo)
+
+    def load(self) -> None:
+        if self.worker_index == 1:
+            self.fifo.read_text()
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return batch
+
+
 class Draws(Model):
     """Answers with a random number, and writes to the file that it got when its process ends."""
 

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from tests.workers.models import (
     Noted,
     Obedient,
     Overlapping,
+    SecondWaits,
     Square,
     ToldWhy,
 )
@@ -155,6 +157,28 @@ def test_one_worker_that_fails_ends_the_start_of_all() -> None:
         asyncio.run(make_pool(FailsInLoad, {"worker": 2}, workers=3).start(heard))
 
     assert (heard.ready, heard.lost) == ([], [])
+
+
+def test_a_worker_that_ends_while_others_still_load_ends_the_start(tmp_path: Path) -> None:
+    async def main() -> None:
+        os.mkfifo(tmp_path / "go")
+        pool, heard = make_pool(SecondWaits, {"fifo": str(tmp_path / "go")}, workers=2), Recorder()
+        starting = asyncio.ensure_future(pool.start(heard))
+        async with asyncio.timeout(50):
+            while not pool.states() or pool.states()[0].state != "ready":  # noqa: ASYNC110  (there is no event to wait for)
+                await asyncio.sleep(0.001)
+            pid = pool.states()[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            while pool.states()[0].state != "failed":  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        await asyncio.to_thread((tmp_path / "go").write_text, "now")
+        with pytest.raises(ModelError, match="signal 9"):
+            await starting
+        assert heard.ready == []
+        await pool.stop()
+
+    asyncio.run(main())
 
 
 def test_a_worker_that_exits_while_loading_ends_the_start() -> None:

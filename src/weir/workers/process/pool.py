@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from weir.errors import ModelNotReady, SettingsError, WeirError
+from weir.errors import ModelError, ModelNotReady, SettingsError, WeirError
 from weir.messages import Batch
 from weir.model import Model, is_tensor_model, overrides
 from weir.wire.frames import Start
@@ -71,6 +71,8 @@ class ProcessPool:
             await self._prepare()
             self._workers = {index: self._make_worker(index) for index in range(self._settings.first_workers)}
             await asyncio.gather(*[self._begin(worker) for worker in self._workers.values()])
+            for worker in self._workers.values():
+                _check_lives(worker)
         except BaseException:
             await self._end()
             raise
@@ -95,6 +97,7 @@ class ProcessPool:
         worker = self._workers[index] = self._make_worker(index, bulk=bulk)
         try:
             await self._begin(worker)
+            _check_lives(worker)
         except BaseException:
             self._awaited.pop(worker, None)
             await _ended([worker])
@@ -283,6 +286,12 @@ class ProcessPool:
                 await all_done([self._template.closed])
             if self._arena is not None:
                 self._arena.close()
+
+
+def _check_lives(worker: SupervisedWorker) -> None:
+    """Raise ModelError if the worker, which was ready, has ended before it was announced: while others loaded, or in this very turn."""
+    if worker.state == "failed":
+        raise ModelError(worker.reason)
 
 
 async def _ended(workers: Sequence[SupervisedWorker]) -> None:
