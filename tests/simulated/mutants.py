@@ -107,6 +107,15 @@ MUTANTS = {
     "room-without-end": Mutant(
         "weir.batching.queue", "        if self.arrivals >= self.ceiling or (self.cost + cost", "        if True:\n            return True\n        if self.arrivals >= self.ceiling or (self.cost + cost"
     ),
+    "expired-computed": Mutant("weir.serving.driver", "in self.batcher.where(late):", "in ():"),
+    "rest-of-a-failed-request-computed": Mutant(
+        "weir.serving.driver", "        if dispatch.slices is not None and events.kinds is not None:\n", "        if False:\n"
+    ),
+    "never-ready-again": Mutant("weir.serving.driver", "self.failed = self.not_ready_reason = \"\"", "self.failed = \"\""),
+    "ready-without-workers": Mutant(
+        "weir.serving.driver", "self.failed = self.not_ready_reason = reason", "self.failed = reason"
+    ),
+    "counted-twice": Mutant("weir.telemetry.recorder", "            self.ended[first, kind] += count\n", "            self.ended[first, kind] += count + (error is not None)\n"),
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -91,6 +91,9 @@ def draw_plan(seed: int, *, turns: int | None = None) -> Plan:
             "policy": draw.choice(("greedy", "greedy", "full", "size-or-delay:delay=20ms", "control-limit:1")),
             "small_request_size": draw.choice((0, 16)), "drain_timeout": DRAIN,
         }  # fmt: skip
+    if (loading := random.Random(f"{seed} loading")).random() < 0.2:  # models that hardly ever load again
+        name = loading.choice(list(MODELS))
+        workers[name] = replace(workers[name], failing_starts=0.9)
     http: dict[str, Any] = {"explain": draw.random() < 0.2, "idle_timeout": draw.choice((5.0, 75.0))}
     if draw.random() < 0.2:
         http["max_waiting_bytes"] = draw.choice((400_000, 2_000_000))
