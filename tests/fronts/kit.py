@@ -29,6 +29,7 @@ def fronts_of(served: Served) -> list[psutil.Process]:
     return sorted(found, key=lambda front: front.pid)
 
 
+LOST = (ConnectionError, ssl.SSLEOFError)  # with TLS, a front that is killed does not say that it closes
 TLS = ssl.create_default_context(cafile=FILES["tls_certfile"])
 
 
@@ -87,7 +88,7 @@ class Caller:
     def _receive(self) -> bool:
         try:
             data = self.socket.recv(1 << 16)
-        except ConnectionResetError:
+        except LOST:
             return False
         self._rest += data
         return bool(data)
@@ -129,7 +130,7 @@ class Callers:
     def _run(self, index: int) -> None:
         number = 1000 * index
         while not self._over.is_set():
-            with suppress(ConnectionError), Caller(self._served.url) as caller:
+            with suppress(*LOST), Caller(self._served.url) as caller:
                 for _ in range(self._on_one):
                     number += 1
                     right = self._ask(caller, number)

@@ -166,6 +166,18 @@ def test_the_last_response_leaves_before_it_is_counted() -> None:
     run(check)
 
 
+def test_a_request_whose_time_is_over_already_expires() -> None:
+    async def check() -> None:
+        async with connected() as (front, _, _), asyncio.timeout(20):
+            await front.send(msgspec.structs.replace(FORM, timeout=-0.01), request(5))
+            answer = await front.next()
+            assert isinstance(answer, FailedRequest)
+            assert (answer.number, answer.error.kind) == (5, "DeadlineExceeded")
+            assert front.ended == []
+
+    run(check)
+
+
 def test_a_form_may_ask_for_the_explanation_of_the_batch() -> None:
     async def check() -> None:
         async with connected() as (front, _, _):

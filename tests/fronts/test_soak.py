@@ -8,7 +8,7 @@ from contextlib import suppress
 import psutil
 import pytest
 from tests.frontends.http.sockets import FILES
-from tests.fronts.kit import SQUARE, Caller, Callers, fronts_of, is_squared, metrics_of, total
+from tests.fronts.kit import LOST, SQUARE, Caller, Callers, fronts_of, is_squared, metrics_of, total
 from tests.served import Served, until
 
 ENCRYPTED = ("--tls-certfile", FILES["tls_certfile"], "--tls-keyfile", FILES["tls_keyfile"])
@@ -30,7 +30,7 @@ def workers_of(served: Served) -> list[psutil.Process]:
 
 def admitted(served: Served) -> bool:
     """Return whether a new connection gets its answer."""
-    with suppress(ConnectionError), Caller(served.url) as caller:
+    with suppress(*LOST), Caller(served.url) as caller:
         return caller.call("/infer/square", b"2")[0] == 200
     return False
 

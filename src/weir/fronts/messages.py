@@ -48,7 +48,7 @@ class RequestForm(msgspec.Struct, array_like=True, tag=8, gc=False, frozen=True)
 
     number: Annotated[int, Meta(ge=0, lt=FORMS)]
     model: Number
-    timeout: Annotated[float, Meta(gt=0, le=LONGEST_TIMEOUT)]
+    timeout: Annotated[float, Meta(le=LONGEST_TIMEOUT)]  # what gRPC has left for a call may be less than nothing
     priority: Annotated[int, Meta(ge=-(1 << 42), le=1 << 42)]
     rows: Annotated[int, Meta(ge=1, le=1 << 31)]
     content_type: HeaderValue
