@@ -17,7 +17,7 @@ from benchmarks.beside import Load, Seen, Sender
 from benchmarks.harness import report, servers, texts
 from benchmarks.harness import result as results
 from benchmarks.harness.report import PARTS
-from benchmarks.harness.result import Result, ratio, rotated, short, spread
+from benchmarks.harness.result import Result, Run, ratio, rotated, short, spread
 from benchmarks.harness.texts import COLUMNS, compare, paragraphs
 from benchmarks.models import Numbers
 from benchmarks.parts import aiperf, classes, classes_live, loadgen, padding, text_memory
@@ -380,5 +380,5 @@ def test_the_highest_valid_rate_is_found_by_halving(most: float, bearable: float
         ) -> dict[str, Any]:
             return {"valid": rate <= bearable, "p99_ns": rate}
 
-    rate, found = Known(loadgen.Asked(None, []), "known", 1.0).highest(most, 12)
+    rate, found = Known(loadgen.Asked(None, []), "known", Run(1, 1.0, print)).highest(most, 12)
     assert rate == pytest.approx(min(most, bearable), rel=0.02, abs=1.0) and found.get("p99_ns", 0.0) == rate

@@ -179,8 +179,9 @@ def figures(summary: str) -> dict[str, Any]:
 class Judge:
     """Has LoadGen ask one server."""
 
-    def __init__(self, asked: Asked, name: str, seconds: float) -> None:
-        self.asked, self.name, self.seconds = asked, name, seconds
+    def __init__(self, asked: Asked, name: str, run: Run) -> None:
+        self.asked, self.name, self.seconds = asked, name, run.seconds
+        self.summaries = run.picture(SUMMARIES)
 
     def run(
         self, scenario: str, rate: float = 100.0, connections: int = CONNECTIONS, seconds: float | None = None
@@ -193,8 +194,8 @@ class Judge:
             ]  # fmt: skip
             wrong = ask(command)["wrong"]
             found = figures(Path(folder, SUMMARY).read_text())
-            SUMMARIES.mkdir(exist_ok=True)
-            kept = SUMMARIES / f"{self.name}, {scenario}.txt".replace(" ", "-").replace(",", "").lower()
+            self.summaries.mkdir(exist_ok=True)
+            kept = self.summaries / f"{self.name}, {scenario}.txt".replace(" ", "-").replace(",", "").lower()
             if scenario != "Server" or found["valid"] or not kept.exists():  # of Server, the highest that was valid
                 shutil.copy(Path(folder, SUMMARY), kept)
         return {**found, "valid": found["valid"] and not wrong}
@@ -231,12 +232,13 @@ def _measure(run: Run) -> Result:
         ]
     )
     halvings = QUICK_HALVINGS if run.quick else HALVINGS
+    shutil.rmtree(run.picture(SUMMARIES), ignore_errors=True)
     rates: dict[tuple[str, str], float] = {}
     offline: dict[str, float] = {}
     for kind in (NULL, TIMED):
         for contender in CONTENDERS:
             with contender.start(kind, DEFAULTS) as asked:
-                row, rate, most = _row(Judge(asked, f"{contender.name} {kind}", run.seconds), kind, halvings)
+                row, rate, most = _row(Judge(asked, f"{contender.name} {kind}", run), kind, halvings)
             result.rows.append([kind, contender.name, *row])
             rates[kind, contender.name] = rate
             if kind == TIMED:
@@ -273,7 +275,7 @@ def _swept(run: Run, result: Result, rates: dict[tuple[str, str], float]) -> lis
         for settings in SWEEP:
             with contender.start(TIMED, settings) as asked:
                 most = settings[0] / (FIXED + PER_ROW * settings[0])
-                found, _ = Judge(asked, f"{contender.name} swept", run.seconds).highest(most, SWEEP_HALVINGS)
+                found, _ = Judge(asked, f"{contender.name} swept", run).highest(most, SWEEP_HALVINGS)
             best = max(best, (found, settings))
         rates["swept", contender.name] = best[0]
         chosen.append((contender, best[1]))
@@ -298,7 +300,9 @@ def _busy(run: Run, result: Result, contenders: list[tuple[Contender, tuple[int,
         for contender, settings in contenders:
             with tempfile.NamedTemporaryFile() as kept, _named(kept.name), contender.start(TIMED, settings) as asked:
                 before = _lines(Path(kept.name))
-                found = Judge(asked, f"{contender.name} busy {load:g}", 2 * run.seconds).run("Server", load * most)
+                found = Judge(asked, f"{contender.name} busy {load:g}", run).run(
+                    "Server", load * most, seconds=2 * run.seconds
+                )
                 lines = _lines(Path(kept.name))[len(before) :]
             asked_rows = sum(map(len, lines))
             share = (FIXED * len(lines) / max(1, asked_rows) + PER_ROW) * load * most
