@@ -239,7 +239,7 @@ def _show(compared: "Comparison", json: Path | None, figure: Path | None) -> Non
 
 
 def _show_scaling(compared: "ScalingComparison", json: Path | None, figure: Path | None) -> None:
-    from weir.simulation.report import draw_scaling, scaling_heading, scaling_table
+    from weir.simulation.scaling_report import draw_scaling, scaling_heading, scaling_table
 
     if figure is not None:
         draw_scaling(compared, figure)

@@ -170,7 +170,7 @@ def test_a_worker_that_ends_while_others_still_load_ends_the_start(tmp_path: Pat
             pid = pool.states()[0].pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
-            while pool.states()[0].state != "failed":  # noqa: ASYNC110
+            while pool.states()[0].state != "failed":  # noqa: ASYNC110  (the same)
                 await asyncio.sleep(0.001)
         await asyncio.to_thread((tmp_path / "go").write_text, "now")
         with pytest.raises(ModelError, match="signal 9"):
