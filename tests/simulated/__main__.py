@@ -31,10 +31,12 @@ def main() -> int:
         return replay(chosen.seed, json.loads(chosen.kept) if chosen.kept else None, chosen.mutant)
     if chosen.jobs == 1:
         return search(chosen.first, 1, chosen.seconds, chosen.mutant)
+    from tests.simulated.__main__ import search as by_name  # a spawned process does not have what is in a __main__
+
     context = multiprocessing.get_context("spawn")
     with context.Pool(chosen.jobs) as pool:
         tasks = [(chosen.first + job, chosen.jobs, chosen.seconds, chosen.mutant) for job in range(chosen.jobs)]
-        return max(pool.starmap(search, tasks))
+        return max(pool.starmap(by_name, tasks))
 
 
 def replay(seed: int, kept: dict[str, Any] | None, mutant: str | None) -> int:
