@@ -68,6 +68,26 @@ def test_what_was_accepted_is_answered_by_the_old_and_the_rest_by_the_new() -> N
     asyncio.run(main())
 
 
+def test_draining_waits_for_what_replaced_ones_had_accepted() -> None:
+    async def main() -> None:
+        async with Pair() as pair:
+            sent = request(pair.old, 3)
+            await turns()
+            pair.replaced.append(pair.old.replace_with(pair.new))
+            draining = asyncio.ensure_future(pair.old.drain(10.0))
+            hurried = asyncio.ensure_future(pair.replaced[0].generation.drain(1.0))
+            await turns()
+            assert not draining.done()
+            pair.clock.advance(2.0)  # who gives it less time does not end the others' wait
+            await turns()
+            assert hurried.done() and not draining.done()
+            pair.answer(0)
+            await draining
+            assert sent.output == 9
+
+    asyncio.run(main())
+
+
 def test_the_old_one_is_as_ready_as_the_newest() -> None:
     async def main() -> None:
         async with Pair() as pair:

@@ -383,7 +383,7 @@ class World:
     async def _reload(self, name: str) -> None:
         other = self._service(name)
         await other.start()
-        if not self.server.listening.open:
+        if self._draining or not self.server.listening.open:  # the manager makes no changes then
             await other.stop(0.0)
             return
         began = self.loop.now

@@ -84,6 +84,7 @@ class Driver:
         self.phase = DriverPhase.NEW
         self._handed_later = wrap is not None
         self.draining = False
+        self._drains: list[asyncio.Event] = []
         self.not_ready_reason = NOT_STARTED
         self.failed = ""
         # Workers that get no more batches. The event is set when the worker has no batch left.
@@ -112,7 +113,7 @@ class Driver:
             reason = self.not_ready_reason = str(error) or type(error).__name__
             self._fail_all(lambda request: self._not_ready(reason))
             self._timer.cancel()
-            self._emptied.set()
+            self._end_drains()
             await self.executor.stop()  # a cancelled start may leave workers that are still loading
             raise
         # Meanwhile the driver may have been stopped, or all workers lost.
@@ -124,7 +125,6 @@ class Driver:
         """Let requests wait for the start."""
         self._loop = asyncio.get_running_loop()
         self._timer = Timer(self._clock, self._loop, self._timer_due)
-        self._emptied = asyncio.Event()
         self.not_ready_reason = LOADING
         self.phase = DriverPhase.WAITING
 
@@ -140,6 +140,7 @@ class Driver:
             self.phase = DriverPhase.STOPPED
             self.not_ready_reason, self.failed = "stopped", ""
             self._fail_all(lambda request: Draining("the service stopped before the response was ready"))
+            self._end_drains()
             if self.streaming:
                 for each in self.batcher.running.values():
                     self.executor.cancel(each.worker, each.batch_id, range(len(entries_of(each))))
@@ -152,12 +153,16 @@ class Driver:
         self.draining = True
         if not self._is_open:
             return
-        self._emptied.clear()
-        limit = TimeLimit(self._loop, seconds, self._emptied.set, self._clock)
+        ended = asyncio.Event()  # of its own: another drain may be given less time
+        self._drains.append(ended)
+        limit = TimeLimit(self._loop, seconds, ended.set, self._clock)
         limit.begin()
-        self._poll(Wakeup.ARRIVAL, self._clock())
-        await self._emptied.wait()
-        limit.close()
+        try:
+            self._poll(Wakeup.ARRIVAL, self._clock())
+            await ended.wait()
+        finally:
+            limit.close()
+            self._drains.remove(ended)
 
     def workers(self) -> list[int]:
         """Return the indices of the workers, whatever their state, without those for bulk work only."""
@@ -568,7 +573,11 @@ class Driver:
 
     def _note_if_emptied(self) -> None:
         if self.draining and not self._has_outside and self.batcher.is_empty:
-            self._emptied.set()
+            self._end_drains()
+
+    def _end_drains(self) -> None:
+        for each in self._drains:
+            each.set()
 
 
 def too_late(request: Request) -> WeirError:

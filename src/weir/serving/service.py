@@ -176,11 +176,10 @@ class Service:
         await self.generation.stop(drain_timeout)
 
     async def drain(self, drain_timeout: float | None = None) -> None:
-        """Accept no more requests; return when all accepted ones have ended, or after `drain_timeout` seconds (None: the
-        setting). The workers keep running."""
-        await self.generation.driver.drain(
-            self.facts.settings.drain_timeout if drain_timeout is None else drain_timeout
-        )
+        """Accept no more requests; return when all accepted ones have ended, those of replaced generations too, or after
+        `drain_timeout` seconds (None: the setting). The workers keep running."""
+        seconds = self.facts.settings.drain_timeout if drain_timeout is None else drain_timeout
+        await asyncio.gather(*[each.drain(seconds) for each in (*self._former, self.generation)])
 
     async def add_worker(self) -> None:
         """Start one more worker; return when it is ready. The policy and the metrics count it from then on.

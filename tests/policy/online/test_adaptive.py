@@ -38,6 +38,15 @@ from weir.simulation.engine import Run
 from weir.simulation.simulator import run
 
 
+def test_what_batches_cost_is_known_before_a_bank_is_solved_for_it() -> None:
+    costs = [SolvedPolicy().costs]
+    policy = SolvedPolicy(bank())
+    costs.append(policy.costs)
+    policy.expect(GOOGLENET_P4, Prices(latency_weight=3.0))
+    costs.append(policy.costs)
+    assert costs == [None, (PROFILE, bank().prices), (GOOGLENET_P4, Prices(latency_weight=3.0))]
+
+
 @pytest.mark.parametrize("solved", [lambda: None, bank, promised, lambda: solve_bank(GOOGLENET_P4)])
 def test_it_keeps_the_rules_of_policies(solved: Callable[[], Bank | None]) -> None:
     policy = SolvedPolicy(solved())
