@@ -88,11 +88,11 @@ def test_models_of_a_repository_come_when_they_are_called(tmp_path: Path) -> Non
     for number in (2, 3):
         write(
             tmp_path,
-            {f"m{number}/1/model.py": NAMED.format(number=number), f"m{number}/config.toml": 'needs_memory = "600MB"'},
+            {f"m{number}/1/model.py": NAMED.format(number=number), f"m{number}/config.toml": 'needs_memory = "6MB"'},
         )
     x = np.ones((1, 1), np.float32)
     with InProcess(
-        Square, model_repository=str(tmp_path), model_control="on-demand", model_memory="1GB", executor="thread"
+        Square, model_repository=str(tmp_path), model_control="on-demand", model_memory="10MB", executor="thread"
     ) as client:
         assert client.models() == ["square"]
         for number in (2, 3, 2):

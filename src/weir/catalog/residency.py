@@ -1,6 +1,7 @@
 """Loads models when requests come for them, and ends those that must leave: what policy/residency.py decides, with processes."""
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
@@ -236,15 +237,19 @@ class Residency:
             self._evict(_generation(key), "evicted since models have grown")
 
     async def _taken(self, generations: list[Generation]) -> dict[Generation, Room]:
-        pids = {each: [state.pid for state in each.driver.executor.states()] for each in generations}
+        pids: dict[Generation, list[int]] = {}
+        for each in generations:
+            own = [state.pid for state in each.driver.executor.states()]
+            # Of a worker in this process only what it states is known.
+            pids[each] = [pid for pid in own if pid is not None and pid != os.getpid()]
         return await asyncio.to_thread(partial(self._rooms, pids))
 
-    def _rooms(self, pids: dict[Generation, list[int | None]]) -> dict[Generation, Room]:
+    def _rooms(self, pids: dict[Generation, list[int]]) -> dict[Generation, Room]:
         on_gpus = self._on_gpus()
         return {
             each: Room(
-                float(sum(self._measure(pid) or 0 for pid in own if pid is not None)),
-                float(sum(on_gpus.get(pid, 0) for pid in own if pid is not None)),
+                float(sum(self._measure(pid) or 0 for pid in own)),
+                float(sum(on_gpus.get(pid, 0) for pid in own)),
             )
             for each, own in pids.items()
         }
