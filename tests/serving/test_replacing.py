@@ -75,7 +75,7 @@ def test_draining_waits_for_what_replaced_ones_had_accepted() -> None:
             await turns()
             pair.replaced.append(pair.old.replace_with(pair.new))
             draining = asyncio.ensure_future(pair.old.drain(10.0))
-            hurried = asyncio.ensure_future(pair.replaced[0].generation.drain(1.0))
+            hurried = asyncio.ensure_future(pair.replaced[0].generation.driver.drain(1.0))
             await turns()
             assert not draining.done()
             pair.clock.advance(2.0)  # who gives it less time does not end the others' wait

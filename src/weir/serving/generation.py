@@ -1,6 +1,5 @@
 """What a service runs between two loads: a model with its settings, its policy, its executor and its driver."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, fields, replace
@@ -292,10 +291,10 @@ class Generation:
         if self.on_demand is not None:
             self.on_demand.ended(self)
 
-    async def drain(self, seconds: float) -> None:
-        """Accept no more requests; return when all accepted ones have ended, or after `seconds` seconds. The workers keep running."""
-        drivers = [self.driver] if self._leaving is None else [self._leaving, self.driver]
-        await asyncio.gather(*[each.drain(seconds) for each in drivers])
+    @property
+    def drivers(self) -> list[Driver]:
+        """Those that may have accepted requests."""
+        return [self.driver] if self._leaving is None else [self._leaving, self.driver]
 
     async def sleep(self) -> None:
         """Finish what was accepted, and stop the workers. Requests that come from now on wait until it is started again."""

@@ -179,7 +179,8 @@ class Service:
         """Accept no more requests; return when all accepted ones have ended, those of replaced generations too, or after
         `drain_timeout` seconds (None: the setting). The workers keep running."""
         seconds = self.facts.settings.drain_timeout if drain_timeout is None else drain_timeout
-        await asyncio.gather(*[each.drain(seconds) for each in (*self._former, self.generation)])
+        drivers = [driver for each in (*self._former, self.generation) for driver in each.drivers]
+        await asyncio.gather(*[driver.drain(seconds) for driver in drivers])
 
     async def add_worker(self) -> None:
         """Start one more worker; return when it is ready. The policy and the metrics count it from then on.
