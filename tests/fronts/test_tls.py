@@ -12,7 +12,18 @@ import numpy
 import psutil
 import pytest
 from tests.frontends.http.sockets import FILES
-from tests.fronts.kit import SQUARE, TLS, Caller, Gate, calling, fronts_of, metrics_of, owners, total
+from tests.fronts.kit import (
+    SQUARE,
+    TLS,
+    Caller,
+    Gate,
+    calling,
+    fronts_of,
+    metrics_of,
+    owners,
+    squares_around_a_page,
+    total,
+)
 from tests.served import Served, until
 
 from weir.client import HttpClient, WebSocketClient
@@ -71,10 +82,7 @@ def test_a_response_is_that_of_one_front(served: Served, single: Served, path: s
 
 
 def test_pipelined_requests_are_answered_in_order_across_a_relay(served: Served) -> None:
-    with Caller(served.url) as caller:
-        hot = b"POST /infer/square HTTP/1.1\r\nHost: test\r\nContent-Length: 1\r\n\r\n"
-        caller.socket.sendall(hot + b"3" + b"GET /health/live HTTP/1.1\r\nHost: test\r\n\r\n" + hot + b"5")
-        assert [caller.answer()[2] for _ in range(3)][::2] == [b"9", b"25"]
+    assert squares_around_a_page(served.url) == [b"9", b"25"]
 
 
 def test_streams_and_websockets_are_relayed(served: Served) -> None:
