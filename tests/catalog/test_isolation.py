@@ -13,7 +13,7 @@ from tests.catalog.repository.shelf import services
 from tests.served import Served
 
 from weir.catalog.adapters.triton_utils import load_class
-from weir.catalog.loading import ServiceMaker, load_target, read_anew
+from weir.catalog.loading import ServiceMaker, load_target, reread
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
 from weir.catalog.repository.folder import FolderRepository
@@ -199,7 +199,7 @@ def write_pickled(folder: Path, name: str) -> Path:
 
 def read_pickled(path: Path) -> list[str]:
     folder = loaded_apart(str(path.parent), path.parent.name)
-    module = read_anew("the model", f"pickled_{path.parent.name}", path, folder)
+    module = reread("the model", f"pickled_{path.parent.name}", path, folder)
     return [each.name for each in module.NAMED]
 
 

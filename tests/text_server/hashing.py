@@ -109,7 +109,7 @@ class HashingEncoder:
             lengths,
             dispatch=self.dispatch,
             phases=Phases(0.001, 0.002, 0.003, 0.007),
-            beside={
+            further={
                 output: [np.repeat(vector[None], len(read), axis=0) for vector, read in zip(vectors, kept, strict=True)]
                 for output in options.outputs[1:] if output is TextOutput.TOKENS
             },

@@ -75,7 +75,7 @@ def load_target(target: str, *, fresh: bool = False, trust: Trust | None = None)
     module = _load_file(target, Path(place)) if place.endswith(".py") else _load_module(target, place)
     is_own = module.__name__.partition(".")[0] == "weir"
     if fresh and not is_own and module.__name__ in before and str(module.__file__).endswith(".py"):
-        module = read_anew(target, module.__name__, Path(str(module.__file__)))
+        module = reread(target, module.__name__, Path(str(module.__file__)))
     with imports.reading(getattr(module, FOLDER, None)):
         return class_in(module, name, target)
 
@@ -132,7 +132,7 @@ def _load_module(target: str, name: str) -> ModuleType:
         return _import(target, name)
 
 
-def read_anew(target: str, name: str, path: Path, folder: ModelFolder | None = None) -> ModuleType:
+def reread(target: str, name: str, path: Path, folder: ModelFolder | None = None) -> ModuleType:
     """Read the code at `path` and make it the module `name`. Classes of the former module stay valid where they are in use.
 
     `folder` is where it first looks for the modules that it imports (None: where the former one does). Raises SettingsError; the former

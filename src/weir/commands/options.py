@@ -286,14 +286,14 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
     Raises SettingsError naming `path` if it cannot be written; the former file stays then.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_bytes(content.encode() if isinstance(content, str) else content)
-        beside.replace(path)
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        temporary.replace(path)
     except OSError as error:
         raise SettingsError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 UNBOUNDED = 10_000  # columns

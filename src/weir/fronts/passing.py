@@ -19,7 +19,7 @@ _log = logging.getLogger("weir.http")
 
 _PART = 32 << 10  # bytes of a message, besides its mark
 _FIRST, _LAST, _ORIGIN = 1, 2, 4  # bits of the mark, the first byte of a message
-_BESIDE = 1 << 20  # bytes that a connection may have besides a body: more than a head, and what is read ahead
+_AROUND = 1 << 20  # bytes that a connection may have besides a body: more than a head, and what is read ahead
 _ROOM = socket.CMSG_SPACE(array.array("i", [0]).itemsize)
 
 
@@ -100,7 +100,7 @@ class ConnectionReceiver:
         self._socket = end
         self._loop = loop
         self._passed = passed
-        self._most = longest + _BESIDE
+        self._most = longest + _AROUND
         self._connection: socket.socket | None = None
         self._origin: Origin | None = None
         self._data = bytearray()

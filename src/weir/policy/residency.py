@@ -348,8 +348,8 @@ class Residents:
         name = "memory" if needed.memory > self.limits.memory else "gpu_memory"
         taken, total, limit = (as_size(getattr(each, name)) for each in (own, needed, self.limits))
         name = f"model_{name}"
-        beside = "" if own == needed else f", {total} with those that stay"
-        return f"it takes {taken}{beside}, and {name}={limit} is for all models together; raise {name} or pin fewer"
+        others = "" if own == needed else f", {total} with those that stay"
+        return f"it takes {taken}{others}, and {name}={limit} is for all models together; raise {name} or pin fewer"
 
     def _wait(self, name: Key, now: float) -> None:
         self._move(name, Presence.WAITING, now)

@@ -45,7 +45,7 @@ class ItemsResponse(NamedTuple):
     """The results of all items of a request.
 
     `write` returns the encoded output or the error of each item, in order; `size_bytes` is about how much text it writes. `dispatch` is the batch of the
-    first item, or None, and `arrival` the instant at which the first item entered the queue. `beside` has more fields of an item, by its index.
+    first item, or None, and `arrival` the instant at which the first item entered the queue. `extra` has more fields of an item, by its index.
     """
 
     size_bytes: int
@@ -53,7 +53,7 @@ class ItemsResponse(NamedTuple):
     dispatch: Dispatch | None = None
     arrival: float = 0.0
     headers: Sequence[tuple[bytes, bytes]] = ()
-    beside: Mapping[int, dict[str, Any]] = MappingProxyType({})
+    extra: Mapping[int, dict[str, Any]] = MappingProxyType({})
 
 
 class StreamPart(NamedTuple):

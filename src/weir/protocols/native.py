@@ -349,7 +349,7 @@ def items_answer(
 ) -> HttpResponse:
     """Return the response to one item or to a list of items. `bodies` has the encoded output or the error of each. Raises the error of a single item."""
     if head.batch:
-        body = batch_body(bodies, head.accept, head.service.facts.name, beside=response.beside, development=development)
+        body = batch_body(bodies, head.accept, head.service.facts.name, extra=response.extra, development=development)
     else:
         (only,) = bodies
         if isinstance(only, WeirError):

@@ -179,12 +179,12 @@ def compressed(answer: HttpResponse, coding: str) -> HttpResponse:
 
 
 def batch_body(
-    outputs: Sequence[Any], accept: str, model: str, *, beside: Mapping[int, dict[str, Any]] = MappingProxyType({}),
+    outputs: Sequence[Any], accept: str, model: str, *, extra: Mapping[int, dict[str, Any]] = MappingProxyType({}),
     development: bool = False,
 ) -> bytes:  # fmt: skip
     """Return the response body for a list: for each of `outputs`, in order, `{"output": ...}` or `{"error": ..., "code": ...}`.
 
-    An output is a WeirError, or bytes that are already encoded as `accept` (JSON or msgpack). `beside` has more fields of an item, by its index.
+    An output is a WeirError, or bytes that are already encoded as `accept` (JSON or msgpack). `extra` has more fields of an item, by its index.
     An error of more than ERROR_BYTES, and every error after ERRORS_BYTES, has a short message and no details.
     """
     encode = _ENCODERS[accept]
@@ -192,7 +192,7 @@ def batch_body(
     items: list[Any] = [
         {"error": errors.value(output), "code": http_code(output)}
         if isinstance(output, WeirError)
-        else {"output": msgspec.Raw(output), **beside.get(place, {})}
+        else {"output": msgspec.Raw(output), **extra.get(place, {})}
         for place, output in enumerate(outputs)
     ]
     try:

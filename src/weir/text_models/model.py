@@ -249,7 +249,7 @@ class TextEncoder(Model):
         if pooling is Pooling.TOKENS and self._late is not None:
             own = numbers[:count]
             return own if text.second == QUERY else own[~np.isin(text.ids, self._skipped_ids)]
-        if pooling is Pooling.NONE and pooling in self._recipe.beside:  # computed without weights
+        if pooling is Pooling.NONE and pooling in self._recipe.further:  # computed without weights
             return numbers[:count] * pool[:count, None]
         return self._trim(numbers, count)[self._skipped if pooling is Pooling.TOKENS else 0 :]
 
@@ -337,7 +337,7 @@ class TokenIds(NamedTuple):
 
 def poolings_of(recipe: "Recipe") -> dict[str, Pooling]:
     """Return the poolings that make the outputs which a text may ask for by name, that of the recipe first; none if a text has labels or a score."""
-    found = ((_OUTPUTS.get(pooling, TextOutput.DENSE), pooling) for pooling in (recipe.pooling, *recipe.beside))
+    found = ((_OUTPUTS.get(pooling, TextOutput.DENSE), pooling) for pooling in (recipe.pooling, *recipe.further))
     return {} if recipe.pooling in _NO_OUTPUT else {output.value: pooling for output, pooling in found}
 
 

@@ -89,7 +89,7 @@ class Recipe:
         precision: the numbers in which the model computes.
         joined: further poolings, whose results are appended to that of `pooling`.
         window: consecutive tokens in each mean of the hierarchical pooling. A shorter text has one mean.
-        beside: further poolings, each a result of its own that the same pass makes where a text asks for it; see `poolings_beside`.
+        further: further poolings, each a result of its own that the same pass makes where a text asks for it; see `further_poolings`.
     """
 
     pooling: Pooling
@@ -101,7 +101,7 @@ class Recipe:
     precision: Precision = Precision.FP32
     joined: tuple[Pooling, ...] = ()
     window: int = WINDOW
-    beside: tuple[Pooling, ...] = ()
+    further: tuple[Pooling, ...] = ()
 
     @property
     def poolings(self) -> tuple[Pooling, ...]:

@@ -58,11 +58,11 @@ def chosen_recipe(
         tuple(joined),
         window or WINDOW,
     )
-    recipe = replace(recipe, beside=poolings_beside(checkpoint, recipe))
+    recipe = replace(recipe, further=further_poolings(checkpoint, recipe))
     return _with_stated_dimensions(checkpoint, recipe) if dimensions is None else recipe
 
 
-def poolings_beside(checkpoint: "Checkpoint", recipe: Recipe) -> tuple[Pooling, ...]:
+def further_poolings(checkpoint: "Checkpoint", recipe: Recipe) -> tuple[Pooling, ...]:
     """Return the poolings whose results one pass can make in addition to one vector for each text: terms, if the model has a small head for them, and vectors of
     tokens, by the model's head or else those that are pooled. A recipe for anything but one vector has none."""
     if (recipe.pooling in NOT_JOINED and recipe.pooling is not Pooling.POOLER) or not checkpoint.has_tokens:

@@ -692,7 +692,7 @@ class Encoder:
         tokens = None if request.ids is None else request.per_text([self._tokenizer.tokens(ids) for ids in request.ids])
         return Encoded(
             vectors, request.per_text(request.counts), request.per_text(request.truncated), tokens, request.lengths(),
-            request.errors_per_text(), request.take_dispatch(), request.foreign, phases, request.outputs_beside(),
+            request.errors_per_text(), request.take_dispatch(), request.foreign, phases, request.further_outputs(),
         )  # fmt: skip
 
 

@@ -250,7 +250,7 @@ def _found_size(found: Any) -> int:
 
 def _numbers(encoded: Encoded) -> int:
     """Return how many numbers the outputs have together."""
-    return encoded.vectors.size + sum(each.size for results in encoded.beside.values() for each in results)
+    return encoded.vectors.size + sum(each.size for results in encoded.further.values() for each in results)
 
 
 class FastTexts:

@@ -153,12 +153,12 @@ class EncodeRequest:
         claim: the account that is charged for the vectors of tokens; None if each text has one vector.
         charged_tokens: for how many tokens of each text the claim was charged.
         outputs: what is made of each text; none for the model's own output alone.
-        beside: of several outputs the second and further ones: for each its result of each text.
+        further: of several outputs the second and further ones: for each its result of each text.
         tokenized: when its first texts were tokenized, by the service's clock.
     """
 
     __slots__ = (
-        "beside", "brief", "call", "charged_tokens", "claim", "counts", "deadline", "dispatch", "ended", "errors", "foreign", "future",
+        "further", "brief", "call", "charged_tokens", "claim", "counts", "deadline", "dispatch", "ended", "errors", "foreign", "future",
         "handed_over", "ids", "is_tokenizing", "key", "left", "outputs", "pieces", "places", "ready_texts", "rule", "texts", "tokenized",
         "trace", "truncated", "under_way", "vectors",
     )  # fmt: skip
@@ -197,7 +197,7 @@ class EncodeRequest:
         self.claim: Claim | None = None
         self.charged_tokens = 1
         self.outputs = query.options.outputs
-        self.beside: list[list[Any]] = []
+        self.further: list[list[Any]] = []
 
     @property
     def ready(self) -> bool:
@@ -246,7 +246,7 @@ class EncodeRequest:
         if vector.ndim > 1:
             self._charge(*vector.shape)
         if len(found) > 1:
-            self._put_beside(place, found[1:])
+            self._put_further(place, found[1:])
         if self.vectors is None:
             count, create = len(self.texts), numpy.empty if self.errors is None else numpy.zeros
             self.vectors = create((count, *vector.shape), numpy.float32) if vector.ndim == 1 else [None] * count
@@ -254,19 +254,19 @@ class EncodeRequest:
         self.left -= 1
         return not self.left
 
-    def _put_beside(self, place: int, found: list[Any]) -> None:
+    def _put_further(self, place: int, found: list[Any]) -> None:
         """Store the second and further outputs of a text. Raises what Claim.take does."""
-        if not self.beside:
-            self.beside = [[None] * len(self.texts) for _ in found]
+        if not self.further:
+            self.further = [[None] * len(self.texts) for _ in found]
         if self.claim is not None:
             self.claim.take(sum(each.nbytes for each in found))
-        for results, each in zip(self.beside, found, strict=True):
+        for results, each in zip(self.further, found, strict=True):
             results[place] = each
 
-    def outputs_beside(self) -> dict[TextOutput, list[Any]]:
+    def further_outputs(self) -> dict[TextOutput, list[Any]]:
         """Return the second and further outputs of the caller's texts; of a text with an error None."""
-        beside = self.beside or [[None] * len(self.texts) for _ in self.outputs[1:]]
-        return {output: self.per_text(results) for output, results in zip(self.outputs[1:], beside, strict=True)}
+        further = self.further or [[None] * len(self.texts) for _ in self.outputs[1:]]
+        return {output: self.per_text(results) for output, results in zip(self.outputs[1:], further, strict=True)}
 
     def _charge(self, rows: int, size: int) -> None:
         """Charge the memory of a text with more rows than were charged, such as terms: the array has as many for each text. Raises what Claim.take does."""

@@ -108,7 +108,7 @@ def each_output(encoded: Encoded, outputs: Sequence[TextOutput], row: int) -> di
     """Return the results of the text `row` for `outputs`, which the request asked for: a vector, terms [terms, 2], or the vectors of tokens."""
     first = encoded.vectors[row]
     own = first if encoded.lengths is None else first[: encoded.lengths[row]]
-    return {outputs[0]: own, **{output: rows[row] for output, rows in encoded.beside.items()}}
+    return {outputs[0]: own, **{output: rows[row] for output, rows in encoded.further.items()}}
 
 
 class SparseVector(TypedDict):

@@ -88,7 +88,7 @@ class EmbeddingProduct:
         self._inferences: dict[str, TextInference] = {}
         self._zeromq_frontend: ZeroMqFrontend | None = None
         self._labels: dict[str, str] = {}
-        self._told: Sequence[Callable[[str, str, int, int], None]] = []  # of the observers that count bytes
+        self._byte_meters: Sequence[Callable[[str, str, int, int], None]] = []  # of the observers that count bytes
         self._apis: Sequence[TextApi] = ()
         self._context: FrontendContext
         self._shared: EmbeddingContext
@@ -134,7 +134,7 @@ class EmbeddingProduct:
             context.registry.aliases,
         )
         self._inferences = {model.name: model.inference(shared, self._encoders[model.name]) for model in self._models}
-        self._told = methods_of(context.observers, "transferred")
+        self._byte_meters = methods_of(context.observers, "transferred")
         self._attach()
         context.registry.changed.append(self._attach)
         encode = Encode(shared, self._status, control=context.control, end=context.end)
@@ -237,7 +237,7 @@ class EmbeddingProduct:
 
     def _transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
         label = self._labels[model]
-        for transferred in self._told:
+        for transferred in self._byte_meters:
             transferred(label, frontend, received_bytes, sent_bytes)
 
     def _stock_fields(self) -> Mapping[str, Any]:

@@ -323,7 +323,7 @@ class ServedTextModel:
             )
         if self._late is not None:
             return (TextTask.EMBED_ALL, TextTask.RERANK)
-        return tuple(_TASKS.get(pooling, TextTask.EMBED) for pooling in (self.recipe.pooling, *self.recipe.beside))
+        return tuple(_TASKS.get(pooling, TextTask.EMBED) for pooling in (self.recipe.pooling, *self.recipe.further))
 
     @property
     def has_small_answers(self) -> bool:
@@ -387,7 +387,7 @@ class ServedTextModel:
     def inference(self, context: "EmbeddingContext", encoder: Encoder) -> TextInference:
         """Return the inference of the model for protocols that are not made for texts. It encodes with `encoder`."""
         tokens = next(
-            (pooling for pooling in self.recipe.beside if pooling in OF_TOKENS and pooling is not Pooling.SPARSE), None
+            (pooling for pooling in self.recipe.further if pooling in OF_TOKENS and pooling is not Pooling.SPARSE), None
         )
         size = (
             0

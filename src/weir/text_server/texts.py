@@ -59,7 +59,7 @@ class Encoded(NamedTuple):
         foreign: how many texts were sent as token ids that seem to be those of another model.
         phases: how long the request took.
         written: the only vector as JSON, if that was asked for and its worker has written it; `vectors` and `phases` are empty then.
-        beside: if the request asked for several outputs, the second and further ones: for each text its vector, its terms or the vectors of its tokens.
+        further: if the request asked for several outputs, the second and further ones: for each text its vector, its terms or the vectors of its tokens.
     """
 
     vectors: NDArray[Any]
@@ -71,7 +71,7 @@ class Encoded(NamedTuple):
     dispatch: tuple[Dispatch, float] | None = None
     foreign: int = 0
     phases: Phases = Phases()
-    beside: Mapping[TextOutput, list[NDArray[Any]]] = MappingProxyType({})
+    further: Mapping[TextOutput, list[NDArray[Any]]] = MappingProxyType({})
     written: bytes | None = None
 
 

@@ -19,7 +19,7 @@ from weir.text_models.graph.building import build
 from weir.text_models.model import TextEncoder, terms
 from weir.text_models.pooling import Pooling, Recipe
 from weir.text_models.prompts import JUDGE_AFTER, JUDGE_BEFORE, JUDGE_INSTRUCTION, JUDGE_PAIR
-from weir.text_models.recipe import chosen_recipe, poolings_beside
+from weir.text_models.recipe import chosen_recipe, further_poolings
 from weir.text_models.texts import Tokenized
 
 TEXTS = [np.array([2, 30, 41, 30, 3]), np.array([2, 3]), np.array([2, 77, 8, 90, 31, 5, 3])]
@@ -234,7 +234,7 @@ def test_one_pass_makes_all_outputs_of_bge_m3(tmp_path: Path) -> None:
     assert counted.passes == 2  # texts that ask for different outputs share a pass
     np.testing.assert_allclose(dense, both[0][0], atol=1e-6)
     np.testing.assert_allclose(tokens, both[1][2], atol=1e-6)
-    assert poolings_beside(checkpoint, chosen_recipe(checkpoint)) == (Pooling.SPARSE, Pooling.TOKENS)
+    assert further_poolings(checkpoint, chosen_recipe(checkpoint)) == (Pooling.SPARSE, Pooling.TOKENS)
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])

@@ -89,7 +89,7 @@ def test_both_make_the_same_of_a_text_beside_its_vector(tmp_path: Path) -> None:
     checkpoint, _ = m3(tmp_path / "model")
     recipe, cache = chosen_recipe(checkpoint), tmp_path / "cache"
     given = inputs(checkpoint.architecture.vocab_size, checkpoint.architecture.pad_id)
-    wanted = [recipe.pooling, *recipe.beside]
+    wanted = [recipe.pooling, *recipe.further]
     assert wanted == [Pooling.CLS, Pooling.SPARSE, Pooling.TOKENS]
     torch, onnx = (
         open_runtime(checkpoint, recipe, RuntimeOptions(kind, cache=cache)).run_several(*given, wanted)

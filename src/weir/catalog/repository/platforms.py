@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from weir.catalog.chains import Branch, Chain, Step, Steps, Switch
-from weir.catalog.loading import class_in, load_target, read_anew
+from weir.catalog.loading import class_in, load_target, reread
 from weir.catalog.repository.model_files import (
     PYTHON_FILE,
     TENSORS,
@@ -67,7 +67,7 @@ def _read_module(model: ModelToServe, path: Path) -> ModuleType:
     name = "weir_model_" + re.sub(r"\W", "_", f"{model.name}_{model.version}")
     folder = loaded_apart(str(path.parent), name)
     with reading(folder):
-        return read_anew(f"{model.label}/{path.name}", name, path, folder)
+        return reread(f"{model.label}/{path.name}", name, path, folder)
 
 
 def _only_model(module: ModuleType, source: str) -> type[Model]:

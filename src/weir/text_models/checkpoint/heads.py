@@ -166,7 +166,7 @@ def read_answers(
         raise SettingsError(f"{rule} is no decoder, which could answer yes or no")
     if yes is None or no is None:
         raise SettingsError(f"{rule} has no tokens for yes and no")
-    name = store.stored.beside("lm_head.weight") or store.stored.words()
+    name = store.stored.outside("lm_head.weight") or store.stored.words()
     assert name is not None
     words = store.files[name][name]
     return TokenHead(words[yes : yes + 1] - words[no : no + 1], None)
@@ -196,7 +196,7 @@ def _linear(file: TensorFile, name: str, architecture: Architecture, *, skips_fi
 
 def _stored(store: "Store | OnnxStore", name: str, architecture: Architecture) -> TokenHead | None:
     """Return the dense layer of this name next to the network, or None if there is none."""
-    weight = store.stored.beside(f"{name}.weight")
+    weight = store.stored.outside(f"{name}.weight")
     if weight is None:
         return None
     return _linear(store.files[weight], weight.removesuffix("weight"), architecture)
@@ -207,7 +207,7 @@ def _label_head(store: "Store | OnnxStore", architecture: Architecture) -> Token
     if head is None or architecture.family != "modernbert":
         return head
     names = [f"{part}.{kind}" for part in ("dense", "norm") for kind in ("weight", "bias")]
-    found = {name: store.stored.beside(f"head.{name}") for name in names}
+    found = {name: store.stored.outside(f"head.{name}") for name in names}
     before = {name: store.files[stored][stored] for name, stored in found.items() if stored is not None}
     if not {"dense.weight", "norm.weight"} <= before.keys():
         raise SettingsError(f"{store.paths[0]}: has no weights of the head before the classifier")
@@ -218,15 +218,15 @@ def _word_head(
     config: JsonDocument, architecture: Architecture, store: "Store | OnnxStore", splade: JsonDocument | None
 ) -> WordHead | None:
     names = WORD_HEADS.get(architecture.family)
-    if names is None or store.stored.beside(f"{names['dense']}.weight") is None:
+    if names is None or store.stored.outside(f"{names['dense']}.weight") is None:
         return None
     wanted = {
         f"{part}.{kind}": f"{names[part]}.{kind}"
         for part in ("dense", "norm", "decoder")
         for kind in ("weight", "bias")
     }
-    found = {here: store.stored.beside(name) for here, name in wanted.items()}
-    found["decoder.bias"] = found["decoder.bias"] or store.stored.beside(names["bias"])
+    found = {here: store.stored.outside(name) for here, name in wanted.items()}
+    found["decoder.bias"] = found["decoder.bias"] or store.stored.outside(names["bias"])
     found["decoder.weight"] = found["decoder.weight"] or store.stored.words()
     weights = {here: store.files[name][name] for here, name in found.items() if name is not None}
     hidden, words = architecture.hidden_size, architecture.vocab_size

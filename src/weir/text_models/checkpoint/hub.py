@@ -211,8 +211,8 @@ def _onnx_files(source: str, names: set[str], onnx: Sequence[str]) -> set[str]:
         )
     path = found[0]
     # Weights beyond 2 GiB stand in a file next to the graph.
-    beside = {f"{path}_data", f"{path}.data", f"{path.removesuffix('.onnx')}_data"} & names
-    return {path, *beside}
+    externals = {f"{path}_data", f"{path}.data", f"{path.removesuffix('.onnx')}_data"} & names
+    return {path, *externals}
 
 
 def _library(source: ModelId) -> Any:

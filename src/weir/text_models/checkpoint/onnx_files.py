@@ -102,8 +102,8 @@ class OnnxFile(NamedTuple):
     @property
     def paths(self) -> list[Path]:
         """The file, and those with weights next to it."""
-        beside = (f"{self.path}_data", f"{self.path}.data", f"{str(self.path).removesuffix(ENDING)}_data")
-        return [self.path, *(Path(each) for each in beside if Path(each).is_file())]
+        externals = (f"{self.path}_data", f"{self.path}.data", f"{str(self.path).removesuffix(ENDING)}_data")
+        return [self.path, *(Path(each) for each in externals if Path(each).is_file())]
 
 
 class OnnxStore(NamedTuple):

@@ -66,8 +66,8 @@ class StoredNames:
                 return {here: self.in_files[name] for here, name in {**more, **names}.items()}
         return None
 
-    def beside(self, name: str) -> str | None:
-        """Return the name in the files of a weight that stands next to the network, or None if there is none."""
+    def outside(self, name: str) -> str | None:
+        """Return the name in the files of a weight outside the network, or None if there is none."""
         found = (prefix + name for prefix in self._outer_prefixes() if prefix + name in self.in_files)
         return next((self.in_files[each] for each in found), None)
 

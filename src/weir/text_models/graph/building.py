@@ -327,11 +327,11 @@ def build(checkpoint: "Checkpoint", recipe: Recipe, device: str = "cpu") -> Grap
     # If only the first token of one layer is read, a CPU computes that layer for the first token alone; on a GPU the fused operator is faster.
     of_first = all(pooling in _OF_FIRST for pooling in recipe.poolings) and recipe.pooling not in WITH_HEAD
     first_alone = of_first and len(layers) == 1 and device == "cpu" and checkpoint.architecture.like_bert
-    if not (first_alone and set(recipe.beside) <= {Pooling.NONE}):
+    if not (first_alone and set(recipe.further) <= {Pooling.NONE}):
         return assembly.finish(_NAME, parts.outputs(parts.read(values, layers), dimensions))
     whole, first = encoder.add_last_layer_both_ways(max(layers))
     vectors = {VECTORS: parts.vectors(parts.single(first), dimensions, first_alone=True)}
-    return assembly.finish(_NAME, vectors, parts.outputs(parts.single(whole), dimensions) if recipe.beside else None)
+    return assembly.finish(_NAME, vectors, parts.outputs(parts.single(whole), dimensions) if recipe.further else None)
 
 
 def _computed(assembly: Assembly, checkpoint: "Checkpoint", recipe: Recipe) -> str:
@@ -369,7 +369,7 @@ class _Parts:
     def outputs(self, rows: str, dimensions: int) -> dict[str, Output]:
         """Return all outputs by name, given the value of all tokens."""
         found = {VECTORS: self.vectors(rows, dimensions)}
-        for pooling in self._recipe.beside:
+        for pooling in self._recipe.further:
             if pooling is Pooling.NONE:
                 size = self._checkpoint.architecture.hidden_size * len(self._recipe.layers)
                 found[pooling.value] = Output(self._encoder.rows.unpack(rows), ("batch", "length", size))
@@ -458,7 +458,7 @@ def write(graph: Graph, folder: Path) -> Path:
 def recipe_as_json(recipe: Recipe) -> str:
     """Return a recipe as JSON. Equal recipes have equal JSON."""
     plain = {name: getattr(value, "value", value) for name, value in asdict(recipe).items()}
-    for name in ("joined", "beside"):
+    for name in ("joined", "further"):
         plain[name] = [pooling.value for pooling in getattr(recipe, name)]
     return json.dumps(plain, sort_keys=True)
 
@@ -467,7 +467,7 @@ def recipe_from_json(recipe: str) -> Recipe:
     """Return the recipe whose JSON `recipe_as_json` returned."""
     plain: dict[str, Any] = json.loads(recipe)
     layers, pooling, precision = tuple(plain["layers"]), Pooling(plain["pooling"]), Precision(plain["precision"])
-    more = {name: tuple(map(Pooling, plain[name])) for name in ("joined", "beside")}
+    more = {name: tuple(map(Pooling, plain[name])) for name in ("joined", "further")}
     return Recipe(**plain | more | {"layers": layers, "pooling": pooling, "precision": precision})
 
 

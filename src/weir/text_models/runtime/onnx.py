@@ -59,7 +59,7 @@ def open_onnx(checkpoint: "Checkpoint", recipe: "Recipe", options: RuntimeOption
         if held is None:  # another server has just removed the graph from the cache
             continue
         packed = prepacked(graph) if options.prepacked and device == CPU else None
-        key = (graph, packed, device, options.threads, limit, tuple(recipe.beside))
+        key = (graph, packed, device, options.threads, limit, tuple(recipe.further))
         runtime = _open.get(key)
         if runtime is None:
             runtime = _open[key] = OnnxRuntime(
@@ -68,7 +68,7 @@ def open_onnx(checkpoint: "Checkpoint", recipe: "Recipe", options: RuntimeOption
                 threads=options.threads,
                 limit_bytes=limit,
                 held=held,
-                beside=recipe.beside,
+                further=recipe.further,
                 packed=packed,
             )
         return runtime
@@ -80,9 +80,9 @@ class OnnxRuntime:
 
     def __init__(
         self, graph: Path, device: str = CPU, *, threads: int = 1, limit_bytes: int | None = None, held: Any = None,
-        beside: Sequence[Pooling] = (), packed: Path | None = None,
+        further: Sequence[Pooling] = (), packed: Path | None = None,
     ) -> None:  # fmt: skip
-        self._beside = beside
+        self._further = further
         self._held = held
         self._graph = graph
         self._packed = packed
@@ -100,7 +100,7 @@ class OnnxRuntime:
         """See Runtime."""
         if self._packed is None:
             return None
-        return OnnxRuntime(self._graph, threads=threads, held=self._held, beside=self._beside, packed=self._packed)
+        return OnnxRuntime(self._graph, threads=threads, held=self._held, further=self._further, packed=self._packed)
 
     def run(self, ids: NDArray[Any], mask: NDArray[Any], types: NDArray[Any], pool: NDArray[Any]) -> NDArray[Any]:
         """See Runtime. An array that is no input of the graph is not used."""
@@ -111,7 +111,7 @@ class OnnxRuntime:
         self, ids: NDArray[Any], mask: NDArray[Any], types: NDArray[Any], pool: NDArray[Any], poolings: Sequence[Pooling]
     ) -> list[NDArray[Any]]:  # fmt: skip
         """See Runtime. The graph that makes all outputs is opened at the first call that needs it, where the usual one does not."""
-        names = [pooling.value if pooling in self._beside else VECTORS for pooling in poolings]
+        names = [pooling.value if pooling in self._further else VECTORS for pooling in poolings]
         session = self._session
         if not set(names) <= set(self._outputs):
             self._whole = self._whole or self._open(self._graph.with_name(WHOLE))

@@ -80,7 +80,7 @@ class OnnxFileRuntime:
         given = dict(zip(INPUTS, (ids, mask, types, places), strict=True))
         feeds: dict[str, Array] = {name: given[name].astype(dtype, copy=False) for name, dtype in self._dtypes.items()}
         value = self._session.run([self._output], feeds)[0].astype(np.float32, copy=False)
-        return [value if pooling in self._recipe.beside else self._vectors(value, mask, pool) for pooling in poolings]
+        return [value if pooling in self._recipe.further else self._vectors(value, mask, pool) for pooling in poolings]
 
     def _vectors(self, value: Array, mask: Array, pool: Array) -> Array:
         recipe = self._recipe

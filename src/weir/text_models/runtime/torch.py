@@ -168,7 +168,7 @@ class TorchRuntime:
         self._dense = self._on_device(dense_layers(checkpoint, recipe))
         heads = {Pooling.SPARSE: checkpoint.heads.weights, Pooling.TOKENS: checkpoint.heads.tokens}
         self._heads = {
-            pooling: self._on_device(head.layers) for pooling, head in heads.items() if head is not None and pooling in recipe.beside
+            pooling: self._on_device(head.layers) for pooling, head in heads.items() if head is not None and pooling in recipe.further
         }  # fmt: skip
 
     def _on_device(self, layers: "Sequence[Dense]") -> list[_DenseTensors]:
@@ -206,8 +206,8 @@ class TorchRuntime:
             read, value = self._run_network(inputs)
             results = []
             for pooling in poolings:
-                beside = pooling in self._recipe.beside
-                found = self._beside(value, pooling) if beside else self._own(read, value, inputs, self._tensor(pool))
+                further = pooling in self._recipe.further
+                found = self._further(value, pooling) if further else self._own(read, value, inputs, self._tensor(pool))
                 results.append(found.cpu().numpy())
             return results
 
@@ -223,7 +223,7 @@ class TorchRuntime:
             read = read[..., : self._recipe.dimensions]
         return torch.nn.functional.normalize(read, dim=-1) if self._recipe.normalize else read
 
-    def _beside(self, value: Any, pooling: Pooling) -> Any:
+    def _further(self, value: Any, pooling: Pooling) -> Any:
         """Return what an additional pooling makes of the tokens."""
         if pooling is Pooling.NONE:
             return value

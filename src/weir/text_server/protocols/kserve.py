@@ -57,7 +57,7 @@ INPUTS = (Tensor("input", "BYTES", (-1,)),)
 VECTORS, TRUNCATED = "output", "truncated"
 SPARSE_INDICES, SPARSE_VALUES, OF_TOKENS, TOKEN_COUNTS = "sparse_indices", "sparse_values", "tokens", "token_counts"
 # The tensors of an answer in addition to the first two, which are only answered where a request names them, by the output that they are of.
-_BESIDE = {TextOutput.SPARSE: (SPARSE_INDICES, SPARSE_VALUES), TextOutput.TOKENS: (OF_TOKENS, TOKEN_COUNTS)}
+_FURTHER = {TextOutput.SPARSE: (SPARSE_INDICES, SPARSE_VALUES), TextOutput.TOKENS: (OF_TOKENS, TOKEN_COUNTS)}
 
 _TEXT_PARAMETERS = ("truncation_direction", "prompt", "prompt_name", "input_type", "instruction")
 _TRUTH = {"true": True, "false": False}  # some clients send every parameter as a string
@@ -65,24 +65,24 @@ _NO_TOKEN = -1  # the padding of a row of token ids
 
 
 def outputs(
-    dimensions: int, *, of_tokens: bool, size_of_tokens: int = 0, beside: Sequence[TextOutput] = ()
+    dimensions: int, *, of_tokens: bool, size_of_tokens: int = 0, further: Sequence[TextOutput] = ()
 ) -> tuple[Tensor, ...]:
     """Return the tensors of an answer: the vectors, for each text or with `of_tokens` for each token, whether each text was cut, and those of the outputs
-    `beside`, where the vector of a token has `size_of_tokens` numbers."""
+    `further`, where the vector of a token has `size_of_tokens` numbers."""
     shape = (-1, -1, dimensions) if of_tokens else (-1, dimensions)
     more = {
         TextOutput.SPARSE: (Tensor(SPARSE_INDICES, "INT64", (-1, -1)), Tensor(SPARSE_VALUES, "FP32", (-1, -1))),
         TextOutput.TOKENS: (Tensor(OF_TOKENS, "FP32", (-1, -1, size_of_tokens)), Tensor(TOKEN_COUNTS, "INT32", (-1,))),
     }
     own = (Tensor(VECTORS, "FP32", shape), Tensor(TRUNCATED, "BOOL", (-1,)))
-    return own + tuple(tensor for output in beside for tensor in more.get(output, ()))
+    return own + tuple(tensor for output in further for tensor in more.get(output, ()))
 
 
 def wanted_outputs(request: InferenceRequest, encoder: Encodes) -> list[TextOutput] | None:
     """Return the outputs whose tensors a request names, the model's own always; None if it names none in addition to those of the latter."""
     names = {output.name for output in request.outputs or ()}
-    beside = [output for output, tensors in _BESIDE.items() if names & set(tensors)]
-    return [*encoder.facts.outputs[:1], *beside] if beside else None
+    further = [output for output, tensors in _FURTHER.items() if names & set(tensors)]
+    return [*encoder.facts.outputs[:1], *further] if further else None
 
 
 def read_tensors(exchange: TextExchange, request: InferenceRequest, encoder: Encodes) -> None:
@@ -111,10 +111,10 @@ def read_tensors(exchange: TextExchange, request: InferenceRequest, encoder: Enc
 def arrays_of(encoded: Encoded) -> dict[str, Any]:
     """Return the arrays of the answer by the names of the tensors."""
     arrays = {VECTORS: encoded.vectors, TRUNCATED: numpy.array(encoded.truncated, bool)}
-    if terms := encoded.beside.get(TextOutput.SPARSE):
+    if terms := encoded.further.get(TextOutput.SPARSE):
         arrays[SPARSE_INDICES] = _filled([each[:, 0].astype(numpy.int64) for each in terms], -1)
         arrays[SPARSE_VALUES] = _filled([each[:, 1] for each in terms], 0)
-    if tokens := encoded.beside.get(TextOutput.TOKENS):
+    if tokens := encoded.further.get(TextOutput.TOKENS):
         arrays[OF_TOKENS] = _filled(tokens, 0)
         arrays[TOKEN_COUNTS] = numpy.array(list(map(len, tokens)), numpy.int32)
     return arrays
@@ -280,7 +280,7 @@ _LARGE = 5_000  # elements of tensors; more are read in a thread, as that takes 
 
 class TextInference:
     """Inference with `encoder`; see protocols/inference.py. With `of_tokens` the model has a vector for each token and no other; `size_of_tokens` is the size of
-    those that it makes beside."""
+    those that the same pass makes."""
 
     def __init__(
         self, context: EmbeddingContext, encoder: Encodes, *, of_tokens: bool = False, size_of_tokens: int = 0
@@ -288,7 +288,7 @@ class TextInference:
         self._context = context
         self._encoder = encoder
         self._outputs = outputs(
-            encoder.dimensions, of_tokens=of_tokens, size_of_tokens=size_of_tokens, beside=encoder.facts.outputs[1:]
+            encoder.dimensions, of_tokens=of_tokens, size_of_tokens=size_of_tokens, further=encoder.facts.outputs[1:]
         )
 
     def queues_items(self, service: "ModelHandle") -> bool:
@@ -357,7 +357,7 @@ class TextInference:
         vectors = [result for result in results if isinstance(result, Vector)]
         cut = sum(vector.truncated for vector in vectors)
         exchange.answered(len(vectors), cut)
-        beside = {
+        further = {
             place: {"truncated": True}
             for place, result in enumerate(results)
             if isinstance(result, Vector) and result.truncated
@@ -365,7 +365,7 @@ class TextInference:
         size = TEXT_BYTES * sum(vector.size for vector in vectors)
         dispatch, arrival = groups.dispatch or (None, 0.0)
         write = partial(_bodies, results, head.accept)
-        return ItemsResponse(size, write, dispatch, arrival, mark_headers(cut, groups.foreign), beside)
+        return ItemsResponse(size, write, dispatch, arrival, mark_headers(cut, groups.foreign), further)
 
     async def _items(self, head: ItemHead, body: bytes, call: "Exchange") -> list[Item | WeirError]:
         def read() -> list[Item | WeirError]:

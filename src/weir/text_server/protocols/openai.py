@@ -366,7 +366,7 @@ def _written_outputs(model: str, form: EmbeddingsForm, encoded: Encoded) -> List
                 made["tokens"] = vectors(found, form.unit_tokens)
         return made
 
-    largest = encoded.vectors[0].size + sum(max(each.size for each in found) for found in encoded.beside.values())
+    largest = encoded.vectors[0].size + sum(max(each.size for each in found) for found in encoded.further.values())
     return listing(
         _lead(model, encoded),
         "data",

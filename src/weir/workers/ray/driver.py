@@ -234,16 +234,16 @@ class Cluster:
 
     def watch(self) -> None:
         """Tell workers when their node is about to leave the cluster, as long as this process runs."""
-        told: set[HeldActor] = set()
+        informed: set[HeldActor] = set()
         while True:
             time.sleep(LOOK_EVERY)
             draining = _draining()
             with self._lock:
                 held = dict(self._held)
-            told &= held.keys()
+            informed &= held.keys()
             for actor, (_, node) in held.items():
-                if node in draining and actor not in told:
-                    told.add(actor)
+                if node in draining and actor not in informed:
+                    informed.add(actor)
                     actor.leave(f"its node {node[:8]} is drained")
 
 
@@ -348,8 +348,8 @@ class HeldActor(threading.Thread):
             address = self._result(self._actor.offer.remote(self._owner, same_node=same_node))
             where += "" if same_node else f" at {address[0]}, port {address[1]}"
             with connect(address, self._token, self._shared if same_node else ()) as connection:
-                told = json.dumps({"number": self._request.number, "shares_memory": same_node}).encode()
-                socket.send_fds(self._server, [told], [connection.fileno()])
+                greeting = json.dumps({"number": self._request.number, "shares_memory": same_node}).encode()
+                socket.send_fds(self._server, [greeting], [connection.fileno()])
         except OSError as error:  # a network may let Ray's own connections through, and no others
             self._ends = True  # an actor that cannot be reached is of no use, detached or not
             raise ConnectionError(f"no connection to {where}: {one_line(error)}; {REACH}") from error
