@@ -76,7 +76,7 @@ MUTANTS = {
         "weir.frontends.http.fast.response_writer", "if self.phase in (BODY, LARGE, SKIP, BUSY):", "if self.phase in (BODY, LARGE, SKIP):"
     ),
     "form-of-the-next-request": Mutant(
-        "weir.frontends.http.fast.handover", "self._targets[0] if self._targets else self.url", "self.url"
+        "weir.frontends.http.fast.handover", 'self.url if first is None else first.scope["raw_path"]', "self.url"
     ),
     "content-taken-for-framing": Mutant(
         "weir.frontends.http.fast.handover",

@@ -207,6 +207,56 @@ def test_an_application_hears_that_its_request_was_refused(caplog: pytest.LogCap
     assert (heard, caplog.records[1:]) == ([{"type": "http.disconnect"}], [])
 
 
+class Streaming:
+    """An application that begins its responses at once, and ends none before its caller has left."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"beginning", "more_body": True})
+        while (message := await receive())["type"] != "http.disconnect":
+            pass
+        self.heard.append(f"{scope['path']} {message['type']}")
+
+
+BEHIND = CHUNKED.replace(b"/elsewhere", b"/behind")
+
+
+@pytest.mark.parametrize("behind", [GET, BEHIND, BEHIND + GET])
+def test_all_requests_of_a_client_that_leaves_hear_of_it(behind: bytes) -> None:
+    async def main() -> None:
+        app = Streaming()
+        async with site(app=app) as here:
+            transport = here.connect()
+            transport.receive(CHUNKED + b"1\r\nx\r\n0\r\n\r\n" + behind)
+            await settled()
+            transport.abort()
+            await settled()
+            assert app.heard == ["/elsewhere http.disconnect"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("extensions", [b"JUNK\r\n", b"1;" + b"x" * 70_000])
+def test_no_error_is_written_into_a_response_that_has_begun(extensions: bytes) -> None:
+    async def main() -> None:
+        app = Streaming()
+        async with site(app=app) as here:
+            transport = here.connect()
+            transport.receive(CHUNKED + b"1\r\nx\r\n0\r\n\r\n" + BEHIND)
+            await settled()
+            transport.receive(extensions)
+            await settled()
+            assert transport.sent.count(b"HTTP/1.1 ") == 1
+            transport.abort()
+            await settled()
+            assert app.heard == ["/elsewhere http.disconnect"]
+
+    asyncio.run(main())
+
+
 def test_trailers_do_not_become_headers() -> None:
     seen: list[Any] = []
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
@@ -423,7 +423,9 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         self._shared = shared
         self._claim = shared.account.claim()
         self._held = bytearray()
-        self._targets: deque[bytes] = deque()  # of the requests without a response, in their order
+        self._open: deque[RequestResponseCycle] = (
+            deque()
+        )  # the requests without a response, in their order; uvicorn's `cycle` is the last
         self._head_since: float | None = None
         self._pace = Pace(shared.tick)
         self._arrived = 0  # bytes of the body
@@ -511,8 +513,10 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         self._pace, self._arrived = Pace(self._shared.tick), 0
         self._head = head_bytes(len(self.url) + head_size(self.headers))
         self._look_at_framing()
-        self._targets.append(self.url)
+        before = self.cycle
         super().on_headers_complete()
+        if self.cycle is not before:  # it does not open a WebSocket
+            self._open.append(self.cycle)
         if self._shared.draining:
             self.drain()
 
@@ -579,7 +583,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """uvicorn: a response has been written."""
-        self._targets.popleft()
+        self._open.popleft()
         super().on_response_complete()
         self._shared.ended.set()
         if self.cycle.response_complete and self._head_since is None:  # no further request has begun to arrive
@@ -599,31 +603,42 @@ class UvicornConnection(Charged, HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """uvicorn: what arrived is not HTTP. A complete request before it is answered first."""
         refusal, self._refusal = self._refusal, None
-        if refusal is None and self.busy and not self.cycle.more_body:
-            self.cycle.keep_alive = False
+        if refusal is None and self.busy and not self._open[0].more_body:
+            self._open[0].keep_alive = False
             return
         self._refuse(refusal or InvalidRequest("request: its head, or the framing of its body, is not valid HTTP/1.1"))
 
     def _refuse(self, error: WeirError, status: int | None = None) -> None:
         """Refuse a request that is malformed or not read to its end, and close the connection."""
         self._shared.refused(None, error)
-        if self.busy:  # the application must not write any more
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-        if not (self.busy and self.cycle.response_started):
-            answer = self._shared.handler_of(self._targets[0] if self._targets else self.url).error_answer(error, None)
+        first = self._open[0] if self._open else None
+        self._end_all()
+        if first is None or not first.response_started:
+            target = self.url if first is None else first.scope["raw_path"]
+            answer = self._shared.handler_of(target).error_answer(error, None)
             head = self._shared.heads.head(status or answer.status, answer.headers, len(answer.body), close=True)
             self.transport.write(head + answer.body)
             self._log(status or answer.status, len(answer.body))
         self.transport.close()
+
+    def _end_all(self) -> None:
+        """Have the application hear that nobody waits for its responses, and write no more. uvicorn would notify the last request only."""
+        for cycle in self._open:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._end_all()
+        super().connection_lost(exc)
 
     def _log(self, status: int, size_bytes: int) -> None:
         """Log a response that is not the application's, if there is a log. A request that the application has begun is logged by the ASGI middleware."""
         log = self._shared.log
         if log is None:
             return
-        if self.busy:
-            cast(dict[str, Any], self.cycle.scope)[REFUSED] = status
+        if self._open:
+            cast(dict[str, Any], self._open[0].scope)[REFUSED] = status
             return
         method = (self.parser.get_method() or b"-").decode("latin-1")
         protocol = f"HTTP/{self.parser.get_http_version()}"
