@@ -20,6 +20,7 @@ MODEL_FAULTS = {
     "many": "ModelError",
 }
 ERROR_HEADER = "weir-error"
+NAMED = b"/v2"  # the beginning of KServe's paths: whose errors have KServe's form
 BINARY_HEADER = "inference-header-content-length"
 CODE_OF = {name: code for code, name in CODES.items()}
 
@@ -43,6 +44,8 @@ class Ask:
     extra: frozenset[str] = frozenset()
     sent: float = math.inf
     since: float = math.inf
+    named_at: int = 0  # bytes of the connection after which the server can know its protocol
+    named: bool = True  # whether they had arrived when its end came
 
 
 def _http(path: str, body: bytes, headers: tuple[str, ...] = ()) -> bytes:
@@ -161,16 +164,17 @@ def fault_of(ask: Ask, status: int, headers: dict[str, str], body: bytes, *, als
         if ask.sent == math.inf:
             return "it got an answer before it was sent"
         return _fault_of_answer(ask, headers, body) if ask.items is None else _fault_of_list(ask, ask.items, body, also)
+    kserve = ask.kserve and ask.named
     try:
         error = json.loads(body)["error"]
-        kind = headers.get(ERROR_HEADER, "") if ask.kserve else error["type"]
+        kind = headers.get(ERROR_HEADER, "") if kserve else error["type"]
     except (ValueError, KeyError, TypeError) as failure:
         return f"status {status} with a body that is no error ({failure!r}): {body[:200]!r}"
-    return _fault_of_error(ask, kind, status, f"{body[:300]!r}", also)
+    return _fault_of_error(ask, kind, status, f"{body[:300]!r}", also, kserve=kserve)
 
 
-def _fault_of_error(ask: Ask, kind: str, status: int, shown: str, also: frozenset[str]) -> str:
-    table = KSERVE_STATUS if ask.kserve else STATUS
+def _fault_of_error(ask: Ask, kind: str, status: int, shown: str, also: frozenset[str], *, kserve: bool = False) -> str:
+    table = KSERVE_STATUS if kserve else STATUS
     if kind not in table:
         return f"status {status} with an error that no table has: {kind!r}: {shown}"
     if table[kind] != status:

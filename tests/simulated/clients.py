@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from tests.simulated.asking import Ask, draw_ask
+from tests.simulated.asking import NAMED, Ask, draw_ask
 from tests.simulated.loop import SimulatedLoop
 from tests.simulated.transport import Peer, SimulatedTransport
 
@@ -76,6 +76,7 @@ class Line:
         self.open = True
         self.fresh = True  # nothing has been sent
         self.ending = False  # the server has announced that it closes
+        self.meant = 0  # bytes that are sent, or will be
         self.slow = window is not None
         self.excused = self.slow  # whether the server may close at any time
         self._buffer = bytearray()
@@ -193,6 +194,9 @@ class Client:
             self._end(turn, 1.0)
             return
         self.asked += len(asks)
+        for ask in asks:
+            ask.named_at = line.meant + ask.data.find(NAMED) + len(NAMED)
+            line.meant += len(ask.data)
         line.waiting += asks
         line.fresh = False
         line.excused |= not asks
@@ -275,6 +279,7 @@ class Client:
                 self.site.broken(f"client {self.index} got a response to nothing: {status} {body[:200]!r}")
             return
         ask = line.waiting.popleft()
+        ask.named = line.transport is not None and line.transport.delivered >= ask.named_at
         self.site.judge(ask, status, headers, body, on_time=not line.slow)
         if line.ending:
             line.waiting.clear()  # what is behind it was never begun

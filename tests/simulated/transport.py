@@ -30,6 +30,7 @@ class SimulatedTransport(asyncio.Transport):
         self.window = window
         self._outgoing = bytearray()
         self._incoming = bytearray()
+        self.delivered = 0  # bytes that the server has read
         self._delivering = False
         self._half_closed = False  # the client sends no more
         self._eof_told = False
@@ -68,11 +69,6 @@ class SimulatedTransport(asyncio.Transport):
             self.window += size
             self._flush()
 
-    @property
-    def undelivered(self) -> int:
-        """How many bytes the server has not read yet."""
-        return len(self._incoming)
-
     def _deliver(self) -> None:
         if self._delivering:
             return
@@ -85,10 +81,12 @@ class SimulatedTransport(asyncio.Transport):
                     size = min(len(room), len(self._incoming))
                     room[:size] = self._incoming[:size]
                     del self._incoming[:size]
+                    self.delivered += size
                     protocol.buffer_updated(size)
                 else:
                     data = bytes(self._incoming[:READ_BYTES])
                     del self._incoming[:READ_BYTES]
+                    self.delivered += len(data)
                     protocol.data_received(data)
         finally:
             self._delivering = False
