@@ -10,7 +10,7 @@ from tests.batching.mill import Asked, many
 
 from weir.batching.batcher import Batcher
 from weir.batching.settings import BatchingSettings
-from weir.batching.workers import Places, Running, SharedWorkers, WaitingTurn
+from weir.batching.workers import Places, Reservation, Running, SharedWorkers, WaitingTurn
 from weir.messages import Dispatch, Reason, Wakeup
 from weir.policy.rules import ControlLimit, Greedy
 
@@ -457,3 +457,89 @@ def test_time_is_counted_while_a_batch_runs_and_forgotten_with_its_model() -> No
     assert course.shared.busy(leaves, 0.75) == 0.0 and course.shared.last(leaves) == ("", None)
     stays.ask(1)
     assert course.shared.taken(stays)["free"] == 1 and not any(course.shared.taken(leaves).values())
+
+
+class Reserving:
+    """A reservation of worker 0 of `course` for a model."""
+
+    def __init__(self, course: Course, sharer: Sharer) -> None:
+        self.granted = 0
+        self.course = course
+        self.reservation = Reservation(sharer, 0, self._note)
+        course.shared.reserve(self.reservation, course.now)
+
+    def _note(self) -> None:
+        self.granted += 1
+
+    def release(self) -> None:
+        self.course.shared.release(self.reservation, self.course.now)
+
+
+def test_a_reserved_worker_runs_no_batch_of_another_model() -> None:
+    course = Course(workers=1)
+    first, second = course.join("first"), course.join("second")
+    reserving = Reserving(course, first)
+    assert reserving.granted == 1
+    course.shared.began(first, 0, course.now)  # what is done with the reservation is one batch to the others,
+    course.shared.ends(first, 0, course.now)
+    course.shared.ended(0, course.now)
+    second.ask(1)
+    course.now = 3.0
+    assert (course.ran, course.shared.busy(first, course.now)) == ([], 3.0)  # and its time counts once
+    reserving.release()
+    course.run()
+    assert course.ran == [(4.0, "second", 1)]
+    assert course.shared.busy(first, course.now) == 3.0
+    assert sum(course.shared.taken(first).values()) == 0
+    reserving.release()
+    assert course.shared.holders(0) == []
+
+
+def test_reservations_and_batches_alternate() -> None:
+    course = Course(workers=1)
+    measured, busy = course.join("measured"), course.join("busy")
+    busy.ask(40)
+    one, two = Reserving(course, measured), Reserving(course, measured)
+    assert (one.granted, two.granted) == (0, 0)
+    course.run(1.0)
+    assert (one.granted, two.granted, len(course.ran)) == (1, 0, 1)
+    one.release()
+    assert two.granted == 0  # first a batch of the model that waits
+    course.run(2.0)
+    assert (two.granted, len(course.ran)) == (1, 2)
+    two.release()
+    course.run()
+    assert len(course.ran) == 10
+
+
+def test_a_reservation_may_be_given_up_before_it_is_granted() -> None:
+    course = Course(workers=1)
+    measured, busy = course.join("measured"), course.join("busy")
+    busy.ask(8)
+    reserving = Reserving(course, measured)
+    reserving.release()
+    course.run()
+    assert (reserving.granted, len(course.ran)) == (0, 2)
+
+
+def test_the_next_reservation_has_a_worker_that_no_model_wants() -> None:
+    course = Course(workers=1)
+    one = Reserving(course, course.join("measured"))
+    two = Reserving(course, course.join("other"))
+    one.release()
+    assert two.granted == 1
+
+
+def test_a_reservation_ends_with_its_worker_or_its_model() -> None:
+    course = Course(workers=1)
+    first, second = course.join("first"), course.join("second")
+    lost, waits = Reserving(course, first), Reserving(course, second)
+    course.shared.remove(second, course.now)
+    course.shared.lost(0, course.now)
+    lost.release()
+    course.shared.offer(0, course.now)
+    assert (waits.granted, course.shared.holders(0), course.shared.busy(first, 9.0)) == (0, [], 0.0)
+    again = Reserving(course, first)
+    course.shared.gave_up(first, 0, course.now)
+    again.release()
+    assert (again.granted, course.shared.holders(0)) == (1, [])

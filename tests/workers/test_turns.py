@@ -16,6 +16,8 @@ import pytest
 from tests.served import Served, serving
 
 from weir.batching.workers import ORDERS, REASONS
+from weir.catalog.chains import Chain
+from weir.catalog.registry import Registry
 from weir.errors import ModelCrashed, SettingsError
 from weir.model import Model
 from weir.policy.cost.profile import Profile
@@ -130,6 +132,55 @@ def test_bulk_workers_take_no_turns(tmp_path: Path) -> None:
             assert isinstance(own, StartsBulkWorkers) and isinstance(own, SharesWorkers)
             work = [first.infer(number, priority=-1) for number in range(20)]
             assert await asyncio.gather(*work, second.infer(5)) == [*range(20), 5]
+
+    asyncio.run(main())
+
+
+class Measured(Exclusive):
+    examples = ("item",)
+    warmup_sizes = ()
+
+
+def test_a_model_is_measured_while_no_other_computes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        group = DeviceGroup("gpu0", order="longest")
+        params = {"path": str(tmp_path / "device")}
+        async with taking_turns(tmp_path, group, Exclusive) as (first,):
+            late = Service(Measured, params=params, device=group, policy="auto:seconds=0.1", max_batch_size=2)
+            starting = asyncio.ensure_future(late.start())
+            served = 0
+            while not starting.done():
+                await asyncio.gather(*[first.infer(number) for number in range(8)])
+                served += 8
+            await starting
+            try:
+                assert served > 8
+                assert late.generation.tuner is not None and late.generation.tuner.profile is not None, caplog.text
+                assert await late.infer(3) == 3
+            finally:
+                await late.stop()
+
+    asyncio.run(main())
+
+
+class BothSteps(Chain):
+    steps = ("first", "second")
+
+
+def test_a_chain_leaves_the_turns_to_its_steps(tmp_path: Path) -> None:
+    async def main() -> None:
+        group, params = DeviceGroup("gpu0", order="longest"), {"path": str(tmp_path / "device")}
+        settings: dict[str, Any] = {"params": params, "device": group, "policy": "greedy"}
+        first, second = (Service(Exclusive, name=name, **settings) for name in ("first", "second"))
+        chain = BothSteps(device=group)
+        registry = Registry([first, second, chain])
+        await registry.start()
+        try:
+            async with asyncio.timeout(20):
+                calls = [chain.infer(number) for number in range(20)]
+                assert await asyncio.gather(*calls) == list(range(20))
+        finally:
+            await registry.stop()
 
     asyncio.run(main())
 

@@ -4,7 +4,7 @@ Several models may share workers: each has a batcher of its own, to which a work
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import inf
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -314,17 +314,30 @@ def _rank(turn: WaitingTurn, order: str) -> float:
     return -float(turn.waiting) if order == LONGEST else -(turn.urgency or 0.0)
 
 
+class Reservation(Generic[U]):
+    """A worker that `user` wants without the batches of other models. `granted` is called when it is so."""
+
+    def __init__(self, user: U, worker: int, granted: Callable[[], None]) -> None:
+        self.user = user
+        self.worker = worker
+        self.granted = granted
+
+
 class SharedWorkers(Generic[U]):
     """The workers that several models share. At one time a worker runs batches of one model, and is away for the others.
 
     A worker that has no batch left is offered to the models in the order of WorkerTurns, until one takes it. A model whose policy waits for more
     requests does not, so the worker is free for the next one; if none takes it, it is free for all. `order` is one of ORDERS.
+
+    Reservations and batches of models alternate on a worker for which both wait.
     """
 
     def __init__(self, order: str = FAIR) -> None:
         self.users: list[U] = []
         self._turns: WorkerTurns[U] = WorkerTurns(order)
-        self._held: dict[int, Counter[U]] = {}  # by worker: how many batches it has of each model
+        self._held: dict[int, Counter[U]] = {}  # by worker: how many batches it has of each model; a reservation is one
+        self._waiting: dict[int, list[Reservation[U]]] = {}  # for their worker, in order
+        self._reserved: dict[int, Reservation[U]] = {}
         self._why = FREE  # of the next batch
         self._compared: ComparedTurns[U] | None = None  # when it is a worker's that is offered
         self._taken: dict[U, Counter[str]] = {}  # how many batches of each model began, by reason
@@ -337,6 +350,8 @@ class SharedWorkers(Generic[U]):
     def remove(self, user: U, now: float) -> None:
         """Remove a model. What becomes of its batches concerns nobody any more."""
         self.users.remove(user)
+        for worker, waiting in self._waiting.items():
+            self._waiting[worker] = [each for each in waiting if each.user is not user]
         for worker in list(self._held):
             self.gave_up(user, worker, now)
         self._turns.forget(user)
@@ -345,11 +360,40 @@ class SharedWorkers(Generic[U]):
 
     def gave_up(self, user: U, worker: int, now: float) -> None:
         """Note that `worker` has no batch of `user` any more. Offer it, if it has none at all."""
+        reserved = self._is_reserved(user, worker) and self._reserved.pop(worker, None) is not None
         held = self._held.get(worker, Counter[U]())
         for _ in range(held.pop(user, 0)):
             self._turns.ended(user, now)
         if not held and self._held.pop(worker, None) is not None:
-            self.offer(worker, now)
+            self.offer(worker, now, models_first=reserved)
+
+    def reserve(self, reservation: Reservation[U], now: float) -> None:
+        """Give a worker to a model alone: now if no other model uses it, else when a batch comes back. What it runs there until `release` is one
+        batch to all others."""
+        self._waiting.setdefault(reservation.worker, []).append(reservation)
+        if not self.holders(reservation.worker):
+            self._grant(reservation.worker, now)
+
+    def release(self, reservation: Reservation[U], now: float) -> None:
+        """End a reservation, whether it was granted, and its worker lost since, or not."""
+        waiting, worker = self._waiting.get(reservation.worker, []), reservation.worker
+        if reservation in waiting:
+            waiting.remove(reservation)
+        elif self._reserved.get(worker) is reservation:
+            self.gave_up(reservation.user, worker, now)
+
+    def _grant(self, worker: int, now: float) -> bool:
+        waiting = self._waiting.get(worker)
+        if not waiting:
+            return False
+        reservation = self._reserved[worker] = waiting.pop(0)
+        self._hold(reservation.user, worker, now)
+        reservation.granted()
+        return True
+
+    def _is_reserved(self, user: U, worker: int) -> bool:
+        reservation = self._reserved.get(worker)
+        return reservation is not None and reservation.user is user
 
     def is_others(self, user: U, worker: int) -> bool:
         """Return whether `worker` has batches of other models than `user`."""
@@ -361,9 +405,14 @@ class SharedWorkers(Generic[U]):
 
     def began(self, user: U, worker: int, now: float) -> None:
         """Note that `worker` gets a batch of `user`."""
-        self._turns.began(user, now)
+        if self._is_reserved(user, worker):
+            return
         self._taken.setdefault(user, Counter())[self._why] += 1
         self._last[user] = self._why, self._compared
+        self._hold(user, worker, now)
+
+    def _hold(self, user: U, worker: int, now: float) -> None:
+        self._turns.began(user, now)
         self._held.setdefault(worker, Counter())[user] += 1
         for other in self.users:
             if other is not user:
@@ -371,12 +420,14 @@ class SharedWorkers(Generic[U]):
 
     def ends(self, user: U, worker: int, now: float) -> None:
         """Note that a batch is about to come back to `user`. If another model waits, `user` does not just keep the worker."""
+        if self._is_reserved(user, worker):
+            return
         held = self._held[worker]
         held[user] -= 1
         if not held[user]:
             del held[user]
         self._turns.ended(user, now)
-        if any(other is not user and other.claim for other in self.users):
+        if self._waiting.get(worker) or any(other is not user and other.claim for other in self.users):
             user.worker_away(worker)
 
     def ended(self, worker: int, now: float) -> None:
@@ -386,17 +437,22 @@ class SharedWorkers(Generic[U]):
 
     def lost(self, worker: int, now: float) -> None:
         """Note that `worker` is gone, with its batches."""
+        self._reserved.pop(worker, None)
         for user in list(self._held.pop(worker, Counter()).elements()):
             self._turns.ended(user, now)
 
-    def offer(self, worker: int, now: float) -> None:
-        """Let the models give `worker`, which has no batch, one of theirs."""
+    def offer(self, worker: int, now: float, *, models_first: bool = False) -> None:
+        """Let the models give `worker`, which has no batch, one of theirs, unless it goes to a reservation."""
+        if not models_first and self._grant(worker, now):
+            return
         compared = self._compared = self._turns.compare(self.users, now)
         for place, user in enumerate(compared.order):
             self._why = self._reason(compared, place)
             user.worker_back(worker)
             if self.holders(worker):
                 break
+        else:
+            self._grant(worker, now)
         self._why, self._compared = FREE, None
 
     def _reason(self, compared: ComparedTurns[U], place: int) -> str:

@@ -8,7 +8,8 @@ import asyncio
 import random
 import time
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from itertools import count as counter
 from itertools import cycle, islice, pairwise
 from math import sqrt
@@ -21,7 +22,7 @@ from weir.errors import ModelError, WeirError
 from weir.messages import Batch, Events
 from weir.metrics import GAUGE, MetricReport
 from weir.profiling.items import Items, ProfilingSettings
-from weir.workers.executor import Executor, Listener
+from weir.workers.executor import Executor, Listener, ReservesWorkers
 
 FIRST_ID = 1 << 48  # a service counts its batches from 1, so late events of these are never taken for its own
 
@@ -49,16 +50,18 @@ class Measuring:
         profile = await measure(measuring, items, max_batch_size)
         measuring.step_aside(listener)  # to the listener it looks as if the workers had just started
 
-    `clock` returns seconds, and `sleep` waits for so many.
+    `now` returns seconds, and `sleep` waits for so many. The time for which batches of other models had the worker does not count.
     """
 
     def __init__(
-        self, executor: Executor, clock: Callable[[], float] = time.perf_counter,
+        self, executor: Executor, now: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:  # fmt: skip
         self.executor = executor
-        self.clock = clock
         self.sleep = sleep
+        self._now = now
+        self._waited = 0.0  # for other models
+        self._limits: list[asyncio.Timeout] = []
         self.places: dict[int, int] = {}  # by worker that is ready
         self._lost: dict[int, tuple[int, str]] = {}  # by worker that was lost: its places, and the reason
         self._unavailable: str | None = None
@@ -67,6 +70,36 @@ class Measuring:
         self._next: Listener | None = None
         # By worker: what its model's gauges were when it had loaded.
         self._loaded: dict[int, Sequence[MetricReport]] = {}
+
+    def clock(self) -> float:
+        """Return the seconds that have passed without those for which other models had the worker."""
+        return self._now() - self._waited
+
+    @asynccontextmanager
+    async def within(self, seconds: float) -> AsyncIterator[None]:
+        """Raise TimeoutError after so many seconds of the loop, without those for which other models had the worker."""
+        async with asyncio.timeout(seconds) as limit:
+            self._limits.append(limit)
+            try:
+                yield
+            finally:
+                self._limits.remove(limit)
+
+    @asynccontextmanager
+    async def alone(self, worker: int) -> AsyncIterator[None]:
+        """Have `worker` compute for no other model meanwhile, where it may."""
+        if not isinstance(self.executor, ReservesWorkers):
+            yield
+            return
+        began, loop = self._now(), asyncio.get_running_loop()
+        left = [(each, (each.when() or loop.time()) - loop.time()) for each in self._limits]
+        for limit, _ in left:
+            limit.reschedule(None)
+        async with self.executor.reserved(worker):
+            self._waited += self._now() - began
+            for limit, seconds in left:
+                limit.reschedule(loop.time() + seconds)
+            yield
 
     def run(self, worker: int, payloads: list[Any], content_type: str, accept: str) -> "asyncio.Future[Finished]":
         """Hand a batch to `worker`, which must have a free place. The future returned has its times.
@@ -378,7 +411,7 @@ class ServiceTimeSampler:
         sizes = sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
         seen: dict[int, list[float]] = {size: [] for size in sizes}
         for number, size in enumerate(islice(cycle(sizes), WARM_UP_MOST), 1):
-            finished = await self._begin(size)
+            (finished,) = await self._burst(size, 1)
             seen[size].append(finished.completed - finished.dispatched)
             if finished.completed >= limit and number >= 2 * len(sizes):
                 break
@@ -458,6 +491,10 @@ class ServiceTimeSampler:
 
     async def _burst(self, size: int, count: int) -> list[Finished]:
         """Run `count` batches with all places busy. Return their times."""
+        async with self._measuring.alone(WORKER):
+            return await self._run(size, count)
+
+    async def _run(self, size: int, count: int) -> list[Finished]:
         flights: deque[asyncio.Future[Finished]] = deque()
         ends: list[Finished] = []
         try:

@@ -186,7 +186,7 @@ class Generation:
         own = self._own_executor()
         if self.on_demand is not None and isinstance(own, ForksWorkers):
             own.fork_from(self.on_demand.templates)
-        if self._device is not None:
+        if self._device is not None and not isinstance(own, NeedsOthers):  # the others take the turns
             own = self._turns = self._device.member(own)
         batcher = Batcher(self.batching, self.policy)
         self.window = RollingWindow(self._clock, lambda: batcher.arrivals, largest)

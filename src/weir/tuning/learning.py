@@ -184,7 +184,7 @@ class ProfiledExecutor:
         policy, name = self._policy, self._model.__name__
         logger.info("measuring %s for %g s, to solve its policy", name, policy.seconds)
         try:
-            async with asyncio.timeout(LONGEST_MEASURING * policy.seconds):
+            async with measuring.within(LONGEST_MEASURING * policy.seconds):
                 profile = await self._profile(measuring)
         except Exception as error:
             late = f"its batch sizes take longer than {LONGEST_MEASURING:g} times {policy.seconds:g} s"

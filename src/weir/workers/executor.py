@@ -5,10 +5,12 @@ methods and all calls of the listener happen on the event loop's thread.
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from weir.batching.workers import WorkerUser
+from weir.batching.workers import Reservation, SharedWorkers, U, WorkerUser
 from weir.errors import Conflict
 from weir.messages import Batch, Events
 from weir.metrics import MetricReport
@@ -183,6 +185,29 @@ class SharesWorkers(Protocol):
 
     def join(self, user: WorkerUser) -> None:
         """Have `user`, which drives the batches of this model, told when a worker is away. Called before the start."""
+
+
+@runtime_checkable
+class ReservesWorkers(Protocol):
+    """An Executor whose workers compute for one model at a time, and which can have one for this model alone."""
+
+    def reserved(self, worker: int) -> AbstractAsyncContextManager[None]:
+        """Return what waits until no other model uses `worker`, and keeps it so until its end."""
+
+
+@asynccontextmanager
+async def reserved(
+    workers: SharedWorkers[U], user: U, worker: int, clock: Callable[[], float] = monotonic
+) -> AsyncIterator[None]:
+    """Reserve one of `workers` for `user`; see ReservesWorkers."""
+    granted = asyncio.Event()
+    reservation = Reservation(user, worker, granted.set)
+    workers.reserve(reservation, clock())
+    try:
+        await granted.wait()
+        yield
+    finally:
+        workers.release(reservation, clock())
 
 
 @runtime_checkable

@@ -15,6 +15,7 @@ what is left.
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from math import isfinite
 from time import monotonic
 from typing import Any, Protocol
@@ -24,7 +25,15 @@ from weir.batching.workers import SOLVED, ComparedTurns, SharedWorkers, WorkerUs
 from weir.errors import SettingsError
 from weir.messages import Batch, Events
 from weir.metrics import MetricReport
-from weir.workers.executor import Block, Executor, Listener, SharesWorkers, StartsBulkWorkers, WorkerState
+from weir.workers.executor import (
+    Block,
+    Executor,
+    Listener,
+    SharesWorkers,
+    StartsBulkWorkers,
+    WorkerState,
+    reserved,
+)
 
 
 class Member(WorkerUser, Protocol):
@@ -169,6 +178,10 @@ class TakesTurns:
         if worker not in self._bulk:
             self._workers.began(self._user, worker, monotonic())
         self.own.run(worker, batch)
+
+    def reserved(self, worker: int) -> AbstractAsyncContextManager[None]:
+        """See ReservesWorkers."""
+        return reserved(self._workers, self._user, worker)
 
     def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
         """See Executor."""
