@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 from tests.hosted import Square
-from tests.served import CLEAN, MODELS, still_running
+from tests.served import CLEAN, MODELS, still_running, until
 
 import weir
 from weir.catalog.loading import make_service
@@ -249,6 +249,7 @@ def test_the_processes_of_a_server_show_what_all_of_them_count(tmp_path: Path) -
             assert httpx.post(f"{url}/infer/square", content=str(number), timeout=40).json() == number * number
         shown = httpx.get(f"{url}/metrics", timeout=40).text
         assert 'weir_workers{model="square",pid="' in shown
+        until(lambda: len(list(tmp_path.glob("weir/counter_*.db"))) == 2)  # the second one may start later
         process.send_signal(signal.SIGTERM)  # each process writes for the last time
         process.wait(20)
     registry = CollectorRegistry()
