@@ -35,7 +35,9 @@ def spec(**settings: Any) -> TextModelSpec:
     ([{}, {"spin": 0.0}, {"spin": 0.1}], 2, [(1, 1, 0), (1, 1, 0), (1, 1, 0)]),
     ([{"workers": 2, "threads": 3}, {}], 8, [(2, 3, 0), (2, 1, 0)]),
     ([{"workers": 3}, {}, {}], 8, [(3, 2, 0), (5, 1, 1), (5, 1, 1)]),
-    ([{"device_group": "a"}, {}, {"device_group": "a"}, {}, {"device_group": "b"}], 9, [(3, 1, 0), (3, 1, 1), (3, 1, 0), (3, 1, 1), (3, 1, 0)]),
+    ([{"device_group": "a"}, {}, {"device_group": "a"}, {}, {"device_group": "b"}], 9, [(3, 1, 1), (3, 1, 1), (3, 1, 1), (3, 1, 1), (3, 1, 0)]),
+    ([{"device_group": "a"}, {"device_group": "a", "threads": 1}], 2, [(1, 1, 0), (2, 1, 0)]),
+    ([{"device_group": "a"}, {"device_group": "a", "pipeline_depth": 2}], 2, [(2, 1, 0), (2, 1, 0)]),
 ])  # fmt: skip
 def test_models_share_the_cpus(
     stated: list[dict[str, Any]], cpus: int, expected: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
@@ -43,7 +45,8 @@ def test_models_share_the_cpus(
     monkeypatch.setattr("weir.text_server.text_model.cpu_count", lambda: cpus)
     specs = with_shares([spec(**each) for each in stated])
     assert [(each.workers, each.threads, int(each.pool is not None)) for each in specs] == expected
-    assert len({id(each.pool) for each in specs if each.pool is not None}) <= 1
+    pools = {(each.settings.get("device_group"), id(each.pool)) for each in specs if each.pool is not None}
+    assert len(pools) == len({group for group, _ in pools}) == len({pool for _, pool in pools})
 
 
 @pytest.mark.parametrize(("stated", "cpus", "expected"), [
@@ -118,11 +121,14 @@ def test_two_models_of_a_server_share_its_workers(tmp_path: Path) -> None:
     assert all(len(card["memory_bytes"]) == card["workers"] and min(card["memory_bytes"]) > 1 << 20 for card in cards)
 
 
-def test_two_models_of_a_server_take_turns_on_a_device(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("order", "own"), [("oldest", {}), ("solved", {"policy": "auto"}), ("oldest", {"threads": 1, "bulk_workers": 0})]
+)
+def test_two_models_of_a_server_take_turns_on_a_device(tmp_path: Path, order: str, own: dict[str, Any]) -> None:
     first = tiny.sentence_model(tmp_path / "first")
     second = tiny.sentence_model(tmp_path / "second", "distilbert")
     settings: dict[str, Any] = {"port": 0, "device_map": ["cpu"], "calibrate": False, "cache": str(tmp_path / "cache")}
-    turns: dict[str, Any] = {"device_group": "cpu", "device_order": "oldest", "bulk_workers": 0}
+    turns: dict[str, Any] = {"device_group": "cpu", "device_order": order} | own
     with weir.embedding.serve(first, second, **settings, **turns) as server:
         with httpx.Client(base_url=server.url, timeout=60) as http, ThreadPoolExecutor(8) as threads:
 
@@ -131,8 +137,12 @@ def test_two_models_of_a_server_take_turns_on_a_device(tmp_path: Path) -> None:
 
             assert set(threads.map(call, ["first", "second"] * 20)) == {200}
             workers = [http.get(f"/models/{model}").json()["workers"] for model in ("first", "second")]
-        pids = [{worker["pid"] for worker in own} for own in workers]
-        assert [len(own) for own in pids] == [cpu_count()] * 2 and not pids[0] & pids[1]
+            device = http.get("/models/first/policy").json()["device"]
+        first_pids, second_pids = ({worker["pid"] for worker in each} for each in workers)
+        assert len(first_pids) == len(second_pids) == cpu_count()
+        assert first_pids == second_pids if "threads" not in own else not first_pids & second_pids
+        assert (device["group"], device["order"]) == ("cpu", order)
+        assert sum(device["turns"].values()) > 0
 
 
 def test_the_memory_of_workers_is_not_measured_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

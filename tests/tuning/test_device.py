@@ -1,6 +1,7 @@
 """tuning/device.py: when the order of a device group is solved, and for what."""
 
 import asyncio
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,9 @@ from tests.policy.banks import bank, promised
 import weir
 from weir.batching.batcher import Batcher
 from weir.batching.settings import BatchingSettings
-from weir.batching.workers import WaitingTurn
+from weir.batching.workers import WaitingTurn, WorkerUser
 from weir.errors import ModelError, SettingsError
+from weir.messages import Batch
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy
@@ -21,6 +23,7 @@ from weir.policy.solve.device import DeviceLoad, DeviceTable
 from weir.simulation.device import solve_device
 from weir.simulation.engine import SimulatedRequest
 from weir.tuning.device import EVERY, SILENT_FOR, DeviceGroups, DeviceTuner, has_moved
+from weir.workers.executor import ExecutorBase, Listener
 from weir.workers.process.shared import SharedPool
 from weir.workers.turns import DeviceGroup
 
@@ -221,23 +224,44 @@ class Same(weir.Model):
         return batch
 
 
-def test_services_of_a_program_take_turns_in_the_solved_order() -> None:
+@pytest.mark.parametrize("pooled", [False, True])
+def test_services_of_a_program_take_turns_in_the_solved_order(*, pooled: bool) -> None:
     async def main() -> None:
-        group = weir.device_group("gpu0")
-        settings: dict[str, Any] = {"executor": "thread", "max_batch_size": 8, "device": group}
+        group, executor = weir.device_group("gpu0"), SharedPool().member if pooled else "thread"
+        settings: dict[str, Any] = {"executor": executor, "max_batch_size": 8, "device": group}
         async with (
             weir.Service(Same, policy=SolvedPolicy(bank()), **settings) as first,
             weir.Service(Same, name="second", policy=SolvedPolicy(bank()), **settings) as second,
         ):
             while "limit" not in first.explain_policy()["device"]:
                 assert list(await asyncio.gather(first.infer(1), second.infer(2))) == [1, 2]
-            assert second.explain_policy()["device"]["group"] == "gpu0"
+            device = second.explain_policy()["device"]
+            assert (device["group"], [each["model"] for each in device["models"]]) == ("gpu0", ["same", "second"])
+            assert 0.0 < device["share"] < 1.0
+            pids = [{state.pid for state in each.executor.states()} for each in (first, second)]
+            assert (pids[0] == pids[1] and os.getpid() not in pids[0]) == pooled
 
     asyncio.run(main())
     with pytest.raises(
         SettingsError, match="device_group='gpu0', order='lifo': must be one of fair, oldest, longest, solved"
     ):
         weir.device_group("gpu0", "lifo")
+
+
+def test_models_of_a_group_share_one_pool_or_none() -> None:
+    def made(group: DeviceGroup | None, pool: SharedPool | None) -> weir.Service:
+        executor = "process" if pool is None else pool.member
+        return weir.Service(Same, executor=executor, device=group, policy="greedy")
+
+    pool, group = SharedPool(), DeviceGroup("gpu0", order="oldest")
+    assert made(group, pool).generation.shares_workers
+    made(group, pool)
+    for other in (None, SharedPool()):
+        with pytest.raises(SettingsError, match="device_group='gpu0': some of its models share workers, and others do"):
+            made(group, other)
+    assert not made(None, pool).generation.shares_workers  # it does not fit those of the pool
+    with pytest.raises(SettingsError, match="models that share workers must all have the same device group, or all"):
+        made(DeviceGroup("gpu0", order="oldest"), pool)
 
 
 class Grouped(Same):
@@ -275,10 +299,25 @@ def test_the_models_of_an_application_take_turns_by_a_setting() -> None:
         weir.asgi(Grouped, policy="greedy")  # so it found its group
 
 
+class Sharing(ExecutorBase):
+    """An executor whose workers run batches of other models too, in an order of its own."""
+
+    added = 0
+    resizing = asyncio.Lock()
+
+    async def start(self, listener: Listener) -> None: ...
+
+    def run(self, worker: int, batch: Batch) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def join(self, user: WorkerUser) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"executor": SharedPool().member}, "device_group='gpu0': the executor shares its workers, whose models take turns already; leave out"),
+        ({"executor": Sharing()}, "device_group='gpu0': the executor shares its workers, whose models take turns already; leave out"),
         ({"workers": "1..3"}, r"workers=1\.\.3, device_group='gpu0': models that take turns have a fixed number of workers"),
     ],
 )  # fmt: skip

@@ -25,6 +25,7 @@ from weir.policy.loading import load_policy
 from weir.policy.solve.bank import solve_bank
 from weir.serving.service import Service
 from weir.workers.executor import SharesWorkers, StartsBulkWorkers
+from weir.workers.process.shared import SharedPool
 from weir.workers.settings import WorkerSettings
 from weir.workers.turns import DeviceGroup
 
@@ -141,12 +142,16 @@ class Measured(Exclusive):
     warmup_sizes = ()
 
 
-def test_a_model_is_measured_while_no_other_computes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_model_is_measured_while_no_other_computes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, pooled: bool
+) -> None:
     async def main() -> None:
         group = DeviceGroup("gpu0", order="longest")
-        params = {"path": str(tmp_path / "device")}
-        async with taking_turns(tmp_path, group, Exclusive) as (first,):
-            late = Service(Measured, params=params, device=group, policy="auto:seconds=0.1", max_batch_size=2)
+        params, executor = {"path": str(tmp_path / "device")}, SharedPool().member if pooled else "process"
+        async with taking_turns(tmp_path, group, Exclusive, executor=executor) as (first,):
+            settings: dict[str, Any] = {"params": params, "executor": executor, "device": group, "max_batch_size": 2}
+            late = Service(Measured, policy="auto:seconds=0.1", **settings)
             starting = asyncio.ensure_future(late.start())
             served = 0
             while not starting.done():

@@ -35,7 +35,7 @@ from weir.workers.executor import (
 from weir.workers.run.codecs import AnswerWriter
 from weir.workers.settings import WorkerSettings
 from weir.workers.timer import sleep
-from weir.workers.turns import DeviceGroup, TakesTurns
+from weir.workers.turns import DeviceGroup, GroupMember
 
 if TYPE_CHECKING:
     from weir.tuning.policy_tuner import PolicyTuner
@@ -133,7 +133,7 @@ class Generation:
         self.facts = ModelFacts(name, version, self.model, platform, self.batching, self.settings, hooked=any(hooks))
         self.label = label = self.facts.label
         self._shared: SharesWorkers | None = None
-        self._turns: TakesTurns | None = None
+        self._turns: GroupMember | None = None
         largest = self.batching.max_batch_size
         self.policy = load_policy(
             self.batching.policy, max_batch_size=largest, max_queue_delay=self.batching.max_queue_delay

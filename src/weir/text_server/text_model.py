@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -133,7 +133,14 @@ class TextModelSpec(NamedTuple):
     @property
     def need(self) -> WorkersNeed:
         """What it needs for workers: its own if it states how many, or their threads; else those of models with the same settings and runtime. Models that
-        take turns have workers of their own, and together the CPUs of one."""
+        take turns have together the CPUs of one."""
+        stated = {"workers", "threads"} & self.settings.keys()
+        cpus = self.workers * (self.threads if len(stated) == 2 else 1) if stated else None
+        return WorkersNeed(self._group or self.environment, cpus)
+
+    @property
+    def environment(self) -> Hashable | None:
+        """What must agree in models that share workers; None if it shares with none."""
         computing = self.computing
         named = {each.name: self.settings[each.name] for each in fields(WorkerSettings) if each.name in self.settings}
         environment = environment_of(WorkerSettings(**named))
@@ -143,9 +150,7 @@ class TextModelSpec(NamedTuple):
             repr(computing.device_map),
             computing.gpu_memory_fraction,
         )
-        stated = {"workers", "threads"} & self.settings.keys()
-        cpus = self.workers * (self.threads if len(stated) == 2 else 1) if stated else None
-        return WorkersNeed(self._group or (None if environment is None else alike), cpus)
+        return None if environment is None else alike
 
     @property
     def wants_calibration(self) -> bool:
@@ -195,14 +200,23 @@ class TextModelSpec(NamedTuple):
 def with_shares(specs: Sequence[TextModelSpec]) -> list[TextModelSpec]:
     """Return the models of one server with their shares of the CPUs that this process may use, and the workers that they share.
 
-    Models that state neither workers nor threads share workers, if their other settings of workers agree and they do not take turns on a device.
+    Models that state neither workers nor threads share workers, if their other settings of workers agree. Those that take turns on a device do if all
+    models of its group can.
     """
+    apart = {spec.settings.get("device_group") for spec in specs if _is_unlike(spec, specs)} - {None}
     return [
         spec._replace(cpus=share.cpus)
-        if spec.settings.get("device_group")
+        if spec.settings.get("device_group") in apart
         else spec._replace(cpus=share.cpus, pool=share.pool, computing=_part_of_gpu(spec.computing, share.models))
         for spec, share in zip(specs, share_workers([spec.need for spec in specs], cpu_count()), strict=True)
     ]
+
+
+def _is_unlike(spec: TextModelSpec, specs: Sequence[TextModelSpec]) -> bool:
+    """Return whether `spec` cannot share workers with the first model of its device group."""
+    group = spec.settings.get("device_group")
+    first = next(each for each in specs if each.settings.get("device_group") == group)
+    return spec.need.cpus is not None or spec.environment is None or spec.environment != first.environment
 
 
 def _part_of_gpu(computing: ComputingSettings, models: int) -> ComputingSettings:

@@ -9,7 +9,7 @@ used by one model; to the others their workers there are away. `workers` of the 
 the device runs at once. Whose turn it is, SharedWorkers says (batching/workers.py), in the order of the group.
 
 Workers of any kind can take turns: nothing is shared but time. Models that fit one environment can share processes
-instead (process/shared.py), which takes less memory. Workers for bulk work alone take no turns: the system gives them
+too (process/shared.py), which takes less memory; their group says in which order. Workers for bulk work alone take no turns: the system gives them
 what is left.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from math import isfinite
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from weir.batching.batcher import Batcher
 from weir.batching.workers import SOLVED, ComparedTurns, SharedWorkers, WorkerUser
@@ -26,12 +26,10 @@ from weir.errors import SettingsError
 from weir.messages import Batch, Events
 from weir.metrics import MetricReport
 from weir.workers.executor import (
-    Block,
     Executor,
     Listener,
     SharesWorkers,
     StartsBulkWorkers,
-    WorkerState,
     reserved,
 )
 
@@ -64,6 +62,18 @@ class Follower(Protocol):
         """A model has ended."""
 
 
+@runtime_checkable
+class SharesInOrder(SharesWorkers, Protocol):
+    """An Executor that shares its workers in an order which it may be given."""
+
+    @property
+    def pool(self) -> object:
+        """What has the workers."""
+
+    def order_by(self, workers: SharedWorkers[Any]) -> None:
+        """Give the workers away by `workers`, to which nothing else belongs. Called before `join`."""
+
+
 class DeviceGroup:
     """The models that take turns on one device.
 
@@ -79,18 +89,29 @@ class DeviceGroup:
         self.follower = follower
         self.workers: SharedWorkers[Member] = SharedWorkers(order)
         self.resizing = asyncio.Lock()
+        self._owners: set[Any] = set()  # the pool of the models; None if each has workers of its own
 
     def settings(self) -> dict[str, str]:
         """Return the settings of a model of this group."""
         return {"device_group": self.name, "device_order": self.order}
 
-    def member(self, own: Executor) -> "TakesTurns":
-        """Return the executor of a model that takes turns, around its own. Raises SettingsError if others use the same workers."""
-        if isinstance(own, SharesWorkers):
+    def member(self, own: Executor) -> "GroupMember":
+        """Return the executor of a model of the group, around its own. Raises SettingsError if the workers cannot take turns."""
+        shares = own if isinstance(own, SharesInOrder) else None
+        if shares is None and isinstance(own, SharesWorkers):
             raise SettingsError(
                 f"device_group={self.name!r}: the executor shares its workers, whose models take turns already; leave out "
                 "the group, or the executor"
             )
+        if self._owners - {owner := None if shares is None else shares.pool}:
+            raise SettingsError(
+                f"device_group={self.name!r}: some of its models share workers, and others do not share these; give all "
+                "the same pool, or none"
+            )
+        self._owners.add(owner)
+        if shares is not None:
+            shares.order_by(self.workers)
+            return GroupMember(self, own)
         return TurnsWithBulk(self, own) if isinstance(own, StartsBulkWorkers) else TakesTurns(self, own)
 
     def explain(self, user: Member, now: float) -> dict[str, Any]:
@@ -130,18 +151,27 @@ def _shown(compared: ComparedTurns[Member], now: float) -> list[dict[str, Any]]:
     return shown
 
 
-class TakesTurns:
-    """The Executor of one model of a DeviceGroup, around one of its own."""
+class GroupMember:
+    """The Executor of one model of a DeviceGroup, around one of its own, whose workers it shares with all models of the group."""
+
+    own: Any
 
     def __init__(self, group: DeviceGroup, own: Executor) -> None:
         self.own = own
-        self.added = 0
         self._group = group
-        self._workers = group.workers
         self._user: Member
-        self._listener: Listener
-        self._bulk: set[int] = set()
         self._running = False
+        # These go to the own executor directly, without a further call.
+        self.cancel = own.cancel
+        self.reserve = own.reserve
+        self.states = own.states
+        self.gauges = own.gauges
+
+    @property
+    def added(self) -> int:
+        """See SharesWorkers."""
+        added: int = self.own.added
+        return added
 
     @property
     def resizing(self) -> asyncio.Lock:
@@ -151,8 +181,12 @@ class TakesTurns:
     def join(self, user: Member) -> None:
         """See SharesWorkers."""
         self._user = user
+        self.own.join(user)
+        self._joined()
+
+    def _joined(self) -> None:
         if self._group.follower is not None:
-            self._group.follower.joined(user)
+            self._group.follower.joined(self._user)
 
     def explain(self) -> dict[str, Any]:
         """See DeviceGroup.explain."""
@@ -162,16 +196,70 @@ class TakesTurns:
         """See DeviceGroup.brief."""
         return self._group.brief(self._user, monotonic())
 
+    async def start(self, listener: Listener) -> None:
+        """Start the workers; from then on the model takes turns with the others of the group."""
+        self._running = True
+        await self.own.start(listener)
+        if self._group.follower is not None and self._running:
+            self._group.follower.started(self._user)
+
+    def run(self, worker: int, batch: Batch) -> None:
+        """See Executor."""
+        self.own.run(worker, batch)
+
+    def reserved(self, worker: int) -> AbstractAsyncContextManager[None]:
+        """See ReservesWorkers."""
+        made: AbstractAsyncContextManager[None] = self.own.reserved(worker)
+        return made
+
+    async def stop(self) -> None:
+        """Take no more turns, and end the workers."""
+        if self._running:
+            self._running = False
+            self._leave()
+            if self._group.follower is not None:
+                await self._group.follower.left(self._user)
+        await self.own.stop()
+
+    def _leave(self) -> None:
+        """Do nothing: the own executor takes no more turns once it has stopped."""
+
+    async def add_worker(self) -> None:
+        """Start one more worker of all models."""
+        await self.own.add_worker()
+
+    async def remove_worker(self, worker: int | None = None) -> None:
+        """End a worker of all models."""
+        await self.own.remove_worker(worker)
+
+
+class TakesTurns(GroupMember):
+    """One whose own executor has workers for this model alone."""
+
+    def __init__(self, group: DeviceGroup, own: Executor) -> None:
+        super().__init__(group, own)
+        self._added = 0
+        self._workers = group.workers
+        self._listener: Listener
+        self._bulk: set[int] = set()
+
+    @property
+    def added(self) -> int:
+        """See SharesWorkers."""
+        return self._added
+
+    def join(self, user: Member) -> None:
+        """See SharesWorkers."""
+        self._user = user
+        self._joined()
+
     # The Executor.
 
     async def start(self, listener: Listener) -> None:
         """Start the model's own workers; from then on it takes turns with the others of the group."""
         self._listener = listener
         self._workers.add(self._user)
-        self._running = True
-        await self.own.start(self)
-        if self._group.follower is not None and self._running:
-            self._group.follower.started(self._user)
+        await super().start(self)
 
     def run(self, worker: int, batch: Batch) -> None:
         """Send `batch` to `worker`, whose place no other model uses until it is back."""
@@ -183,40 +271,18 @@ class TakesTurns:
         """See ReservesWorkers."""
         return reserved(self._workers, self._user, worker)
 
-    def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
-        """See Executor."""
-        self.own.cancel(worker, batch_id, indices)
-
-    def reserve(self, size_bytes: int) -> Block | None:
-        """See Executor."""
-        return self.own.reserve(size_bytes)
-
-    async def stop(self) -> None:
-        """Take no more turns, and end the workers."""
-        if self._running:
-            self._running = False
-            self._workers.remove(self._user, monotonic())
-            if self._group.follower is not None:
-                await self._group.follower.left(self._user)
-        await self.own.stop()
+    def _leave(self) -> None:
+        self._workers.remove(self._user, monotonic())
 
     async def add_worker(self) -> None:
         """Start one more worker of this model. It computes beside the others, unless other models have as many."""
-        await self.own.add_worker()
-        self.added += 1
+        await super().add_worker()
+        self._added += 1
 
     async def remove_worker(self, worker: int | None = None) -> None:
         """End a worker of this model; the others keep theirs."""
-        await self.own.remove_worker(worker)
-        self.added -= 1
-
-    def states(self) -> Sequence[WorkerState]:
-        """Return the state of the model's own workers."""
-        return self.own.states()
-
-    def gauges(self) -> dict[str, Any]:
-        """Return the numbers of the model's own workers."""
-        return self.own.gauges()
+        await super().remove_worker(worker)
+        self._added -= 1
 
     # The Listener of the own executor.
 
@@ -258,8 +324,6 @@ class TakesTurns:
 
 class TurnsWithBulk(TakesTurns):
     """One whose own executor can have workers for bulk work only."""
-
-    own: Any
 
     def start_bulk_workers(self) -> None:
         """See StartsBulkWorkers."""

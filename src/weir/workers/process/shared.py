@@ -8,8 +8,8 @@ Any models may share workers that fit one environment: their settings of workers
 their modules (see `environment_of`). A model that does not fit has workers of its own. The pool promises:
 
 - A worker runs one batch at a time (as many as its places, all of one model), so models never compute side by side in a process.
-- A free worker goes to the model that has had the least time among those with waiting requests (see batching/workers.py). A model
-  with nothing to do leaves all workers to the others.
+- A free worker goes to the model that has had the least time among those with waiting requests (see batching/workers.py), or in the order
+  of the device group that all models are in (see turns.py): `Service(First, executor=pool.member, device=group)`. A model with nothing to do leaves all workers to the others.
 - What a process needs besides the models, such as a library or the memory for large payloads, is there once.
 - A worker that dies is replaced for all models. Only the request that ended it fails.
 - A model is loaded and unloaded while the others serve: other processes start, and each takes a worker over that has no batch.
@@ -20,19 +20,20 @@ Large tensors are copied, which a model with workers of its own reads and writes
 
 import asyncio
 import logging
-from collections.abc import Hashable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Hashable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
+from time import monotonic
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from weir.batching.workers import SharedWorkers, WorkerUser
-from weir.errors import ModelNotReady, WeirError
+from weir.errors import ModelNotReady, SettingsError, WeirError
 from weir.messages import Batch, Events
 from weir.metrics import MetricReport
 from weir.model import Model
 from weir.workers.arena import SharedBlock
-from weir.workers.executor import Executor, ExecutorBase, Listener, WorkerState
+from weir.workers.executor import Executor, ExecutorBase, Listener, WorkerState, reserved
 from weir.workers.imports import folder_that_has
 from weir.workers.process.entry import LOWEST
 from weir.workers.process.pool import ProcessPool
@@ -63,61 +64,71 @@ class PoolMember(ExecutorBase):
         self.folder = folder  # of the user's code
         self.listener: Listener
         self.left = False
-        self._pool = pool
+        self.pool = pool
+        self.order: SharedWorkers[WorkerUser] | None = None
         self.user: WorkerUser
 
+    def order_by(self, workers: SharedWorkers[Any]) -> None:
+        """See SharesInOrder."""
+        self.order = workers
+
     def join(self, user: WorkerUser) -> None:
-        """See SharesWorkers."""
+        """See SharesWorkers. Raises SettingsError if the models before are in another device group, or in none."""
         self.user = user
+        self.pool.settle(self.order)
+
+    def reserved(self, worker: int) -> AbstractAsyncContextManager[None]:
+        """See ReservesWorkers."""
+        return self.pool.reserved(self, worker)
 
     @property
     def added(self) -> int:
         """See SharesWorkers."""
-        return self._pool.added
+        return self.pool.added
 
     @property
     def resizing(self) -> asyncio.Lock:
         """See SharesWorkers."""
-        return self._pool.resizing
+        return self.pool.resizing
 
     async def start(self, listener: Listener) -> None:
         """Start the workers with all models of the pool, unless they run; return when they have this model. Raises what ProcessPool.start raises."""
         self.listener, self.left = listener, False
-        await self._pool.enter(self)
+        await self.pool.enter(self)
 
     def run(self, worker: int, batch: Batch) -> None:
         """Send `batch` to `worker`, which is away for the other models from now on."""
-        self._pool.run(self, worker, batch)
+        self.pool.run(self, worker, batch)
 
     def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
         """Tell `worker` that no caller waits for these entries any more."""
-        self._pool.cancel(self, worker, batch_id, indices)
+        self.pool.cancel(self, worker, batch_id, indices)
 
     def reserve(self, size_bytes: int) -> SharedBlock | None:
         """Return a place in the arena that all models use, or None."""
-        return None if self._pool.processes is None else self._pool.processes.reserve(size_bytes)
+        return None if self.pool.processes is None else self.pool.processes.reserve(size_bytes)
 
     async def stop(self) -> None:
         """Leave the pool. The processes end with the last model."""
         if not self.left:
             self.left = True
-            await self._pool.leave(self)
+            await self.pool.leave(self)
 
     async def add_worker(self) -> None:
         """Start one more worker with all models."""
-        await self._pool.add_worker(self)
+        await self.pool.add_worker(self)
 
     async def remove_worker(self, worker: int | None = None) -> None:
         """End `worker` once it has no batch of another model, after LEAVE_WITHIN seconds in any case: such a batch runs again on another worker then."""
-        await self._pool.remove_worker(self, worker)
+        await self.pool.remove_worker(self, worker)
 
     def states(self) -> Sequence[WorkerState]:
         """Return the workers, which are those of all models."""
-        return [] if self.left or self._pool.processes is None else self._pool.processes.states()
+        return [] if self.left or self.pool.processes is None else self.pool.processes.states()
 
     def gauges(self) -> dict[str, Any]:
         """Return the numbers of all models together."""
-        return super().gauges() if self._pool.processes is None else self._pool.processes.gauges()
+        return super().gauges() if self.pool.processes is None else self.pool.processes.gauges()
 
 
 class _Processes:
@@ -183,6 +194,7 @@ class SharedPool:
         self._made: WeakKeyDictionary[PoolMember, None] = WeakKeyDictionary()  # those that have not left, in order
         self._entered: list[PoolMember] = []
         self._workers: SharedWorkers[WorkerUser] = SharedWorkers()
+        self._orders: list[SharedWorkers[WorkerUser] | None] = []  # that of the first model
         self._listeners: dict[WorkerUser, Listener] = {}  # of the models that have the workers
         self._at: dict[int, _Processes] = {}  # which processes each ready worker belongs to
         self._current: _Processes | None = None
@@ -213,6 +225,25 @@ class SharedPool:
         return made
 
     # What members do.
+
+    def settle(self, order: SharedWorkers[WorkerUser] | None) -> None:
+        """Give the workers away by `order`; None for an own one. Raises SettingsError if it is not that of the models before."""
+        if not self._orders:
+            self._orders.append(order)
+            self._workers = self._workers if order is None else order
+        elif order is not self._orders[0]:
+            raise SettingsError("device: models that share workers must all have the same device group, or all none")
+
+    @asynccontextmanager
+    async def reserved(self, member: PoolMember, worker: int) -> AsyncIterator[None]:
+        """See PoolMember."""
+        try:
+            async with reserved(self._workers, member.user, worker):
+                yield
+        finally:
+            at = self._at.get(worker)
+            if at is not None and at is not self._current and not self._workers.holders(worker):
+                self._take_over(worker)
 
     async def enter(self, member: PoolMember) -> None:
         """Return when the workers have the model. At the first time they are started, with all models that were made by then."""
@@ -420,7 +451,7 @@ class SharedPool:
 
     @staticmethod
     def _now() -> float:
-        return asyncio.get_running_loop().time()
+        return monotonic()
 
 
 class WorkersNeed(NamedTuple):
