@@ -15,8 +15,8 @@ from weir.fronts.messages import (
     CallerLeft,
     PlainOutputs,
     RequestForm,
+    SentPlace,
     Submit,
-    SubmitPlaces,
     reader_of_dispatcher,
     reader_of_front,
 )
@@ -82,7 +82,7 @@ def test_large_bodies_of_a_turn_are_one_message() -> None:
         requests.submit(1, asked(place(1 << 17), 4.0))
 
     assert sent_by(act) == [
-        [SubmitPlaces(0, 0, [1.0, 2.0], [0, 1 << 16], [40_000, 40_000]), Submit(2, 0, [3.0], [b"a"]), SubmitPlaces(3, 0, [4.0], [1 << 17], [40_000])]
+        [Submit(0, 0, [1.0, 2.0, 3.0, 4.0], [SentPlace(0, 40_000), SentPlace(1 << 16, 40_000), b"a", SentPlace(1 << 17, 40_000)])]
     ]  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def test_large_arrays_travel_in_places_once_there_is_one() -> None:
         assert isinstance(request.payload, ArenaArrays)
 
     size = len(pack(arrays))
-    assert sent_by(act) == [[SubmitPlaces(0, 0, [2.0], [0], [size])]]
+    assert sent_by(act) == [[Submit(0, 0, [2.0], [SentPlace(0, size)])]]
     assert Places.asked == [size]
     assert bytes(memory[:size]) == pack(arrays)
 

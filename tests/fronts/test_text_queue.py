@@ -14,7 +14,8 @@ from weir.fronts.messages import (
     MustHandOver,
     Reported,
     RequestForm,
-    SubmitTexts,
+    SentText,
+    Submit,
     TextOutputs,
 )
 from weir.fronts.texts import sent_output
@@ -51,9 +52,10 @@ def vectors(batch: list[Any]) -> list[Any]:
     return [numpy.array([len(ids)], numpy.float32) for ids in batch]
 
 
-def texts(first: int, *payloads: bytes, costs: list[int] | None = None, ahead: float = 0.0) -> SubmitTexts:
+def texts(first: int, *payloads: bytes, costs: list[int] | None = None, ahead: float = 0.0) -> Submit:
     now, count = time.monotonic(), len(payloads)
-    return SubmitTexts(first, 0, True, [now] * count, list(payloads), costs or [1] * count, [ahead] * count)
+    sent = [SentText(ids, cost, ahead, True, 0, ()) for ids, cost in zip(payloads, costs or [1] * count, strict=True)]
+    return Submit(first, 0, [now] * count, [*sent])
 
 
 def test_texts_of_a_batch_come_back_in_one_message() -> None:
@@ -103,10 +105,9 @@ def test_texts_for_a_model_that_takes_none_are_handed_over() -> None:
     "message",
     [
         Reported(b"wrong"),
-        SubmitTexts(0, 0, True, [0.0], [b"abcd"], [], [0.0]),
-        SubmitTexts(0, 0, True, [0.0], [b"abcd"], [1], []),
-        SubmitTexts(0, 0, True, [], [], [], []),
-        SubmitTexts(0, 9, True, [0.0], [b"abcd"], [1], [0.0]),
+        Submit(0, 0, [0.0], [SentText(b"abcd", 0, 0.0, True, 0, ())]),
+        Submit(0, 0, [0.0], [SentText(b"abcd", 1, -1.0, True, 0, ())]),
+        Submit(0, 9, [0.0], [SentText(b"abcd", 1, 0.0, True, 0, ())]),
     ],
 )
 def test_a_front_that_sends_what_is_none_ends(message: Any) -> None:

@@ -36,9 +36,9 @@ from weir.fronts.messages import (
     Refused,
     Reported,
     RequestForm,
+    SentPlace,
+    SentText,
     Submit,
-    SubmitPlaces,
-    SubmitTexts,
     Transferred,
     WantPlace,
     batched,
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from weir.frontends.frontend import DispatcherProduct, Turns
     from weir.fronts.texts import TextsOfFront
     from weir.serving.handle import ModelFacts
-    from weir.workers.arena import SharedBlock
 
 
 class LocalHandle(ModelHandle, Protocol):
@@ -286,7 +285,7 @@ class ConnectedFront:
         self.answer_bytes = 0
         self._link.open()
         self._readers = {
-            Submit: self._submit, SubmitTexts: self._submit_texts, Reported: self._reported, RequestForm: self._know, SubmitPlaces: self._submit_places, WantPlace: self._want, PlaceFree: self._take_back, CallerLeft: self._withdraw, Transferred: self._count, Refused: self._refused,
+            Submit: self._submit, Reported: self._reported, RequestForm: self._know, WantPlace: self._want, PlaceFree: self._take_back, CallerLeft: self._withdraw, Transferred: self._count, Refused: self._refused,
             AccessLine: self._write_line, Noted: _note, FrontListens: self._listens, Alive: _alive, Drained: self._has_drained,
         }  # fmt: skip
 
@@ -339,26 +338,30 @@ class ConnectedFront:
             raise _Violation(f"a form of requests that is none: {error}") from None
 
     def _submit(self, message: Submit) -> None:
-        self._enter(message.form, message.first, message.arrivals, message.payloads)
+        kinds = set(map(type, message.payloads))
+        form, numbers = self._checked(message, texts=SentText in kinds)
+        if SentText in kinds:
+            if len(kinds) > 1:
+                raise _Violation("texts and other requests in one message")
+            self._submit_texts(form, numbers, message)
+        elif SentPlace in kinds:
+            self._submit_places(form, numbers, message)
+        else:
+            self._enter(form, numbers, message.arrivals, message.payloads)
 
-    def _submit_places(self, message: SubmitPlaces) -> None:
-        form = self._forms.get(message.form)
+    def _submit_places(self, form: KnownForm, numbers: range, message: Submit) -> None:
         try:
-            payloads = self._lent.payloads(-1 if form is None else form.model, message.offsets, message.sizes)
+            payloads = self._lent.payloads(form.model, message.payloads)
         except ValueError as error:
             raise _Violation(str(error)) from None
-        refused: Iterable[SharedBlock] = payloads
+        refused: Iterable[Any] = payloads
         try:
-            refused = self._enter(message.form, message.first, message.arrivals, payloads)
+            refused = self._enter(form, numbers, message.arrivals, payloads)
         finally:
             for payload in refused:
-                payload.release()
+                discard(payload)
 
-    def _submit_texts(self, message: SubmitTexts) -> None:
-        if len(message.costs) != len(message.payloads) or len(message.ahead) != len(message.payloads):
-            raise _Violation("texts without a cost")
-        most = self._most + self._catalogue.most_texts
-        form, numbers = self._checked(message.form, message.first, message.arrivals, len(message.payloads), most)
+    def _submit_texts(self, form: KnownForm, numbers: range, message: Submit) -> None:
         turns = self._catalogue.turns_of(form.handle)
         if form.handle is None or turns is None or form.handle.facts is not form.facts:
             self._hand_back(numbers)
@@ -378,12 +381,12 @@ class ConnectedFront:
         except (ValueError, msgspec.MsgspecError) as error:
             raise _Violation(f"counts that are none: {error}") from None
 
-    def _checked(
-        self, known: int, first: int, arrivals: list[float], count: int, most: int
-    ) -> tuple[KnownForm, range]:  # fmt: skip
-        """Return the form and the numbers of requests that a front may send, of which it may have `most` under way."""
-        form, numbers = self._forms.get(known), range(first, first + count)
-        if form is None or first < self._next or len(self.open) + count > most:
+    def _checked(self, message: Submit, *, texts: bool) -> tuple[KnownForm, range]:
+        """Return the form and the numbers of requests that a front may send."""
+        count, arrivals = len(message.payloads), message.arrivals
+        form, numbers = self._forms.get(message.form), range(message.first, message.first + count)
+        most = self._most + self._catalogue.most_texts if texts else self._most
+        if form is None or numbers.start < self._next or len(self.open) + count > most:
             raise _Violation("requests of an unknown form, with former numbers, or more than it can have connections")
         if not 0 < count == len(arrivals) or arrivals != sorted(arrivals) or arrivals[-1] > self._now:
             raise _Violation("no requests, requests out of order, or one from the future")
@@ -394,9 +397,10 @@ class ConnectedFront:
         for number in numbers:
             self._link.put(MustHandOver(number))
 
-    def _enter(self, known: int, first: int, arrivals: list[float], payloads: Sequence[Any]) -> Sequence[Any]:
+    def _enter(
+        self, form: KnownForm, numbers: range, arrivals: Sequence[float], payloads: Sequence[Any]
+    ) -> Sequence[Any]:
         """Put requests of a form in their queue; return the payloads of those that were not accepted."""
-        form, numbers = self._checked(known, first, arrivals, len(payloads), self._most)
         handle = form.handle
         if handle is None or handle.facts is not form.facts:
             self._hand_back(numbers)

@@ -1,7 +1,7 @@
 """Places in the models' arenas that the dispatcher lends to fronts, so that large bodies are received where the workers read them.
 
     front: WantPlace  ->  dispatcher: Granted, and the arena's descriptor with the first one
-    front: SubmitPlaces, any number of times, when the body is there  ->  the answer; the front may use the place again
+    front: Submit, any number of times, when the body is there  ->  the answer; the front may use the place again
     front: PlaceFree
 
 The dispatcher alone allocates. It counts the front as an owner of a place, and each request in it as another one: a place is free when the front has given
@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from weir.fronts.messages import Granted, PlaceFree, WantPlace
+from weir.fronts.messages import Granted, PlaceFree, SentPlace, WantPlace
 from weir.wire.packed import head_of_views
 from weir.workers.arena import Arena, Mapping, SharedBlock
 
@@ -82,17 +82,18 @@ class Lent:
             else:
                 self._waiting.append((message, handle, 1))
 
-    def payloads(self, model: int, offsets: Sequence[int], sizes: Sequence[int]) -> list[SharedBlock]:
-        """Return what requests have in their places. Raises ValueError, and takes none, if the front has no such places."""
-        places = [self._places.get((model, offset)) for offset in offsets]
-        found = [
-            (place, size)
-            for place, size in zip(places, sizes, strict=True)
-            if place is not None and size <= len(place.view)
+    def payloads(self, model: int, sent: Sequence[Any]) -> list[Any]:
+        """Return the payloads of requests, with what is in a place for each SentPlace. Raises ValueError, and takes none, if the front has no such place."""
+        found = [self._found(model, each) if type(each) is SentPlace else None for each in sent]
+        return [
+            each if place is None else _InPlace(place, each.size_bytes) for each, place in zip(sent, found, strict=True)
         ]
-        if len(found) < len(places):
+
+    def _found(self, model: int, sent: SentPlace) -> SharedBlock:
+        place = self._places.get((model, sent.offset))
+        if place is None or sent.size_bytes > len(place.view):
             raise ValueError("a request in a place that it does not have")
-        return [_InPlace(place, size) for place, size in found]
+        return place
 
     def free(self, message: PlaceFree) -> None:
         """Take a place back. Raises ValueError if the front has no such place."""

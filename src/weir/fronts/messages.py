@@ -58,39 +58,40 @@ class RequestForm(msgspec.Struct, array_like=True, tag=8, gc=False, frozen=True)
     frontend: Text
 
 
-class Submit(msgspec.Struct, array_like=True, tag=0, gc=False):
-    """Requests of the form `form`, in order of arrival, and numbered one after another from `first`: above all requests before them."""
-
-    first: Number
-    form: int
-    arrivals: list[float]
-    payloads: list[Annotated[bytes, Meta(max_length=LONGEST_PAYLOAD)]]
-
-
-class SentTokens(msgspec.Struct, array_like=True, gc=False):
-    """The tokens of a text that are more than ids; see weir.text_models.texts.Tokens."""
-
-    ids: bytes
-    second: int
-    outputs: tuple[Text, ...]
-
-
-TokenIds = Annotated[bytes, Meta(max_length=LONGEST_TOKENS)]
-
-
-class SubmitTexts(msgspec.Struct, array_like=True, tag=20, gc=False):
-    """Texts as tokens, of the form `form` and numbered as in Submit. The arrival of each is when its request began; its cost is in tokens.
+class SentText(msgspec.Struct, array_like=True, tag=0, gc=False):
+    """A text as tokens (see weir.text_models.texts.Tokens), which costs so many. Its arrival is when its request began.
 
     `ahead` says by how many tokens its caller has had more than others of the front, and `brief` is as in RequestBase.
     """
 
+    ids: Annotated[bytes, Meta(max_length=LONGEST_TOKENS)]
+    cost: Annotated[int, Meta(ge=1, le=LONGEST_TOKENS)]
+    ahead: Annotated[float, Meta(ge=0, le=1e15)]
+    brief: bool
+    second: int
+    outputs: tuple[Text, ...]
+
+
+class SentPlace(msgspec.Struct, array_like=True, tag=1, gc=False, frozen=True):
+    """The first bytes of a place of the model's arena."""
+
+    offset: Number
+    size_bytes: Annotated[int, Meta(ge=1, le=1 << 48)]
+
+
+SentPayload = Annotated[bytes, Meta(max_length=LONGEST_PAYLOAD)] | SentText | SentPlace
+
+
+class Submit(msgspec.Struct, array_like=True, tag=0, gc=False):
+    """Requests of the form `form`, in order of arrival, and numbered one after another from `first`: above all requests before them.
+
+    All are texts, or none is.
+    """
+
     first: Number
     form: int
-    brief: bool
     arrivals: list[float]
-    payloads: list[TokenIds | SentTokens]
-    costs: list[Annotated[int, Meta(ge=1, le=LONGEST_TOKENS)]]
-    ahead: list[Annotated[float, Meta(ge=0, le=1e15)]]
+    payloads: list[SentPayload]
 
 
 class Reported(msgspec.Struct, array_like=True, tag=21):
@@ -104,16 +105,6 @@ class WantPlace(msgspec.Struct, array_like=True, tag=10, gc=False, frozen=True):
 
     model: Number
     size_bytes: Annotated[int, Meta(ge=1, le=1 << 48)]
-
-
-class SubmitPlaces(msgspec.Struct, array_like=True, tag=11, gc=False):
-    """As Submit, with each payload in the first bytes of a place of the model's arena: `sizes` says how many."""
-
-    first: Number
-    form: int
-    arrivals: list[float]
-    offsets: list[Number]
-    sizes: list[Annotated[int, Meta(ge=1, le=1 << 48)]]
 
 
 class PlaceFree(msgspec.Struct, array_like=True, tag=12, gc=False, frozen=True):
@@ -308,8 +299,8 @@ class Drain(msgspec.Struct, array_like=True, tag=6):
 
 
 FromFront = (
-    RequestForm | Submit | SubmitPlaces | SubmitTexts | WantPlace | PlaceFree | CallerLeft | Transferred | Refused | AccessLine
-    | Noted | Reported | FrontListens | Alive | Drained
+    RequestForm | Submit | WantPlace | PlaceFree | CallerLeft | Transferred | Refused | AccessLine | Noted | Reported
+    | FrontListens | Alive | Drained
 )  # fmt: skip
 FromDispatcher = (
     ModelTable

@@ -29,8 +29,9 @@ from weir.fronts.messages import (
     PlainOutputs,
     Refused,
     RequestForm,
+    SentPayload,
+    SentPlace,
     Submit,
-    SubmitPlaces,
     Transferred,
     dispatch_of,
     packed_key,
@@ -50,6 +51,9 @@ from weir.workers.executor import Block
 
 class HandedOver(WeirError):
     """Not an error: the dispatcher answers the request, as the front cannot."""
+
+
+_PLACE_BYTES = 24  # of a place in a frame, about
 
 
 class Requests:
@@ -78,43 +82,22 @@ class Requests:
             model, request.timeout, request.priority, request.rows, content_type, accept, request.key, request.explain,
             request.frontend,
         )  # fmt: skip
+        self.send(request, form, request.arrival, payload, len(payload) if type(payload) is bytes else _PLACE_BYTES)
+
+    def send(self, request: Any, form: tuple[Any, ...], arrival: float, payload: SentPayload, size_bytes: int) -> None:
+        """Send a request, with a `payload` of about `size_bytes` bytes."""
         known = self._last_known if form == self._last_form else self._known(form)
         number = request.number = self._next
         self._next = number + 1
         self.open[number] = request
-        arrival = request.arrival
-        if type(payload) is not bytes:
-            self._submit_place(number, known, arrival, payload)
-            return
         link = self.link
         run = link.last
         if type(run) is Submit and run.form == known and run.arrivals[-1] <= arrival:
             run.arrivals.append(arrival)
             run.payloads.append(payload)
-            link.grew(len(payload))
+            link.grew(size_bytes)
         else:
-            link.put(Submit(number, known, [arrival], [payload]), len(payload))
-
-    def _submit_place(self, number: int, form: int, arrival: float, place: LentPlace) -> None:
-        run, size_bytes = self.link.last, len(place.view)
-        if type(run) is SubmitPlaces and run.form == form and run.arrivals[-1] <= arrival:
-            run.arrivals.append(arrival)
-            run.offsets.append(place.offset)
-            run.sizes.append(size_bytes)
-        else:
-            self.link.put(SubmitPlaces(number, form, [arrival], [place.offset], [size_bytes]))
-
-    def form_of(self, form: tuple[Any, ...]) -> int:
-        """Return the number of a form of requests, which is sent unless the dispatcher knows it."""
-        return self._last_known if form == self._last_form else self._known(form)
-
-    def enter(self, request: Any) -> int:
-        """Return the number of a request that is about to be sent."""
-        number: int = self._next
-        request.number = number
-        self._next = number + 1
-        self.open[number] = request
-        return number
+            link.put(Submit(number, known, [arrival], [payload]), size_bytes)
 
     def _known(self, form: tuple[Any, ...]) -> int:
         """Return the number of a form of requests, which the dispatcher knows from then on."""
@@ -193,14 +176,14 @@ class Requests:
                 undelivered(request)
 
 
-def _sendable(request: Any, places: LentPlaces | None) -> tuple[bytes | LentPlace, str, str]:
+def _sendable(request: Any, places: LentPlaces | None) -> tuple[SentPayload, str, str]:
     """Return the payload of a request as it is sent, and its content types. Raises HandedOver for one that cannot be sent."""
     payload = request.payload
     if isinstance(payload, LentPlace):
-        return payload, request.content_type, request.accept
+        return _sent(payload), request.content_type, request.accept
     if isinstance(payload, ArenaArrays) and isinstance(payload.block, LentPlace):
         if write_head(payload, payload.block):
-            return payload.block, PACKED, PACKED
+            return _sent(payload.block), PACKED, PACKED
         raise HandedOver
     if not isinstance(payload, dict):
         raise HandedOver
@@ -214,7 +197,11 @@ def _sendable(request: Any, places: LentPlaces | None) -> tuple[bytes | LentPlac
         raise HandedOver
     place.view[:] = packed
     request.payload = ArenaArrays(payload, place)
-    return place, PACKED, PACKED
+    return _sent(place), PACKED, PACKED
+
+
+def _sent(place: LentPlace) -> SentPlace:
+    return SentPlace(place.offset, len(place.view))
 
 
 def _for_the_next(has_place: bool) -> None:

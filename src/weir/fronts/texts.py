@@ -7,7 +7,7 @@ import numpy
 
 from weir.errors import ModelError, Overloaded, WeirError
 from weir.fronts.dispatcher import KnownForm, LocalHandle, RemoteRequest
-from weir.fronts.messages import FULL_FRAME, SentArray, SubmitTexts, TextOutputs, batched
+from weir.fronts.messages import FULL_FRAME, SentArray, SentText, Submit, TextOutputs, batched
 from weir.messages import OBJECT, Dispatch
 from weir.serving.delivery import discard, is_block
 from weir.text_models.texts import Tokens
@@ -36,14 +36,16 @@ class RemoteText(RemoteRequest):
     __slots__ = ("brief", "tag", "texts", "turn", "turns")
 
     def __init__(
-        self, texts: "TextsOfFront", queue: TextQueue, form: KnownForm, number: int, arrival: float, payload: Any, cost: float, ahead: float, brief: bool
-    ) -> None:  # fmt: skip
+        self, texts: "TextsOfFront", queue: TextQueue, form: KnownForm, number: int, arrival: float, sent: SentText
+    ) -> None:
+        # Tokens that are only ids are bytes for the worker.
+        payload: Any = Tokens(sent.ids, sent.second, sent.outputs) if sent.second or sent.outputs else sent.ids
         super().__init__(texts.front, queue, form, number, arrival, payload)
-        self.cost = cost
-        self.brief = brief
+        self.cost = cost = float(sent.cost)
+        self.brief = sent.brief
         self.texts = texts
         self.turns = queue.turns
-        self.turn = queue.turns.enter(ahead, cost)
+        self.turn = queue.turns.enter(sent.ahead, cost)
         self.tag = self.turn[0]
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
@@ -101,15 +103,12 @@ class TextsOfFront:
         self.size_bytes = 0
         self._loop = asyncio.get_running_loop()
 
-    def enter(self, form: KnownForm, turns: "Turns", numbers: range, message: SubmitTexts, now: float) -> None:
+    def enter(self, form: KnownForm, turns: "Turns", numbers: range, message: Submit, now: float) -> None:
         """Put the texts of `message` into the queue of the model of `form`."""
         handle = cast(LocalHandle, form.handle)
-        queue, brief, opened = TextQueue(handle, turns), message.brief, self.front.open
-        columns = zip(numbers, message.arrivals, message.payloads, message.costs, message.ahead, strict=True)
-        for number, arrival, sent, cost, ahead in columns:
-            payload = sent if isinstance(sent, bytes) else Tokens(sent.ids, sent.second, sent.outputs)
-            request = RemoteText(self, queue, form, number, arrival, payload, float(cost), ahead, brief)
-            opened[number] = request
+        queue, opened = TextQueue(handle, turns), self.front.open
+        for number, arrival, sent in zip(numbers, message.arrivals, message.payloads, strict=True):
+            request = opened[number] = RemoteText(self, queue, form, number, arrival, cast(SentText, sent))
             try:
                 handle.submit(request, now)
             except WeirError as error:

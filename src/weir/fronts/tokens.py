@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from weir.batching.request_state import settle
-from weir.fronts.messages import LONGEST_TOKENS, SentArray, SentTokens, SubmitTexts, TextOutputs, dispatch_of
+from weir.fronts.messages import LONGEST_TOKENS, SentArray, SentText, TextOutputs, dispatch_of
 from weir.fronts.remote import HandedOver, RemoteHandle, Requests
 from weir.messages import OBJECT
 from weir.serving.delivery import undelivered
@@ -42,24 +42,10 @@ class TextHandle(RemoteHandle):
         ids, second, outputs = tokens
         if len(ids) > LONGEST_TOKENS:
             raise HandedOver
-        known = requests.form_of(
-            (self.number, timeout, request.priority, 1, OBJECT, request.accept, None, False, request.frontend)
-        )
-        number = requests.enter(request)
-        payload = SentTokens(ids, second, outputs) if second or outputs else ids
+        form = (self.number, timeout, request.priority, 1, OBJECT, request.accept, None, False, request.frontend)
         ahead = max(0.0, request.tag - self.virtual_time())
-        link = requests.link
-        run = link.last
-        if type(run) is SubmitTexts and run.form == known and run.brief == request.brief and run.arrivals[-1] <= began:
-            run.arrivals.append(began)
-            run.payloads.append(payload)
-            run.costs.append(int(request.cost))
-            run.ahead.append(ahead)
-            link.grew(len(ids))
-        else:
-            link.put(
-                SubmitTexts(number, known, request.brief, [began], [payload], [int(request.cost)], [ahead]), len(ids)
-            )
+        sent = SentText(ids, int(request.cost), ahead, request.brief, second, outputs)
+        requests.send(request, form, began, sent, len(ids))
 
 
 def take_outputs(open_requests: dict[int, Any], message: TextOutputs) -> None:
