@@ -46,11 +46,10 @@ class Module:
         return parts[1] if len(parts) > 2 else "weir"
 
 
-def code_lines(source: str, tree: ast.Module | None = None) -> int:
-    """Return how many lines of `source` are code; `tree` is what it is parsed to, if that is known."""
-    tree = tree or ast.parse(source)
+def code_lines(source: str, nodes: Iterable[ast.AST] | None = None) -> int:
+    """Return how many lines of `source` are code; `nodes` are all that it is parsed to, if they are known."""
     docstrings: set[int] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(source)) if nodes is None else nodes:
         if (
             isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
             and ast.get_docstring(node) is not None
@@ -95,12 +94,13 @@ def read_modules(source: Path = SOURCE) -> list[Module]:
     for path in sorted(source.rglob("*.py")):
         text = path.read_text()
         tree = ast.parse(text)
+        nodes = list(ast.walk(tree))  # which takes longer than to parse
         dotted = ".".join(path.relative_to(source.parent).with_suffix("").parts)
         name = dotted.removesuffix(".__init__")
         package = name if dotted != name else name.rpartition(".")[0]
         classes = tuple(node.name for node in tree.body if isinstance(node, ast.ClassDef))
-        imports, knows = _imported(_at_module_level(tree), package), _imported(ast.walk(tree), package)
-        modules.append(Module(name, code_lines(text, tree), imports, knows, classes))
+        imports, knows = _imported(_at_module_level(tree), package), _imported(nodes, package)
+        modules.append(Module(name, code_lines(text, nodes), imports, knows, classes))
     return modules
 
 

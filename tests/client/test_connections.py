@@ -107,6 +107,6 @@ def test_who_has_the_token_may_control_and_a_server_that_dies_is_noticed(tmp_pat
                         pass
             for client in (http, grpc, websocket):
                 with pytest.raises((Unreachable, ConnectionLost)):
-                    client.infer("ticking", item(1), timeout=0.5)
+                    client.infer("ticking", item(1), timeout=10.0)
             for child in children:
                 child.wait(10)

@@ -129,7 +129,7 @@ def test_calls_that_nobody_reads_do_not_gather(name: str, server: kit.Running) -
             sizes = list[int]()
             for _ in range(26):
                 with pytest.raises(errors.WeirError):
-                    client.infer("scale", long, timeout=0.2)
+                    client.infer("scale", long, timeout=0.05)
                 sizes.append(own.memory_info().rss)
             # gRPC frees bodies when it likes, up to ten of them at once; of 24 calls all would have gathered.
             assert sizes[-1] - sizes[1] < 16 * long["x"].nbytes

@@ -142,9 +142,9 @@ def test_a_slow_answer_is_given_up_with_its_connection() -> None:
             await asyncio.sleep(30.0)
         return await good(number, writer)
 
-    outcome, _ = measure(behave, options=HttpOptions(timeout=0.2))
+    outcome, _ = measure(behave, options=HttpOptions(timeout=1.0))  # the others are answered in time on a busy machine
     assert outcome.timeouts == 1 and outcome.answered == outcome.requests - 1 and not outcome.errors
-    assert outcome.max_ms >= 200.0
+    assert outcome.max_ms >= 1000.0
 
 
 def test_a_bound_on_connections_holds_and_what_waits_for_one_is_our_own_lag() -> None:
@@ -171,10 +171,10 @@ def test_requests_that_never_get_a_connection_are_unfinished() -> None:
             await asyncio.sleep(30.0)
         return await good(number, writer)
 
-    outcome, _ = measure(behave, options=HttpOptions(max_connections=2, timeout=0.2))
+    outcome, _ = measure(behave, options=HttpOptions(max_connections=2, timeout=1.0))
     assert outcome.unfinished > 0 and outcome.timeouts >= 2
     assert outcome.unfinished + outcome.timeouts == outcome.requests and outcome.answered == 0
-    assert outcome.lag.max_ms >= 200.0
+    assert outcome.lag.max_ms >= 1000.0
 
 
 def test_a_server_that_goes_away_is_an_error_of_each_request() -> None:

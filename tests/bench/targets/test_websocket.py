@@ -89,7 +89,7 @@ def test_what_is_never_answered_is_given_up_and_withdrawn() -> None:
         elif "cancel" in asked:
             withdrawn.append(asked["cancel"])
 
-    outcome = measure(be_silent, timeout=0.2)
+    outcome = measure(be_silent, timeout=1.0)  # which the one answer keeps on a busy machine
     assert outcome.timeouts == outcome.requests == 39 and not outcome.answered
     assert withdrawn and set(withdrawn) <= {f"weir-bench-{index:010d}" for index in range(40)}
 
