@@ -78,7 +78,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._pass_time()
         self._rounds += 1
         if self._rounds > _MOST_ROUNDS:
-            raise Stuck(f"at {self.now:.6f}: time stands for {self._rounds} rounds of the loop; the next is {ready[0]}")
+            raise Stuck(
+                f"at {self.now:.6f}: time stands for {self._rounds} rounds of the loop; the next is {ready[0] if ready else timers[0][2]}"
+            )
         while timers and timers[0][0] <= self.now:
             timer = heappop(timers)[2]
             if not timer._cancelled:

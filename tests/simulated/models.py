@@ -1,12 +1,12 @@
 """The models that are served in the simulation: each item says what shall become of it."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
 
 from weir import errors
-from weir.model import Model, Tensor
+from weir.model import Last, Model, Tensor
 
 # What a caller must get for what the model raises. This is not read from Weir: it is what Weir promises.
 STATUS = {
@@ -98,13 +98,38 @@ class Tensors(Model):
         return {"y": np.stack([n, (n * n + 7 * n) % 1_000_003], axis=1)}
 
 
-class Streamed(Model):
-    """Answers a dict with `size` parts."""
+# What an item of a stream may ask for at its part `at`, besides what may be raised.
+STREAMED = ("returns", "unwritable", "outside", "crash", "hang")
+
+
+class Streams(Model):
+    """Answers a dict with `size` parts, whose last is marked if it says so; at part `at` happens what `do` says."""
 
     streaming = True
 
-    def predict(self, batch: list[Any]) -> Iterator[dict[int, Any]]:
-        for step in range(max((item.get("size", 1) for item in batch), default=0)):
-            yield {
-                index: {"n": item["n"], "part": step} for index, item in enumerate(batch) if step < item.get("size", 1)
-            }
+    def predict(self, batch: list[Any]) -> Generator[dict[int, Any], Any, None]:
+        left: Any = ()
+        for part in range(max(item["size"] for item in batch)):
+            going = {index: item for index, item in enumerate(batch) if part < item["size"] and index not in left}
+            left = (yield self._parts(going, part)) or ()
+
+    def _parts(self, going: dict[int, Any], part: int) -> dict[int, Any]:
+        parts: dict[int, Any] = {}
+        for index, item in going.items():
+            do = item["do"] if part == item["at"] else "ok"
+            if do == "crash":
+                raise Crash
+            if do == "hang":
+                raise Hang
+            if do in RAISED:
+                raise raised(do)
+            answer: Any = {"n": item["n"], "part": part, "pad": "x" * item["pad"]}
+            if do == "outside":
+                parts[1000] = answer
+            elif do == "returns":
+                parts[index] = errors.NotFound(f"{ASKED} to return it")
+            elif do == "unwritable":
+                parts[index] = object()
+            else:
+                parts[index] = Last(answer) if item["mark"] and part == item["size"] - 1 else answer
+        return parts

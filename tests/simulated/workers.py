@@ -3,13 +3,13 @@
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from tests.simulated.loop import SimulatedLoop
 from tests.simulated.models import Crash, Hang
 
-from weir.messages import Batch, Events
+from weir.messages import Batch, EventKind, Events
 from weir.model import Model
 from weir.testing import FakeWorkerState
 from weir.workers.executor import ExecutorBase, Listener, free_index
@@ -133,28 +133,43 @@ class SimulatedExecutor(ExecutorBase):
         if worker.life != life:
             return
         assert worker.runner is not None
-        cancelled = worker.cancelled.pop(batch.batch_id, set())
-        if (
-            left := set(worker.orphans) - cancelled
-        ):  # what ended when the batch began may have been withdrawn just after that
+        payloads = [getattr(payload, "view", payload) for payload in batch.payloads]
+        cancelled = worker.cancelled.setdefault(batch.batch_id, set())  # grows while a stream runs
+        prepared = worker.runner.prepare(batch.replaced(payloads=payloads))
+        self._step(worker, life, batch, worker.runner.run(prepared, cancelled), set())
+
+    def _step(
+        self, worker: _Worker, life: int, batch: Batch, run: Generator[Events, None, None], ended: set[int]
+    ) -> None:
+        """Deliver the next events of a batch: the only ones, but for a streaming model. `ended`: the entries that have had their end."""
+        if worker.life != life:
+            return
+        cancelled = worker.cancelled[batch.batch_id]
+        if left := set(worker.orphans) - cancelled - ended:  # what ended just before that may have been withdrawn since
             self._broken(f"a worker computes entries {left} of batch {batch.batch_id}, whose requests had ended before")
         try:
-            payloads = [getattr(payload, "view", payload) for payload in batch.payloads]
-            events: list[Events] = list(
-                worker.runner.run(worker.runner.prepare(batch.replaced(payloads=payloads)), cancelled)
-            )
+            events = next(run)
         except Crash:
             self._die(worker, "the item ended it")
             return
         except Hang:
             self._loop.call_later(self._plan.hang_limit, self._hung, worker, life)
             return
+        if not events.final:
+            kinds = events.kinds or [EventKind.ERROR] * len(events.outputs)
+            ended.update(
+                index for index, kind in zip(events.indices or (), kinds, strict=True) if kind is not EventKind.PART
+            )
+            self._listener.received(worker.state.index, events)
+            worker.orphans = [index for index, request in enumerate(batch.requests) if request.settled]
+            self._loop.call_later(self._plan.base * self._draw.random(), self._step, worker, life, batch, run, ended)
+            return
+        del worker.cancelled[batch.batch_id]
         worker.queue.popleft()
         worker.state.in_flight -= 1
         if worker.queue:
             self._begin(worker)
-        for each in events:
-            self._listener.received(worker.state.index, each)
+        self._listener.received(worker.state.index, events)
 
     def _hung(self, worker: _Worker, life: int) -> None:
         if worker.life == life:

@@ -16,9 +16,10 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from tests.simulated.asking import Ask, fault_of
-from tests.simulated.clients import PAUSES, Client
+from tests.simulated.channels import make_client, widen
+from tests.simulated.clients import PAUSES
 from tests.simulated.loop import SimulatedLoop, SimulatedThreads, Stuck
-from tests.simulated.models import ASKED, Items, Tensors
+from tests.simulated.models import ASKED, Items, Streams, Tensors
 from tests.simulated.probing import FOLLOWS, INTERVALS, Prober, wrong_counts
 from tests.simulated.transport import Peer, SimulatedTransport
 from tests.simulated.workers import SimulatedExecutor, WorkerPlan
@@ -43,6 +44,7 @@ DRAIN = 60.0
 ROUNDING = 1e-9  # seconds: sums of instants differ in the last digit
 LONGEST = 120.0  # seconds of CPU time that a plan may take: no more than 15 are needed
 MODELS: dict[str, type[Model]] = {"items": Items, "tensors": Tensors}
+OF_CHANNELS: dict[str, type[Model]] = {"streams": Streams}  # which only some plans have
 
 
 @dataclass(frozen=True)
@@ -111,11 +113,13 @@ def draw_plan(seed: int, *, turns: int | None = None) -> Plan:
         )
         for _ in range(draw.choice((0, 0, 3, 8)))
     ]
-    return Plan(
+    plan = Plan(
         seed, http, services, workers, list(range(draw.choice((1, 4, 12, 40)))), sorted(faults, key=lambda each: each.at), turns, pace, quiet,
         draw.choice((0.0, 0.05, 0.3)), timeout, draw.uniform(0.1, length) if draw.random() < 0.3 else None, draw.random() < 0.5,
         draw.choice(INTERVALS),
     )  # fmt: skip
+    widen(plan)
+    return plan
 
 
 class CountedService(Service):
@@ -261,6 +265,11 @@ class World:
         executors: list[Any] = [service.executor for service in self.services.values()]
         return not self._draining and not any(executor.unavailable for executor in executors)
 
+    @property
+    def crashed(self) -> bool:
+        """See Place."""
+        return any(each.deaths for each in self._executors)
+
     def connect(self, peer: Peer, window: int | None) -> SimulatedTransport | None:
         """See Site."""
         return self.server.accept(self.loop, peer, window)
@@ -278,13 +287,14 @@ class World:
 
     def _excuses(self, ask: Ask, body: bytes) -> frozenset[str]:
         """Return the errors that a request may have for what it and the server are."""
-        crashed = any(each.deaths for each in self._executors)
         name = "tensors" if ask.kserve else "items"
         large = ask.rows > self.plan.services[name]["max_queue_size"]
         large |= "max_waiting_bytes" in self.plan.http
         wrong = {"ModelError"} if self.plan.wrong and not ask.kserve and b"must be one for each" in body else {}
         return (
-            frozenset(wrong) | frozenset({"ModelCrashed"} if crashed else ()) | frozenset({"TooLarge"} if large else ())
+            frozenset(wrong)
+            | frozenset({"ModelCrashed"} if self.crashed else ())
+            | frozenset({"TooLarge"} if large else ())
         )
 
     async def run(self) -> None:
@@ -292,7 +302,7 @@ class World:
         plan = self.plan
         self.watch = Watch(self)
         self.metrics = Metrics()
-        self.services = {name: self._service(name) for name in MODELS}
+        self.services = {name: self._service(name) for name in plan.services}
         registry = Registry(list(self.services.values()))
         settings = HttpSettings(port=0, **plan.http)
         context = KserveContext(registry, settings)
@@ -310,13 +320,7 @@ class World:
         )
         await registry.start()
         await self.server.start()
-        self.clients = [
-            Client(
-                self, index, plan.seed,
-                turns=plan.turns, pace=plan.pace, quiet=plan.quiet, faults=plan.wrong, timeout=plan.timeout,
-            )
-            for index in plan.clients
-        ]  # fmt: skip
+        self.clients = [make_client(self, index) for index in plan.clients]
         self.prober = Prober(self, interval=plan.probes, scrapes=60)
         self.prober.begin()
         for client in self.clients:
@@ -341,12 +345,12 @@ class World:
     def _service(self, name: str) -> CountedService:
         plan = self.plan
         executor = SimulatedExecutor(
-            MODELS[name], plan.workers[name], self.loop, random.Random(f"{plan.seed} {name} {len(self._executors)}"),
+            (MODELS | OF_CHANNELS)[name], plan.workers[name], self.loop, random.Random(f"{plan.seed} {name} {len(self._executors)}"),
             largest=plan.services[name]["max_batch_size"], changed=self.readiness_changed, broken=self.broken,
         )  # fmt: skip
         self._executors.append(executor)
         service = CountedService(
-            MODELS[name],
+            (MODELS | OF_CHANNELS)[name],
             name=name,
             executor=executor,
             observers=[self.watch, self.metrics],

@@ -29,6 +29,7 @@ from weir.wire.kserve_json import read_object
 from weir.wire.schema import read_document
 from weir.wire.sse import CONTENT_TYPE, write_comment, write_event
 from weir.wire.status import HEAD_TOO_LARGE
+from weir.workers.timer import LOOP_TICK
 
 if TYPE_CHECKING:
     pass
@@ -384,8 +385,8 @@ class EventStream:
             while not (pumping.done() or leaving.done()):
                 left = self._last + self._keep_alive - now()
                 if left > 0 or self._writing.locked():
-                    waited, timeout = (pumping, leaving), left if left > 0 else self._keep_alive
-                    await asyncio.wait(waited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                    timeout = max(left, LOOP_TICK) if left > 0 else self._keep_alive
+                    await asyncio.wait((pumping, leaving), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 else:
                     await self._write(write_comment("keep-alive"))
             if pumping.done():

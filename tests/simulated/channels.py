@@ -1,0 +1,140 @@
+"""The channels of a simulated server besides plain HTTP. Some seeds have clients of them; the number of a client says of which channel it is."""
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tests.simulated.clients import PAUSES, Client, Site
+from tests.simulated.models import KSERVE_STATUS, STATUS
+
+if TYPE_CHECKING:
+    from tests.simulated.world import Plan
+
+FIRST = 1000  # the clients of each channel begin at a multiple of it
+STREAMS = 1
+
+
+class Place(Site, Protocol):
+    """What a client of any channel sees of the simulation."""
+
+    plan: "Plan"
+    responses: Counter[str]
+
+    @property
+    def crashed(self) -> bool:
+        """Whether a worker has died: then any request may have been with it."""
+
+
+class Caller(Protocol):
+    """A client of any channel."""
+
+    asked: int
+    done: bool
+
+    def begin(self) -> None:
+        """Start after a while."""
+
+    @property
+    def trace(self) -> str:
+        """The hash of all that it has received."""
+
+
+class ChannelClient:
+    """Does one thing after the other, until its turns are over. A subclass has `turn`, which calls `end` once."""
+
+    def __init__(self, site: Place, index: int) -> None:
+        self.site = site
+        self.index = index
+        self.draw = random.Random(f"{site.plan.seed} client {index}")
+        self.asked = 0
+        self.done = False
+        self._turns = site.plan.turns
+        self._number = index * 1_000_000
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def turn(self) -> None:
+        """Begin one turn."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """The turns are over: close what is open."""
+
+    def begin(self) -> None:
+        """Start the first turn after a while."""
+        self.end()
+
+    def end(self, seconds: float | None = None) -> None:
+        """Start the next turn after a while."""
+        self.later(self._gap() if seconds is None else seconds, self._next)
+
+    def _next(self) -> None:
+        if not self._turns:
+            self.leave()
+            self.done = True
+            return
+        self._turns -= 1
+        self.turn()
+
+    def later(self, seconds: float, step: Callable[..., Any], *arguments: Any) -> None:
+        """Call `step` after a while."""
+        self.site.loop.call_later(seconds, step, *arguments)
+
+    def _gap(self) -> float:
+        plan = self.site.plan
+        return self.draw.expovariate(1.0 / (plan.quiet if plan.quiet and self.draw.random() < PAUSES else plan.pace))
+
+    def number(self) -> int:
+        """Return a number that no other request has."""
+        self._number += 100
+        return self._number
+
+    def note(self, data: bytes) -> None:
+        """Add to the trace what has come, and when."""
+        self._hash.update(b"%.6f " % self.site.loop.now + data)
+
+    @property
+    def trace(self) -> str:
+        """See Caller."""
+        return self._hash.hexdigest()
+
+    def broken(self, what: str) -> None:
+        """Something is wrong."""
+        self.site.broken(f"client {self.index}: {what}")
+
+
+def fault_of_status(kind: str, status: int, *, kserve: bool) -> str:
+    """Return what is wrong with the status of an error; "" if it is right."""
+    table = KSERVE_STATUS if kserve else STATUS
+    if kind not in table:
+        return f"status {status} with an error that no table has: {kind!r}"
+    return "" if table[kind] == status else f"{kind} has status {status}, must be {table[kind]}"
+
+
+def widen(plan: "Plan") -> None:
+    """Add to a plan what its seed has of other channels. Nothing else of the plan depends on it."""
+    draw = random.Random(f"{plan.seed} channels")
+    if draw.random() < 0.3:
+        base = draw.choice((0.002, 0.05, 0.3))
+        plan.workers["streams"] = replace(plan.workers["items"], base=base, per_row=base / 10)
+        plan.services["streams"] = plan.services["items"] | {
+            "max_batch_size": draw.choice((1, 4, 16)),
+            "stream_buffer": draw.choice((1, 4, 256)),
+        }
+        plan.http["stream_keep_alive"] = draw.choice((0.1, 3.0))
+        plan.clients += range(STREAMS * FIRST, STREAMS * FIRST + draw.choice((1, 3, 12)))
+
+
+def make_client(site: Place, index: int) -> Caller:
+    """Return the client of this number."""
+    from tests.simulated.streams import StreamClient
+
+    plan = site.plan
+    if index // FIRST == STREAMS:
+        return StreamClient(site, index)
+    return Client(
+        site, index, plan.seed,
+        turns=plan.turns, pace=plan.pace, quiet=plan.quiet, faults=plan.wrong, timeout=plan.timeout,
+    )  # fmt: skip
