@@ -423,9 +423,8 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         self._shared = shared
         self._claim = shared.account.claim()
         self._held = bytearray()
-        self._open: deque[RequestResponseCycle] = (
-            deque()
-        )  # the requests without a response, in their order; uvicorn's `cycle` is the last
+        # The requests without a response, in their order; uvicorn's `cycle` is the last.
+        self._open: deque[RequestResponseCycle] = deque()
         self._head_since: float | None = None
         self._pace = Pace(shared.tick)
         self._arrived = 0  # bytes of the body
