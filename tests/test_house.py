@@ -84,7 +84,7 @@ LIMITS = {
     "fronts": (17, 2_665),
     "jobs": (7, 1_363),
     "manifests": (8, 892),
-    "policy": (24, 3_189),
+    "policy": (25, 3_358),
     "profiling": (6, 1_039),
     "protocols": (17, 2_646),
     "serving": (10, 2_645),
