@@ -177,7 +177,7 @@ class App:
         settings, site = self.settings, self.site
         level = logging.getLevelNamesMapping()[settings.telemetry.log_level.upper()]
         config = FrontConfig(
-            settings.http, settings.access, settings.control, notified.log is not None, level, fronts,
+            settings.http, site.access, notified.log is not None, level, fronts,
             product=None if product is None else product.front,
         )  # fmt: skip
         server = FrontsServer(

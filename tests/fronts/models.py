@@ -1,6 +1,7 @@
 """Models that the tests of fronts serve."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -57,3 +58,17 @@ class Measured(weir.Model):
 
     def predict(self, batch: list[Any]) -> list[Any]:
         return batch
+
+
+class GatedAdd(Add):
+    """Adds once a named pipe has been opened for writing."""
+
+    def __init__(self, gate: str) -> None:
+        self.gate = Path(gate)
+        self.waits = True
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        if self.waits:
+            self.gate.read_text()
+        self.waits = False
+        return super().predict(batch)

@@ -1,5 +1,6 @@
 """gRPC before two fronts is that of one server: what fronts answer, what goes on to the dispatcher, and what one that ends takes with it."""
 
+import os
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ import grpc
 import numpy
 import psutil
 import pytest
-from tests.fronts.kit import SQUARE, Caller, fronts_of, total
+from tests.fronts.kit import SQUARE, Caller, fronts_of, metrics_of, total
 from tests.served import Served, until, weir_here
 
 from weir.client import GrpcClient
@@ -179,6 +180,36 @@ def test_control_is_refused_to_callers_elsewhere_who_say_that_they_are_here() ->
             for path in (INFER, "/inference.GRPCInferenceService/RepositoryIndex"):
                 body = tensors("add", ROWS) if path == INFER else b""
                 assert opened.unary_unary(path)(body, metadata=[("authorization", "Bearer secret")]) is not None
+
+
+def test_clients_are_counted_once_and_as_long_as_they_are_connected(served: Served) -> None:
+    def connections() -> float:
+        return total(metrics_of(served), "weir_connections")
+
+    until(lambda: connections() == 1)  # the one that asks
+    with ExitStack() as stack:
+        for opened in [stack.enter_context(channel(served)) for _ in range(4)]:
+            assert opened.unary_unary(INFER)(tensors("add", ROWS), timeout=30)
+            assert opened.unary_unary("/inference.GRPCInferenceService/ServerReady")(b"", timeout=30)  # is passed on
+        until(lambda: connections() == 5)
+    until(lambda: connections() == 1)
+
+
+def test_calls_are_limited_for_all_fronts_together(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    arguments = (f"{MODELS}:GatedAdd", "--param", f"gate={gate}", "--max-batch-size", 2, "--max-connections", 8)
+    with Served(*arguments, "--fronts", 2, "--grpc-port", 0) as served, ExitStack() as stack:
+        served.until_grpc().until_ready()
+        calls = [stack.enter_context(channel(served)).unary_unary(INFER) for _ in range(4)]
+        body = tensors("gatedadd", ROWS)
+        under_way = [call.future(body, timeout=60) for call in calls for _ in range(2)]
+        until(lambda: total(metrics_of(served), "weir_waiting_requests") == 7)
+        for call in calls:
+            with pytest.raises(grpc.RpcError, match="8 calls are under way; that is the limit"):
+                call(body, timeout=60)
+        gate.write_text("go")
+        assert all(read_response(each.result()).outputs for each in under_way)
 
 
 def test_a_port_of_another_server_is_an_error() -> None:

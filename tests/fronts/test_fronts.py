@@ -235,6 +235,25 @@ def test_a_front_that_is_killed_loses_its_own_connections_only(served: Served) -
             assert caller.call("/infer/square", b"8") == (200, b"64")
 
 
+def test_a_front_that_is_replaced_has_the_keys_of_the_others(tmp_path: Path) -> None:
+    keys, token = tmp_path / "keys", tmp_path / "token"
+    keys.write_text("first")
+    token.write_text("control")
+    with Served(SQUARE, "--fronts", 2, "--api-key-file", keys, "--control-token-file", token) as served:
+        served.until_listening()
+        served.until_logged("ready .*models=")
+        keys.write_text("second")  # this counts at the next start of the server
+        token.unlink()
+        victim, kept = fronts_of(served)
+        victim.kill()
+        until(lambda: len({front.pid for front in fronts_of(served)} - {victim.pid}) == 2)
+        (new,) = [front for front in fronts_of(served) if front.pid != kept.pid]
+        with calling(served, new) as caller:
+            for key, status in (("second", 401), ("first", 200), ("control", 200)):
+                headers = f"Authorization: Bearer {key}\r\n"
+                assert caller.call("/infer/square", b"3", headers=headers)[0] == status
+
+
 def test_metrics_show_each_front(served: Served) -> None:
     first, second = fronts_of(served)
 

@@ -14,7 +14,7 @@ from weir.catalog.registry import Registry
 from weir.frontends.http.application import make_app
 from weir.fronts.front import FrontConfig
 from weir.fronts.server import FrontFigures, FrontsServer
-from weir.protocols.access import AccessSettings, ControlSettings
+from weir.protocols.access import Access
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
@@ -28,7 +28,7 @@ def test_a_front_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> Non
         async with Service(Square, executor=FakeExecutor(squared)) as service:
             registry, figures = Registry([service]), FrontFigures(settings, 2)
             context = KserveContext(registry, settings, account=figures.account)
-            config = FrontConfig(settings, AccessSettings(), ControlSettings(), False, logging.WARNING, 2)
+            config = FrontConfig(settings, Access(), False, logging.WARNING, 2)
             app = make_app(registry, settings, context=context)
             server = FrontsServer(registry, app, settings, (), config=config, figures=figures, context=context)
             await server.start()

@@ -12,7 +12,13 @@ from typing import Any, TypeVar
 from weir.protocols.account import Account
 from weir.protocols.settings import HttpSettings
 
-_CONNECTIONS, _BYTES, _REFUSED, _FIELDS = 0, 1, 2, 8  # places in a row, which fills a line of the CPU's cache
+_CONNECTIONS, _BYTES, _REFUSED, _CALLS, _FIELDS = (
+    0,
+    1,
+    2,
+    3,
+    8,
+)  # places in a row, which fills a line of the CPU's cache
 _WORD = 8  # bytes
 T = TypeVar("T")
 
@@ -22,6 +28,7 @@ class SharedFigures:
 
     def __init__(self, fd: int, count: int) -> None:
         self._memory: mmap.mmap | None = mmap.mmap(fd, table_bytes(count))
+        self.count = count
         self._numbers: memoryview | array.array[int] = memoryview(self._memory).cast("q")
 
     def put(self, index: int, place: int, number: int) -> None:
@@ -37,9 +44,9 @@ class SharedFigures:
         return self._numbers[index * _FIELDS + _CONNECTIONS]
 
     def clear(self, index: int) -> None:
-        """Note that a process has ended: it has no connections and holds no bytes."""
-        self.put(index, _CONNECTIONS, 0)
-        self.put(index, _BYTES, 0)
+        """Note that a process has ended: it has no connections and no calls, and holds no bytes."""
+        for place in (_CONNECTIONS, _BYTES, _CALLS):
+            self.put(index, place, 0)
 
     def close(self) -> None:
         """Give the memory back. The numbers stay as they are, for this process alone. Idempotent."""
@@ -86,7 +93,17 @@ class SharedAccount(Account):
 
     def connection_set(self) -> set[Any]:
         """See Account."""
-        return _Published(self._publish)
+        return _Published(self.publish)
+
+    def count_call(self, change: int) -> int:
+        """See Account."""
+        self._figures.put(self._index, _CALLS, super().count_call(change))
+        return self._figures.total(_CALLS)
+
+    @property
+    def sharers(self) -> int:
+        """See Account."""
+        return self._figures.count
 
     @property
     def total_bytes(self) -> int:
@@ -102,10 +119,11 @@ class SharedAccount(Account):
     @property
     def connections(self) -> int:
         """See Account."""
-        self._publish()
+        self.publish()
         return self._figures.total(_CONNECTIONS)
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
+        """Show the other processes what only `counters` know: they are asked, and notify nobody. A process does this once a second."""
         self._figures.put(self._index, _CONNECTIONS, sum([count() for count in self.counters]))
         self._figures.put(self._index, _REFUSED, self.refused)
 

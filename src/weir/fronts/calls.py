@@ -38,6 +38,8 @@ class FrontCalls(NamedTuple):
 class DispatcherGrpc(GrpcServer):
     """The gRPC server of a dispatcher, whose fronts listen. `reserve` is called before they start."""
 
+    has_clients = False
+
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._secret = secrets.token_hex(32)

@@ -51,7 +51,7 @@ from weir.fronts.messages import (
 from weir.fronts.passing import ConnectionSender
 from weir.fronts.relaying import Relays
 from weir.fronts.remote import RemoteModels, Requests
-from weir.protocols.access import Access, AccessSettings, Control, ControlSettings
+from weir.protocols.access import Access
 from weir.protocols.settings import HttpSettings
 from weir.telemetry.recorder import SilentObserver
 from weir.wire.status import set_timeout_status
@@ -253,11 +253,10 @@ class RemoteHandler(logging.Handler):
 
 @dataclass(frozen=True)
 class FrontConfig:
-    """The settings of a server that its fronts need. It must be picklable."""
+    """What fronts must know of their server. It must be picklable. `access` has the keys that were in their files when the server started."""
 
     http: HttpSettings
-    access: AccessSettings
-    control: ControlSettings
+    access: Access
     access_log: bool
     log_level: int
     fronts: int
@@ -296,10 +295,9 @@ class Front:
         self._models = RemoteModels(self._requests, config.fronts, MemoryReceiver(ends.connections))
         self._product = product = config.product
         self._sender = ConnectionSender(ends.connections, loop)
-        account = SharedAccount(config.http, SharedFigures(ends.figures, config.fronts + 1), ends.index)
+        self._account = account = SharedAccount(config.http, SharedFigures(ends.figures, config.fronts + 1), ends.index)
         self._relays = Relays(self._sender, account)
-        access = Access(config.access, Control(config.control))
-        context = FrontContext(self._models, config.http, access=access, account=account)
+        context = FrontContext(self._models, config.http, access=config.access, account=account)
         self._server = FrontServer(
             self._models, no_application, config.http, [RefusalObserver(self._link)], context=context,
             own=(FrontNative(self._models, config.http), FrontKserve(context)), hand_over=PassOn(self._sender, self._relays, self._link, self._report),
@@ -382,6 +380,7 @@ class Front:
 
     def _sweep(self) -> None:
         self._models.sweep()
+        self._account.publish()
         self._link.put(Alive())
 
     async def _drain(self, seconds: float | None) -> None:

@@ -56,7 +56,7 @@ class Account:
     """Counts the bytes and the connections of all clients of one server. It belongs to one event loop."""
 
     __slots__ = (
-        "_lock", "_pressed", "counters", "held_bytes", "max_bytes", "max_connections", "reading_bytes", "refused", "unpacking",
+        "_lock", "_pressed", "calls", "counters", "held_bytes", "max_bytes", "max_connections", "reading_bytes", "refused", "unpacking",
     )  # fmt: skip
 
     def __init__(self, settings: HttpSettings) -> None:
@@ -66,6 +66,7 @@ class Account:
         self.reading_bytes = 0  # of values, in threads
         self._lock = threading.Lock()  # for `reading_bytes`
         self.counters: list[Callable[[], int]] = []  # one per kind of connection: returns how many are open
+        self.calls = 0  # of gRPC that are under way
         self.refused = 0  # how many times bytes were refused
         self.unpacking = asyncio.Semaphore(_UNPACKED_AT_ONCE)
         self._pressed = False
@@ -127,6 +128,16 @@ class Account:
     def connection_set(self) -> set[Any]:
         """Return a set for connections that are counted. The caller adds its `__len__` to `counters`, and uses only its `add` and `discard`."""
         return set()
+
+    def count_call(self, change: int) -> int:
+        """Note that so many more calls of gRPC are under way; return how many are, in all processes of the server."""
+        self.calls += change
+        return self.calls
+
+    @property
+    def sharers(self) -> int:
+        """How many processes keep this account together."""
+        return 1
 
     @property
     def total_bytes(self) -> int:

@@ -19,7 +19,7 @@ from weir.fronts.calls import DispatcherGrpc
 from weir.fronts.front import FrontConfig
 from weir.fronts.server import FrontFigures, FrontsServer
 from weir.model import Model, Tensor
-from weir.protocols.access import AccessSettings, Control, ControlSettings
+from weir.protocols.access import Control, ControlSettings
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings, KserveSettings
 from weir.serving.service import Service
@@ -103,7 +103,7 @@ async def serving(
         await registry.start()
         stack.push_async_callback(registry.stop, 0.0)
         if CORE is FRONTS:
-            await stack.enter_async_context(fronts_of(server, context, allowed.settings))
+            await stack.enter_async_context(fronts_of(server, context))
         await server.start()
         stack.push_async_callback(server.stop)
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
@@ -115,11 +115,11 @@ async def serving(
 
 
 @asynccontextmanager
-async def fronts_of(server: DispatcherGrpc, context: KserveContext, control: ControlSettings) -> AsyncIterator[None]:
+async def fronts_of(server: DispatcherGrpc, context: KserveContext) -> AsyncIterator[None]:
     """Run two fronts before `server`."""
     figures = FrontFigures(context.http, 2)
     context.account = figures.account
-    config = FrontConfig(replace(context.http, port=0), AccessSettings(), control, False, logging.WARNING, 2)
+    config = FrontConfig(replace(context.http, port=0), context.access, False, logging.WARNING, 2)
     http = FrontsServer(
         context.registry, None, config.http, (), config=config, figures=figures, context=context, grpc=server
     )

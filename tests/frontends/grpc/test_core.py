@@ -102,7 +102,8 @@ class Rules:
         self.refused: list[tuple[WeirError, Any]] = []
         self.received: list[Any] = []
         self.clock = FakeClock()
-        self.intake = Intake(calls, messages, lambda error, call: self.refused.append((error, call)), self.clock)
+        self.account = Account(HttpSettings(max_connections=calls))
+        self.intake = Intake(self.account, messages, lambda error, call: self.refused.append((error, call)), self.clock)
 
     def receive(self, call: Any, peer: str = "") -> None:
         self.intake.receive(call, peer or str(id(call)), lambda: self.received.append(call))
@@ -116,10 +117,10 @@ def test_calls_are_counted_until_the_core_is_done_with_them() -> None:
     assert [rules.intake.begin("a"), rules.intake.begin("b")] == [None, None]
     error = rules.intake.begin("a")
     assert error is not None and "2 calls are under way" in error.message
-    assert (rules.intake.calls, rules.intake.connections) == (3, 2)
+    assert (rules.account.calls, rules.intake.connections) == (3, 2)
     rules.intake.end("a")
     rules.intake.end("a")
-    assert (rules.intake.calls, rules.intake.connections) == (1, 1)
+    assert (rules.account.calls, rules.intake.connections) == (1, 1)
     assert rules.intake.begin("c") is None
 
 

@@ -21,7 +21,7 @@ from weir.frontends.http.pages import RenderMetrics
 from weir.frontends.http.server import HttpServer
 from weir.fronts.front import FrontConfig
 from weir.fronts.server import FrontFigures, FrontsServer
-from weir.protocols.access import AccessSettings, ControlSettings
+from weir.protocols.access import Access
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
@@ -153,7 +153,7 @@ async def fronts_server(
     """Serve as `weir serve --fronts 2` does."""
     figures = FrontFigures(settings, 2)
     context = KserveContext(registry, settings, account=figures.account)
-    config = FrontConfig(settings, AccessSettings(), ControlSettings(), False, logging.WARNING, 2)
+    config = FrontConfig(settings, Access(), False, logging.WARNING, 2)
     app = make_app(registry, settings, metrics=metrics, context=context)
     server = FrontsServer(registry, app, settings, (), config=config, figures=figures, context=context)
     await server.start()

@@ -88,13 +88,15 @@ class AioCore:
     def __init__(
         self, handlers: dict[str, Handler], options: Sequence[tuple[str, int]], admit: Callable[[str, IncomingCall], bool],
         refuse: Callable[[WeirError, IncomingCall], None], account: "Account", *, max_message_size: int, patience: float,
+        has_clients: bool = True,
     ) -> None:  # fmt: skip
         self._handlers = handlers
         self._admit = admit
         self._refuse = refuse
         self._account = account
         self._calls = 0
-        account.counters.append(lambda: self._calls)
+        if has_clients:
+            account.counters.append(lambda: self._calls)
         self._server = grpc.aio.server(options=list(options), maximum_concurrent_rpcs=account.max_connections)
         self._server.add_generic_rpc_handlers((_Methods(self),))
 

@@ -45,20 +45,19 @@ _HASTE = 10
 
 
 class Intake:
-    """Limits calls to `most_calls`, and messages that are being received at the same time to `most_messages`. `refuse` ends a call with an error.
+    """Limits calls to as many as `account` may have connections, and messages that are being received at the same time to `most_messages`. `refuse` ends a call with an error. Without an account, calls are limited elsewhere.
 
     It belongs to one event loop.
     """
 
     def __init__(
         self,
-        most_calls: int,
+        account: Account | None,
         most_messages: int,
         refuse: Callable[[WeirError, "IncomingCall"], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.calls = 0
-        self._most_calls = most_calls
+        self._account = account
         self._most_messages = most_messages
         self._refuse = refuse
         self._clock = clock
@@ -80,17 +79,18 @@ class Intake:
 
     def begin(self, peer: str) -> Overloaded | None:
         """Count one more call from `peer`, until `end`. Return the error that refuses it if there are too many, else None."""
-        self.calls += 1
         self._peers[peer] = self._peers.get(peer, 0) + 1
-        if self.calls <= self._most_calls:
+        account = self._account
+        if account is None or account.count_call(1) <= account.max_connections:
             return None
         return Overloaded(
-            f"{self._most_calls} calls are under way; that is the limit (max_connections)", retry_after=1.0
+            f"{account.max_connections} calls are under way; that is the limit (max_connections)", retry_after=1.0
         )
 
     def end(self, peer: str) -> None:
         """Count one call from `peer` less."""
-        self.calls -= 1
+        if self._account is not None:
+            self._account.count_call(-1)
         left = self._peers[peer] - 1
         if left:
             self._peers[peer] = left
@@ -253,22 +253,25 @@ class Core:
     """A gRPC server.
 
     `handlers` maps the paths of methods to their handlers. `options` are gRPC's own. `admit` returns whether a call to a path may go on, and ends it
-    otherwise. `refuse` ends a call with an error. Messages are charged to `account`. A client may take `patience` seconds to read a response.
+    otherwise. `refuse` ends a call with an error. Messages are charged to `account`. A client may take `patience` seconds to read a response. Without
+    `has_clients`, calls come from a server that has counted them and their clients.
     """
 
     def __init__(
         self, handlers: dict[str, Handler], options: Sequence[tuple[str, int]], admit: Callable[[str, IncomingCall], bool],
         refuse: Callable[[WeirError, IncomingCall], None], account: Account, *, max_message_size: int, patience: float,
+        has_clients: bool = True,
     ) -> None:  # fmt: skip
         self._handlers = handlers
         self._admit = admit
         self._refuse = refuse
         self._account = account
         self._unsent = Unsent(account, patience)
-        most = max(_LEAST_MESSAGES, account.max_bytes // (_MESSAGES_PART * max_message_size))
-        self._intake = Intake(account.max_connections, most, refuse)
+        most = max(_LEAST_MESSAGES, account.max_bytes // (_MESSAGES_PART * max_message_size * account.sharers))
+        self._intake = Intake(account if has_clients else None, most, refuse)
         self._connected = Connected(lambda: self._intake.connections)
-        account.counters.append(self._connected)
+        if has_clients:
+            account.counters.append(self._connected)
         self._queue = cygrpc.CompletionQueue()
         self._next: Callable[[float | None], Any] = self._queue.poll
         self._gate = GrpcGate()

@@ -33,6 +33,7 @@ class GrpcServer:
 
     shares_port = False  # with others of its kind
     own_address = ""  # where it listens instead of host and port
+    has_clients = True  # rather than servers before it, which count them
 
     def __init__(
         self, context: KserveContext, settings: GrpcSettings, http: HttpSettings, core: "type[Core | AioCore]",
@@ -62,6 +63,7 @@ class GrpcServer:
         core = self._make_core(
             services.handlers, options, self._admit, services.refuse_with, self._context.account,
             max_message_size=self._settings.grpc_max_message_size, patience=self._http.body_timeout,
+            has_clients=self.has_clients,
         )  # fmt: skip
         host = f"[{self._host}]" if ":" in self._host else self._host
         found = core.listen(self.own_address or f"{host}:{self._settings.grpc_port}", credentials)
