@@ -83,6 +83,49 @@ def test_traffic_that_drifts_gets_every_answer_while_workers_are_killed(
     assert killed
 
 
+UNLOADABLE = """
+import weir
+
+class Unloadable(weir.Model):
+    def load(self):
+        raise FileNotFoundError("weights.bin is not there")
+
+    def predict(self, batch):
+        return batch
+"""
+
+
+def test_a_model_that_cannot_be_loaded_is_not_called_ready(tmp_path: Path) -> None:
+    fill(tmp_path, 1)
+    write(tmp_path, {"unloadable/1/model.py": UNLOADABLE, "unreadable/1/model.py": "(", "large/1/model.py": UNLOADABLE})
+    write(tmp_path, {"large/config.toml": 'needs_memory = "6GB"\n'})
+    broken = {"large": "it takes 6GB", "unloadable": "weights.bin is not there", "unreadable": "SyntaxError"}
+    flags = ("--model-repository", tmp_path, "--model-control", "on-demand", "--model-memory", "5GB")
+    with serving(*flags) as (_, client):
+
+        def listed() -> dict[str, dict[str, Any]]:
+            return {each["name"]: each for each in client.get("/models").json()["models"]}
+
+        def ready(name: str) -> int:
+            return client.get(f"/v2/models/{name}/ready").status_code
+
+        assert [ready(name) for name in (*broken, "m0")] == [200] * 4  # nobody has tried,
+        assert set(states(client).values()) == {"available"}  # and these questions read none
+        for name, reason in broken.items():
+            assert client.post(f"/infer/{name}", json=1).status_code == 503
+            assert ready(name) == 503
+            assert (listed()[name]["ready"], listed()[name]["state"]) == (False, "failed")
+            assert reason in listed()[name]["reason"]
+        index = {each["name"]: each for each in client.post("/v2/repository/index").json()}
+        assert all(reason in index[name]["reason"] for name, reason in broken.items())
+        assert client.get("/v2/health/ready").status_code == client.get("/health/ready").status_code == 200
+        assert client.post("/infer/m0", json=1).json() == ["m0", 1]
+        write(tmp_path, {"unreadable/1/model.py": NAMED.format(name="mended")})
+        while client.post("/infer/unreadable", json=1).status_code == 503:
+            pass
+        assert (ready("unreadable"), listed()["unreadable"]["state"]) == (200, "loaded")
+
+
 DOUBLE = """
 import numpy as np
 import weir

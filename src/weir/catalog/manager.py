@@ -234,14 +234,14 @@ class ModelStates:
         for version in ("", *versions):
             self._failures.pop((name, version), None)
 
-    def index(self, names: Iterable[str], ready_only: bool) -> list[ModelState]:
-        """Return the state of every model that runs, is being loaded, failed to load or is one of `names`, by name and version; with
-        `ready_only`, only of those that are ready."""
+    def index(self, names: Mapping[str, str], ready_only: bool) -> list[ModelState]:
+        """Return the state of every model that runs, is being loaded, failed to load or is one of `names`, which are not loaded for these reasons, by
+        name and version; with `ready_only`, only of those that are ready."""
         states = {(service.name, service.version): self._of(service) for service in self._registry.all}
         noted = {key: (state, "") for key, state in self._under_way.items()}
         failed = {key: (UNAVAILABLE, reason) for key, reason in self._failures.items()}
         known = {name for name, _ in (*states, *noted, *failed)}
-        idle = {(name, ""): (UNAVAILABLE, "not loaded") for name in names if name not in known}
+        idle = {(name, ""): (UNAVAILABLE, reason) for name, reason in names.items() if name not in known}
         every = {**idle, **failed, **noted, **states}
         keys = sorted(every, key=lambda key: (key[0], version_order(key[1])))
         found = [ModelState(*key, state, without_paths(reason)) for key in keys for state, reason in [every[key]]]
@@ -275,13 +275,16 @@ class FirstReads:
     it could not be read."""
 
     def __init__(
-        self, changes: ChangeQueue, read: Callable[[str], Coroutine[Any, Any, None]], clock: Callable[[], float]
-    ) -> None:
+        self, changes: ChangeQueue, read: Callable[[str], Coroutine[Any, Any, None]], clock: Callable[[], float],
+        names: Iterable[str],
+    ) -> None:  # fmt: skip
         self._clock = clock
         self._changes = changes
         self._read = read
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._failed: dict[str, tuple[Backoff, float, str]] = {}  # the time until which requests are refused, and why
+        # By name: why it could not be read; "" if it was not tried, or was read.
+        self.reasons = dict.fromkeys(names, "")
 
     async def read(self, name: str) -> None:
         """Read the model `name`; return when it is registered. Raises ModelNotReady if it cannot be read, and
@@ -304,11 +307,13 @@ class FirstReads:
             if name not in self._failed or self._failed[name][1] <= now:
                 pause = backoff.failed_to_load()
                 self._failed[name] = backoff, now + pause, error.message
+                self.reasons[name] = error.message
                 logger.error(
                     "model %r: cannot be read, and is not tried again for %.3g s: %s", name, pause, error.message
                 )
             raise ModelNotReady(f"model {name!r} is not ready: {error.message}", retry_after=1.0) from error
         self._failed.pop(name, None)
+        self.reasons[name] = ""
 
 
 class MakeService(Protocol):
@@ -355,8 +360,8 @@ class Manager:
         self._endpoints = WorkerEndpoints()
         self._residency = residency
         if residency is not None:
-            self._reads = FirstReads(self._changes, self._read_first, residency.clock)
-            registry.on_demand, registry.read = frozenset(repository.names()), self._reads.read
+            self._reads = FirstReads(self._changes, self._read_first, residency.clock, repository.names())
+            registry.on_demand, registry.read = self._reads.reasons, self._reads.read
 
     async def start(self) -> None:
         """Start all models of the registry and the steps of its chains, at the same time; return when all are ready.
@@ -382,7 +387,8 @@ class Manager:
     async def index(self, ready_only: bool = False) -> list[ModelState]:
         """Return the state of every model that runs or could be loaded, by name and version."""
         names = [] if ready_only else await asyncio.to_thread(self._repository.names)
-        return self._states.index(names, ready_only)
+        unread = self.registry.on_demand
+        return self._states.index({name: unread.get(name) or "not loaded" for name in names}, ready_only)
 
     def hardware(self) -> list[Hardware]:
         """Return the CPUs and GPUs of this machine."""
@@ -478,7 +484,7 @@ class Manager:
         try:
             reading = await self._read(name, "", None, None)
         except ModelNotFound:  # its folder has gone since the start
-            self.registry.on_demand = frozenset(self.registry.on_demand) - {name}
+            self._reads.reasons.pop(name, None)
             raise
         for model in reading.versions:
             self.registry.check_claim(name, model.routes)

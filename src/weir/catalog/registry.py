@@ -49,7 +49,7 @@ class Registry:
         self.changed: list[Callable[[], None]] = []
         self.loading: set[str] = set()
         # Models that are read when they are needed for the first time, and what reads one of them: the Manager's.
-        self.on_demand: Collection[str] = ()
+        self.on_demand: Mapping[str, str] = {}
         self.read: Callable[[str], Awaitable[None]] | None = None
         self.ending = False  # the server accepts no more requests; models may still finish accepted ones
         self._versions: dict[str, dict[str, Service]] = {}
@@ -81,13 +81,14 @@ class Registry:
 
     @property
     def ready(self) -> bool:
-        """Whether every model takes requests."""
-        return not self.ending and all(service.ready for service in self.all)
+        """Whether every model takes requests, or would but for a load that failed when one came."""
+        return not self.not_ready_reasons and not self.ending
 
     @property
     def not_ready_reasons(self) -> dict[str, str]:
         """The reason why a model takes no requests, by label, for each such model."""
-        reasons = {service.label: service.not_ready_reason for service in self.all}
+        needed = [service for service in self.all if not service.generation.failed_on_demand]
+        reasons = {service.label: service.not_ready_reason for service in needed}
         return {label: reason or "draining" for label, reason in reasons.items() if reason or self.ending}
 
     def get(self, name: str, version: str = "") -> Service:

@@ -5,7 +5,7 @@ A front has none of the models' code. Of each class it makes a stand-in with the
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -316,7 +316,7 @@ class RemoteModels:
     ) -> None:  # fmt: skip
         self.changed: list[Callable[[], None]] = []
         self.aliases: Mapping[str, str] = MappingProxyType({})
-        self.on_demand: Collection[str] = ()
+        self.on_demand: Mapping[str, str] = {}
         self.services: Mapping[str, RemoteHandle] = {}
         self.routes: Mapping[str, RemoteHandle] = {}
         self._versions: dict[str, dict[str, RemoteHandle]] = {}

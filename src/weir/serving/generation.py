@@ -14,6 +14,7 @@ from weir.messages import Observer, Request
 from weir.model import Model
 from weir.policy.decision import complete
 from weir.policy.loading import load_policy
+from weir.policy.residency import Presence
 from weir.serving.delivery import Delivery, tracer_among
 from weir.serving.driver import LOADING, Driver, DriverPhase
 from weir.serving.handle import ModelFacts, ResidencyView
@@ -378,7 +379,13 @@ class Generation:
         """Why requests are not accepted or not run; "" if they are."""
         driver = self.driver
         refused = driver.refusing or ("draining" if driver.draining else "")
-        return refused or suspension(driver.executor.states()) or self._unmet()
+        return refused or suspension(driver.executor.states()) or self._unmet() or self.failed_on_demand
+
+    @property
+    def failed_on_demand(self) -> str:
+        """Why it could not be loaded when a request came, as long as it was not loaded since; "" in any other case."""
+        residency = self.residency
+        return residency["reason"] if residency is not None and residency["state"] == Presence.FAILED.value else ""
 
     @property
     def residency(self) -> ResidencyView | None:

@@ -1,6 +1,6 @@
 """What protocols, channels and products know of a running model: a ModelHandle. In this process a Service is one."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypedDict
@@ -156,7 +156,8 @@ class Models(Protocol):
 
     changed: list[Callable[[], None]]
     aliases: Mapping[str, str]
-    on_demand: Collection[str]  # names of models that are loaded when requests come; not all need be known otherwise
+    # Models that are loaded when requests come, by name, not all of which need be known otherwise: why one could not be read; "" if it was not tried.
+    on_demand: Mapping[str, str]
 
     @property
     def services(self) -> Mapping[str, ModelHandle]:

@@ -66,12 +66,10 @@ class MetadataCalls:
     async def ModelReady(self, request: Any, call: IncomingCall) -> Any:
         """Return whether one model accepts requests; False for an unknown model."""
         try:
-            ready = not self._registry.get(request.name, request.version).not_ready_reason
-        except ModelNotFound:
-            ready = False
-        except ModelNotReady as error:
-            ready = error.read is not None  # its first request has it read
-        return filled("ModelReadyResponse", {"ready": ready})
+            kserve.check_ready(self._registry, request.name, request.version)
+        except (ModelNotFound, ModelNotReady):
+            return filled("ModelReadyResponse", {"ready": False})
+        return filled("ModelReadyResponse", {"ready": True})
 
     async def ServerMetadata(self, request: Any, call: IncomingCall) -> Any:
         """Return the server's name, version and extensions."""
@@ -266,9 +264,12 @@ class Health:
         if name in self._own:
             return _SERVING if self._registry.ready else _NOT_SERVING
         try:
-            return _NOT_SERVING if self._registry.get(name).not_ready_reason else _SERVING
+            kserve.check_ready(self._registry, name)
+        except ModelNotReady:
+            return _NOT_SERVING
         except ModelNotFound:
             return _SERVICE_UNKNOWN
+        return _SERVING
 
 
 def service_of(version: str) -> str:

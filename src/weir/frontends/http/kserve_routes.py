@@ -142,11 +142,10 @@ class KservePages:
         return kserve.model_metadata(self._registry, call.path["model"], call.path.get("version", ""))
 
     async def model_ready(self, call: AsgiCall) -> kserve.ReadyState:
-        """Return whether one model accepts requests."""
-        service = self._service(call)
-        if service.not_ready_reason:
-            raise ModelNotReady(f"model {service.facts.label!r} is not ready: {service.not_ready_reason}")
-        return {"name": service.facts.name, "ready": True}
+        """Return whether one model accepts requests. One that was not read yet is not read for this."""
+        name = call.path["model"]
+        kserve.check_ready(self._registry, name, call.path.get("version", ""))
+        return {"name": name, "ready": True}
 
     async def config(self, call: AsgiCall) -> kserve.ModelConfig:
         """Show the configuration of one model."""

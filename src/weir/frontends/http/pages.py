@@ -179,10 +179,14 @@ class Pages:
 
     async def models(self, request: Request) -> Annotated[HttpResponse, documents.ModelList]:
         """List the models."""
-        unread = [name for name in sorted(self._registry.on_demand) if name not in self._registry.services]
+        services, unread = self._registry.services, sorted(self._registry.on_demand.items())
         lines: list[documents.ModelLine] = [
-            {"name": name, "ready": True, "reason": "", "workers": "0", "state": "available"} for name in unread
-        ]
+            {
+                "name": name, "ready": not reason, "reason": reason, "workers": "0",
+                "state": "failed" if reason else "available",
+            }
+            for name, reason in unread if name not in services
+        ]  # fmt: skip
         return _json(documents.ModelList(models=[*self._lines(), *lines]))
 
     async def model(self, request: Request) -> Annotated[HttpResponse, documents.ServiceState]:

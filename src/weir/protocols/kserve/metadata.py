@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NotRequired, Typed
 from msgspec import Meta, Struct
 
 from weir._version import __version__
-from weir.errors import Forbidden, InvalidRequest, ModelNotFound, brief
+from weir.errors import Forbidden, InvalidRequest, ModelNotFound, ModelNotReady, brief
 from weir.model import NONE, RAGGED, Tensor, is_batched
 from weir.policy.rules import SizeOrDelay
 from weir.profiling.machine import Hardware
@@ -50,6 +50,19 @@ def find(registry: "Models", name: str, version: str = "") -> "ModelHandle":
         there_are = ", ".join(registry.services) or "no models"
         which = f" version {version!r}" if version else ""
         raise ModelNotFound(f"Request for unknown model: {name!r}{which} is not found; there are {there_are}") from None
+
+
+def check_ready(registry: "Models", name: str, version: str = "") -> None:
+    """Raise ModelNotReady unless the model takes requests, or its first request has it read; and what `find` raises."""
+    try:
+        service = find(registry, name, version)
+        label, reason = service.facts.label, service.not_ready_reason
+    except ModelNotReady as error:
+        if error.read is None:
+            raise
+        label, reason = name, registry.on_demand[name]
+    if reason:
+        raise ModelNotReady(f"model {label!r} is not ready: {reason}")
 
 
 # Documents that the server sends.
