@@ -112,6 +112,7 @@ class Callers:
     def __init__(self, served: Served, count: int, ask: Callable[[Caller, int], bool | None], on_one: int = 50) -> None:
         self.answered = [0] * count
         self.wrong: list[int] = []
+        self.lost = 0  # connections
         self._served = served
         self._ask = ask
         self._on_one = on_one
@@ -138,13 +139,16 @@ class Callers:
     def _run(self, index: int) -> None:
         number = 1000 * index
         while not self._over.is_set():
-            with suppress(*LOST), Caller(self._served.url) as caller:
-                for _ in range(self._on_one):
-                    number += 1
-                    right = self._ask(caller, number)
-                    if right is False:
-                        self.wrong.append(number)
-                    self.answered[index] += right is not None
+            try:
+                with Caller(self._served.url) as caller:
+                    for _ in range(self._on_one):
+                        number += 1
+                        right = self._ask(caller, number)
+                        if right is False:
+                            self.wrong.append(number)
+                        self.answered[index] += right is not None
+            except LOST:
+                self.lost += 1
 
 
 def is_squared(caller: Caller, number: int) -> bool:

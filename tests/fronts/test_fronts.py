@@ -405,24 +405,56 @@ def test_fronts_end_with_their_dispatcher() -> None:
         assert not still_running(fronts)
 
 
+ADDS = "import weir\nclass Model(weir.Model):\n    def predict(self, batch):\n        return [x + {} for x in batch]\n"
+
+
 def test_a_reload_reaches_all_fronts(tmp_path: Path) -> None:
-    code = (
-        "import weir\nclass Model(weir.Model):\n    def predict(self, batch):\n        return [x {} for x in batch]\n"
-    )
     file = tmp_path / "model.py"
-    file.write_text(code.format("+ 1"))
+    file.write_text(ADDS.format(1))
     with Served(f"{file}:Model", "--fronts", 2, env={"PYTHONDONTWRITEBYTECODE": "1"}) as served, ExitStack() as stack:
         served.until_ready()
         callers = [stack.enter_context(calling(served, front)) for front in fronts_of(served)]
         control = stack.enter_context(Caller(served.url))
         assert [caller.call("/infer/model", b"1") for caller in callers] == [(200, b"2")] * 2
-        file.write_text(code.format("+ 100"))
+        file.write_text(ADDS.format(100))
         assert control.call("/v2/repository/models/model/load")[0] == 200
         assert [caller.call("/infer/model", b"1") for caller in callers] == [(200, b"101")] * 2
         assert control.call("/v2/repository/models/model/unload")[0] == 200
         assert [caller.call("/infer/model", b"1")[0] for caller in callers] == [404] * 2
         assert control.call("/v2/repository/models/model/load")[0] == 200
         assert [caller.call("/infer/model", b"1") for caller in callers] == [(200, b"101")] * 2
+
+
+def test_reloads_under_load_lose_no_request_and_mix_no_answers(tmp_path: Path) -> None:
+    """What is asked after a load call has been answered is answered by the new model; all else by the old or the new one, whole."""
+    file, adds = (
+        tmp_path / "model.py",
+        [1],
+    )  # what the model adds, from its first version to the one that is about to be loaded
+    file.write_text(ADDS.format(1))
+    done = 0  # the last version whose load call has been answered
+
+    def is_right(caller: Caller, number: int) -> bool:
+        least = done
+        if number % 5:
+            status, body = caller.ask("/infer/model", b"%d" % number)
+            added = {int(body) - number} if status == 200 else set()
+        else:  # the dispatcher's
+            status, body = caller.ask("/infer/model/batch", b"[%d,%d]" % (number, number))
+            added = {each["output"] - number for each in json.loads(body)} if status == 200 else set()
+        return len(added) == 1 and added <= set(adds[least:])
+
+    with Served(f"{file}:Model", "--fronts", 2, env={"PYTHONDONTWRITEBYTECODE": "1"}) as served:
+        served.until_ready()
+        with Callers(served, 6, is_right) as callers, Caller(served.url) as control:
+            for version in range(1, 6):
+                callers.until_more(100)
+                adds.append(10_000 * version)
+                file.write_text(ADDS.format(adds[-1]))
+                assert control.call("/v2/repository/models/model/load")[0] == 200
+                done = version
+            callers.until_more(100)
+        assert callers.wrong == [] and callers.lost == 0 and all(callers.answered)
 
 
 def test_connections_are_limited_for_all_fronts_together() -> None:
