@@ -6,6 +6,7 @@ The dispatcher has a gRPC server for them on a socket of its own, which takes no
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from weir.errors import CapacityError, ModelNotFound, Unauthorized
@@ -107,18 +108,20 @@ class FrontUnary(UnaryInference):
 
 
 class FrontGrpc(GrpcServer):
-    """The gRPC server of a front."""
+    """The gRPC server of a front, made as a GrpcServer from what `calls` says."""
 
     shares_port = True
-    relay: Relay  # to the dispatcher
-    added: tuple[tuple[str, bool], ...] = ()  # see FrontCalls
-    certificate: Certificate | None = None
+
+    def __init__(self, calls: FrontCalls, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._calls = calls
+        self._relay = Relay(calls.target, calls.secret, development=self._http.development)
 
     def _credentials(self) -> Any:
-        return credentials_of(self.certificate)
+        return credentials_of(self._calls.certificate)
 
     def _make_services(self) -> Services:
-        relay, development = self.relay, self._http.development
+        relay, development = self._relay, self._http.development
         pass_on = relay.handler(_INFER, takes_stream=False).begin
         services = Services(
             self._context, self._settings.grpc_stream_requests, development=development,
@@ -127,20 +130,17 @@ class FrontGrpc(GrpcServer):
         for path, handler in services.handlers.items():
             if path != _INFER:
                 services.handlers[path] = relay.handler(path, takes_stream=handler.takes_stream)
-        services.handlers |= {path: relay.handler(path, takes_stream=takes) for path, takes in self.added}
+        services.handlers |= {path: relay.handler(path, takes_stream=takes) for path, takes in self._calls.added}
         return services
 
     async def stop(self) -> None:
         """See GrpcServer."""
         await super().stop()
-        await self.relay.stop()
+        await self._relay.stop()
 
 
 def front_server(calls: FrontCalls, context: KserveContext, http: HttpSettings) -> FrontGrpc:
     """Return the gRPC server of a front, not started."""
-    server = make_frontend(context, calls.settings, http, kind=lambda: FrontGrpc)
+    server = make_frontend(context, calls.settings, http, kind=lambda: partial(FrontGrpc, calls))
     assert isinstance(server, FrontGrpc)
-    server.certificate = calls.certificate
-    server.added = calls.added
-    server.relay = Relay(calls.target, calls.secret, development=http.development)
     return server

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from weir.errors import WeirError
-from weir.frontends.frontend import Frontend, nothing
+from weir.frontends.frontend import Frontend
 from weir.frontends.http.access_log import HttpLog
 from weir.frontends.http.fast.connection import Connection
+from weir.frontends.http.fast.plan import RouteHandler
 from weir.frontends.http.server import BACKLOG, HttpServer, Listening
 from weir.fronts.account import SharedAccount, SharedFigures
 from weir.fronts.fast import FrontConnection, FrontContext, FrontKserve, FrontNative, LoggedFrontConnection
@@ -51,6 +52,7 @@ from weir.fronts.messages import (
 from weir.fronts.passing import ConnectionSender
 from weir.fronts.relaying import Relays
 from weir.fronts.remote import RemoteModels, Requests
+from weir.messages import Observer
 from weir.protocols.access import Access
 from weir.protocols.settings import HttpSettings
 from weir.telemetry.recorder import SilentObserver
@@ -169,16 +171,24 @@ class Listeners:
 
 
 class FrontServer(HttpServer):
-    """The HTTP server of a front. It listens on sockets that the dispatcher has bound, and keeps: `listening`."""
+    """The HTTP server of a front. It listens on the sockets of `ends`, which the dispatcher has bound and keeps. `alive` is called once a second."""
 
-    listening: Sequence[socket.socket] = ()
-    tls: ssl.SSLContext | None = None
-    alive: Callable[[], None] = nothing  # called once a second
+    def __init__(
+        self, context: FrontContext, ends: "FrontEnds", alive: Callable[[], None], observers: Sequence[Observer], *,
+        hand_over: PassOn, route_handlers: Sequence[RouteHandler], log: HttpLog | None,
+    ) -> None:  # fmt: skip
+        models, http = context.registry, context.http
+        super().__init__(
+            models, no_application, http, observers, context=context, own=(FrontNative(models, http), FrontKserve(context)),
+            hand_over=hand_over, route_handlers=route_handlers, log=log,
+        )  # fmt: skip
+        self._ends = ends
+        self._alive = alive
 
     def sweep(self) -> None:
         """See HttpServer."""
         super().sweep()
-        self.alive()
+        self._alive()
 
     def _connect_any(self) -> Connection:
         """See HttpServer."""
@@ -194,12 +204,12 @@ class FrontServer(HttpServer):
                 break
 
     def _load_tls(self) -> ssl.SSLContext | None:
-        return self.tls
+        return self._ends.tls
 
     async def _open(self, tls: ssl.SSLContext | None) -> Listening:
         loop, connect = asyncio.get_running_loop(), self._connector(tls)
         servers = []
-        for each in self.listening:
+        for each in self._ends.listening:
             create = loop.create_unix_server if each.family == socket.AF_UNIX else loop.create_server
             servers.append(await create(connect, sock=each, backlog=BACKLOG))
         return Listeners(servers)
@@ -299,8 +309,7 @@ class Front:
         self._relays = Relays(self._sender, account)
         context = FrontContext(self._models, config.http, access=config.access, account=account)
         self._server = FrontServer(
-            self._models, no_application, config.http, [RefusalObserver(self._link)], context=context,
-            own=(FrontNative(self._models, config.http), FrontKserve(context)), hand_over=PassOn(self._sender, self._relays, self._link, self._report),
+            context, ends, self._sweep, [RefusalObserver(self._link)], hand_over=PassOn(self._sender, self._relays, self._link, self._report),
             route_handlers=() if product is None else product.routes(self._models, config.http, config.fronts, self._send_counts),
             log=RemoteLog(self._link) if config.access_log else None,
         )  # fmt: skip
@@ -309,9 +318,6 @@ class Front:
             from weir.fronts.calls import front_server  # grpcio is optional
 
             self._grpc = front_server(config.grpc, context, config.http)
-        self._server.listening = ends.listening
-        self._server.tls = ends.tls
-        self._server.alive = self._sweep
         self._models.changed.append(self._server.routes_changed)
 
     async def run(self) -> None:
