@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -22,6 +23,7 @@ MODEL_FAULTS = {
 ERROR_HEADER = "weir-error"
 NAMED = b"/v2"  # the beginning of KServe's paths: whose errors have KServe's form
 BINARY_HEADER = "inference-header-content-length"
+_NUMBER, _BEGINNING = re.compile(rb'^\{"(?:n|id)": "?([0-9]+)'), 40
 CODE_OF = {name: code for code, name in CODES.items()}
 
 
@@ -46,6 +48,15 @@ class Ask:
     since: float = math.inf
     named_at: int = 0  # bytes of the connection after which the server can know its protocol
     named: bool = True  # whether they had arrived when its end came
+
+
+def number_of(payload: Any) -> int:
+    """Return the number of the request with this payload: of its first item, or row."""
+    if isinstance(payload, dict):
+        return int(payload["x"][0, 0])
+    first = payload[0] if isinstance(payload, list) else getattr(payload, "view", payload)
+    found = _NUMBER.search(bytes(first[:_BEGINNING]))
+    return 0 if found is None else int(found[1])
 
 
 def _http(path: str, body: bytes, headers: tuple[str, ...] = ()) -> bytes:

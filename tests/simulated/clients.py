@@ -4,7 +4,7 @@ import hashlib
 import math
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from tests.simulated.asking import NAMED, Ask, draw_ask
@@ -24,8 +24,8 @@ STYLES = (
 )
 # Seconds after which a client leaves.
 LEAVING = {
-    "leave": (0.0, 0.001, 0.01, 0.1),
-    "half-close": (0.0, 0.001, 0.01),
+    "leave": (0.0, 0.001, 0.01, 0.1, 1.0, 5.0),
+    "half-close": (0.0, 0.001, 0.01, 1.0),
     "stall": (0.5, 15.0, 100.0),
     "garbage": (0.5, 15.0, 100.0),
 }
@@ -43,6 +43,9 @@ class Site(Protocol):
 
     def judge(self, ask: Ask, status: int, headers: dict[str, str], body: bytes, *, on_time: bool) -> None:
         """A response has come. `on_time`: its time is bounded."""
+
+    def gone(self, asks: Iterable[Ask]) -> None:
+        """The connection of these has gone before they had their ends."""
 
     def broken(self, what: str) -> None:
         """Something is wrong."""
@@ -73,6 +76,7 @@ class Line:
     def __init__(self, client: Caller, window: int | None) -> None:
         self._client = client
         self.waiting: deque[Ask] = deque()
+        self.left: list[Ask] = []  # what was waiting when the client left
         self.open = True
         self.fresh = True  # nothing has been sent
         self.ending = False  # the server has announced that it closes
@@ -249,6 +253,7 @@ class Client:
         line = turn.line
         if turn.style == "stall" and line.open and self.site.loop.now > turn.began + 90.0:
             self.site.broken(f"client {self.index} sent half a request, and is still connected after 90 s")
+        line.left = list(line.waiting)
         line.waiting.clear()
         line.excused = True
         if line.transport is not None and line.open:
@@ -309,6 +314,7 @@ class Client:
         if line.waiting and not (line.excused or line.ending):
             lost = line.waiting[0]
             self.site.broken(f"client {self.index}: the connection closed without a response to n={lost.n}")
+        self.site.gone((*line.left, *line.waiting))
         line.waiting.clear()
         if self._line is line:
             self._line = None

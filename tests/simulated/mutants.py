@@ -1,20 +1,29 @@
-"""Faults of the kinds that Weir has had, planted one at a time: `python -m tests.simulated.mutants [--seconds 60] [NAME ...]`.
+"""Faults of the kinds that Weir has had, planted one at a time: `python -m tests.simulated.mutants [--seconds 60] [--write] [NAME ...]`.
 
-Each replaces one place of the source as it is imported, in a process of its own. The simulation must find every one; a table says how soon.
+Each replaces one place of the source as it is imported, in a process of its own. The simulation must find every one; a table says how soon. What has been
+found is kept in build/ until the source changes, so that a run that was stopped goes on where it was. `--write` puts the table into docs/explanation/testing.md.
 """
 
 import argparse
+import hashlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import json
 import os
+import re
 import subprocess
 import sys
 import types
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-SOURCE = Path(__file__).parents[2] / "src"
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
+PAGE = ROOT / "docs" / "explanation" / "testing.md"
+BEGIN, END = "<!-- mutants: written by `python -m tests.simulated.mutants --write` -->", "<!-- end of mutants -->"
+_STATE = ROOT / "build" / "mutants.json"
+_SEEN = re.compile(r"seed (\d+): (.*)")
 
 
 class Mutant(NamedTuple):
@@ -86,6 +95,7 @@ MUTANTS = {
     "left-cancelled-nowhere": Mutant(
         "weir.frontends.http.fast.response_writer", "        if request is not None:\n            request.leave()\n", ""
     ),
+    "left-cancelled-for-the-last-only": Mutant("weir.frontends.http.fast.handover", "        for cycle in self._open:\n", "        for cycle in ():\n"),
     "reading-never-resumed": Mutant(
         "weir.frontends.http.fast.connection", "            else:\n                self.transport.resume_reading()", "            else:\n                pass"
     ),
@@ -116,6 +126,26 @@ MUTANTS = {
         "weir.serving.driver", "self.failed = self.not_ready_reason = reason", "self.failed = reason"
     ),
     "counted-twice": Mutant("weir.telemetry.recorder", "            self.ended[first, kind] += count\n", "            self.ended[first, kind] += count + (error is not None)\n"),
+}  # fmt: skip
+
+# Which kinds of faults Weir has had, and the mutants of each.
+KINDS = {
+    "a status or a name missing in a table": ("status-missing", "status-of-one-protocol", "name-of-the-error-missing"),
+    "an error as a value, or another's error": ("error-as-value", "wrong-length-accepted", "failure-of-one-for-all"),
+    "a forgotten charge": ("charge-kept", "charge-of-what-waits-kept", "charge-of-unread-kept"),
+    "a lost wake-up": (
+        "wake-up-lost-of-a-group", "wake-up-lost-of-a-turn", "timer-not-armed-again", "earlier-deadline-not-armed", "next-request-forgotten",
+        "reading-never-resumed",
+    ),
+    "a settled request answered again, or no end": ("settled-answered-again", "expired-not-settled", "end-not-noted", "half-of-a-dead-batch-lost"),
+    "a deadline that does not hold": (
+        "answer-after-the-deadline", "running-never-expires", "timeout-of-the-caller-ignored", "body-never-too-slow",
+    ),
+    "a bound that does not hold": ("room-without-end", "left-stays-in-queue", "place-never-free"),
+    "an answer in the wrong order or form": ("pieces-out-of-order", "form-of-another-protocol", "form-of-the-next-request", "content-taken-for-framing"),
+    "work for nobody": ("left-cancelled-nowhere", "left-cancelled-for-the-last-only", "expired-computed", "rest-of-a-failed-request-computed"),
+    "a drain or a reload that cuts off": ("drain-does-not-wait", "former-generation-forgotten"),
+    "readiness or metrics that do not follow": ("never-ready-again", "ready-without-workers", "counted-twice"),
 }  # fmt: skip
 
 
@@ -155,24 +185,97 @@ def plant(name: str) -> None:
     sys.meta_path.insert(0, _Planting(module, patched(name)))
 
 
+class Found(NamedTuple):
+    """What a search for a mutant has come to. `seed` is None if it was not found."""
+
+    seed: int | None
+    seconds: float  # of CPU time, with the start of the process
+    fault: str
+
+
+class Ledger:
+    """What has been found, kept in a file for as long as the source and the simulation are the same."""
+
+    def __init__(self, path: Path = _STATE) -> None:
+        self._path = path
+        self._digest = _digest_of_the_source()
+        state: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        self.found = {name: Found(*each) for name, each in state.get("found", {}).items()}
+        if state.get("source") != self._digest:
+            self.found = {}
+
+    def note(self, name: str, found: Found) -> None:
+        """Keep what was found of `name`."""
+        self.found[name] = found
+        self._path.parent.mkdir(exist_ok=True)
+        self._path.write_text(json.dumps({"source": self._digest, "found": self.found}))
+
+
+def _digest_of_the_source() -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for folder in (SOURCE / "weir", Path(__file__).parent):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def sought(name: str, seconds: float) -> Found:
+    """Look for a mutant in a process of its own, for so many seconds of CPU time. An exception in the simulation itself is no finding."""
+    command = [sys.executable, "-m", "tests.simulated", "--mutant", name, "--seconds", str(seconds)]
+    before = os.times()
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    after = os.times()
+    took = after.children_user + after.children_system - before.children_user - before.children_system
+    seen = _SEEN.match(ended.stdout)
+    if seen is None:
+        return Found(None, took, (ended.stdout + ended.stderr).strip().rpartition("\n")[2])
+    return Found(int(seen[1]), took, seen[2])
+
+
+def table(found: dict[str, Found]) -> str:
+    """Return the table of what was found, by kind."""
+    rows = ["| kind | planted fault | seed | CPU s |", "| --- | --- | --- | --- |"]
+    for kind, names in KINDS.items():
+        for name in names:
+            if name in found:
+                seed, seconds, _ = found[name]
+                rows.append(f"| {kind} | `{name}` | {'not found' if seed is None else seed} | {seconds:.1f} |")
+    return "\n".join(rows)
+
+
 def main() -> int:
     """Look for each mutant, and print the table; return the exit code."""
     parser = argparse.ArgumentParser(prog="tests.simulated.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[*MUTANTS, []], help="which; by default all")
     parser.add_argument("--seconds", type=float, default=60.0, help="of CPU time, for which each is sought")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/explanation/testing.md")
     chosen = parser.parse_args()
-    missed = 0
-    print("| mutant | CPU time | what was seen |\n| --- | --- | --- |")
+    ledger = Ledger()
     for name in chosen.names or MUTANTS:
-        command = [sys.executable, "-m", "tests.simulated", "--mutant", name, "--seconds", str(chosen.seconds)]
-        before = os.times()
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-        after = os.times()
-        seconds = after.children_user + after.children_system - before.children_user - before.children_system
-        seen = found.stdout.partition("\n")[0] or found.stderr.strip().rpartition("\n")[2]
-        missed += not found.returncode
-        print(f"| {name} | {f'{seconds:.1f} s' if found.returncode else 'not found'} | {seen[:160]} |", flush=True)
-    return int(bool(missed))
+        if name not in ledger.found or ledger.found[name].seed is None:
+            ledger.note(name, sought(name, chosen.seconds))
+            print(name, *ledger.found[name], flush=True)
+    found = {name: each for name, each in ledger.found.items() if name in (chosen.names or MUTANTS)}
+    print(table(found))
+    if chosen.write:
+        before, _, rest = PAGE.read_text().partition(BEGIN)
+        PAGE.write_text(f"{before}{BEGIN}\n{table(found)}\n{END}{rest.partition(END)[2]}")
+    wrong = _wrong_without_a_fault({each.seed for each in found.values() if each.seed is not None})
+    print(*wrong, sep="\n", end="\n" if wrong else "")
+    missed = [name for name, each in found.items() if each.seed is None or each.seconds > chosen.seconds]
+    print(f"{len(found) - len(missed)} of {len(found)} found within {chosen.seconds:g} s of CPU time; missed: {missed}")
+    return int(bool(missed or wrong))
+
+
+def _wrong_without_a_fault(seeds: set[int]) -> list[str]:
+    """Return what is wrong with `seeds` if nothing is planted: then they find nothing."""
+    from tests.simulated.world import (
+        draw_plan,
+        simulate,
+    )  # not before: a process that plants a fault imports this module first
+
+    faults = {seed: simulate(draw_plan(seed)).fault for seed in sorted(seeds)}
+    return [f"seed {seed} fails without a planted fault: {fault}" for seed, fault in faults.items() if fault]
 
 
 if __name__ == "__main__":

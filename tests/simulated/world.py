@@ -3,11 +3,12 @@
 import asyncio
 import hashlib
 import logging
+import math
 import random
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
-from tests.simulated.asking import Ask, fault_of
+from tests.simulated.asking import Ask, fault_of, number_of
 from tests.simulated.channels import make_client, widen
 from tests.simulated.clients import PAUSES
 from tests.simulated.loop import SimulatedLoop, SimulatedThreads, Stuck
@@ -43,6 +44,7 @@ BOUND = 0.03  # seconds after its deadline in which a request has its end: a tim
 DRAIN = 60.0
 ROUNDING = 1e-9  # seconds: sums of instants differ in the last digit
 LONGEST = 120.0  # seconds of CPU time that a plan may take: no more than 15 are needed
+FAULTS = (*("kill",) * 3, *("reload",) * 3, "add", "remove")
 MODELS: dict[str, type[Model]] = {"items": Items, "tensors": Tensors}
 OF_CHANNELS: dict[str, type[Model]] = {"streams": Streams}  # which only some plans have
 
@@ -105,13 +107,10 @@ def draw_plan(seed: int, *, turns: int | None = None) -> Plan:
     turns = turns or draw.choice((10, 30, 60))
     quiet = draw.choice((*(0.0,) * 7, 300.0, 3000.0))
     length = turns * (pace + 0.05 + PAUSES * quiet)
+    befalls = random.Random(f"{seed} faults")
     faults = [
-        Fault(
-            draw.uniform(0.0, length),
-            draw.choice(("kill", "kill", "kill", "reload", "add", "remove")),
-            draw.choice(list(MODELS)),
-        )
-        for _ in range(draw.choice((0, 0, 3, 8)))
+        Fault(befalls.uniform(0.0, length), befalls.choice(FAULTS), befalls.choice(list(MODELS)))
+        for _ in range(befalls.choice((0, 3, 8, 20)))
     ]
     plan = Plan(
         seed, http, services, workers, list(range(draw.choice((1, 4, 12, 40)))), sorted(faults, key=lambda each: each.at), turns, pace, quiet,
@@ -146,6 +145,11 @@ class Watch(Observer):
         self.open: dict[int, Request] = {}
         self.accepted = 0
         self.ended: Counter[str] = Counter()
+        self._gone: dict[int, float] = {}  # when the callers left, by the number of the request
+
+    def gone(self, asks: Iterable[Ask]) -> None:
+        """The connection of these has gone before they had their ends."""
+        self._gone.update((ask.n, self._world.loop.now) for ask in asks)
 
     def submitting(self, request: Request) -> None:
         """A request comes to the queue."""
@@ -182,6 +186,9 @@ class Watch(Observer):
         for request in dispatch.requests:
             if request.deadline < dispatch.at - ROUNDING:
                 self._world.broken(f"a request began {dispatch.at - request.deadline:.3g} s after its deadline")
+            since = self._gone.get(number_of(request.payload), math.inf) if self._gone else math.inf
+            if dispatch.at > since + BOUND:
+                self._world.broken(f"a request began {dispatch.at - since:.3g} s after its caller had left")
 
     def refused(self, model: str, frontend: str, error: WeirError) -> None:
         pass
@@ -273,6 +280,10 @@ class World:
     def connect(self, peer: Peer, window: int | None) -> SimulatedTransport | None:
         """See Site."""
         return self.server.accept(self.loop, peer, window)
+
+    def gone(self, asks: Iterable[Ask]) -> None:
+        """See Site."""
+        self.watch.gone(asks)
 
     def judge(self, ask: Ask, status: int, headers: dict[str, str], body: bytes, *, on_time: bool) -> None:
         """See Site."""
