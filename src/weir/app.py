@@ -117,7 +117,7 @@ class App:
             notified.observers, kinds, allow_remote_workers=settings.control.allow_control,
             allow_tcp_workers=token is None, on_demand=residency,
         )  # fmt: skip
-        folder = _folder(settings)
+        folder = folder_of(settings)
         self._watched = folder if settings.repository.watch else None
         known = TargetRepository(settings.models, partial(read_config, read_settings=read_model_table))
         sources = all_sources(known, folder, InlineConfigs(read_model_table, settings.complete))
@@ -471,7 +471,8 @@ def _joined(*parts: Added) -> Added:
     return Added([each for part in parts for each in part.endpoints], begin)
 
 
-def _folder(settings: Settings) -> FolderRepository | None:
+def folder_of(settings: Settings) -> FolderRepository | None:
+    """Return the repository of the setting `model_repository`, if there is one. Raises SettingsError."""
     where = settings.repository.model_repository
     if where is None:
         if settings.repository.watch:

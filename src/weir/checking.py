@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from weir.errors import WeirError
 from weir.fronts.dispatcher import why_passed_on
 from weir.messages import JSON, OBJECT, Kind
 from weir.model import Example
+from weir.profiling.machine import memory_of
 from weir.protocols.entries import QueueEntry, Schedule
 from weir.protocols.exchange import Exchange
 from weir.protocols.inference import QueuedRequest
@@ -35,7 +37,7 @@ class ExampleOutcome:
 @dataclass
 class ModelReport:
     """The results of one model. `batch_seconds` is the time for `batch_size` items at once; both are 0 if that was not tried. `passed_on` is why fronts pass
-    its requests on, or "".
+    its requests on, or "". `memory_bytes` is what the worker takes; None if nobody knows.
     """
 
     name: str
@@ -44,6 +46,7 @@ class ModelReport:
     batch_size: int = 0
     batch_seconds: float = 0.0
     passed_on: str = ""
+    memory_bytes: int | None = None
 
     @property
     def good(self) -> bool:
@@ -77,6 +80,8 @@ async def _check(service: Service, registry: Registry) -> ModelReport:
         report.outcomes = [await _run(service, example) for example in examples]
         if report.outcomes and report.good:
             await _run_batch(service, examples, report)
+        pid = next((state.pid for state in service.executor.states()), None)
+        report.memory_bytes = None if pid is None or pid == os.getpid() else memory_of(pid)
     finally:
         await registry.stop()
     return report

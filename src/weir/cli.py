@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from weir._version import __version__
+from weir.catalog.sources import ON_DEMAND_SETTINGS
 from weir.commands import COMMANDS
 from weir.commands.options import (
     EPILOG,
@@ -99,7 +100,7 @@ def command_line(words: Sequence[str] = ()) -> typer.Typer:
             _command(cli, name, _serve, declared_settings().values())
         elif name == "check":
             settings = declared_settings().values()
-            _command(cli, name, _check, [each for each in settings if each.of_model or each.name in TRUST])
+            _command(cli, name, _check, [each for each in settings if each.of_model or each.name in _CHECKED])
         else:
             register(cli, {name: COMMANDS[name]}, "weir.commands")
     return cli
@@ -127,14 +128,13 @@ def _serve(settings: Settings) -> int:
     return 0
 
 
+_CHECKED = (*TRUST, "model_repository", "load", *ON_DEMAND_SETTINGS)
+
+
 def _check(settings: Settings) -> int:
-    """Start one worker for each TARGET, run its examples, and print the results, their sizes and times."""
+    """Start one worker for each TARGET, and each model of a repository, run its examples, and print the results, their sizes and times."""
     from weir.console import check
 
-    if (folder := settings.repository.model_repository) is not None:
-        raise SettingsError(
-            f"TARGET {folder!r}: check takes single models; a folder of models is served whole: weir serve {folder}"
-        )
     return 0 if check(settings) else FAILED
 
 

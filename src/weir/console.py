@@ -12,11 +12,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
-from weir.app import App, run
+from weir.app import App, folder_of, run
+from weir.catalog.repository.folder import FolderRepository
+from weir.catalog.sources import CombinedRepository, ModelToServe, names_to_start
 from weir.checking import ModelReport, check_model_runs
+from weir.config import as_size, parse_size
 from weir.errors import ModelError, SettingsError, WeirError
 from weir.frontends.frontend import Product
 from weir.frontends.http.trying import request_to_try
+from weir.policy.residency import Room, why_too_large
 from weir.serving.service import Service
 from weir.settings import Settings
 from weir.telemetry.logs import get_logger, logging_to
@@ -63,14 +67,40 @@ def errors_logged(settings: Settings) -> Iterator[None]:
 
 
 def check(settings: Settings) -> bool:
-    """Check every model, one after another; return whether all are good."""
-    good = True
+    """Check every model, one after another; return whether all are good. Of a repository, those that cannot be loaded are named, and the others checked."""
     with logging_to(settings.telemetry):
+        good = True
         for model in settings.models:
             report = check_model_runs(model, settings.models)
             _print(*_reported(report))
             good &= report.good
-    return good
+        folder = folder_of(settings)
+        return good if folder is None else _check_folder(folder, settings) and good
+
+
+def _check_folder(folder: FolderRepository, settings: Settings) -> bool:
+    """Check the models of a repository, and whether each fits into the memory for all together."""
+    models, wrong, room = list[ModelToServe](), 0, settings.repository.room
+    for name in names_to_start(CombinedRepository([folder]), settings.repository.load):
+        try:
+            models += folder.read(name).versions
+        except WeirError as error:
+            wrong += 1
+            _print(Text(f"{name}: {error.message}", style="red"))
+    for model in models:
+        try:
+            report = check_model_runs(model, [*models, *settings.models])
+        except WeirError as error:
+            wrong += 1
+            _print(Text(f"{model.label}: {error.message}", style="red"))
+            continue
+        _print(*_reported(report))
+        stated = [parse_size(model.settings.get(f"needs_{kind}") or 0) or 0 for kind in ("memory", "gpu_memory")]
+        needed = Room(float(max(stated[0], report.memory_bytes or 0)), float(stated[1]))
+        if too_large := why_too_large(needed, room):
+            _print(Text(f"{model.label}: {too_large}", style="red"))
+        wrong += bool(too_large) or not report.good
+    return not wrong
 
 
 def _print(*parts: Any) -> None:
@@ -229,6 +259,8 @@ def _reported(report: ModelReport) -> list[Any]:
     if report.batch_seconds:
         rate = report.batch_size / report.batch_seconds
         lines.append(f"{report.batch_size} at once in {_duration(report.batch_seconds)}: {rate:,.0f} items/s")
+    if report.memory_bytes is not None:
+        lines.append(f"its worker takes {as_size(report.memory_bytes)} of memory")
     if report.passed_on:
         lines.append(f"--fronts would not help: {report.passed_on}, so the server process reads its requests")
     return lines

@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from weir.policy.residency import NOTHING, NextStep, Presence, Residents, Room
+from weir.policy.residency import NOTHING, NextStep, Presence, Residents, Room, why_too_large
 
 AVAILABLE, WAITING, LOADING, LOADED, LEAVING, EVICTED, FAILED = Presence
 
@@ -308,3 +308,12 @@ def test_a_model_that_takes_nothing_is_no_help_to_evict() -> None:
     core = residents(1.0)
     load(core, "none", taken=NOTHING)
     assert core.index("none", 1.0) == inf
+
+
+def test_why_a_model_is_too_large_names_the_memory_that_is_short() -> None:
+    limits = Room(5e9, 2e9)
+    assert why_too_large(Room(5e9, 2e9), limits) == ""
+    assert why_too_large(Room(6e9), limits).startswith("it takes 6GB, and model_memory=5GB is for all models together")
+    assert why_too_large(Room(1e9, 1e9), limits, Room(2e9, 3e9)).startswith(
+        "it takes 1GB, 3GB with those that stay, and model_gpu_memory=2GB is for all"
+    )

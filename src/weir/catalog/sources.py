@@ -228,7 +228,7 @@ def read_models_to_start(
     """
     opened = ModelsToStart([], [])
     wrong: list[str] = []
-    for name in _names_to_start(sources, load):
+    for name in names_to_start(sources, load):
         try:
             reading = sources.read(name)
         except SettingsError as error:
@@ -245,7 +245,8 @@ def read_models_to_start(
     return opened
 
 
-def _names_to_start(sources: CombinedRepository, load: Sequence[str]) -> list[str]:
+def names_to_start(sources: CombinedRepository, load: Sequence[str]) -> list[str]:
+    """Return the names of the models that `load` means; see read_models_to_start. Raises SettingsError."""
     if list(load) == [LOAD_NONE]:
         return []
     names = sources.names()

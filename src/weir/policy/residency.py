@@ -125,6 +125,18 @@ class Resident:
         return self.rate.after(age) + RECENT / max(age, SHORTEST_AGE)
 
 
+def why_too_large(own: Room, limits: Room, needed: Room | None = None) -> str:
+    """Return why a model that takes `own` cannot stay: with those that stay, it would be `needed`; "" if it can."""
+    needed = needed or own
+    if needed.fits(limits):
+        return ""
+    name = "memory" if needed.memory > limits.memory else "gpu_memory"
+    taken, total, limit = (as_size(getattr(each, name)) for each in (own, needed, limits))
+    name = f"model_{name}"
+    others = "" if own == needed else f", {total} with those that stay"
+    return f"it takes {taken}{others}, and {name}={limit} is for all models together; raise {name} or pin fewer"
+
+
 class Residents:
     """All models of a server, the memory that they may take together, and counts of what has happened.
 
@@ -168,7 +180,7 @@ class Residents:
             return Refusal(model.reason, None if model.may_load_at == inf else model.may_load_at - now)
         if not model.declared.fits(self.limits):
             model.may_load_at = inf
-            self._move(name, Presence.FAILED, now, self._too_large(model.declared, model.declared))
+            self._move(name, Presence.FAILED, now, why_too_large(model.declared, self.limits))
             return Refusal(model.reason, None)
         if model.presence is Presence.LEAVING:
             self._again.add(name)
@@ -272,7 +284,7 @@ class Residents:
         if model.pinned or needed.fits(self.limits):
             return True
         model.may_load_at = inf
-        model.reason = self._too_large(self._expected(model), needed)
+        model.reason = why_too_large(self._expected(model), self.limits, needed)
         return False
 
     def failed(self, name: Key, reason: str, now: float) -> float:
@@ -342,14 +354,6 @@ class Residents:
         if any(model.declared):
             return model.declared
         return _mean([other.measured for other in self.models.values() if other.measured is not None])
-
-    def _too_large(self, own: Room, needed: Room) -> str:
-        """Return why a model that takes `own` cannot stay; with those that stay, it would be `needed`."""
-        name = "memory" if needed.memory > self.limits.memory else "gpu_memory"
-        taken, total, limit = (as_size(getattr(each, name)) for each in (own, needed, self.limits))
-        name = f"model_{name}"
-        others = "" if own == needed else f", {total} with those that stay"
-        return f"it takes {taken}{others}, and {name}={limit} is for all models together; raise {name} or pin fewer"
 
     def _wait(self, name: Key, now: float) -> None:
         self._move(name, Presence.WAITING, now)
