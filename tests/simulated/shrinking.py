@@ -1,6 +1,7 @@
 """Makes the plan of a failing seed smaller while it still fails: fewer clients, faults and turns."""
 
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,10 @@ from tests.simulated.world import Plan, Result, simulate
 
 T = TypeVar("T")
 _LONGEST = 60.0  # seconds
+_WHEN, _VARIES = (
+    re.compile(r"^at \S+ s: "),
+    re.compile(r"[0-9]+(?:[.e][-+0-9]+)*|(?<=: )b?['\"{(].*$|ready is (?:True|False)"),
+)
 
 
 def narrowed(plan: Plan, kept: dict[str, Any]) -> Plan:
@@ -25,21 +30,28 @@ def command(plan: Plan, mutant: str | None = None) -> str:
     return f".venv/bin/python -m tests.simulated{planted} --seed {plan.seed} --kept '{kept}'"
 
 
+def promise_of(fault: str) -> str:
+    """Return which promise `fault` breaks: its text without instants, numbers, and what was received."""
+    return _VARIES.sub("…", _WHEN.sub("", fault))
+
+
 def shrunk(plan: Plan) -> Result:
-    """Return the result of the smallest plan that was found to fail."""
+    """Return the result of the smallest plan that was found to break the same promise: another fault must not take its place."""
     until = time.monotonic() + _LONGEST
     plan = replace(plan, kept_faults=list(range(len(plan.faults))))
     kept: dict[str, Any] = {"clients": plan.clients, "faults": plan.kept_faults, "turns": plan.turns}
     best = simulate(plan)
+    promise = promise_of(best.fault)
 
     def fails(**change: Any) -> bool:
         nonlocal best, kept
         if time.monotonic() > until:
             return False
         result = simulate(narrowed(plan, kept | change))
-        if result.fault:
+        same = bool(result.fault) and promise_of(result.fault) == promise
+        if same:
             best, kept = result, kept | change
-        return bool(result.fault)
+        return same
 
     for name in ("clients", "faults", "clients"):
         _fewer(kept[name], lambda some, name=name: fails(**{name: some}))  # type: ignore[misc]  # the name of this round

@@ -1,15 +1,18 @@
 """The simulated server keeps its promises for the first seeds, replays to the byte, and finds a fault that is planted."""
 
+import os
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import replace
 
 import pytest
-from tests.simulated import world
+from tests.simulated import shrinking, world
 from tests.simulated.asking import Ask, fault_of
 from tests.simulated.loop import SimulatedLoop, Stuck
 from tests.simulated.mutants import KINDS, MUTANTS, patched
-from tests.simulated.shrinking import command, narrowed, shrunk
-from tests.simulated.world import draw_plan, simulate
+from tests.simulated.shrinking import command, narrowed, promise_of, shrunk
+from tests.simulated.world import Plan, Result, draw_plan, simulate
 
 SEEDS = 16
 
@@ -22,10 +25,12 @@ def test_a_server_keeps_its_promises_in_virtual_time() -> None:
 
 def test_a_seed_replays_to_the_byte() -> None:
     here = simulate(draw_plan(9))
-    again = subprocess.run(
-        [sys.executable, "-m", "tests.simulated", "--seed", "9"], capture_output=True, text=True, check=True
-    )
-    assert f"trace {here.trace}" in again.stdout
+    for hashes in ("1", "2"):  # the order of sets is another
+        again = subprocess.run(
+            [sys.executable, "-m", "tests.simulated", "--seed", "9"],
+            env=os.environ | {"PYTHONHASHSEED": hashes}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert f"trace {here.trace}" in again.stdout
     assert here.trace != simulate(draw_plan(10)).trace
 
 
@@ -61,6 +66,33 @@ def test_a_plan_shrinks_to_the_client_that_fails() -> None:
     small = narrowed(plan, {"clients": plan.clients[:1], "faults": [], "turns": 3})
     assert simulate(small).requests < simulate(plan).requests
     assert shrunk(small).fault == ""  # what does not fail has nothing to find
+
+
+def test_shrinking_holds_on_to_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With few clients, this simulation fails for another reason."""
+
+    def simulated(plan: Plan) -> Result:
+        late = len(plan.clients) < 3 or 7 not in plan.clients
+        fault = f"at {len(plan.clients)}.5 s: n={plan.turns}: " + ("it is late" if late else "it has no end")
+        return Result(plan, fault, "", 0, 0.0, Counter())
+
+    monkeypatch.setattr(shrinking, "simulate", simulated)
+    smallest = shrunk(replace(draw_plan(9), clients=list(range(12)), faults=[], turns=30))
+    assert smallest.fault == "at 3.5 s: n=1: it has no end"
+
+
+def test_faults_of_one_promise_are_told_from_others() -> None:
+    one = "at 1.5 s: n=100: status 503 with an error that no table has: '': b'{}'"
+    other = "at 20.000000 s: n=7: status 503 with an error that no table has: 'x': b'[1]'"
+    assert promise_of(one) == promise_of(other) != promise_of("at 1.5 s: n=100: it got InvalidRequest")
+
+
+def test_a_search_runs_in_several_processes() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.simulated", "--jobs", "2", "--seconds", "0.1", "--first", "4"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert sorted(line.partition(":")[0][-6:] for line in found.stdout.splitlines()) == ["from 4", "from 5"]
 
 
 def test_a_simulation_whose_time_stands_fails() -> None:
