@@ -75,7 +75,7 @@ def test_our_own_house_has_no_knots() -> None:
 # Room by room: files and code lines. The goal of the rooms that stood when the house was rebuilt was 260 files and 33,000 lines.
 # Lower a pair whenever its room has become smaller; only the commit that adds a capability may raise one, by what it adds.
 LIMITS = {
-    "batching": (15, 2_622),
+    "batching": (15, 2_683),
     "bench": (12, 2_065),
     "catalog": (22, 4_783),
     "client": (9, 1_905),
@@ -84,11 +84,11 @@ LIMITS = {
     "fronts": (17, 2_665),
     "jobs": (7, 1_363),
     "manifests": (8, 892),
-    "policy": (25, 3_358),
+    "policy": (26, 3_464),
     "profiling": (6, 1_039),
     "protocols": (17, 2_646),
     "serving": (10, 2_645),
-    "simulation": (14, 2_912),
+    "simulation": (15, 2_947),
     "telemetry": (7, 1_558),
     "text_models": (37, 6_139),
     "text_server": (35, 7_309),

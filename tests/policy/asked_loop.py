@@ -41,7 +41,7 @@ def asked(policy: PolicyBase, profile: Profile, arrivals: Floats, seed: int = 1)
         seen = Observation(
             now, len(waiting) - head, oldest, inf, arrived, last, 1, 1, profile.max_batch_size, inf, draining=False
         )
-        rows, _, until, _ = policy.decide(seen)
+        rows, _, until, _, _ = policy.decide(seen)
         bound = NO_BOUND if policy.max_waiting is None else max(policy.max_waiting, 0 if rows else 1)
         timer = inf if rows or until is None else until
         if rows:

@@ -113,16 +113,18 @@ class Batcher:
     """Decides which requests run, when, on which worker and in which batch.
 
     Attributes to read: `settings`, `policy`, `service` (the service-time estimate), `draining`, `policy_error` (the last exception that the
-    policy raised; that decision was greedy instead), and the properties at the end.
+    policy raised; that decision was greedy instead), and the properties at the end. `kinds` has the number of each worker's kind, going round; empty
+    if all are alike.
     """
 
     __slots__ = (
-        "_bound", "_bulk", "_bulk_seen", "_classes", "_compose", "_freed", "_history", "_in_sight", "_interactive", "_largest_item", "_late", "_late_at", "_queue", "_max_cost", "_next_id", "_forecast", "_places",
+        "_bound", "_bulk", "_bulk_seen", "_classes", "_compose", "_freed", "_history", "_in_sight", "_interactive", "_kinds", "_largest_item", "_late", "_late_at", "_queue", "_max_cost", "_next_id", "_forecast", "_places",
         "_policy", "_refused", "_running", "_small", "_suspects", "_tight", "draining", "policy", "policy_error", "service", "settings",
     )  # fmt: skip
 
-    def __init__(self, settings: BatchingSettings, policy: Policy) -> None:
+    def __init__(self, settings: BatchingSettings, policy: Policy, kinds: Sequence[int] = ()) -> None:
         self.settings = settings
+        self._kinds = kinds
         self.policy = policy
         self._policy = complete(policy)
         self.service = ServiceTime(padded=settings.padded, max_cost=settings.max_batch_cost)
@@ -299,7 +301,8 @@ class Batcher:
             self._bulk.workers.add(worker)
         else:
             self._freed = True
-        self._served_by(worker).places.add(worker, places, now)
+        kinds = self._kinds
+        self._served_by(worker).places.add(worker, places, now, kinds[worker % len(kinds)] if kinds else 0)
 
     def _served_by(self, worker: int) -> WorkClass:
         """Return the class of work that decides what `worker` gets."""
@@ -433,9 +436,9 @@ class Batcher:
         seen = Observation(
             now, group.arrived - group.departed, oldest_arrival, earliest_deadline, queue.arrivals + self._refused,
             queue.last_arrival, self._places.free, self._places.staying, settings.max_batch_size, settings.max_queue_delay,
-            self.draining,
+            self.draining, self._places.kinds(self._kinds, self._running.batches) if self._kinds else (),
         )  # fmt: skip
-        rows, reason, until, limit = at_once(seen) if group.express else self._decision(seen)
+        rows, reason, until, limit, kind = at_once(seen) if group.express else self._decision(seen)
         if not rows:
             queue.scheduler.park(group, until)
             return None
@@ -450,8 +453,9 @@ class Batcher:
         queue.scheduler.led(group)
         fills = self._bulk_seen and self._bulk.waiting and not self._bulk.workers
         bulk = self._fill_up(draft, group, oldest_arrival, now) if fills else 0
+        places = self._places
         return self._start(
-            self._places.pick(), draft, reason, seen.waiting, now - oldest_arrival, limit, wakeup, now, earliest_deadline,
+            places.pick() if kind is None else places.pick_of(kind), draft, reason, seen.waiting, now - oldest_arrival, limit, wakeup, now, earliest_deadline,
             bulk=bulk,
         )  # fmt: skip
 
@@ -508,17 +512,17 @@ class Batcher:
         self._late += draft.late
         self._late_at = now
 
-    def _decision(self, seen: Observation) -> tuple[int, Reason, float, int | None]:
+    def _decision(self, seen: Observation) -> tuple[int, Reason, float, int | None, int | None]:
         try:
             decision = self._policy.decide(seen)
-            rows, reason, _, limit = decision
+            rows, reason, _, limit, kind = decision
             if reason is IDLE and rows > 1 and self._places.free > 1:
                 rows = self._share(rows)
             bound = self._policy.max_waiting
             if bound is not self._bound.rows or bound == 0:
                 self._bound.move(bound, 0 if rows else 1)
             if 0 < rows <= seen.max_batch_size:
-                return rows, reason, seen.now, limit
+                return rows, reason, seen.now, limit, kind
             return bounded(decision, seen, self.service)
         except Exception as error:
             self.policy_error = error

@@ -24,18 +24,19 @@ class Choice(NamedTuple):
     reason: Reason
     until: float
     limit: int | None
+    kind: int | None = None  # of the worker that gets the batch
 
 
 def bounded(decision: Decision, seen: Observation, service: ServiceTime) -> Choice:
     """Return the choice that a policy's decision comes to within the bounds on batch size and waiting."""
-    rows, reason, until, limit = decision
+    rows, reason, until, limit, kind = decision
     largest = seen.max_batch_size
     if rows > 0:
-        return Choice(min(rows, largest), reason, seen.now, limit)
+        return Choice(min(rows, largest), reason, seen.now, limit, kind)
     if seen.draining:
-        return Choice(largest, DRAIN, seen.now, limit)
+        return Choice(largest, DRAIN, seen.now, limit, kind)
     clamped, reason = clamp(seen, until, service)
-    return Choice(0 if seen.now < clamped else largest, reason, clamped, limit)
+    return Choice(0 if seen.now < clamped else largest, reason, clamped, limit, kind)
 
 
 def clamp(seen: Observation, until: float | None, service: ServiceTime) -> tuple[float, Reason]:

@@ -4,22 +4,24 @@ Several models may share workers: each has a batcher of its own, to which a work
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from weir.batching.collate import indices_of
 from weir.messages import Dispatch, Request
+from weir.policy.decision import KindState
 
 
 class Worker:
     """A worker that is ready. It holds up to `places` batches at once, or one that must be alone on it. If it leaves, it gets no more, and none while
     it is away: it works for another model then."""
 
-    __slots__ = ("alone", "away", "batches", "finished", "free", "idle_since", "index", "leaves", "places")
+    __slots__ = ("alone", "away", "batches", "finished", "free", "idle_since", "index", "kind", "leaves", "places")
 
-    def __init__(self, index: int, places: int, now: float) -> None:
+    def __init__(self, index: int, places: int, now: float, kind: int = 0) -> None:
         self.index = index
+        self.kind = kind
         self.places = places
         self.free = places  # how many further batches it takes
         self.idle_since = now  # the instant at which it last returned a batch, or was ready
@@ -60,9 +62,9 @@ class Places:
     def __contains__(self, index: int) -> bool:
         return index in self._workers
 
-    def add(self, index: int, places: int, now: float) -> None:
-        """Add a worker that is ready. An earlier one of this index must have been removed."""
-        worker = self._workers[index] = Worker(index, places, now)
+    def add(self, index: int, places: int, now: float, kind: int = 0) -> None:
+        """Add a worker that is ready, of the kind with this number. An earlier one of this index must have been removed."""
+        worker = self._workers[index] = Worker(index, places, now, kind)
         worker.away = index in self._away
         worker.count()
         self.free += worker.free
@@ -101,6 +103,17 @@ class Places:
         """How many workers have no batch and take one."""
         return sum(worker.free > 0 and not worker.batches for worker in self._workers.values())
 
+    def kinds(self, numbers: Iterable[int], running: Mapping[int, Dispatch]) -> tuple[KindState, ...]:
+        """Return the workers by the number of their kind, from 0 to the largest of `numbers`. `running` are the batches by id."""
+        staying = [worker for worker in self._workers.values() if not worker.leaves]
+        found = []
+        for kind in range(max(numbers) + 1):
+            own = [worker for worker in staying if worker.kind == kind]
+            batches = [running[batch_id] for worker in own for batch_id in worker.batches]
+            idle = sum(worker.free > 0 for worker in own)
+            found.append(KindState(idle, tuple((each.rows, each.at) for each in batches)))
+        return tuple(found)
+
     def pick(self, *, empty: bool = False) -> Worker | None:
         """Return the worker for the next batch: the one with the fewest batches, then one with bulk work only, which is done soon, then of busy ones
         the one that returned a batch longest ago, and of idle ones the last to do so, whose caches are warm; at the start, the first that
@@ -112,6 +125,11 @@ class Places:
             if best is None or worker.rank() < best.rank():
                 best = worker
         return best
+
+    def pick_of(self, kind: int) -> Worker | None:
+        """Return the worker for the next batch among those of `kind`; if none of them has a free place, among all."""
+        own = [worker for worker in self._workers.values() if worker.kind == kind and worker.free > 0]
+        return min(own, key=Worker.rank) if own else self.pick()
 
     def give(self, worker: Worker, batch_id: int, *, alone: bool = False, bulk: bool = False) -> None:
         """Give `worker` a batch, of `bulk` work only or not. With `alone` it gets no other until this one is back."""

@@ -10,6 +10,18 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from weir.messages import Reason
 
 
+class KindState(NamedTuple):
+    """The ready workers of one kind.
+
+    Attributes:
+        idle: how many of them have no batch.
+        running: the batches of the others, each as its rows and the instant at which it began.
+    """
+
+    idle: int
+    running: tuple[tuple[int, float], ...]
+
+
 class Observation(NamedTuple):
     """What a policy may know about the group of requests whose turn it is.
 
@@ -27,6 +39,7 @@ class Observation(NamedTuple):
     max_batch_size: int  # rows
     max_queue_delay: float  # seconds
     draining: bool  # no more requests will be accepted
+    kinds: tuple[KindState, ...] = ()  # by the number of the kind; empty while all workers count as alike
 
 
 class Decision(NamedTuple):
@@ -37,13 +50,14 @@ class Decision(NamedTuple):
     policy says (see batching/choice.py), and dispatches while it drains, even if the policy wants to wait.
 
     `reason` and `limit` only explain the decision: `limit` is the number of rows that the policy waits for, if it has
-    one.
+    one. A worker of the kind with the number `kind` gets the batch, if one has a free place; None: any.
     """
 
     rows: int
     reason: Reason = Reason.POLICY
     until: float | None = None
     limit: int | None = None
+    kind: int | None = None
 
 
 @runtime_checkable

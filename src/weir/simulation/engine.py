@@ -287,14 +287,15 @@ class Engine:
         places: batches that may be at a worker at once; it computes them one after another.
         timeout: seconds from the arrival of each request to its deadline.
         bulk: bulk work that is there from the start. A few batches of it wait at a time, as those of a running job do.
+        kinds: the number of each worker's kind, going round.
     """
 
     def __init__(
         self, settings: BatchingSettings, policy: Policy, services: Times, book: EventLog, *, workers: int = 1,
-        places: int = 1, timeout: float = inf, bulk: Iterable[SimulatedRequest] = (),
+        places: int = 1, timeout: float = inf, bulk: Iterable[SimulatedRequest] = (), kinds: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self.now = 0.0
-        self.batcher = Batcher(settings, policy)
+        self.batcher = Batcher(settings, policy, kinds)
         self._services = services
         self._book = book
         self._timeout = timeout

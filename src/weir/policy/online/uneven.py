@@ -1,0 +1,149 @@
+"""The policy of a model with two kinds of workers: it decides by the tables that were solved for both together.
+
+A batch that runs is expected to take the time of its kind's profile. One that takes longer is expected to go on for as long
+as it is late: then a worker that was left idle for its sake starts after all.
+
+A wait while the fast kind is idle, for more rows, ends at the same instants as that of a SolvedPolicy (see online/rate.py).
+"""
+
+from bisect import bisect
+from itertools import pairwise
+from math import inf, sqrt
+from typing import Any
+
+import numpy as np
+
+from weir.messages import Reason
+from weir.policy.decision import Decision, KindState, Observation, PolicyBase
+from weir.policy.online.arrivals import Rate
+from weir.policy.online.rate import SILENCE
+from weir.policy.rules import Greedy
+from weir.policy.solve.uneven import STEPS, Rows, UnevenBank
+
+_GREEDY = Greedy()
+_POLICY = Reason.POLICY
+
+
+class UnevenPolicy(PolicyBase):
+    """Decides by `bank`. The kinds of the bank, the first and the second, have the numbers `numbers` among those of the
+    workers, and `names`. `estimate` of the arrival rate is its own unless it is given.
+
+    Greedy until the rate is known, and while workers count as alike.
+    """
+
+    def __init__(
+        self,
+        bank: UnevenBank,
+        numbers: tuple[int, int] = (0, 1),
+        names: tuple[str, str] = ("first", "second"),
+        estimate: Rate | None = None,
+    ) -> None:
+        self.bank = bank
+        self._numbers = numbers
+        self._names = names
+        self._estimate = estimate or Rate()
+        self._middle = [sqrt(low * high) for low, high in pairwise(bank.rates)]
+        self._times: list[tuple[float, ...]] = [
+            (0.0, *(each.profile.service_time_ms / 1000.0).tolist()) for each in bank.kinds
+        ]
+        self._steps = [bank.step_ms(place) / 1000.0 for place in (0, 1)]
+        self._left_idle: dict[str, Any] | None = None  # the last wait of the second kind
+
+    def decide(self, seen: Observation) -> Decision:
+        """Return how many rows to dispatch and on which kind, or until when to wait. See Policy."""
+        rate = self._estimate.observe(seen.now, seen.arrivals)
+        if not rate or len(seen.kinds) <= max(self._numbers):
+            return _GREEDY.decide(seen)
+        table = self.bank.tables[bisect(self._middle, rate)]
+        kinds = [seen.kinds[number] for number in self._numbers]
+        ends = [self._end(place, kind) for place, kind in enumerate(kinds)]
+        steps = [self._steps_until(place, ends[place], seen.now) for place in (0, 1)]
+        if kinds[0].idle:
+            first = table.first[steps[1]]
+            if rows := _entry(first, seen):
+                return Decision(rows, _POLICY, None, _limit(first), self._numbers[0])
+        second = table.second[steps[0]]
+        if kinds[1].idle and (rows := _entry(second, seen)) and not self._would_miss(rows, ends[0], seen):
+            return Decision(rows, _POLICY, None, _limit(second), self._numbers[1])
+        if kinds[0].idle:
+            return self._wait_for_rows(table.first[steps[1]], rate, seen)
+        return self._wait_for_first(table.second, ends[0], seen)
+
+    def _end(self, place: int, kind: KindState) -> float:
+        """Return the instant at which a worker of a kind is expected to be idle: -infinity if one is, infinity if there is none."""
+        if kind.idle:
+            return -inf
+        times = self._times[place]
+        return min((began + times[min(rows, len(times) - 1)] for rows, began in kind.running), default=inf)
+
+    def _steps_until(self, place: int, end: float, now: float) -> int:
+        """Return in how many steps of a kind one of its workers is idle, if that is expected at `end`."""
+        if end == -inf:
+            return 0
+        left = abs(end - now)  # what is late goes on for as long as it is late
+        return int(min(max(left / self._steps[place] + 0.5, 1.0), float(STEPS[place])))
+
+    def _would_miss(self, rows: int, end: float, seen: Observation) -> bool:
+        """Return whether the earliest deadline is kept by the first kind, idle at `end`, but not by the second now."""
+        left: float = seen.earliest_deadline - seen.now
+        return self._times[1][rows] > left >= max(end - seen.now, 0.0) + self._times[0][rows]
+
+    def _wait_for_rows(self, first: Rows, rate: float, seen: Observation) -> Decision:
+        """Wait for so many rows that the first kind, which is idle, starts; or until they are not expected any more."""
+        limit, waiting = _limit(first), seen.waiting
+        until = min(seen.last_arrival + SILENCE / rate, seen.oldest_arrival + (_missing(first) + SILENCE) / rate)
+        if seen.now < until and waiting < seen.max_batch_size:
+            return Decision(0, _POLICY, until, limit, self._numbers[0])
+        return Decision(min(waiting, seen.max_batch_size), _POLICY, None, limit, self._numbers[0])
+
+    def _wait_for_first(self, second: Rows, end: float, seen: Observation) -> Decision:
+        """Leave the second kind idle until the first is, which is expected at `end`."""
+        waiting = min(seen.waiting, second.shape[1] - 1)
+        self._left_idle = {"kind": self._names[1], "waiting": seen.waiting, "first_idle_in": end - seen.now}
+        starts = np.flatnonzero(second[1:, waiting])
+        until = end + self._steps[0] * (1 + int(starts[0])) if len(starts) and end < inf else None
+        if until is not None and until <= seen.now:
+            until = None
+        return Decision(0, _POLICY, until, None, self._numbers[0])
+
+    def explain(self) -> dict[str, Any]:
+        """Return the kinds, from how many waiting rows on each starts, and when the second was last left idle, as a JSON-able
+        dict.
+
+        `second_starts_at` is by how much of its longest batch the first kind still has to do: a quarter, half, all of it.
+        """
+        rate = self._estimate.value
+        table = self.bank.tables[bisect(self._middle, rate)]
+        kinds = [
+            {"kind": name, "workers": each.workers, "max_rate": each.max_rate}
+            for name, each in zip(self._names, self.bank.kinds, strict=True)
+        ]
+        parts = {"0.25": STEPS[0] // 4, "0.5": STEPS[0] // 2, "1": STEPS[0]}
+        return {
+            "kinds": kinds,
+            "rate": rate or None,
+            "first_starts_at": _limit(table.first[STEPS[1]]),
+            "second_starts_at": {part: _limit(table.second[steps]) for part, steps in parts.items()},
+            "left_idle": self._left_idle,
+        }
+
+    def fresh(self) -> "UnevenPolicy":
+        """Return a policy with the same tables that has observed nothing."""
+        return UnevenPolicy(self.bank, self._numbers, self._names)
+
+
+def _entry(table: Rows, seen: Observation) -> int:
+    """Return the batch of `table`, by rows waiting, within the bound on its size."""
+    return min(int(table[min(seen.waiting, len(table) - 1)]), seen.max_batch_size)
+
+
+def _limit(table: Rows) -> int | None:
+    """Return the least rows waiting with which `table` starts a batch; None if it never does."""
+    starts = np.flatnonzero(table)
+    return int(starts[0]) if len(starts) else None
+
+
+def _missing(table: Rows) -> float:
+    """Return for how many arrivals a wait of `table` is at most, as filling_of does."""
+    arrivals = float(_limit(table) or len(table))
+    return arrivals + sqrt(2.0 * arrivals * SILENCE)

@@ -1,0 +1,142 @@
+"""online/uneven.py: the policy of a model with two kinds of workers."""
+
+import json
+from math import inf
+
+import numpy as np
+import pytest
+
+from weir.messages import Reason
+from weir.policy.conformance import check_policy
+from weir.policy.cost.objective import Prices
+from weir.policy.cost.profile import Profile
+from weir.policy.decision import Decision, KindState, Observation
+from weir.policy.online.rate import SILENCE
+from weir.policy.online.uneven import UnevenPolicy
+from weir.policy.solve.uneven import STEPS, UnevenBank, UnevenTable, WorkerKind
+
+FAST = Profile.linear(alpha_ms=0.0, tau0_ms=24.0, max_batch_size=8)  # 1 ms a step
+SLOW = Profile.linear(alpha_ms=0.0, tau0_ms=120.0, max_batch_size=8)  # 10 ms a step
+RATE = 100.0
+STATES = 17
+IDLE = KindState(1, ())
+
+
+def table(first_from: int, second_from: int, after: int) -> UnevenTable:
+    """Return a table: the first kind starts with so many rows, the second with so many if the first is busy for `after` steps."""
+    rows = np.minimum(np.arange(STATES), 8)
+    first = np.tile(np.where(rows >= first_from, rows, 0), (STEPS[1] + 1, 1))
+    second = np.tile(np.where(rows >= second_from, rows, 0), (STEPS[0] + 1, 1))
+    second[:after] = 0
+    return UnevenTable(first, second)
+
+
+def bank(*tables: UnevenTable) -> UnevenBank:
+    rates = tuple(RATE * 4.0**number for number in range(len(tables)))
+    return UnevenBank((WorkerKind(FAST, 1), WorkerKind(SLOW, 1)), Prices(1.0, 0.0), rates, tables)
+
+
+class Asked:
+    """A policy that has seen rows arrive at RATE."""
+
+    def __init__(self, *tables: UnevenTable, numbers: tuple[int, int] = (0, 1), rate: float = RATE) -> None:
+        self.policy = UnevenPolicy(bank(*tables), numbers, ("large", "small"))
+        self.now, self.arrivals, self.numbers = 0.0, 0, numbers
+        for _ in range(200):
+            self.now += 1.0 / rate
+            self.arrivals += 1
+            self.ask(1, IDLE, KindState(0, ((1, self.now),)))
+
+    def ask(
+        self, waiting: int, first: KindState, second: KindState, deadline: float = inf, now: float = 0.0
+    ) -> Decision:
+        kinds = (first, second) if self.numbers == (0, 1) else (second, first)
+        at = now or self.now
+        return self.policy.decide(
+            Observation(at, waiting, self.now, deadline, self.arrivals, self.now, 1, 2, 8, 1e9, False, kinds)
+        )
+
+
+def busy(*, until_ms: float, now: float) -> KindState:
+    """Return the state of the fast kind if its batch is done in so many ms."""
+    return KindState(0, ((4, now + (until_ms - 24.0) / 1000.0),))
+
+
+def test_it_keeps_the_rules_of_policies_and_is_greedy_while_workers_count_as_alike() -> None:
+    policy = UnevenPolicy(bank(table(1, 2, 4)))
+    check_policy(policy)
+    seen = Observation(1.0, 3, 0.9, inf, 3, 0.9, 1, 1, 8, 0.1, False)
+    assert policy.decide(seen) == Decision(3, Reason.IDLE)
+    assert policy.decide(seen._replace(kinds=(IDLE, IDLE))) == Decision(3, Reason.IDLE), "the rate is unknown"
+    assert policy.fresh().decide(seen) == Decision(3, Reason.IDLE)
+
+
+@pytest.mark.parametrize("numbers", [(0, 1), (1, 0)])
+def test_the_fast_kind_is_first_and_the_slow_one_waits_for_it(numbers: tuple[int, int]) -> None:
+    asked = Asked(table(1, 3, 10), numbers=numbers)
+    now = asked.now
+    assert asked.ask(2, IDLE, IDLE) == Decision(2, Reason.POLICY, None, 1, numbers[0])
+    assert asked.ask(5, busy(until_ms=20.0, now=now), IDLE) == Decision(5, Reason.POLICY, None, 3, numbers[1])
+    assert asked.ask(2, busy(until_ms=20.0, now=now), IDLE).rows == 0, "too few rows"
+    waits = asked.ask(5, busy(until_ms=4.0, now=now), IDLE)
+    assert (waits.rows, waits.kind) == (0, numbers[0]), "the fast one is soon idle"
+    assert asked.ask(100, IDLE, KindState(0, ((1, now),))).rows == 8, "beyond the table its last entry holds"
+
+
+def test_a_batch_that_is_late_is_expected_to_go_on_as_long_as_it_is_late() -> None:
+    asked = Asked(table(1, 3, 10))
+    began = busy(until_ms=4.0, now=asked.now)
+    waits = asked.ask(5, began, IDLE)
+    assert waits.until == pytest.approx(asked.now + 0.004 + 0.010)
+    assert waits.until is not None
+    assert asked.ask(5, began, IDLE, now=waits.until).kind == 1
+    assert asked.ask(2, began, IDLE, now=waits.until).until is None, "so few rows never start there"
+
+
+def test_no_wait_is_in_the_past() -> None:
+    strange = table(1, 3, 2)
+    strange.second[4:] = 0  # not what the solver makes: a worker that is later is waited for
+    asked = Asked(strange)
+    late = busy(until_ms=-20.0, now=asked.now)
+    assert asked.ask(5, late, IDLE)[:3] == (0, Reason.POLICY, None)
+
+
+def test_a_kind_without_a_worker_that_is_ready_is_not_waited_for() -> None:
+    asked = Asked(table(1, 3, 10))
+    assert asked.ask(5, KindState(0, ()), IDLE).kind == 1
+    assert asked.ask(2, KindState(0, ()), IDLE).until is None
+    assert asked.ask(5, IDLE, KindState(0, ())).kind == 0
+
+
+def test_a_deadline_that_only_the_fast_kind_keeps_is_waited_for() -> None:
+    asked = Asked(table(1, 3, 10))
+    soon = busy(until_ms=15.0, now=asked.now)
+    assert asked.ask(5, soon, IDLE, deadline=asked.now + 0.05).rows == 0
+    assert asked.ask(5, soon, IDLE, deadline=asked.now + 0.2).kind == 1, "both keep it"
+    assert asked.ask(5, soon, IDLE, deadline=asked.now + 0.03).kind == 1, "neither keeps it"
+
+
+def test_a_wait_for_rows_ends_when_they_do_not_come() -> None:
+    asked = Asked(table(3, 9, 0))
+    waits = asked.ask(2, IDLE, IDLE)
+    assert (waits.rows, waits.limit, waits.kind) == (0, 3, 0)
+    assert waits.until == pytest.approx(asked.now + SILENCE / RATE, rel=0.05)
+    assert waits.until is not None
+    assert asked.ask(2, IDLE, IDLE, now=waits.until) == Decision(2, Reason.POLICY, None, 3, 0)
+
+
+def test_the_table_follows_the_rate() -> None:
+    tables = table(1, 9, 0), table(3, 9, 0)
+    assert Asked(*tables).ask(2, IDLE, IDLE).rows == 2
+    assert Asked(*tables, rate=4.0 * RATE).ask(2, IDLE, IDLE).rows == 0
+
+
+def test_it_explains_which_kind_is_left_idle_and_why() -> None:
+    asked = Asked(table(1, 3, 10))
+    assert asked.policy.explain()["left_idle"] is None
+    asked.ask(5, busy(until_ms=4.0, now=asked.now), IDLE)
+    explained = json.loads(json.dumps(asked.policy.explain()))
+    assert explained["left_idle"] == {"kind": "small", "waiting": 5, "first_idle_in": pytest.approx(0.004)}
+    assert explained["first_starts_at"] == 1
+    assert explained["second_starts_at"] == {"0.25": None, "0.5": 3, "1": 3}
+    assert [each["kind"] for each in explained["kinds"]] == ["large", "small"]
