@@ -1,6 +1,6 @@
 """The harness of the comparisons beyond the paper: intervals, what is shown, and the page. The figures are no tests."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import inf
 from pathlib import Path
 
@@ -186,15 +186,13 @@ def test_what_surely_costs_more_is_counted_apart_from_what_seems_to() -> None:
 # Cases between rates and at edges.
 
 
-def test_each_kind_of_case_has_its_turn_and_no_number_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def kind(name: str) -> edges.Kind:
-        return lambda number: iter([Case(name, str(number), 0.0, 0.0)])
-
-    one, other = kind("one"), kind("other")
-    monkeypatch.setattr(edges, "TURN", (one, other, one))
-    found = [each for number in range(6) for each in edges.case(number)]
-    assert [each.about for each in found if each.what == "one"] == ["0", "1", "2", "3"]
-    assert [each.about for each in found if each.what == "other"] == ["0", "1"]
+def test_cases_are_found_by_kind_and_number_and_kinds_go_on_by_what_they_depend_on() -> None:
+    kinds = {kind.name: kind for kind in edges.KINDS}
+    assert set(kinds) == {"between", "promises", "capacities", "several"} and edges.CASES == 819
+    assert edges.found("between", 2) == list(edges.between(2))
+    own, other = ({each.name for each in kinds[name].sources} for name in ("between", "several"))
+    assert {"edges.py", "event_loop.c", "smdp.py", "rate.py"} <= own & other
+    assert other - own >= {"replicas.py", "banks.py"} and "residency.py" not in other
 
 
 def test_only_what_is_beyond_with_its_interval_is_an_exception_and_all_of_them_are_kept() -> None:
@@ -231,7 +229,7 @@ def test_the_tables_of_a_case_are_those_of_its_bank() -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(("kind", "number"), [(edges.between, 2), (edges.promises, 2), (edges.capacities, 5)])
-def test_a_case_says_what_it_is_about(kind: edges.Kind, number: int) -> None:
+def test_a_case_says_what_it_is_about(kind: Callable[[int], Iterator[Case]], number: int) -> None:
     made = list(kind(number))
     assert made and all(each.about.startswith("drawn(") and each.half >= 0.0 for each in made)
 

@@ -6,6 +6,8 @@ loop in C. Of a latency objective: the share that is late or refused at both end
 asks the policy. Of the number of workers: the share that is late at 0.99 of the highest rate that is said to keep an objective.
 """
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from math import log
 from pathlib import Path
@@ -15,26 +17,23 @@ from unittest.mock import patch
 import numpy as np
 from tests.policy.asked_loop import asked
 from tests.policy.between import excess_of
-from tests.policy.event_loop import Interval, interval, served_by_several
+from tests.policy.event_loop import Interval, Seen, served_by_several, sharper
 from tests.policy.random_models import Drawn, drawn
 
 from weir.errors import SettingsError
 from weir.policy.cost.objective import LatencySLO
-from weir.policy.cost.profile import Floats
+from weir.policy.cost.profile import Floats, Profile
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.online.rate import boundaries_of, margins_of
 from weir.policy.solve.bank import Bank, bank_of, solve_everywhere
-from weir.policy.solve.tables import full_batch_table, greedy_table, limit_of, multi_worker_table
+from weir.policy.solve.tables import Table, full_batch_table, greedy_table, limit_of, multi_worker_table
 from weir.simulation import banks
 from weir.simulation.banks import MULTI_WORKER_LOADS, PROMISE_LOADS, make_bank
 from weir.simulation.replicas import Replicas, best_tables, estimate
 from weir.simulation.scaling import CapacityRequest, measure_capacity
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = [
-    *(ROOT / "src" / "weir" / each for each in ("policy", "simulation")), Path(__file__),
-    *(ROOT / "tests" / "policy" / each for each in ("event_loop.c", "event_loop.py", "random_models.py", "between.py", "asked_loop.py")),
-]  # fmt: skip
+EVALUATIONS = ("event_loop.c", "event_loop.py", "random_models.py", "between.py", "asked_loop.py")
 BAND, LIMIT, LIMIT_BETWEEN = (
     "one worker, between rates: cost",
     "several workers: cost at a bank's rate",
@@ -44,11 +43,16 @@ MEAN, P99 = "several workers: predicted mean", "several workers: predicted p99"
 PROMISE, WORKERS = "latency objective: late or refused", "number of workers: late"
 EITHER = -2.0  # of `off`: nothing was promised; -1 is the least that can be late
 WORKER_COUNTS = (2, 4, 8, 16)
-ROWS, PARTS = 20_000, 20  # of an event loop's stretch
-SEARCH_ROWS, SEARCH_PARTS = 5_000, 10
-MOST_ROWS = 500_000  # of a stretch, where fewer do not say enough
-ENOUGH_MEAN, ENOUGH_P99 = 0.003, 0.01  # half widths that say enough
-SLO_ROWS, SURE_ROWS = 20_000, 100_000  # of each rate, and where an objective seems to be broken
+# Of an event loop: its stretches, and their rows. There are more until a case is surely within what is allowed.
+PARTS, ROWS = 40, (20_000, 160_000, 1_280_000, 5_120_000)
+SEARCH_ROWS = 5_000
+SLO_PARTS, SLO_ROWS = 20, (20_000, 80_000, 320_000)  # rows of each rate, likewise
+COST, MEAN_OFF, P99_OFF = 0.01, 0.01, 0.03  # what is allowed
+BENDS = (0.0, 0.1, 0.3, 0.6, 0.9)  # of the work that stands for the longest responses
+NEAR = 0.002 * np.arange(16)
+STEPS = np.concatenate((-NEAR[:0:-1], NEAR))  # of a quantile, relative to what is predicted
+STEPS = np.concatenate(([-0.5, -0.2, -0.1, -0.05], STEPS, [0.05, 0.1, 0.2, 0.5]))
+TWO_ERRORS = 0.9545
 
 
 class Case(NamedTuple):
@@ -120,41 +124,56 @@ def _beside_all_limits(
     profile, prices = model.profile, model.prices
     weights = prices.latency_weight_at(rate), prices.energy_weight
 
-    def costs(each: int, rows: int, parts: int, seed: int) -> Floats:
-        tables = [multi_worker_table(profile, each)] * workers
-        seen = served_by_several(profile, rate, tables, rows, parts=parts, warm=rows, share=0.0, seed=seed)
-        return weights[0] * seen.means + weights[1] * seen.powers
+    def costs(each: int, rows: int, seed: int) -> tuple[Floats, Floats]:
+        table = multi_worker_table(profile, each)
+        seen = _seen(profile, rate, [table] * workers, rows, seed, float(profile.service_time_ms[-1]))
+        return weights[0] * seen.sharp[:, 0] + weights[1] * seen.powers, seen.sharp[:, 1:]
 
     every = range(1, profile.best_batch_size + 1)
-    best = min(every, key=lambda each: float(costs(each, SEARCH_ROWS, SEARCH_PARTS, 7 * number + 1).mean()))
+    best = min(every, key=lambda each: sharper(*costs(each, SEARCH_ROWS, 7 * number + 1)).mean)
     if best == limit:
         return f"{about}, the best", 0.0, 0.0
-    # Other luck than the search's.
-    ours, theirs = (costs(each, 2 * ROWS, PARTS, 7 * number + 2) for each in (limit, best))
-    off = interval((ours - theirs) / theirs.mean())
+    for rows in ROWS:  # other luck than the search's
+        (ours, own), (theirs, other) = (costs(each, rows, 7 * number + 2) for each in (limit, best))
+        off = sharper((ours - theirs) / theirs.mean(), np.hstack((own, other)))
+        if off.high <= COST:
+            break
     return f"{about}, the best {best}", off.mean, (off.high - off.low) / 2.0
+
+
+def _seen(
+    profile: Profile, rate: float, tables: Sequence[Table], rows: int, seed: int, longest_ms: float,
+    late: Sequence[float] = (),
+) -> Seen:  # fmt: skip
+    """Serve stretches of so many rows by tables, with controls that fit responses of up to about `longest_ms`."""
+    bends = [len(tables) * longest_ms * each for each in BENDS]
+    warm = max(100_000, 2 * rows)
+    return served_by_several(
+        profile, rate, tables, rows, parts=PARTS, warm=warm, share=0.0, late=late, seed=seed, bends=bends
+    )
 
 
 def _predicted(replicas: Replicas, rate: float, limit: int, number: int, about: str) -> Iterator[Case]:
     profile, table = replicas.profile, multi_worker_table(replicas.profile, limit)
     predicted = estimate(replicas, rate, table, 1)
-    rows = ROWS
-    while True:
-        seen = served_by_several(
-            profile, rate, [table] * replicas.workers, rows, parts=PARTS, warm=5 * rows, seed=7 * number + 3
-        )
-        mean = _off(interval(seen.means), predicted.response_time_ms)
-        p99 = _off(interval(seen.quantiles), predicted.p99_ms)
-        missing = max(mean[1] / ENOUGH_MEAN, p99[1] / ENOUGH_P99)
-        if missing <= 1.0 or rows == MOST_ROWS:
+    late = [predicted.p99_ms * (1.0 + each) for each in STEPS.tolist()]
+    for rows in ROWS:
+        seen = _seen(profile, rate, [table] * replicas.workers, rows, 7 * number + 3, predicted.p99_ms, late)
+        mean = sharper(seen.sharp[:, 0] / predicted.response_time_ms - 1.0, seen.sharp[:, 1:])
+        p99 = _quantile(seen)
+        if max(-mean.low, mean.high) <= MEAN_OFF and max(-p99.low, p99.high) <= P99_OFF:
             break
-        rows = int(min(max(rows * missing**2, 2 * rows), MOST_ROWS))
-    yield Case(MEAN, about, *mean)
-    yield Case(P99, about, *p99)
+    for what, off in ((MEAN, mean), (P99, p99)):
+        yield Case(what, about, abs(off.mean), (off.high - off.low) / 2.0)
 
 
-def _off(seen: Interval, predicted: float) -> tuple[float, float]:
-    return abs(seen.mean / predicted - 1.0), (seen.high - seen.low) / 2.0 / predicted
+def _quantile(seen: Seen) -> Interval:
+    """Return by how much the 99th percentile is longer than is predicted: between the last step that surely more rows exceed,
+    and the first that surely fewer do."""
+    found = [sharper(each, seen.sharp[:, 1:]) for each in seen.shares.T]
+    low = max((step for step, each in zip(STEPS.tolist(), found, strict=True) if each.low > 0.01), default=-1.0)
+    high = min((step for step, each in zip(STEPS.tolist(), found, strict=True) if each.high <= 0.01), default=1.0)
+    return Interval((low + high) / 2.0, low, high)
 
 
 def promises(number: int) -> Iterator[Case]:
@@ -179,16 +198,14 @@ def promises(number: int) -> Iterator[Case]:
         ("middle", float(bank.rates[1]), says[1:2]),
         ("upper end", ends[1], says[1:]),
     )
-    for number_of, (place, rate, kept) in enumerate(places):
-        rows = SLO_ROWS
-        while True:
-            coming = np.cumsum(np.random.default_rng([number, 24, number_of, rows]).exponential(1.0 / rate, rows))
+    for place, rate, kept in places:
+        for rows in SLO_ROWS:  # other luck each time: of so many cases some go wrong by chance
+            coming = np.cumsum(np.random.default_rng([number, 24, len(place), rows]).exponential(1.0 / rate, rows))
             taken = asked(SolvedPolicy(bank), profile, coming, number)[rows // 10 :]
             lost = ~(taken <= deadline + 1e-6)
-            share, half = _share(np.array([part.mean() for part in np.array_split(lost, PARTS)]))
-            if rows == SURE_ROWS or share - half <= late_share or not kept.all():
+            share, half = _share(np.array([part.mean() for part in np.array_split(lost, SLO_PARTS)]))
+            if share + half <= late_share or not kept.all():
                 break
-            rows = SURE_ROWS  # other luck, too: of so many cases some go wrong by chance
         where = f"{place} of load {PROMISE_LOADS[at]}, p{100 * (1 - late_share):g} = {1000 * deadline:.4g} ms"
         about = f"{_said(model, rate / profile.max_rate, where)}, late or refused {100 * share:.2f} %, of it refused {100 * np.isnan(taken).mean():.2f} %"
         yield Case(PROMISE, about, share / late_share - 1.0 if kept.all() else EITHER, half / late_share)
@@ -212,26 +229,42 @@ def capacities(number: int) -> Iterator[Case]:
     table = full_batch_table(profile) if solved else greedy_table(profile.max_batch_size)
     for workers in (1, most):
         rate = 0.99 * capacity.rates[workers - 1]
-        seen = served_by_several(
-            profile, rate, [table] * workers, 2 * ROWS, parts=PARTS, warm=5 * ROWS, share=0.0,
-            late=[1000.0 * deadline + 1e-6], seed=7 * number + 4,
-        )  # fmt: skip
-        share, half = _share(seen.shares[:, 0])
+        late = [1000.0 * deadline + 1e-6]
+        for rows in ROWS:
+            seen = _seen(profile, rate, [table] * workers, rows, 7 * number + 4, late[0], late)
+            found = sharper(seen.shares[:, 0], seen.sharp[:, 1:], TWO_ERRORS)
+            if found.high <= 0.01:
+                break
+        share, half = max(found.mean, 0.0), (found.high - found.low) / 2.0
         where = f"{workers} workers, {'full batches' if solved else 'greedy'}, p99 = {1000 * deadline:.4g} ms, late {100 * share:.2f} %"
         yield Case(WORKERS, _said(model, rate / workers / profile.max_rate, where), share / 0.01 - 1.0, half / 0.01)
 
 
-Kind = Callable[[int], Iterator[Case]]
-# In turn, so that a run that is stopped has something of each.
-TURN: Sequence[Kind] = (
-    between, several, between, promises, between, several, between, capacities, between, several, between, between, between,
-)  # fmt: skip
-MODELS = 500  # of one worker
-CASES = -(-MODELS // TURN.count(between)) * len(TURN)
+class Kind(NamedTuple):
+    """Some cases: what finds the one of a number, how many there are, and the packages of Weir that decide what is found."""
+
+    find: Callable[[int], Iterator[Case]]
+    cases: int
+    packages: tuple[str, ...] = ("weir.policy", "weir.simulation")
+
+    @property
+    def name(self) -> str:
+        """What finds them."""
+        return self.find.__name__
+
+    @property
+    def sources(self) -> list[Path]:
+        """The files that what is found depends on: of Weir those that this module loads, and the evaluations'."""
+        loads = f"import sys, {__name__}; print(*(m.__file__ for n, m in sorted(sys.modules.items()) if n.startswith({self.packages})), sep=chr(10))"
+        run = subprocess.run([sys.executable, "-c", loads], cwd=ROOT, capture_output=True, text=True, check=True)
+        evaluations = (ROOT / "tests" / "policy" / each for each in EVALUATIONS)
+        return [*map(Path, run.stdout.splitlines()), Path(__file__), *evaluations]
 
 
-def case(number: int) -> list[Case]:
+KINDS = (Kind(between, 504, ("weir.policy",)), Kind(promises, 63), Kind(capacities, 63), Kind(several, 189))
+CASES = sum(kind.cases for kind in KINDS)
+
+
+def found(kind: str, number: int) -> list[Case]:
     """Return what is found in the case of that number."""
-    turn, place = divmod(number, len(TURN))
-    kind = TURN[place]
-    return list(kind(turn * TURN.count(kind) + TURN[:place].count(kind)))
+    return list(next(each for each in KINDS if each.name == kind).find(number))

@@ -136,25 +136,65 @@ int serve(int largest, const double *time, const double *energy, const double *c
     return 0;
 }
 
+/* Functions of the work w of several workers: what is left of their batches, and `row` ms for each row that waits. The first is
+   w itself, the others are the squares of what is above each of `from`. Of each, its mean change by all that happens, given what
+   is known before: over a long time these changes are nothing on the mean, whatever the tables are. */
+typedef struct { int count; const double *from; double row, rate; } Bends;
+
+static double bent(double x) { return x > 0.0 ? x * x : 0.0; }
+static double cubed(double x) { return x > 0.0 ? x * x * x / 3.0 : 0.0; }
+
+/* For `span` ms `busy` workers work, and rows may arrive; `work` is there at first. */
+static void pass(const Bends *b, double work, int busy, double span, double *changes) {
+    double less = busy * span;
+    changes[0] += b->row * b->rate * span - less;
+    for (int i = 0; i < b->count; i++) {
+        double x = work - b->from[i], y = x - less;
+        if (x + b->row <= 0.0) continue;
+        if (y >= 0.0) {
+            changes[i + 1] -= less * (x + y);
+            changes[i + 1] += b->rate * b->row * span * (x + y + b->row);
+        } else {
+            changes[i + 1] += bent(y) - bent(x);
+            changes[i + 1] += b->rate * (busy ? (cubed(x + b->row) - cubed(y + b->row) - cubed(x) + cubed(y)) / busy
+                                              : span * (bent(x + b->row) - bent(x)));
+        }
+    }
+}
+
+/* A batch of `size` rows begins, whose time is `mean` with the coefficient of variation `v`; it takes `taken`. */
+static void begin(const Bends *b, double work, int size, double mean, double v, double taken, double *changes) {
+    changes[0] += mean - b->row * size;
+    for (int i = 0; i < b->count; i++) {
+        double x = work - b->from[i], y = x - b->row * size;
+        changes[i + 1] -= bent(x);
+        changes[i + 1] += y >= 0.0 ? y * y + 2.0 * y * mean + (1.0 + v * v) * mean * mean : bent(y + taken);
+    }
+}
+
 /* Several workers on one queue. `tables` has a row for each number of idle workers, 1 to `workers`, of `entries` numbers: how
    many rows to dispatch by the rows that wait, 0 for none. Each event is an arrival or the end of a batch. Serve `warm` rows
-   that do not count, then `parts` stretches of `rows` rows each. Results as in `serve`, but without sharper ones. Rows arrive
-   at the same instants whatever the tables are: service times have a generator of their own. */
+   that do not count, then `parts` stretches of `rows` rows each. Results as in `serve`, but for the sharper ones. Rows arrive
+   at the same instants whatever the tables are: service times have a generator of their own. Of each stretch `sharp` has the
+   mean number of rows in the system, and the mean changes of the functions of the work above each of `from`, per ms. */
 int serve_several(int workers, int largest, const double *time, const double *energy, const double *cv, int entries,
                   const int *tables, double rate, long warm, long rows, int parts, double share, int limited,
-                  const double *limits, uint64_t number, double *means, double *powers, double *quantiles,
-                  double *later_than) {
+                  const double *limits, uint64_t number, int count, const double *from, double row, double *means,
+                  double *powers, double *quantiles, double *later_than, double *sharp) {
     Random r, services;
+    Bends bends = {count, from, row, rate};
     seed(&r, number);
     seed(&services, ~number);
     long size = 1024, mask = size - 1, head = 0, tail = 0;
     double *waiting = malloc(size * sizeof(double)), *times = malloc((rows + largest) * sizeof(double));
-    double *busy = calloc(workers, sizeof(double));
-    if (!waiting || !times || !busy) return 1;
+    double *busy = calloc(workers, sizeof(double)), *changes = malloc((count + 1) * sizeof(double));
+    if (!waiting || !times || !busy || !changes) return 1;
     double now = 0.0, coming = exponential(&r) / rate;
     for (int part = -1; part < parts; part++) {
         long done = 0, wanted = part < 0 ? warm : rows;
-        double began = now, spent = 0.0, sum = 0.0;
+        double began = now, spent = 0.0, sum = 0.0, area = 0.0, work = row * (tail - head);
+        for (int w = 0; w < workers; w++) if (busy[w] > now) work += busy[w] - now;
+        for (int i = 0; i <= count; i++) changes[i] = 0.0;
         while (done < wanted) {
             int idle = 0, first = -1;
             double sooner = coming;
@@ -165,6 +205,11 @@ int serve_several(int workers, int largest, const double *time, const double *en
             long n = tail - head;
             int batch = idle ? tables[(idle - 1) * entries + (n < entries ? n : entries - 1)] : 0;
             if (!batch) {
+                if (count) {
+                    area += n * (sooner - now);
+                    pass(&bends, work, workers - idle, sooner - now, changes);
+                    work -= (workers - idle) * (sooner - now);
+                }
                 now = sooner;
                 if (now == coming) {
                     if (tail - head == size) {
@@ -175,12 +220,18 @@ int serve_several(int workers, int largest, const double *time, const double *en
                         waiting = more; size *= 2; mask = size - 1;
                     }
                     waiting[tail++ & mask] = coming;
+                    work += row;
                     coming += exponential(&r) / rate;
                 }
                 continue;
             }
-            double v = cv[batch - 1], taken = time[batch - 1];
-            if (v > 0.0) taken *= v * v * gamma_of(&services, 1.0 / (v * v));
+            double v = cv[batch - 1], mean = time[batch - 1];
+            double taken = v > 0.0 ? mean * v * v * gamma_of(&services, 1.0 / (v * v)) : mean;
+            if (count) {
+                area += batch * mean;
+                begin(&bends, work, batch, mean, v, taken, changes);
+                work += taken - row * batch;
+            }
             busy[first] = now + taken;
             spent += energy[batch - 1];
             for (int i = 0; i < batch; i++) {
@@ -192,6 +243,11 @@ int serve_several(int workers, int largest, const double *time, const double *en
         if (part < 0) continue;
         means[part] = sum / done;
         powers[part] = spent / (now - began);
+        if (count) {
+            double *own = sharp + part * (count + 2);
+            own[0] = area / (now - began);
+            for (int i = 0; i <= count; i++) own[i + 1] = changes[i] / (now - began);
+        }
         for (int i = 0; i < limited; i++) {
             long late = 0;
             for (long j = 0; j < done; j++) late += times[j] > limits[i];
@@ -202,7 +258,7 @@ int serve_several(int workers, int largest, const double *time, const double *en
             quantiles[part] = times[(long)ceil(share * done) - 1];
         }
     }
-    free(waiting); free(times); free(busy);
+    free(waiting); free(times); free(busy); free(changes);
     return 0;
 }
 

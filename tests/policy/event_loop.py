@@ -172,24 +172,32 @@ def served(
 
 def served_by_several(
     profile: Profile, rate: float, tables: Sequence[Table], rows: int, *, parts: int = 20, warm: int = 0,
-    share: float = 0.99, late: Sequence[float] = (), seed: int = 1,
+    share: float = 0.99, late: Sequence[float] = (), seed: int = 1, bends: Sequence[float] = (),
 ) -> Seen:  # fmt: skip
-    """Serve rows as `served` does, with as many workers as there are `tables`: one for each number of idle workers."""
+    """Serve rows as `served` does, with as many workers as there are `tables`: one for each number of idle workers.
+
+    With `bends`, `sharp` has the mean response time by the number of rows in the system (Little), and the mean changes of the
+    work and of the squares of what is above each of `bends`, in ms of work: [stretch, which]. See `sharper`.
+    """
     workers, largest = len(tables), profile.max_batch_size
     entries = np.ascontiguousarray(stacked([checked_table(each, largest) for each in tables]), dtype=np.intc)
-    results = [np.zeros(parts) for _ in range(3)] + [np.empty(parts * len(late))]
+    results = [np.zeros(parts) for _ in range(3)] + [np.empty(parts * len(late)), np.empty(parts * (len(bends) + 2))]
     limits = np.array(late, dtype=np.float64) - profile.latency_offset_ms
     failed = compiled(SOURCE).serve_several(
         ctypes.c_int(workers), ctypes.c_int(largest), pointer(profile.service_time_ms), pointer(profile.energy_mj),
         pointer(profile.cv), ctypes.c_int(entries.shape[1]), entries.ctypes.data_as(ctypes.POINTER(ctypes.c_int)),
         ctypes.c_double(rate / 1000.0), ctypes.c_long(warm), ctypes.c_long(rows), ctypes.c_int(parts),
-        ctypes.c_double(share), ctypes.c_int(len(late)), pointer(limits), ctypes.c_uint64(seed), *map(pointer, results),
+        ctypes.c_double(share), ctypes.c_int(len(late)), pointer(limits), ctypes.c_uint64(seed), ctypes.c_int(len(bends)),
+        pointer(np.array(bends, dtype=np.float64)), ctypes.c_double(1000.0 / profile.max_rate), *map(pointer, results),
     )  # fmt: skip
     if failed:
         raise MemoryError("event_loop.c")
-    means, powers, quantiles, shares = results
-    offset = profile.latency_offset_ms
-    return Seen(means + offset, powers, quantiles + offset, shares.reshape(parts, len(late)), np.empty((parts, 0)))
+    means, powers, quantiles, shares, sharp = results
+    offset, changes = profile.latency_offset_ms, sharp.reshape(parts, len(bends) + 2)
+    changes[:, 0] = changes[:, 0] * 1000.0 / rate + offset
+    return Seen(
+        means + offset, powers, quantiles + offset, shares.reshape(parts, len(late)), changes if bends else np.empty((parts, 0))
+    )  # fmt: skip
 
 
 def planned(profile: Profile, rate: float, prices: Prices, top: int, table: Table | None = None) -> tuple[float, Table]:
@@ -225,3 +233,16 @@ def interval(parts: Floats, confidence: float = LEVEL) -> Interval:
     mean, of = float(np.mean(parts)), len(parts)
     half = float(student.ppf(0.5 + confidence / 2.0, of - 1)) * float(np.std(parts, ddof=1)) / of**0.5
     return Interval(mean, mean - half, mean + half)
+
+
+def sharper(parts: Floats, changes: Floats, confidence: float = LEVEL) -> Interval:
+    """Return the mean of `parts` and its interval, without what goes with `changes` [stretch, which], whose means are 0: the
+    constant of their regression, by Student's t."""
+    spread = changes.std(axis=0)
+    used = np.column_stack((np.ones(len(parts)), changes[:, spread > 0.0] / spread[spread > 0.0]))
+    inverse = np.linalg.pinv(used)
+    slopes, left = inverse @ parts, len(parts) - int(np.linalg.matrix_rank(used))
+    beyond = parts - used @ slopes
+    error = float((beyond @ beyond / left * (inverse[0] @ inverse[0])) ** 0.5)
+    half = float(student.ppf(0.5 + confidence / 2.0, left)) * error
+    return Interval(float(slopes[0]), float(slopes[0]) - half, float(slopes[0]) + half)

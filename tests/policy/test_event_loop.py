@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 from tests.policy.asked_loop import asked
-from tests.policy.event_loop import changes, controls, interval, needs_compiler, served
+from tests.policy.event_loop import changes, controls, interval, needs_compiler, served, served_by_several, sharper
 
 from weir.policy.cost.objective import LatencySLO
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import solve_bank
-from weir.policy.solve.tables import greedy_table, static_table
+from weir.policy.solve.smdp import evaluate
+from weir.policy.solve.tables import greedy_table, multi_worker_table, static_table
 from weir.simulation.banks import make_bank
 from weir.simulation.simulator import run
 
@@ -94,3 +95,24 @@ def test_a_policy_that_is_asked_by_a_plain_loop_answers_and_refuses_as_in_the_ba
     assert np.array_equal(np.isnan(taken), made.refused)
     assert (load < 1.0) == (not made.refused.any())
     np.testing.assert_allclose(1000.0 * taken[~made.refused][:-64], made.response_time_ms[:-64], rtol=1e-9)
+
+
+@pytest.mark.parametrize(("workers", "cv"), [(1, 0.5), (4, 0.0), (4, 1.0)])
+def test_changes_of_the_work_of_several_workers_are_nothing_on_the_mean_and_take_noise_off(
+    workers: int, cv: float
+) -> None:
+    profile = Profile.linear(alpha_ms=0.3, tau0_ms=4.0, max_batch_size=8, cv=cv)
+    tables = [multi_worker_table(profile, 3)] * workers
+    bends = [workers * each for each in (0.0, 10.0, 40.0, 80.0)]
+    seen = served_by_several(
+        profile, 0.93 * workers * profile.max_rate, tables, 60_000, parts=40, warm=60_000, late=[60.0], bends=bends
+    )
+    for change in seen.sharp[:, 1:].T:
+        found = interval(change)
+        assert found.low <= 0.0 <= found.high
+    plain, late = interval(seen.means), seen.later[0]
+    sharp, sharp_late = (sharper(each, seen.sharp[:, 1:]) for each in (seen.sharp[:, 0], seen.shares[:, 0]))
+    assert plain.low < sharp.mean < plain.high and late.low <= sharp_late.mean <= late.high
+    assert sharp.high - sharp.low < 0.2 * (plain.high - plain.low)
+    if workers == 1:
+        assert sharp.low < evaluate(profile, 0.93 * profile.max_rate, tables[0]).response_time_ms < sharp.high
