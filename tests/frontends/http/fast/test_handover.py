@@ -526,16 +526,35 @@ def test_who_answers_no_ping_is_left() -> None:
     asyncio.run(main())
 
 
-def test_answers_are_written_one_after_the_other_to_who_reads_slowly() -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await receive()
-        await send({"type": "websocket.accept"})
-        await receive()
-        await asyncio.gather(*[send({"type": "websocket.send", "bytes": b"x" * 100_000}) for _ in range(20)])
-        await receive()
+async def talkative(scope: Any, receive: Any, send: Any) -> None:
+    await receive()
+    await send({"type": "websocket.accept"})
+    await receive()
+    await asyncio.gather(*[send({"type": "websocket.send", "bytes": b"x" * 100_000}) for _ in range(20)])
+    await receive()
 
+
+def test_who_was_not_read_is_not_left_for_pings_that_nobody_could_hear_him_answer() -> None:
     async def main() -> None:
-        async with opened(app) as (_, transport):
+        async with opened(talkative, websocket_ping=1.0) as (here, transport):
+            transport.stuck = True
+            transport.receive(frame(FIN | TEXT, b"go"))
+            await settled()
+            here.sweep(10.0)  # ten pings, but the client is slow, and so nothing is read from it
+            assert here.shared.connections
+            for _ in range(25):
+                transport.flush()
+                await settled()
+            here.sweep(0.5)
+            await settled()
+            assert here.shared.connections
+
+    asyncio.run(main())
+
+
+def test_answers_are_written_one_after_the_other_to_who_reads_slowly() -> None:
+    async def main() -> None:
+        async with opened(talkative) as (_, transport):
             transport.stuck = True
             transport.receive(frame(FIN | TEXT, b"go"))
             await settled()

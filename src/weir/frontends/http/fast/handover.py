@@ -184,6 +184,7 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
         if self._held or self._waits:
             self.transport.pause_reading()
         else:
+            self._heard = self._shared.tick  # nothing could be heard before
             self.transport.resume_reading()
 
     def _count(self) -> bool:
@@ -270,7 +271,6 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
         message: Any = await super().receive()
         if message["type"] == "websocket.receive":
             self._queued = 0 if self.queue.empty() else self._queued
-            self._heard = self._shared.tick
             if not self._reads_on:
                 self._read_on()
         return message
@@ -294,7 +294,8 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
         if self._unread_since is not None:
             gone = now - self._unread_since > self._shared.patience
         else:
-            gone = not self._waits and now - self._heard > _MISSED_PINGS * self._shared.settings.websocket_ping
+            reads = not (self._held or self._waits)
+            gone = reads and now - self._heard > _MISSED_PINGS * self._shared.settings.websocket_ping
         if gone:
             self.transport.abort()
 
