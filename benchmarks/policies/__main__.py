@@ -10,7 +10,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is loaded: it
 from rich.console import Console
 
 from benchmarks.harness.result import progress_bar, rich_table
-from benchmarks.policies import bursts, devices, foreseen, scenarios, served_pairs
+from benchmarks.policies import bursts, devices, foreseen, scenarios, served_pairs, uneven
 from benchmarks.policies.harness import FIRST_SEED, Comparison, Effort, draw, keep, write_page
 
 IN_ORDER = (
@@ -29,6 +29,7 @@ IN_ORDER = (
     devices.DEVICE_LIVE,
     devices.DEVICE_TRACES,
     devices.DEVICE_DEADLINES,
+    uneven.UNEVEN,
     served_pairs.SERVED_PAIRS,
     scenarios.EXTREMES,
 )

@@ -67,7 +67,8 @@ def longest_first(exact: TwoModels) -> Rule:
     return rule
 
 
-def _row(name: str, excess: Sequence[float]) -> list[str]:
+def row_of(name: str, excess: Sequence[float]) -> list[str]:
+    """Return the row of a table with mean, 90 % quantile and worst of `excess`, as percentages."""
     found = 100.0 * np.array(excess)
     return [name, *(f"{each:.1f}" for each in (found.mean(), np.quantile(found, 0.9), found.max()))]
 
@@ -86,7 +87,7 @@ def compare_exactly(effort: Effort) -> Compared:
                 excess[name].append(exact.evaluate(rule)[0] / least - 1.0)
             effort.step(f"pair {seed}")
         kind = "latency and energy" if energy else "latency"
-        made.rows += [_row(f"{kind}: {name}", found) for name, found in excess.items()]
+        made.rows += [row_of(f"{kind}: {name}", found) for name, found in excess.items()]
         made.values |= {f"{kind}: {name}": found for name, found in excess.items()}
     return made
 
