@@ -75,27 +75,27 @@ def test_our_own_house_has_no_knots() -> None:
 # Room by room: files and code lines. The goal of the rooms that stood when the house was rebuilt was 260 files and 33,000 lines.
 # Lower a pair whenever its room has become smaller; only the commit that adds a capability may raise one, by what it adds.
 LIMITS = {
-    "batching": (15, 2_683),
+    "batching": (15, 2_687),
     "bench": (12, 2_065),
-    "catalog": (22, 4_783),
+    "catalog": (22, 4_792),
     "client": (9, 1_905),
     "commands": (16, 1_823),
-    "frontends": (35, 6_640),
+    "frontends": (35, 6_657),
     "fronts": (17, 2_665),
     "jobs": (7, 1_363),
     "manifests": (8, 892),
-    "policy": (26, 3_464),
-    "profiling": (6, 1_039),
-    "protocols": (17, 2_646),
-    "serving": (10, 2_645),
+    "policy": (26, 3_467),
+    "profiling": (6, 1_069),
+    "protocols": (17, 2_663),
+    "serving": (10, 2_650),
     "simulation": (15, 2_947),
     "telemetry": (7, 1_558),
     "text_models": (37, 6_139),
-    "text_server": (35, 7_309),
+    "text_server": (35, 7_317),
     "tuning": (6, 1_010),
-    "weir": (42, 3_901),
+    "weir": (42, 3_933),
     "wire": (15, 2_977),
-    "workers": (31, 6_900),
+    "workers": (31, 6_991),
 }
 
 

@@ -275,9 +275,12 @@ class FirstReads:
     it could not be read."""
 
     def __init__(
-        self, changes: ChangeQueue, read: Callable[[str], Coroutine[Any, Any, None]], clock: Callable[[], float],
+        self,
+        changes: ChangeQueue,
+        read: Callable[[str], Coroutine[Any, Any, None]],
+        clock: Callable[[], float],
         names: Iterable[str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._clock = clock
         self._changes = changes
         self._read = read

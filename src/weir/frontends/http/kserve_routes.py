@@ -142,7 +142,7 @@ class KservePages:
         return kserve.model_metadata(self._registry, call.path["model"], call.path.get("version", ""))
 
     async def model_ready(self, call: AsgiCall) -> kserve.ReadyState:
-        """Return whether one model accepts requests. One that was not read yet is not read for this."""
+        """Return whether one model accepts requests, without reading it."""
         name = call.path["model"]
         kserve.check_ready(self._registry, name, call.path.get("version", ""))
         return {"name": name, "ready": True}

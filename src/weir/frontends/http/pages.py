@@ -180,13 +180,7 @@ class Pages:
     async def models(self, request: Request) -> Annotated[HttpResponse, documents.ModelList]:
         """List the models."""
         services, unread = self._registry.services, sorted(self._registry.on_demand.items())
-        lines: list[documents.ModelLine] = [
-            {
-                "name": name, "ready": not reason, "reason": reason, "workers": "0",
-                "state": "failed" if reason else "available",
-            }
-            for name, reason in unread if name not in services
-        ]  # fmt: skip
+        lines = [_unread(name, reason) for name, reason in unread if name not in services]
         return _json(documents.ModelList(models=[*self._lines(), *lines]))
 
     async def model(self, request: Request) -> Annotated[HttpResponse, documents.ServiceState]:
@@ -273,6 +267,12 @@ class Pages:
             return as_response(answer)
 
         return answered(endpoint)
+
+
+def _unread(name: str, reason: str) -> documents.ModelLine:
+    """Return the line of a model on demand that was not read; `reason` is why it could not be, or ""."""
+    state = "failed" if reason else "available"
+    return {"name": name, "ready": not reason, "reason": reason, "workers": "0", "state": state}
 
 
 _JSON_HEADERS = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"))
