@@ -94,9 +94,7 @@ class _Waiting:
             self.exchange.cancel(self._queued)
 
     def _ended(self, queued: QueuedRequest) -> None:
-        if (
-            self._cancelled
-        ):  # the queue had left it out before, because its deadline could not be met, and reports that only now
+        if self._cancelled:  # the queue has settled it before, as too late, and reports that only now
             return
         if queued.error is None:
             self._session.finish(self, queued)
