@@ -236,10 +236,10 @@ def table(found: dict[str, Found]) -> str:
     """Return the table of what was found, by kind."""
     rows = ["| kind | planted fault | seed | CPU s |", "| --- | --- | --- | --- |"]
     for kind, names in KINDS.items():
-        for name in names:
-            if name in found:
-                seed, seconds, _ = found[name]
-                rows.append(f"| {kind} | `{name}` | {'not found' if seed is None else seed} | {seconds:.1f} |")
+        for index, name in enumerate(each for each in names if each in found):
+            seed, seconds, _ = found[name]
+            shown = "not found" if seed is None else seed
+            rows.append(f"| {'' if index else kind} | `{name}` | {shown} | {seconds:.1f} |")
     return "\n".join(rows)
 
 
