@@ -100,9 +100,12 @@ class App:
     """
 
     def __init__(
-        self, settings: Settings, observers: Sequence[Observer] = (), product: Product | None = None,
+        self,
+        settings: Settings,
+        observers: Sequence[Observer] = (),
+        product: Product | None = None,
         kinds: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.settings = settings
         self._product = product
         self._logger = get_logger("weir")
@@ -114,9 +117,12 @@ class App:
         token = settings.control.control_token_file
         residency = make_residency(settings.repository, settings.models)
         make = ServiceMaker(
-            notified.observers, kinds, allow_remote_workers=settings.control.allow_control,
-            allow_tcp_workers=token is None, on_demand=residency,
-        )  # fmt: skip
+            notified.observers,
+            kinds,
+            allow_remote_workers=settings.control.allow_control,
+            allow_tcp_workers=token is None,
+            on_demand=residency,
+        )
         folder = folder_of(settings)
         self._watched = folder if settings.repository.watch else None
         known = TargetRepository(settings.models, partial(read_config, read_settings=read_model_table))
@@ -133,17 +139,30 @@ class App:
 
             figures = FrontFigures(settings.http, fronts)
         self.site = site = Site(
-            self.registry, settings, notified, Control(settings.control), manager=self.manager, product=product, end=self.end,
-            account=None if figures is None else figures.account, residency=residency,
+            self.registry,
+            settings,
+            notified,
+            Control(settings.control),
+            manager=self.manager,
+            product=product,
+            end=self.end,
+            account=None if figures is None else figures.account,
+            residency=residency,
             fronts=self._show_fronts,
-        )  # fmt: skip
+        )
         added = None if product is None else partial(product.grpc_calls, site.context)
         grpc: Any = make_grpc(site.kserve, settings.grpc, settings.http, added, _of_fronts if fronts > 1 else None)
         if figures is None:
             self.server = HttpServer(
-                self.registry, site.asgi, settings.http, notified.observers, context=site.kserve, websockets=site.websockets,
-                route_handlers=() if product is None else product.fast_routes(site.context), log=notified.log,
-            )  # fmt: skip
+                self.registry,
+                site.asgi,
+                settings.http,
+                notified.observers,
+                context=site.kserve,
+                websockets=site.websockets,
+                route_handlers=() if product is None else product.fast_routes(site.context),
+                log=notified.log,
+            )
         else:
             self.server = self._server_with(fronts, figures, notified, grpc, in_fronts)
         self.registry.changed.append(self.server.routes_changed)
@@ -177,9 +196,13 @@ class App:
         settings, site = self.settings, self.site
         level = logging.getLevelNamesMapping()[settings.telemetry.log_level.upper()]
         config = FrontConfig(
-            settings.http, site.access, notified.log is not None, level, fronts,
+            settings.http,
+            site.access,
+            notified.log is not None,
+            level,
+            fronts,
             product=None if product is None else product.front,
-        )  # fmt: skip
+        )
         server = FrontsServer(
             self.registry, site.asgi, settings.http, notified.observers, config=config, figures=figures, context=site.kserve,
             websockets=site.websockets, log=notified.log, grpc=grpc, product=None if product is None else product.dispatcher,
@@ -419,9 +442,16 @@ class Site:
             of_jobs, make_dashboard(registry, metrics, collectors, clients, _shown(jobs), fronts), own
         )
         self.asgi = make_app(
-            registry, http, metrics=None if self.exposition is None else self.exposition.render, context=kserve, lifespan=lifespan,
-            websockets=self.websockets, added=self._added, log=notified.log, protocols=protocols,
-        )  # fmt: skip
+            registry,
+            http,
+            metrics=None if self.exposition is None else self.exposition.render,
+            context=kserve,
+            lifespan=lifespan,
+            websockets=self.websockets,
+            added=self._added,
+            log=notified.log,
+            protocols=protocols,
+        )
 
     def begin(self) -> None:
         """Begin to serve what is added to the models; this is called on the event loop."""
@@ -449,8 +479,13 @@ def _exposition(settings: TelemetrySettings, metrics: Metrics, registry: Registr
 
 
 def _batch_jobs(
-    settings: JobSettings, http: HttpSettings, ask: Ask, log: Callable[..., None], account: Account, endpoints: InferencePaths
-) -> JobRoutes | None:  # fmt: skip
+    settings: JobSettings,
+    http: HttpSettings,
+    ask: Ask,
+    log: Callable[..., None],
+    account: Account,
+    endpoints: InferencePaths,
+) -> JobRoutes | None:
     """Return the routes of batch jobs, whose requests go to `ask`; None without a directory for them. Raises SettingsError."""
     if settings.batch_dir is None:
         return None
@@ -498,8 +533,12 @@ SHARE_INTERVAL = 1.0  # seconds; the shown counts of another process may be so o
 # Settings that the hosting server has, not the application.
 OF_THE_HOST = ("host", "port", "uds", "uds_mode", "idle_timeout", "header_timeout", "tls_certfile", "tls_keyfile")
 _PARTS: Mapping[str, type[Any]] = {
-    "http": HttpSettings, "control": ControlSettings, "access": AccessSettings, "kserve": KserveSettings, "jobs": JobSettings
-}  # fmt: skip
+    "http": HttpSettings,
+    "control": ControlSettings,
+    "access": AccessSettings,
+    "kserve": KserveSettings,
+    "jobs": JobSettings,
+}
 _OF_ASGI = {
     name: (kind, {declared.name for declared in fields(kind)}.difference(OF_THE_HOST)) for name, kind in _PARTS.items()
 }
@@ -544,9 +583,14 @@ def asgi(
     }
     telemetry = TelemetrySettings(metrics=metrics, metrics_namespace=metrics_namespace, access_log=access_log)
     composed = Settings(
-        models=[], grpc=GrpcSettings(), frontends=FrontendsSettings(), repository=RepositorySettings(), telemetry=telemetry,
-        process=ProcessSettings(), **own,
-    )  # fmt: skip
+        models=[],
+        grpc=GrpcSettings(),
+        frontends=FrontendsSettings(),
+        repository=RepositorySettings(),
+        telemetry=telemetry,
+        process=ProcessSettings(),
+        **own,
+    )
     notified = _notified(telemetry, observers)
     group_of = group_finder()
     registry = Registry([_service(model, notified.observers, given, group_of) for model in models], routes)

@@ -36,10 +36,17 @@ FAILED, WRONG, INTERRUPTED = 1, 2, 130
 # The extra that has a library which a command imports.
 _EXTRAS: Mapping[str, str] = MappingProxyType(
     {
-        "grpc": "grpc", "httpx": "client", "huggingface_hub": "embed", "onnx": "embed", "onnxruntime": "embed",
-        "orjson": "embed", "ray": "ray", "safetensors": "embed", "tokenizers": "embed",
+        "grpc": "grpc",
+        "httpx": "client",
+        "huggingface_hub": "embed",
+        "onnx": "embed",
+        "onnxruntime": "embed",
+        "orjson": "embed",
+        "ray": "ray",
+        "safetensors": "embed",
+        "tokenizers": "embed",
     }
-)  # fmt: skip
+)
 
 
 def main() -> None:

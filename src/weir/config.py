@@ -41,9 +41,15 @@ def one_of(*values: Any) -> Rule:
 
 
 def setting(
-    default: Any, help: str, *, rule: Rule | None = None, metavar: str | None = None, secret: bool = False,
-    guards: bool = False, may_be_empty: bool = False,
-) -> Any:  # fmt: skip
+    default: Any,
+    help: str,
+    *,
+    rule: Rule | None = None,
+    metavar: str | None = None,
+    secret: bool = False,
+    guards: bool = False,
+    may_be_empty: bool = False,
+) -> Any:
     """Declare a setting as the field of a dataclass.
 
     Arguments:

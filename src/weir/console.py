@@ -121,9 +121,13 @@ class Loading(SilentObserver):
         console = Console(stderr=True)
         columns = (SpinnerColumn(), TextColumn("loading {task.description}"), BarColumn(), MofNCompleteColumn())
         self._progress = Progress(
-            *columns, TextColumn("workers"), TimeElapsedColumn(), console=console, transient=True,
+            *columns,
+            TextColumn("workers"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
             disable=not console.is_terminal,
-        )  # fmt: skip
+        )
         self._rows: dict[str, Any] = {}
 
     def show(self, services: Sequence[Service]) -> None:

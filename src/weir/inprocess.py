@@ -58,9 +58,15 @@ class InProcess(Client):
     """
 
     def __init__(
-        self, *models: Target, model_repository: str | None = None, load: Sequence[str] = (), timeout: float = 60.0,
-        retry: Retry | None = None, observers: Sequence[Observer] = (), **settings: "Unpack[InProcessKeywords]",
-    ) -> None:  # fmt: skip
+        self,
+        *models: Target,
+        model_repository: str | None = None,
+        load: Sequence[str] = (),
+        timeout: float = 60.0,
+        retry: Retry | None = None,
+        observers: Sequence[Observer] = (),
+        **settings: "Unpack[InProcessKeywords]",
+    ) -> None:
         self._manager = make_manager(models, model_repository, load, observers, settings)
         self._local = LocalTransport(self._manager)
         super().__init__(LocalCalls(self._manager), self._local, timeout=timeout, retry=retry)
@@ -86,9 +92,15 @@ class AsyncInProcess(AsyncClient):
     """InProcess for an event loop of the program: the methods are to be awaited."""
 
     def __init__(
-        self, *models: Target, model_repository: str | None = None, load: Sequence[str] = (), timeout: float = 60.0,
-        retry: Retry | None = None, observers: Sequence[Observer] = (), **settings: "Unpack[InProcessKeywords]",
-    ) -> None:  # fmt: skip
+        self,
+        *models: Target,
+        model_repository: str | None = None,
+        load: Sequence[str] = (),
+        timeout: float = 60.0,
+        retry: Retry | None = None,
+        observers: Sequence[Observer] = (),
+        **settings: "Unpack[InProcessKeywords]",
+    ) -> None:
         self._manager = make_manager(models, model_repository, load, observers, settings)
         super().__init__(LocalCalls(self._manager), AsyncLocalTransport(self._manager), timeout=timeout, retry=retry)
 
@@ -251,9 +263,12 @@ class LocalTransport:
 
 
 def make_manager(
-    models: Sequence[Target], model_repository: str | None, load: Sequence[str], observers: Sequence[Observer],
+    models: Sequence[Target],
+    model_repository: str | None,
+    load: Sequence[str],
+    observers: Sequence[Observer],
     settings: Mapping[str, Any],
-) -> Manager:  # fmt: skip
+) -> Manager:
     """Return the manager of these models, none of which is started; see InProcess for the arguments. Raises SettingsError."""
     kinds = {target_of(model): model for model in models if not isinstance(model, str)}
     general = dict(settings)

@@ -243,9 +243,16 @@ class Batch:
     __slots__ = ("accepts", "attempt", "batch_id", "content_types", "others", "payloads", "requests", "share")
 
     def __init__(
-        self, batch_id: int, payloads: list[Any], content_types: str | list[str], accepts: str | list[str],
-        attempt: int = 0, share: int = 1, others: int = 0, requests: Sequence["Request"] = (),
-    ) -> None:  # fmt: skip
+        self,
+        batch_id: int,
+        payloads: list[Any],
+        content_types: str | list[str],
+        accepts: str | list[str],
+        attempt: int = 0,
+        share: int = 1,
+        others: int = 0,
+        requests: Sequence["Request"] = (),
+    ) -> None:
         self.batch_id = batch_id
         self.payloads = payloads
         self.content_types = content_types
@@ -298,10 +305,16 @@ class Events:
     __slots__ = ("batch_id", "final", "indices", "kinds", "measured", "outputs", "timing")
 
     def __init__(
-        self, batch_id: int, outputs: list[Any], *, indices: list[int] | None = None,
-        kinds: Sequence[int] | None = None, final: bool = True, timing: Timing | None = None,
+        self,
+        batch_id: int,
+        outputs: list[Any],
+        *,
+        indices: list[int] | None = None,
+        kinds: Sequence[int] | None = None,
+        final: bool = True,
+        timing: Timing | None = None,
         measured: list[MetricReport] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.batch_id = batch_id
         self.outputs = outputs
         self.indices = indices

@@ -110,9 +110,12 @@ class GammaQuantile:
         logarithm = np.unique(logarithm)
         x = np.exp(logarithm)
         below, above = _gamma_sides(np.full_like(x, shape), x)
-        z = np.array([
-            _NORMAL.inv_cdf(low) if low else -_NORMAL.inv_cdf(high) for low, high in zip(below.tolist(), above.tolist(), strict=True)
-        ])  # fmt: skip
+        z = np.array(
+            [
+                _NORMAL.inv_cdf(low) if low else -_NORMAL.inv_cdf(high)
+                for low, high in zip(below.tolist(), above.tolist(), strict=True)
+            ]
+        )
         density = np.exp(shape * logarithm - x - lgamma(shape))  # by the logarithm
         slope = np.exp(-z * z / 2.0) / sqrt(2.0 * pi) / density
         self._z = array("d", z)

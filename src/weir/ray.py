@@ -235,9 +235,14 @@ class BatchedFunction:
     """What `@batch` knows of the function that it decorates: its settings, and its queues by instance and event loop."""
 
     def __init__(
-        self, function: Callable[..., Any], max_batch_size: int, wait: float, concurrent: int,
-        size: Callable[[list[Any]], int] | None, policy: Any,
-    ) -> None:  # fmt: skip
+        self,
+        function: Callable[..., Any],
+        max_batch_size: int,
+        wait: float,
+        concurrent: int,
+        size: Callable[[list[Any]], int] | None,
+        policy: Any,
+    ) -> None:
         self.function = function
         self.name = function.__name__.strip("_") or "batched"
         self.signature = inspect.signature(function)
@@ -293,9 +298,13 @@ class BatchedFunction:
     def __reduce__(self) -> Any:
         """Travel to a replica without queues, which belong to this process."""
         return type(self), (
-            self.function, self.max_batch_size, self.batch_wait_timeout_s, self.max_concurrent_batches, self.batch_size_fn,
+            self.function,
+            self.max_batch_size,
+            self.batch_wait_timeout_s,
+            self.max_concurrent_batches,
+            self.batch_size_fn,
             self._policy,
-        )  # fmt: skip
+        )
 
 
 class BatchedCallable(Protocol):
@@ -321,15 +330,27 @@ def batch(function: Callable[..., Any], /) -> BatchedCallable: ...
 
 @overload
 def batch(
-    function: None = None, /, max_batch_size: int = 10, batch_wait_timeout_s: float | None = None,
-    max_concurrent_batches: int = 1, batch_size_fn: Callable[[list[Any]], int] | None = None, *, policy: Any = None,
-) -> Callable[[Callable[..., Any]], BatchedCallable]: ...  # fmt: skip
+    function: None = None,
+    /,
+    max_batch_size: int = 10,
+    batch_wait_timeout_s: float | None = None,
+    max_concurrent_batches: int = 1,
+    batch_size_fn: Callable[[list[Any]], int] | None = None,
+    *,
+    policy: Any = None,
+) -> Callable[[Callable[..., Any]], BatchedCallable]: ...
 
 
 def batch(
-    function: Callable[..., Any] | None = None, /, max_batch_size: int = 10, batch_wait_timeout_s: float | None = None,
-    max_concurrent_batches: int = 1, batch_size_fn: Callable[[list[Any]], int] | None = None, *, policy: Any = None,
-) -> Any:  # fmt: skip
+    function: Callable[..., Any] | None = None,
+    /,
+    max_batch_size: int = 10,
+    batch_wait_timeout_s: float | None = None,
+    max_concurrent_batches: int = 1,
+    batch_size_fn: Callable[[list[Any]], int] | None = None,
+    *,
+    policy: Any = None,
+) -> Any:
     """Have an async function or method that takes lists handle calls that pass single values, as `serve.batch` does.
 
         class Embedder:

@@ -56,9 +56,11 @@ class ProcessSettings:
     """Settings of the server's own process."""
 
     server_cpu_affinity: list[int] = setting(
-        [], "CPUs that the server process is pinned to; for workers, see cpu_affinity", metavar="NUMBERS",
+        [],
+        "CPUs that the server process is pinned to; for workers, see cpu_affinity",
+        metavar="NUMBERS",
         rule=(lambda value: all(number >= 0 for number in value), "must be numbers from 0 on"),
-    )  # fmt: skip
+    )
     fronts: int | str = setting(
         1,
         "processes that read and write HTTP before one queue; auto: as many as the CPUs that workers leave",
@@ -203,13 +205,19 @@ def declared_by(kind: type[Any], part: str, of_model: bool = True) -> list[Decla
     hints = get_type_hints(kind)
     return [
         Declared(
-            field.name, hints[field.name],
+            field.name,
+            hints[field.name],
             field.default_factory() if field.default_factory is not MISSING else field.default,
-            field.metadata["help"], field.metadata["rule"], field.metadata["metavar"], part, of_model,
-            secret=field.metadata["secret"], guards=field.metadata["guards"],
+            field.metadata["help"],
+            field.metadata["rule"],
+            field.metadata["metavar"],
+            part,
+            of_model,
+            secret=field.metadata["secret"],
+            guards=field.metadata["guards"],
         )
         for field in fields(kind)
-    ]  # fmt: skip
+    ]
 
 
 def read_settings(
@@ -299,9 +307,14 @@ def _layered(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
 
 
 def _models(
-    targets: Sequence[str], general: dict[str, Any], tables: dict[str, dict[str, Any]],
-    groups: dict[str, dict[str, Any]], high: dict[str, Any], catalog: dict[str, Declared], kind: ServerKind,
-) -> list[ModelToServe]:  # fmt: skip
+    targets: Sequence[str],
+    general: dict[str, Any],
+    tables: dict[str, dict[str, Any]],
+    groups: dict[str, dict[str, Any]],
+    high: dict[str, Any],
+    catalog: dict[str, Declared],
+    kind: ServerKind,
+) -> list[ModelToServe]:
     named = _named_targets(targets, tables, high, kind)
     for name in ("name", "route"):
         if high.get(name) and len(named) > 1:
@@ -447,9 +460,14 @@ def _read_file(
     everywhere = [name for name in catalog if name not in ("name", "route")]
     of_model = [name for name, declared in catalog.items() if declared.of_model and name != "name"]
     general = _from_table(document, path, everywhere, catalog)
-    return general, {
-        name: _from_table(table, f"{path}: models.{name}", [*of_model, key], catalog) for name, table in tables.items()
-    }, groups  # fmt: skip
+    return (
+        general,
+        {
+            name: _from_table(table, f"{path}: models.{name}", [*of_model, key], catalog)
+            for name, table in tables.items()
+        },
+        groups,
+    )
 
 
 def _read_devices(devices: Any, source: str, catalog: dict[str, Declared]) -> dict[str, dict[str, Any]]:

@@ -291,9 +291,14 @@ class ByLength:
         self._padding_cost = padding_cost
 
     def __call__(
-        self, group: Group, max_rows: int, max_cost: float, start_cutoff: float, max_overtakes: int,
+        self,
+        group: Group,
+        max_rows: int,
+        max_cost: float,
+        start_cutoff: float,
+        max_overtakes: int,
         draft: BatchDraft | None = None,
-    ) -> BatchDraft:  # fmt: skip
+    ) -> BatchDraft:
         """Take up to `max_rows` rows and `max_cost` cost from `group`; see `compose`."""
         if not isinstance(draft, PaddedDraft):
             draft = PaddedDraft(max_rows, max_cost, start_cutoff, self._max_padding, self._padding_cost)

@@ -38,9 +38,13 @@ __all__ = [
 
 
 def bench(
-    *targets: str | type[Model] | type[Service] | Target, data: str | Sequence[Any] | None = None,
-    headers: Mapping[str, str] | None = None, timeout: float = 10.0, progress: bool = False, **settings: Any,
-) -> Report:  # fmt: skip
+    *targets: str | type[Model] | type[Service] | Target,
+    data: str | Sequence[Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout: float = 10.0,
+    progress: bool = False,
+    **settings: Any,
+) -> Report:
     """Put the same load on `targets`, in turns, and return the results.
 
     Arguments:

@@ -45,9 +45,11 @@ class LoadSettings:
         "closed loop instead: number of callers, each of which waits for a response before it sends again",
         rule=AT_LEAST_ONE,
     )
-    warm_up: float = setting(0.1, "share of each round, at its start, that is not counted", rule=(
-        lambda value: 0 <= value < 1, "must be 0 or more, and less than 1"
-    ))  # fmt: skip
+    warm_up: float = setting(
+        0.1,
+        "share of each round, at its start, that is not counted",
+        rule=(lambda value: 0 <= value < 1, "must be 0 or more, and less than 1"),
+    )
     rounds: int | None = setting(
         None, "rounds in which targets take turns (default: 5, or 1 for a single target)", rule=AT_LEAST_ONE
     )
@@ -231,9 +233,16 @@ class OpenLoop:
     """
 
     def __init__(
-        self, ledger: Ledger, send: Send, *, clock: Clock, waker: Waker, soon: Callable[[Callable[[], None]], object],
-        finished: Callable[[], None], spin: float = SPIN,
-    ) -> None:  # fmt: skip
+        self,
+        ledger: Ledger,
+        send: Send,
+        *,
+        clock: Clock,
+        waker: Waker,
+        soon: Callable[[Callable[[], None]], object],
+        finished: Callable[[], None],
+        spin: float = SPIN,
+    ) -> None:
         self._ledger = ledger
         self._send = send
         self._clock = clock
@@ -270,9 +279,16 @@ class ClosedLoop:
     """Keeps `concurrency` requests under way until the instant `end`: it sends one whenever another has ended."""
 
     def __init__(
-        self, ledger: Ledger, send: Send, *, clock: Clock, soon: Callable[[Callable[[], None]], object],
-        finished: Callable[[], None], concurrency: int, end: float,
-    ) -> None:  # fmt: skip
+        self,
+        ledger: Ledger,
+        send: Send,
+        *,
+        clock: Clock,
+        soon: Callable[[Callable[[], None]], object],
+        finished: Callable[[], None],
+        concurrency: int,
+        end: float,
+    ) -> None:
         self._ledger = ledger
         self._send = send
         self._clock = clock

@@ -154,9 +154,12 @@ Watch = Callable[[Turn, Ledger], None]
 
 
 async def run_bench(
-    targets: Sequence[Target], settings: LoadSettings, *, clock: Clock = time.monotonic,
+    targets: Sequence[Target],
+    settings: LoadSettings,
+    *,
+    clock: Clock = time.monotonic,
     watch: Watch = lambda turn, ledger: None,
-) -> Report:  # fmt: skip
+) -> Report:
     """Put the same load on each of `targets`, in turns, and return the results.
 
     `watch(turn, ledger)` is called at the start of each round. Raises SettingsError for a wrong setting or a target that does not

@@ -43,9 +43,12 @@ class Counts:
             return {key: mine.get(key, 0.0) + sign * others.get(key, 0.0) for key in {**mine, **others}}
 
         return Counts(
-            self.rows + sign * other.rows, joined(self.reasons, other.reasons), joined(self.sizes, other.sizes),
-            joined(self.seconds, other.seconds), joined(self.times, other.times),
-        )  # fmt: skip
+            self.rows + sign * other.rows,
+            joined(self.reasons, other.reasons),
+            joined(self.sizes, other.sizes),
+            joined(self.seconds, other.seconds),
+            joined(self.times, other.times),
+        )
 
 
 @dataclass(frozen=True)

@@ -97,8 +97,12 @@ def measure_steady(
 
 
 def _together(
-    connect: Connect, clients: Clients, vocabulary: Sequence[str], one: Callable[[EmbeddingClient, list[str]], float], over: Event
-) -> list[float]:  # fmt: skip
+    connect: Connect,
+    clients: Clients,
+    vocabulary: Sequence[str],
+    one: Callable[[EmbeddingClient, list[str]], float],
+    over: Event,
+) -> list[float]:
     start = Barrier(clients.number)
 
     def connected(texts: list[str]) -> float:

@@ -425,9 +425,14 @@ class Chain(Service):
     examples: ClassVar[Sequence[Any]] = ()
 
     def __init__(
-        self, steps: Steps | None = None, *, name: str | None = None, inputs: Sequence[Tensor] | None = None,
-        outputs: Sequence[Tensor] | None = None, **settings: Any,
-    ) -> None:  # fmt: skip
+        self,
+        steps: Steps | None = None,
+        *,
+        name: str | None = None,
+        inputs: Sequence[Tensor] | None = None,
+        outputs: Sequence[Tensor] | None = None,
+        **settings: Any,
+    ) -> None:
         kind = type(self)
         attributes = {
             "inputs": kind.inputs if inputs is None else inputs,

@@ -357,9 +357,15 @@ LOAD_NICENESS = 19
 
 
 def make_service(
-    model: ModelToServe, observers: Sequence[Observer], parameters: Parameters | None = None, *, fresh: bool = False,
-    kind: Any = None, group_of: FindGroup | None = None, on_demand: OnDemand | None = None,
-) -> Service:  # fmt: skip
+    model: ModelToServe,
+    observers: Sequence[Observer],
+    parameters: Parameters | None = None,
+    *,
+    fresh: bool = False,
+    kind: Any = None,
+    group_of: FindGroup | None = None,
+    on_demand: OnDemand | None = None,
+) -> Service:
     """Return a service of one model, which is not started. `kind` is its class or function, if the program has it already.
     Without `group_of` it takes no turns with others, whatever its device_group is. `on_demand` starts it when a request comes.
 
@@ -376,16 +382,26 @@ def make_service(
 
 
 def _service_of(
-    found: type[Model] | type[Service], model: ModelToServe, observers: Sequence[Observer],
-    parameters: Parameters | None, group_of: FindGroup | None, on_demand: OnDemand | None, *, fresh: bool,
-) -> Service:  # fmt: skip
+    found: type[Model] | type[Service],
+    model: ModelToServe,
+    observers: Sequence[Observer],
+    parameters: Parameters | None,
+    group_of: FindGroup | None,
+    on_demand: OnDemand | None,
+    *,
+    fresh: bool,
+) -> Service:
     own = found.model if issubclass(found, Service) else found
     if parameters:
         model = apply(parameters, model, own)
     arguments: dict[str, Any] = {
-        "name": model.name, "version": model.version, "platform": model.platform, "params": model.params,
-        "observers": observers, **model.settings,
-    }  # fmt: skip
+        "name": model.name,
+        "version": model.version,
+        "platform": model.platform,
+        "params": model.params,
+        "observers": observers,
+        **model.settings,
+    }
     if on_demand is not None:
         arguments["on_demand"] = on_demand
     if fresh:  # other models serve while this one loads
@@ -424,9 +440,14 @@ class ServiceMaker:
     """
 
     def __init__(
-        self, observers: Sequence[Observer], kinds: Mapping[str, Any] = MappingProxyType({}), *,
-        allow_remote_workers: bool = False, allow_tcp_workers: bool = True, on_demand: OnDemand | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        observers: Sequence[Observer],
+        kinds: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        allow_remote_workers: bool = False,
+        allow_tcp_workers: bool = True,
+        on_demand: OnDemand | None = None,
+    ) -> None:
         self._on_demand = on_demand
         self._observers = observers
         self._kinds = kinds
@@ -499,9 +520,13 @@ _OWN = {declared.name for declared in fields(ProfilingSettings)}
 
 
 def profile(
-    model: Target, *, params: dict[str, Any] | None = None, items: Iterable[Any] | str | Path | None = None,
-    progress: Progress = lambda share, what: None, **settings: Any,
-) -> Profile:  # fmt: skip
+    model: Target,
+    *,
+    params: dict[str, Any] | None = None,
+    items: Iterable[Any] | str | Path | None = None,
+    progress: Progress = lambda share, what: None,
+    **settings: Any,
+) -> Profile:
     """Measure `model` and return its profile.
 
     Arguments:
@@ -524,9 +549,13 @@ def profile(
 
 
 def profile_service(
-    service: Service, settings: ProfilingSettings, *, items: Iterable[Any] | str | Path | None = None,
-    about: Mapping[str, Any] | None = None, progress: Progress = lambda share, what: None,
-) -> Profile:  # fmt: skip
+    service: Service,
+    settings: ProfilingSettings,
+    *,
+    items: Iterable[Any] | str | Path | None = None,
+    about: Mapping[str, Any] | None = None,
+    progress: Progress = lambda share, what: None,
+) -> Profile:
     """Measure one worker of `service`, which must not have been started, and return its profile.
 
     `about` has facts to add to the profile. For the other arguments, and for what is raised, see `profile`.
@@ -576,10 +605,16 @@ async def _measured(
     try:
         await service.executor.start(measuring)
         return await measure(
-            measuring, items, service.facts.batching.max_batch_size, settings,
-            pipeline_depth=service.workers.places, meters=meters.found, no_meters=meters.missing, about=about,
+            measuring,
+            items,
+            service.facts.batching.max_batch_size,
+            settings,
+            pipeline_depth=service.workers.places,
+            meters=meters.found,
+            no_meters=meters.missing,
+            about=about,
             progress=progress,
-        )  # fmt: skip
+        )
     finally:
         await service.executor.stop()
 

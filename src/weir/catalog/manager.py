@@ -327,9 +327,12 @@ class MakeService(Protocol):
 
 
 def opened_manager(
-    sources: CombinedRepository, load: Sequence[str], make: MakeService, allow_files: bool,
+    sources: CombinedRepository,
+    load: Sequence[str],
+    make: MakeService,
+    allow_files: bool,
     residency: Residency | None = None,
-) -> "Manager":  # fmt: skip
+) -> "Manager":
     """Return a manager of the models of `sources` that `load` names, none of which is started. With `residency`, the others are
     read and loaded by their first requests. Raises SettingsError."""
     opened = read_models_to_start(sources, load, make)
@@ -351,9 +354,14 @@ class Manager:
     """
 
     def __init__(
-        self, registry: Registry, repository: Repository, make: MakeService, *, allow_files: bool = False,
+        self,
+        registry: Registry,
+        repository: Repository,
+        make: MakeService,
+        *,
+        allow_files: bool = False,
         residency: Residency | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.registry = registry
         self._repository = repository
         self._make = make
@@ -400,9 +408,14 @@ class Manager:
     # Models: the repository extension of the Open Inference Protocol.
 
     async def load_model(
-        self, name: str, *, version: str = "", config: Mapping[str, Any] | None = None,
-        files: Mapping[str, bytes] | None = None, parameters: Mapping[str, Parameter] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        *,
+        version: str = "",
+        config: Mapping[str, Any] | None = None,
+        files: Mapping[str, bytes] | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> None:
         """Read a model again, run it, and replace what runs under its name.
 
         The former model serves until the new one is ready. When this returns, the former one has answered all that it had
@@ -506,9 +519,13 @@ class Manager:
         return [name for name in names if await asyncio.to_thread(self._repository.has, name)]
 
     async def _load_model(
-        self, name: str, version: str, config: Mapping[str, Any] | None, files: Mapping[str, bytes] | None,
+        self,
+        name: str,
+        version: str,
+        config: Mapping[str, Any] | None,
+        files: Mapping[str, bytes] | None,
         parameters: Mapping[str, Parameter],
-    ) -> None:  # fmt: skip
+    ) -> None:
         endpoint = self._endpoints.find(name)
         parameters = parameters if endpoint is None else {**endpoint.parameters, **parameters}
         source = name if endpoint is None else endpoint.model

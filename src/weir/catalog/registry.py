@@ -40,9 +40,12 @@ class Registry:
     """
 
     def __init__(
-        self, services: Sequence[Service], routes: Mapping[str, str | Sequence[str]] | None = None,
-        defaults: Mapping[str, str] | None = None, aliases: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
+        self,
+        services: Sequence[Service],
+        routes: Mapping[str, str | Sequence[str]] | None = None,
+        defaults: Mapping[str, str] | None = None,
+        aliases: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.aliases = aliases
         self.services: dict[str, Service] = {}
         self.routes: dict[str, Service] = {}

@@ -40,9 +40,14 @@ class Residency:
     """
 
     def __init__(
-        self, limits: Room, pinned: frozenset[str] = frozenset(), *, clock: Callable[[], float], measure: Measure = memory_of,
+        self,
+        limits: Room,
+        pinned: frozenset[str] = frozenset(),
+        *,
+        clock: Callable[[], float],
+        measure: Measure = memory_of,
         measure_gpus: MeasureGpus | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.core = Residents(limits, at_once=cpu_count())
         self.pinned = pinned
         self.clock = clock
@@ -228,10 +233,16 @@ class Residency:
             grown = max(taken, key=lambda key: size(taken[key]) - size(before[key]), default=None)
             logger.warning(
                 "the models take %s, of model_%s=%s%s; %s",
-                as_size(size(self.core.used)), kind, as_size(size(self.core.limits)),
-                "" if grown is None else f"; {_generation(grown).label!r} has grown from {as_size(size(before[grown]))} to {as_size(size(taken[grown]))}",
-                f"evicting {', '.join(repr(_generation(key).label) for key in leaving)}" if leaving else "none can leave",
-            )  # fmt: skip
+                as_size(size(self.core.used)),
+                kind,
+                as_size(size(self.core.limits)),
+                ""
+                if grown is None
+                else f"; {_generation(grown).label!r} has grown from {as_size(size(before[grown]))} to {as_size(size(taken[grown]))}",
+                f"evicting {', '.join(repr(_generation(key).label) for key in leaving)}"
+                if leaving
+                else "none can leave",
+            )
         self._over = is_over
         for key in leaving:
             self._evict(_generation(key), "evicted since models have grown")

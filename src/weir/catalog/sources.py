@@ -274,9 +274,11 @@ class RepositorySettings:
         rule=one_of(AT_START, ON_DEMAND),
     )
     model_memory: int | str | None = setting(
-        None, "with on-demand: memory for all models together, such as 16GB; what must leave for others is loaded again when needed",
-        rule=SIZE, metavar="SIZE",
-    )  # fmt: skip
+        None,
+        "with on-demand: memory for all models together, such as 16GB; what must leave for others is loaded again when needed",
+        rule=SIZE,
+        metavar="SIZE",
+    )
     model_gpu_memory: int | str | None = setting(
         None,
         "with on-demand: the same of GPU memory, as measured (extra gpu) or stated (needs_gpu_memory)",

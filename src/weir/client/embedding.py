@@ -193,9 +193,15 @@ class EmbeddingClient:
         Raises InvalidRequest for a `timeout` that is not a number greater than 0, and for texts of wrong types.
         """
         call = EncodeCall(
-            _checked(texts, is_tokenized), self._model if model is None else model, priority, dimensions, truncate,
-            show_tokens, prompt, bulk,
-        )  # fmt: skip
+            _checked(texts, is_tokenized),
+            self._model if model is None else model,
+            priority,
+            dimensions,
+            truncate,
+            show_tokens,
+            prompt,
+            bulk,
+        )
         seconds = of_call(timeout, self._timeout)
         self._count = next(self._numbers)
         if not blocking:
@@ -235,9 +241,16 @@ class EmbeddingClient:
         return numpy.concatenate(found) if found else numpy.empty((0, 0), numpy.float32)
 
     def encode_async(
-        self, batches: Iterable[Sequence[Text]], max_num_batch: int | None = None, *, ahead: int = AHEAD,
-        is_tokenized: bool = False, show_tokens: bool = False, timeout: float | None = None, prompt: str | None = None,
-    ) -> Generator[Fetched, None, None]:  # fmt: skip
+        self,
+        batches: Iterable[Sequence[Text]],
+        max_num_batch: int | None = None,
+        *,
+        ahead: int = AHEAD,
+        is_tokenized: bool = False,
+        show_tokens: bool = False,
+        timeout: float | None = None,
+        prompt: str | None = None,
+    ) -> Generator[Fetched, None, None]:
         """Yield the vectors of each of `batches` as they come, for at most `max_num_batch` batches.
 
         At most `ahead` batches are under way, so `batches` may be endless. They are read in the thread that reads the results.
@@ -477,12 +490,20 @@ def _request(call: EncodeCall, identity: str, timeout: float) -> OutgoingRequest
     if pairs and not all(isinstance(text, tuple) for text in call.texts):
         raise InvalidRequest("texts: over HTTP either all of a request are pairs or none is")
     fields = {
-        "texts": list(call.texts), "pairs": pairs or None, "model": call.model or None, "dimensions": call.dimensions,
-        "truncate": call.truncate, "show_tokens": call.want_tokens or None, "prompt": call.prompt,
-    }  # fmt: skip
+        "texts": list(call.texts),
+        "pairs": pairs or None,
+        "model": call.model or None,
+        "dimensions": call.dimensions,
+        "truncate": call.truncate,
+        "show_tokens": call.want_tokens or None,
+        "prompt": call.prompt,
+    }
     headers = {
-        "content-type": _MSGPACK, "accept": _MSGPACK, "x-client-id": identity, "x-request-timeout": f"{timeout:.6f}",
-    }  # fmt: skip
+        "content-type": _MSGPACK,
+        "accept": _MSGPACK,
+        "x-client-id": identity,
+        "x-request-timeout": f"{timeout:.6f}",
+    }
     if call.priority is not None:
         headers["x-request-priority"] = str(call.priority)
     if call.bulk:

@@ -132,9 +132,12 @@ _CLOSING = 1.0  # seconds that closing a connection may take
 # Messages may have any size, each client has its own connection, only Retry decides which calls are sent again, and calls go to the
 # server itself, as those over HTTP do.
 CHANNEL_OPTIONS = [
-    ("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1),
-    ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0), ("grpc.enable_http_proxy", 0),
-]  # fmt: skip
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+]
 
 
 class GrpcClient(Client):
@@ -151,9 +154,14 @@ class GrpcClient(Client):
     """
 
     def __init__(
-        self, address: str, *, timeout: float = 60.0, token: str | None = None, retry: Retry | None = None,
+        self,
+        address: str,
+        *,
+        timeout: float = 60.0,
+        token: str | None = None,
+        retry: Retry | None = None,
         credentials: grpc.ChannelCredentials | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(GrpcCalls(), GrpcTransport(address, token, credentials), timeout=timeout, retry=retry)
 
 
@@ -161,9 +169,14 @@ class AsyncGrpcClient(AsyncClient):
     """GrpcClient for an event loop: the methods are to be awaited."""
 
     def __init__(
-        self, address: str, *, timeout: float = 60.0, token: str | None = None, retry: Retry | None = None,
+        self,
+        address: str,
+        *,
+        timeout: float = 60.0,
+        token: str | None = None,
+        retry: Retry | None = None,
         credentials: grpc.ChannelCredentials | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(GrpcCalls(), AsyncGrpcTransport(address, token, credentials), timeout=timeout, retry=retry)
 
 

@@ -33,9 +33,16 @@ class HttpClient(Client):
     """
 
     def __init__(
-        self, url: str, *, timeout: float = 60.0, token: str | None = None, retry: Retry | None = None,
-        binary: bool = True, connections: int = CONNECTIONS, tls: Any = True,
-    ) -> None:  # fmt: skip
+        self,
+        url: str,
+        *,
+        timeout: float = 60.0,
+        token: str | None = None,
+        retry: Retry | None = None,
+        binary: bool = True,
+        connections: int = CONNECTIONS,
+        tls: Any = True,
+    ) -> None:
         transport = HttpTransport(url, token, connections, tls)
         super().__init__(HttpCalls(binary=binary), transport, timeout=timeout, retry=retry)
 
@@ -44,9 +51,16 @@ class AsyncHttpClient(AsyncClient):
     """HttpClient for an event loop: the methods are to be awaited."""
 
     def __init__(
-        self, url: str, *, timeout: float = 60.0, token: str | None = None, retry: Retry | None = None,
-        binary: bool = True, connections: int = CONNECTIONS, tls: Any = True,
-    ) -> None:  # fmt: skip
+        self,
+        url: str,
+        *,
+        timeout: float = 60.0,
+        token: str | None = None,
+        retry: Retry | None = None,
+        binary: bool = True,
+        connections: int = CONNECTIONS,
+        tls: Any = True,
+    ) -> None:
         transport = AsyncHttpTransport(url, token, connections, tls)
         super().__init__(HttpCalls(binary=binary), transport, timeout=timeout, retry=retry)
 

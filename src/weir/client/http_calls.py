@@ -118,9 +118,13 @@ def with_binary_outputs(request: InferenceRequest) -> InferenceRequest:
     """Return `request` with the parameter that makes the server send every output as raw bytes."""
     parameters = {**request.parameters, "binary_data_output": True}
     return InferenceRequest(
-        request.model, request.inputs, version=request.version, id=request.id, outputs=request.outputs,
+        request.model,
+        request.inputs,
+        version=request.version,
+        id=request.id,
+        outputs=request.outputs,
         parameters=parameters,
-    )  # fmt: skip
+    )
 
 
 def checked(reply: HttpReply) -> HttpReply:

@@ -127,9 +127,14 @@ class Client:
         self._retried(lambda: self._calls.load_model(name, config), timeout)
 
     def load_ensemble(
-        self, name: str, models: Sequence[str | Mapping[str, Any]], *, inputs: Tensors = (), outputs: Tensors = (),
+        self,
+        name: str,
+        models: Sequence[str | Mapping[str, Any]],
+        *,
+        inputs: Tensors = (),
+        outputs: Tensors = (),
         timeout: float | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Make the server run a chain of models under the name `name`: each model gets the result of the one before it.
 
         Arguments:
@@ -331,9 +336,14 @@ class AsyncClient:
         await self._retried(lambda: self._calls.load_model(name, config), timeout)
 
     async def load_ensemble(
-        self, name: str, models: Sequence[str | Mapping[str, Any]], *, inputs: Tensors = (), outputs: Tensors = (),
+        self,
+        name: str,
+        models: Sequence[str | Mapping[str, Any]],
+        *,
+        inputs: Tensors = (),
+        outputs: Tensors = (),
         timeout: float | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Make the server run a chain of models under the name `name`: each model gets the result of the one before it.
 
         Arguments:

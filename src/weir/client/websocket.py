@@ -177,9 +177,16 @@ class WebSocketClient(Client):
     be under way on it at a time. The arguments are those of HttpClient."""
 
     def __init__(
-        self, url: str, *, timeout: float = 60.0, token: str | None = None, retry: Retry | None = None,
-        binary: bool = True, connections: int = CONNECTIONS, tls: Any = True,
-    ) -> None:  # fmt: skip
+        self,
+        url: str,
+        *,
+        timeout: float = 60.0,
+        token: str | None = None,
+        retry: Retry | None = None,
+        binary: bool = True,
+        connections: int = CONNECTIONS,
+        tls: Any = True,
+    ) -> None:
         transport = WebSocketTransport(url, tls, HttpTransport(url, token, connections, tls))
         super().__init__(WebSocketCalls(binary=binary), transport, timeout=timeout, retry=retry)
 
@@ -188,9 +195,16 @@ class AsyncWebSocketClient(AsyncClient):
     """WebSocketClient for an event loop: the methods are to be awaited."""
 
     def __init__(
-        self, url: str, *, timeout: float = 60.0, token: str | None = None, retry: Retry | None = None,
-        binary: bool = True, connections: int = CONNECTIONS, tls: Any = True,
-    ) -> None:  # fmt: skip
+        self,
+        url: str,
+        *,
+        timeout: float = 60.0,
+        token: str | None = None,
+        retry: Retry | None = None,
+        binary: bool = True,
+        connections: int = CONNECTIONS,
+        tls: Any = True,
+    ) -> None:
         transport = AsyncWebSocketTransport(url, tls, AsyncHttpTransport(url, token, connections, tls))
         super().__init__(WebSocketCalls(binary=binary), transport, timeout=timeout, retry=retry)
 

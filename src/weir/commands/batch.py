@@ -80,9 +80,13 @@ async def _run(
         task = shown.add_task(source.path.name, total=None)
         async with app.loaded():
             done = await run(
-                source, output, app.site.call, settings, max_line=app.settings.http.max_body_size,
+                source,
+                output,
+                app.site.call,
+                settings,
+                max_line=app.settings.http.max_body_size,
                 progress=lambda done, total: shown.update(task, completed=done, total=total or None),
-            )  # fmt: skip
+            )
     wrong = "" if done.errors is None else f", {done.failed} failed: {done.errors}"
     typer.echo(f"{done.completed} responses: {done.output}{wrong}")
     return done.failed

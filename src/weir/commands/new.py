@@ -177,7 +177,9 @@ _PROJECTS: Mapping[ProjectKind, _Project] = {
             "train.py": _TRAIN,
             "test_model.py": _test('        assert client.infer("{name}", [5.1, 3.5, 1.4, 0.2]) == 0'),
         },
-        "model.skops", "client,sklearn", make="train.py",
+        "model.skops",
+        "client,sklearn",
+        make="train.py",
     ),
     ProjectKind.TORCH: _Project(
         {"model.py": _TORCH, "test_model.py": _test(_ARRAYS)}, "model.py:Classifier", more=("torch",)
@@ -193,7 +195,8 @@ _PROJECTS: Mapping[ProjectKind, _Project] = {
                 '        assert client.infer("{name}", {{"text": "It is easy to begin."}}) == answer'
             )
         },
-        _HUGGING_FACE, "client,transformers",
+        _HUGGING_FACE,
+        "client,transformers",
     ),
     ProjectKind.STREAM: _Project(
         {
@@ -205,7 +208,7 @@ _PROJECTS: Mapping[ProjectKind, _Project] = {
         },
         "model.py:Words",
     ),
-}  # fmt: skip
+}
 
 _SETTINGS = """# `weir serve --config weir.toml`; each key is also a flag: weir serve --help
 max_batch_size = 32
@@ -273,17 +276,22 @@ def files_of(template: ProjectKind, name: str) -> dict[str, str]:
     # The image has Weir, and pip adds what an extra needs. What only tests need stays out.
     extras = [extra for extra in project.extras.split(",") if extra != "client"]
     inside = [*([f'"weir-serving[{",".join(extras)}]"'] if extras else []), *project.more]
-    own = {file: text.replace("{name}", name).replace("{{", "{").replace("}}", "}") for file, text in project.files.items()}  # fmt: skip
+    own = {
+        file: text.replace("{name}", name).replace("{{", "{").replace("}}", "}") for file, text in project.files.items()
+    }
     return {
         **own,
         "weir.toml": _SETTINGS.format(name=name, target=project.target),
         "requirements.txt": "\n".join(requirements) + "\n",
         "Dockerfile": _DOCKERFILE.format(
-            name=name, image=IMAGE, context=shlex.quote(weir.checkout), make=f"RUN {run}" if run else "",
+            name=name,
+            image=IMAGE,
+            context=shlex.quote(weir.checkout),
+            make=f"RUN {run}" if run else "",
             install=f"RUN pip install --no-cache-dir {' '.join(inside)}\n" if inside else "",
         ),
         "README.md": _README.format(name=name, make=run, image=IMAGE, context=shlex.quote(weir.checkout)),
-    }  # fmt: skip
+    }
 
 
 def new(

@@ -53,9 +53,11 @@ def settings_parameters(declared: Iterable[Declared]) -> list[inspect.Parameter]
 
 
 def settings_of(
-    targets: list[str] | None, config: list[str] | None, options: Mapping[str, list[Any] | None],
+    targets: list[str] | None,
+    config: list[str] | None,
+    options: Mapping[str, list[Any] | None],
     kind: ServerKind = MODELS,
-) -> Settings:  # fmt: skip
+) -> Settings:
     """Return the settings from the command line (`targets` and `options`), the file `config` and the environment. Raises
     SettingsError."""
     flags = {name: [text_of(value) for value in values] for name, values in options.items() if values}
@@ -92,9 +94,14 @@ def option(declared: Declared) -> Any:
     rare = declared.name not in EXAMPLES and declared.name in _names()
     kinds = [kind for kind in getattr(declared.hint, "__args__", (declared.hint,)) if kind in _PLACEHOLDERS]
     return typer.Option(
-        None, names, metavar=declared.metavar or (_PLACEHOLDERS[kinds[0]] if kinds else " " if declared.is_switch else None), help=_help(declared),
-        rich_help_panel=declared.part, show_default=False, hidden=rare,
-    )  # fmt: skip
+        None,
+        names,
+        metavar=declared.metavar or (_PLACEHOLDERS[kinds[0]] if kinds else " " if declared.is_switch else None),
+        help=_help(declared),
+        rich_help_panel=declared.part,
+        show_default=False,
+        hidden=rare,
+    )
 
 
 def _help(declared: Declared) -> str:

@@ -40,9 +40,13 @@ OF_MODEL = [
 
 
 def _profile(
-    target: str, output: Path | None = None, items: Path | None = None, figure: Path | None = None,
-    config: list[str] | None = None, **options: list[Any] | None,
-) -> None:  # fmt: skip
+    target: str,
+    output: Path | None = None,
+    items: Path | None = None,
+    figure: Path | None = None,
+    config: list[str] | None = None,
+    **options: list[Any] | None,
+) -> None:
     """Measure how long batches of each size take and how much energy they use, and write a profile.
 
     One worker is measured, started as `weir serve` would start it with the same options. TARGET is any that `weir serve`
@@ -172,6 +176,10 @@ def _summary(profile: "Profile", name: str) -> Iterator[str]:
 
 
 _FACTS: Mapping[str, str] = {
-    "energy_not_read": "energy was not read", "idle_power_w": "idle power (W)", "power_w": "power while busy (W)",
-    "edges": "the time rises by a step after", "confidence": "confidence", "left_out": "left out",
-}  # fmt: skip
+    "energy_not_read": "energy was not read",
+    "idle_power_w": "idle power (W)",
+    "power_w": "power while busy (W)",
+    "edges": "the time rises by a step after",
+    "confidence": "confidence",
+    "left_out": "left out",
+}

@@ -124,10 +124,17 @@ def simulate(
         raise SettingsError(f"--device-order={device_order}: needs several profiles: models that share a device")
     if len(profile) > 1:
         single = {
-            "policy": policy, "bulk": bulk or None, "bulk-delay": bulk_delay, "reference-rate": reference_rate,
-            "latency-objective": latency_objective, "scaling": scaling, "start-up-time": start_up_time,
-            "target-load": target_load, "scale-to-zero-after": scale_to_zero_after, "figure": figure,
-        }  # fmt: skip
+            "policy": policy,
+            "bulk": bulk or None,
+            "bulk-delay": bulk_delay,
+            "reference-rate": reference_rate,
+            "latency-objective": latency_objective,
+            "scaling": scaling,
+            "start-up-time": start_up_time,
+            "target-load": target_load,
+            "scale-to-zero-after": scale_to_zero_after,
+            "figure": figure,
+        }
         for key, value in single.items():
             if value is not None:
                 shown = ",".join(value) if isinstance(value, list) else value
@@ -149,9 +156,11 @@ def simulate(
     check_results(json, figure=figure)
     allowed = WorkerRange.parse(workers)
     ranged = {
-        "scaling": scaling, "start-up-time": start_up_time, "target-load": target_load,
+        "scaling": scaling,
+        "start-up-time": start_up_time,
+        "target-load": target_load,
         "scale-to-zero-after": scale_to_zero_after,
-    }  # fmt: skip
+    }
     if ".." not in workers:
         for key, value in ranged.items():
             if value is not None:

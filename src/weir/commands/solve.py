@@ -85,9 +85,13 @@ def solve(
     path = output or profile.with_name(_stem(profile) + ".policy.npz")
     check_results(path)
     arguments = {
-        "latency_weight": latency_weight, "energy_weight": energy_weight, "reference_rate": reference_rate,
-        "workers": workers, "latency_objective": latency_objective, "seed": seed,
-    }  # fmt: skip
+        "latency_weight": latency_weight,
+        "energy_weight": energy_weight,
+        "reference_rate": reference_rate,
+        "workers": workers,
+        "latency_objective": latency_objective,
+        "seed": seed,
+    }
     _solve_bank(measured, arguments, path, json, figure)
 
 
@@ -179,9 +183,14 @@ _ROWS_SHOWN = 24
 def about_bank(bank: "Bank", rules: "Sequence[Beside]") -> dict[str, Any]:
     """Return the predictions for a bank by rate, and those for simple `rules` at the same rates, as a JSON-able dict."""
     columns = {
-        "rate": bank.rates, "limit": bank.limits(), "response_time_ms": bank.response_time_ms, "p99_ms": bank.p99_ms,
-        "power_w": bank.power_w, "cost": costs(bank), "max_waiting": bank.max_waiting,
-    }  # fmt: skip
+        "rate": bank.rates,
+        "limit": bank.limits(),
+        "response_time_ms": bank.response_time_ms,
+        "p99_ms": bank.p99_ms,
+        "power_w": bank.power_w,
+        "cost": costs(bank),
+        "max_waiting": bank.max_waiting,
+    }
     rows = [
         dict(zip(columns, row, strict=True)) for row in zip(*(each.tolist() for each in columns.values()), strict=True)
     ]

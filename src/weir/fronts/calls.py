@@ -124,9 +124,11 @@ class FrontGrpc(GrpcServer):
         relay, development = self._relay, self._http.development
         pass_on = relay.handler(_INFER, takes_stream=False).begin
         services = Services(
-            self._context, self._settings.grpc_stream_requests, development=development,
+            self._context,
+            self._settings.grpc_stream_requests,
+            development=development,
             inference=FrontUnary(self._context, pass_on, development=development),
-        )  # fmt: skip
+        )
         for path, handler in services.handlers.items():
             if path != _INFER:
                 services.handlers[path] = relay.handler(path, takes_stream=handler.takes_stream)

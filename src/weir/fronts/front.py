@@ -174,14 +174,28 @@ class FrontServer(HttpServer):
     """The HTTP server of a front. It listens on the sockets of `ends`, which the dispatcher has bound and keeps. `alive` is called once a second."""
 
     def __init__(
-        self, context: FrontContext, ends: "FrontEnds", alive: Callable[[], None], observers: Sequence[Observer], *,
-        hand_over: PassOn, route_handlers: Sequence[RouteHandler], log: HttpLog | None,
-    ) -> None:  # fmt: skip
+        self,
+        context: FrontContext,
+        ends: "FrontEnds",
+        alive: Callable[[], None],
+        observers: Sequence[Observer],
+        *,
+        hand_over: PassOn,
+        route_handlers: Sequence[RouteHandler],
+        log: HttpLog | None,
+    ) -> None:
         models, http = context.registry, context.http
         super().__init__(
-            models, no_application, http, observers, context=context, own=(FrontNative(models, http), FrontKserve(context)),
-            hand_over=hand_over, route_handlers=route_handlers, log=log,
-        )  # fmt: skip
+            models,
+            no_application,
+            http,
+            observers,
+            context=context,
+            own=(FrontNative(models, http), FrontKserve(context)),
+            hand_over=hand_over,
+            route_handlers=route_handlers,
+            log=log,
+        )
         self._ends = ends
         self._alive = alive
 
@@ -309,10 +323,16 @@ class Front:
         self._relays = Relays(self._sender, account)
         context = FrontContext(self._models, config.http, access=config.access, account=account)
         self._server = FrontServer(
-            context, ends, self._sweep, [RefusalObserver(self._link)], hand_over=PassOn(self._sender, self._relays, self._link, self._report),
-            route_handlers=() if product is None else product.routes(self._models, config.http, config.fronts, self._send_counts),
+            context,
+            ends,
+            self._sweep,
+            [RefusalObserver(self._link)],
+            hand_over=PassOn(self._sender, self._relays, self._link, self._report),
+            route_handlers=()
+            if product is None
+            else product.routes(self._models, config.http, config.fronts, self._send_counts),
             log=RemoteLog(self._link) if config.access_log else None,
-        )  # fmt: skip
+        )
         self._grpc: FrontGrpc | None = None
         if config.grpc is not None:
             from weir.fronts.calls import front_server  # grpcio is optional

@@ -171,7 +171,7 @@ class LentPlaces:
 
     def __init__(
         self, model: int, fronts: int, send: Callable[[Any], None], memory: Callable[[int], tuple[int, int] | None]
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._model = model
         self._fronts = fronts
         self._send = send

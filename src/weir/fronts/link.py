@@ -16,9 +16,13 @@ class Link(Generic[R]):
     """Sends messages. Each list of messages that `reader` reads goes to `received`; `ended` is called once, with a reason, when no more can come."""
 
     def __init__(
-        self, end: socket.socket, loop: asyncio.AbstractEventLoop, reader: FrameReader[R], received: Callable[[R], None],
+        self,
+        end: socket.socket,
+        loop: asyncio.AbstractEventLoop,
+        reader: FrameReader[R],
+        received: Callable[[R], None],
         ended: Callable[[str], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._channel = Channel(end, reader, received, ended)
         self._loop = loop
         self._messages: list[Any] = []

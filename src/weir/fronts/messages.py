@@ -400,9 +400,15 @@ def _own_class(kind: Any, name: str) -> type[WeirError]:
 def batched(dispatch: Dispatch) -> Batched:
     """Return what a response says of its batch."""
     return Batched(
-        dispatch.rows, int(dispatch.reason), dispatch.waiting, dispatch.oldest_age, dispatch.limit, int(dispatch.wakeup),
-        dispatch.at, dispatch.woken_at,
-    )  # fmt: skip
+        dispatch.rows,
+        int(dispatch.reason),
+        dispatch.waiting,
+        dispatch.oldest_age,
+        dispatch.limit,
+        int(dispatch.wakeup),
+        dispatch.at,
+        dispatch.woken_at,
+    )
 
 
 def dispatch_of(batch: Batched) -> Dispatch:

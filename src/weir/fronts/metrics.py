@@ -13,9 +13,15 @@ from weir.fronts.supervision import FrontView
 def rows_of(views: Sequence[FrontView], connections: Callable[[int], int]) -> list[dict[str, Any]]:
     """Return the rows of the dashboard for fronts; `connections` returns how many a front has, by its number."""
     return [
-        {"number": view.number, "pid": view.pid, "connections": connections(view.number), "requests": view.requests, "starts": view.starts}
+        {
+            "number": view.number,
+            "pid": view.pid,
+            "connections": connections(view.number),
+            "requests": view.requests,
+            "starts": view.starts,
+        }
         for view in views
-    ]  # fmt: skip
+    ]
 
 
 class FrontMetrics(Collector):

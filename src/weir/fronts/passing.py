@@ -93,9 +93,7 @@ class ConnectionReceiver:
     """The dispatcher's end. Each connection that has come is given to `passed`, with its bytes, of which a body may have `longest`, and its
     origin if it is relayed."""
 
-    def __init__(
-        self, end: socket.socket, loop: asyncio.AbstractEventLoop, passed: Passed, longest: int
-    ) -> None:  # fmt: skip
+    def __init__(self, end: socket.socket, loop: asyncio.AbstractEventLoop, passed: Passed, longest: int) -> None:
         end.setblocking(False)
         self._socket = end
         self._loop = loop

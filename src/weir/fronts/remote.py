@@ -79,9 +79,16 @@ class Requests:
         if type(payload) is not bytes:
             payload, content_type, accept = _sendable(request, places)
         form = (
-            model, request.timeout, request.priority, request.rows, content_type, accept, request.key, request.explain,
+            model,
+            request.timeout,
+            request.priority,
+            request.rows,
+            content_type,
+            accept,
+            request.key,
+            request.explain,
             request.frontend,
-        )  # fmt: skip
+        )
         self.send(request, form, request.arrival, payload, len(payload) if type(payload) is bytes else _PLACE_BYTES)
 
     def send(self, request: Any, form: tuple[Any, ...], arrival: float, payload: SentPayload, size_bytes: int) -> None:
@@ -294,15 +301,20 @@ class RemoteHandle:
 def facts_of(state: ModelDescription) -> ModelFacts:
     """Return the facts of a model, with a stand-in for its class."""
     declared: dict[str, Any] = {
-        "inputs": tuple(state.inputs), "outputs": tuple(state.outputs), "content_types": tuple(state.content_types),
-        "streaming": state.streaming, "Output": bytes if state.writes_bytes else None,
-    }  # fmt: skip
+        "inputs": tuple(state.inputs),
+        "outputs": tuple(state.outputs),
+        "content_types": tuple(state.content_types),
+        "streaming": state.streaming,
+        "Output": bytes if state.writes_bytes else None,
+    }
     if state.encodes:
         declared["encode"] = lambda self, value, content_type: b""  # it is only asked whether there is one
     batching = BatchingSettings(
-        max_batch_size=state.max_batch_size, max_queue_size=state.max_queue_size,
-        small_request_size=state.small_request_size, max_batch_cost=state.max_batch_cost,
-    )  # fmt: skip
+        max_batch_size=state.max_batch_size,
+        max_queue_size=state.max_queue_size,
+        small_request_size=state.small_request_size,
+        max_batch_cost=state.max_batch_cost,
+    )
     stand_in = type("StandIn", (Model,), declared)
     settings = ServiceSettings(timeout=state.timeout)
     return ModelFacts(state.name, state.version, stand_in, state.platform, batching, settings)
@@ -313,7 +325,7 @@ class RemoteModels:
 
     def __init__(
         self, requests: Requests, fronts: int = 1, memory: Callable[[int], tuple[int, int] | None] = lambda model: None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.changed: list[Callable[[], None]] = []
         self.aliases: Mapping[str, str] = MappingProxyType({})
         self.on_demand: Mapping[str, str] = {}

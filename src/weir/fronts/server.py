@@ -73,9 +73,7 @@ class FrontsServer(HttpServer):
         grpc: "DispatcherGrpc | None" = None, product: "DispatcherProduct | None" = None,
     ) -> None:  # fmt: skip
         check_possible(config.fronts)
-        super().__init__(
-            registry, asgi_app, settings, observers, context=context, websockets=websockets, log=log
-        )  # fmt: skip
+        super().__init__(registry, asgi_app, settings, observers, context=context, websockets=websockets, log=log)
         self._config = config
         self._figures = figures
         self._grpc = grpc

@@ -60,9 +60,14 @@ class Fronts:
     """
 
     def __init__(
-        self, config: Any, figures: int, listening: Sequence[Sequence[socket.socket]], make: MakeFront,
-        table: Callable[[], ModelTable], cleared: Callable[[int], None],
-    ) -> None:  # fmt: skip
+        self,
+        config: Any,
+        figures: int,
+        listening: Sequence[Sequence[socket.socket]],
+        make: MakeFront,
+        table: Callable[[], ModelTable],
+        cleared: Callable[[int], None],
+    ) -> None:
         self._config = config
         self._figures = figures
         self._listening = listening

@@ -135,8 +135,11 @@ def answer_of(job: str, request: JobRequest, status: int, body: bytes) -> Answer
         shown = body.decode("utf-8", "replace")
     name = f"batch_req_{job.removeprefix('batch_')}_{request.number}"
     line = {
-        "id": name, "custom_id": request.custom_id, "response": {"status_code": status, "request_id": name, "body": shown}, "error": None,
-    }  # fmt: skip
+        "id": name,
+        "custom_id": request.custom_id,
+        "response": {"status_code": status, "request_id": name, "body": shown},
+        "error": None,
+    }
     return Answer(request.number, status, msgspec.json.encode(line))
 
 

@@ -78,8 +78,11 @@ def shown_job(job: Job) -> dict[str, Any]:
     del fields["answer_bytes"]
     errors = fields.pop("errors")
     return {
-        **fields, "object": "batch", "errors": None if errors is None else {"object": "list", "data": errors}, "request_counts": counts,
-    }  # fmt: skip
+        **fields,
+        "object": "batch",
+        "errors": None if errors is None else {"object": "list", "data": errors},
+        "request_counts": counts,
+    }
 
 
 class JobRoutes:
@@ -90,9 +93,14 @@ class JobRoutes:
     """
 
     def __init__(
-        self, settings: JobSettings, http: HttpSettings, ask: Ask, log: Callable[..., None], account: Account,
+        self,
+        settings: JobSettings,
+        http: HttpSettings,
+        ask: Ask,
+        log: Callable[..., None],
+        account: Account,
         endpoints: Container[str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Open the directory of the settings. Raises SettingsError if it cannot be used."""
         assert settings.batch_dir is not None  # the caller has looked
         self._settings = settings
@@ -110,16 +118,23 @@ class JobRoutes:
     def _opened(self, directory: str) -> JobStore:
         settings = self._settings
         return JobStore(
-            directory, max_bytes=settings.batch_max_bytes, max_files=settings.batch_max_files, max_jobs=settings.batch_max_jobs
-        )  # fmt: skip
+            directory,
+            max_bytes=settings.batch_max_bytes,
+            max_files=settings.batch_max_files,
+            max_jobs=settings.batch_max_jobs,
+        )
 
     def begin(self) -> None:
         """Begin to serve files and jobs; this is called on the event loop. No job runs before `start`."""
         assert self._settings.batch_dir is not None
         self._made = JobRunner(
-            self._opened(self._settings.batch_dir), self._settings, self._ask, max_line=self._http.max_body_size,
-            account=self._account, log=self._log,
-        )  # fmt: skip
+            self._opened(self._settings.batch_dir),
+            self._settings,
+            self._ask,
+            max_line=self._http.max_body_size,
+            account=self._account,
+            log=self._log,
+        )
 
     def start(self) -> None:
         """Begin to run the jobs: the models are ready."""
@@ -223,9 +238,12 @@ class JobRoutes:
         limit = _limit(request, _MOST_FILES, _MOST_FILES)
         ascending = request.query_params.get("order", "desc") == "asc"
         found = await self._use(
-            self._store.files, purpose=request.query_params.get("purpose"), after=request.query_params.get("after"),
-            limit=limit + 1, ascending=ascending,
-        )  # fmt: skip
+            self._store.files,
+            purpose=request.query_params.get("purpose"),
+            after=request.query_params.get("after"),
+            limit=limit + 1,
+            ascending=ascending,
+        )
         return await off_loop(200 * len(found), lambda: _listed([shown_file(file) for file in found], limit))
 
     async def _file(self, request: Request) -> Response:

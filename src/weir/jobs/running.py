@@ -62,9 +62,12 @@ Ask = Callable[[str, bytes], Awaitable[Reply]]  # sends a body to a path
 async def call(app: ASGIApp, path: str, body: bytes, key: str | None = None) -> Reply:
     """Return the response of an ASGI application to a POST of JSON, as bulk work. `key` is the API key. Cancelling it withdraws the request."""
     headers = [
-        (b"content-type", b"application/json"), (b"accept", b"application/json"), (b"content-length", b"%d" % len(body)),
-        (b"x-weir-class", b"bulk"), (b"x-request-timeout", b"%d" % LONGEST_CALL),
-    ]  # fmt: skip
+        (b"content-type", b"application/json"),
+        (b"accept", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-weir-class", b"bulk"),
+        (b"x-request-timeout", b"%d" % LONGEST_CALL),
+    ]
     if key is not None:
         headers.append((b"authorization", b"Bearer " + key.encode()))
     scope: dict[str, Any] = {
@@ -102,9 +105,16 @@ class JobRunner:
     """
 
     def __init__(
-        self, store: JobStore, settings: JobSettings, ask: Ask, *, max_line: int, account: Account | None = None, log: Callable[..., None] = lambda event, **fields: None,
+        self,
+        store: JobStore,
+        settings: JobSettings,
+        ask: Ask,
+        *,
+        max_line: int,
+        account: Account | None = None,
+        log: Callable[..., None] = lambda event, **fields: None,
         clock: Callable[[], float] = time.time,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.store = store
         self.settings = settings
         self.clock = clock

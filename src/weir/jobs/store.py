@@ -416,9 +416,14 @@ class JobStore:
         return self.job(job)
 
     def end(
-        self, job: str, status: str, now: int, expires_at: int, unanswered: bytes | None = None,
+        self,
+        job: str,
+        status: str,
+        now: int,
+        expires_at: int,
+        unanswered: bytes | None = None,
         errors: list[dict[str, Any]] | None = None,
-    ) -> Job:  # fmt: skip
+    ) -> Job:
         """Write the output and the errors of a job to files, and end it with `status`. If that fails, no file is left.
 
         `unanswered` is what the errors say of a request without an answer, behind its custom_id; None: nothing. `errors` say why the job failed.

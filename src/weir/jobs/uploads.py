@@ -46,11 +46,15 @@ class Upload:
             self._parser = MultipartParser(
                 boundary,
                 {
-                    "on_part_begin": self._begin_part, "on_header_field": self._header_name, "on_header_value": self._header_value,
-                    "on_header_end": self._end_header, "on_headers_finished": self._end_headers, "on_part_data": self._data,
+                    "on_part_begin": self._begin_part,
+                    "on_header_field": self._header_name,
+                    "on_header_value": self._header_value,
+                    "on_header_end": self._end_header,
+                    "on_headers_finished": self._end_headers,
+                    "on_part_data": self._data,
                     "on_end": self._end,
                 },
-            )  # fmt: skip
+            )
         except FormParserError as error:
             raise InvalidRequest(f"Content-Type {content_type[:80]!r}: {error}") from error
         self._path = path

@@ -89,9 +89,13 @@ class ServeCommand(NamedTuple):
 
 
 def read_command(
-    targets: Sequence[str], flags: Mapping[str, Sequence[str]], environment: Mapping[str, str], config: str | None,
-    port: int = 8000, ignored: Collection[str] = (),
-) -> ServeCommand:  # fmt: skip
+    targets: Sequence[str],
+    flags: Mapping[str, Sequence[str]],
+    environment: Mapping[str, str],
+    config: str | None,
+    port: int = 8000,
+    ignored: Collection[str] = (),
+) -> ServeCommand:
     """Return the command for these settings; `port` is that of HTTP if none is stated, and the other arguments are those of
     settings.read_settings.
 

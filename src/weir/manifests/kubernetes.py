@@ -37,9 +37,11 @@ def _service(manifest: Manifest) -> dict[str, Any]:
 def _deployment(manifest: Manifest) -> dict[str, Any]:
     command, objects = manifest.command, manifest.objects
     spread = {
-        "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": manifest.selector},
-    }  # fmt: skip
+    }
     inside = {
         "containers": [container(manifest, "weir", [*command.given, *command.added])],
         "topologySpreadConstraints": [spread],

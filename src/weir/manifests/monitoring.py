@@ -123,9 +123,12 @@ def _alerts(queries: Queries, target_latency: float | None) -> list[dict[str, An
 
 def _alert(name: str, expression: str, sustained: str, severity: str, summary: str) -> dict[str, Any]:
     return {
-        "alert": name, "expr": expression, "for": sustained, "labels": {"severity": severity},
+        "alert": name,
+        "expr": expression,
+        "for": sustained,
+        "labels": {"severity": severity},
         "annotations": {"summary": summary},
-    }  # fmt: skip
+    }
 
 
 def queries_of(manifest: Manifest) -> Queries:

@@ -35,10 +35,12 @@ def container(manifest: Manifest, name: str, args: list[str]) -> dict[str, Any]:
         **probes(manifest),
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP}}},
         "securityContext": {
-            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
         },
         "volumeMounts": [{"name": each, "mountPath": path} for each, path in _mounted(manifest).items()],
-    }  # fmt: skip
+    }
 
 
 def pod(manifest: Manifest) -> dict[str, Any]:

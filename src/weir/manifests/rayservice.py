@@ -42,10 +42,13 @@ def rayservice(manifest: Manifest) -> list[dict[str, Any]]:
     _refuse(manifest.command)
     fewest, most = manifest.objects.range
     workers = {
-        "groupName": "replicas", "replicas": fewest, "minReplicas": fewest, "maxReplicas": most,
+        "groupName": "replicas",
+        "replicas": fewest,
+        "minReplicas": fewest,
+        "maxReplicas": most,
         "rayStartParams": {"num-cpus": str(math.ceil(_cpus(manifest)))},  # Ray would count those of the node
         "template": _template(manifest, "ray-worker", resources(manifest, "4Gi"), manifest.command.grace_period),
-    }  # fmt: skip
+    }
     head = {
         "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0"},  # no replica runs there
         "template": _template(manifest, "ray-head", _HEAD, None),
@@ -97,10 +100,15 @@ def _arguments(command: ServeCommand) -> dict[str, Any]:
     """Return what `application` is called with: the models, and the settings of the server that differ from the defaults."""
     settings = command.settings
     models = [
-        {"target": model.target, "name": model.name, "params": model.params, "routes": model.routes,
-         "settings": {"drain_timeout": command.drain_timeout, **model.settings}}
+        {
+            "target": model.target,
+            "name": model.name,
+            "params": model.params,
+            "routes": model.routes,
+            "settings": {"drain_timeout": command.drain_timeout, **model.settings},
+        }
         for model in settings.models
-    ]  # fmt: skip
+    ]
     server = {
         field.name: value
         for part in (settings.http, settings.access, settings.control, settings.kserve, settings.telemetry)

@@ -56,9 +56,11 @@ class ObjectSettings:
     """The Kubernetes objects, and what each pod gets."""
 
     image: str | None = setting(
-        None, "container image with Weir, the models and their dependencies (default: weir or weir-ray at this version)",
-        metavar="IMAGE", rule=_matching(r"\S+", "must be the name of an image"),
-    )  # fmt: skip
+        None,
+        "container image with Weir, the models and their dependencies (default: weir or weir-ray at this version)",
+        metavar="IMAGE",
+        rule=_matching(r"\S+", "must be the name of an image"),
+    )
     object_name: str | None = setting(
         None, "name of the objects (default: the first model's name)", rule=NAMED, metavar="NAME"
     )
@@ -114,9 +116,11 @@ class AutoscalingSettings:
         None, "target p99 response time in seconds; an alert fires above it", rule=POSITIVE
     )
     prometheus: str = setting(
-        "http://prometheus-operated.monitoring:9090", "Prometheus address that KEDA queries", metavar="URL",
+        "http://prometheus-operated.monitoring:9090",
+        "Prometheus address that KEDA queries",
+        metavar="URL",
         rule=_matching(r"https?://\S+", "must be a URL of http or https"),
-    )  # fmt: skip
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -140,9 +144,11 @@ class InferenceServiceSettings:
     """What only KServe has."""
 
     storage_uri: str | None = setting(
-        None, "where KServe downloads the model repository from, such as s3://bucket/models; it is served from /mnt/models",
-        metavar="URI", rule=_matching(r"[a-z][a-z0-9+-]*://\S+", "must be a URI, such as s3://bucket/models"),
-    )  # fmt: skip
+        None,
+        "where KServe downloads the model repository from, such as s3://bucket/models; it is served from /mnt/models",
+        metavar="URI",
+        rule=_matching(r"[a-z][a-z0-9+-]*://\S+", "must be a URI, such as s3://bucket/models"),
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -169,8 +175,10 @@ class RaySettings:
 
 # The settings of each kind of manifest, by heading.
 OF_KUBERNETES: Mapping[str, type[Any]] = {
-    "Kubernetes": ObjectSettings, "Autoscaling": AutoscalingSettings, "Monitoring": MonitoringSettings,
-}  # fmt: skip
+    "Kubernetes": ObjectSettings,
+    "Autoscaling": AutoscalingSettings,
+    "Monitoring": MonitoringSettings,
+}
 OF_KSERVE: Mapping[str, type[Any]] = {**OF_KUBERNETES, "KServe": InferenceServiceSettings}
 OF_RAY: Mapping[str, type[Any]] = {"Kubernetes": ObjectSettings, "Ray": RaySettings}
 _ALL = {**OF_KSERVE, **OF_RAY}

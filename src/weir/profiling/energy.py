@@ -126,9 +126,12 @@ def _watts(before_mj: float, after_mj: float, seconds: float) -> float:
 
 
 def _reading(
-    meter: Meter, place: int, idle: list[list[float]], powers: dict[int, list[float]],
+    meter: Meter,
+    place: int,
+    idle: list[list[float]],
+    powers: dict[int, list[float]],
     batches: dict[int, tuple[int, float]],
-) -> Reading:  # fmt: skip
+) -> Reading:
     idle_w = sum(each[place] for each in idle) / len(idle)
     power_w = {size: each[place] for size, each in powers.items()}
     batch_mj = {size: (power_w[size] - idle_w) * 1000.0 * seconds / count for size, (count, seconds) in batches.items()}

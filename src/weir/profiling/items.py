@@ -38,9 +38,11 @@ class ProfilingSettings:
         rule=(lambda value: 0 < value < 1, "must be a share, greater than 0 and less than 1"),
     )
     power: float | None = setting(
-        None, "power of the device while it computes, in watts; used if its energy cannot be read", rule=POSITIVE,
+        None,
+        "power of the device while it computes, in watts; used if its energy cannot be read",
+        rule=POSITIVE,
         metavar="WATTS",
-    )  # fmt: skip
+    )
     seed: int = setting(1, "seed for the order of sizes and the choice of items")
 
     def __post_init__(self) -> None:

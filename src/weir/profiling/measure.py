@@ -162,10 +162,17 @@ GRID_UNTIL, EDGES_UNTIL, EDGES_END = 0.6, 0.85, 1.25
 
 
 async def measure(
-    measuring: Measuring, items: Items, max_batch_size: int, settings: ProfilingSettings | None = None, *,
-    pipeline_depth: int = 1, meters: Sequence[Meter] = (), no_meters: str = "",
-    about: Mapping[str, Any] | None = None, progress: Progress = lambda share, what: None,
-) -> Profile:  # fmt: skip
+    measuring: Measuring,
+    items: Items,
+    max_batch_size: int,
+    settings: ProfilingSettings | None = None,
+    *,
+    pipeline_depth: int = 1,
+    meters: Sequence[Meter] = (),
+    no_meters: str = "",
+    about: Mapping[str, Any] | None = None,
+    progress: Progress = lambda share, what: None,
+) -> Profile:
     """Return the profile of batches of 1 ... max_batch_size rows on worker 0 of a started executor, which runs nothing else.
 
     Args:
@@ -215,9 +222,13 @@ async def _measure_times(
 
 
 async def _measure_energy(
-    sampler: ServiceTimeSampler, estimates: Mapping[int, ServiceTimeEstimate], settings: ProfilingSettings, meters: Sequence[Meter],
-    no_meters: str, progress: Progress,
-) -> Energy:  # fmt: skip
+    sampler: ServiceTimeSampler,
+    estimates: Mapping[int, ServiceTimeEstimate],
+    settings: ProfilingSettings,
+    meters: Sequence[Meter],
+    no_meters: str,
+    progress: Progress,
+) -> Energy:
     if settings.power is not None:
         return modelled(settings.power)
     if not meters:
@@ -238,9 +249,13 @@ def _points(sampler: ServiceTimeSampler) -> dict[int, Point]:
 
 
 def _assembled(
-    estimates: Mapping[int, ServiceTimeEstimate], energy: Energy, max_batch_size: int, offset: float, pipeline_depth: int,
+    estimates: Mapping[int, ServiceTimeEstimate],
+    energy: Energy,
+    max_batch_size: int,
+    offset: float,
+    pipeline_depth: int,
     notes: dict[str, Any],
-) -> Profile:  # fmt: skip
+) -> Profile:
     means = {size: 1000.0 * each.mean for size, each in estimates.items()}
     errors = {size: 1000.0 * each.error for size, each in estimates.items()}
     times = monotone_table(means, errors, max_batch_size)

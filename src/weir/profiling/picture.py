@@ -9,9 +9,11 @@ from weir.figures import GREY, INK, figure, styles
 from weir.policy.cost.profile import Profile
 
 ENERGIES = {
-    "nvml": "read from the GPU, idle power subtracted", "rapl": "read from the CPU, idle power subtracted",
-    "stated": "stated power times service time", "time": "none known: one mJ for one ms",
-}  # fmt: skip
+    "nvml": "read from the GPU, idle power subtracted",
+    "rapl": "read from the CPU, idle power subtracted",
+    "stated": "stated power times service time",
+    "time": "none known: one mJ for one ms",
+}
 
 
 def draw_profile(profile: Profile, path: Path, title: str = "") -> None:
@@ -39,9 +41,14 @@ def _times(axes: Any, profile: Profile) -> None:
     sizes, fit = measured_sizes(profile), profile.fit()
     times = profile.service_time_ms
     axes.errorbar(
-        sizes, times[sizes - 1], yerr=(profile.cv * times)[sizes - 1], label="measured, ± 1 standard deviation",
-        **{**first, "linestyle": "none"}, capsize=2, elinewidth=0.8,
-    )  # fmt: skip
+        sizes,
+        times[sizes - 1],
+        yerr=(profile.cv * times)[sizes - 1],
+        label="measured, ± 1 standard deviation",
+        **{**first, "linestyle": "none"},
+        capsize=2,
+        elinewidth=0.8,
+    )
     axes.plot(profile.sizes, times, color=first["color"], linewidth=1.0)
     line = f"{fit.alpha_ms:.4g}·b + {fit.tau0_ms:.4g} (R² {fit.time_r2:.4f})"
     axes.plot(profile.sizes, fit.alpha_ms * profile.sizes + fit.tau0_ms, label=line, **{**second, "marker": ""})
@@ -59,10 +66,14 @@ def _rates(axes: Any, profile: Profile) -> None:
     axes.axvline(best, color=INK, linestyle=":", linewidth=1.0)
     left = best > profile.max_batch_size / 2
     axes.annotate(
-        f"b* = {best}: {profile.max_rate:,.{1 if profile.max_rate < 1000 else 0}f} rows/s", (best, 0.06),
-        xycoords=("data", "axes fraction"), xytext=(-6 if left else 6, 0), textcoords="offset points",
-        ha="right" if left else "left", color=INK,
-    )  # fmt: skip
+        f"b* = {best}: {profile.max_rate:,.{1 if profile.max_rate < 1000 else 0}f} rows/s",
+        (best, 0.06),
+        xycoords=("data", "axes fraction"),
+        xytext=(-6 if left else 6, 0),
+        textcoords="offset points",
+        ha="right" if left else "left",
+        color=INK,
+    )
     axes.set(title="throughput of one worker", ylabel="b / τ(b) (rows/s)")
     axes.set_ylim(bottom=0)
 

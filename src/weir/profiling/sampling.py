@@ -54,9 +54,11 @@ class Measuring:
     """
 
     def __init__(
-        self, executor: Executor, now: Callable[[], float] = time.perf_counter,
+        self,
+        executor: Executor,
+        now: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.executor = executor
         self.sleep = sleep
         self._now = now

@@ -158,9 +158,12 @@ class AccessSettings:
     """Who may call the server."""
 
     api_key: str | None = setting(
-        None, "key that every caller must send; process lists show flags, so prefer WEIR_API_KEY or a file",
-        metavar="KEY", secret=True, guards=True,
-    )  # fmt: skip
+        None,
+        "key that every caller must send; process lists show flags, so prefer WEIR_API_KEY or a file",
+        metavar="KEY",
+        secret=True,
+        guards=True,
+    )
     api_key_file: str | None = setting(None, "file with API keys, one per line", metavar="PATH", guards=True)
 
     def __post_init__(self) -> None:

@@ -192,9 +192,16 @@ def _make_entry(head: ItemHead, payload: Any, kind: Kind, rows: int, cost: float
 
 
 def make_entry(
-    service: "ModelHandle", payload: Any, kind: Kind, rows: int, cost: float, key: Any, *, content_type: str = OBJECT,
+    service: "ModelHandle",
+    payload: Any,
+    kind: Kind,
+    rows: int,
+    cost: float,
+    key: Any,
+    *,
+    content_type: str = OBJECT,
     accept: str = OBJECT,
-) -> QueueEntry:  # fmt: skip
+) -> QueueEntry:
     """Return a queue entry of `rows` rows. Raises TooLarge for more rows than the queue can ever hold."""
     batching = service.facts.batching
     if rows > batching.max_queue_size:

@@ -119,9 +119,15 @@ class Exchange:
     __slots__ = ("carrier", "frontend", "headers", "peer", "service", "timeout", "trace", "waited")
 
     def __init__(
-        self, service: "ModelHandle", *, frontend: str, timeout: float | None = None, carrier: dict[str, str] | None = None,
-        headers: Sequence[tuple[bytes, bytes]] = (), peer: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        service: "ModelHandle",
+        *,
+        frontend: str,
+        timeout: float | None = None,
+        carrier: dict[str, str] | None = None,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        peer: str | None = None,
+    ) -> None:
         self.service = service
         self.frontend = frontend
         self.timeout = timeout

@@ -149,8 +149,13 @@ class QueuedRequest(RequestBase):
     number: int  # of a request that another process queues
 
     def __init__(
-        self, entry: QueueEntry, exchange: "Exchange", schedule: Schedule, ended: Callable[["QueuedRequest"], None], trace: Any = None
-    ) -> None:  # fmt: skip
+        self,
+        entry: QueueEntry,
+        exchange: "Exchange",
+        schedule: Schedule,
+        ended: Callable[["QueuedRequest"], None],
+        trace: Any = None,
+    ) -> None:
         # RequestBase's constructor with its keyword arguments takes twice the time. A test compares the results of the two.
         service = exchange.service
         self.payload, self.kind, self.content_type, self.accept, self.rows, self.cost, self.key, self.large = entry

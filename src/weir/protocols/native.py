@@ -121,9 +121,14 @@ def read_head(
 
 
 def read_head_for(
-    service: ModelHandle, settings: HttpSettings, method: str, path: str, headers: Iterable[tuple[bytes, bytes]], *,
+    service: ModelHandle,
+    settings: HttpSettings,
+    method: str,
+    path: str,
+    headers: Iterable[tuple[bytes, bytes]],
+    *,
     batch: bool = False,
-) -> RequestHead:  # fmt: skip
+) -> RequestHead:
     """Read the head of a request to `service`, whose body is one item, or with `batch` a list of items. Raises what `read_head` raises."""
     if method != "POST":
         raise MethodNotAllowed(f"{method} {path}: inference takes POST only", details={"allow": ["POST"]})

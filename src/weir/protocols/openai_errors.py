@@ -48,8 +48,11 @@ def error_document(error: BaseException, *, code: str | None = None, development
     message = error_value(error, development=development)["message"]
     kind = next((of for each, of in _CODES.items() if isinstance(error, each)), None)
     value: OpenAIErrorValue = {
-        "message": message, "type": _type_of(error), "param": _param_of(error), "code": code or kind,
-    }  # fmt: skip
+        "message": message,
+        "type": _type_of(error),
+        "param": _param_of(error),
+        "code": code or kind,
+    }
     return {"error": value}
 
 

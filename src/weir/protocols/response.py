@@ -179,9 +179,13 @@ def compressed(answer: HttpResponse, coding: str) -> HttpResponse:
 
 
 def batch_body(
-    outputs: Sequence[Any], accept: str, model: str, *, extra: Mapping[int, dict[str, Any]] = MappingProxyType({}),
+    outputs: Sequence[Any],
+    accept: str,
+    model: str,
+    *,
+    extra: Mapping[int, dict[str, Any]] = MappingProxyType({}),
     development: bool = False,
-) -> bytes:  # fmt: skip
+) -> bytes:
     """Return the response body for a list: for each of `outputs`, in order, `{"output": ...}` or `{"error": ..., "code": ...}`.
 
     An output is a WeirError, or bytes that are already encoded as `accept` (JSON or msgpack). `extra` has more fields of an item, by its index.

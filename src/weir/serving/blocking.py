@@ -348,16 +348,26 @@ class BlockingService:
         self.stop(None if error is None else 0.0)
 
     def submit(
-        self, item: Any, *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
+        self,
+        item: Any,
+        *,
+        timeout: float | None = None,
+        priority: int = 0,
+        key: Hashable = None,
         backpressure: bool | None = None,
-    ) -> "Future[Any]":  # fmt: skip
+    ) -> "Future[Any]":
         """Return a concurrent.futures.Future of the answer to `item`; cancelling it cancels the request. See Service.infer."""
         return self._submit(item, timeout, priority, key, backpressure)
 
     def infer(
-        self, item: Any, *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
+        self,
+        item: Any,
+        *,
+        timeout: float | None = None,
+        priority: int = 0,
+        key: Hashable = None,
         backpressure: bool | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Return the answer to `item`, or raise its error. Interrupting the wait (Ctrl-C) cancels the request. See
         Service.infer."""
         call = self._submit(item, timeout, priority, key, backpressure)
@@ -368,24 +378,43 @@ class BlockingService:
             raise
 
     def infer_many(
-        self, items: Iterable[Any], *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
-        return_errors: bool = False, backpressure: bool | None = None, express: bool = False,
-    ) -> list[Any]:  # fmt: skip
+        self,
+        items: Iterable[Any],
+        *,
+        timeout: float | None = None,
+        priority: int = 0,
+        key: Hashable = None,
+        return_errors: bool = False,
+        backpressure: bool | None = None,
+        express: bool = False,
+    ) -> list[Any]:
         """Return the list of answers, in order. See Service.infer_many."""
 
         async def infer_many() -> list[Any]:
             return await self.service.infer_many(
-                items, timeout=timeout, priority=priority, key=key, return_errors=return_errors,
-                backpressure=backpressure, express=express,
-            )  # fmt: skip
+                items,
+                timeout=timeout,
+                priority=priority,
+                key=key,
+                return_errors=return_errors,
+                backpressure=backpressure,
+                express=express,
+            )
 
         items = list(items)
         return self._running().run(infer_many())
 
     def stream(
-        self, items: Iterable[Any], *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
-        return_inputs: bool = False, return_errors: bool = False, preprocessor: Callable[[Any], Any] | None = None,
-    ) -> Generator[Any, None, None]:  # fmt: skip
+        self,
+        items: Iterable[Any],
+        *,
+        timeout: float | None = None,
+        priority: int = 0,
+        key: Hashable = None,
+        return_inputs: bool = False,
+        return_errors: bool = False,
+        preprocessor: Callable[[Any], Any] | None = None,
+    ) -> Generator[Any, None, None]:
         """Yield the answers to `items` in their order, with bounded memory. `items` is read, and `preprocessor` is called, in the
         calling thread; both may block. See Service.stream."""
 
@@ -399,9 +428,14 @@ class BlockingService:
         return stream_blocking(items, StreamWindow(prepared, self.service.stream_size, return_inputs, return_errors))
 
     def infer_stream(
-        self, item: Any, *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
+        self,
+        item: Any,
+        *,
+        timeout: float | None = None,
+        priority: int = 0,
+        key: Hashable = None,
         backpressure: bool | None = None,
-    ) -> Generator[Any, None, None]:  # fmt: skip
+    ) -> Generator[Any, None, None]:
         """Yield the answers of a streaming model to one `item`. See Service.infer_stream."""
         background = self._running()
         request = self.service.new_stream(item, timeout, priority, key)

@@ -224,9 +224,15 @@ class StreamedCall(RequestBase):
     )
 
     def __init__(
-        self, payload: Any, arrival: float, timeout: float, limit: int, withdraw: Callable[["StreamedCall"], None],
-        clock: Callable[[], float], **attributes: Any,
-    ) -> None:  # fmt: skip
+        self,
+        payload: Any,
+        arrival: float,
+        timeout: float,
+        limit: int,
+        withdraw: Callable[["StreamedCall"], None],
+        clock: Callable[[], float],
+        **attributes: Any,
+    ) -> None:
         super().__init__(payload, arrival, timeout, **attributes)
         self.outside = False  # waits for room in the queue
         self.dispatch: Dispatch | None = None  # the batch that it is in, once there is an answer

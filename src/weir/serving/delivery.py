@@ -216,9 +216,16 @@ class Tracer(Protocol):
         """Record that the queue did not accept a request that has a Trace."""
 
     def ended(
-        self, name: str, trace: Trace, start: float, now: float, *, attributes: dict[str, Any], error: WeirError | None = None,
+        self,
+        name: str,
+        trace: Trace,
+        start: float,
+        now: float,
+        *,
+        attributes: dict[str, Any],
+        error: WeirError | None = None,
         inside: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Record a span that has just ended and does not belong to a request in a queue. `inside` tells whether the server began
         it, and not a caller. `start` and `now` are in seconds of the service's clock."""
 

@@ -174,9 +174,14 @@ class Generation:
 
         largest, clock = self.batching.max_batch_size, self._clock
         return WorkerTuner(
-            self, self._workers, largest, self.tuner, drain_timeout=self.settings.drain_timeout, clock=clock,
+            self,
+            self._workers,
+            largest,
+            self.tuner,
+            drain_timeout=self.settings.drain_timeout,
+            clock=clock,
             pause=partial(sleep, clock),
-        )  # fmt: skip
+        )
 
     def _new_driver(self) -> Driver:
         """Build what serves from one start to one stop."""
@@ -196,10 +201,16 @@ class Generation:
             own.start_bulk_workers if isinstance(own, StartsBulkWorkers) and self.workers.bulk_workers else None
         )
         driver = Driver(
-            batcher, self._measured(own), Delivery(self.label, observers), self._clock, streaming=self.streaming,
-            wrap=self._hooked if any(hooks) else None, no_worker=None if scaler is None else scaler.decide,
-            start_bulk=start_bulk, demand=self._demand,
-        )  # fmt: skip
+            batcher,
+            self._measured(own),
+            Delivery(self.label, observers),
+            self._clock,
+            streaming=self.streaming,
+            wrap=self._hooked if any(hooks) else None,
+            no_worker=None if scaler is None else scaler.decide,
+            start_bulk=start_bulk,
+            demand=self._demand,
+        )
         self._shared = own if isinstance(own, SharesWorkers) else None
         if self._shared is not None:
             self._shared.join(driver)

@@ -203,8 +203,13 @@ class HookedExecutor:
     """
 
     def __init__(
-        self, inner: Executor, before: Hook | None, after: Hook | None, handed: Callable[[int], None], writer: AnswerWriter
-    ) -> None:  # fmt: skip
+        self,
+        inner: Executor,
+        before: Hook | None,
+        after: Hook | None,
+        handed: Callable[[int], None],
+        writer: AnswerWriter,
+    ) -> None:
         self._inner = inner
         self._writer = writer
         self._before = before

@@ -226,9 +226,14 @@ class Service:
     # Calls in this process.
 
     def infer(
-        self, item: Any, *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
+        self,
+        item: Any,
+        *,
+        timeout: float | None = None,
+        priority: int = 0,
+        key: Hashable = None,
         backpressure: bool | None = None,
-    ) -> Call:  # fmt: skip
+    ) -> Call:
         """Return a future of the answer to `item`. All errors are raised by awaiting it; cancelling it cancels the request.
 
         Arguments:
@@ -262,9 +267,16 @@ class Service:
         return call
 
     def infer_many(
-        self, items: Iterable[Any], *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
-        return_errors: bool = False, backpressure: bool | None = None, express: bool = False,
-    ) -> asyncio.Future[list[Any]]:  # fmt: skip
+        self,
+        items: Iterable[Any],
+        *,
+        timeout: float | None = None,
+        priority: int = 0,
+        key: Hashable = None,
+        return_errors: bool = False,
+        backpressure: bool | None = None,
+        express: bool = False,
+    ) -> asyncio.Future[list[Any]]:
         """Return a future of the list of answers to `items`, in order. The list is divided into batches as needed.
 
         The first item that fails fails the call with its error; with `return_errors`, the list has the errors in the places of
@@ -301,10 +313,16 @@ class Service:
         return answers
 
     def stream(
-        self, items: Iterable[Any] | AsyncIterable[Any], *, timeout: float | None = None, priority: int = 0,
-        key: Hashable = None, return_inputs: bool = False, return_errors: bool = False,
+        self,
+        items: Iterable[Any] | AsyncIterable[Any],
+        *,
+        timeout: float | None = None,
+        priority: int = 0,
+        key: Hashable = None,
+        return_inputs: bool = False,
+        return_errors: bool = False,
         preprocessor: Callable[[Any], Any] | None = None,
-    ) -> AsyncGenerator[Any, None]:  # fmt: skip
+    ) -> AsyncGenerator[Any, None]:
         """Yield the answers to `items` in their order, with bounded memory, and keep every worker busy.
 
         Arguments:
@@ -331,9 +349,14 @@ class Service:
         return stream_async(items, window) if isinstance(items, AsyncIterable) else stream_sync(items, window)
 
     def infer_stream(
-        self, item: Any, *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
+        self,
+        item: Any,
+        *,
+        timeout: float | None = None,
+        priority: int = 0,
+        key: Hashable = None,
         backpressure: bool | None = None,
-    ) -> AsyncGenerator[Any, None]:  # fmt: skip
+    ) -> AsyncGenerator[Any, None]:
         """Yield the answers of a streaming model to one `item`; of any other model, its one answer.
 
         The request begins with the first `anext`. `timeout` is for all answers together. A reader that is more than

@@ -144,7 +144,12 @@ def orders_table(compared: OrdersComparison) -> Table:
         for place, (name, each) in enumerate(compared.outcomes[order].items()):
             head = (order, name, short(compared.costs[order])) if not place else ("", name, "")
             shown.add_row(
-                *head, short(each.response_time_ms), short(each.p99_ms), f"{100.0 * each.late_share:.2f}",
-                f"{each.batch_rows:.1f}", f"{each.share:.0%}", short(each.power_w),
-            )  # fmt: skip
+                *head,
+                short(each.response_time_ms),
+                short(each.p99_ms),
+                f"{100.0 * each.late_share:.2f}",
+                f"{each.batch_rows:.1f}",
+                f"{each.share:.0%}",
+                short(each.power_w),
+            )
     return shown

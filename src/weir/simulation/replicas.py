@@ -237,10 +237,12 @@ class Replicas:
         spare = energy - made.rows * float(np.min(profile.energy_mj / profile.sizes))
         shape, response = (tables, queues), total(made.end * made.rows - arrived_at) / rows
         served = ReplicaFigures(
-            response.reshape(shape) + profile.latency_offset_ms, (total(spare) / span).reshape(shape), (total(energy) / span).reshape(shape),
+            response.reshape(shape) + profile.latency_offset_ms,
+            (total(spare) / span).reshape(shape),
+            (total(energy) / span).reshape(shape),
             np.minimum(total(made.end - made.start) / span / self.workers, 1.0).reshape(shape),
             np.diff(ends, prepend=0).reshape(shape),
-        )  # fmt: skip
+        )
         if not times:
             return served
         first = made.line % queues * width + made.first - (np.cumsum(made.rows) - made.rows)

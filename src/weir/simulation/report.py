@@ -80,9 +80,15 @@ def _row(compared: Comparison, outcome: PolicyOutcome, best: str | None, *, loss
     bulk = [f"{outcome.bulk_rate:.0f}", f"{outcome.bulk_share:.0%}"] if _has_bulk(compared) else []
     judged = [outcome.cost] if objective is None else map(_percent, (outcome.late_share, outcome.in_time_share))
     return [
-        outcome.policy, _text(outcome.response_time_ms), short(outcome.p99_ms.value), *batches,
-        *([f"{lost:.2%}"] if lossy else []), *bulk, *map(_text, judged), _above(compared, outcome, best),
-    ]  # fmt: skip
+        outcome.policy,
+        _text(outcome.response_time_ms),
+        short(outcome.p99_ms.value),
+        *batches,
+        *([f"{lost:.2%}"] if lossy else []),
+        *bulk,
+        *map(_text, judged),
+        _above(compared, outcome, best),
+    ]
 
 
 def _above(compared: Comparison, outcome: PolicyOutcome, best: str | None) -> Text:
@@ -137,8 +143,14 @@ def _tails(axes: Any, outcomes: Sequence[PolicyOutcome], objective: LatencySLO |
     if objective is not None:
         axes.axvline(1000.0 * objective.deadline, color=INK, linewidth=0.8)
         axes.axhline(objective.late_share, color=INK, linewidth=0.8)
-        axes.annotate(str(objective), (1000.0 * objective.deadline, objective.late_share), fontsize=7, color=INK,
-                      xytext=(4, 4), textcoords="offset points")  # fmt: skip
+        axes.annotate(
+            str(objective),
+            (1000.0 * objective.deadline, objective.late_share),
+            fontsize=7,
+            color=INK,
+            xytext=(4, 4),
+            textcoords="offset points",
+        )
     axes.set_xlabel("response time (ms)")
     axes.set_ylabel("share of requests that take longer")
     axes.legend(fontsize=7)
@@ -148,14 +160,25 @@ def _costs(axes: Any, outcomes: Sequence[PolicyOutcome], objective: LatencySLO |
     for place, (outcome, style) in enumerate(zip(outcomes, styles(), strict=False)):
         power, wait = outcome.power_w, outcome.response_time_ms
         axes.errorbar(
-            wait.value, power.value, xerr=wait.half_width, yerr=power.half_width, linestyle="none", color=style["color"],
-            marker=style["marker"], markersize=6, capsize=2,
-        )  # fmt: skip
+            wait.value,
+            power.value,
+            xerr=wait.half_width,
+            yerr=power.half_width,
+            linestyle="none",
+            color=style["color"],
+            marker=style["marker"],
+            markersize=6,
+            capsize=2,
+        )
         says = f"cost {short(outcome.cost.value)}" if objective is None else f"late {outcome.late_share.value:.2%}"
         axes.annotate(
-            f"{outcome.policy}\n{says}", (wait.value, power.value), fontsize=6, color=INK,
-            xytext=(5, 3 if place % 2 else -12), textcoords="offset points",
-        )  # fmt: skip
+            f"{outcome.policy}\n{says}",
+            (wait.value, power.value),
+            fontsize=6,
+            color=INK,
+            xytext=(5, 3 if place % 2 else -12),
+            textcoords="offset points",
+        )
     axes.margins(x=0.3, y=0.15)
     axes.set_xlabel("mean response time (ms)")
     axes.set_ylabel("mean power (W)")

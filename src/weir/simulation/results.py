@@ -325,8 +325,12 @@ class Comparison:
         objective = None if self.objective is None else str(self.objective)
         outcomes = {name: outcome.to_dict() for name, outcome in self.outcomes.items()}
         return {
-            **document, "prices": vars(self.prices), "objective": objective, "best": self.best, "outcomes": outcomes,
-        }  # fmt: skip
+            **document,
+            "prices": vars(self.prices),
+            "objective": objective,
+            "best": self.best,
+            "outcomes": outcomes,
+        }
 
 
 def outcome_of(
@@ -353,18 +357,23 @@ def outcome_of(
     busy = _over(sums["busy"].sum(), 1000.0 * workers * float(seconds.sum()))
     bulk_rate = _over(seen.bulk_rows, seen.bulk_until)
     return PolicyOutcome(
-        policy=name, stable=stable, requests=int(total), **estimates,
+        policy=name,
+        stable=stable,
+        requests=int(total),
+        **estimates,
         refused_share=_over(sums["refused"].sum(), total),
         batch_size=_over(sums["rows"].sum(), sums["batches"].sum()),
         busy_share=busy,
-        bulk_rate=bulk_rate, bulk_share=_over(bulk_rate, workers * seen.best_rate * (1.0 - busy)),
+        bulk_rate=bulk_rate,
+        bulk_share=_over(bulk_rate, workers * seen.best_rate * (1.0 - busy)),
         queue_time_ms=_over(sums["queue"].sum(), answered) if stable else inf,
         longest_ms=seen.responses.highest,
         fairness=_over(sums["response"].sum() ** 2, answered * sums["response_squared"].sum()),
         reasons=_shares({each.name.lower(): seen.reasons[each] for each in Reason}),
         batch_sizes=_shares(dict(enumerate(seen.sizes.tolist()))),
-        responses_ms=seen.responses, observations=observed,
-    )  # fmt: skip
+        responses_ms=seen.responses,
+        observations=observed,
+    )
 
 
 def ratio(above: Floats, below: Floats) -> Floats:

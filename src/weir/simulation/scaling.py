@@ -37,7 +37,7 @@ from weir.simulation.simulator import (
     objective_for,
     policy_for,
     settings_for,
-)  # fmt: skip
+)
 
 # What each number of workers can do.
 
@@ -101,10 +101,14 @@ def measure_capacity(request: CapacityRequest, *, seed: int = 1) -> Capacity:
         shares = _knees(request, between.reshape(request.most, len(LOADS), 3))
     rates = np.maximum.accumulate(shares * every * profile.max_rate)
     return Capacity(
-        _goal(request), tuple(rates.tolist()), profile.max_rate, _slack(request),
-        DEFAULT_LATE if objective is None else objective.late_share, LOADS,
+        _goal(request),
+        tuple(rates.tolist()),
+        profile.max_rate,
+        _slack(request),
+        DEFAULT_LATE if objective is None else objective.late_share,
+        LOADS,
         tuple(tuple(map(tuple, each)) for each in between.reshape(request.most, len(LOADS), 3).tolist()),
-    )  # fmt: skip
+    )
 
 
 def _goal(request: CapacityRequest) -> str:
@@ -543,9 +547,14 @@ class ScalingTrial:
     def capacity(self) -> Capacity:
         """What each number of workers can do. Raises SettingsError if the objective cannot be kept."""
         request = CapacityRequest(
-            self.profile, self.allowed.most, self.start_up, self.objective, self.target_load, self.prices,
+            self.profile,
+            self.allowed.most,
+            self.start_up,
+            self.objective,
+            self.target_load,
+            self.prices,
             solved=self.policy == SOLVED,
-        )  # fmt: skip
+        )
         return measure_capacity(request, seed=self.seed)
 
     @cached_property
@@ -572,10 +581,17 @@ class ScalingTrial:
                 scaler = _WeirAutoscaler(WorkerScaling(allowed, self.capacity, self.idle_after))
         policy, changed = self._policy(settings, max(allowed.least, 1))
         engine = ScalingEngine(
-            settings, policy, ServiceTimes(self.profile, self.seed), EventLog(whole), allowed=allowed, rule=scaler,
-            places=self.profile.pipeline_depth, start_up=self.start_up, changed=changed,
+            settings,
+            policy,
+            ServiceTimes(self.profile, self.seed),
+            EventLog(whole),
+            allowed=allowed,
+            rule=scaler,
+            places=self.profile.pipeline_depth,
+            start_up=self.start_up,
+            changed=changed,
             timeout=inf if self.deadline is None else self.deadline,
-        )  # fmt: skip
+        )
         times = self.arrivals
         first = int(np.searchsorted(times, self.since))
         sizes = [None, None] if self.rows is None else [self.rows[:first].tolist(), self.rows[first:].tolist()]

@@ -28,9 +28,13 @@ def scaling_table(compared: ScalingComparison) -> Table:
         shown.add_column(column, justify="right", no_wrap=True)
     for name, each in compared.outcomes.items():
         cells = [
-            f"{each.worker_hours:.3g}", f"{each.mean_workers:.1f}", str(each.most_workers), f"{each.busy_share:.0%}", str(each.starts),
+            f"{each.worker_hours:.3g}",
+            f"{each.mean_workers:.1f}",
+            str(each.most_workers),
+            f"{each.busy_share:.0%}",
+            str(each.starts),
             *(short(value) for value in (each.response_time_ms, each.p50_ms, each.p99_ms)),
-        ]  # fmt: skip
+        ]
         shown.add_row(name, *cells, *([f"{each.late_share:.2%}"] if compared.deadline is not None else []))
     return shown
 

@@ -44,9 +44,15 @@ class Trials:
     """
 
     def __init__(
-        self, profile: Profile, *, workers: int = 1, requests: int = 30_000, seed: int = 1, deadline: float = inf,
+        self,
+        profile: Profile,
+        *,
+        workers: int = 1,
+        requests: int = 30_000,
+        seed: int = 1,
+        deadline: float = inf,
         process: Callable[[float], Arrivals] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.profile, self.workers, self.deadline = profile, workers, deadline
         times = np.cumsum(np.random.default_rng([seed, 1]).exponential(1.0, requests))
         self._unit: Floats = times * (requests / times[-1])
@@ -159,9 +165,13 @@ class SloSearch:
         """
         period = BURST_BATCHES * float(self.profile.service_time_ms.max()) / 1000.0
         return Trials(
-            self.profile, workers=self._workers, requests=requests, seed=self._seed + other, deadline=self.objective.deadline,
+            self.profile,
+            workers=self._workers,
+            requests=requests,
+            seed=self._seed + other,
+            deadline=self.objective.deadline,
             process=(lambda rate: MarkovModulated(rate, burst=BURST, period=period)) if bursts else None,
-        )  # fmt: skip
+        )
 
     def rule(self, limit: int, max_waiting: int | None = None, *, rate: float) -> Rule:
         """Return the rule that waits for `limit` rows, at most the largest batch, within the bound on waits.
@@ -175,9 +185,12 @@ class SloSearch:
         table = self.table(limit, max_waiting)
         gate = allowed.gate_at(rate) if max_waiting is None else None
         return Rule(
-            table.tolist(), allowed.waits(objective.allowance(profile)).tolist(),
-            objective.trimmed_by(profile).tolist(), max_waiting=max_waiting or 0, gate=gate,
-        )  # fmt: skip
+            table.tolist(),
+            allowed.waits(objective.allowance(profile)).tolist(),
+            objective.trimmed_by(profile).tolist(),
+            max_waiting=max_waiting or 0,
+            gate=gate,
+        )
 
     def table(self, limit: int, max_waiting: int | None = None) -> Table:
         """Return the table of a rule; shape (states,), rows.

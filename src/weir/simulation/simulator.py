@@ -59,10 +59,15 @@ def settings_for(profile: Profile, settings: BatchingSettings | None = None) -> 
 
 
 def policy_for(
-    policy: str | Policy, profile: Profile, *, prices: Prices | None = None, workers: int = 1,
-    settings: BatchingSettings | None = None, objective: LatencySLO | None = None,
+    policy: str | Policy,
+    profile: Profile,
+    *,
+    prices: Prices | None = None,
+    workers: int = 1,
+    settings: BatchingSettings | None = None,
+    objective: LatencySLO | None = None,
     solving: Callable[[int, int], None] | None = None,
-) -> Policy:  # fmt: skip
+) -> Policy:
     """Return a policy without a memory of other runs: `smdp` solved for this profile, a text, or a copy of an
     instance.
 
@@ -106,10 +111,17 @@ Progress = Callable[[str, int, int], None]
 
 
 def run(
-    profile: Profile, policy: str | Policy, arrival_times: Floats, *, rows: Ints | None = None, workers: int = 1,
-    settings: BatchingSettings | None = None, deadline: float | None = None, prices: Prices | None = None,
+    profile: Profile,
+    policy: str | Policy,
+    arrival_times: Floats,
+    *,
+    rows: Ints | None = None,
+    workers: int = 1,
+    settings: BatchingSettings | None = None,
+    deadline: float | None = None,
+    prices: Prices | None = None,
     services_seed: int = 1,
-) -> Run:  # fmt: skip
+) -> Run:
     """Return what happens to requests that arrive at `arrival_times`, one by one.
 
     Args:
@@ -129,9 +141,14 @@ def run(
     used = policy_for(policy, profile, prices=prices, workers=workers, settings=settings)
     whole = Whole()
     engine = Engine(
-        settings, used, ServiceTimes(profile, services_seed), EventLog(whole), workers=workers, places=profile.pipeline_depth,
+        settings,
+        used,
+        ServiceTimes(profile, services_seed),
+        EventLog(whole),
+        workers=workers,
+        places=profile.pipeline_depth,
         timeout=inf if deadline is None else deadline,
-    )  # fmt: skip
+    )
     arrival = np.asarray(arrival_times, dtype=np.float64)
     engine.arrive(0, arrival.tolist(), None if rows is None else rows.tolist())
     engine.finish()
@@ -213,17 +230,27 @@ class _Trial(NamedTuple):
         """Simulate one policy."""
         profile, workers, settings = self.profile, self.workers, self.settings
         used = policy_for(
-            policy, profile, prices=self.prices, workers=workers, settings=settings, objective=self.objective,
+            policy,
+            profile,
+            prices=self.prices,
+            workers=workers,
+            settings=settings,
+            objective=self.objective,
             solving=partial(progress, f"{name}, solving"),
-        )  # fmt: skip
+        )
         limit = inf if self.late_after is None else self.late_after
         first = min(round(self.warm_up * self.requests), self.requests - 1)
         seen = BatchMeans(profile, first, self.requests, limit)
         engine = Engine(
-            settings, used, ServiceTimes(profile, self.seed), EventLog(seen), workers=workers,
-            places=profile.pipeline_depth, timeout=inf if self.deadline is None else self.deadline,
+            settings,
+            used,
+            ServiceTimes(profile, self.seed),
+            EventLog(seen),
+            workers=workers,
+            places=profile.pipeline_depth,
+            timeout=inf if self.deadline is None else self.deadline,
             bulk=map(BulkRequest, range(self.bulk)),
-        )  # fmt: skip
+        )
         self._feed(engine, seen, partial(progress, name))
         stable = self._keeps_up(engine, seen)
         return outcome_of(name, seen, self.prices, self.arrivals.rate, workers, stable=stable)
@@ -260,9 +287,14 @@ MANY = 1_000_000  # rows waiting: more than any policy waits for
 
 
 def capacity_of(
-    policy: Policy, profile: Profile, settings: BatchingSettings, workers: int = 1, *, now: float = 0.0,
+    policy: Policy,
+    profile: Profile,
+    settings: BatchingSettings,
+    workers: int = 1,
+    *,
+    now: float = 0.0,
     arrivals: int = 0,
-) -> float | None:  # fmt: skip
+) -> float | None:
     """Return the rows per second that all workers serve once the queue is long; None if the policy does not decide.
 
     A long queue is served in the batches that `policy` then dispatches. If rows arrive at this rate or faster, the

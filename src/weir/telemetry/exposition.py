@@ -416,26 +416,31 @@ _FAMILIES: tuple[tuple[str, str, Read], ...] = (
     ("nv_inference_exec_count", "Batches that were computed.", lambda each: each.statistics.execution_count),
     ("nv_inference_pending_request_count", "Requests that wait.", lambda each: each.pending),
     (
-        "nv_inference_request_duration_us", "From arrival to response, of all requests together, in microseconds.",
+        "nv_inference_request_duration_us",
+        "From arrival to response, of all requests together, in microseconds.",
         lambda each: _MICROSECONDS * each.statistics.success.seconds,
     ),
     (
-        "nv_inference_queue_duration_us", "From arrival to dispatch.",
+        "nv_inference_queue_duration_us",
+        "From arrival to dispatch.",
         lambda each: _MICROSECONDS * each.statistics.waited.seconds,
     ),
     (
-        "nv_inference_compute_input_duration_us", "Decoding and preprocess, counted for each request of a batch.",
+        "nv_inference_compute_input_duration_us",
+        "Decoding and preprocess, counted for each request of a batch.",
         lambda each: _MICROSECONDS * each.statistics.requests.input.seconds,
     ),
     (
-        "nv_inference_compute_infer_duration_us", "predict, counted for each request of a batch.",
+        "nv_inference_compute_infer_duration_us",
+        "predict, counted for each request of a batch.",
         lambda each: _MICROSECONDS * each.statistics.requests.infer.seconds,
     ),
     (
-        "nv_inference_compute_output_duration_us", "postprocess and encoding, counted for each request of a batch.",
+        "nv_inference_compute_output_duration_us",
+        "postprocess and encoding, counted for each request of a batch.",
         lambda each: _MICROSECONDS * each.statistics.requests.output.seconds,
     ),
-)  # fmt: skip
+)
 
 
 class TritonNames(Collector):

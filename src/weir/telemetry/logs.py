@@ -343,9 +343,13 @@ class ArrivalLog(SilentObserver):
     """
 
     def __init__(
-        self, path: str | Path, model: str | None = None, *, clock: Callable[[], float] = time.monotonic,
+        self,
+        path: str | Path,
+        model: str | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
         kept: int = KEPT,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.path = Path(path)
         self._model = model
         self._clock = clock

@@ -213,14 +213,25 @@ class Tracing(SilentObserver):
         return own
 
     def _batch(
-        self, model: str, context: SpanContext, dispatch: Dispatch, traces: list[Trace], now: float,
-        steps: dict[str, float], status: Status,
-    ) -> None:  # fmt: skip
+        self,
+        model: str,
+        context: SpanContext,
+        dispatch: Dispatch,
+        traces: list[Trace],
+        now: float,
+        steps: dict[str, float],
+        status: Status,
+    ) -> None:
         attributes = {
-            "weir.model": model, "weir.rows": dispatch.rows, "weir.worker": dispatch.worker,
-            "weir.reason": dispatch.reason.name.lower(), "weir.waiting_rows": dispatch.waiting,
-            "weir.oldest_age_seconds": dispatch.oldest_age, "weir.attempt": dispatch.attempt, **steps,
-        }  # fmt: skip
+            "weir.model": model,
+            "weir.rows": dispatch.rows,
+            "weir.worker": dispatch.worker,
+            "weir.reason": dispatch.reason.name.lower(),
+            "weir.waiting_rows": dispatch.waiting,
+            "weir.oldest_age_seconds": dispatch.oldest_age,
+            "weir.attempt": dispatch.attempt,
+            **steps,
+        }
         links = [Link(_context_of(trace)) for trace in traces[:_MOST_LINKS]]
         span = (f"batch {model}", context, None, SpanKind.INTERNAL, dispatch.at, now, self._epoch_ns(now))
         self._end(*span, attributes=attributes, links=links, status=status)

@@ -97,9 +97,13 @@ class TextEncoder(Model):
             "normalize": normalize, "dimensions": dimensions, "precision": precision, "window": window, "bare_layer": bare_layer,
         }  # fmt: skip
         self.runtime_options = RuntimeOptions(
-            runtime, threads=threads, cache=None if cache is None else Path(cache), compiled=compiled,
-            gpu_memory_fraction=gpu_memory_fraction, prepacked=lone_threads > threads,
-        )  # fmt: skip
+            runtime,
+            threads=threads,
+            cache=None if cache is None else Path(cache),
+            compiled=compiled,
+            gpu_memory_fraction=gpu_memory_fraction,
+            prepacked=lone_threads > threads,
+        )
         self.lone_threads = lone_threads
         self.devices = list(devices)
         self.max_length = max_length
@@ -157,9 +161,13 @@ class TextEncoder(Model):
         self._type_lead = tokenizer.type_lead
         self._unweighted_ids = np.array(sorted(tokenizer.unweighted_ids), np.int64)
         self._reader = ItemReader(
-            tokenizer, max_length=self._max_length, truncate=self.truncate, vocabulary=vocabulary, outputs=poolings_of(self._recipe),
+            tokenizer,
+            max_length=self._max_length,
+            truncate=self.truncate,
+            vocabulary=vocabulary,
+            outputs=poolings_of(self._recipe),
             before=0 if late is None else max(late.query_length or self._max_length, late.expands_to),
-        )  # fmt: skip
+        )
         self._late, self._filling = late, None
         if late is not None and tokenizer.late is not None:
             self._skipped_ids = np.array(sorted(tokenizer.late.skipped), np.int64)
@@ -216,9 +224,14 @@ class TextEncoder(Model):
         for places in runs(lengths, self.run_tokens or 1, self._padding_cost):
             texts = [batch[place] for place in places]
             inputs = padded_inputs(
-                texts, pad_id=self._pad_id, mask_special=self._recipe.mask_special, length=fixed, hide_special=self._hides_special,
-                type_lead=self._type_lead, filling=self._filling,
-            )  # fmt: skip
+                texts,
+                pad_id=self._pad_id,
+                mask_special=self._recipe.mask_special,
+                length=fixed,
+                hide_special=self._hides_special,
+                type_lead=self._type_lead,
+                filling=self._filling,
+            )
             wanted = list(dict.fromkeys(output for text in texts for output in text.outputs or (_OWN,)))
             if wanted == [_OWN]:
                 results = [self._runtime.run(*inputs) if widths is None else widths.run(threads, inputs)]
@@ -368,9 +381,15 @@ def runs(lengths: Sequence[int], run_tokens: int, padding_cost: float = 1.0) -> 
 
 
 def padded_inputs(
-    texts: Sequence[TokenIds], *, pad_id: int, mask_special: bool, length: int | None = None, hide_special: bool = False,
-    type_lead: int | None = 0, filling: int | None = None,
-) -> Inputs:  # fmt: skip
+    texts: Sequence[TokenIds],
+    *,
+    pad_id: int,
+    mask_special: bool,
+    length: int | None = None,
+    hide_special: bool = False,
+    type_lead: int | None = 0,
+    filling: int | None = None,
+) -> Inputs:
     """Return the arrays of one run, padded with `pad_id` to its longest text, or to `length` tokens.
 
     With `mask_special` the first and the last token of a text have the weight 0 in the pooling, unless the text has no other token. With
@@ -409,9 +428,15 @@ class ItemReader:
     """
 
     def __init__(
-        self, tokenizer: "Tokenizer", *, max_length: int, truncate: bool, vocabulary: int, outputs: Collection[str] = (),
+        self,
+        tokenizer: "Tokenizer",
+        *,
+        max_length: int,
+        truncate: bool,
+        vocabulary: int,
+        outputs: Collection[str] = (),
         before: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._outputs = outputs
         self._before = before
         self._tokenizer = tokenizer

@@ -261,9 +261,14 @@ class LayerStudy(NamedTuple):
 
 
 def study_layers(
-    directory: Path, texts: Sequence[str], labels: Sequence[str], *, neighbours: int = 5,
-    progress: Progress = _quiet, **options: Any,
-) -> LayerStudy:  # fmt: skip
+    directory: Path,
+    texts: Sequence[str],
+    labels: Sequence[str],
+    *,
+    neighbours: int = 5,
+    progress: Progress = _quiet,
+    **options: Any,
+) -> LayerStudy:
     """Encode `texts` with every layer of the model and every pooling of POOLINGS, and measure how well each separates `labels`.
 
     `options` are arguments of TextEncoder, such as max_length. Raises SettingsError as `separation` and `encode` do.

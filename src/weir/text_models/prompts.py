@@ -44,9 +44,13 @@ _BEHIND_INSTRUCTION = "\nQuery:"
 
 
 def chosen_prompt(
-    prompts: Mapping[str, str], *, prompt: str | None = None, prompt_name: str | None = None, input_type: str | None = None,
+    prompts: Mapping[str, str],
+    *,
+    prompt: str | None = None,
+    prompt_name: str | None = None,
+    input_type: str | None = None,
     instruction: str | None = None,
-) -> str | None:  # fmt: skip
+) -> str | None:
     """Return the name or the text of the prompt that these fields of a request choose, None for the server's.
 
     A model without a prompt for an `input_type` reads all kinds of texts alike. An `instruction` is put before queries only, in the form of the

@@ -348,15 +348,27 @@ def _used(file: Path) -> float:
 
 
 async def _measure(
-    model: type[Model], params: Mapping[str, Any], rounds: MeasuringRounds, longest: int, vocabulary: int, in_one_thread: bool,
-    progress: Progress, settings: dict[str, Any],
-) -> bool:  # fmt: skip
+    model: type[Model],
+    params: Mapping[str, Any],
+    rounds: MeasuringRounds,
+    longest: int,
+    vocabulary: int,
+    in_one_thread: bool,
+    progress: Progress,
+    settings: dict[str, Any],
+) -> bool:
     """Measure all sizes that `rounds` asks for, on batches of random token ids. Return whether other work left the times as they would be without it."""
     timer = _BatchTimer()
     chosen: dict[str, Any] = {
-        "max_batch_size": MAX_ROWS, "max_queue_size": 2 * MAX_ROWS, "timeout": 600.0, "policy": "greedy",
-        "workers": 1, "pipeline_depth": 1, "padded": False, "device_group": None,
-    }  # fmt: skip
+        "max_batch_size": MAX_ROWS,
+        "max_queue_size": 2 * MAX_ROWS,
+        "timeout": 600.0,
+        "policy": "greedy",
+        "workers": 1,
+        "pipeline_depth": 1,
+        "padded": False,
+        "device_group": None,
+    }
     async with Service(model, params=dict(params), observers=[timer], **(settings | chosen)) as service:
         progress(0.0, "warming up")
         await _run(service, Size(1, longest), vocabulary)

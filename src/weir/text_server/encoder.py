@@ -271,9 +271,15 @@ class Encoder:
         if isinstance(result, WeirError):
             raise with_place(result, 0)
         one = OneText(
-            Exchange(service, frontend=query.frontend), query, result, done, self._one_ended, began=began, timeout=timeout,
+            Exchange(service, frontend=query.frontend),
+            query,
+            result,
+            done,
+            self._one_ended,
+            began=began,
+            timeout=timeout,
             shortest=self._shape.shortest,
-        )  # fmt: skip
+        )
         one.tag = self._callers.hold()
         if query.as_json and options.dimensions is None and self._is_small and not result.truncated:
             one.accept = JSON

@@ -40,9 +40,14 @@ class EmbeddingContext:
     """
 
     def __init__(
-        self, encoders: Mapping[str, Encodes], http: HttpSettings, max_texts: int, counts: TextCounts,
-        clients: TextClients | None = None, aliases: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
+        self,
+        encoders: Mapping[str, Encodes],
+        http: HttpSettings,
+        max_texts: int,
+        counts: TextCounts,
+        clients: TextClients | None = None,
+        aliases: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.aliases = aliases
         self.encoders = encoders
         self.http = http
@@ -80,18 +85,25 @@ def listed_name(encoder: Encodes) -> str:
 
 
 def options_of(
-    fields: TextOptionFields, encoder: Encodes, *, whole_words: bool = False, want_tokens: bool = False,
+    fields: TextOptionFields,
+    encoder: Encodes,
+    *,
+    whole_words: bool = False,
+    want_tokens: bool = False,
     outputs: Sequence[str] | None = None,
-) -> TextOptions:  # fmt: skip
+) -> TextOptions:
     """Return the options that `fields` and the names of `outputs` state for a request to `encoder`.
 
     Raises InvalidRequest naming the field.
     """
     left = cuts_left(fields.truncation_direction)
     prompt = chosen_prompt(
-        encoder.facts.prompts, prompt=fields.prompt, prompt_name=fields.prompt_name, input_type=fields.input_type,
+        encoder.facts.prompts,
+        prompt=fields.prompt,
+        prompt_name=fields.prompt_name,
+        input_type=fields.input_type,
         instruction=fields.instruction,
-    )  # fmt: skip
+    )
     check_dimensions(fields.dimensions, encoder)
     wanted = () if outputs is None else check_outputs(outputs, encoder, fields.dimensions)
     return TextOptions(fields.dimensions, fields.truncate, prompt, whole_words, want_tokens, left, wanted)
@@ -190,9 +202,14 @@ class TextExchange:
         return encoded
 
     def encode(
-        self, texts: Sequence[Text], options: TextOptions, timeout: float | None = None, trace: Trace | Origin = None, *,
+        self,
+        texts: Sequence[Text],
+        options: TextOptions,
+        timeout: float | None = None,
+        trace: Trace | Origin = None,
+        *,
         each: bool = False,
-    ) -> Coroutine[Any, Any, Encoded]:  # fmt: skip
+    ) -> Coroutine[Any, Any, Encoded]:
         """Return a coroutine that encodes `texts` without counting them; see TextQuery for `each`, and Encodes.encode for the errors."""
         assert self.encoder is not None  # the protocol sets it
         query = TextQuery(self.frontend, options, self.client, self.priority, timeout, trace, each)

@@ -93,10 +93,13 @@ MODEL_ID, REVISION, SERVED_NAME = "model_id", "revision", "served_model_name"
 _VALUES: Mapping[str, Mapping[str, tuple[str, str] | None]] = {
     "pooling": {"last-token": ("pooling", "sep"), "splade": ("pooling", "sparse")},
     "dtype": {
-        "auto": None, "float32": ("precision", "fp32"), "float16": ("precision", "fp16"), "bfloat16": ("precision", "bf16"),
+        "auto": None,
+        "float32": ("precision", "fp32"),
+        "float16": ("precision", "fp16"),
+        "bfloat16": ("precision", "bf16"),
     },
     "log_level": {"trace": ("log_level", "debug")},
-}  # fmt: skip
+}
 
 # The variables that are read. Those of TEI have no prefix, so they count only where MODEL_ID names the model; its HOSTNAME, which every container
 # has, never does. Those of infinity may have a value for each model, with ";" between them.
@@ -202,10 +205,12 @@ def _from_variables(
             found[name] = variable, text.removesuffix(";").split(";")
     of_models = (MODEL_ID, REVISION, SERVED_NAME) if named else ()
     return {
-        name: (variable, _as_switch(name, variable, values)) for name, (variable, values) in found.items()
-        if name not in of_models and PREFIX + _setting_of(name).upper() not in environment
+        name: (variable, _as_switch(name, variable, values))
+        for name, (variable, values) in found.items()
+        if name not in of_models
+        and PREFIX + _setting_of(name).upper() not in environment
         and not any(_is_given(given.get(each)) for each in (name, _setting_of(name)))
-    }  # fmt: skip
+    }
 
 
 def _setting_of(name: str) -> str:

@@ -95,9 +95,13 @@ class Listing(NamedTuple):
 
 
 def listing(
-    lead: Mapping[str, Any] | None, name: str, length: int, numbers: int, items: Callable[[int, int], list[Any]],
+    lead: Mapping[str, Any] | None,
+    name: str,
+    length: int,
+    numbers: int,
+    items: Callable[[int, int], list[Any]],
     headers: Headers | None = None,
-) -> Listing:  # fmt: skip
+) -> Listing:
     """Return an object with the fields `lead`, at least one, that ends with the list `name`; without `lead` a list alone. See JsonList and Listing."""
     opening = b"[" if lead is None else msgspec.json.encode(lead)[:-1] + b',"%b":[' % name.encode()
     return Listing([JsonList(opening, length, numbers, items)], b"]" if lead is None else b"]}", headers or [])

@@ -83,8 +83,11 @@ class TextClients:
             known.warned = True
             _log.warning(
                 "client %r sent %d texts as token ids that the tokenizer of %r would not produce: token ids of another model give wrong vectors "
-                "(LangChain: check_embedding_ctx_length=False)", client, count, model,
-            )  # fmt: skip
+                "(LangChain: check_embedding_ctx_length=False)",
+                client,
+                count,
+                model,
+            )
 
     def _client_of(self, client: str, frontend: str, now: float) -> TextClient:
         known = self._clients.get(client)

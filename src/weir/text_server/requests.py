@@ -164,8 +164,14 @@ class EncodeRequest:
     )  # fmt: skip
 
     def __init__(
-        self, texts: list[Text], places: list[int] | None, query: TextQuery, call: "Exchange", rule: LengthRule, deadline: Deadline
-    ) -> None:  # fmt: skip
+        self,
+        texts: list[Text],
+        places: list[int] | None,
+        query: TextQuery,
+        call: "Exchange",
+        rule: LengthRule,
+        deadline: Deadline,
+    ) -> None:
         count = len(texts)
         self.tokenized = deadline.began
         self.texts = texts
@@ -438,9 +444,15 @@ class OneText(TextRequest):
         self.is_over = False
         self.brief = True
         super().__init__(
-            call, Tokens(ids, second), ended, arrival=call.service.now(), timeout=timeout, deadline=began + timeout,
-            priority=query.priority, cost=float(count if count > shortest else shortest),
-        )  # fmt: skip
+            call,
+            Tokens(ids, second),
+            ended,
+            arrival=call.service.now(),
+            timeout=timeout,
+            deadline=began + timeout,
+            priority=query.priority,
+            cost=float(count if count > shortest else shortest),
+        )
 
 
 def distinct(texts: Sequence[Text]) -> tuple[list[Text], list[int] | None]:
@@ -506,9 +518,14 @@ class CallTrace:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._tracer.ended(
-            f"encode {self._model}", self._trace, self._began, self._service.now(), attributes=self._attributes,
-            error=error if isinstance(error, WeirError) else None, inside=self._frontend == "python",
-        )  # fmt: skip
+            f"encode {self._model}",
+            self._trace,
+            self._began,
+            self._service.now(),
+            attributes=self._attributes,
+            error=error if isinstance(error, WeirError) else None,
+            inside=self._frontend == "python",
+        )
 
     def text_trace(self) -> Trace | Origin:
         """Return the trace of the next text: a child of this span for the first MAX_SPANS texts, and unsampled for the others."""

@@ -28,9 +28,15 @@ class Label(NamedTuple):
 
 
 def read_pairs(
-    exchange: TextExchange, query: Any, documents: Any, field: str, model: str | None, truncate: bool | None = None, *,
+    exchange: TextExchange,
+    query: Any,
+    documents: Any,
+    field: str,
+    model: str | None,
+    truncate: bool | None = None,
+    *,
     left: bool = False,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Read the pairs of `query` with each of `documents` into `exchange`; return the documents. A document is a text, or an object with `text`; it may be empty.
 
     Each pair is tokenized, batched and cut as any other pair of texts: the longer of both first. Raises InvalidRequest naming the field, and

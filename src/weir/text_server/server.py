@@ -184,9 +184,13 @@ class EmbeddingProduct:
                 "loopback address, or zmq_port must not be set"
             )
         self._zeromq_frontend = ZeroMqFrontend(
-            self._shared, self._zeromq, control=context.control, status=self._status, terminate=context.end,
+            self._shared,
+            self._zeromq,
+            control=context.control,
+            status=self._status,
+            terminate=context.end,
             account=None if context.kserve is None else context.kserve.account,
-        )  # fmt: skip
+        )
         return [self._zeromq_frontend]
 
     def to_try(self, curl: str, url: str) -> Sequence[str]:
@@ -206,11 +210,15 @@ class EmbeddingProduct:
         """Return a row for each active client, the one that sent the latest request first."""
         return [
             {
-                "client": row["identity"], "frontend": row["frontend"], "requests": row["num_request"], "texts": row["num_total_seq"],
+                "client": row["identity"],
+                "frontend": row["frontend"],
+                "requests": row["num_request"],
+                "texts": row["num_total_seq"],
                 "seconds ago": round(row["last"], 1),
             }
-            for row in self._clients.table() if row["active"]
-        ]  # fmt: skip
+            for row in self._clients.table()
+            if row["active"]
+        ]
 
     async def start(self) -> None:
         """Remove graphs from a cache that is too large. The models of this server are loaded and keep theirs."""
@@ -334,8 +342,12 @@ class EmbeddingServer:
 
     @staticmethod
     def shutdown(
-        url: str = "http://localhost:8000", *, token: str | None = None, port_out: int | None = None, timeout: float = 5.0
-    ) -> None:  # fmt: skip
+        url: str = "http://localhost:8000",
+        *,
+        token: str | None = None,
+        port_out: int | None = None,
+        timeout: float = 5.0,
+    ) -> None:
         """Make a server finish its accepted requests and end, without waiting for the end. It need not be a server of this process.
 
         Args:

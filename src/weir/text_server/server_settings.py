@@ -73,8 +73,13 @@ DERIVED_DEFAULTS = {
 TEXTS = ServerKind(
     {**embedding.MODEL_PARTS, **{part: kind for part, kind in MODEL_PARTS.items() if part != "Model"}},
     {**TEXT_SERVER_PARTS, **{part: kind for part, kind in SERVER_PARTS.items() if part != "Repository"}},
-    split_target, "directory", "the directory of a model, or its id", installed_target, DERIVED_DEFAULTS, names_of_id,
-)  # fmt: skip
+    split_target,
+    "directory",
+    "the directory of a model, or its id",
+    installed_target,
+    DERIVED_DEFAULTS,
+    names_of_id,
+)
 
 # The environment variables of this command alone. Other commands ignore them, as several commands may share an environment.
 TEXT_VARIABLES = frozenset(

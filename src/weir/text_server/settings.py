@@ -36,14 +36,18 @@ class TextSettings:
     """How the vector of a text is computed. For a setting that is not given, the model's files decide."""
 
     pooling: str | None = setting(
-        None, f"how token vectors become one vector: {_NAMES}, or several concatenated, such as cls+mean (default: the model's own; else mean, or sep for a causal language model)",
-        rule=_POOLING, metavar="NAME",
-    )  # fmt: skip
+        None,
+        f"how token vectors become one vector: {_NAMES}, or several concatenated, such as cls+mean (default: the model's own; else mean, or sep for a causal language model)",
+        rule=_POOLING,
+        metavar="NAME",
+    )
     window: int = setting(WINDOW, "tokens in each window of hierarchical pooling", rule=AT_LEAST_ONE)
     layers: list[int] = setting(
-        [], "layers to pool and concatenate, such as -4,-3,-2,-1; -1 is the last (default: -1, or --bare-layer)",
-        rule=_LAYERS, metavar="NUMBERS",
-    )  # fmt: skip
+        [],
+        "layers to pool and concatenate, such as -4,-3,-2,-1; -1 is the last (default: -1, or --bare-layer)",
+        rule=_LAYERS,
+        metavar="NUMBERS",
+    )
     bare_layer: int = setting(
         -1,
         "layer to pool if the model's files state no pooling; with flags of bert-serving-start it is -2",
@@ -80,14 +84,18 @@ class TextSettings:
         metavar="TEXT",
     )
     prompt: str | None = setting(
-        None, "prompt to put before every text: its name, or the text itself, ending with a space or a colon (default: from the model's files)",
-        metavar="NAME", may_be_empty=True,
-    )  # fmt: skip
+        None,
+        "prompt to put before every text: its name, or the text itself, ending with a space or a colon (default: from the model's files)",
+        metavar="NAME",
+        may_be_empty=True,
+    )
 
     ranges: str | None = setting(
-        None, ".npy file with the minimum and maximum of each dimension, or with vectors to compute them from, so that int8 and uint8 "
-        "vectors equal those of sentence-transformers (default: each vector is scaled by its largest number)", metavar="FILE",
-    )  # fmt: skip
+        None,
+        ".npy file with the minimum and maximum of each dimension, or with vectors to compute them from, so that int8 and uint8 "
+        "vectors equal those of sentence-transformers (default: each vector is scaled by its largest number)",
+        metavar="FILE",
+    )
     router: str | None = setting(
         None,
         "route of a model with a sentence-transformers Router: query or document (default: from its files, else document)",
@@ -108,10 +116,14 @@ class ComputingSettings:
         rule=one_of(*RUNTIMES),
     )
     dtype: str | None = setting(
-        None, "variant of the model's ONNX file to serve: " + ", ".join(DTYPES) + ", or the name of the file (default: the weights, or "
+        None,
+        "variant of the model's ONNX file to serve: "
+        + ", ".join(DTYPES)
+        + ", or the name of the file (default: the weights, or "
         "onnx/model.onnx if Weir does not support their architecture)",
-        rule=(is_dtype, f"must be one of {', '.join(DTYPES)}, or the name of a file that ends in .onnx"), metavar="NAME",
-    )  # fmt: skip
+        rule=(is_dtype, f"must be one of {', '.join(DTYPES)}, or the name of a file that ends in .onnx"),
+        metavar="NAME",
+    )
     precision: str = setting(
         Precision.FP32.value,
         "number format: fp32, fp16, bf16 (torch only) or int8 (onnx only)",

@@ -314,12 +314,15 @@ class ServedTextModel:
             )
         self._tokenizer = checkpoint.tokenizer(
             TokenizerOptions(
-                lowercase=None if text.cased is None else not text.cased, special_tokens=text.special_tokens,
-                word_special_tokens=text.word_special_tokens, pair_separator=text.pair_separator,
-                prompt=server_prompt(text.prompt, checkpoint.prompts), judges=self.recipe.pooling is Pooling.YES_NO,
+                lowercase=None if text.cased is None else not text.cased,
+                special_tokens=text.special_tokens,
+                word_special_tokens=text.word_special_tokens,
+                pair_separator=text.pair_separator,
+                prompt=server_prompt(text.prompt, checkpoint.prompts),
+                judges=self.recipe.pooling is Pooling.YES_NO,
                 late=self._late,
             )
-        )  # fmt: skip
+        )
 
     @property
     def cased(self) -> bool:

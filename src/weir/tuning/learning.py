@@ -135,9 +135,14 @@ class ProfiledExecutor:
     """
 
     def __init__(
-        self, inner: Executor, tuner: "PolicyTuner", policy: AutoPolicy, model: type[Model], settings: WorkerSettings,
+        self,
+        inner: Executor,
+        tuner: "PolicyTuner",
+        policy: AutoPolicy,
+        model: type[Model],
+        settings: WorkerSettings,
         max_batch_size: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._inner = inner
         self._tuner = tuner
         self._policy = policy

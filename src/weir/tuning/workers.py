@@ -181,9 +181,14 @@ class WorkerTuner(SilentObserver):
         waiting = batcher.waiting_rows - (batcher.waiting_bulk if batcher.bulk_workers else 0)
         running = sum(not dispatch.gives_way for dispatch in batcher.running.values())
         return ScalingObservation(
-            now, batcher.offered, waiting + len(self._driver.outside), running, batcher.workers,
-            [*starting, *[self.start_up] * lost], self.start_up,
-        )  # fmt: skip
+            now,
+            batcher.offered,
+            waiting + len(self._driver.outside),
+            running,
+            batcher.workers,
+            [*starting, *[self.start_up] * lost],
+            self.start_up,
+        )
 
     def _present(self) -> int:
         """Return how many workers are ready or will be: those that start, also before the executor knows of them, and lost
@@ -195,9 +200,14 @@ class WorkerTuner(SilentObserver):
     def _resize(self, wanted: int) -> None:
         if wanted != self.wanted and self.decision is not None:
             logger.info(
-                "model %r: %d worker%s instead of %d (%s; %.4g rows/s)", self._model, wanted, "s"[wanted == 1 :], self.wanted,
-                self.decision.reason.value, self.decision.rate,
-            )  # fmt: skip
+                "model %r: %d worker%s instead of %d (%s; %.4g rows/s)",
+                self._model,
+                wanted,
+                "s"[wanted == 1 :],
+                self.wanted,
+                self.decision.reason.value,
+                self.decision.rate,
+            )
         self.wanted = wanted
         present = self._present()
         if self._clock() >= self._next_start:
@@ -295,8 +305,10 @@ class WorkerTuner(SilentObserver):
         except (WeirError, TimeoutError) as error:
             logger.warning(
                 "model %r: what its workers can do could not be simulated, so they are used up to %g of it: %s",
-                self._model, self._target_load or TARGET, str(error) or "it takes too long",
-            )  # fmt: skip
+                self._model,
+                self._target_load or TARGET,
+                str(error) or "it takes too long",
+            )
             capacity = self._assumed(request)
         await self._process.close()  # it is not needed again for long
         self._simulated_for = request

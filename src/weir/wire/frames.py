@@ -201,8 +201,11 @@ def _collapse(column: str | list[str]) -> str | list[str]:
 
 def _bounded(
     body: Callable[[list[Any], BufferPlacer | None], _Batch | _Events],
-    values: list[Any], places: BufferPlacer | None, complain: Callable[[str], WeirError], max_frame_bytes: int,
-) -> bytearray:  # fmt: skip
+    values: list[Any],
+    places: BufferPlacer | None,
+    complain: Callable[[str], WeirError],
+    max_frame_bytes: int,
+) -> bytearray:
     made = body(values, places)
     frame = _frame(made)
     length = len(frame) - 4
@@ -300,9 +303,14 @@ class FrameParser(FrameReader[Frame]):
                 outputs = unpack_cells(body.cells, self._fetch, ModelError)
                 timing = None if body.timing is None else Timing(*body.timing)
                 return Events(
-                    body.batch_id, outputs, indices=body.indices, kinds=body.kinds, final=body.final, timing=timing,
+                    body.batch_id,
+                    outputs,
+                    indices=body.indices,
+                    kinds=body.kinds,
+                    final=body.final,
+                    timing=timing,
                     measured=body.measured,
-                )  # fmt: skip
+                )
             case _Batch():
                 payloads = unpack_cells(body.cells, self._fetch, InvalidRequest)
                 return Batch(body.batch_id, payloads, body.content_types, body.accepts, body.attempt, body.share)

@@ -54,9 +54,15 @@ class InferenceRequest:
     __slots__ = ("id", "inputs", "model", "outputs", "parameters", "version", "without_batch")
 
     def __init__(
-        self, model: str, inputs: list[TensorValue], *, version: str = "", id: str = "",
-        outputs: list[RequestedOutput] | None = None, parameters: Parameters | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: str,
+        inputs: list[TensorValue],
+        *,
+        version: str = "",
+        id: str = "",
+        outputs: list[RequestedOutput] | None = None,
+        parameters: Parameters | None = None,
+    ) -> None:
         self.model = model
         self.version = version
         self.id = id
@@ -72,9 +78,14 @@ class InferenceResponse:
     __slots__ = ("id", "model", "outputs", "parameters", "version")
 
     def __init__(
-        self, model: str, outputs: list[TensorValue], *, version: str = "", id: str = "",
+        self,
+        model: str,
+        outputs: list[TensorValue],
+        *,
+        version: str = "",
+        id: str = "",
         parameters: Parameters | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.model = model
         self.version = version
         self.id = id

@@ -132,11 +132,15 @@ def methods(service: str) -> list[Method]:
     """Return the methods of the service with this full name, in the order of its source."""
     return [
         Method(
-            service, each.name, GetMessageClass(each.input_type), GetMessageClass(each.output_type),
-            each.client_streaming, each.server_streaming,
+            service,
+            each.name,
+            GetMessageClass(each.input_type),
+            GetMessageClass(each.output_type),
+            each.client_streaming,
+            each.server_streaming,
         )
         for each in POOL.FindServiceByName(service).methods
-    ]  # fmt: skip
+    ]
 
 
 def write_varint(value: int) -> bytes:

@@ -251,9 +251,13 @@ def _listed(names: list[str]) -> str:
 _PATH_PARTS = re.compile(r"\[(\d+|\.\.\.)\]|\.([^.\[`]+)")
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _NAMES = {
-    "str": "a text", "int": "an integer", "float": "a number", "bool": "true or false", "object": "an object",
+    "str": "a text",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "object": "an object",
     "array": "a list",
-}  # fmt: skip
+}
 
 _LOCATION = re.compile(r"\.([^.\[`]+)|\[(\d+|\.\.\.)\]")
 _KINDS = (

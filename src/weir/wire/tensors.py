@@ -71,8 +71,12 @@ _SOURCES = {"b": "b", "u": "ui", "i": "ui", "f": "fui"}
 # By kind of a dtype: the types of list elements that may be converted to it. And the words for elements of another type.
 _ELEMENTS: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}, "O": {str, bytes}}
 _WORDS: dict[type, str] = {
-    str: "strings", bytes: "strings", bool: "elements of bool", float: "elements of float64", int: "elements of int64",
-}  # fmt: skip
+    str: "strings",
+    bytes: "strings",
+    bool: "elements of bool",
+    float: "elements of float64",
+    int: "elements of int64",
+}
 
 
 def check_datatype(name: str, datatype: str) -> None:

@@ -16,9 +16,14 @@ from weir.workers.settings import WorkerSettings, for_worker
 
 # Environment variables that numeric libraries read once, when they are first imported.
 THREAD_VARIABLES = (
-    "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
-    "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS",
-)  # fmt: skip
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "RAYON_NUM_THREADS",
+)
 
 
 def compute_in_one_thread() -> None:

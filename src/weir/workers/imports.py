@@ -126,9 +126,13 @@ class ModelFolder:
         return spec
 
     def _import(
-        self, name: str, globals: Mapping[str, object] | None = None, locals: Mapping[str, object] | None = None,
-        fromlist: Sequence[str] | None = (), level: int = 0,
-    ) -> ModuleType:  # fmt: skip
+        self,
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
         if level:
             return builtins.__import__(name, globals, locals, fromlist, level)
         if name in self.given:

@@ -431,9 +431,14 @@ class ThreadExecutor(ExecutorBase):
 
     def _make_worker(self, index: int) -> WorkerThread:
         return WorkerThread(
-            index, self._model, self._settings, listener=self._listener, hang_grace=self._hang_grace, hung=self._hung,
+            index,
+            self._model,
+            self._settings,
+            listener=self._listener,
+            hang_grace=self._hang_grace,
+            hung=self._hung,
             shared=self._shared,
-        )  # fmt: skip
+        )
 
     def _hung(self) -> None:
         workers = list(self._workers.values())

@@ -364,9 +364,15 @@ class ExternalExecutor(ExecutorBase):
     """
 
     def __init__(
-        self, model: type[Model], params: Mapping[str, Any], settings: WorkerSettings, *, name: str, max_batch_size: int,
+        self,
+        model: type[Model],
+        params: Mapping[str, Any],
+        settings: WorkerSettings,
+        *,
+        name: str,
+        max_batch_size: int,
         max_body_bytes: int = MAX_BODY_BYTES,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if is_tensor_model(model) or model.streaming:
             what = "a tensor model" if is_tensor_model(model) else "a streaming model"
             raise SettingsError(f"executor='external': {model.__name__} is {what}; external workers take items")

@@ -173,18 +173,22 @@ class WorkerSettings:
         0.0, "GPUs that Ray reserves for each worker; 0.25 is a quarter of one", rule=AT_LEAST_ZERO
     )
     resources: dict[str, float] = setting(
-        {}, "other resources that Ray reserves for each worker (memory in bytes)", metavar="JSON",
+        {},
+        "other resources that Ray reserves for each worker (memory in bytes)",
+        metavar="JSON",
         rule=(lambda value: all(amount > 0 for amount in value.values()), "must have amounts greater than 0"),
-    )  # fmt: skip
+    )
     placement: str = setting(
         "spread",
         "how Ray places workers: spread over nodes, pack onto few, or strict-spread (one per node)",
         rule=one_of("spread", "pack", "strict-spread"),
     )
     ray_runtime_env: str | None = setting(
-        None, "Ray runtime environment: working_dir, py_modules, pip", metavar="JSON",
+        None,
+        "Ray runtime environment: working_dir, py_modules, pip",
+        metavar="JSON",
         rule=(_is_json_object, "must be a JSON object"),
-    )  # fmt: skip
+    )
     ray_detached: str | None = setting(
         None,
         "keep the workers and their models on Ray when the server stops; the next server with this name takes them over",
@@ -192,9 +196,11 @@ class WorkerSettings:
         rule=(_is_plain_name, "must be letters, digits, - and _"),
     )
     device_group: str | None = setting(
-        None, "models with the same group take turns on a device: one of them computes at a time on each of `workers` places",
-        metavar="NAME", rule=(_is_plain_name, "must be letters, digits, - and _"),
-    )  # fmt: skip
+        None,
+        "models with the same group take turns on a device: one of them computes at a time on each of `workers` places",
+        metavar="NAME",
+        rule=(_is_plain_name, "must be letters, digits, - and _"),
+    )
     device_order: str = setting(
         SOLVED,
         "whose turn it is in a device_group: solved (least cost, for the policy auto), oldest, longest or fair",
@@ -219,9 +225,11 @@ class WorkerSettings:
         metavar="NAME=VALUE",
     )
     cpu_affinity: list[list[int]] = setting(
-        [], "CPUs that workers are pinned to: one list for all, or one list each", metavar="NUMBERS",
+        [],
+        "CPUs that workers are pinned to: one list for all, or one list each",
+        metavar="NUMBERS",
         rule=(lambda value: all(number >= 0 for numbers in value for number in numbers), "must be numbers from 0 on"),
-    )  # fmt: skip
+    )
     threads: int | None = setting(
         None, "numeric-library threads in each worker process (default: CPUs / workers)", rule=AT_LEAST_ONE
     )
@@ -238,9 +246,11 @@ class WorkerSettings:
         rule=AT_LEAST_ZERO,
     )
     needs_memory: int | str | None = setting(
-        None, "memory that the model takes with all its workers, such as 2GB (default: as measured); for --model-memory",
-        rule=SIZE, metavar="SIZE",
-    )  # fmt: skip
+        None,
+        "memory that the model takes with all its workers, such as 2GB (default: as measured); for --model-memory",
+        rule=SIZE,
+        metavar="SIZE",
+    )
     needs_gpu_memory: int | str | None = setting(
         None, "the same of GPU memory, which is not measured; for --model-gpu-memory", rule=SIZE, metavar="SIZE"
     )

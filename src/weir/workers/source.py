@@ -209,9 +209,14 @@ def struct_parts(struct: type[msgspec.Struct]) -> tuple[Any, ...]:
 
 
 def make_struct(
-    name: str, qualname: str, module: str, fields: list[tuple[str, Any, dict[str, Any]]], bases: tuple[type, ...],
-    namespace: dict[str, Any], options: dict[str, Any],
-) -> type[msgspec.Struct]:  # fmt: skip
+    name: str,
+    qualname: str,
+    module: str,
+    fields: list[tuple[str, Any, dict[str, Any]]],
+    bases: tuple[type, ...],
+    namespace: dict[str, Any],
+    options: dict[str, Any],
+) -> type[msgspec.Struct]:
     """Return the struct that `struct_parts` has taken apart."""
     declared = [(field, kind, msgspec.field(**default)) for field, kind, default in fields]
     struct = msgspec.defstruct(name, declared, bases=bases, module=module, namespace=namespace, **options)

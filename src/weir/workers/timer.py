@@ -78,9 +78,12 @@ class TimeLimit:
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, seconds: float | None, exceeded: Callable[[], object],
+        self,
+        loop: asyncio.AbstractEventLoop,
+        seconds: float | None,
+        exceeded: Callable[[], object],
         clock: Callable[[], float] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._clock = clock or loop.time
         self._seconds = seconds
         self._exceeded = exceeded

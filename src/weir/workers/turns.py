@@ -133,9 +133,13 @@ class DeviceGroup:
         busy = {each: self.workers.busy(each, now) for each in self.workers.users}
         own, (reason, _) = busy.get(user, 0.0), self.workers.last(user)
         return {
-            "group": self.name, "order": self.order, "busy_seconds": own, "share": own / (sum(busy.values()) or 1.0),
-            "turns": self.workers.taken(user), "because": reason or None,
-        }  # fmt: skip
+            "group": self.name,
+            "order": self.order,
+            "busy_seconds": own,
+            "share": own / (sum(busy.values()) or 1.0),
+            "turns": self.workers.taken(user),
+            "because": reason or None,
+        }
 
 
 def _shown(compared: ComparedTurns[Member], now: float) -> list[dict[str, Any]]:
@@ -144,10 +148,15 @@ def _shown(compared: ComparedTurns[Member], now: float) -> list[dict[str, Any]]:
     for user in compared.order:
         turn = compared.turns.get(user)
         urgency = None if turn is None or turn.urgency is None or not isfinite(turn.urgency) else turn.urgency
-        shown.append({
-            "model": user.label, "waiting": 0 if turn is None else turn.waiting, "urgency": urgency,
-            "due_in": None if turn is None else turn.due - now, "must_begin": user in compared.due,
-        })  # fmt: skip
+        shown.append(
+            {
+                "model": user.label,
+                "waiting": 0 if turn is None else turn.waiting,
+                "urgency": urgency,
+                "due_in": None if turn is None else turn.due - now,
+                "must_begin": user in compared.due,
+            }
+        )
     return shown
 
 

@@ -24,9 +24,14 @@ class GrpcTarget(LedgerTarget):
     """Calls ModelInfer with raw tensors over `options.channels` connections in turn. `data` is as for KserveTarget."""
 
     def __init__(
-        self, url: str, endpoint: TargetEndpoint, data: str | Sequence[Any] | None = None, options: HttpOptions | None = None, *,
+        self,
+        url: str,
+        endpoint: TargetEndpoint,
+        data: str | Sequence[Any] | None = None,
+        options: HttpOptions | None = None,
+        *,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(url, clock)
         self._endpoint = endpoint
         self._options = options or HttpOptions()

@@ -152,9 +152,15 @@ class Pool:
     """
 
     def __init__(
-        self, dialler: Dialler, listener: PoolListener, *, limit: int, spare: int, timeout: float,
+        self,
+        dialler: Dialler,
+        listener: PoolListener,
+        *,
+        limit: int,
+        spare: int,
+        timeout: float,
         clock: Callable[[], float],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._dialler = dialler
         self._listener = listener
         self._limit = limit
@@ -286,9 +292,14 @@ class HttpTarget(LedgerTarget):
     """Sends POST requests to `url`. `data` are the bodies (see `read_payloads`); None sends the server's example for this path."""
 
     def __init__(
-        self, url: str, data: str | Sequence[Any] | None = None, options: HttpOptions | None = None, *,
-        name: str | None = None, clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+        self,
+        url: str,
+        data: str | Sequence[Any] | None = None,
+        options: HttpOptions | None = None,
+        *,
+        name: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(name or url, clock)
         self._options = options or HttpOptions()
         self._address = parse_address(url)
@@ -297,9 +308,13 @@ class HttpTarget(LedgerTarget):
         self._requests: list[bytes] = []
         self._model: str | None = None
         self._pool = Pool(
-            self._dialler, self, limit=self._options.max_connections,
-            spare=min(_SPARE, self._options.max_connections), timeout=self._options.timeout, clock=clock,
-        )  # fmt: skip
+            self._dialler,
+            self,
+            limit=self._options.max_connections,
+            spare=min(_SPARE, self._options.max_connections),
+            timeout=self._options.timeout,
+            clock=clock,
+        )
 
     @property
     def connections(self) -> int:

@@ -35,10 +35,16 @@ class InProcessTarget(LedgerTarget):
     connections = None
 
     def __init__(
-        self, model: str | ModelToServe | type[Model] | type[Service], data: str | Sequence[Any] | None = None, *,
-        name: str | None = None, settings: Mapping[str, Any] | None = None, params: Mapping[str, Any] | None = None,
-        timeout: float = 10.0, clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+        self,
+        model: str | ModelToServe | type[Model] | type[Service],
+        data: str | Sequence[Any] | None = None,
+        *,
+        name: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        params: Mapping[str, Any] | None = None,
+        timeout: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._metrics = Metrics()
         own = {"timeout": timeout, **(settings or {}), "backpressure": False}
         self._service = _service(model, dict(params or {}), own, self._metrics)
@@ -82,9 +88,11 @@ class InProcessTarget(LedgerTarget):
 
 
 def _service(
-    model: str | ModelToServe | type[Model] | type[Service], params: dict[str, Any], settings: dict[str, Any],
+    model: str | ModelToServe | type[Model] | type[Service],
+    params: dict[str, Any],
+    settings: dict[str, Any],
     metrics: Metrics,
-) -> Service:  # fmt: skip
+) -> Service:
     if isinstance(model, str):
         model = ModelToServe(model, default_name(model), {}, [], {}, platform=platform_of_target(model))
     if isinstance(model, ModelToServe):

@@ -41,9 +41,14 @@ class WebSocketTarget(LedgerTarget):
     that are under way on it, and is not opened again."""
 
     def __init__(
-        self, url: str, endpoint: TargetEndpoint, data: str | Sequence[Any] | None = None, options: HttpOptions | None = None, *,
+        self,
+        url: str,
+        endpoint: TargetEndpoint,
+        data: str | Sequence[Any] | None = None,
+        options: HttpOptions | None = None,
+        *,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(url, clock)
         self._endpoint = endpoint
         self._options = options or HttpOptions()
@@ -106,9 +111,15 @@ class WebSocketTarget(LedgerTarget):
         tls = tls_context(options.insecure) if endpoint.tls else None
         try:
             return await connect(
-                url, ssl=tls, max_size=None, compression=None, open_timeout=options.timeout, close_timeout=0.1,
-                additional_headers=dict(options.headers), proxy=None,
-            )  # fmt: skip
+                url,
+                ssl=tls,
+                max_size=None,
+                compression=None,
+                open_timeout=options.timeout,
+                close_timeout=0.1,
+                additional_headers=dict(options.headers),
+                proxy=None,
+            )
         except (OSError, InvalidHandshake, TimeoutError) as error:
             raise SettingsError(f"{self.name}: no WebSocket at {PATH}: {error}") from error
 

@@ -74,11 +74,14 @@ class MlserverModel(Model):
 
         given = [
             RequestInput(
-                name=name, datatype=datatype, shape=list(array.shape), data=array.ravel().tolist(),
+                name=name,
+                datatype=datatype,
+                shape=list(array.shape),
+                data=array.ravel().tolist(),
                 parameters=Parameters(**parameters) if parameters else None,
             )
             for name, datatype, array, parameters in inputs
-        ]  # fmt: skip
+        ]
         try:
             return self._loop.run_until_complete(self._runtime.predict(InferenceRequest(inputs=given, **more)))
         except Exception as error:

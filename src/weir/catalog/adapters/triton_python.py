@@ -107,12 +107,14 @@ class TritonPython(Model):
         kinds = [group.get("kind") for group in config.get("instance_group", ())]
         gpus = _gpus() if "KIND_GPU" in kinds else 0
         return {
-            "model_config": self.config, "model_name": config["name"],
+            "model_config": self.config,
+            "model_name": config["name"],
             "model_instance_name": f"{config['name']}_0_{self.worker_index}",  # the group of instances, and the instance
-            "model_version": Path(self.path).parent.name, "model_repository": str(Path(self.path).parents[1]),
+            "model_version": Path(self.path).parent.name,
+            "model_repository": str(Path(self.path).parents[1]),
             "model_instance_kind": "GPU" if gpus else "CPU",
             "model_instance_device_id": str(self.worker_index % gpus) if gpus else "0",
-        }  # fmt: skip
+        }
 
 
 class _Call:
@@ -280,9 +282,12 @@ def load_triton_model(model: ModelToServe, path: Path) -> type[Model]:
     own = translated({key: value for key, value in config.items() if key != "parameters"}, source)
     decoupled = bool(own.get("decoupled"))
     attributes: dict[str, Any] = {
-        "path": str(path), "code": path.read_bytes(), "config": json.dumps(config), "plain_texts": False,
+        "path": str(path),
+        "code": path.read_bytes(),
+        "config": json.dumps(config),
+        "plain_texts": False,
         **{key: own[key] for key in _SETTINGS if key in own},
-    }  # fmt: skip
+    }
     batch = batch_dimension_of({"batch_dimension": own["batch_dimension"], "inputs": own["inputs"]}) or REQUIRED
     for key in ("inputs", "outputs"):
         if not own[key]:

@@ -101,11 +101,14 @@ class TritonError:
 
 _OF_CODES: Mapping[int, type[WeirError]] = MappingProxyType(
     {
-        TritonError.NOT_FOUND: ModelNotFound, TritonError.INVALID_ARG: InvalidRequest,
-        TritonError.UNAVAILABLE: ModelNotReady, TritonError.UNSUPPORTED: Unsupported,
-        TritonError.ALREADY_EXISTS: Conflict, TritonError.CANCELLED: Cancelled,
+        TritonError.NOT_FOUND: ModelNotFound,
+        TritonError.INVALID_ARG: InvalidRequest,
+        TritonError.UNAVAILABLE: ModelNotReady,
+        TritonError.UNSUPPORTED: Unsupported,
+        TritonError.ALREADY_EXISTS: Conflict,
+        TritonError.CANCELLED: Cancelled,
     }
-)  # fmt: skip
+)
 
 
 class PbTensor:
@@ -247,10 +250,14 @@ class PbRequest:
             return cls(tensors, outputs)
         given = head.parameters or {}
         return cls(
-            tensors, head.outputs or outputs, request_id=head.id, correlation_id=given.get("sequence_id", 0),
-            flags=sum(flag for flag, name in _SEQUENCE if given.get(name)), timeout=int(given.get("timeout", 0)),
+            tensors,
+            head.outputs or outputs,
+            request_id=head.id,
+            correlation_id=given.get("sequence_id", 0),
+            flags=sum(flag for flag, name in _SEQUENCE if given.get(name)),
+            timeout=int(given.get("timeout", 0)),
             parameters={name: value for name, value in given.items() if name not in _OF_PROTOCOL},
-        )  # fmt: skip
+        )
 
     def inputs(self) -> list[PbTensor]:
         """Return the tensors."""

@@ -110,9 +110,12 @@ _OF_REPOSITORIES = ("default", "file", "route", "steps", "target", "versions")
 
 
 def make_document(
-    content: Mapping[str, Any], name: str, source: str, read_settings: ReadSettings,
+    content: Mapping[str, Any],
+    name: str,
+    source: str,
+    read_settings: ReadSettings,
     config: Mapping[str, Any] | None = None,
-) -> ModelDocument:  # fmt: skip
+) -> ModelDocument:
     """Return what `content`, from the model's file, and `config`, from a load call, say together. `config` overrides. Raises
     SettingsError naming key, value and rule."""
     own = {**translated(content, source), **translated(config or {}, name)}
@@ -132,11 +135,16 @@ def make_document(
             raise SettingsError(f"{source}: steps: are for platform = {ENSEMBLE!r}")
         attributes["steps"] = tuple(read_steps(own["steps"], source))
     return ModelDocument(
-        platform=_text(own, "platform", source), target=_text(own, "target", source), file=_text(own, "file", source),
-        versions=_versions(own.get("versions", "all"), source), default=_text(own, "default", source),
-        params=_table(own, "params", source), route=_route(own.get("route", []), source), attributes=attributes,
+        platform=_text(own, "platform", source),
+        target=_text(own, "target", source),
+        file=_text(own, "file", source),
+        versions=_versions(own.get("versions", "all"), source),
+        default=_text(own, "default", source),
+        params=_table(own, "params", source),
+        route=_route(own.get("route", []), source),
+        attributes=attributes,
         settings=settings,
-    )  # fmt: skip
+    )
 
 
 def read_config(config: Mapping[str, Any], name: str, read_settings: ReadSettings) -> ModelDocument:
@@ -485,9 +493,15 @@ class InlineConfigs:
         document = make_document(content, name, name, self._read_settings)
         self._contents[name] = content
         model = ModelToServe(
-            "", name, dict(document.params), list(document.route), self._complete(document.settings), version="1",
-            platform=ENSEMBLE, attributes=document.attributes,
-        )  # fmt: skip
+            "",
+            name,
+            dict(document.params),
+            list(document.route),
+            self._complete(document.settings),
+            version="1",
+            platform=ENSEMBLE,
+            attributes=document.attributes,
+        )
         return ModelReading([model], document.default)
 
 
@@ -552,9 +566,12 @@ class Watcher:
         """Watch until cancelled. Raises SettingsError if watchfiles is not installed."""
         watchfiles = load_library()
         changes = watchfiles.awatch(
-            self._folder.root, watch_filter=None, rust_timeout=round(1000 * LOOK), yield_on_timeout=True,
+            self._folder.root,
+            watch_filter=None,
+            rust_timeout=round(1000 * LOOK),
+            yield_on_timeout=True,
             stop_event=asyncio.Event(),
-        )  # fmt: skip
+        )
         async for changed in changes:
             await self.step([Path(path) for _, path in changed])
 
@@ -623,9 +640,13 @@ class TargetWatcher:
     """
 
     def __init__(
-        self, targets: Mapping[str, str], manager: "Manager", *, quiet: float = QUIET,
+        self,
+        targets: Mapping[str, str],
+        manager: "Manager",
+        *,
+        quiet: float = QUIET,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._clock = clock
         self._manager = manager
         self._settling = Settling(quiet)

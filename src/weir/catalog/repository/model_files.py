@@ -131,9 +131,13 @@ def as_tensor(table: Mapping[str, Any], batch: str, source: str) -> Tensor:
     # `dims` in files of Triton, and shapes in examples of the AMD server, leave the batch out.
     whole = batch == NONE or (shape[:1] == [-1] and not table.get("batched"))
     tensor = Tensor(
-        table["name"], table["datatype"], tuple(shape if whole else [-1, *shape]), batch=batch,
-        optional=bool(table.get("optional")), format=table.get("format", ""),
-    )  # fmt: skip
+        table["name"],
+        table["datatype"],
+        tuple(shape if whole else [-1, *shape]),
+        batch=batch,
+        optional=bool(table.get("optional")),
+        format=table.get("format", ""),
+    )
     _check_supported(table, tensor, f"{source}: {tensor.name!r}")
     return tensor
 

@@ -72,10 +72,13 @@ def _read_module(model: ModelToServe, path: Path) -> ModuleType:
 
 def _only_model(module: ModuleType, source: str) -> type[Model]:
     models = [
-        each for each in vars(module).values()
-        if isinstance(each, type) and issubclass(each, Model) and each.__module__ == module.__name__
+        each
+        for each in vars(module).values()
+        if isinstance(each, type)
+        and issubclass(each, Model)
+        and each.__module__ == module.__name__
         and overrides(each, "predict")
-    ]  # fmt: skip
+    ]
     if len(models) != 1:
         names = ", ".join(model.__name__ for model in models) or "none"
         raise SettingsError(f"{source}: {module.__file__} defines the models {names}: name one of them (target)")
@@ -190,9 +193,12 @@ class SklearnPlatform:
             raise SettingsError(f"{what}: contains types that may run code; if you trust it, set {flags}")
         _check_method(model, described, what)
         attributes = {
-            "path": str(path), "trusted": model.trust.types, "features": described["features"],
-            "columns": tuple(described["columns"]), "examples": tuple(described["examples"]),
-        }  # fmt: skip
+            "path": str(path),
+            "trusted": model.trust.types,
+            "features": described["features"],
+            "columns": tuple(described["columns"]),
+            "examples": tuple(described["examples"]),
+        }
         return with_attributes(declared(SklearnModel, attributes), model)
 
 

@@ -129,9 +129,11 @@ def describe(path: str, trusted: Sequence[str]) -> dict[str, Any]:
     features = getattr(estimator, "n_features_in_", None)
     columns = list(map(str, getattr(estimator, "feature_names_in_", ())))
     described = {
-        "type": type(estimator).__name__, "methods": [name for name in METHODS if hasattr(estimator, name)],
-        "features": None if features is None else int(features), "columns": columns,
-    }  # fmt: skip
+        "type": type(estimator).__name__,
+        "methods": [name for name in METHODS if hasattr(estimator, name)],
+        "features": None if features is None else int(features),
+        "columns": columns,
+    }
     return {**described, "examples": _examples(estimator, described)}
 
 

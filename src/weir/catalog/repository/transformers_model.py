@@ -13,11 +13,14 @@ GENERATION, FILL_MASK = "text-generation", "fill-mask"
 # The tasks that are served, with examples for the warm-up. Where the text must have a mask, there is none: masks differ.
 TASKS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
-        "text-classification": ["Serve it now."], "sentiment-analysis": ["Serve it now."],
-        "token-classification": ["Ada Lovelace was born in London."], "ner": ["Ada Lovelace was born in London."],
-        FILL_MASK: [], GENERATION: ["Once upon a time"],
+        "text-classification": ["Serve it now."],
+        "sentiment-analysis": ["Serve it now."],
+        "token-classification": ["Ada Lovelace was born in London."],
+        "ner": ["Ada Lovelace was born in London."],
+        FILL_MASK: [],
+        GENERATION: ["Once upon a time"],
     }
-)  # fmt: skip
+)
 
 LOADING = Lock()  # while transformers loads weights, what other threads of the process make has none
 

@@ -47,9 +47,15 @@ WARNED: Mapping[str, str] = MappingProxyType(
 PLATFORMS = {"onnx_onnxv1": "onnx", "onnxruntime_onnx": "onnx", "onnxruntime": "onnx", "amdinfer_python": "python"}
 # Backends of the AMD server and Triton that Weir does not run.
 FOREIGN = (
-    "tensorflow_graphdef", "tensorflow_savedmodel", "pytorch_torchscript", "pytorch_libtorch", "tensorrt_plan",
-    "vitis_xmodel", "migraphx_mxr", "amdinfer_cpp",
-)  # fmt: skip
+    "tensorflow_graphdef",
+    "tensorflow_savedmodel",
+    "pytorch_torchscript",
+    "pytorch_libtorch",
+    "tensorrt_plan",
+    "vitis_xmodel",
+    "migraphx_mxr",
+    "amdinfer_cpp",
+)
 _DATATYPES = {"TYPE_STRING": "BYTES"}
 
 # Parameters of Triton's onnxruntime backend that are arguments of our own model.
@@ -210,11 +216,13 @@ def _tensor(table: Any, source: str) -> dict[str, Any]:
     datatype = str(table.get("datatype", table.get("data_type", "")))
     key = "shape" if "shape" in table else "dims"
     made = {
-        "name": table.get("name", ""), "datatype": _DATATYPES.get(datatype, datatype.removeprefix("TYPE_")),
-        "shape": _lengths(table.get(key, []), f"{source}.{key}"), "batched": "dims" in table,
+        "name": table.get("name", ""),
+        "datatype": _DATATYPES.get(datatype, datatype.removeprefix("TYPE_")),
+        "shape": _lengths(table.get(key, []), f"{source}.{key}"),
+        "batched": "dims" in table,
         "optional": _flag(table.get("optional", False), f"{source}.optional"),
         "ragged": _flag(table.get("allow_ragged_batch", False), f"{source}.allow_ragged_batch"),
-    }  # fmt: skip
+    }
     if not is_default(table.get("format")):
         if table["format"] not in FORMATS:
             raise SettingsError(

@@ -78,12 +78,17 @@ def benchmark(
     check_results(json, markdown, figure=figure)
     directory, flags = _split(words or [])
     plan = TablesPlan(
-        _numbers("--length", lengths), _numbers("--client-batch", batches), _numbers("--clients", clients),
+        _numbers("--length", lengths),
+        _numbers("--client-batch", batches),
+        _numbers("--clients", clients),
         _numbers("--batch-size", batch_sizes),
         _every_layer(directory) if layers == "all" else _numbers("--layer", layers, negative=True),
-        text_length, texts, Patience(num_repeat, seconds), small_and_large,
+        text_length,
+        texts,
+        Patience(num_repeat, seconds),
+        small_and_large,
         WORDS if client_vocab_file is None else _words(client_vocab_file),
-    )  # fmt: skip
+    )
     if quick:
         plan = plan._replace(batch=32, patience=Patience(num_repeat, 1.5))
     tables = _run(plan, [*([directory] if directory else []), *flags], zmq, wait_till_ready, shown=json != STDOUT)

@@ -63,6 +63,9 @@ def layers(
     console = Console(highlight=False)
     print_table(console, shown)
     console.print(
-        "No picture: it needs matplotlib: pip install 'weir-serving[plots]'" if picture is None else f"Written: {picture}",
-        markup=False, soft_wrap=True,
-    )  # fmt: skip
+        "No picture: it needs matplotlib: pip install 'weir-serving[plots]'"
+        if picture is None
+        else f"Written: {picture}",
+        markup=False,
+        soft_wrap=True,
+    )

@@ -118,8 +118,10 @@ def _log_differences(settings: Settings, stock: Translated) -> None:
     if stock.stock and is_loopback(settings.http.host):
         logger.info(
             "flags of bert-serving-start: ZeroMQ listens as with bert-serving-start, but for this machine only; --host 0.0.0.0 opens it to others",
-            host=settings.http.host, zmq_port=zeromq.zmq_port, zmq_port_out=zeromq.zmq_port_out,
-        )  # fmt: skip
+            host=settings.http.host,
+            zmq_port=zeromq.zmq_port,
+            zmq_port_out=zeromq.zmq_port_out,
+        )
     if stock.xla and "compile" not in stock.today:
         logger.info(
             "-xla: changes nothing here; the graph is optimised anyway, and --runtime torch --compile compiles it"

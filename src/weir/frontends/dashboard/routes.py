@@ -49,17 +49,23 @@ def _described(name: str, summary: str, content_type: str, *parameters: dict[str
 _DESCRIBED = {
     _PAGE: _described("dashboard", "Show the dashboard", "text/html"),
     "data": _described(
-        "dashboard_data", "Return the data of the dashboard", "application/json",
+        "dashboard_data",
+        "Return the data of the dashboard",
+        "application/json",
         {"name": "life", "in": "query", "description": "the process asked before", "schema": {"type": "string"}},
         {"name": "since", "in": "query", "description": "its last number", "schema": {"type": "integer", "minimum": 0}},
     ),
-}  # fmt: skip
+}
 
 
 def make_dashboard(
-    registry: "Models", metrics: Metrics | None, collectors: Sequence[Collector] = (),
-    clients: ListClients = no_clients, jobs: ListJobs = lambda: None, fronts: ListFronts = no_clients,
-) -> Added:  # fmt: skip
+    registry: "Models",
+    metrics: Metrics | None,
+    collectors: Sequence[Collector] = (),
+    clients: ListClients = no_clients,
+    jobs: ListJobs = lambda: None,
+    fronts: ListFronts = no_clients,
+) -> Added:
     """Return the dashboard of the services of `registry`, to be added to the HTTP frontend.
 
     `metrics` must be one of their observers. Without it the page shows queues and workers, and a note that nothing is counted. `collectors` and `clients`

@@ -137,10 +137,17 @@ class DashboardSampler:
     """
 
     def __init__(
-        self, registry: "Models", metrics: Metrics | None, collectors: Sequence[Collector] = (),
-        clients: ListClients = no_clients, jobs: ListJobs = lambda: None, fronts: ListFronts = no_clients, *,
-        clock: Callable[[], float] = time.monotonic, time_of_day: Callable[[], float] = time.time,
-    ) -> None:  # fmt: skip
+        self,
+        registry: "Models",
+        metrics: Metrics | None,
+        collectors: Sequence[Collector] = (),
+        clients: ListClients = no_clients,
+        jobs: ListJobs = lambda: None,
+        fronts: ListFronts = no_clients,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        time_of_day: Callable[[], float] = time.time,
+    ) -> None:
         self._registry = registry
         self._metrics = metrics
         self._collectors = collectors

@@ -73,9 +73,13 @@ class SamplingTimer:
     """
 
     def __init__(
-        self, sample: Callable[[float], None], *, patience: float = PATIENCE, clock: Callable[[], float] = time.monotonic,
+        self,
+        sample: Callable[[float], None],
+        *,
+        patience: float = PATIENCE,
+        clock: Callable[[], float] = time.monotonic,
         later: Later | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._sample = sample
         self._patience = patience
         self._clock = clock
@@ -131,9 +135,14 @@ class Watch:
     """Samples a server every second while a page is open, and every few seconds otherwise, so that a new page shows the past. It keeps fifteen minutes."""
 
     def __init__(
-        self, sampler: DashboardSampler, ring: Ring, *, counted: bool, clock: Callable[[], float] = time.monotonic,
+        self,
+        sampler: DashboardSampler,
+        ring: Ring,
+        *,
+        counted: bool,
+        clock: Callable[[], float] = time.monotonic,
         later: Later | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.timer = SamplingTimer(self.take, clock=clock, later=later)
         self._sampler = sampler
         self._ring = ring

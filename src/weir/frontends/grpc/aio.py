@@ -86,10 +86,17 @@ class AioCore:
     """A gRPC server on grpc.aio, with the interface of core.Core."""
 
     def __init__(
-        self, handlers: dict[str, Handler], options: Sequence[tuple[str, int]], admit: Callable[[str, IncomingCall], bool],
-        refuse: Callable[[WeirError, IncomingCall], None], account: "Account", *, max_message_size: int, patience: float,
+        self,
+        handlers: dict[str, Handler],
+        options: Sequence[tuple[str, int]],
+        admit: Callable[[str, IncomingCall], bool],
+        refuse: Callable[[WeirError, IncomingCall], None],
+        account: "Account",
+        *,
+        max_message_size: int,
+        patience: float,
         has_clients: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._handlers = handlers
         self._admit = admit
         self._refuse = refuse

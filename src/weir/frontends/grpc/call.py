@@ -37,10 +37,17 @@ def _private() -> Any:
 cygrpc = _private()  # the core on which both servers of grpcio are built; see core.py
 # The names of the core that are used. They are not public, so a later grpcio may lack some.
 NEEDED = (
-    "CompletionQueue", "CompletionType", "ReceiveCloseOnServerOperation", "ReceiveMessageOperation",
-    "SendInitialMetadataOperation", "SendMessageOperation", "SendStatusFromServerOperation", "Server", "channelz_get_server_sockets",
+    "CompletionQueue",
+    "CompletionType",
+    "ReceiveCloseOnServerOperation",
+    "ReceiveMessageOperation",
+    "SendInitialMetadataOperation",
+    "SendMessageOperation",
+    "SendStatusFromServerOperation",
+    "Server",
+    "channelz_get_server_sockets",
     "channelz_get_servers",
-)  # fmt: skip
+)
 
 Trailers = tuple[tuple[str, str], ...]
 

@@ -258,10 +258,17 @@ class Core:
     """
 
     def __init__(
-        self, handlers: dict[str, Handler], options: Sequence[tuple[str, int]], admit: Callable[[str, IncomingCall], bool],
-        refuse: Callable[[WeirError, IncomingCall], None], account: Account, *, max_message_size: int, patience: float,
+        self,
+        handlers: dict[str, Handler],
+        options: Sequence[tuple[str, int]],
+        admit: Callable[[str, IncomingCall], bool],
+        refuse: Callable[[WeirError, IncomingCall], None],
+        account: Account,
+        *,
+        max_message_size: int,
+        patience: float,
         has_clients: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._handlers = handlers
         self._admit = admit
         self._refuse = refuse

@@ -162,8 +162,13 @@ class Form:
     )  # fmt: skip
 
     def __init__(
-        self, body: bytes, request: InferenceRequest, service: "ModelHandle", entry: QueueEntry, raw: list[tuple[int, int, int]]
-    ) -> None:  # fmt: skip
+        self,
+        body: bytes,
+        request: InferenceRequest,
+        service: "ModelHandle",
+        entry: QueueEntry,
+        raw: list[tuple[int, int, int]],
+    ) -> None:
         """Make the form of the first `request`. `raw` has three offsets in `body` for each raw tensor: of its field, of its bytes, and of their end."""
         self.model, self.version, self.kind = request.model, request.version, entry.kind
         self._entry = entry[1:]  # without the payload
@@ -272,9 +277,13 @@ class UnaryCall:
     __slots__ = ("_call", "_end_with", "_exchange", "_received_bytes", "_respond")
 
     def __init__(
-        self, call: IncomingCall, exchange: Exchange, received_bytes: int,
-        respond: Callable[["ModelHandle", Any, float], bytes | Writing], fail: Callable[[Exception], None],
-    ) -> None:  # fmt: skip
+        self,
+        call: IncomingCall,
+        exchange: Exchange,
+        received_bytes: int,
+        respond: Callable[["ModelHandle", Any, float], bytes | Writing],
+        fail: Callable[[Exception], None],
+    ) -> None:
         self._call = call
         self._exchange = exchange
         self._received_bytes = received_bytes

@@ -17,7 +17,11 @@ from weir.frontends.grpc.call import Handler, IncomingCall, in_task
 _SECRET, _PEER = "weir-relay-secret", "weir-relay-peer"
 _OWN = ("grpc-", ":")  # names that gRPC sets itself begin with these
 _OF_CHANNEL = frozenset(("user-agent", "te", "content-type"))
-_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]  # fmt: skip
+_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),
+]
 
 
 class Relay:

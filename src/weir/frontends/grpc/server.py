@@ -36,9 +36,13 @@ class GrpcServer:
     has_clients = True  # rather than servers before it, which count them
 
     def __init__(
-        self, context: KserveContext, settings: GrpcSettings, http: HttpSettings, core: "type[Core | AioCore]",
+        self,
+        context: KserveContext,
+        settings: GrpcSettings,
+        http: HttpSettings,
+        core: "type[Core | AioCore]",
         added: Callable[[int], AddedCalls] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._added = added
         self._make_core = core
         self._settings = settings
@@ -61,10 +65,15 @@ class GrpcServer:
         self._services = services = self._make_services()
         options = channel_options(self._settings, self._http, shares_port=self.shares_port)
         core = self._make_core(
-            services.handlers, options, self._admit, services.refuse_with, self._context.account,
-            max_message_size=self._settings.grpc_max_message_size, patience=self._http.body_timeout,
+            services.handlers,
+            options,
+            self._admit,
+            services.refuse_with,
+            self._context.account,
+            max_message_size=self._settings.grpc_max_message_size,
+            patience=self._http.body_timeout,
             has_clients=self.has_clients,
-        )  # fmt: skip
+        )
         host = f"[{self._host}]" if ":" in self._host else self._host
         found = core.listen(self.own_address or f"{host}:{self._settings.grpc_port}", credentials)
         if not found:

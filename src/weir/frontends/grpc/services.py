@@ -384,9 +384,14 @@ class Services:
     """The handlers of all calls: `handlers` maps paths to them. A stream may have `most` requests in flight. `added` are calls of a product."""
 
     def __init__(
-        self, context: KserveContext, most: int, *, development: bool, added: AddedCalls = NO_CALLS,
+        self,
+        context: KserveContext,
+        most: int,
+        *,
+        development: bool,
+        added: AddedCalls = NO_CALLS,
         inference: UnaryInference | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._names = (*ALL, *added.services)
         self._inference = inference or UnaryInference(context, development=development)
         self._streaming = StreamInference(context, most, development=development)

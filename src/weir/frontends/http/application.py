@@ -119,9 +119,12 @@ def make_app(
         middleware.insert(0, Middleware(Gate, context.access, refusals, settings.body_timeout))
     if settings.cors_origins:  # outermost: a browser's preflight request has no key
         cors = Middleware(
-            CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"],
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
             expose_headers=_SHOWN_TO_PAGES,
-        )  # fmt: skip
+        )
         middleware.insert(0, cors)
     if log is not None:
         middleware.insert(0, Middleware(Logged, log))

@@ -361,9 +361,14 @@ class EventStream:
     """
 
     def __init__(
-        self, source: EventSource, refusal: Refuse, identify: Callable[[HttpResponse], HttpResponse], receive: Receive,
-        send: Send, keep_alive: float,
-    ) -> None:  # fmt: skip
+        self,
+        source: EventSource,
+        refusal: Refuse,
+        identify: Callable[[HttpResponse], HttpResponse],
+        receive: Receive,
+        send: Send,
+        keep_alive: float,
+    ) -> None:
         self.sent_bytes = 0
         self._source = source
         self._refusal = refusal
@@ -520,8 +525,14 @@ class AsgiInference:
         return await unpacked(body, head.coding, self._settings.max_body_size, head.timeout)
 
     async def _send_events(
-        self, source: EventSource, exchange: Exchange, protocol: HttpProtocol, received_bytes: int, receive: Receive, send: Send
-    ) -> None:  # fmt: skip
+        self,
+        source: EventSource,
+        exchange: Exchange,
+        protocol: HttpProtocol,
+        received_bytes: int,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         refusal = partial(protocol.error_answer, service=exchange.service)
         identify = partial(identified, headers=exchange.headers)
         async with aclosing(source.parts):

@@ -52,9 +52,12 @@ _PARAMETERS = {"$ref": REF_TEMPLATE.format("InferParameters")}
 _OF_INFERENCE = (errors.Overloaded, errors.ModelError, errors.ModelNotReady, errors.Unsupported, errors.Forbidden)
 _BYTES = {"schema": {"description": "bytes"}}
 _HEADER_LENGTH = {
-    "name": "Inference-Header-Content-Length", "in": "header", "required": False, "schema": {"type": "integer"},
+    "name": "Inference-Header-Content-Length",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "integer"},
     "description": "bytes of JSON before binary tensors; 0: the body is the one input, raw",
-}  # fmt: skip
+}
 
 
 def kserve_openapi(context: KserveContext) -> tuple[dict[str, Any], dict[str, Any]]:

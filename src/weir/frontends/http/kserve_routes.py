@@ -43,11 +43,20 @@ Answer = Callable[..., Awaitable[Any]]
 
 _ERROR = {"$ref": REF_TEMPLATE.format("KserveError")}
 _ALWAYS: tuple[type[errors.WeirError], ...] = (
-    errors.InvalidRequest, errors.ModelNotFound, errors.DeadlineExceeded, errors.TooLarge, errors.UnsupportedMediaType,
-)  # fmt: skip
+    errors.InvalidRequest,
+    errors.ModelNotFound,
+    errors.DeadlineExceeded,
+    errors.TooLarge,
+    errors.UnsupportedMediaType,
+)
 _OF_CONTROL = (
-    errors.Forbidden, errors.Unauthorized, errors.ModelError, errors.Overloaded, errors.Draining, errors.Conflict,
-)  # fmt: skip
+    errors.Forbidden,
+    errors.Unauthorized,
+    errors.ModelError,
+    errors.Overloaded,
+    errors.Draining,
+    errors.Conflict,
+)
 _OF_HEALTH = (errors.ModelNotReady,)
 _NAME = re.compile(r"\{(\w+)\}")
 
@@ -241,9 +250,12 @@ PREFIX = "/v2"
 
 # Paths of Triton's extensions that this server does not have.
 _NOT_OFFERED = (
-    "/trace/setting", "/models/{model}/trace/setting", "/logging", "/cudasharedmemory/region/{region}/status",
+    "/trace/setting",
+    "/models/{model}/trace/setting",
+    "/logging",
+    "/cudasharedmemory/region/{region}/status",
     "/cudasharedmemory/region/{region}/register",
-)  # fmt: skip
+)
 
 
 class Kserve:

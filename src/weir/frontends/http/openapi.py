@@ -117,10 +117,17 @@ def _plain(value: Any) -> Any:
 
 
 _INFERENCE_ERRORS: tuple[type[errors.WeirError], ...] = (
-    errors.InvalidRequest, errors.DeadlineExceeded, errors.TooLarge, errors.UnsupportedMediaType,
-    errors.ValidationFailed, errors.Overloaded, errors.ModelError, errors.ModelNotReady, errors.Draining,
+    errors.InvalidRequest,
+    errors.DeadlineExceeded,
+    errors.TooLarge,
+    errors.UnsupportedMediaType,
+    errors.ValidationFailed,
+    errors.Overloaded,
+    errors.ModelError,
+    errors.ModelNotReady,
+    errors.Draining,
     errors.WorkerLost,
-)  # fmt: skip
+)
 
 _HEADERS = {
     "X-Request-Timeout": ("seconds until the request expires", {"type": "number", "exclusiveMinimum": 0}),
@@ -128,9 +135,12 @@ _HEADERS = {
     "X-Weir-Class": ("bulk: the request gets the time that interactive ones leave", {"enum": ["interactive", "bulk"]}),
     "X-Batch-Key": ("only requests of equal key share a batch", {"type": "string", "minLength": 1, "maxLength": 256}),
     "X-Explain": ("1: explain the batch in the headers of the response", {"type": "string", "enum": ["0", "1"]}),
-    "X-Client-Id": ("whose texts these are, so that nobody takes more than a fair share", {"type": "string", "minLength": 1, "maxLength": 128}),
+    "X-Client-Id": (
+        "whose texts these are, so that nobody takes more than a fair share",
+        {"type": "string", "minLength": 1, "maxLength": 128},
+    ),
     "X-Request-Id": ("sent back with the response", {"type": "string", "maxLength": 256}),
-}  # fmt: skip
+}
 _OF_INFERENCE = ("X-Request-Timeout", "X-Request-Priority", "X-Weir-Class", "X-Batch-Key", "X-Explain", "X-Request-Id")
 
 _MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
@@ -357,22 +367,37 @@ class PolicyChange(Struct, forbid_unknown_fields=True):
         UNSET
     )
     energy_weight: Annotated[Weight, Meta(description="weight of a watt of mean power")] | UnsetType = UNSET
-    reference_rate: Annotated[
-        float | None, Meta(description="rows per second at which a row's millisecond has that price; null: at every rate")
-    ] | UnsetType = UNSET  # fmt: skip
-    latency_objective: Annotated[
-        str | None,
-        Meta(
-            description="a promise: a percentile and a duration; or in-time and a duration; null: none", examples=["p99=20ms"]
-        ),
-    ] | UnsetType = UNSET  # fmt: skip
+    reference_rate: (
+        Annotated[
+            float | None,
+            Meta(description="rows per second at which a row's millisecond has that price; null: at every rate"),
+        ]
+        | UnsetType
+    ) = UNSET
+    latency_objective: (
+        Annotated[
+            str | None,
+            Meta(
+                description="a promise: a percentile and a duration; or in-time and a duration; null: none",
+                examples=["p99=20ms"],
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 _, _COMPONENTS_OF_PAGES = json_schemas([ErrorBody, FailedItem, PolicyChange])
 _CHANGE_ERRORS = (
-    errors.InvalidRequest, errors.ModelNotFound, errors.DeadlineExceeded, errors.Conflict, errors.TooLarge,
-    errors.ValidationFailed, errors.ModelError, errors.ModelNotReady, errors.Draining,
-)  # fmt: skip
+    errors.InvalidRequest,
+    errors.ModelNotFound,
+    errors.DeadlineExceeded,
+    errors.Conflict,
+    errors.TooLarge,
+    errors.ValidationFailed,
+    errors.ModelError,
+    errors.ModelNotReady,
+    errors.Draining,
+)
 
 
 def openapi(

@@ -86,8 +86,12 @@ class Pages:
     """The pages about the models of `context`. `others` are the endpoints of products, which the index and OpenAPI show too."""
 
     def __init__(
-        self, context: KserveContext, settings: HttpSettings, metrics: RenderMetrics | None, others: Sequence[HttpEndpoint]
-    ) -> None:  # fmt: skip
+        self,
+        context: KserveContext,
+        settings: HttpSettings,
+        metrics: RenderMetrics | None,
+        others: Sequence[HttpEndpoint],
+    ) -> None:
         self._others = others
         self._context = context
         self._registry = context.registry
@@ -251,9 +255,11 @@ class Pages:
 
     def _line(self, service: "ModelHandle") -> documents.ModelLine:
         line: documents.ModelLine = {
-            "name": service.facts.name, "ready": not service.not_ready_reason, "reason": service.not_ready_reason,
+            "name": service.facts.name,
+            "ready": not service.not_ready_reason,
+            "reason": service.not_ready_reason,
             "workers": f"{service.control.ready_workers} of {service.control.workers.workers}",
-        }  # fmt: skip
+        }
         if (residency := service.control.state(brief=True)["residency"]) is not None:
             line |= {"state": residency["state"], "reason": line["reason"] or residency["reason"]}
         return line

@@ -84,9 +84,16 @@ class Profile:
 
     @classmethod
     def linear(
-        cls, *, alpha_ms: float, tau0_ms: float, beta_mj: float = 0.0, zeta0_mj: float = 0.0, max_batch_size: int,
-        cv: float = 0.0, about: Mapping[str, Any] | None = None,
-    ) -> "Profile":  # fmt: skip
+        cls,
+        *,
+        alpha_ms: float,
+        tau0_ms: float,
+        beta_mj: float = 0.0,
+        zeta0_mj: float = 0.0,
+        max_batch_size: int,
+        cv: float = 0.0,
+        about: Mapping[str, Any] | None = None,
+    ) -> "Profile":
         """Return a profile with τ(b) = alpha·b + tau0 in ms and ζ(b) = beta·b + zeta0 in mJ (the paper's equations 1
         and 2).
 
@@ -190,10 +197,14 @@ class Profile:
             _check_keys(table, set(_TABLES))
             times = table["service_time_ms"]
             return cls(
-                times, table.get("energy_mj", times), table.get("cv", [0.0] * len(times)),
-                document.get("latency_offset_ms", 0.0), document.get("pipeline_depth", 1),
-                document.get("energy_source", "time"), document.get("about", {}),
-            )  # fmt: skip
+                times,
+                table.get("energy_mj", times),
+                table.get("cv", [0.0] * len(times)),
+                document.get("latency_offset_ms", 0.0),
+                document.get("pipeline_depth", 1),
+                document.get("energy_source", "time"),
+                document.get("about", {}),
+            )
         except SettingsError as error:
             raise SettingsError(f"{source}: {error.message}") from None
         except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
@@ -241,6 +252,10 @@ def _line(sizes: NDArray[np.int64], values: Floats) -> tuple[float, float, float
 
 # τ(b) = 0.3051·b + 1.052 ms and ζ(b) = 19.90·b + 19.60 mJ: GoogLeNet on a Tesla P4, the paper's example (section V).
 GOOGLENET_P4 = Profile.linear(
-    alpha_ms=0.3051, tau0_ms=1.052, beta_mj=19.90, zeta0_mj=19.60, max_batch_size=32,
+    alpha_ms=0.3051,
+    tau0_ms=1.052,
+    beta_mj=19.90,
+    zeta0_mj=19.60,
+    max_batch_size=32,
     about={"model": "GoogLeNet", "device": "NVIDIA Tesla P4", "source": "arXiv 2301.12865, section V"},
-)  # fmt: skip
+)

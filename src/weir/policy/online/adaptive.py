@@ -351,8 +351,10 @@ def explain(
         "guards": dict.fromkeys(("silence", "filling", "deadline")) if band is None else _guards(band, rate),
         "max_waiting": None if band is None else band.max_waiting,
         "predicted": predict(bank, rate),
-        "beside_greedy": {"greedy": None, "excess": None} if account is None else {"greedy": account.greedy, "excess": account.excess},
-    }  # fmt: skip
+        "beside_greedy": {"greedy": None, "excess": None}
+        if account is None
+        else {"greedy": account.greedy, "excess": account.excess},
+    }
 
 
 def predict(bank: Bank | None, rate: float) -> dict[str, float | None]:

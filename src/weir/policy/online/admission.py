@@ -62,9 +62,16 @@ class AdmissionPlan:
         self._firsts: list[tuple[int, float]] = []  # first row of each planned batch: its place from 0, and arrival
 
     def dispatch(
-        self, gate: AdmissionGate, rows: int, waiting: int, now: float, oldest: float, last: float, idle: int,
+        self,
+        gate: AdmissionGate,
+        rows: int,
+        waiting: int,
+        now: float,
+        oldest: float,
+        last: float,
+        idle: int,
         workers: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Plan again because `rows` of `waiting` rows are dispatched at `now`, or none are because the policy waits.
 
         `oldest` and `last` are the instants at which the first and the last of them arrived, in seconds. Of the

@@ -331,10 +331,12 @@ def _same(one: Table, other: Table) -> bool:
 def _excess(profile: Profile, prices: Prices, rate: float, tables: Sequence[Table]) -> Floats:
     """Return by what share each of `tables` costs more at `rate` than the best of them; shape (tables,)."""
     weights = weights_of(profile, rate / 1000.0, prices)
-    costs = np.array([
-        SteadyQueue(profile, rate / 1000.0, each).rates.cost(*weights) if is_stable(profile, rate, each) else inf
-        for each in tables
-    ])  # fmt: skip
+    costs = np.array(
+        [
+            SteadyQueue(profile, rate / 1000.0, each).rates.cost(*weights) if is_stable(profile, rate, each) else inf
+            for each in tables
+        ]
+    )
     return np.asarray(costs / costs.min() - 1.0)
 
 

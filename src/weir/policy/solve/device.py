@@ -165,7 +165,7 @@ def _unused(load: DeviceLoad) -> DeviceTable:
 
 def play(
     loads: Sequence[DeviceLoad], tables: Sequence[DeviceTable], arrivals: Sequence[Sequence[float]], batches: int = 1
-) -> float:  # fmt: skip
+) -> float:
     """Return the mean cost of the requests that arrive at `arrivals`, for each model ascending instants in ms, on a device that runs so many
     `batches` at once.
 

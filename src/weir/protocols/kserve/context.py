@@ -23,10 +23,16 @@ class KserveContext:
     """
 
     def __init__(
-        self, registry: "Models", http: HttpSettings, control: Control | None = None, *,
-        settings: KserveSettings | None = None, manager: "Manager | None" = None, access: Access | None = None,
+        self,
+        registry: "Models",
+        http: HttpSettings,
+        control: Control | None = None,
+        *,
+        settings: KserveSettings | None = None,
+        manager: "Manager | None" = None,
+        access: Access | None = None,
         account: Account | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.registry = registry
         self.http = http
         self.control = control or Control()

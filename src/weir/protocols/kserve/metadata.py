@@ -29,9 +29,14 @@ if TYPE_CHECKING:
 
 # The extensions of the protocol that a server's metadata lists. Shared memory is listed only where it is allowed.
 EXTENSIONS = (
-    "binary_tensor_data", "compression", "model_configuration", "model_repository",
-    "model_repository(unload_dependents)", "schedule_policy", "statistics",
-)  # fmt: skip
+    "binary_tensor_data",
+    "compression",
+    "model_configuration",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "statistics",
+)
 SHARED_MEMORY = "system_shared_memory"
 
 _BACKENDS = {"onnx": "onnxruntime", "ensemble": ""}  # the others have the name of the platform
@@ -241,13 +246,16 @@ class IndexRequest(Struct):
 class LoadRequest(Struct):
     """How to load a model. Other fields than `parameters` are parameters of the model itself."""
 
-    parameters: Annotated[
-        dict[str, Any],
-        Meta(
-            description="config: a configuration in place of the repository's, as a JSON text; file:<version>/<name>: a file, in base64",
-            extra_json_schema={"properties": {"config": {"type": "string"}}},
-        ),
-    ] | None = None  # fmt: skip
+    parameters: (
+        Annotated[
+            dict[str, Any],
+            Meta(
+                description="config: a configuration in place of the repository's, as a JSON text; file:<version>/<name>: a file, in base64",
+                extra_json_schema={"properties": {"config": {"type": "string"}}},
+            ),
+        ]
+        | None
+    ) = None
 
 
 class UnloadParameters(Struct):

@@ -65,10 +65,15 @@ EMBEDDINGS = {
 }
 
 BERT_LAYER = {
-    "query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value",
-    "output": "attention.output.dense", "attention_norm": "attention.output.LayerNorm",
-    "up": "intermediate.dense", "down": "output.dense", "norm": "output.LayerNorm",
-}  # fmt: skip
+    "query": "attention.self.query",
+    "key": "attention.self.key",
+    "value": "attention.self.value",
+    "output": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "up": "intermediate.dense",
+    "down": "output.dense",
+    "norm": "output.LayerNorm",
+}
 DECODER_LAYER = {
     "query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj", "output": "self_attn.o_proj",
     "attention_norm": "input_layernorm", "up": "mlp.up_proj", "gate": "mlp.gate_proj", "down": "mlp.down_proj", "norm": "post_attention_layernorm",
@@ -136,13 +141,18 @@ POOLER = {"pooler.weight": "pooler.dense.weight", "pooler.bias": "pooler.dense.b
 ALBERT_POOLER = {"pooler.weight": "pooler.weight", "pooler.bias": "pooler.bias"}
 RELATIVE_BIAS = {"relative_bias": "encoder.relative_attention_bias.weight"}
 PROJECTIONS = {
-    "electra": "embeddings_project", "albert": "encoder.embedding_hidden_mapping_in", "deberta-v2": "embeddings.embed_proj",
-}  # fmt: skip
+    "electra": "embeddings_project",
+    "albert": "encoder.embedding_hidden_mapping_in",
+    "deberta-v2": "embeddings.embed_proj",
+}
 
 ONE_LAYER_HEAD = ("classifier.weight", "classifier.bias")
 TWO_LAYER_HEAD = (
-    "classifier.dense.weight", "classifier.dense.bias", "classifier.out_proj.weight", "classifier.out_proj.bias",
-)  # fmt: skip
+    "classifier.dense.weight",
+    "classifier.dense.bias",
+    "classifier.out_proj.weight",
+    "classifier.out_proj.bias",
+)
 HEADS: dict[str, tuple[str, ...]] = {
     "bert": ONE_LAYER_HEAD,
     "roberta": TWO_LAYER_HEAD,
@@ -193,9 +203,12 @@ def names_of(architecture: Architecture) -> dict[str, str]:
         names = {"embeddings.word": "embed_tokens.weight", "final_norm.weight": "norm.weight"}
     elif family == "modernbert":
         names = {
-            "embeddings.word": "embeddings.tok_embeddings.weight", "embeddings.norm.weight": "embeddings.norm.weight",
-            "embeddings.norm.bias": "embeddings.norm.bias", "final_norm.weight": "final_norm.weight", "final_norm.bias": "final_norm.bias",
-        }  # fmt: skip
+            "embeddings.word": "embeddings.tok_embeddings.weight",
+            "embeddings.norm.weight": "embeddings.norm.weight",
+            "embeddings.norm.bias": "embeddings.norm.bias",
+            "final_norm.weight": "final_norm.weight",
+            "final_norm.bias": "final_norm.bias",
+        }
     else:
         names = dict(EMBEDDINGS)
         if family == "nomic-bert":
@@ -337,10 +350,15 @@ def _read_deberta(config: JsonDocument, known: dict[str, Any]) -> Architecture:
         embedding_size=_embedding_size(config, known),
         position_table=config.switch("position_biased_input", default=True),
         distances=Distances(
-            span=buckets or longest, buckets=buckets, longest=longest, to_position="c2p" in kinds, from_position="p2c" in kinds,
-            shared=config.switch("share_att_key"), normed="layer_norm" in config.text("norm_rel_ebd", default="none"),
+            span=buckets or longest,
+            buckets=buckets,
+            longest=longest,
+            to_position="c2p" in kinds,
+            from_position="p2c" in kinds,
+            shared=config.switch("share_att_key"),
+            normed="layer_norm" in config.text("norm_rel_ebd", default="none"),
         ),
-    )  # fmt: skip
+    )
 
 
 def _thetas(config: JsonDocument, kind: str, old_key: str, default: float) -> Rotary:

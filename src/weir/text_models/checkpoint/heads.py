@@ -30,9 +30,11 @@ TOKEN_CLASSIFIER = "ForTokenClassification"  # the end of the names of transform
 
 # The head of a language model: names in the files by canonical name. The matrix to the vocabulary may be that of the embeddings.
 BERT_WORDS = {
-    "dense": "cls.predictions.transform.dense", "norm": "cls.predictions.transform.LayerNorm", "decoder": "cls.predictions.decoder",
+    "dense": "cls.predictions.transform.dense",
+    "norm": "cls.predictions.transform.LayerNorm",
+    "decoder": "cls.predictions.decoder",
     "bias": "cls.predictions.bias",
-}  # fmt: skip
+}
 ROBERTA_WORDS = {
     "dense": "lm_head.dense",
     "norm": "lm_head.layer_norm",
@@ -133,8 +135,13 @@ class ModelHeads:
 
 
 def read_heads(
-    directory: Path, config: JsonDocument, architecture: Architecture, store: "Store | OnnxStore", splade: JsonDocument | None, allow_pickle: bool
-) -> ModelHeads:  # fmt: skip
+    directory: Path,
+    config: JsonDocument,
+    architecture: Architecture,
+    store: "Store | OnnxStore",
+    splade: JsonDocument | None,
+    allow_pickle: bool,
+) -> ModelHeads:
     """Return the heads in a directory. `splade` is the configuration of a SpladePooling, if modules.json names one.
 
     Raises SettingsError naming a file or a weight that does not fit.

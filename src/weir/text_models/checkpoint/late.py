@@ -35,11 +35,15 @@ def read_pylate(settings: JsonDocument, types: list[str], prompts: Mapping[str, 
     return LateInteraction(
         query=markers[0] + prompts.get("query", "").removeprefix(markers[0]),
         document=markers[1] + prompts.get("document", "").removeprefix(markers[1]),
-        query_marker=markers[0], document_marker=markers[1], query_length=length,
+        query_marker=markers[0],
+        document_marker=markers[1],
+        query_length=length,
         document_length=settings.integer("document_length", default=_DOCUMENT_LENGTH),
-        expands_to=length if expands else 0, attends=expands and settings.switch("attend_to_expansion_tokens"),
-        skipped=_words(settings, "skiplist_words", _PUNCTUATION), mean=_is_mean(settings),
-    )  # fmt: skip
+        expands_to=length if expands else 0,
+        attends=expands and settings.switch("attend_to_expansion_tokens"),
+        skipped=_words(settings, "skiplist_words", _PUNCTUATION),
+        mean=_is_mean(settings),
+    )
 
 
 def read_multi_vector(
@@ -54,11 +58,16 @@ def read_multi_vector(
     fixed = not expansion.values or expansion.text("strategy") == "fixed"
     stated = network.integer("query_length") if "query_length" in network else None
     return LateInteraction(
-        query=prompts.get("query", ""), document=prompts.get("document", ""), query_length=width if width and fixed else stated,
+        query=prompts.get("query", ""),
+        document=prompts.get("document", ""),
+        query_length=width if width and fixed else stated,
         document_length=network.integer("document_length") if "document_length" in network else None,
-        expands_to=width, expansion=expansion.text("token") if "token" in expansion else None, attends=expansion.switch("attend"),
-        skipped=_words(mask, "skiplist_words", ()), mean=_is_mean(settings),
-    )  # fmt: skip
+        expands_to=width,
+        expansion=expansion.text("token") if "token" in expansion else None,
+        attends=expansion.switch("attend"),
+        skipped=_words(mask, "skiplist_words", ()),
+        mean=_is_mean(settings),
+    )
 
 
 def read_stanford(directory: Path) -> LateInteraction:
@@ -71,10 +80,16 @@ def read_stanford(directory: Path) -> LateInteraction:
     )
     length = stated.integer("query_maxlen", default=_LENGTH)
     return LateInteraction(
-        query, document, query, document, query_length=length, expands_to=length,
+        query,
+        document,
+        query,
+        document,
+        query_length=length,
+        expands_to=length,
         document_length=stated.integer("doc_maxlen") if "doc_maxlen" in stated else None,
-        attends=stated.switch("attend_to_mask_tokens"), skipped=_PUNCTUATION if stated.switch("mask_punctuation", default=True) else (),
-    )  # fmt: skip
+        attends=stated.switch("attend_to_mask_tokens"),
+        skipped=_PUNCTUATION if stated.switch("mask_punctuation", default=True) else (),
+    )
 
 
 def _words(settings: JsonDocument, key: str, default: tuple[str, ...]) -> tuple[str, ...]:

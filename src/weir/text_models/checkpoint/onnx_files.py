@@ -18,9 +18,11 @@ FOLDER = "onnx"
 RUNTIME = "onnx-file"  # computes such a file
 # Of the files for a kind of CPU, the one that this machine computes well comes first.
 _BY_CPU = (
-    ("avx512_vnni", "model_qint8_avx512_vnni.onnx"), ("avx512f", "model_qint8_avx512.onnx"), ("avx2", "model_quint8_avx2.onnx"),
+    ("avx512_vnni", "model_qint8_avx512_vnni.onnx"),
+    ("avx512f", "model_qint8_avx512.onnx"),
+    ("avx2", "model_quint8_avx2.onnx"),
     ("aarch64", "model_qint8_arm64.onnx"),
-)  # fmt: skip
+)
 # What transformers.js, optimum and sentence-transformers call the vectors of tokens, and of texts.
 OF_TOKENS = ("last_hidden_state", "token_embeddings")
 LOGITS = "logits"

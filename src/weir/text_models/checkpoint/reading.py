@@ -67,9 +67,13 @@ DOCUMENT = "document"  # the route of a Router that states no default
 ENCODING_SETTINGS = "config_sentence_transformers.json"
 # The files of sentence-transformers that may state the greatest length of a text; current versions write the first.
 TEXT_SETTINGS = (
-    "sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json",
-    "sentence_camembert_config.json", "sentence_xlm-roberta_config.json", "sentence_mpnet_config.json",
-)  # fmt: skip
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_mpnet_config.json",
+)
 
 # The name of each pooling in current files, with its switch in older files. Several poolings are joined in this order.
 POOLINGS = {
@@ -235,9 +239,14 @@ def _sparse_layout(directory: Path, network_path: str, pooling: Path) -> ModelLa
     max_length, lowercase = _text_settings(network)
     prompts, default, _ = _encoding_settings(directory)
     return ModelLayout(
-        network, max_length=max_length, lowercase=lowercase, prompts=prompts, default_prompt=default, splade=pooling / CONFIG,
+        network,
+        max_length=max_length,
+        lowercase=lowercase,
+        prompts=prompts,
+        default_prompt=default,
+        splade=pooling / CONFIG,
         files=(directory / MODULES, pooling / CONFIG),
-    )  # fmt: skip
+    )
 
 
 def _answering_layout(directory: Path, network_path: str, config: JsonDocument) -> ModelLayout:

@@ -217,10 +217,12 @@ def weight_shapes(sizes: Architecture) -> dict[str, tuple[int, ...]]:
     vectors |= {"embeddings.norm": words if sizes.family in ("albert", "electra") else hidden}
     vectors |= dict.fromkeys(("query_norm", "key_norm"), sizes.size_of_head)
     shapes: dict[str, tuple[int, ...]] = {
-        "embeddings.word": (sizes.vocab_size, words), "embeddings.position": (sizes.max_length + sizes.position_offset, words),
-        "embeddings.type": (sizes.type_vocab_size, words), "relative_bias": (sizes.relative_buckets, sizes.heads),
+        "embeddings.word": (sizes.vocab_size, words),
+        "embeddings.position": (sizes.max_length + sizes.position_offset, words),
+        "embeddings.type": (sizes.type_vocab_size, words),
+        "relative_bias": (sizes.relative_buckets, sizes.heads),
         "distances": (2 * span, hidden),
-    }  # fmt: skip
+    }
     shapes |= {f"{name}.weight": shape for name, shape in matrices.items()}
     shapes |= {f"{name}.bias": shape[:1] for name, shape in matrices.items()}
     return shapes | {f"{name}.{kind}": (size,) for name, size in vectors.items() for kind in ("weight", "bias")}

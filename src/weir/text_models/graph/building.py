@@ -55,10 +55,15 @@ _OF_FIRST = (Pooling.CLS, *OF_LAST_LAYER)  # poolings that read the first token 
 
 # The dense layer that belongs to the classifier, and its activation.
 _OWN_LAYERS = {
-    "roberta": ("classifier.dense", "tanh"), "xlm-roberta": ("classifier.dense", "tanh"), "mpnet": ("classifier.dense", "tanh"),
-    "electra": ("classifier.dense", "gelu"), "deberta-v2": ("pooler.dense", "gelu"), "distilbert": ("pre_classifier", "relu"),
-    "modernbert": ("head.dense", "gelu"), "eurobert": ("dense", "gelu"),
-}  # fmt: skip
+    "roberta": ("classifier.dense", "tanh"),
+    "xlm-roberta": ("classifier.dense", "tanh"),
+    "mpnet": ("classifier.dense", "tanh"),
+    "electra": ("classifier.dense", "gelu"),
+    "deberta-v2": ("pooler.dense", "gelu"),
+    "distilbert": ("pre_classifier", "relu"),
+    "modernbert": ("head.dense", "gelu"),
+    "eurobert": ("dense", "gelu"),
+}
 _ON_POOLER = ("bert", "albert", "nomic-bert", "gte", "jina-bert")
 _CLASSIFIERS = {
     **dict.fromkeys(("roberta", "xlm-roberta", "mpnet", "electra"), "classifier.out_proj"),
@@ -318,8 +323,14 @@ def build(checkpoint: "Checkpoint", recipe: Recipe, device: str = "cpu") -> Grap
     weights = checkpoint.weights()
     kind = EncoderLayers if checkpoint.architecture.like_bert else GeneralLayers
     encoder = kind(
-        assembly, numbers, checkpoint.architecture, weights, device=device, positions=recipe.positions, computed=_computed(assembly, checkpoint, recipe)
-    )  # fmt: skip
+        assembly,
+        numbers,
+        checkpoint.architecture,
+        weights,
+        device=device,
+        positions=recipe.positions,
+        computed=_computed(assembly, checkpoint, recipe),
+    )
     finisher = OutputLayers(assembly, numbers, weights, checkpoint.architecture.epsilon)
     layers = used_layers(checkpoint.architecture, recipe)
     values = {layer: encoder.add_layer(layer) for layer in range(max(layers))}
@@ -347,8 +358,14 @@ class _Parts:
     """Adds the outputs of a recipe to a graph whose layers are there."""
 
     def __init__(
-        self, assembly: Assembly, numbers: Numbers, encoder: EncoderLayers, finisher: OutputLayers, checkpoint: "Checkpoint", recipe: Recipe
-    ) -> None:  # fmt: skip
+        self,
+        assembly: Assembly,
+        numbers: Numbers,
+        encoder: EncoderLayers,
+        finisher: OutputLayers,
+        checkpoint: "Checkpoint",
+        recipe: Recipe,
+    ) -> None:
         self._assembly = assembly
         self._numbers = numbers
         self._encoder = encoder
@@ -400,8 +417,13 @@ class _Parts:
 
 
 def _of_head(
-    assembly: Assembly, encoder: EncoderLayers, finisher: OutputLayers, rows: str, checkpoint: "Checkpoint", recipe: Recipe
-) -> tuple[str, int]:  # fmt: skip
+    assembly: Assembly,
+    encoder: EncoderLayers,
+    finisher: OutputLayers,
+    rows: str,
+    checkpoint: "Checkpoint",
+    recipe: Recipe,
+) -> tuple[str, int]:
     """Return what a head makes of the network's output, and the size of its last axis: [batch, words] for SPLADE, else [batch, length, size]."""
     heads, pooling = checkpoint.heads, recipe.pooling
     if pooling is Pooling.YES_NO:

@@ -219,9 +219,14 @@ def _build(checkpoint: "Checkpoint", recipe: Recipe, device: str, folder: Path) 
     try:
         pickled = ALLOW_PICKLE if checkpoint.allow_pickle else ""
         run_child(
-            "weir.text_models.graph.building", str(checkpoint.directory), recipe_as_json(recipe), device, str(aside), pickled,
+            "weir.text_models.graph.building",
+            str(checkpoint.directory),
+            recipe_as_json(recipe),
+            device,
+            str(aside),
+            pickled,
             checkpoint.router or "",
-        )  # fmt: skip
+        )
         (aside / MANIFEST).write_text(json.dumps(_manifest(aside)))
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)
@@ -235,9 +240,12 @@ def run_child(module: str, *arguments: str) -> None:
     paths = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"the process ended with {done.returncode}"])[-1]
         refused = why.removeprefix(f"{SettingsError.__module__}.{SettingsError.__name__}: ")

@@ -43,8 +43,13 @@ class Runtime(Protocol):
         """Return the same model with more threads of the CPU, if that takes hardly any memory; else None."""
 
     def run_several(
-        self, ids: "NDArray[Any]", mask: "NDArray[Any]", types: "NDArray[Any]", pool: "NDArray[Any]", poolings: "Sequence[Pooling]"
-    ) -> "list[NDArray[Any]]":  # fmt: skip
+        self,
+        ids: "NDArray[Any]",
+        mask: "NDArray[Any]",
+        types: "NDArray[Any]",
+        pool: "NDArray[Any]",
+        poolings: "Sequence[Pooling]",
+    ) -> "list[NDArray[Any]]":
         """Compute the results of several poolings in one pass: that of the recipe, and those that the recipe has in addition.
 
         Args and results are those of `run`; for Pooling.NONE [texts, length, dimensions], of any value for padding.

@@ -108,8 +108,13 @@ class OnnxRuntime:
         return vectors
 
     def run_several(
-        self, ids: NDArray[Any], mask: NDArray[Any], types: NDArray[Any], pool: NDArray[Any], poolings: Sequence[Pooling]
-    ) -> list[NDArray[Any]]:  # fmt: skip
+        self,
+        ids: NDArray[Any],
+        mask: NDArray[Any],
+        types: NDArray[Any],
+        pool: NDArray[Any],
+        poolings: Sequence[Pooling],
+    ) -> list[NDArray[Any]]:
         """See Runtime. The graph that makes all outputs is opened at the first call that needs it, where the usual one does not."""
         names = [pooling.value if pooling in self._further else VECTORS for pooling in poolings]
         session = self._session

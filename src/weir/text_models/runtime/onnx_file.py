@@ -168,5 +168,9 @@ def _gelu(value: Array) -> Array:
 
 
 _ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
-    "identity": lambda value: value, "tanh": np.tanh, "relu": lambda value: np.maximum(value, 0), "gelu": _gelu, "sigmoid": _sigmoid,
-}  # fmt: skip
+    "identity": lambda value: value,
+    "tanh": np.tanh,
+    "relu": lambda value: np.maximum(value, 0),
+    "gelu": _gelu,
+    "sigmoid": _sigmoid,
+}

@@ -126,9 +126,12 @@ def _network(checkpoint: "Checkpoint", recipe: Recipe) -> Any:
     kind = transformers.AutoModelForSequenceClassification if classifies else transformers.AutoModel
     try:
         network = kind.from_pretrained(
-            str(checkpoint.layout.network), local_files_only=True, trust_remote_code=False,
-            use_safetensors=None if checkpoint.allow_pickle else True, weights_only=True,
-        )  # fmt: skip
+            str(checkpoint.layout.network),
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=None if checkpoint.allow_pickle else True,
+            weights_only=True,
+        )
     except (
         OSError,
         ValueError,
@@ -168,16 +171,21 @@ class TorchRuntime:
         self._dense = self._on_device(dense_layers(checkpoint, recipe))
         heads = {Pooling.SPARSE: checkpoint.heads.weights, Pooling.TOKENS: checkpoint.heads.tokens}
         self._heads = {
-            pooling: self._on_device(head.layers) for pooling, head in heads.items() if head is not None and pooling in recipe.further
-        }  # fmt: skip
+            pooling: self._on_device(head.layers)
+            for pooling, head in heads.items()
+            if head is not None and pooling in recipe.further
+        }
 
     def _on_device(self, layers: "Sequence[Dense]") -> list[_DenseTensors]:
         return [
             _DenseTensors(
-                self._tensor(layer.weight), None if layer.bias is None else self._tensor(layer.bias), layer.activation,
+                self._tensor(layer.weight),
+                None if layer.bias is None else self._tensor(layer.bias),
+                layer.activation,
                 None if layer.residual is None else self._tensor(layer.residual),
-            ) for layer in layers
-        ]  # fmt: skip
+            )
+            for layer in layers
+        ]
 
     def _through(self, layers: Sequence[_DenseTensors], value: Any) -> Any:
         linear = self._torch.nn.functional.linear
@@ -196,8 +204,13 @@ class TorchRuntime:
         """See Runtime. Torch has one number of threads for a process."""
 
     def run_several(
-        self, ids: "NDArray[Any]", mask: "NDArray[Any]", types: "NDArray[Any]", pool: "NDArray[Any]", poolings: Sequence[Pooling]
-    ) -> "list[NDArray[Any]]":  # fmt: skip
+        self,
+        ids: "NDArray[Any]",
+        mask: "NDArray[Any]",
+        types: "NDArray[Any]",
+        pool: "NDArray[Any]",
+        poolings: Sequence[Pooling],
+    ) -> "list[NDArray[Any]]":
         """See Runtime."""
         with self._torch.inference_mode():
             inputs = {"input_ids": self._tensor(ids).long(), "attention_mask": self._tensor(mask).long()}

@@ -333,9 +333,11 @@ def _overrides(config: JsonDocument) -> dict[str, Any]:
     if config.values.get("tokenizer_class") in NO_OVERRIDES:
         return {}
     names = {
-        "do_lower_case": "lowercase", "strip_accents": "strip_accents",
-        "tokenize_chinese_chars": "handle_chinese_chars", "add_prefix_space": "add_prefix_space",
-    }  # fmt: skip
+        "do_lower_case": "lowercase",
+        "strip_accents": "strip_accents",
+        "tokenize_chinese_chars": "handle_chinese_chars",
+        "add_prefix_space": "add_prefix_space",
+    }
     return {here: config.switch(there) for there, here in names.items() if there in config}
 
 

@@ -591,9 +591,15 @@ class Tokenizer:
         return found._replace(ids=found.ids + pack_ids([self.late.filling] * missing), second=QUERY)
 
     def _with_special_tokens(
-        self, parts: list[list[int]], max_length: int, truncate: bool, bare: bool, ready: bool, left: bool,
+        self,
+        parts: list[list[int]],
+        max_length: int,
+        truncate: bool,
+        bare: bool,
+        ready: bool,
+        left: bool,
         template: SpecialTokens | None = None,
-    ) -> Tokenized | InvalidRequest:  # fmt: skip
+    ) -> Tokenized | InvalidRequest:
         """Cut the one or two `parts` of a text to `max_length`, with `left` at their beginnings, and add the special tokens, none if `bare`.
 
         `ready` ids are the caller's, special tokens included. Return an error if the text is too long and not to be cut, if it has no token, or if

@@ -224,8 +224,11 @@ class EncodeProtocol:
         value = error_value(error, development=development)
         status = http_code(error)
         document: EncodeError = {
-            "id": identity, "type": value["type"], "description": value["message"], "status": status,
-        }  # fmt: skip
+            "id": identity,
+            "type": value["type"],
+            "description": value["message"],
+            "status": status,
+        }
         if value["details"] is not None:
             document["details"] = value["details"]
         return HttpResponse(status, error_headers(error), encode_safely(document))

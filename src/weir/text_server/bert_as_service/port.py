@@ -27,9 +27,11 @@ class Drops:
     """
 
     def __init__(
-        self, logger: BoundLogger, count: Callable[[str, int], None] = lambda kind, times: None,
+        self,
+        logger: BoundLogger,
+        count: Callable[[str, int], None] = lambda kind, times: None,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._count = count
         self.counts: Counter[str] = Counter()
         self._logger = logger
@@ -46,9 +48,14 @@ class Drops:
             return
         self._logged[kind] = (now, self.counts[kind])
         self._logger.warning(
-            "dropped", kind=kind, frontend="zeromq", peer=peer, client=client, reason=str(reason),
+            "dropped",
+            kind=kind,
+            frontend="zeromq",
+            peer=peer,
+            client=client,
+            reason=str(reason),
             since_last=self.counts[kind] - before,
-        )  # fmt: skip
+        )
 
 
 _BACKLOG = 1024
@@ -94,9 +101,15 @@ class Port:
     """
 
     def __init__(
-        self, socket_type: str, limits: Limits, drops: Drops, account: Account, on_event: "Callable[[Peer, Event], None]",
-        on_lost: "Callable[[Peer], None]" = lambda peer: None, on_caught_up: "Callable[[Peer], None]" = lambda peer: None,
-    ) -> None:  # fmt: skip
+        self,
+        socket_type: str,
+        limits: Limits,
+        drops: Drops,
+        account: Account,
+        on_event: "Callable[[Peer, Event], None]",
+        on_lost: "Callable[[Peer], None]" = lambda peer: None,
+        on_caught_up: "Callable[[Peer], None]" = lambda peer: None,
+    ) -> None:
         self.on_caught_up = on_caught_up
         self.socket_type = socket_type
         self.limits = limits

@@ -620,9 +620,15 @@ class ZeroMqFrontend:
     """
 
     def __init__(
-        self, context: EmbeddingContext, settings: ZeroMqSettings, *, control: Control | None = None, status: Status | None = None,
-        terminate: Callable[[], None] = end_process, account: Account | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        context: EmbeddingContext,
+        settings: ZeroMqSettings,
+        *,
+        control: Control | None = None,
+        status: Status | None = None,
+        terminate: Callable[[], None] = end_process,
+        account: Account | None = None,
+    ) -> None:
         self._settings = settings
         http = context.http
         self._host = http.host
@@ -631,14 +637,24 @@ class ZeroMqFrontend:
         self._account = account = account or Account(http)
         self._publisher = Publisher(settings.zmq_max_unread, settings.zmq_grace, self.drops, account)
         shared = ZeroMqContext(
-            context, settings, self._publisher, status or Status(context.encoders, context.clients), control or Control(),
-            terminate, self.drops, account,
-        )  # fmt: skip
+            context,
+            settings,
+            self._publisher,
+            status or Status(context.encoders, context.clients),
+            control or Control(),
+            terminate,
+            self.drops,
+            account,
+        )
         self._handler = RequestHandler(shared, self._changed)
         limits = Limits(
-            min(settings.zmq_max_message_size, account.max_bytes), MAX_FRAMES, http.max_connections, settings.zmq_max_in_flight,
-            http.header_timeout, http.body_timeout,
-        )  # fmt: skip
+            min(settings.zmq_max_message_size, account.max_bytes),
+            MAX_FRAMES,
+            http.max_connections,
+            settings.zmq_max_in_flight,
+            http.header_timeout,
+            http.body_timeout,
+        )
         self._in = Port("PULL", limits, self.drops, account, self._received)
         out = limits._replace(max_message=_MAX_SUBSCRIPTION, max_frames=1)
         self._out = Port(

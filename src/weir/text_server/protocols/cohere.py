@@ -196,9 +196,11 @@ class CohereEmbed(CohereProtocol):
         ranges = exchange.encoder.facts.ranges
         by_type = "embeddings_by_type" if form.by_type else "embeddings_floats"
         lead = {
-            "id": str(uuid4()), "response_type": by_type, "texts": exchange.texts,
+            "id": str(uuid4()),
+            "response_type": by_type,
+            "texts": exchange.texts,
             "meta": self._meta(input_tokens=sum(encoded.counts)),
-        }  # fmt: skip
+        }
         opening = msgspec.json.encode(lead)[:-1] + b',"embeddings":' + (b"{" if form.by_type else b"")
         lists = []
         for packing in form.packings:
@@ -268,9 +270,13 @@ class CohereRerank(CohereProtocol):
             results.append(rank)
         tokens = sum(encoded.counts)
         answer: CohereRanking = {
-            "id": str(uuid4()), "results": results, "meta": self._meta(search_units=1), "model": exchange.listed_model, "object": "list",
+            "id": str(uuid4()),
+            "results": results,
+            "meta": self._meta(search_units=1),
+            "model": exchange.listed_model,
+            "object": "list",
             "usage": {"total_tokens": tokens, "prompt_tokens": tokens},
-        }  # fmt: skip
+        }
         return HttpResponse(200, [JSON_HEADER], encode_safely(answer))
 
 
@@ -291,7 +297,9 @@ class Cohere(TextApi):
         to_embed = "Encode texts, as Cohere does", CohereEmbedRequest, embed, CohereVectors
         to_rerank = "Rank documents, as Cohere and Jina do", CohereRerankRequest, rerank, CohereRanking
         calls = [
-            TextCall(CohereEmbed("2", "embed"), *to_embed), TextCall(CohereRerank("2", "rerank"), *to_rerank),
-            TextCall(CohereEmbed("1", "embed"), *to_embed), TextCall(CohereRerank("1", "rerank"), *to_rerank),
-        ]  # fmt: skip
+            TextCall(CohereEmbed("2", "embed"), *to_embed),
+            TextCall(CohereRerank("2", "rerank"), *to_rerank),
+            TextCall(CohereEmbed("1", "embed"), *to_embed),
+            TextCall(CohereRerank("1", "rerank"), *to_rerank),
+        ]
         super().__init__(context, CohereError, calls)

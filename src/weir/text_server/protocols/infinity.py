@@ -167,9 +167,11 @@ class ClassifyProtocol(InfinityProtocol):
 def _answer(exchange: TextExchange, encoded: Encoded) -> InfinityAnswer:
     tokens = sum(encoded.counts)
     return {
-        "model": exchange.listed_model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}, "id": f"weir-{uuid4()}",
+        "model": exchange.listed_model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "id": f"weir-{uuid4()}",
         "created": int(time.time()),
-    }  # fmt: skip
+    }
 
 
 class InfinityEmbeddingsAnswer(EmbeddingsAnswer):
@@ -233,10 +235,14 @@ def _card(encoder: Encodes, since: int) -> InfinityModelCard:
         "batch_size": batching.max_batch_size,
     }
     return {
-        **model_card(encoder, since), "owned_by": "infinity", "stats": stats, "backend": "weir",
+        **model_card(encoder, since),
+        "owned_by": "infinity",
+        "stats": stats,
+        "backend": "weir",
         "capabilities": [_CAPABILITIES[task] for task in facts.tasks if task in _CAPABILITIES],
-        "dtype": facts.dtype, "device": facts.device,
-    }  # fmt: skip
+        "dtype": facts.dtype,
+        "device": facts.device,
+    }
 
 
 class InfinityEmbeddings(TextApi):

@@ -443,11 +443,13 @@ def _item_result(encoded: Encoded, row: int, outputs: Sequence[TextOutput] = ())
 
 def _bodies(results: list[ItemResult], accept: str) -> list[bytes | WeirError]:
     return [
-        each if isinstance(each, WeirError)
-        else _output(each.numbers, accept) if each.outputs is None
+        each
+        if isinstance(each, WeirError)
+        else _output(each.numbers, accept)
+        if each.outputs is None
         else _outputs(each.outputs, accept)
         for each in results
-    ]  # fmt: skip
+    ]
 
 
 def _outputs(made: Mapping[TextOutput, NDArray[Any]], accept: str) -> bytes | WeirError:

@@ -73,9 +73,11 @@ def error_answer(error: BaseException, *, development: bool = False) -> HttpResp
 def no_such_path(path: str, known: str) -> HttpResponse:
     """Return the answer for a path that does not exist. `known` lists the paths that exist."""
     document: OpenAIErrorValue = {
-        "message": f"{path}: unknown path; available: {known}", "type": "invalid_request_error", "param": None,
+        "message": f"{path}: unknown path; available: {known}",
+        "type": "invalid_request_error",
+        "param": None,
         "code": "unknown_url",
-    }  # fmt: skip
+    }
     return HttpResponse(404, [JSON_HEADER], encode_safely({"error": document}))
 
 
@@ -227,10 +229,13 @@ class OpenAI(TextApi):
 def model_card(encoder: Encodes, since: int) -> TextModelCard:
     """Return the description of a model, which was loaded at `since`, in seconds since 1970."""
     card: TextModelCard = {
-        "id": listed_name(encoder), "object": "model", "created": since,
+        "id": listed_name(encoder),
+        "object": "model",
+        "created": since,
         "owned_by": (encoder.facts.id or listed_name(encoder)).rpartition("/")[0] or "weir",
-        "dimensions": encoder.dimensions, "max_length": encoder.max_length,
-    }  # fmt: skip
+        "dimensions": encoder.dimensions,
+        "max_length": encoder.max_length,
+    }
     if encoder.facts.use is not None:
         use = encoder.facts.use()
         card["workers"], card["threads_per_worker"], card["memory_bytes"] = use
@@ -342,8 +347,10 @@ def _written(model: str, form: EmbeddingsForm, encoded: Encoded) -> Listing:
 def _lead(model: str, encoded: Encoded) -> EmbeddingsLead:
     tokens = sum(encoded.counts)
     lead: EmbeddingsLead = {
-        "object": "list", "model": model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}
-    }  # fmt: skip
+        "object": "list",
+        "model": model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
     if cut := truncated_places(encoded):
         lead["truncated"] = cut
     return lead

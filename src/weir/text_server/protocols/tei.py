@@ -372,9 +372,15 @@ def with_byte_offsets(text: str, tokens: Sequence[TokenDetail]) -> list[TeiToken
         return place if place is None or sizes is None else sizes[place]
 
     return [
-        {"id": each.id, "text": each.text, "special": each.special, "start": offset(each.start), "stop": offset(each.stop)}
+        {
+            "id": each.id,
+            "text": each.text,
+            "special": each.special,
+            "start": offset(each.start),
+            "stop": offset(each.stop),
+        }
         for each in tokens
-    ]  # fmt: skip
+    ]
 
 
 class DecodeProtocol(TeiProtocol):

@@ -84,8 +84,12 @@ async def _streamed(method: Method, respond: Respond, most: int, call: IncomingC
 
 
 async def _collected(
-    method: Method, respond: Callable[[Sequence[Any], IncomingCall], Awaitable[Any]], most: int, call: IncomingCall, _: bytes
-) -> None:  # fmt: skip
+    method: Method,
+    respond: Callable[[Sequence[Any], IncomingCall], Awaitable[Any]],
+    most: int,
+    call: IncomingCall,
+    _: bytes,
+) -> None:
     """Answer all requests of a stream, at most `most`, with one response."""
     requests: list[Any] = []
     while (body := await call.read()) is not None:
@@ -102,10 +106,16 @@ class TeiCalls:
     def __init__(self, context: EmbeddingContext) -> None:
         self._context = context
         self.respond: Mapping[str, Respond] = {
-            "Info": self.info, "Embed": self.embed, "EmbedAll": self.embed_all, "EmbedSparse": self.embed_sparse,
-            "Predict": self.predict, "PredictPair": self.predict_pair, "Rerank": self.rerank, "Tokenize": self.tokenize,
+            "Info": self.info,
+            "Embed": self.embed,
+            "EmbedAll": self.embed_all,
+            "EmbedSparse": self.embed_sparse,
+            "Predict": self.predict,
+            "PredictPair": self.predict_pair,
+            "Rerank": self.rerank,
+            "Tokenize": self.tokenize,
             "Decode": self.decode,
-        }  # fmt: skip
+        }
 
     async def info(self, request: Any, call: IncomingCall) -> Any:
         """Describe the server and its first model."""
@@ -249,7 +259,10 @@ def _metadata(exchange: TextExchange, encoded: Encoded) -> Any:
         if isinstance(part, str)
     )
     return message("tei.v1.Metadata")(
-        compute_chars=characters, compute_tokens=sum(encoded.counts), total_time_ns=int(_NANOSECONDS * phases.total),
-        tokenization_time_ns=int(_NANOSECONDS * phases.tokenize), queue_time_ns=int(_NANOSECONDS * max(phases.queue, 0.0)),
+        compute_chars=characters,
+        compute_tokens=sum(encoded.counts),
+        total_time_ns=int(_NANOSECONDS * phases.total),
+        tokenization_time_ns=int(_NANOSECONDS * phases.tokenize),
+        queue_time_ns=int(_NANOSECONDS * max(phases.queue, 0.0)),
         inference_time_ns=int(_NANOSECONDS * max(phases.compute, 0.0)),
-    )  # fmt: skip
+    )

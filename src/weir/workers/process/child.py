@@ -218,8 +218,10 @@ class Child(ChannelWithResults):
             return
         logger.warning(
             "process %d, worker %d of %r, is still running after it was killed, and is left behind",
-            self._process.pid, self._launch.index, self._launch.name,
-        )  # fmt: skip
+            self._process.pid,
+            self._launch.index,
+            self._launch.name,
+        )
         self._close_ours()  # nothing that it sends is read any more
         why = f" ({self._reason})" if self._reason else ""
         self._report(f"it was killed{why} and does not end: process {self._process.pid} is left behind")

@@ -69,9 +69,13 @@ _of_thread = threading.local()
 
 
 def start_process(
-    arguments: Sequence[str], environment: dict[str, str], descriptors: Sequence[int], done: Done, *,
+    arguments: Sequence[str],
+    environment: dict[str, str],
+    descriptors: Sequence[int],
+    done: Done,
+    *,
     begun: Callable[[int], None] = lambda _: None,
-) -> None:  # fmt: skip
+) -> None:
     """Start a process in a process group of its own, which inherits `descriptors`; the caller keeps them open until `done` is called.
 
     `done` is called on the running loop with the process, or with the error if the system refuses; `begun` before it, in another thread,
@@ -289,8 +293,11 @@ class Template:
 
 
 def when_gone(
-    popen: "subprocess.Popen[bytes]", done: asyncio.Future[None], loop: asyncio.AbstractEventLoop, grace: float = KILL_GRACE
-) -> None:  # fmt: skip
+    popen: "subprocess.Popen[bytes]",
+    done: asyncio.Future[None],
+    loop: asyncio.AbstractEventLoop,
+    grace: float = KILL_GRACE,
+) -> None:
     """Reap a process when it has ended. `done` is set then, or after `grace` seconds, within which it should have ended."""
     try:
         pidfd = os.pidfd_open(popen.pid)
@@ -386,9 +393,11 @@ class Launch:
         if self.template is None:
             return False
         options = {
-            "niceness": niceness, "cpus": self._cpus, "request_bytes": self.request_bytes if self.request_fd >= 0 else 0,
+            "niceness": niceness,
+            "cpus": self._cpus,
+            "request_bytes": self.request_bytes if self.request_fd >= 0 else 0,
             "result_bytes": self.result_bytes if result_fd >= 0 else 0,
-        }  # fmt: skip
+        }
         self.template.fork(options, [fd for fd in (end, self.request_fd, result_fd) if fd >= 0], done)
         return True
 

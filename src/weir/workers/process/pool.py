@@ -33,9 +33,15 @@ class ProcessPool:
     """
 
     def __init__(
-        self, model: type[Model] | str, params: dict[str, Any], settings: WorkerSettings, *, name: str,
-        max_batch_size: int, stop_grace: float = STOP_GRACE,
-    ) -> None:  # fmt: skip
+        self,
+        model: type[Model] | str,
+        params: dict[str, Any],
+        settings: WorkerSettings,
+        *,
+        name: str,
+        max_batch_size: int,
+        stop_grace: float = STOP_GRACE,
+    ) -> None:
         self._model = model
         self._params = params
         self._settings = settings
@@ -267,10 +273,12 @@ class ProcessPool:
         launch = self._launch(
             index,
             request_fd=-1 if self._arena is None else self._arena.fd,
-            request_bytes=self._settings.arena_bytes, result_bytes=self._settings.arena_bytes,
-            lends=isinstance(self._model, type) and is_tensor_model(self._model), template=self._template or self._common,
+            request_bytes=self._settings.arena_bytes,
+            result_bytes=self._settings.arena_bytes,
+            lends=isinstance(self._model, type) and is_tensor_model(self._model),
+            template=self._template or self._common,
             bulk=bulk,
-        )  # fmt: skip
+        )
         return SupervisedWorker(launch, self._arena, self, self._listener, asyncio.get_running_loop())
 
     async def _end(self) -> None:

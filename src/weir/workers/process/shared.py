@@ -143,9 +143,12 @@ class _Processes:
         if len(name) > LONGEST_NAME:
             name = f"{labels[0][:LONGEST_NAME]}+{len(labels) - 1}"
         self.pool = ProcessPool(
-            HostedModels, {"hosted": [member.hosted for member in members]},
-            replace(settings, start_timeout=settings.start_timeout * len(members)), name=name, max_batch_size=1,
-        )  # fmt: skip
+            HostedModels,
+            {"hosted": [member.hosted for member in members]},
+            replace(settings, start_timeout=settings.start_timeout * len(members)),
+            name=name,
+            max_batch_size=1,
+        )
         self._shared = shared
 
     def worker_ready(self, worker: int, places: int, *, bulk: bool = False) -> None:

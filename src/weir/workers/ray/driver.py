@@ -148,9 +148,12 @@ def join(address: str, runtime_env: dict[str, Any]) -> dict[str, Any]:
         address=address, logging_level=logging.WARNING, log_to_driver=True, runtime_env=runtime_env or None, **more
     )
     return {
-        "address": context.address_info["gcs_address"], "version": ray.__version__, "resources": ray.cluster_resources(),
-        "nodes": sum(node["Alive"] for node in ray.nodes()), "seconds": time.monotonic() - started,
-    }  # fmt: skip
+        "address": context.address_info["gcs_address"],
+        "version": ray.__version__,
+        "resources": ray.cluster_resources(),
+        "nodes": sum(node["Alive"] for node in ray.nodes()),
+        "seconds": time.monotonic() - started,
+    }
 
 
 def _probe(address: str) -> None:
@@ -427,15 +430,23 @@ class HeldActor(threading.Thread):
         request = self._request
         resources = dict(request.resources)
         options: dict[str, Any] = {
-            "num_cpus": request.num_cpus, "num_gpus": request.num_gpus, "memory": resources.pop("memory", None), "resources": resources,
-            "max_restarts": 0, "max_concurrency": CALLS, **self._cluster.strategy(request),
-        }  # fmt: skip
+            "num_cpus": request.num_cpus,
+            "num_gpus": request.num_gpus,
+            "memory": resources.pop("memory", None),
+            "resources": resources,
+            "max_restarts": 0,
+            "max_concurrency": CALLS,
+            **self._cluster.strategy(request),
+        }
         if request.runtime_env:
             options["runtime_env"] = request.runtime_env
         if request.detached:
             options |= {
-                "name": request.label, "namespace": namespace_of(request.detached), "lifetime": "detached", "get_if_exists": True,
-            }  # fmt: skip
+                "name": request.label,
+                "namespace": namespace_of(request.detached),
+                "lifetime": "detached",
+                "get_if_exists": True,
+            }
         return ray.remote(WorkerActor).options(**options).remote(request.version, self._token)
 
     def _tell_waiting(self) -> None:

@@ -84,8 +84,13 @@ class _Relay(threading.Thread):
     """Passes bytes between an encrypted connection and a plain socket, until one of them ends; then it passes on what has come, and ends the other."""
 
     def __init__(
-        self, encrypted: socket.socket, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, plain: socket.socket,
-    ) -> None:  # fmt: skip
+        self,
+        encrypted: socket.socket,
+        tls: ssl.SSLObject,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        plain: socket.socket,
+    ) -> None:
         super().__init__(name="weir-tls", daemon=True)
         self._encrypted = encrypted
         self._tls = tls

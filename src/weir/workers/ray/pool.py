@@ -318,11 +318,16 @@ class ActorChild(ChannelWithResults):
         variables = launch.variables()
         environment = {"env_vars": variables} if variables else {}
         request = {
-            "group": self._group, "label": f"{launch.name}/{launch.index}",
-            "num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus, "resources": settings.resources,
-            "placement": settings.placement, "runtime_env": environment,
-            "request_bytes": launch.request_bytes if launch.request_fd >= 0 else 0, "result_bytes": launch.result_bytes,
-        }  # fmt: skip
+            "group": self._group,
+            "label": f"{launch.name}/{launch.index}",
+            "num_cpus": settings.num_cpus,
+            "num_gpus": settings.num_gpus,
+            "resources": settings.resources,
+            "placement": settings.placement,
+            "runtime_env": environment,
+            "request_bytes": launch.request_bytes if launch.request_fd >= 0 else 0,
+            "result_bytes": launch.result_bytes,
+        }
         if not settings.ray_detached:
             return {"number": self.number} | request
         what = [request | {"group": ""}, launch.options(), settings.ray_runtime_env, __version__]
@@ -501,9 +506,15 @@ class RayExecutor(ProcessPool):
     """
 
     def __init__(
-        self, model: type[Model] | str, params: dict[str, Any], settings: WorkerSettings, *, name: str,
-        max_batch_size: int, stop_grace: float = STOP_GRACE,
-    ) -> None:  # fmt: skip
+        self,
+        model: type[Model] | str,
+        params: dict[str, Any],
+        settings: WorkerSettings,
+        *,
+        name: str,
+        max_batch_size: int,
+        stop_grace: float = STOP_GRACE,
+    ) -> None:
         if find_spec("ray") is None:
             raise SettingsError(f"executor='ray': Ray is not installed; {INSTALL}")
         refuse_settings(settings, ("cpu_affinity",))
@@ -564,11 +575,16 @@ class RayExecutor(ProcessPool):
     def _make_worker(self, index: int, *, bulk: bool = False) -> RayWorker:
         assert self._link is not None
         launch = Launch(
-            self._name, index, self._source, self._settings, self._max_batch_size,
+            self._name,
+            index,
+            self._source,
+            self._settings,
+            self._max_batch_size,
             request_fd=-1 if self._arena is None else self._arena.fd,
-            request_bytes=self._settings.arena_bytes, result_bytes=self._settings.arena_bytes,
+            request_bytes=self._settings.arena_bytes,
+            result_bytes=self._settings.arena_bytes,
             lends=isinstance(self._model, type) and is_tensor_model(self._model),
-        )  # fmt: skip
+        )
         return RayWorker(launch, self._arena, self, self._listener, self._link)
 
     def unreachable(self, reason: str) -> None:

@@ -100,9 +100,14 @@ class Runner:
     """
 
     def __init__(
-        self, runs: RunnableModel, worker_index: int, *, fatal: tuple[type[BaseException], ...] = ENDS_THE_PROCESS,
-        open_place: Callable[[int], memoryview | None] | None = None, shared: Model | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        runs: RunnableModel,
+        worker_index: int,
+        *,
+        fatal: tuple[type[BaseException], ...] = ENDS_THE_PROCESS,
+        open_place: Callable[[int], memoryview | None] | None = None,
+        shared: Model | None = None,
+    ) -> None:
         self._class, self._params, self._max_batch_size, self._retry_in_halves, self._label = runs
         self._worker_index = worker_index
         self._fatal = fatal

@@ -147,9 +147,14 @@ class TogetherStep:
     """
 
     def __init__(
-        self, name: str, call: Callable[[list[Any]], Any], judge: Callable[[Any, list[Any]], ValuesOrErrors], *,
-        halves: bool, fatal: Fatal,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        call: Callable[[list[Any]], Any],
+        judge: Callable[[Any, list[Any]], ValuesOrErrors],
+        *,
+        halves: bool,
+        fatal: Fatal,
+    ) -> None:
         self._name = name
         self._call = call
         self._judge = judge

@@ -340,9 +340,12 @@ def readers(model: Model) -> dict[str, Callable[[Any], Any]]:
         return lambda payload: arrays(decode(payload))
 
     readers: dict[str, Callable[[Any], Any]] = {
-        OBJECT: arrays, JSON: arrays_in(JSON), MSGPACK: arrays_in(MSGPACK), KSERVE: BodyReader(type(model)),
+        OBJECT: arrays,
+        JSON: arrays_in(JSON),
+        MSGPACK: arrays_in(MSGPACK),
+        KSERVE: BodyReader(type(model)),
         PACKED: Unpacker(partial(to_arrays, declared=model.inputs)),
-    }  # fmt: skip
+    }
     is_joined = is_batched(type(model)) and not (model.separate or model.streaming)
     if not (is_joined and all(tensor.optional for tensor in model.inputs)):
         return readers
