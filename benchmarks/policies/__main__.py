@@ -31,6 +31,7 @@ IN_ORDER = (
     devices.DEVICE_DEADLINES,
     uneven.UNEVEN,
     served_pairs.SERVED_PAIRS,
+    served_pairs.SERVED_TRACES,
     scenarios.EXTREMES,
 )
 COMPARISONS = {each.name: each for each in IN_ORDER}

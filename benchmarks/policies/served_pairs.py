@@ -1,4 +1,5 @@
-"""Pairs of models that sleep, on one device of a real server: what each order costs, against the exact optimum on the same arrivals.
+"""Pairs of models that sleep, on one device of a real server: what each order costs, against the exact optimum on the same arrivals; and two
+recorded services as such a pair.
 
 A server for each order runs at the same time as the others, so that all find the machine in the same state. Requests are sent at
 their instants, whether answers come or not, and response times count from that instant. A first part of each run does not count:
@@ -23,10 +24,12 @@ from tests.policy.two_models import Numbers, Rule, TwoModels
 
 from benchmarks.beside import Load, Sender
 from benchmarks.harness.servers import Server, serving, weir_command
-from benchmarks.policies.devices import ORDERS
+from benchmarks.policies.bursts import TRACES
+from benchmarks.policies.devices import ORDERS, RIVALS
 from benchmarks.policies.harness import Compared, Comparison, Effort
 from weir.policy.cost.profile import Profile
 from weir.policy.solve.device import DeviceLoad
+from weir.simulation.arrivals import read_trace
 from weir.simulation.device import solve_device
 
 NAMES = ("first", "second")
@@ -36,18 +39,22 @@ SHARE = 0.1  # of `--requests`: what is sent takes real time
 
 
 class Pair(NamedTuple):
-    """Two models, which sleep fixed + each·b ms and use so many times as much energy; and their parts of the device's time."""
+    """Two models, which sleep fixed + each·b ms and use so many times as much energy; and their parts of the device's time. A batch has at
+    most `largest` rows."""
 
     title: str
     fixed_ms: tuple[float, float]
     each_ms: tuple[float, float]
     load: tuple[float, float]
     energy_weight: float = 0.0
+    largest: int = 8
 
     def profiles(self) -> list[Profile]:
         """Return what is known of the models."""
         return [
-            Profile.linear(alpha_ms=each, tau0_ms=fixed, beta_mj=each, zeta0_mj=2.0 * fixed, max_batch_size=8)
+            Profile.linear(
+                alpha_ms=each, tau0_ms=fixed, beta_mj=each, zeta0_mj=2.0 * fixed, max_batch_size=self.largest
+            )
             for fixed, each in zip(self.fixed_ms, self.each_ms, strict=True)
         ]
 
@@ -57,6 +64,13 @@ PAIRS = (
     Pair("20 and 210 ms, load 0.7", (10.0, 200.0), (10.0, 10.0), (0.4, 0.3)),
     Pair("105 and 60 ms with energy, load 0.35", (100.0, 40.0), (5.0, 20.0), (0.2, 0.15), 40.0),
 )
+SPEED = 10.0  # times as fast as the recorded hour
+FIXED_MS, EACH_MS, LARGEST = (
+    4.0,
+    1.0,
+    16,
+)  # of both services, before they are made longer to give their parts of the load
+TRACE_LOADS = ((0.35, 0.35),)
 
 
 class Counts(NamedTuple):
@@ -108,6 +122,31 @@ def compare_served(effort: Effort) -> Compared:
     return made
 
 
+def compare_served_traces(effort: Effort) -> Compared:
+    """Compare the orders on two recorded services: their requests, faster than they were, of two models whose times make the load."""
+    both = [read_trace(TRACES / f"azure-{name}.csv")[0] / SPEED for name in ("conv", "code")]
+    seconds = min(float(np.sort(np.concatenate(both))[: effort.requests][-1]), *(float(each[-1]) for each in both))
+    arrivals = [each[each < seconds] for each in both]
+    lines = f"{sum(map(len, arrivals)):,} requests, {SPEED:g} times as fast as recorded, a quarter of them not counted"
+    titles = ["parts of the load", "order", "response, ms", "above the longest queue, %"]
+    made = Compared(titles, about={"lines": lines})
+    base = Profile.linear(alpha_ms=EACH_MS, tau0_ms=FIXED_MS, max_batch_size=LARGEST)
+    for load in TRACE_LOADS:
+        longer = [own * base.max_rate * seconds / len(at) for own, at in zip(load, arrivals, strict=True)]
+        fixed, each = ((of * longer[0], of * longer[1]) for of in (FIXED_MS, EACH_MS))
+        pair = Pair(f"chat {load[0]:g}, code {load[1]:g}", fixed, each, load, largest=LARGEST)
+        found = uvloop.run(_served(pair, pair.profiles(), arrivals, seconds))
+        longest = found["longest"].response_ms
+        for order, ran in found.items():
+            above = 100.0 * (ran.response_ms / longest - 1.0)
+            made.rows.append([pair.title, order, f"{ran.response_ms:.1f}", f"{above:+.1f}"])
+        made.values[pair.title] = [
+            100.0 * (found["solved"].response_ms / found[each].response_ms - 1.0) for each in RIVALS
+        ]
+        effort.step(pair.title)
+    return made
+
+
 def _instants(rate: float, seconds: float, seed: list[int]) -> Numbers:
     gaps = np.random.default_rng(seed).exponential(1.0 / rate, int(2.0 * rate * seconds) + 20)
     times: Numbers = np.cumsum(gaps)
@@ -120,9 +159,7 @@ def _played(exact: TwoModels, rule: Rule, arrivals: list[Numbers], seconds: floa
     return Ran(float(np.nanmean(np.concatenate(waits))), sum(energy) / 1000.0 / seconds, list(exact.profiles))
 
 
-async def _served(
-    pair: Pair, profiles: list[Profile], arrivals: list[Numbers], seconds: float
-) -> dict[str, Ran]:  # fmt: skip
+async def _served(pair: Pair, profiles: list[Profile], arrivals: list[Numbers], seconds: float) -> dict[str, Ran]:
     """Return what each order comes to, all at the same time."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
@@ -140,7 +177,7 @@ def _server(folder: Path, pair: Pair, profiles: list[Profile], order: str) -> An
         file = folder / f"{name}.toml"
         file.write_text(profile.to_toml())
         tables[name] = {
-            "target": "benchmarks.models:Sleeps", "max_queue_delay": 30.0,
+            "target": "benchmarks.models:Sleeps", "max_queue_delay": 30.0, "max_batch_size": pair.largest,
             "policy": f"auto:profile={file},energy_weight={pair.energy_weight:g}" if order == "solved" else "greedy",
             "params": {"fixed_ms": pair.fixed_ms[number], "each_ms": pair.each_ms[number]},
         }  # fmt: skip
@@ -208,5 +245,12 @@ SERVED_PAIRS = Comparison(
     "Pairs of models that sleep, on one device of a real server",
     lambda seeds: len(PAIRS),
     compare_served,
+    exact=True,
+)
+SERVED_TRACES = Comparison(
+    "device-traces-served",
+    "Two recorded services on one device of a real server",
+    lambda seeds: len(TRACE_LOADS),
+    compare_served_traces,
     exact=True,
 )
