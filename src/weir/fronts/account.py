@@ -12,13 +12,8 @@ from typing import Any, TypeVar
 from weir.protocols.account import Account
 from weir.protocols.settings import HttpSettings
 
-_CONNECTIONS, _BYTES, _REFUSED, _CALLS, _FIELDS = (
-    0,
-    1,
-    2,
-    3,
-    8,
-)  # places in a row, which fills a line of the CPU's cache
+# Places in a row, which fills a line of the CPU's cache.
+_CONNECTIONS, _BYTES, _REFUSED, _CALLS, _FIELDS = 0, 1, 2, 3, 8
 _WORD = 8  # bytes
 T = TypeVar("T")
 
