@@ -81,7 +81,13 @@ def check(settings: Settings) -> bool:
 def _check_folder(folder: FolderRepository, settings: Settings) -> bool:
     """Check the models of a repository, and whether each fits into the memory for all together."""
     models, wrong, room = list[ModelToServe](), 0, settings.repository.room
-    for name in names_to_start(CombinedRepository([folder]), settings.repository.load):
+    names = names_to_start(CombinedRepository([folder]), settings.repository.load)
+    if not names:
+        where = settings.repository.model_repository
+        raise SettingsError(
+            f"model_repository={where!r}: has no model to check; each folder in it is one (see weir serve --help)"
+        )
+    for name in names:
         try:
             models += folder.read(name).versions
         except WeirError as error:

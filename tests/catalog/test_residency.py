@@ -377,6 +377,48 @@ def test_pinned_models_stay_and_are_loaded_at_the_start() -> None:
     run(main())
 
 
+def test_the_start_leaves_to_requests_what_they_have_called_before_it() -> None:
+    async def main() -> None:
+        house = House("a", "b", "c", memory=3.0)
+        house.fails.add("c")
+        with pytest.raises(ModelNotReady, match="no weights"):
+            await house.ask("c")
+        assert await house.ask("a") == ["a", 0]
+        house.gate.clear()
+        waiting = asyncio.create_task(house.ask("b"))
+        await until(lambda: house.starts == ["c", "a", "b"])
+        await house.manager.start()
+        house.gate.set()
+        assert await waiting == ["b", 0]
+        assert house.starts == ["c", "a", "b"]
+        await house.manager.stop()
+
+    run(main())
+
+
+def test_a_model_that_a_request_called_before_its_start_is_started_once() -> None:
+    async def main() -> None:
+        house = House("a")
+        service = await house.find("a")
+        manager = Manager(
+            house.registry, house.shelf, house.make, residency=house.residency
+        )  # as if it were one of the first
+        house.gate.clear()
+        waiting = asyncio.create_task(service.infer(0))
+        await until(lambda: house.starts == ["a"])
+        start = asyncio.create_task(manager.start())
+        await turns()
+        assert not start.done()
+        house.gate.set()
+        await start
+        assert await waiting == ["a", 0]
+        await service.start()
+        assert house.starts == ["a"]
+        await manager.stop()
+
+    run(main())
+
+
 def test_an_unloaded_model_is_read_and_loaded_again_by_the_next_request() -> None:
     async def main() -> None:
         house = House("a")

@@ -49,11 +49,12 @@ def test_a_file_is_found_from_the_working_directory(tmp_path: Path, monkeypatch:
 def test_a_file_without_the_name_of_a_class_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "square.py").write_text("")
     (tmp_path / "models").mkdir()
-    for target, hint in (
-        ("square.py", "name the class or function in it: square.py:NAME"),
-        ("models", "a folder of models is served whole: weir serve models"),
+    for command, target, hint in (
+        ("check", "square.py", "name the class or function in it: square.py:NAME"),
+        ("check", "models", "has no model to check; each folder in it is one (see weir serve --help)"),
+        ("profile", "models", "a folder of models is served whole: weir serve models"),
     ):
-        done = weir_here("check", target, cwd=tmp_path)
+        done = weir_here(command, target, cwd=tmp_path)
         assert done.returncode == 2 and done.stderr.strip().endswith(hint), done.stderr
 
 

@@ -363,6 +363,7 @@ class Manager:
         residency: Residency | None = None,
     ) -> None:
         self.registry = registry
+        self._first = registry.all
         self._repository = repository
         self._make = make
         self._allow_files = allow_files
@@ -375,9 +376,10 @@ class Manager:
             registry.on_demand, registry.read = self._reads.reasons, self._reads.read
 
     async def start(self) -> None:
-        """Start all models of the registry and the steps of its chains, at the same time; return when all are ready.
+        """Start all models that the registry had when this was made, and the steps of their chains, at the same time; return when
+        all are ready. Requests may have called others meanwhile, which are loaded for these.
 
-        When one fails, the others are stopped and its error is raised.
+        When one fails, all are stopped and its error is raised.
         """
         await self._changes.make(self._start)
 
@@ -485,13 +487,15 @@ class Manager:
     async def _start(self) -> None:
         if self._residency is not None:
             self._residency.open()
-        while names := await self._missing(self.registry.all):
+        starting = list(self._first)
+        while names := await self._missing(starting):
             for name in names:
                 reading = await self._read(name, "", None, None)
                 services = [await import_in_thread(partial(self._make, model)) for model in reading.versions]
                 self.registry.join(services)
                 self._put(name, services, reading.default, reading.versions)
-        await self.registry.start()
+                starting += services
+        await self.registry.start(starting)
 
     async def _read_first(self, name: str) -> None:
         """Register a model that is not loaded before a request comes for it."""

@@ -137,12 +137,12 @@ class Registry:
         """Return the state of every model, by label, as a JSON-able dict."""
         return {service.label: service.state() for service in self.all}
 
-    async def start(self) -> None:
-        """Start all models at the same time; return when all are ready.
+    async def start(self, services: "Sequence[Service] | None" = None) -> None:
+        """Start all models, or only `services`, at the same time; return when all are ready.
 
-        When one fails, the others are stopped and its error is raised.
+        When one fails, all models are stopped and its error is raised.
         """
-        starts = [asyncio.ensure_future(service.start()) for service in self.all]
+        starts = [asyncio.ensure_future(service.start()) for service in (self.all if services is None else services)]
         try:
             await asyncio.gather(*starts)
         except BaseException:

@@ -84,6 +84,9 @@ class Residency:
 
     async def load(self, generation: Generation) -> None:
         """See OnDemand."""
+        model = self.core.models.get(generation)
+        if model is not None and model.presence is Presence.LOADED:
+            return
         loaded = self._loads.setdefault(generation, asyncio.get_running_loop().create_future())
         refusal = self.wanted(generation, float("inf"), self.clock())
         if refusal is not None:

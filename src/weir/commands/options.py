@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from weir.catalog.sources import ModelToServe
+
 
 # The settings that `--help` shows, with an example of each; the others follow by --help=all, a heading or a word.
 EXAMPLES: Mapping[str, str] = MappingProxyType({
@@ -62,6 +64,16 @@ def settings_of(
     SettingsError."""
     flags = {name: [text_of(value) for value in values] for name, values in options.items() if values}
     return read_settings(targets or [], flags, os.environ, only(config), kind, ignored=TEXT_VARIABLES)
+
+
+def single_model(settings: Settings, target: str) -> "ModelToServe":
+    """Return the model of a command's only TARGET. Raises SettingsError if it is a folder of models."""
+    for model in settings.models:
+        if model.target == target:
+            return model
+    raise SettingsError(
+        f"TARGET {target!r}: must be one model; a folder of models is served whole: weir serve {target}"
+    )
 
 
 def with_signature(command: Callable[..., Any], parameters: list[inspect.Parameter]) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ from weir.commands.options import (
     print_table,
     settings_of,
     settings_parameters,
+    single_model,
     text_of,
     with_signature,
     write_atomically,
@@ -54,7 +55,7 @@ def _profile(
     """
     own = {name: value_of(OWN[name], list(map(text_of, options[name] or ()))) for name in OWN if options.get(name)}
     settings = settings_of([target], config, {name: value for name, value in options.items() if name not in OWN})
-    model = next(model for model in settings.models if model.target == target)
+    model = single_model(settings, target)
     path = output or Path(f"{model.name}.profile.toml")
     check_writable(path)
     picture = figure or path.with_suffix("")

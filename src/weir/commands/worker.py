@@ -4,7 +4,7 @@ from typing import Any
 
 import typer
 
-from weir.commands.options import parameter, settings_of, settings_parameters, with_signature
+from weir.commands.options import parameter, settings_of, settings_parameters, single_model, with_signature
 from weir.errors import SettingsError
 from weir.messages import JSON
 from weir.settings import TRUST, declared_settings
@@ -35,7 +35,7 @@ def _worker(
 
     address = parse_address(connect, "--connect")
     settings = settings_of([target], config, options)
-    model = next(model for model in settings.models if model.target == target)
+    model = single_model(settings, target)
     service = make_service(model._replace(settings={**model.settings, "executor": "inline", "worker_socket": None}), ())
     if service.facts.takes_tensors or service.facts.streaming:
         raise SettingsError(f"{target}: external workers run models of items only, not tensor or streaming models")

@@ -95,7 +95,7 @@ class OnDemand(Protocol):
         if it may wait."""
 
     async def load(self, generation: "Generation") -> None:
-        """Have `generation` started; return when it is. Raises what its `begin` raises, and ModelNotReady."""
+        """Have `generation` started, unless a request has; return when it is. Raises what its `begin` raises, and ModelNotReady."""
 
     def ended(self, generation: "Generation") -> None:
         """Note that `generation` was stopped for good."""
@@ -249,8 +249,8 @@ class Generation:
         self.driver.policy_changed()
 
     def renew(self) -> None:
-        """Make a new driver unless the present one is new. Raises Conflict if the present one runs."""
-        if self.driver.phase is DriverPhase.RUNNING:
+        """Make a new driver if the present one was stopped. Raises Conflict if it runs, unless a request may have started it."""
+        if self.driver.phase is DriverPhase.RUNNING and self.on_demand is None:
             raise Conflict(f"service {self.label!r} is already running")
         if self.driver.phase is DriverPhase.STOPPED:
             self._replace_driver()
