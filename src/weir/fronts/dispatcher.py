@@ -269,9 +269,8 @@ class ConnectedFront:
         self._texts: TextsOfFront | None = None
         self._next = 0  # the lowest number that a request may have
         self._forms: dict[int, KnownForm] = {}
-        self._most = (
-            2 * account.max_connections
-        )  # each has one request at a time, and there may be as many calls of gRPC
+        # Each connection has one request at a time, and there may be as many calls of gRPC.
+        self._most = 2 * account.max_connections
         self.silent = 0  # seconds since its last message, as `sweep` counts them
         self._now = 0.0  # when the present messages came
         self._catalogue = catalogue

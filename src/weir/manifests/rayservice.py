@@ -28,12 +28,8 @@ DEPLOYMENT = "Weir"
 PORT = 8000  # of Ray Serve's proxies, which KubeRay's Service leads to
 MODELS = "/srv/models"  # where the image has the models' code
 _HEAD = {"requests": {"cpu": "1", "memory": "4Gi"}, "limits": {"memory": "4Gi"}}
-_OF_RAY = (
-    "gRPC",
-    "Frontends",
-    "Repository",
-    "Process",
-)  # headings of settings that an application inside Ray Serve cannot have
+# Headings of settings that an application inside Ray Serve cannot have.
+_OF_RAY = ("gRPC", "Frontends", "Repository", "Process")
 _OF_TELEMETRY = ("metrics", "metrics_namespace", "access_log")  # those of that heading that it can
 
 

@@ -14,14 +14,8 @@ from weir.errors import SettingsError
 from weir.profiling.energy import Meter, find_nvml, find_rapl, load_library
 from weir.workers.cpus import cpu_count
 
-NOTED = (
-    "numpy",
-    "onnxruntime",
-    "torch",
-    "jax",
-    "tensorflow",
-    "scikit-learn",
-)  # libraries whose version is noted if installed
+# Libraries whose version is noted if installed.
+NOTED = ("numpy", "onnxruntime", "torch", "jax", "tensorflow", "scikit-learn")
 
 
 class Meters(NamedTuple):

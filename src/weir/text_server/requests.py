@@ -177,10 +177,8 @@ class EncodeRequest:
         self.texts = texts
         self.places = places
         self.call = call
-        self.key = (
-            query.priority,
-            query.client or object(),
-        )  # not the request itself, which would make a reference cycle
+        # Not the request itself, which would make a reference cycle.
+        self.key = (query.priority, query.client or object())
         self.deadline = deadline
         self.rule = rule
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

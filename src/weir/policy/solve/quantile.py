@@ -123,9 +123,8 @@ class QuantileSampler:
         _, beyond = model.rate_of(once, chain, actions, visits)
         time = float(model.sojourn[model.size])
         _, waiting = model.rate_of(rows, chain, actions, visits)
-        reached = (
-            beyond > np.finfo(np.float64).eps * visits.sum()
-        )  # what is less is left by rounding, and no row sees it
+        # What is less is left by rounding, and no row sees it.
+        reached = beyond > np.finfo(np.float64).eps * visits.sum()
         self._mean_above = max(0.0, waiting / time / beyond - model.longest - 1.0) if reached else 0.0
         spent = np.append(visits, beyond) * model.sojourn[self._actions]
         return np.asarray(spent / spent.sum(), dtype=np.float64)

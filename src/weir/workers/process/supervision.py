@@ -142,10 +142,8 @@ class SupervisedWorker:
         self._batches: dict[int, Flight] = {}
         self._error: WeirError | None = None  # the error in StartFailed
         self._started = False
-        self._cpu_times = (
-            0.0,
-            0.0,
-        )  # how long a worker of idle priority had run and waited for a CPU, before its batch and at the last look
+        # How long a worker of idle priority had run and waited for a CPU, before its batch and at the last look.
+        self._cpu_times = (0.0, 0.0)
         self._timer: asyncio.TimerHandle | None = None
         self._start_limit = self._limit("start_timeout", "it had not loaded within")
         self._predict_limit = self._limit("predict_timeout", "a batch ran longer than")
