@@ -7,6 +7,7 @@ highest that LoadGen calls valid, found by halving below the rate of Offline. Lo
 import os
 import re
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ SHARES = {NULL: 0.6, TIMED: 1.0}  # of the seconds of load: many queries a secon
 SWEEP = [(batch, wait) for batch in (8, 16, 32) for wait in (0, 10)]  # batch size, and the longest wait in ms
 HALVINGS, QUICK_HALVINGS, SWEEP_HALVINGS = 5, 3, 4
 CONNECTIONS = 256
+PATIENCE = 60.0  # seconds beyond five times those of load: a server that needs more has not kept up
 EXPECTED = {NULL: 4000.0, TIMED: 200.0}  # queries/s, to begin with
 DEFAULTS = (0, 0)
 # What LoadGen's summary calls what the tables show.
@@ -193,7 +195,10 @@ class Judge:
                 python_of("loadgen"), "-m", "benchmarks.loadgen.sut", scenario, "--rate", f"{rate:.6g}", "--bound-ms", f"{BOUND_MS:.6g}",
                 "--seconds", f"{seconds or self.seconds:g}", "--connections", str(connections), "--output", folder, *self.asked.arguments,
             ]  # fmt: skip
-            wrong = ask(command)["wrong"]
+            try:
+                wrong = ask(command, timeout=PATIENCE + 5.0 * (seconds or self.seconds))["wrong"]
+            except subprocess.TimeoutExpired:
+                return {"valid": False, "rate": 0.0}
             found = figures(Path(folder, SUMMARY).read_text())
             self.summaries.mkdir(exist_ok=True)
             kept = self.summaries / f"{self.name}, {scenario}.txt".replace(" ", "-").replace(",", "").lower()
@@ -204,12 +209,12 @@ class Judge:
     def offline(self, expected: float) -> dict[str, Any]:
         """Run Offline, after a short run that says which rate to expect."""
         first = self.run("Offline", expected, seconds=1.0)
-        return self.run("Offline", 1.1 * first["rate"])
+        return self.run("Offline", 1.1 * first["rate"]) if first["rate"] else first
 
-    def highest(self, most: float, halvings: int) -> tuple[float, dict[str, Any]]:
-        """Return the highest rate of Server that is valid, and what was found there; 0 if even the first is not."""
-        low, high, best = 0.0, most, {}
-        for _ in range(halvings):
+    def highest(self, most: float, halvings: int, low: float = 0.0) -> tuple[float, dict[str, Any]]:
+        """Return the highest rate of Server above `low` that is valid, and what was found there; `low` if none is."""
+        high, best = most, dict[str, Any]()
+        for _ in range(halvings if most > low else 0):
             rate = (low + high) / 2
             found = self.run("Server", rate)
             if found["valid"]:
@@ -259,12 +264,15 @@ def _row(judge: Judge, kind: str, halvings: int) -> tuple[list[str], float, floa
     several = judge.run("MultiStream", connections=8)
     rate, there = judge.highest(offline["rate"], halvings)
 
-    def shown(found: dict[str, Any], text: str) -> str:
-        return text if found.get("valid") else f"{text} (INVALID)"
+    def shown(found: dict[str, Any], name: str) -> str:
+        if name not in found or not found.get("rate", 1.0):
+            return f"not within {PATIENCE + 5.0 * judge.seconds:.0f} s"
+        text = count(found[name]) if name == "rate" else milliseconds(found[name] / 1e9)
+        return text if found["valid"] else f"{text} (INVALID)"
 
     return [
-        count(rate), milliseconds(there.get("p99_ns", 0) / 1e9) if there else "", shown(single, milliseconds(single["p90_ns"] / 1e9)),
-        shown(several, milliseconds(several["p99_ns"] / 1e9)), shown(offline, count(offline["rate"])),
+        count(rate), milliseconds(there["p99_ns"] / 1e9) if there else "", shown(single, "p90_ns"),
+        shown(several, "p99_ns"), shown(offline, "rate"),
     ], rate, offline["rate"]  # fmt: skip
 
 
@@ -276,7 +284,10 @@ def _swept(run: Run, result: Result, rates: dict[tuple[str, str], float]) -> lis
         for settings in SWEEP:
             with contender.start(TIMED, settings) as asked:
                 most = settings[0] / (FIXED + PER_ROW * settings[0])
-                found, _ = Judge(asked, f"{contender.name} swept", run).highest(most, SWEEP_HALVINGS)
+                judge = Judge(asked, f"{contender.name} swept", run)
+                if best[0] and not judge.run("Server", best[0])["valid"]:
+                    continue  # these settings do not even reach the best rate so far
+                found, _ = judge.highest(most, SWEEP_HALVINGS, best[0])
             best = max(best, (found, settings))
         rates["swept", contender.name] = best[0]
         chosen.append((contender, best[1]))
