@@ -29,6 +29,17 @@ def fronts_of(served: Served) -> list[psutil.Process]:
     return sorted(found, key=lambda front: front.pid)
 
 
+def workers_of(served: Served) -> list[psutil.Process]:
+    """Return the processes of the server that are no fronts and have no children: workers, and templates that wait."""
+    fronts = {front.pid for front in fronts_of(served)}
+    found = []
+    for each in served.children():
+        with suppress(psutil.Error):
+            if each.pid not in fronts and "fronts.entry" not in " ".join(each.cmdline()) and not each.children():
+                found.append(each)
+    return found
+
+
 LOST = (ConnectionError, ssl.SSLEOFError)  # with TLS, a front that is killed does not say that it closes
 TLS = ssl.create_default_context(cafile=FILES["tls_certfile"])
 

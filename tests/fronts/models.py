@@ -72,3 +72,25 @@ class GatedAdd(Add):
             self.gate.read_text()
         self.waits = False
         return super().predict(batch)
+
+
+class Large(weir.Model):
+    """Answers a number with a letter, many times."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [letters(item) for item in batch]
+
+
+def letters(number: int) -> str:
+    """Return what `Large` answers."""
+    return chr(ord("a") + number % 26) * 600_000
+
+
+class Rows(weir.Model):
+    """Long rows, each full of one number."""
+
+    inputs = (weir.Tensor("a", "FP32", (-1, 1)),)
+    outputs = (weir.Tensor("row", "FP32", (-1, 100_000)), weir.Tensor("text", "BYTES", (-1, 1)))
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"row": batch["a"].repeat(100_000, axis=1), "text": batch["a"].astype(int).astype(bytes).astype(object)}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import pytest
 
-from weir.fronts.lending import LentPlace
+from weir.fronts.lending import LentPlace, MemoryReceiver
 from weir.fronts.link import Link
 from weir.fronts.messages import (
     CallerLeft,
@@ -20,6 +20,7 @@ from weir.fronts.messages import (
     reader_of_dispatcher,
     reader_of_front,
 )
+from weir.fronts.outputs import OutputReader
 from weir.fronts.remote import HandedOver, Requests
 from weir.messages import JSON
 from weir.wire.inference import ArenaArrays
@@ -42,7 +43,7 @@ def sent_by(act: Callable[[Requests], None]) -> list[list[Any]]:
         ours, theirs = socket.socketpair()
         with theirs:
             link: Link[Any] = Link(ours, asyncio.get_running_loop(), reader_of_dispatcher(), print, print)
-            act(Requests(link))
+            act(Requests(link, OutputReader(MemoryReceiver(ours), link.put, asyncio.get_running_loop())))
             await asyncio.sleep(0)
             frames = reader_of_front().feed(theirs.recv(8 << 20))
             link.close()

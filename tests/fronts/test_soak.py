@@ -8,24 +8,13 @@ from contextlib import suppress
 import psutil
 import pytest
 from tests.frontends.http.sockets import FILES
-from tests.fronts.kit import LOST, SQUARE, Caller, Callers, fronts_of, is_squared, metrics_of, total
+from tests.fronts.kit import LOST, SQUARE, Caller, Callers, fronts_of, is_squared, metrics_of, total, workers_of
 from tests.served import Served, until
 
 ENCRYPTED = ("--tls-certfile", FILES["tls_certfile"], "--tls-keyfile", FILES["tls_keyfile"])
 CONNECTIONS = int(os.environ.get("SOAK_CONNECTIONS", "100000"))
 SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
 MOST_GROWTH = 8 << 20  # bytes by which the dispatcher may be larger at the end
-
-
-def workers_of(served: Served) -> list[psutil.Process]:
-    """Return the processes of the server that are no fronts and have no children: workers, and templates that wait."""
-    fronts = {front.pid for front in fronts_of(served)}
-    found = []
-    for each in served.children():
-        with suppress(psutil.Error):
-            if each.pid not in fronts and "fronts.entry" not in " ".join(each.cmdline()) and not each.children():
-                found.append(each)
-    return found
 
 
 def admitted(served: Served) -> bool:

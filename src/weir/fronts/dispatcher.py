@@ -30,6 +30,7 @@ from weir.fronts.messages import (
     ModelTable,
     MustHandOver,
     Noted,
+    OutputsRead,
     PlaceFree,
     PlainOutputs,
     Refuse,
@@ -40,6 +41,7 @@ from weir.fronts.messages import (
     SentText,
     Submit,
     Transferred,
+    WantCopy,
     WantPlace,
     batched,
     reader_of_front,
@@ -47,6 +49,7 @@ from weir.fronts.messages import (
     sent_error,
     unpacked_key,
 )
+from weir.fronts.outputs import PlacedOutputs
 from weir.fronts.passing import ConnectionReceiver, Passed
 from weir.messages import Dispatch, Kind, Observer
 from weir.model import overrides
@@ -210,9 +213,9 @@ class RemoteRequest(RequestBase):
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Send the output to the front."""
-        if type(output) is not bytes:
-            output = _taken_out(output)
         front, number = self.front, self.number
+        if type(output) is not bytes:
+            output = front.in_place(number, output, dispatch)
         if front.open.pop(number, None) is None:
             return
         answers = front.answers or front.new_answers()
@@ -262,6 +265,7 @@ class ConnectedFront:
         self._link: Link[list[FromFront]] = Link(link, loop, reader_of_front(), self._received, ended)
         self._receiver = ConnectionReceiver(connections, loop, passed, account.max_bytes)
         self._lent = Lent(connections, self._link.put)
+        self._outputs = PlacedOutputs(connections, self._link.put)
         self._pressed = pressed
         self.put = self._link.put  # sends a message in this turn
         self.send = self._link.send  # sends it now
@@ -284,7 +288,7 @@ class ConnectedFront:
         self.answer_bytes = 0
         self._link.open()
         self._readers = {
-            Submit: self._submit, Reported: self._reported, RequestForm: self._know, WantPlace: self._want, PlaceFree: self._take_back, CallerLeft: self._withdraw, Transferred: self._count, Refused: self._refused,
+            Submit: self._submit, Reported: self._reported, RequestForm: self._know, WantPlace: self._want, PlaceFree: self._take_back, OutputsRead: self._has_read, WantCopy: self._copy, CallerLeft: self._withdraw, Transferred: self._count, Refused: self._refused,
             AccessLine: self._write_line, Noted: _note, FrontListens: self._listens, Alive: _alive, Drained: self._has_drained,
         }  # fmt: skip
 
@@ -314,6 +318,7 @@ class ConnectedFront:
         for request in requests.values():
             request.handle.cancel(request)
         self._lent.close()
+        self._outputs.close()
 
     # What comes from the front.
 
@@ -423,6 +428,18 @@ class ConnectedFront:
         except ValueError as error:
             raise _Violation(str(error)) from None
 
+    def _has_read(self, message: OutputsRead) -> None:
+        try:
+            self._outputs.read(message.numbers)
+        except ValueError as error:
+            raise _Violation(str(error)) from None
+
+    def _copy(self, message: WantCopy) -> None:
+        try:
+            self._link.put(self._outputs.copied(message.number))
+        except ValueError as error:
+            raise _Violation(str(error)) from None
+
     def _withdraw(self, message: CallerLeft) -> None:
         request = self.open.pop(message.number, None)
         if request is not None:
@@ -476,6 +493,13 @@ class ConnectedFront:
         """Whether the front must not get more before it has read."""
         return bool(self._claim.held_bytes) and self.charge_unread() > self._account.max_connection_bytes
 
+    def in_place(self, number: int, output: Any, dispatch: Dispatch) -> bytes:
+        """Have the front read the Block `output` in its place, which ends the request; or return its bytes, if they must travel."""
+        if number in self.open and not self.is_full and self._outputs.place(number, output, batched(dispatch)):
+            del self.open[number]
+            return b""
+        return _taken_out(output)
+
     def fail(self, number: int, error: WeirError) -> None:
         """Send the error of a request."""
         self.open.pop(number, None)
@@ -493,6 +517,7 @@ class ConnectedFront:
         self.silent += 1
         self.charge_unread()
         self._lent.sweep()
+        self._outputs.sweep()
 
     def charge_unread(self) -> int:
         """Charge what the front has not read to the account of the whole server, and return how many bytes it is. It may be the part of one connection."""

@@ -38,8 +38,10 @@ from weir.fronts.messages import (
     FrontListens,
     GiveBack,
     Granted,
+    MemoryGone,
     ModelTable,
     Noted,
+    PlacedOutput,
     PlaceFree,
     PlainOutputs,
     Refuse,
@@ -49,6 +51,7 @@ from weir.fronts.messages import (
     reader_of_dispatcher,
     sent_error,
 )
+from weir.fronts.outputs import OutputReader
 from weir.fronts.passing import ConnectionSender
 from weir.fronts.relaying import Relays
 from weir.fronts.remote import RemoteModels, Requests
@@ -315,8 +318,10 @@ class Front:
         )
         logging.basicConfig(level=config.log_level, handlers=[RemoteHandler(self._link)], force=True)
         set_timeout_status(config.http.timeout_status)
-        self._requests = Requests(self._link)
-        self._models = RemoteModels(self._requests, config.fronts, MemoryReceiver(ends.connections))
+        memory = MemoryReceiver(ends.connections)
+        self._outputs = OutputReader(memory, self._link.put, loop)
+        self._requests = Requests(self._link, self._outputs)
+        self._models = RemoteModels(self._requests, config.fronts, memory)
         self._product = product = config.product
         self._sender = ConnectionSender(ends.connections, loop)
         self._account = account = SharedAccount(config.http, SharedFigures(ends.figures, config.fronts + 1), ends.index)
@@ -370,6 +375,8 @@ class Front:
         for message in messages:
             if isinstance(message, PlainOutputs):
                 self._requests.answered(message)
+            elif isinstance(message, PlacedOutput):
+                self._requests.placed(message)
             elif isinstance(message, TextOutputs):
                 from weir.fronts.tokens import take_outputs
 
@@ -380,6 +387,8 @@ class Front:
                 self._granted(message)
             elif isinstance(message, GiveBack):
                 self._give_back(message.model)
+            elif isinstance(message, MemoryGone):
+                self._outputs.forget(message)
             elif isinstance(message, Refuse):
                 self._refuse()
             elif isinstance(message, Drain):

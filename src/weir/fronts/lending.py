@@ -16,18 +16,29 @@ from typing import TYPE_CHECKING, Any
 
 from weir.fronts.messages import Granted, PlaceFree, SentPlace, WantPlace
 from weir.wire.packed import head_of_views
-from weir.workers.arena import Arena, Mapping, SharedBlock
+from weir.workers.arena import Arena, Mapping, Results, SharedBlock
 
 if TYPE_CHECKING:
     from weir.serving.handle import ModelHandle
     from weir.wire.inference import ArenaArrays
 
-_MEMORY = struct.Struct("<qq")  # the number of a model and the bytes of its arena
+_MEMORY = struct.Struct(
+    "<qq"
+)  # the number of memory and its bytes: that of a model for its arena, or one below 0 for results (see outputs.py)
 _STEP = 64 << 10  # bytes: places have a multiple of it, so that similar bodies can use one after the other
 _IDLE_PART = 4  # the idle places of all fronts together may take this part of an arena: 1/4
 
 
 # In the dispatcher.
+
+
+def send_memory(connections: socket.socket, number: int, memory: Arena | Results) -> bool:
+    """Send a front the descriptor of `memory`, under a number. Return whether it was sent."""
+    try:
+        socket.send_fds(connections, [_MEMORY.pack(number, memory.size_bytes)], [memory.fd])
+    except OSError:
+        return False
+    return True
 
 
 class _InPlace(SharedBlock):
@@ -128,11 +139,7 @@ class Lent:
         """Send the front the descriptor of an arena, unless it has it. Return whether it can have it."""
         if model in self._known:
             return True
-        if not isinstance(memory, Arena):
-            return False
-        try:
-            socket.send_fds(self._socket, [_MEMORY.pack(model, memory.size_bytes)], [memory.fd])
-        except OSError:
+        if not isinstance(memory, Arena) or not send_memory(self._socket, model, memory):
             return False
         self._known.add(model)
         return True
@@ -167,11 +174,9 @@ class LentPlace:
 
 
 class LentPlaces:
-    """The places that this front has in the arena of a model. `memory` receives the descriptor and the size of the arena, or None."""
+    """The places that this front has in the arena of a model. `memory` receives the arena's descriptor."""
 
-    def __init__(
-        self, model: int, fronts: int, send: Callable[[Any], None], memory: Callable[[int], tuple[int, int] | None]
-    ) -> None:
+    def __init__(self, model: int, fronts: int, send: Callable[[Any], None], memory: "MemoryReceiver") -> None:
         self._model = model
         self._fronts = fronts
         self._send = send
@@ -275,15 +280,7 @@ class LentPlaces:
     def _maps(self) -> bool:
         """Map the arena, which the dispatcher has sent before it granted the first place. Return whether it is mapped."""
         if self._mapping is None and not self._closed:
-            found = self._memory(self._model)
-            if found is not None:
-                fd, size_bytes = found
-                try:
-                    self._mapping = Mapping(fd, size_bytes, writable=True)
-                except OSError:
-                    return False
-                finally:
-                    os.close(fd)
+            self._mapping = self._memory.mapping(self._model, writable=True)
         return self._mapping is not None and not self._closed
 
 
@@ -298,9 +295,21 @@ class MemoryReceiver:
         self._socket = end
         self._come: dict[int, tuple[int, int]] = {}
 
-    def __call__(self, model: int) -> tuple[int, int] | None:
-        """Return the descriptor and the size of a model's arena, which have arrived; None if they were lost for want of descriptors."""
-        while model not in self._come:
+    def mapping(self, number: int, *, writable: bool) -> Mapping | None:
+        """Return the memory with this number, whose descriptor has arrived; None if that was lost for want of descriptors, or cannot be mapped."""
+        found = self._descriptor(number)
+        if found is None:
+            return None
+        fd, size_bytes = found
+        try:
+            return Mapping(fd, size_bytes, writable=writable)
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
+    def _descriptor(self, wanted: int) -> tuple[int, int] | None:
+        while wanted not in self._come:
             try:
                 message, descriptors, *_ = socket.recv_fds(self._socket, _MEMORY.size, 1, socket.MSG_CMSG_CLOEXEC)
             except OSError:
@@ -310,9 +319,9 @@ class MemoryReceiver:
             number, size_bytes = _MEMORY.unpack(message)
             if descriptors:
                 self._come[number] = descriptors[0], size_bytes
-            elif number == model:
+            elif number == wanted:
                 return None
-        return self._come.pop(model)
+        return self._come.pop(wanted)
 
 
 def write_head(arrays: "ArenaArrays", place: LentPlace) -> bool:

@@ -114,6 +114,18 @@ class PlaceFree(msgspec.Struct, array_like=True, tag=12, gc=False, frozen=True):
     offset: Number
 
 
+class OutputsRead(msgspec.Struct, array_like=True, tag=13, gc=False):
+    """The front needs the outputs of these requests, each a PlacedOutput, no more."""
+
+    numbers: list[Number]
+
+
+class WantCopy(msgspec.Struct, array_like=True, tag=14, gc=False):
+    """The front cannot read the PlacedOutput of this request."""
+
+    number: Number
+
+
 class CallerLeft(msgspec.Struct, array_like=True, tag=1, gc=False):
     """The caller of the request `number` has left."""
 
@@ -261,6 +273,22 @@ class TextOutputs(msgspec.Struct, array_like=True, tag=20, gc=False):
     outputs: list[bytes | list[SentArray]]
 
 
+class PlacedOutput(msgspec.Struct, array_like=True, tag=9, gc=False):
+    """The response to a request, in memory that the front has under a number. It is read there until OutputsRead has its number."""
+
+    number: int
+    memory: int
+    offset: int
+    size_bytes: int
+    batch: Batched
+
+
+class MemoryGone(msgspec.Struct, array_like=True, tag=10, gc=False):
+    """Nothing more comes in the memory with this number."""
+
+    memory: int
+
+
 class FailedRequest(msgspec.Struct, array_like=True, tag=3):
     """The error that ends a request."""
 
@@ -300,12 +328,14 @@ class Drain(msgspec.Struct, array_like=True, tag=6):
 
 FromFront = (
     RequestForm | Submit | WantPlace | PlaceFree | CallerLeft | Transferred | Refused | AccessLine | Noted | Reported
-    | FrontListens | Alive | Drained
+    | OutputsRead | WantCopy | FrontListens | Alive | Drained
 )  # fmt: skip
 FromDispatcher = (
     ModelTable
     | PlainOutputs
     | DetailedOutput
+    | PlacedOutput
+    | MemoryGone
     | TextOutputs
     | FailedRequest
     | MustHandOver

@@ -12,7 +12,7 @@ from typing import Any
 from weir.batching.request_state import finish_each, settle
 from weir.batching.settings import BatchingSettings
 from weir.errors import Unsupported, WeirError, unknown_model
-from weir.fronts.lending import LentPlace, LentPlaces, write_head
+from weir.fronts.lending import LentPlace, LentPlaces, MemoryReceiver, write_head
 from weir.fronts.link import Link
 from weir.fronts.messages import (
     FORMS,
@@ -26,6 +26,7 @@ from weir.fronts.messages import (
     ModelDescription,
     ModelTable,
     MustHandOver,
+    PlacedOutput,
     PlainOutputs,
     Refused,
     RequestForm,
@@ -33,11 +34,13 @@ from weir.fronts.messages import (
     SentPlace,
     Submit,
     Transferred,
+    WantCopy,
     dispatch_of,
     packed_key,
     received_error,
     sent_error,
 )
+from weir.fronts.outputs import OutputBlock, OutputReader
 from weir.messages import PACKED, Request
 from weir.model import Model
 from weir.protocols.inference import ModelInference
@@ -59,8 +62,9 @@ _PLACE_BYTES = 24  # of a place in a frame, about
 class Requests:
     """The requests of a front that the dispatcher has, by their numbers."""
 
-    def __init__(self, link: Link[list[FromDispatcher]]) -> None:
+    def __init__(self, link: Link[list[FromDispatcher]], outputs: OutputReader) -> None:
         self.link = link
+        self._outputs = outputs
         self.open: dict[int, Any] = {}
         self._next = 0  # the number of the next request
         self._forms: dict[tuple[Any, ...], int] = {}
@@ -162,14 +166,27 @@ class Requests:
             error.reported = True
             self._end(request, request.fail, error)
 
-    def _read(self, request: Any, output: bytes) -> Any:
+    def placed(self, message: PlacedOutput) -> None:
+        """Give one request its response, which lies where the worker has written it."""
+        block = self._outputs.block(message)
+        if block is None:
+            self.link.put(WantCopy(message.number))
+            return
+        request = self.open.pop(message.number, None)
+        if request is None:
+            block.release()
+            return
+        output = block if type(request.payload) is bytes else self._read(request, block)
+        self._end(request, request.finish, output, dispatch_of(message.batch))
+
+    def _read(self, request: Any, output: bytes | OutputBlock) -> Any:
         """Return the output of a request whose payload was not sent as it is. No worker reads its place any more."""
         payload = request.payload
         discard(payload)
         if not isinstance(payload, dict):
             return output
         try:
-            return self._unpack(output)
+            return self._unpack(output if type(output) is bytes else _leased(output))
         except Exception:
             settle(request)
             undelivered(request)
@@ -205,6 +222,12 @@ def _sendable(request: Any, places: LentPlaces | None) -> tuple[SentPayload, str
     place.view[:] = packed
     request.payload = ArenaArrays(payload, place)
     return _sent(place), PACKED, PACKED
+
+
+def _leased(block: Any) -> Any:
+    from weir.workers.run.tensors import lease  # needs numpy, which fronts load with the first arrays
+
+    return lease(block)
 
 
 def _sent(place: LentPlace) -> SentPlace:
@@ -323,9 +346,7 @@ def facts_of(state: ModelDescription) -> ModelFacts:
 class RemoteModels:
     """The models of the dispatcher: the Models of a front. A model that is not here may be there: see `get`."""
 
-    def __init__(
-        self, requests: Requests, fronts: int = 1, memory: Callable[[int], tuple[int, int] | None] = lambda model: None
-    ) -> None:
+    def __init__(self, requests: Requests, fronts: int, memory: MemoryReceiver) -> None:
         self.changed: list[Callable[[], None]] = []
         self.aliases: Mapping[str, str] = MappingProxyType({})
         self.on_demand: Mapping[str, str] = {}

@@ -277,10 +277,11 @@ class Results:
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         self._mapping = Mapping(fd, size_bytes, writable=False)
+        self.fd = os.dup(fd)  # for other processes that read results
         self._returned: deque[Ref] = deque()
         self._freed: list[Ref] = []
         self._held_bytes = 0
-        self._closed = False
+        self.closed = False
         self.size_bytes = size_bytes
 
     @property
@@ -307,16 +308,17 @@ class Results:
 
     def close(self) -> None:
         """Unmap the memory now, or when the last view of a block is gone. Idempotent."""
-        if not self._closed:
-            self._closed = True
+        if not self.closed:
+            self.closed = True
             self._freed.clear()
+            os.close(self.fd)
             self._mapping.close()
 
     def _settle(self) -> None:
         while self._returned:
             ref = self._returned.popleft()
             self._held_bytes -= ref[1]
-            if not self._closed:
+            if not self.closed:
                 self._freed.append(ref)
 
 
