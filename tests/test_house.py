@@ -75,7 +75,7 @@ def test_our_own_house_has_no_knots() -> None:
 # Room by room: files and code lines. The goal of the rooms that stood when the house was rebuilt was 260 files and 33,000 lines.
 # Lower a pair whenever its room has become smaller; only the commit that adds a capability may raise one, by what it adds.
 LIMITS = {
-    "batching": (15, 2_692),
+    "batching": (15, 2_744),
     "bench": (12, 2_130),
     "catalog": (22, 4_930),
     "client": (9, 1_981),
@@ -87,15 +87,15 @@ LIMITS = {
     "policy": (26, 3_491),
     "profiling": (6, 1_095),
     "protocols": (17, 2_710),
-    "serving": (10, 2_736),
+    "serving": (10, 2_745),
     "simulation": (15, 3_051),
     "telemetry": (7, 1_578),
     "text_models": (37, 6_291),
     "text_server": (35, 7_490),
     "tuning": (6, 1_027),
-    "weir": (42, 4_074),
+    "weir": (42, 4_076),
     "wire": (15, 3_008),
-    "workers": (31, 7_104),
+    "workers": (31, 7_140),
 }
 
 

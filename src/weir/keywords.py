@@ -70,6 +70,8 @@ class CommonKeywords(TypedDict, total=False):
     """Environment variables of the workers: one set for all, or one set each"""
     cpu_affinity: list[list[int]]
     """CPUs that workers are pinned to: one list for all, or one list each"""
+    worker_kinds: list[str]
+    """The kind of each worker, if their devices are of two kinds, such as a large and a small GPU: one name each"""
     threads: int | None
     """Numeric-library threads in each worker process (default: CPUs / workers)"""
     retry_in_halves: bool

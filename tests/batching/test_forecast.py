@@ -134,16 +134,22 @@ def test_who_is_started_has_the_margin_to_spare(misses: int, slack: float) -> No
         mill.batcher._forecast.missed(mill.accepted[-1])
     group = filled(*many(9, mill.now, timeout=1.0))
     seen = Observation(mill.now, 9, mill.now, mill.now + 1.0, 0, 0.0, 1, 1, 2, 0.1, False)
-    assert mill.batcher._forecast.start_cutoff(seen, 2, group) == pytest.approx(mill.now + 0.1 + slack, abs=0.001)
+    assert mill.batcher._forecast.start_cutoff(seen, 2, group, mill.batcher.service) == pytest.approx(
+        mill.now + 0.1 + slack, abs=0.001
+    )
     mill.batcher.took_turn(0.1)  # of the loop, on the way here and on the way back
     mill.batcher.took_turn(0.0)
-    assert mill.batcher._forecast.start_cutoff(seen, 2, group) == pytest.approx(
+    assert mill.batcher._forecast.start_cutoff(seen, 2, group, mill.batcher.service) == pytest.approx(
         mill.now + 0.1 + max(slack, 0.18), abs=0.001
     )
     few = seen._replace(waiting=2)
-    assert mill.batcher._forecast.start_cutoff(few, 2, group) == pytest.approx(mill.now + 0.1, abs=0.001)
+    assert mill.batcher._forecast.start_cutoff(few, 2, group, mill.batcher.service) == pytest.approx(
+        mill.now + 0.1, abs=0.001
+    )
     hasty = seen._replace(earliest_deadline=mill.now + 0.05)  # less than a batch takes: nothing to spare
-    assert mill.batcher._forecast.start_cutoff(hasty, 2, group) == pytest.approx(mill.now + 0.1, abs=0.001)
+    assert mill.batcher._forecast.start_cutoff(hasty, 2, group, mill.batcher.service) == pytest.approx(
+        mill.now + 0.1, abs=0.001
+    )
 
 
 def test_where_none_has_so_much_to_spare_the_last_that_came_are_started() -> None:
@@ -154,13 +160,16 @@ def test_where_none_has_so_much_to_spare_the_last_that_came_are_started() -> Non
     now = mill.now + 0.7
     seen = Observation(now, 9, mill.now, mill.now + 1.0, 0, 0.0, 1, 1, 2, 0.1, False)
     old, new = many(7, mill.now, timeout=1.0), many(2, mill.now + 0.01, timeout=1.0)
-    cutoff = forecast.start_cutoff(seen, 2, filled(*old, *new))
+    cutoff = forecast.start_cutoff(seen, 2, filled(*old, *new), mill.batcher.service)
     assert [request.deadline > cutoff for request in (*old, *new)] == [False] * 7 + [True] * 2
-    assert forecast.start_cutoff(seen, 2, filled(*new)) < new[0].deadline
+    assert forecast.start_cutoff(seen, 2, filled(*new), mill.batcher.service) < new[0].deadline
     # Too few to choose from.
-    assert forecast.start_cutoff(seen, 2, filled(new[0])) == pytest.approx(now + 0.1, abs=0.001)
+    assert forecast.start_cutoff(seen, 2, filled(new[0]), mill.batcher.service) == pytest.approx(now + 0.1, abs=0.001)
     # Too late for all.
-    assert forecast.start_cutoff(seen._replace(now=now + 0.25), 2, filled(*old, *new)) > new[0].deadline
+    assert (
+        forecast.start_cutoff(seen._replace(now=now + 0.25), 2, filled(*old, *new), mill.batcher.service)
+        > new[0].deadline
+    )
 
 
 def test_a_batch_is_late_from_its_first_deadline_on() -> None:

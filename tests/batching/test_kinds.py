@@ -1,12 +1,16 @@
 """Batches for workers of several kinds."""
 
+from math import inf
 from typing import Any
 
+import pytest
+
 from weir.batching.batcher import Batcher
+from weir.batching.choice import MARGIN
+from weir.batching.service_time import KindTimes
 from weir.batching.settings import BatchingSettings
-from weir.batching.workers import Places
 from weir.messages import Wakeup
-from weir.policy.decision import Decision, KindState, Observation
+from weir.policy.decision import Decision, KindState, Observation, complete
 from weir.policy.rules import Greedy
 from weir.simulation.engine import SimulatedRequest
 
@@ -32,9 +36,9 @@ def batcher(policy: Any, kinds: tuple[int, ...] = (0, 1), workers: int = 2, **se
     return made
 
 
-def arrive(made: Batcher, now: float, count: int = 1) -> None:
+def arrive(made: Batcher, now: float, count: int = 1, timeout: float = 100.0) -> None:
     for number in range(count):
-        made.submit(SimulatedRequest(number, now, 10.0), now)
+        made.submit(SimulatedRequest(number, now, timeout), now)
 
 
 def test_the_policy_sees_the_kinds_and_chooses_one() -> None:
@@ -93,11 +97,97 @@ def test_alike_workers_have_no_kinds() -> None:
     assert Greedy().decide(policy.seen[0]).kind is None
 
 
-def test_places_prefer_a_kind_over_the_worker_whose_turn_it_is() -> None:
-    places = Places()
-    for index in range(4):
-        places.add(index, 1, float(index), kind=index % 2)
-    picked = places.pick_of(1)
-    assert picked is not None and picked.index == 1
-    picked = places.pick()
-    assert picked is not None and picked.index == 0
+def served(made: Batcher, now: float, seconds: float, rows: int = 1, **calls: Any) -> int:
+    """Let `rows` rows be served in one batch that takes so long. Return its worker."""
+    arrive(made, now, rows, **calls)
+    (cut,) = made.poll(now, ARRIVAL)
+    made.finished(cut.batch_id, now + seconds)
+    return cut.worker
+
+
+def knowing(policy: Any = None, kinds: tuple[int, ...] = (0, 1), workers: int = 2, **settings: Any) -> Batcher:
+    """Return a batcher whose workers of kind 0 take 4 s for a batch, and those of kind 1 take 1 s."""
+    teacher = Scripted(*[Decision(1, kind=kind) for _ in range(4) for kind in (0, 1)])
+    made = batcher(policy or Greedy(), kinds, workers, **settings)
+    made._policy, own = complete(teacher), made._policy
+    for number in range(8):
+        served(made, 10.0 * number, 1.0 if number % 2 else 4.0)
+    made._policy = own
+    return made
+
+
+def test_without_a_kind_the_fastest_with_a_free_place_serves() -> None:
+    made = knowing()
+    assert [served(made, 100.0 + 10.0 * number, 1.0) for number in range(3)] == [1, 1, 1]
+    arrive(made, 200.0)
+    (first,) = made.poll(200.0, ARRIVAL)
+    arrive(made, 200.1)
+    (second,) = made.poll(200.1, ARRIVAL)
+    assert (first.worker, second.worker) == (1, 0)
+
+
+def test_a_kind_of_which_nothing_is_known_is_tried() -> None:
+    made = batcher(Greedy())
+    assert [served(made, 10.0 * number, 4.0) for number in range(3)] == [0, 1, 0]
+    assert made.service.expected(1) == pytest.approx(4.0)
+
+
+def test_times_are_learned_by_kind() -> None:
+    made = knowing()
+    assert isinstance(made.service, KindTimes)
+    slow, fast = made.service.of
+    assert (slow.count, fast.count, made.service.count) == (4, 4, 8)
+    assert [slow.expected(1), fast.expected(1)] == pytest.approx([4.0, 1.0])
+    assert 1.0 < made.service.expected(1) < 4.0
+    assert made.service.rate(1) == pytest.approx((0.25 + 1.0) / 2)
+    assert made.service.alone(1, 1.0) == pytest.approx(1.0)
+    assert made.service.upper(1) == pytest.approx(4.0)
+
+
+def test_a_kind_without_batches_counts_as_the_others() -> None:
+    times = KindTimes(2, lambda: [1, 3])
+    assert (times.rate(1), times.alone(1, 1.0), times.upper(1)) == (inf, 0.0, 0.0)
+    for each in (times, times.of[0]):
+        each.learn(1, 2.0, 0.0, 1.0)
+    assert (times.rate(1), times.alone(1, 1.0), times.upper(1)) == (0.5, 2.0, 2.0)
+    times.of[1].learn(1, 1.0, 0.0, 1.0)
+    assert times.rate(1) == pytest.approx((0.5 + 3 * 1.0) / 4)
+    assert KindTimes(2, lambda: [0, 0]).rate(1) == inf
+
+
+def test_waiting_rows_are_shared_among_idle_workers_of_one_kind() -> None:
+    made = knowing(kinds=(0, 1, 1), workers=3)
+    arrive(made, 100.0, 6)
+    assert [(cut.worker, cut.rows) for cut in made.poll(100.0, ARRIVAL)] in ([(1, 3), (2, 3)], [(2, 3), (1, 3)])
+    made = knowing()
+    arrive(made, 100.0, 6)
+    assert [(cut.worker, cut.rows) for cut in made.poll(100.0, ARRIVAL)] == [(1, 6)]
+
+
+def test_a_wait_for_a_busy_kind_ends_in_time_for_the_idle_one() -> None:
+    policy = Scripted(Decision(1, kind=1), Decision(0, kind=1), Decision(0, kind=1))
+    made = knowing(policy, max_queue_delay=1000.0)
+    arrive(made, 100.0)
+    made.poll(100.0, ARRIVAL)
+    arrive(made, 100.1, timeout=10.0)
+    assert made.poll(100.1, ARRIVAL) == []
+    assert made.next_wakeup == pytest.approx(100.1 + 10.0 - 4.0 - MARGIN)
+    now = made.next_wakeup
+    assert now is not None and [cut.worker for cut in made.poll(now, Wakeup.TIMER)] == [0]
+
+
+def test_a_wait_whose_deadline_only_the_busy_kind_can_meet_goes_on() -> None:
+    policy = Scripted(Decision(1, kind=1), Decision(0, kind=1))
+    made = knowing(policy, max_queue_delay=1000.0)
+    arrive(made, 100.0)
+    made.poll(100.0, ARRIVAL)
+    arrive(made, 100.1, timeout=3.0)
+    assert made.poll(100.1, ARRIVAL) == []
+    assert made.next_wakeup == pytest.approx(100.1 + 3.0 - 1.0 - MARGIN)
+
+
+def test_a_request_that_the_kind_cannot_serve_in_time_is_not_started_on_it() -> None:
+    made = knowing(Scripted(Decision(1, kind=0)))
+    arrive(made, 100.0, timeout=3.0)
+    assert made.poll(100.0, ARRIVAL) == []
+    assert len(made.expire(100.0)) == 1

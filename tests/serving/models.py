@@ -1,6 +1,7 @@
 """Models for real worker processes."""
 
 import os
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -61,3 +62,17 @@ class Total(Model):
 
     def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
         return {"total": batch["x"].sum(axis=1)}
+
+
+class Paced(Model):
+    """Takes the time that its worker's environment says, and returns what kind of worker that is."""
+
+    examples = (0,)
+
+    def load(self) -> None:
+        self.kind = os.environ["KIND"]
+        self.seconds = {"large": 0.02, "small": 0.4}[self.kind]
+
+    def predict(self, batch: list[int]) -> list[str]:
+        time.sleep(self.seconds)
+        return [self.kind] * len(batch)

@@ -114,3 +114,31 @@ def test_workers_of_another_type_are_refused(given: Any) -> None:
 def test_what_a_range_keeps_has_its_rules(name: str, value: Any) -> None:
     with pytest.raises(SettingsError, match=f"{name}={value}: must be"):
         WorkerSettings(**{name: value})
+
+
+TWO_KINDS: dict[str, Any] = {"workers": 3, "worker_kinds": ["large", "small"]}
+
+
+def test_the_kinds_of_workers_go_round() -> None:
+    workers = WorkerSettings(**TWO_KINDS)
+    assert [workers.kind_of(worker) for worker in range(4)] == ["large", "small", "large", "small"]
+    assert (workers.kind_names, workers.kind_numbers) == (("large", "small"), (0, 1))
+    assert (WorkerSettings().kind_of(3), WorkerSettings().kind_numbers) == ("", ())
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({"worker_kinds": ["a", "b", "c"]}, "worker_kinds=['a', 'b', 'c']: must name two kinds, one name for each worker"),
+        ({"worker_kinds": ["a"]}, "worker_kinds=['a']: must name two kinds, one name for each worker"),
+        ({"worker_kinds": ["a b", "c"]}, "worker_kinds=['a b', 'c']: must be names of letters, digits, - and _"),
+        ({"workers": 1}, "worker_kinds=['large', 'small'], workers=1: no worker is of the kind 'small'; have more workers"),
+        ({"workers": "2..3"}, "worker_kinds=['large', 'small'], workers=2..3: workers of two kinds are of a fixed number"),
+        ({"device_group": "g"}, "worker_kinds=['large', 'small'], device_group='g': models that take turns have workers of one kind"),
+        ({"executor": "ray"}, "worker_kinds=['large', 'small'], executor='ray': needs workers that this server starts (process, thread)"),
+    ],
+)  # fmt: skip
+def test_kinds_that_cannot_be_are_refused(given: dict[str, Any], rule: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        WorkerSettings(**TWO_KINDS | given)
+    assert str(refused.value) == rule

@@ -29,7 +29,7 @@ from weir.batching.retry import draft_of
 from weir.batching.service_time import ServiceTime
 from weir.batching.settings import BatchingSettings
 from weir.batching.work_class import WorkClass
-from weir.batching.workers import Running, WaitingTurn, Worker
+from weir.batching.workers import Running, WaitingTurn, Worker, WorkerKinds
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, Overloaded
 from weir.messages import Dispatch, Kind, Reason, Request, Wakeup
 from weir.policy.decision import Observation, Policy, PolicyBase, complete
@@ -124,16 +124,17 @@ class Batcher:
 
     def __init__(self, settings: BatchingSettings, policy: Policy, kinds: Sequence[int] = ()) -> None:
         self.settings = settings
-        self._kinds = kinds
         self.policy = policy
         self._policy = complete(policy)
-        self.service = ServiceTime(padded=settings.padded, max_cost=settings.max_batch_cost)
         self.draining = False
         self.policy_error: Exception | None = None
         queue_type = LengthQueue if settings.padded else FifoQueue
         self._interactive, self._bulk = self._classes = WorkClass(settings, queue_type), BulkWork(settings, queue_type)
         self._queue = self._interactive.queue
-        self._places = self._interactive.places
+        self._places = places = self._interactive.places
+        padded, max_cost = settings.padded, settings.max_batch_cost
+        self._kinds = WorkerKinds(kinds, places, padded=padded, max_cost=max_cost) if kinds else None
+        self.service = ServiceTime(padded=padded, max_cost=max_cost) if self._kinds is None else self._kinds.times
         self._suspects = self._interactive.suspects
         self._bulk_seen = False  # until the first bulk request nothing is done for such
         by_length = ByLength(settings.max_padding, self.service.expected, settings.padding_cost)
@@ -302,7 +303,7 @@ class Batcher:
         else:
             self._freed = True
         kinds = self._kinds
-        self._served_by(worker).places.add(worker, places, now, kinds[worker % len(kinds)] if kinds else 0)
+        self._served_by(worker).places.add(worker, places, now, 0 if kinds is None else kinds.of(worker))
 
     def _served_by(self, worker: int) -> WorkClass:
         """Return the class of work that decides what `worker` gets."""
@@ -358,8 +359,12 @@ class Batcher:
 
     def _learn(self, dispatch: Dispatch, now: float) -> None:
         """Learn from a batch that has come back."""
-        if not dispatch.shorter or dispatch.seconds > self.service.expected(dispatch.rows):
-            self.service.learn(dispatch.rows, dispatch.seconds, now, dispatch.cost)
+        kinds, rows, seconds = self._kinds, dispatch.rows, dispatch.seconds
+        service = self.service if kinds is None else kinds.times.of[kinds.of(dispatch.worker)]
+        if not dispatch.shorter or seconds > service.expected(rows):
+            service.learn(rows, seconds, now, dispatch.cost)
+            if kinds is not None:
+                kinds.times.learn(rows, seconds, now, dispatch.cost)
         if self._bulk_seen and not self._bulk.workers:
             self._bulk.ended(dispatch, self.bulk_delay, now, self._queue.last_arrival)
         if not dispatch.missed:
@@ -431,20 +436,24 @@ class Batcher:
                 cut.append(dispatch)
 
     def _ask(self, group: Group, now: float, wakeup: Wakeup) -> Dispatch | None:
-        queue, settings = self._queue, self.settings
+        queue, settings, places, kinds = self._queue, self.settings, self._places, self._kinds
         earliest_deadline, oldest_arrival = group.rank()
         seen = Observation(
             now, group.arrived - group.departed, oldest_arrival, earliest_deadline, queue.arrivals + self._refused,
-            queue.last_arrival, self._places.free, self._places.staying, settings.max_batch_size, settings.max_queue_delay,
-            self.draining, self._places.kinds(self._kinds, self._running.batches) if self._kinds else (),
+            queue.last_arrival, places.free, places.staying, settings.max_batch_size, settings.max_queue_delay,
+            self.draining, () if kinds is None else kinds.states(self._running.batches),
         )  # fmt: skip
         rows, reason, until, limit, kind = at_once(seen) if group.express else self._decision(seen)
         if not rows:
             queue.scheduler.park(group, until)
             return None
-        draft = self._compose(
-            group, rows, self._max_cost, self._forecast.start_cutoff(seen, rows, group), settings.max_overtakes
-        )
+        if kinds is None:
+            worker, service = places.pick(), self.service
+        else:
+            worker = kinds.pick(kind, rows)
+            service = kinds.times.of[worker.kind]
+        cutoff = self._forecast.start_cutoff(seen, rows, group, service)
+        draft = self._compose(group, rows, self._max_cost, cutoff, settings.max_overtakes)
         queue.account(group, draft)
         if draft.late:
             self._note_late(draft, now)
@@ -453,11 +462,9 @@ class Batcher:
         queue.scheduler.led(group)
         fills = self._bulk_seen and self._bulk.waiting and not self._bulk.workers
         bulk = self._fill_up(draft, group, oldest_arrival, now) if fills else 0
-        places = self._places
         return self._start(
-            places.pick() if kind is None else places.pick_of(kind), draft, reason, seen.waiting, now - oldest_arrival, limit, wakeup, now, earliest_deadline,
-            bulk=bulk,
-        )  # fmt: skip
+            worker, draft, reason, seen.waiting, now - oldest_arrival, limit, wakeup, now, earliest_deadline, bulk=bulk
+        )
 
     def _fill_up(self, draft: BatchDraft, group: Group, oldest_arrival: float, now: float) -> int:
         """Have bulk requests join `draft`, a batch from `group`, as far as they may. Return how many rows they have."""
@@ -517,22 +524,29 @@ class Batcher:
             decision = self._policy.decide(seen)
             rows, reason, _, limit, kind = decision
             if reason is IDLE and rows > 1 and self._places.free > 1:
-                rows = self._share(rows)
+                rows = self._share(rows, kind)
             bound = self._policy.max_waiting
             if bound is not self._bound.rows or bound == 0:
                 self._bound.move(bound, 0 if rows else 1)
             if 0 < rows <= seen.max_batch_size:
                 return rows, reason, seen.now, limit, kind
-            return bounded(decision, seen, self.service)
+            kinds = self._kinds
+            return bounded(decision, seen, self.service if kinds is None else kinds.waited_with(kind, seen))
         except Exception as error:
             self.policy_error = error
             return greedily(seen)
 
-    def _share(self, rows: int) -> int:
-        """Return how many of the `rows` that wait the next worker gets: an equal share of the idle workers, if that is done so much sooner than all
-        rows (SOONER); else all."""
-        share = -(-rows // max(1, self._places.idle))
-        return share if share < rows and self.service.is_sooner(share, rows, SOONER) else rows
+    def _share(self, rows: int, kind: int | None) -> int:
+        """Return how many of the `rows` that wait the next worker gets: an equal share of the idle workers (of its kind), if that is done so much
+        sooner than all rows (SOONER); else all."""
+        kinds = self._kinds
+        if kinds is None:
+            idle, service = self._places.idle, self.service
+        else:
+            kind = kinds.with_place(kind, rows)
+            idle, service = kinds.idle(kind), kinds.times.of[kind]
+        share = -(-rows // max(1, idle))
+        return share if share < rows and service.is_sooner(share, rows, SOONER) else rows
 
     def _lengthened(self, request: Request, now: float) -> bool:
         """Return whether `request` fits into the full queue after the policy was asked for more room."""

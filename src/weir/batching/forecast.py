@@ -72,18 +72,18 @@ class QueueForecast:
             return False
         return not self._padded or done + _before(queue, request) / rate >= request.deadline
 
-    def start_cutoff(self, seen: Observation, rows: int, group: Group) -> float:
-        """Return the instant after which the deadline of a request must lie for it to be started.
+    def start_cutoff(self, seen: Observation, rows: int, group: Group, service: ServiceTime) -> float:
+        """Return the instant after which the deadline of a request must lie for it to be started on a worker with the times `service`.
 
         While more rows wait than fit into the batch, only requests are started that will very likely meet their deadlines, with a margin that was
         learned from those that did not; where no request has that much time to spare, the last arrivals are started. Otherwise only requests are
         left out that have hardly a chance.
         """
-        if seen.earliest_deadline == inf or not self._service.is_trusted(seen.now):
+        if seen.earliest_deadline == inf or not service.is_trusted(seen.now):
             return seen.now
         if seen.waiting <= rows:
-            return seen.now + self._service.lower(seen.waiting)
-        needed = self._service.upper(rows)
+            return seen.now + service.lower(seen.waiting)
+        needed = service.upper(rows)
         spare = seen.earliest_deadline - seen.oldest_arrival - needed
         margin = min(max(self.margin, TURNS * self.turn), spare / 2.0)
         if margin <= 0.0:

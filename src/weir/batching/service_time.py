@@ -8,6 +8,7 @@ The last times of each size are kept as well, where a profile is made of them (t
 """
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from math import inf
 
 FADE = 0.95  # the factor by which the weight of a batch falls with each later one: about the last 20 count
@@ -114,3 +115,34 @@ class ServiceTime:
     def typical_rows(self) -> float:
         """Return the mean size of the last batches; infinity if there were none."""
         return (self._rows if self._padded else self._x) / self._w if self.count else inf
+
+
+class KindTimes(ServiceTime):
+    """The service times of a model whose workers are of several kinds. `of` has those of each kind, by its number.
+
+    What it says for all kinds together comes from the batches of all of them; but `rate` is that of a worker on average, and a forecast that refuses work
+    allows for the fastest kind, one that accepts it for the slowest. `workers` returns how many workers there are of each kind.
+    """
+
+    def __init__(
+        self, kinds: int, workers: Callable[[], Sequence[int]], *, padded: bool = False, max_cost: float | None = None
+    ) -> None:
+        super().__init__(padded=padded, max_cost=max_cost)
+        self.of = [ServiceTime(padded=padded, max_cost=max_cost) for _ in range(kinds)]
+        self._workers = workers
+
+    def upper(self, rows: float) -> float:
+        """Return a service time within which most batches of `rows` are done, whatever the kind of their worker."""
+        return max((each.upper(rows) for each in self.of if each.count), default=0.0)
+
+    def alone(self, rows: float, length: float) -> float:
+        """Return what `alone` of the fastest kind is."""
+        return min((each.alone(rows, length) for each in self.of if each.count), default=0.0)
+
+    def rate(self, rows: float) -> float:
+        """Return the rows per second that a worker serves on average. A kind of which nothing is known counts as the others together."""
+        workers = self._workers()
+        if not sum(workers):
+            return super().rate(rows)
+        rates = [(each.rate if each.count else super(KindTimes, self).rate)(rows) for each in self.of]
+        return sum(count * rate for count, rate in zip(workers, rates, strict=True) if count) / sum(workers)

@@ -4,13 +4,14 @@ Several models may share workers: each has a batcher of its own, to which a work
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import inf
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from weir.batching.collate import indices_of
+from weir.batching.service_time import KindTimes, ServiceTime
 from weir.messages import Dispatch, Request
-from weir.policy.decision import KindState
+from weir.policy.decision import KindState, Observation
 
 
 class Worker:
@@ -103,17 +104,6 @@ class Places:
         """How many workers have no batch and take one."""
         return sum(worker.free > 0 and not worker.batches for worker in self._workers.values())
 
-    def kinds(self, numbers: Iterable[int], running: Mapping[int, Dispatch]) -> tuple[KindState, ...]:
-        """Return the workers by the number of their kind, from 0 to the largest of `numbers`. `running` are the batches by id."""
-        staying = [worker for worker in self._workers.values() if not worker.leaves]
-        found = []
-        for kind in range(max(numbers) + 1):
-            own = [worker for worker in staying if worker.kind == kind]
-            batches = [running[batch_id] for worker in own for batch_id in worker.batches]
-            idle = sum(worker.free > 0 for worker in own)
-            found.append(KindState(idle, tuple((each.rows, each.at) for each in batches)))
-        return tuple(found)
-
     def pick(self, *, empty: bool = False) -> Worker | None:
         """Return the worker for the next batch: the one with the fewest batches, then one with bulk work only, which is done soon, then of busy ones
         the one that returned a batch longest ago, and of idle ones the last to do so, whose caches are warm; at the start, the first that
@@ -125,11 +115,6 @@ class Places:
             if best is None or worker.rank() < best.rank():
                 best = worker
         return best
-
-    def pick_of(self, kind: int) -> Worker | None:
-        """Return the worker for the next batch among those of `kind`; if none of them has a free place, among all."""
-        own = [worker for worker in self._workers.values() if worker.kind == kind and worker.free > 0]
-        return min(own, key=Worker.rank) if own else self.pick()
 
     def give(self, worker: Worker, batch_id: int, *, alone: bool = False, bulk: bool = False) -> None:
         """Give `worker` a batch, of `bulk` work only or not. With `alone` it gets no other until this one is back."""
@@ -197,6 +182,60 @@ class Running:
                 each.shorter = True
                 found.append((each.worker, each.batch_id, indices))
         return found
+
+
+class WorkerKinds:
+    """The workers of a model that are of several kinds, such as a large and a small GPU. `numbers` has the number of each worker's kind, from 0 on,
+    going round.
+
+    `times` are what is known of the service times, of each kind by itself.
+    """
+
+    def __init__(self, numbers: Sequence[int], places: Places, *, padded: bool, max_cost: float | None) -> None:
+        self._numbers = numbers
+        self._places = places
+        self._count = max(numbers) + 1
+        self.times = KindTimes(self._count, self._staying, padded=padded, max_cost=max_cost)
+
+    def of(self, worker: int) -> int:
+        """Return the kind of the worker with this index."""
+        return self._numbers[worker % len(self._numbers)]
+
+    def states(self, running: Mapping[int, Dispatch]) -> tuple[KindState, ...]:
+        """Return the workers of each kind. `running` are the batches by id."""
+        found = []
+        for kind in range(self._count):
+            own = [worker for worker in self._places if worker.kind == kind and not worker.leaves]
+            batches = [running[batch_id] for worker in own for batch_id in worker.batches]
+            idle = sum(worker.free > 0 for worker in own)
+            found.append(KindState(idle, tuple((each.rows, each.at) for each in batches)))
+        return tuple(found)
+
+    def _staying(self) -> list[int]:
+        counts = Counter(worker.kind for worker in self._places if not worker.leaves)
+        return [counts[kind] for kind in range(self._count)]
+
+    def with_place(self, kind: int | None, rows: int) -> int:
+        """Return `kind` if one of its workers has a free place; else, of the kinds with one, that which serves `rows` rows soonest. A kind of which
+        nothing is known yet counts as the soonest."""
+        free = {worker.kind for worker in self._places if worker.free > 0}
+        return kind if kind in free else min(free, key=lambda each: (self.times.of[each].expected(rows), each))
+
+    def pick(self, kind: int | None, rows: int) -> Worker:
+        """Return the worker for the next batch, of `rows` rows: one of the kind that `with_place` returns."""
+        chosen = self.with_place(kind, rows)
+        return min((each for each in self._places if each.kind == chosen and each.free > 0), key=Worker.rank)
+
+    def idle(self, kind: int) -> int:
+        """Return how many workers of `kind` have no batch and take one."""
+        return sum(each.free > 0 and not each.batches for each in self._places if each.kind == kind)
+
+    def waited_with(self, kind: int | None, seen: Observation) -> ServiceTime:
+        """Return the service times by which a wait must end for the earliest deadline: those of the kind that could begin now; but if it could not
+        meet the deadline, those of the `kind` that is waited for."""
+        idle = self.times.of[self.with_place(kind, seen.waiting)]
+        lower = idle.lower(min(seen.waiting, seen.max_batch_size))
+        return idle if kind is None or seen.earliest_deadline > seen.now + lower else self.times.of[kind]
 
 
 # Workers that several models share.

@@ -49,7 +49,8 @@ JSON_TYPES = (bool, int, float, str, list, dict, type(None))
 class WorkerView(TypedDict):
     """A worker: its index, whether it runs bulk work only, its process, how many batches it has, how often it was replaced, and why it is not ready.
 
-    In a cluster also the id and the address of its node, the ids of its GPUs and that of its actor; elsewhere they are empty.
+    In a cluster also the id and the address of its node, the ids of its GPUs and that of its actor; elsewhere they are empty. `kind` is empty if
+    all workers are alike.
     """
 
     index: int
@@ -63,9 +64,10 @@ class WorkerView(TypedDict):
     address: str
     gpus: list[str]
     actor: str
+    kind: str
 
 
-ELSEWHERE: dict[str, Any] = {"bulk": False, "node": "", "address": "", "gpus": [], "actor": ""}
+ELSEWHERE: dict[str, Any] = {"kind": "", "bulk": False, "node": "", "address": "", "gpus": [], "actor": ""}
 
 
 class LoadedModel(NamedTuple):
@@ -194,7 +196,12 @@ class Generation:
             own.fork_from(self.on_demand.templates)
         if self._device is not None and not isinstance(own, NeedsOthers):  # the others take the turns
             own = self._turns = self._device.member(own)
-        batcher = Batcher(self.batching, self.policy)
+        self._shared = own if isinstance(own, SharesWorkers) else None
+        if self._shared is not None and self._workers.worker_kinds:
+            raise SettingsError(
+                f"worker_kinds={self._workers.worker_kinds}: models that share workers have workers of one kind; leave it out"
+            )
+        batcher = Batcher(self.batching, self.policy, self._workers.kind_numbers)
         self.window = RollingWindow(self._clock, lambda: batcher.arrivals, largest)
         observers = (*self.observers, self.window, *(each for each in (self.tuner, scaler) if each is not None))
         start_bulk = (
@@ -211,7 +218,6 @@ class Generation:
             start_bulk=start_bulk,
             demand=self._demand,
         )
-        self._shared = own if isinstance(own, SharesWorkers) else None
         if self._shared is not None:
             self._shared.join(driver)
         self.withdraw = driver.cancel  # one object for all calls in this process
@@ -346,7 +352,10 @@ class Generation:
         async with self._alone():
             if self.workers.first_workers == 1:
                 raise Conflict(f"model {self.label!r} has one worker left; to remove it, stop the service")
-            self._resized(-1)
+            try:
+                self._resized(-1)
+            except SettingsError as error:  # the last worker of its kind
+                raise Conflict(error.message) from None
             await driver.remove_worker(driver.workers()[-1], self.settings.drain_timeout)
 
     def _alone(self) -> AbstractAsyncContextManager[None]:
@@ -421,6 +430,7 @@ class Generation:
             "in_flight_batches": len(batcher.running),
             "workers": [
                 {name: getattr(state, name, ELSEWHERE.get(name)) for name in WorkerView.__annotations__}
+                | {"kind": self._workers.kind_of(state.index)}
                 for state in driver.executor.states()
             ],
             "residency": self.residency,

@@ -95,6 +95,8 @@ def _is_json_object(text: str) -> bool:
 
 RULE = "must be unix:PATH or tcp:HOST:PORT"
 
+MOST_KINDS = 2  # of workers: for so many the policy is solved
+
 
 def as_workers(value: Any) -> int | str | None:
     """Return a number of workers as an int, and a range as its text; None if `value` is neither."""
@@ -230,6 +232,12 @@ class WorkerSettings:
         metavar="NUMBERS",
         rule=(lambda value: all(number >= 0 for numbers in value for number in numbers), "must be numbers from 0 on"),
     )
+    worker_kinds: list[str] = setting(
+        [],
+        "the kind of each worker, if their devices are of two kinds, such as a large and a small GPU: one name each",
+        metavar="NAME",
+        rule=(lambda value: all(map(_is_plain_name, value)), "must be names of letters, digits, - and _"),
+    )
     threads: int | None = setting(
         None, "numeric-library threads in each worker process (default: CPUs / workers)", rule=AT_LEAST_ONE
     )
@@ -276,6 +284,8 @@ class WorkerSettings:
             raise SettingsError(
                 f"workers={self.workers}, device_group={self.device_group!r}: models that take turns have a fixed number of workers"
             )
+        if self.worker_kinds:
+            self._check_kinds()
         if self.bulk_workers and self.executor != "process":
             raise SettingsError(
                 f"bulk_workers={self.bulk_workers}, executor={self.executor!r}: only processes have a priority of their own"
@@ -290,6 +300,41 @@ class WorkerSettings:
                 f"worker_socket={self.worker_socket!r}, executor={self.executor!r}: external workers need a worker_socket to "
                 "attach to, others have none"
             )
+
+    def _check_kinds(self) -> None:
+        """Raise SettingsError unless there are workers of two kinds, which stay."""
+        named = f"worker_kinds={list(self.worker_kinds)}"
+        if len(set(self.worker_kinds)) != MOST_KINDS:
+            raise SettingsError(f"{named}: must name two kinds, one name for each worker")
+        if self.executor in ("inline", "external", "ray"):
+            raise SettingsError(
+                f"{named}, executor={self.executor!r}: needs workers that this server starts (process, thread)"
+            )
+        if self.scale is not None:
+            raise SettingsError(f"{named}, workers={self.workers}: workers of two kinds are of a fixed number")
+        if self.device_group is not None:
+            raise SettingsError(
+                f"{named}, device_group={self.device_group!r}: models that take turns have workers of one kind"
+            )
+        present = {self.kind_of(worker) for worker in range(self.first_workers)}
+        if absent := [name for name in self.worker_kinds if name not in present]:
+            raise SettingsError(
+                f"{named}, workers={self.workers}: no worker is of the kind {absent[0]!r}; have more workers"
+            )
+
+    def kind_of(self, worker: int) -> str:
+        """Return the kind of the worker with this index; "" if all are alike."""
+        return for_worker(self.worker_kinds, worker) or ""
+
+    @property
+    def kind_names(self) -> tuple[str, ...]:
+        """The names of the kinds, in the order of their numbers."""
+        return tuple(dict.fromkeys(self.worker_kinds))
+
+    @property
+    def kind_numbers(self) -> tuple[int, ...]:
+        """The number of each worker's kind, going round; empty if all are alike."""
+        return tuple(map(self.kind_names.index, self.worker_kinds))
 
     @property
     def places(self) -> int:

@@ -176,7 +176,7 @@ export class Workers {
       if (chosen && label !== chosen) continue;
       for (const worker of workers) {
         const cells = [
-          label, worker.bulk ? `bulk ${worker.index}` : exact(worker.index), { text: worker.state, mood: worker.state === "ready" ? null : "warn" }, exact(worker.in_flight),
+          label, worker.bulk ? `bulk ${worker.index}` : worker.kind ? `${worker.index} ${worker.kind}` : exact(worker.index), { text: worker.state, mood: worker.state === "ready" ? null : "warn" }, exact(worker.in_flight),
           { text: exact(worker.restarts), mood: worker.restarts ? "warn" : null }, bytesText(worker.memory_bytes),
           percent(this.processors.share(worker, at)), worker.pid === null ? "–" : String(worker.pid),
           worker.node ? `${worker.address} ${worker.node.slice(0, 8)}` : "–", (worker.gpus ?? []).join(" ") || "–", worker.actor || "–",
