@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -19,9 +18,8 @@ from websockets.frames import Frame, Opcode
 
 from weir import Service
 from weir.catalog.registry import Registry
-from weir.errors import DeadlineExceeded
 from weir.frontends.http.application import make_app
-from weir.frontends.websocket import WebSockets, _Waiting
+from weir.frontends.websocket import WebSockets
 from weir.protocols.access import allowed
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeExecutor, RecordingObserver
@@ -469,18 +467,3 @@ def test_a_client_that_is_gone_before_it_is_accepted_is_no_error(error: Exceptio
         assert websockets.open == 0
 
     asyncio.run(main())
-
-
-def test_a_cancelled_request_that_the_queue_had_settled_before_has_no_second_end() -> None:
-    ends: list[Any] = []
-    forgotten: list[Any] = []
-    exchange: Any = SimpleNamespace(submit=lambda *given: ends.append(given[-1]), cancel=lambda _: None)
-    session: Any = SimpleNamespace(forget=forgotten.append, post_failure=lambda *_: None)
-    request: Any = SimpleNamespace(id="1")
-    entry: Any = None
-    waiting = _Waiting(session, exchange, request, 1, 1)
-    waiting.submit(entry, entry)
-    waiting.cancel()
-    queued: Any = SimpleNamespace(error=DeadlineExceeded("too late"))
-    ends[0](queued)
-    assert forgotten == []

@@ -161,6 +161,34 @@ def test_an_answer_that_comes_after_its_deadline_is_not_given() -> None:
     asyncio.run(main())
 
 
+def test_what_a_dispatch_leaves_out_has_its_end_in_the_same_turn() -> None:
+    """Otherwise a caller that cancels it meanwhile hears of its end a second time: it is settled, and nobody knows."""
+
+    async def main() -> None:
+        async with serving(None, max_batch_size=8) as rig:
+
+            def answer_after(seconds: float) -> None:
+                rig.clock._now += seconds  # no timer has fired
+                rig.executor.answer_next(squares)
+
+            for _ in range(8):  # a batch takes half a second
+                request(rig.service, 1)
+                await turns()
+                answer_after(0.5)
+            request(rig.service, 1)
+            await turns()
+            late, fine = request(rig.service, "late", timeout=0.9), request(rig.service, 2, timeout=9.0)
+            await turns()
+            answer_after(0.6)
+            assert rig.executor.payloads[-1] == [2]
+            assert isinstance(late.error, DeadlineExceeded)
+            assert late.ends == 1
+            await rig.answer_all()
+            assert (late.ends, fine.output) == (1, 4)
+
+    asyncio.run(main())
+
+
 def test_a_late_request_is_refused_and_stays_with_the_frontend() -> None:
     async def main() -> None:
         async with serving() as rig:

@@ -1,7 +1,8 @@
 """Holds the queue, asks the policy, and cuts batches. It does no I/O and has no clock: `now`, an instant in seconds, is an argument.
 
 The driver calls `submit` and `cancel` as requests come and go, then `poll` once; `worker_ready`, `worker_lost` and `finished` as the executor
-reports, each followed by `poll`; and `expire`, then `poll`, at the instant `next_wakeup`. Instants come from one clock that never goes back.
+reports, each followed by `poll`; `expire`, then `poll`, at the instant `next_wakeup`; and `expire` after a `poll` if `has_left_out`. Instants come from one
+clock that never goes back.
 
 An ordinary request (one item, one row, unit cost, priority 0) costs a few comparisons and one append. If the request is not ordinary, or the
 queue is full or draining, or the deadline is near, one of those comparisons leads to `_submit_other`.
@@ -700,6 +701,11 @@ class Batcher:
             or bulk.suspects.parts
             or self._late
         )
+
+    @property
+    def has_left_out(self) -> bool:
+        """Whether dispatch has settled requests that `expire` has not returned yet. Nobody may see them before they have their ends."""
+        return bool(self._late)
 
     @property
     def claim(self) -> int:

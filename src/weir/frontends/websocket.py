@@ -70,14 +70,13 @@ _log = logging.getLogger("weir.websocket")
 class _Waiting:
     """A request of `session` that waits in the queue without a task. `received_bytes` is the size of its message, `size_bytes` what is charged for it."""
 
-    __slots__ = ("_cancelled", "_queued", "_session", "exchange", "inference_request", "received_bytes", "size_bytes")
+    __slots__ = ("_queued", "_session", "exchange", "inference_request", "received_bytes", "size_bytes")
 
     def __init__(
         self, session: "Session", exchange: Exchange, request: InferenceRequest, received_bytes: int, size_bytes: int
     ) -> None:
         self._session = session
         self._queued: QueuedRequest | None = None
-        self._cancelled = False
         self.exchange = exchange
         self.inference_request = request
         self.received_bytes = received_bytes
@@ -89,13 +88,10 @@ class _Waiting:
 
     def cancel(self) -> None:
         """Cancel the request. Its end is not reported: the session forgets it."""
-        self._cancelled = True
         if self._queued is not None:
             self.exchange.cancel(self._queued)
 
     def _ended(self, queued: QueuedRequest) -> None:
-        if self._cancelled:  # the queue has settled it before, as too late, and reports that only now
-            return
         if queued.error is None:
             self._session.finish(self, queued)
         else:

@@ -483,6 +483,8 @@ class Driver:
             self._batcher_draining = True
             self.batcher.drain()
             self._run_all(self.batcher.poll(now, wakeup), now)
+        if self.batcher.has_left_out:
+            self._expire(now)  # at once: whoever is called before would take them for ended
         if self.batcher.policy_error is not None:
             self._policy_raised(self.batcher.policy_error)
         self._arm()
