@@ -174,7 +174,7 @@ def fault_of(ask: Ask, status: int, headers: dict[str, str], body: bytes, *, als
     if status == 200:
         if ask.sent == math.inf:
             return "it got an answer before it was sent"
-        return _fault_of_answer(ask, headers, body) if ask.items is None else _fault_of_list(ask, ask.items, body, also)
+        return fault_of_answer(ask, headers, body) if ask.items is None else _fault_of_list(ask, ask.items, body, also)
     kserve = ask.kserve and ask.named
     try:
         error = json.loads(body)["error"]
@@ -202,7 +202,7 @@ def _fault_of_list(ask: Ask, items: list[Ask], body: bytes, also: frozenset[str]
         return f"a list of {len(items)} got {len(found)} ends: {body[:200]!r}"
     for item, end in zip(items, found, strict=True):
         if "output" in end:
-            fault = _fault_of_answer(item, {}, json.dumps(end["output"]).encode())
+            fault = fault_of_answer(item, {}, json.dumps(end["output"]).encode())
         else:
             fault = _fault_of_error(item, end["error"]["type"], end["code"], str(end)[:300], also)
         if fault:
@@ -210,7 +210,8 @@ def _fault_of_list(ask: Ask, items: list[Ask], body: bytes, also: frozenset[str]
     return ""
 
 
-def _fault_of_answer(ask: Ask, headers: dict[str, str], body: bytes) -> str:
+def fault_of_answer(ask: Ask, headers: dict[str, str], body: bytes) -> str:
+    """Return what is wrong with an answer to `ask`; "" if it is its own."""
     if ask.wanted:
         return f"it got an answer, must get {ask.wanted}: {body[:200]!r}"
     header, raw = body, b""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.simulated.world import Plan
 
 FIRST = 1000  # the clients of each channel begin at a multiple of it
-STREAMS = 1
+STREAMS, MESSAGES = 1, 2
 
 
 class Place(Site, Protocol):
@@ -125,15 +125,22 @@ def widen(plan: "Plan") -> None:
         }
         plan.http["stream_keep_alive"] = draw.choice((0.1, 3.0))
         plan.clients += range(STREAMS * FIRST, STREAMS * FIRST + draw.choice((1, 3, 12)))
+    draw = random.Random(f"{plan.seed} messages")
+    if draw.random() < 0.3:
+        plan.http |= {"websocket_in_flight": draw.choice((1, 4, 64)), "websocket_ping": draw.choice((1.0, 20.0))}
+        plan.clients += range(MESSAGES * FIRST, MESSAGES * FIRST + draw.choice((1, 3, 12)))
 
 
 def make_client(site: Place, index: int) -> Caller:
     """Return the client of this number."""
+    from tests.simulated.messages import MessageClient
     from tests.simulated.streams import StreamClient
 
     plan = site.plan
     if index // FIRST == STREAMS:
         return StreamClient(site, index)
+    if index // FIRST == MESSAGES:
+        return MessageClient(site, index)
     return Client(
         site, index, plan.seed,
         turns=plan.turns, pace=plan.pace, quiet=plan.quiet, faults=plan.wrong, timeout=plan.timeout,

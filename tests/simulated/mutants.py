@@ -126,6 +126,20 @@ MUTANTS = {
         "weir.serving.driver", "self.failed = self.not_ready_reason = reason", "self.failed = reason"
     ),
     "counted-twice": Mutant("weir.telemetry.recorder", "            self.ended[first, kind] += count\n", "            self.ended[first, kind] += count + (error is not None)\n"),
+    "cancelled-message-without-end": Mutant(
+        "weir.frontends.websocket", "            current.cancel()\n            current.fail(_given_up())\n", "            current.cancel()\n"
+    ),
+    "message-of-another-id": Mutant(
+        "weir.frontends.websocket", "response = response_of(service, request, [queued.kind], [queued.output], queued.waited)",
+        "response = response_of(service, request, [queued.kind], [queued.output], queued.waited); response.id = \"1\"",
+    ),
+    "stream-goes-on-for-nobody": Mutant(
+        "weir.protocols.inference", "            del part  # frees it while the next one is awaited\n    finally:\n        request.close()",
+        "            del part\n    finally:\n        pass",
+    ),
+    "mark-of-the-last-part-lost": Mutant(
+        "weir.workers.run.runner", "kinds = [EventKind.DONE if final else EventKind.PART for final in last]", "kinds = [EventKind.PART for final in last]"
+    ),
 }  # fmt: skip
 
 # Which kinds of faults Weir has had, and the mutants of each.
@@ -137,13 +151,13 @@ KINDS = {
         "wake-up-lost-of-a-group", "wake-up-lost-of-a-turn", "timer-not-armed-again", "earlier-deadline-not-armed", "next-request-forgotten",
         "reading-never-resumed",
     ),
-    "a settled request answered again, or no end": ("settled-answered-again", "expired-not-settled", "end-not-noted", "half-of-a-dead-batch-lost"),
+    "a settled request answered again, or no end": ("settled-answered-again", "expired-not-settled", "end-not-noted", "half-of-a-dead-batch-lost", "cancelled-message-without-end"),
     "a deadline that does not hold": (
         "answer-after-the-deadline", "running-never-expires", "timeout-of-the-caller-ignored", "body-never-too-slow",
     ),
     "a bound that does not hold": ("room-without-end", "left-stays-in-queue", "place-never-free"),
-    "an answer in the wrong order or form": ("pieces-out-of-order", "form-of-another-protocol", "form-of-the-next-request", "content-taken-for-framing"),
-    "work for nobody": ("left-cancelled-nowhere", "left-cancelled-for-the-last-only", "expired-computed", "rest-of-a-failed-request-computed"),
+    "an answer in the wrong order or form": ("pieces-out-of-order", "form-of-another-protocol", "form-of-the-next-request", "content-taken-for-framing", "message-of-another-id", "mark-of-the-last-part-lost"),
+    "work for nobody": ("left-cancelled-nowhere", "left-cancelled-for-the-last-only", "expired-computed", "rest-of-a-failed-request-computed", "stream-goes-on-for-nobody"),
     "a drain or a reload that cuts off": ("drain-does-not-wait", "former-generation-forgotten"),
     "readiness or metrics that do not follow": ("never-ready-again", "ready-without-workers", "counted-twice"),
 }  # fmt: skip

@@ -23,11 +23,15 @@ def test_a_server_keeps_its_promises_in_virtual_time() -> None:
     assert sum(result.requests for result in results) > 10_000
 
 
-def test_a_seed_replays_to_the_byte() -> None:
-    here = simulate(draw_plan(9))
-    for hashes in ("1", "2"):  # the order of sets is another
+@pytest.mark.parametrize("seed", [9, 105])  # that of the second has WebSockets, and little memory
+def test_a_seed_replays_to_the_byte(seed: int) -> None:
+    """Alone in a process, after other seeds in another one, and whatever the order of sets is."""
+    for other in (5, 12):
+        simulate(draw_plan(other))
+    here = simulate(draw_plan(seed))
+    for hashes in ("1", "2"):
         again = subprocess.run(
-            [sys.executable, "-m", "tests.simulated", "--seed", "9"],
+            [sys.executable, "-m", "tests.simulated", "--seed", str(seed)],
             env=os.environ | {"PYTHONHASHSEED": hashes}, capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert f"trace {here.trace}" in again.stdout

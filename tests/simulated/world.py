@@ -34,6 +34,7 @@ from weir.frontends.websocket import WebSockets
 from weir.messages import Dispatch, Observer, Request
 from weir.model import Model
 from weir.protocols import offloading
+from weir.protocols.account import Account
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
@@ -209,6 +210,26 @@ class Watch(Observer):
         pass
 
 
+class Ordered(dict[Any, None]):
+    """A set that is iterated in the order in which its items came: that of a set depends on their addresses."""
+
+    def add(self, item: Any) -> None:
+        """See set."""
+        self[item] = None
+
+    def discard(self, item: Any) -> None:
+        """See set."""
+        self.pop(item, None)
+
+
+class OrderedAccount(Account):
+    """An account whose connections are swept in their order."""
+
+    def connection_set(self) -> Any:
+        """See Account."""
+        return Ordered()
+
+
 class _Nowhere:
     """Listens at no socket."""
 
@@ -316,8 +337,8 @@ class World:
         self.services = {name: self._service(name) for name in plan.services}
         registry = Registry(list(self.services.values()))
         settings = HttpSettings(port=0, **plan.http)
-        context = KserveContext(registry, settings)
-        websockets = WebSockets(registry, settings, context.account)
+        context = KserveContext(registry, settings, account=OrderedAccount(settings))
+        self.websockets = websockets = WebSockets(registry, settings, context.account)
         render = partial(_counts, make_exposition(self.metrics, registry))
         app = make_app(registry, settings, metrics=render, context=context, websockets=websockets)
         self.server = SimulatedServer(
@@ -434,6 +455,7 @@ class World:
             "bytes in the account": account.held_bytes,
             "connections": account.connections,
             "requests without an end": len(self.watch.open),
+            "WebSockets": self.websockets.open,
             "bodies that arrive": len(self.server._shared.receiving),
         }
         for name, service in self.services.items():

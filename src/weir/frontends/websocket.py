@@ -523,7 +523,7 @@ class WebSockets:
         self._account = account or Account(settings)
         self._registry = registry
         self._settings = settings
-        self._sessions: set[Session] = set()
+        self._sessions: dict[Session, None] = {}  # in their order
         self._refusing = False
         self._none_left = asyncio.Event()
 
@@ -544,11 +544,11 @@ class WebSockets:
         session = Session(socket, self._registry, self._settings, self._account)
         if self._refusing:
             session.refuse()
-        self._sessions.add(session)
+        self._sessions[session] = None
         try:
             await session.run()
         finally:
-            self._sessions.discard(session)
+            del self._sessions[session]
             if not self._sessions:
                 self._none_left.set()
 
