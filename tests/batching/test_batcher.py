@@ -374,6 +374,16 @@ def test_requests_that_are_alike_are_queued_together_as_they_would_be_one_by_one
     assert in_runs(together, runs(), alike=True) == in_runs(single, runs(), alike=False)
 
 
+def test_requests_of_several_fronts_that_came_by_turns_are_queued_together() -> None:
+    mill = Mill(workers=0, now=9.0, max_batch_size=16)
+    for name, arrivals in (("a", (1.0, 3.0, 5.0, 7.0)), ("b", (2.0, 3.0, 6.0)), ("c", (0.5,))):
+        run = [Asked(f"{name}{arrival:g}", arrival) for arrival in arrivals]
+        assert not mill.batcher.submit_alike(run, mill.now)
+        mill.accepted += run
+    (cut,) = mill.ready(0)
+    assert [each.payload for each in cut.requests] == ["c0.5", "a1", "b2", "a3", "b3", "a5", "b6", "a7"]
+
+
 BOTH = pytest.mark.parametrize("padded", [False, True])
 
 

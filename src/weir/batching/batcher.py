@@ -198,13 +198,14 @@ class Batcher:
             queue.scheduler.wake(group)
 
     def submit_alike(self, requests: Sequence[Request], now: float) -> Sequence[Request]:
-        """Put `requests` in the queue, which differ in payload and arrival only and are in order of arrival, or as many of them as need not be looked at one
-        by one. Return the others, for `submit`: those that arrived before others that wait; or all, if they are not ordinary or one might be refused."""
+        """Put `requests` in the queue, which differ in payload and arrival only and are in order of arrival. Return them all, for `submit`, if they must be
+        looked at one by one: they are not ordinary, or one might be refused."""
         first, queue = requests[0], self._queue
         known = is_plain(first) and not first.priority and not first.large
         if not known or queue.arrivals + len(requests) > queue.ceiling or first.deadline <= now + self._tight:
             return requests
-        return queue.enter_alike(requests)
+        queue.enter_alike(requests)
+        return ()
 
     def _submit_other(self, request: Request, now: float) -> None:
         if self.draining:

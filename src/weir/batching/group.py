@@ -12,10 +12,11 @@ The requests of one priority have two queues: one for the small ones, one for th
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import takewhile
 from math import inf, log2, nan, nextafter
+from operator import attrgetter
 
 from weir.batching.request_state import is_gone, rows_left
 from weir.messages import Express, Kind, Request
@@ -152,6 +153,13 @@ class FifoQueue:
             self.odd += 1
         self._line_up(request)
 
+    def add_alike(self, requests: Sequence[Request]) -> None:
+        """Add plain requests in order of arrival, some of which may have arrived earlier than others that wait."""
+        waiting, later = self.waiting, deque[Request]()
+        while requests and waiting and waiting[-1].arrival > requests[0].arrival:
+            later.appendleft(waiting.pop())
+        waiting.extend(sorted((*later, *requests), key=arrival_of) if later else requests)
+
     def _line_up(self, request: Request) -> None:
         waiting = self.waiting
         if waiting and request.arrival < waiting[-1].arrival:
@@ -208,9 +216,7 @@ class FifoQueue:
             self.dead -= 1
 
 
-def arrival_of(request: Request) -> float:
-    """Return when `request` arrived."""
-    return request.arrival
+arrival_of: Callable[[Request], float] = attrgetter("arrival")
 
 
 def size_class(size: float) -> int:
@@ -348,11 +354,11 @@ class Group:
     """The requests that may share a batch: equal batch key and shape.
 
     `arrived` and `departed` count rows; their difference waits. `levels` are in order of falling priority. The level of priority 0 always exists;
-    `plain` is its queue of small requests, and `append` and `extend` add to that. `queue_type` is the type of the queues.
+    `plain` is its queue of small requests, and `append` adds to that. `queue_type` is the type of the queues.
     """
 
     __slots__ = (
-        "_by_priority", "_deadlines", "_queue_type", "append", "arrived", "asleep", "departed", "express", "extend", "key", "levels", "plain",
+        "_by_priority", "_deadlines", "_queue_type", "append", "arrived", "asleep", "departed", "express", "key", "levels", "plain",
         "timeout", "turn",
     )  # fmt: skip
 
@@ -365,7 +371,6 @@ class Group:
         self.levels = [level]
         self.plain = level.small
         self.append = level.small.waiting.append
-        self.extend = level.small.waiting.extend
         self._deadlines = Deadlines()
         self.timeout = MIXED  # the timeout of all, if all are in `plain`
         self.arrived = 0

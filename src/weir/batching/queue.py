@@ -8,7 +8,6 @@ becomes free (at most WOKEN_AT_ONCE groups each time, in turn, so that thousands
 wait behind the others: while both kinds are awake, every second batch is one of express calls.
 """
 
-from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -16,7 +15,7 @@ from math import inf
 from typing import Generic, TypeVar
 
 from weir.batching.compose import BatchDraft
-from weir.batching.group import FifoQueue, Group, arrival_of
+from weir.batching.group import FifoQueue, Group
 from weir.batching.request_state import settle
 from weir.messages import Request
 
@@ -262,16 +261,8 @@ class RequestQueue:
         if group.asleep or request.deadline < group.turn:
             self.scheduler.wake(group)
 
-    def enter_alike(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """Add `requests`, which are plain, of priority 0, of one key and one timeout, and in order of arrival. Return those that were not added, because others
-        that arrived later wait."""
-        early = bisect_left(requests, self.last_arrival, key=arrival_of)
-        added = requests[early:]
-        if added:
-            self._enter_last(added)
-        return requests[:early]
-
-    def _enter_last(self, requests: Sequence[Request]) -> None:
+    def enter_alike(self, requests: Sequence[Request]) -> None:
+        """Add `requests`, which are plain, of priority 0, of one key and one timeout, and in order of arrival."""
         first, last = requests[0], requests[-1]
         group = self.groups.get(first.key)
         if group is None or first.timeout != group.timeout:
@@ -282,11 +273,11 @@ class RequestQueue:
             for request in requests:
                 self.enter(request)
             return
-        group.extend(requests)
+        group.plain.add_alike(requests)
         group.arrived += len(requests)
         self.arrivals += len(requests)
-        self.last_arrival = last.arrival
-        if group.asleep:
+        self.last_arrival = max(self.last_arrival, last.arrival)
+        if group.asleep or first.deadline < group.turn:
             self.scheduler.wake(group)
 
     def _new_group(self, key: Hashable) -> Group:
