@@ -495,6 +495,23 @@ def test_a_reserved_worker_runs_no_batch_of_another_model() -> None:
     assert course.shared.holders(0) == []
 
 
+@pytest.mark.parametrize("end", ["release", "lost"])
+def test_what_a_model_does_with_a_reservation_does_not_count_against_its_requests(end: str) -> None:
+    course = Course(workers=1)
+    first, second = course.join("first"), course.join("second")
+    reserving = Reserving(course, first)
+    second.ask(40)
+    course.now = 30.0
+    if end == "lost":
+        course.shared.lost(0, course.now)
+        course.shared.offer(0, course.now)
+    reserving.release()
+    first.ask(8)
+    course.run()
+    assert Counter(name for _, name, _ in course.ran[:4]) == {"first": 2, "second": 2}
+    assert course.shared.busy(first, course.now) > 30.0
+
+
 def test_reservations_and_batches_alternate() -> None:
     course = Course(workers=1)
     measured, busy = course.join("measured"), course.join("busy")

@@ -157,6 +157,28 @@ def test_what_has_ended_is_not_exceeded(exceeded: list[float]) -> None:
     loop.close()
 
 
+def test_a_pause_does_not_count(exceeded: list[float]) -> None:
+    loop = Loop()
+    limit = TimeLimit(loop, 1.0, lambda: exceeded.append(loop.now))
+    limit.go_on()
+    limit.begin()
+    loop.pass_time(0.4)
+    limit.pause()
+    limit.pause()
+    loop.pass_time(5.0)
+    limit.go_on()
+    limit.go_on()
+    loop.pass_time(0.5)
+    assert exceeded == []
+    loop.pass_time(0.2)
+    assert len(exceeded) == 1
+    limit.pause()
+    limit.go_on()
+    loop.pass_time(5.0)
+    assert len(exceeded) == 1
+    loop.close()
+
+
 def test_no_limit_is_never_exceeded(exceeded: list[float]) -> None:
     loop = Loop()
     limit = TimeLimit(loop, None, lambda: exceeded.append(loop.now))

@@ -5,6 +5,7 @@ import fcntl
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,20 +19,20 @@ from tests.served import Served, serving
 from weir.batching.workers import ORDERS, REASONS
 from weir.catalog.chains import Chain
 from weir.catalog.registry import Registry
-from weir.errors import ModelCrashed, SettingsError
+from weir.errors import ModelCrashed, ModelNotReady, SettingsError
 from weir.model import Model
 from weir.policy.cost.profile import Profile
 from weir.policy.loading import load_policy
 from weir.policy.solve.bank import solve_bank
 from weir.serving.service import Service
-from weir.workers.executor import SharesWorkers, StartsBulkWorkers
+from weir.workers.executor import WAITS, SharesWorkers, StartsBulkWorkers
 from weir.workers.process.shared import SharedPool
 from weir.workers.settings import WorkerSettings
 from weir.workers.turns import DeviceGroup
 
 
 class Exclusive(Model):
-    """Fails if another model computes at the same time; the lock of a file tells. "die" ends its process. The warm-up takes no turns."""
+    """Fails if another model computes at the same time; the lock of a file tells. "die" ends its process."""
 
     examples = ("warm-up",)
 
@@ -39,13 +40,11 @@ class Exclusive(Model):
         self.path = path
 
     def predict(self, batch: list[Any]) -> list[Any]:
-        if "warm-up" in batch:
-            return batch
         with open(self.path, "ab") as device:
             fcntl.flock(device, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if "die" in batch:
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(0.001)
+            time.sleep(0.02 if "warm-up" in batch else 0.001)
         return batch
 
 
@@ -168,6 +167,63 @@ def test_a_model_is_measured_while_no_other_computes(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("executor", ["process", "thread", "inline", "pooled"])
+def test_models_warm_up_while_no_other_computes(tmp_path: Path, executor: str) -> None:
+    async def main() -> None:
+        group = DeviceGroup("gpu0", order="longest")
+        kind: Any = SharedPool().member if executor == "pooled" else executor
+        async with taking_turns(tmp_path, group, Exclusive, Other, executor=kind) as (first, second):
+            late = [Service(Exclusive, name=name, params=first.params, device=group, executor=kind) for name in "cd"]
+            starting = asyncio.gather(*[each.start() for each in late])
+            served = 0
+            while not starting.done():
+                await asyncio.gather(*[each.infer(number) for number in range(8) for each in (first, second)])
+                served += 1
+            await starting
+            try:
+                assert served > 1
+                assert await asyncio.gather(*[each.infer(3) for each in late]) == [3, 3]
+            finally:
+                await asyncio.gather(*[each.stop() for each in late])
+
+    asyncio.run(main())
+
+
+class Held(Model):
+    """Computes until it may end."""
+
+    began, may_end = threading.Event(), threading.Event()
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        Held.began.set()
+        Held.may_end.wait()
+        return batch
+
+
+@pytest.mark.parametrize("executor", ["process", "thread", "inline"])
+def test_a_model_that_waits_to_warm_up_says_so_and_can_be_stopped(tmp_path: Path, executor: str) -> None:
+    async def main() -> None:
+        group = DeviceGroup("gpu0", order="longest")
+        Held.began.clear()
+        Held.may_end.clear()
+        async with Service(Held, executor="thread", device=group, policy="greedy") as first:
+            answer = first.infer(1)
+            assert await asyncio.to_thread(Held.began.wait, 20)
+            late = Service(Exclusive, params={"path": str(tmp_path / "device")}, device=group, executor=executor)
+            starting = asyncio.ensure_future(late.start())
+            async with asyncio.timeout(50):
+                while [each.reason for each in late.executor.states()] != [WAITS]:  # noqa: ASYNC110 - there is no event for it
+                    await asyncio.sleep(0.001)
+            await late.stop()
+            with pytest.raises((ModelNotReady, asyncio.CancelledError)):
+                await starting
+            Held.may_end.set()
+            assert await answer == 1
+            assert await first.infer(2) == 2
+
+    asyncio.run(main())
+
+
 class BothSteps(Chain):
     steps = ("first", "second")
 
@@ -236,7 +292,8 @@ def test_a_model_of_a_group_says_why_it_was_next_whatever_its_policy(tmp_path: P
         group = DeviceGroup("gpu0", order="longest")
         async with taking_turns(tmp_path, group, Exclusive, Other, executor="thread") as (first, second):
             device = first.explain_policy()["device"]
-            assert device["last"] == {"reason": None, "models": []} and device["share"] == 0.0
+            assert device["last"] == {"reason": None, "models": []}
+            assert 0.0 < device["share"] < 1.0  # the warm-up counts
             calls = [first.infer(number) for number in range(9)] + [second.infer(number) for number in range(3)]
             await asyncio.gather(*calls)
             device = first.explain_policy()["device"]

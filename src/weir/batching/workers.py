@@ -337,6 +337,10 @@ class WorkerTurns(Generic[U]):
         self._had[user] += now
         self._busy[user] += now
 
+    def forgive(self, user: U, seconds: float) -> None:
+        """Leave so many seconds, in which `user` served no requests, out of what the models are compared by."""
+        self._had[user] -= seconds
+
     def forget(self, user: U) -> None:
         """Forget a model whose batches have ended."""
         for each in (self._running, self._had, self._busy):
@@ -378,6 +382,7 @@ class Reservation(Generic[U]):
         self.user = user
         self.worker = worker
         self.granted = granted
+        self.since = 0.0
 
 
 class SharedWorkers(Generic[U]):
@@ -417,12 +422,14 @@ class SharedWorkers(Generic[U]):
 
     def gave_up(self, user: U, worker: int, now: float) -> None:
         """Note that `worker` has no batch of `user` any more. Offer it, if it has none at all."""
-        reserved = self._is_reserved(user, worker) and self._reserved.pop(worker, None) is not None
+        reservation = self._reserved.pop(worker) if self._is_reserved(user, worker) else None
         held = self._held.get(worker, Counter[U]())
         for _ in range(held.pop(user, 0)):
             self._turns.ended(user, now)
+        if reservation is not None:
+            self._turns.forgive(user, now - reservation.since)
         if not held and self._held.pop(worker, None) is not None:
-            self.offer(worker, now, models_first=reserved)
+            self.offer(worker, now, models_first=reservation is not None)
 
     def reserve(self, reservation: Reservation[U], now: float) -> None:
         """Give a worker to a model alone: now if no other model uses it, else when a batch comes back. What it runs there until `release` is one
@@ -445,6 +452,7 @@ class SharedWorkers(Generic[U]):
             return False
         reservation = self._reserved[worker] = waiting.pop(0)
         self._hold(reservation.user, worker, now)
+        reservation.since = now
         reservation.granted()
         return True
 
@@ -494,9 +502,11 @@ class SharedWorkers(Generic[U]):
 
     def lost(self, worker: int, now: float) -> None:
         """Note that `worker` is gone, with its batches."""
-        self._reserved.pop(worker, None)
+        reservation = self._reserved.pop(worker, None)
         for user in list(self._held.pop(worker, Counter()).elements()):
             self._turns.ended(user, now)
+        if reservation is not None:
+            self._turns.forgive(reservation.user, now - reservation.since)
 
     def offer(self, worker: int, now: float, *, models_first: bool = False) -> None:
         """Let the models give `worker`, which has no batch, one of theirs, unless it goes to a reservation."""

@@ -1,7 +1,7 @@
 """The frames between a server and its worker processes.
 
 A frame is a length (4 bytes, big-endian) and a msgpack array of that many bytes. A server sends Start, Batch, Cancel, Free and Stop. A worker sends Ready or
-StartFailed, Events and Restarted. Of a worker in a cluster, WorkerWaits, WorkerPlaced, WorkerLeaves and WorkerEnded come too, from the process that speaks with the cluster.
+StartFailed, Events and Restarted. Both send Turn. Of a worker in a cluster, WorkerWaits, WorkerPlaced, WorkerLeaves and WorkerEnded come too, from the process that speaks with the cluster.
 """
 
 import pickle
@@ -83,6 +83,12 @@ class Restarted(msgspec.Struct, array_like=True, tag=7, frozen=True):
     batch_id: int
 
 
+class Turn(msgspec.Struct, array_like=True, tag=13, frozen=True):
+    """The worker wants to compute alone on its device (`wanted`), or has done so; or the server lets it."""
+
+    wanted: bool = True
+
+
 class WorkerWaits(msgspec.Struct, array_like=True, tag=9, frozen=True):
     """The worker has no place in the cluster yet, for this reason."""
 
@@ -113,7 +119,7 @@ class WorkerEnded(msgspec.Struct, array_like=True, tag=12, frozen=True):
 
 
 Notice = WorkerWaits | WorkerPlaced | WorkerLeaves | WorkerEnded
-Frame = Notice | Start | Batch | Cancel | Free | Stop | Ready | StartFailed | Events | Restarted
+Frame = Notice | Start | Batch | Cancel | Free | Stop | Ready | StartFailed | Events | Restarted | Turn
 
 
 class _Start(msgspec.Struct, array_like=True, tag=0):
@@ -143,7 +149,7 @@ class _Events(msgspec.Struct, array_like=True, tag=8):
     measured: list[MetricReport] | None = None
 
 
-_Body = Notice | _Start | _Batch | Cancel | Free | Stop | Ready | _StartFailed | Restarted | _Events
+_Body = Notice | _Start | _Batch | Cancel | Free | Stop | Ready | _StartFailed | Restarted | _Events | Turn
 
 _HEAD = struct.Struct(">I")
 _encode_into = msgspec.msgpack.Encoder().encode_into
@@ -182,7 +188,7 @@ def encode_events(
     return _bounded(body, events.outputs, places, ModelError, max_frame_bytes)
 
 
-def encode_control(frame: Start | Cancel | Free | Stop | Ready | StartFailed | Restarted | Notice) -> bytearray:
+def encode_control(frame: Start | Cancel | Free | Stop | Ready | StartFailed | Restarted | Turn | Notice) -> bytearray:
     """Return the frame of anything except a Batch and Events. For Start, raises what pickling its parts raises."""
     match frame:
         case Start():

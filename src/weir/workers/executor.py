@@ -195,6 +195,48 @@ class ReservesWorkers(Protocol):
         """Return what waits until no other model uses `worker`, and keeps it so until its end."""
 
 
+Turns = Callable[[int, Callable[[], None]], Callable[[], None]]
+"""Calls the second argument when no other model computes where this worker does, now or later; so it stays until what this returns is called."""
+
+
+@runtime_checkable
+class WarmsUpInTurns(Protocol):
+    """An Executor whose workers can warm up while no other model computes."""
+
+    def warm_up_in(self, turns: Turns) -> None:
+        """Have each batch of the warm-up of a worker wait for one of these turns. Called before the start."""
+
+
+WAITS = "it waits for its turn on the device"
+
+
+class HeldTurn:
+    """The turn of one worker that warms up; without `turns` it is granted at once."""
+
+    def __init__(self, turns: Turns | None, worker: int) -> None:
+        self._turns = turns
+        self._worker = worker
+        self._end: Callable[[], None] | None = None
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether it may take a while until it is granted."""
+        return self._turns is not None
+
+    def ask(self, granted: Callable[[], None]) -> None:
+        """Call `granted` now or later, unless `end` is called before."""
+        if self._turns is None:
+            granted()
+        else:
+            self._end = self._turns(self._worker, granted)
+
+    def end(self) -> None:
+        """Give it back, or no longer wait for it. Idempotent."""
+        end, self._end = self._end, None
+        if end is not None:
+            end()
+
+
 @asynccontextmanager
 async def reserved(
     workers: SharedWorkers[U], user: U, worker: int, clock: Callable[[], float] = monotonic

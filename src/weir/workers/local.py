@@ -14,12 +14,12 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from weir.errors import ModelError, SettingsError, WeirError
+from weir.errors import ModelError, ModelNotReady, SettingsError, WeirError
 from weir.messages import Batch, Events, Timing
 from weir.metrics import MetricReport
 from weir.model import Model, overrides
 from weir.workers.cpus import unpinned
-from weir.workers.executor import ExecutorBase, Listener, free_index
+from weir.workers.executor import WAITS, ExecutorBase, HeldTurn, Listener, Turns, free_index
 from weir.workers.run.runner import RunnableModel, Runner, load_shared
 from weir.workers.run.steps import copies, model_error
 from weir.workers.settings import WorkerSettings, for_worker
@@ -103,6 +103,12 @@ class InlineExecutor(ExecutorBase):
         self._stream: Generator[Events, None, None] | None = None  # of the batch that runs, if the model is streaming
         self._listener: Listener
         self._loop: asyncio.AbstractEventLoop
+        self._turn = HeldTurn(None, 0)
+        self._granted = asyncio.Event()
+
+    def warm_up_in(self, turns: Turns) -> None:
+        """See WarmsUpInTurns."""
+        self._turn = HeldTurn(turns, 0)
 
     async def start(self, listener: Listener) -> None:
         """Load and warm up, on the loop. Raises ModelError when the model raises, SettingsError for a setting that needs a process."""
@@ -111,17 +117,31 @@ class InlineExecutor(ExecutorBase):
         self._loop = asyncio.get_running_loop()
         self._state.state = "starting"
         try:
-            self._runner.start()
-        except KeyboardInterrupt:
+            for wanted in self._runner.starting():
+                await self._take_turn(wanted=wanted)
+        except (KeyboardInterrupt, asyncio.CancelledError):
             raise
         except BaseException as error:
             self._state.state = "failed"
             self._state.reason = str(error)
             raise not_loaded(error, self._name, 0) from error
+        finally:
+            self._turn.end()
         self._state.state = "ready"
         listener.worker_ready(0, 1)
         if measured := self._runner.measured():
             listener.measured(0, measured)
+
+    async def _take_turn(self, *, wanted: bool) -> None:
+        self._turn.end()
+        if wanted:
+            self._granted.clear()
+            self._state.reason = WAITS
+            self._turn.ask(self._granted.set)
+            await self._granted.wait()
+            self._state.reason = ""
+            if self._state.state == "stopped":
+                raise ModelNotReady(f"{self._name}: stopped before it was ready")
 
     def run(self, worker: int, batch: Batch) -> None:
         """Run `batch` when the loop has run its other callbacks."""
@@ -135,9 +155,12 @@ class InlineExecutor(ExecutorBase):
 
     async def stop(self) -> None:
         """Unload the model. A batch that has not begun is dropped, a stream that has not ended is closed."""
-        if self._state.state != "ready":
+        before = self._state.state
+        if before in ("starting", "ready"):
+            self._state.state = "stopped"
+            self._granted.set()
+        if before != "ready":
             return
-        self._state.state = "stopped"
         if self._stream is not None:
             self._stream.close()
         unload(self._runner, self._name, 0)
@@ -197,7 +220,7 @@ class WorkerThread:
 
     def __init__(
         self, index: int, model: RunnableModel, settings: WorkerSettings, *, listener: Listener, hang_grace: float,
-        hung: Callable[[], None], shared: SharedLoad | None = None,
+        hung: Callable[[], None], shared: SharedLoad | None = None, turns: Turns | None = None,
     ) -> None:  # fmt: skip
         self.hangs = False  # `predict` has not returned for `hang_grace` seconds after its limit
         self._hang_grace = hang_grace
@@ -216,7 +239,10 @@ class WorkerThread:
         self._loop = asyncio.get_running_loop()
         self._limit = TimeLimit(self._loop, settings.predict_timeout, self._overran)
         self._limit_seconds = settings.predict_timeout
+        self._turn = HeldTurn(turns, index)
+        self._granted = threading.Event()
         self._loaded: asyncio.Future[None] = self._loop.create_future()
+        self._start_limit = TimeLimit(self._loop, settings.start_timeout, lambda: _settle(self._loaded, TimeoutError()))
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._main, name=f"weir-{name}-{index}", daemon=True)
         self._given_up: set[int] = set()  # batches without a caller, because the worker counts as lost
@@ -224,7 +250,9 @@ class WorkerThread:
     # Called on the event loop.
 
     def start(self) -> asyncio.Future[None]:
-        """Start the thread. The future is done when the model has loaded and warmed up, or has the error."""
+        """Start the thread. The future is done when the model has loaded and warmed up, or has the error: TimeoutError after `start_timeout`."""
+        self._start_limit.begin()
+        self._loaded.add_done_callback(lambda _: self._start_limit.close())
         self._thread.start()
         return self._loaded
 
@@ -252,6 +280,8 @@ class WorkerThread:
             self.state.state = "stopped"
             self._stop_waiting()
             self._limit.close()
+            self._turn.end()
+            self._granted.set()
             self._batches.put(None)
         return self._ended
 
@@ -281,6 +311,22 @@ class WorkerThread:
         if self._hanging is not None:
             self._hanging.cancel()
             self._hanging = None
+
+    def _ask(self, wanted: bool) -> None:
+        self._turn.end()
+        if not wanted:
+            return
+        if self.state.state == "starting":
+            self._start_limit.pause()
+            self.state.reason = WAITS
+            self._turn.ask(self._begin_turn)
+        else:
+            self._granted.set()
+
+    def _begin_turn(self) -> None:
+        self._start_limit.go_on()
+        self.state.reason = ""
+        self._granted.set()
 
     def _measured(self, reports: list[MetricReport] | None) -> None:
         if reports:
@@ -319,8 +365,11 @@ class WorkerThread:
                 os.sched_setaffinity(0, self._cpus)  # of this thread
             shared = None if self._shared is None else self._shared.copy()
             self._runner = Runner(self._model, self.state.index, fatal=(), shared=shared)
-            self._runner.start()
+            for wanted in self._runner.starting():
+                if self._turn.is_needed:
+                    self._take_turn(wanted=wanted)
         except BaseException as error:
+            self._report(self._turn.end)
             self._report(_settle, self._loaded, not_loaded(error, self._name, self.state.index))
         else:
             self._report(self._measured, self._runner.measured())
@@ -330,6 +379,14 @@ class WorkerThread:
                 del batch  # large payloads do not stay while the worker is idle
             unload(self._runner, self._name, self.state.index)
         self._report(_settle, self._ended, None)
+
+    def _take_turn(self, *, wanted: bool) -> None:
+        self._granted.clear()
+        self._report(self._ask, wanted)
+        if wanted:
+            self._granted.wait()
+        if self.state.state == "stopped":
+            raise ModelNotReady(f"{self._name}: stopped before it was ready")
 
     def _run(self, batch: Batch) -> None:
         try:
@@ -396,8 +453,13 @@ class ThreadExecutor(ExecutorBase):
         self._stop_grace = stop_grace
         self._hang_grace = hang_grace
         self._shared = SharedLoad(self._model) if overrides(model, "load_shared") else None
+        self._turns: Turns | None = None
         self._workers: dict[int, WorkerThread] = {}  # by index
         self._listener: Listener
+
+    def warm_up_in(self, turns: Turns) -> None:
+        """See WarmsUpInTurns."""
+        self._turns = turns
 
     async def start(self, listener: Listener) -> None:
         """Load and warm up all instances at once, each in its thread.
@@ -438,6 +500,7 @@ class ThreadExecutor(ExecutorBase):
             hang_grace=self._hang_grace,
             hung=self._hung,
             shared=self._shared,
+            turns=self._turns,
         )
 
     def _hung(self) -> None:
@@ -448,8 +511,7 @@ class ThreadExecutor(ExecutorBase):
     async def _load(self, workers: Sequence[WorkerThread]) -> None:
         loads = [worker.start() for worker in workers]
         try:
-            async with asyncio.timeout(self._settings.start_timeout):
-                await asyncio.gather(*loads)
+            await asyncio.gather(*loads)
         except BaseException as error:
             for load in loads:
                 load.cancel()

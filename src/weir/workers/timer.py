@@ -88,6 +88,7 @@ class TimeLimit:
         self._seconds = seconds
         self._exceeded = exceeded
         self._due: float | None = None  # None while nothing is limited
+        self._left: float | None = None  # seconds, at the pause
         self._timer = Timer(self._clock, loop, self._look)
 
     @property
@@ -104,6 +105,17 @@ class TimeLimit:
     def end(self) -> None:
         """Stop counting."""
         self._due = None
+
+    def pause(self) -> None:
+        """Stop counting until `go_on`."""
+        if self._due is not None:
+            self._left, self._due = self._due - self._clock(), None
+
+    def go_on(self) -> None:
+        """Count on from the pause."""
+        if self._left is not None:
+            self._due, self._left = self._clock() + self._left, None
+            self._timer.arm(self._due)
 
     def close(self) -> None:
         """Stop counting, and disarm the timer."""

@@ -14,14 +14,14 @@ what is left.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from math import isfinite
 from time import monotonic
 from typing import Any, Protocol, runtime_checkable
 
 from weir.batching.batcher import Batcher
-from weir.batching.workers import SOLVED, ComparedTurns, SharedWorkers, WorkerUser
+from weir.batching.workers import SOLVED, ComparedTurns, Reservation, SharedWorkers, WorkerUser
 from weir.errors import SettingsError
 from weir.messages import Batch, Events
 from weir.metrics import MetricReport
@@ -30,6 +30,7 @@ from weir.workers.executor import (
     Listener,
     SharesWorkers,
     StartsBulkWorkers,
+    WarmsUpInTurns,
     reserved,
 )
 
@@ -268,6 +269,8 @@ class TakesTurns(GroupMember):
         """Start the model's own workers; from then on it takes turns with the others of the group."""
         self._listener = listener
         self._workers.add(self._user)
+        if isinstance(self.own, WarmsUpInTurns):
+            self.own.warm_up_in(self._take_turn)
         await super().start(self)
 
     def run(self, worker: int, batch: Batch) -> None:
@@ -279,6 +282,15 @@ class TakesTurns(GroupMember):
     def reserved(self, worker: int) -> AbstractAsyncContextManager[None]:
         """See ReservesWorkers."""
         return reserved(self._workers, self._user, worker)
+
+    def _take_turn(self, worker: int, granted: Callable[[], None]) -> Callable[[], None]:
+        """See Turns. A model that stops waits for nothing."""
+        reservation = Reservation(self._user, worker, granted)
+        if self._running:
+            self._workers.reserve(reservation, monotonic())
+        else:
+            granted()
+        return lambda: self._workers.release(reservation, monotonic())
 
     def _leave(self) -> None:
         self._workers.remove(self._user, monotonic())

@@ -25,6 +25,7 @@ from weir.wire.frames import (
     Restarted,
     Start,
     Stop,
+    Turn,
     encode_batch,
     encode_control,
     encode_events,
@@ -186,7 +187,7 @@ _LONGEST = 2.0
 class ChildChannel:
     """Receives the frames that the worker has to act on, in order.
 
-    Free frames are carried out and Cancel frames noted as soon as they are read. `receive` returns only Start, Batch and Stop (Stop also when
+    Free frames are carried out and Cancel frames noted as soon as they are read. `receive` returns only Start, Turn, Batch and Stop (Stop also when
     the server has closed its end).
 
     `spin` is for how many seconds to poll before sleeping, yielding the CPU between two polls: to wake a sleeping worker costs the server time,
@@ -198,13 +199,13 @@ class ChildChannel:
         self._parser = parser
         self._places = places
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
-        self._frames: deque[Start | Batch | Stop] = deque()
+        self._frames: deque[Start | Turn | Batch | Stop] = deque()
         self._cancelled: dict[int, set[int]] = {}  # the cancelled entries of each batch that is here, by its id
         self.spin = 0.0
         self._mean_wait = 0.0  # seconds
         self._rehearsal = FrameRehearsal()
 
-    def receive(self) -> Start | Batch | Stop:
+    def receive(self) -> Start | Turn | Batch | Stop:
         """Return the next frame to act on, when it has come."""
         while not self._frames:
             size = self._await()
@@ -239,6 +240,13 @@ class ChildChannel:
         """Tell the server that `predict` is called again for a part of this batch."""
         self.send(encode_control(Restarted(batch_id)))
 
+    def take_turn(self, wanted: bool) -> None:
+        """Wait until the worker may compute alone on its device; or, if that is not `wanted`, report that it has. Raises SystemExit if
+        the server leaves."""
+        self.send(encode_control(Turn(wanted)))
+        if wanted and not isinstance(self.receive(), Turn):
+            raise SystemExit(0)
+
     def _note(self, frames: list[Frame]) -> None:
         for frame in frames:
             if isinstance(frame, Batch):
@@ -251,7 +259,7 @@ class ChildChannel:
             elif isinstance(frame, Free) and self._places is not None:
                 for ref in frame.refs:
                     self._places.take_back(ref)
-            elif isinstance(frame, (Start, Stop)):
+            elif isinstance(frame, (Start, Turn, Stop)):
                 self._frames.append(frame)
 
     def _await(self) -> int:

@@ -29,6 +29,7 @@ import weir
 from weir.config import SILENCE
 from weir.wire.frames import Start, encode_control
 from weir.workers.cpus import THREAD_VARIABLES, share_of_cpus, unpinned
+from weir.workers.executor import Turns
 from weir.workers.process.entry import lower
 from weir.workers.settings import WorkerSettings, for_worker
 
@@ -330,7 +331,7 @@ class Launch:
 
     `source` is the model (see source.py). `request_fd` is the descriptor of the request arena, -1 without one. `lends` says that results are
     arrays, which may be read where they lie in shared memory. `template` is what the processes are forked from, if they are. A `bulk` worker runs bulk
-    work only, at idle priority.
+    work only, at idle priority. Its warm-up takes `turns`.
     """
 
     name: str
@@ -344,6 +345,7 @@ class Launch:
     lends: bool = False
     template: Template | None = None
     bulk: bool = False
+    turns: Turns | None = None
     path: Sequence[str] = field(default_factory=lambda: list(sys.path))
 
     def options(self) -> dict[str, Any]:
@@ -358,6 +360,7 @@ class Launch:
             "pipeline_depth": self.settings.pipeline_depth,
             "concurrency": self.settings.worker_concurrency,
             "spin": self.settings.spin,
+            "takes_turns": self.turns is not None,
         }
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from weir.model import Model, is_tensor_model, overrides
 from weir.wire.frames import Start
 from weir.workers.arena import Arena, SharedBlock, create_memory
 from weir.workers.cpus import unpinned
-from weir.workers.executor import Listener, for_all_work, free_index
+from weir.workers.executor import Listener, Turns, for_all_work, free_index
 from weir.workers.process.launch import Launch, Template, Templates
 from weir.workers.process.supervision import SupervisedWorker
 from weir.workers.settings import WorkerSettings
@@ -52,6 +52,7 @@ class ProcessPool:
         self._template: Template | None = None
         self._templates: Templates | None = None
         self._common: Template | None = None  # one of those, which is not ours
+        self._turns: Turns | None = None
         self._workers: dict[int, SupervisedWorker] = {}  # by index
         self._listener: Listener
         self._source = b""
@@ -63,6 +64,10 @@ class ProcessPool:
     def fork_from(self, templates: Templates) -> None:
         """See ForksWorkers."""
         self._templates = templates
+
+    def warm_up_in(self, turns: Turns) -> None:
+        """See WarmsUpInTurns."""
+        self._turns = turns
 
     async def start(self, listener: Listener) -> None:
         """Start all workers at once; return when every one has loaded and warmed up.
@@ -278,6 +283,7 @@ class ProcessPool:
             lends=isinstance(self._model, type) and is_tensor_model(self._model),
             template=self._template or self._common,
             bulk=bulk,
+            turns=None if bulk else self._turns,
         )
         return SupervisedWorker(launch, self._arena, self, self._listener, asyncio.get_running_loop())
 

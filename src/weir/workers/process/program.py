@@ -24,7 +24,7 @@ from typing import Any, NoReturn, Protocol, TextIO, TypeVar
 from weir.errors import SettingsError, WeirError, printable, printable_lines
 from weir.messages import Batch, Events
 from weir.model import Model
-from weir.wire.frames import FrameParser, Ready, Start, StartFailed, Stop, encode_control
+from weir.wire.frames import FrameParser, Ready, Start, StartFailed, Stop, Turn, encode_control
 from weir.workers.arena import Arena, Mapping, PayloadFetch, ResultPlaces
 from weir.workers.process.channel import RECEIVE_BYTES, ChildChannel
 from weir.workers.process.entry import become_idle, prepare
@@ -116,7 +116,7 @@ def load_runner(
     """Return the runner of build_runner for batches that come through `channel`: see open_channel."""
     # With several batches at once nobody could tell for which of them the model took memory.
     direct = None if places is None or start.options["concurrency"] > 1 else places.open
-    runner = build_runner(start, direct, shared)
+    runner = build_runner(start, direct, shared, channel.take_turn if start.options["takes_turns"] else None)
     if places is not None:
         places.close()  # nobody reads what the warm-up computed
     channel.spin = start.options["spin"]
@@ -126,9 +126,13 @@ def load_runner(
 
 
 def build_runner(
-    start: Start, open_place: Callable[[int], memoryview | None] | None, shared: Model | None
+    start: Start,
+    open_place: Callable[[int], memoryview | None] | None,
+    shared: Model | None,
+    take_turn: Callable[[bool], None] | None = None,
 ) -> AnyRunner:
-    """Return the model's runner, loaded and warmed up. Raises what the model raises. `open_place` and `shared`: see Runner."""
+    """Return the model's runner, loaded and warmed up. Raises what the model raises. `open_place` and `shared`: see Runner; `take_turn`:
+    see ChildChannel."""
     options = start.options
     configure_logging(options["name"], options["index"])
     assert isinstance(start.target, bytes)
@@ -139,7 +143,9 @@ def build_runner(
     else:
         runs = RunnableModel(model, params, options["max_batch_size"], options["retry_in_halves"], options["name"])
         runner = Runner(runs, options["index"], open_place=open_place, shared=shared)
-    runner.start()
+    for wanted in runner.starting():
+        if take_turn is not None:
+            take_turn(wanted)
     gc.collect()
     gc.freeze()  # what the model has loaded lives as long as the worker
     return runner
@@ -184,7 +190,7 @@ class _Printable(logging.Formatter):
 class BatchChannel(Protocol):
     """The worker's end of the connection to its server (see ChildChannel)."""
 
-    def receive(self) -> Start | Batch | Stop:
+    def receive(self) -> Start | Turn | Batch | Stop:
         """Return the next frame to act on, when it has come."""
 
     def look(self) -> None:

@@ -20,14 +20,14 @@ Large tensors are copied, which a model with workers of its own reads and writes
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from time import monotonic
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from weir.batching.workers import SharedWorkers, WorkerUser
+from weir.batching.workers import Reservation, SharedWorkers, WorkerUser
 from weir.errors import ModelNotReady, SettingsError, WeirError
 from weir.messages import Batch, Events
 from weir.metrics import MetricReport
@@ -131,6 +131,19 @@ class PoolMember(ExecutorBase):
         return super().gauges() if self.pool.processes is None else self.pool.processes.gauges()
 
 
+class _NoModel:
+    """What has a worker while processes that start warm up there: none of the models. See WorkerUser."""
+
+    claim = 0
+    turn = None
+
+    def worker_away(self, worker: int) -> None:
+        """Do nothing."""
+
+    def worker_back(self, worker: int) -> None:
+        """Do nothing."""
+
+
 class _Processes:
     """The processes with a certain set of models, and their Listener. `ready` has the places of each worker that is ready."""
 
@@ -198,6 +211,7 @@ class SharedPool:
         self._entered: list[PoolMember] = []
         self._workers: SharedWorkers[WorkerUser] = SharedWorkers()
         self._orders: list[SharedWorkers[WorkerUser] | None] = []  # that of the first model
+        self._no_model = _NoModel()
         self._listeners: dict[WorkerUser, Listener] = {}  # of the models that have the workers
         self._at: dict[int, _Processes] = {}  # which processes each ready worker belongs to
         self._current: _Processes | None = None
@@ -244,9 +258,25 @@ class SharedPool:
             async with reserved(self._workers, member.user, worker):
                 yield
         finally:
-            at = self._at.get(worker)
-            if at is not None and at is not self._current and not self._workers.holders(worker):
-                self._take_over(worker)
+            self._came_back(worker)
+
+    def _came_back(self, worker: int) -> None:
+        """Let the newest processes take over a worker that was reserved."""
+        at = self._at.get(worker)
+        if at is not None and at is not self._current and not self._workers.holders(worker):
+            self._take_over(worker)
+        self._moved.set()
+
+    def _take_turn(self, worker: int, granted: Callable[[], None]) -> Callable[[], None]:
+        """See Turns."""
+        reservation = Reservation[WorkerUser](self._no_model, worker, granted)
+        self._workers.reserve(reservation, self._now())
+
+        def end() -> None:
+            self._workers.release(reservation, self._now())
+            self._came_back(worker)
+
+        return end
 
     async def enter(self, member: PoolMember) -> None:
         """Return when the workers have the model. At the first time they are started, with all models that were made by then."""
@@ -356,6 +386,8 @@ class SharedPool:
         former = self._current
         count = self._settings.first_workers + self.added
         self._starting = _Processes(self, members, replace(self._settings, load_niceness=load_niceness, workers=count))
+        if self._orders[0] is not None:  # models of a device group
+            self._starting.pool.warm_up_in(self._take_turn)
         self._start_task = asyncio.ensure_future(self._starting.pool.start(self._starting))  # which calls worker_ready
         try:
             await self._start_task
@@ -444,7 +476,8 @@ class SharedPool:
     def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
         """Tell the model whose batch it is."""
         for user in self._workers.holders(worker):
-            self._listeners[user].measured(worker, reports)
+            if user in self._listeners:
+                self._listeners[user].measured(worker, reports)
 
     def unavailable(self, processes: _Processes, reason: str) -> None:
         """Tell all models."""

@@ -18,9 +18,9 @@ from typing import NamedTuple, Protocol
 from weir.errors import ModelError, WeirError
 from weir.messages import Batch, Events
 from weir.policy.backoff import Backoff
-from weir.wire.frames import Cancel, Frame, Ready, Restarted, StartFailed, Stop, encode_batch, encode_control
+from weir.wire.frames import Cancel, Frame, Ready, Restarted, StartFailed, Stop, Turn, encode_batch, encode_control
 from weir.workers.arena import Arena, BatchPlaces, as_values
-from weir.workers.executor import READY, SUSPENDED, Listener
+from weir.workers.executor import READY, SUSPENDED, WAITS, HeldTurn, Listener
 from weir.workers.process.child import Child
 from weir.workers.process.entry import LOWEST, cpu_times
 from weir.workers.process.launch import Launch
@@ -147,6 +147,7 @@ class SupervisedWorker:
         self._timer: asyncio.TimerHandle | None = None
         self._start_limit = self._limit("start_timeout", "it had not loaded within")
         self._predict_limit = self._limit("predict_timeout", "a batch ran longer than")
+        self._turn = HeldTurn(launch.turns, launch.index)
 
     @property
     def pid(self) -> int | None:
@@ -270,6 +271,8 @@ class SupervisedWorker:
                 self._listener.measured(self.index, frame.measured)
         elif isinstance(frame, StartFailed):
             self._error = frame.error
+        elif isinstance(frame, Turn):
+            self._take_turn(wanted=frame.wanted)
 
     def refused(self, error: OSError) -> None:
         """Try again later, because the system has refused a process."""
@@ -307,6 +310,19 @@ class SupervisedWorker:
             self.announce()
         else:
             self._pool.worker_started(self)
+
+    def _take_turn(self, *, wanted: bool) -> None:
+        self._turn.end()
+        if wanted and self.state == "starting":
+            self._start_limit.pause()
+            self.reason = WAITS
+            self._turn.ask(self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        self.reason = ""
+        self._start_limit.go_on()
+        if self._child is not None:
+            self._child.send(encode_control(Turn()))
 
     def _answered(self, events: Events) -> None:
         flight = self._batches.get(events.batch_id)
@@ -354,6 +370,7 @@ class SupervisedWorker:
 
     def _gone(self) -> None:
         self._child = None
+        self._turn.end()
         self._start_limit.end()
         self._predict_limit.end()
         for flight in self._batches.values():

@@ -25,6 +25,7 @@ from weir.wire.frames import (
     Ready,
     Start,
     Stop,
+    Turn,
     WorkerPlaced,
     encode_control,
 )
@@ -99,7 +100,7 @@ class ServerConnection(ChildChannel):
         self._left = False
         self.kept = False
 
-    def receive(self) -> Start | Batch | Stop:
+    def receive(self) -> Start | Turn | Batch | Stop:
         """Return the next frame to act on, when it has come; Stop when the server has left."""
         frame = super().receive()
         self.kept = isinstance(frame, Stop) and (frame.keep or self._left)

@@ -122,6 +122,11 @@ class Runner:
 
     def start(self) -> None:
         """Construct the model, `load` it and warm it up. Raises whatever the model raises, and the error that an example got in the warm-up."""
+        for _ in self.starting():
+            pass
+
+    def starting(self) -> Iterator[bool]:
+        """Do what `start` does; yield True before each batch of the warm-up and False after it."""
         model = self._class(**self._params) if self._shared is None else self._shared
         model.worker_index = self._worker_index
         model.max_batch_size = self._max_batch_size  # type: ignore[misc]  # what holds here, not the class's default
@@ -138,7 +143,9 @@ class Runner:
             metrics.muted = True
         try:
             for batch in warmup_batches(self._class, self._max_batch_size):
+                yield True
                 self._warm_up(batch)
+                yield False
         except BaseException as error:
             self.end(error)
             raise
@@ -342,11 +349,11 @@ class HostedRunner:
         ]
         self._labels = [one.label for one in models.hosted]
 
-    def start(self) -> None:
-        """Load all models and warm them up, in order."""
+    def starting(self) -> Iterator[bool]:
+        """Load all models and warm them up, in order; see Runner.starting."""
         for label, runner in zip(self._labels, self._runners, strict=True):
             with _naming(label):
-                runner.start()
+                yield from runner.starting()
 
     def twin(self) -> "HostedRunner":
         """Return a runner of the same models for another thread."""
