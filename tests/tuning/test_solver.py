@@ -148,6 +148,12 @@ def test_a_refusal_comes_with_its_reason() -> None:
         asyncio.run(solve_outside(wish, LIMIT))
 
 
+def test_an_objective_is_solved_for_with_the_margin_of_a_server() -> None:
+    bank = asyncio.run(solve_outside(WISH._replace(objective=LatencySLO(0.05, 0.01)), LIMIT))
+    assert bank.objective is not None
+    assert bank.objective.margin >= 0.0005
+
+
 class Raising(Solver):
     def predict(self, batch: list[SolveRequest]) -> list[bytes | str]:
         raise RuntimeError("no memory")

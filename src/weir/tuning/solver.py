@@ -77,7 +77,8 @@ class Solver(Model):
                 return solve_device(request.loads, request.batches)
             if not isinstance(request, SolveRequest):
                 return measure_capacity(request)
-            bank = make_bank(request.profile, request.prices, workers=request.workers, objective=request.objective)
+            objective = None if request.objective is None else request.objective.as_served()
+            bank = make_bank(request.profile, request.prices, workers=request.workers, objective=objective)
         except SettingsError as error:
             return error.message
         return bank.to_bytes()

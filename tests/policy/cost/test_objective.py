@@ -78,6 +78,14 @@ def test_a_batch_must_start_early_enough_for_its_own_service_time() -> None:
     assert latest[32] == pytest.approx(0.02 - 0.0108152)
 
 
+@pytest.mark.parametrize(
+    ("given", "margin"),
+    [(LatencySLO(0.02), 0.0002), (LatencySLO(2.0), 0.001), (LatencySLO(0.02, margin=0.005), 0.005)],
+)
+def test_a_server_has_a_margin_in_which_to_send_answers(given: LatencySLO, margin: float) -> None:
+    assert given.as_served() == given._replace(margin=margin)
+
+
 def test_a_batch_is_trimmed_to_what_leaves_its_oldest_row_in_time() -> None:
     latest = LatencySLO(0.02).latest_starts(GOOGLENET_P4).tolist()
     assert trimmed(32, latest[32], latest) == 32

@@ -210,6 +210,60 @@ def test_a_promise_ends_a_wait_in_time_for_the_batch() -> None:
     assert until == pytest.approx(feed.now - 0.02 + 0.040 - 0.001 - 0.007)
 
 
+LONGEST = 0.040 - 0.001 - 0.007  # seconds that the oldest of 3 rows may wait by `promised()`
+
+
+def wait_for_promise(policy: SolvedPolicy, feed: Feed) -> tuple[float, float]:
+    """Let 3 rows come, and have the policy wait. Return until when it does, and how much earlier that is than it might."""
+    feed.arrive(policy, 200.0, 200, waiting=8)
+    until = policy.decide(feed.seen(3, age=0.02)).until
+    assert until is not None
+    return until, feed.now - 0.02 + LONGEST - until
+
+
+def waits_until_late(policy: SolvedPolicy, feed: Feed, late: float) -> float:
+    """Have the policy wait, and ask it again `late` seconds after the end. Return how much earlier it ended than it might."""
+    until, early = wait_for_promise(policy, feed)
+    seen = feed.seen(3, age=0.02)._replace(now=until + late)
+    assert policy.decide(seen).rows >= 2  # the less, the later
+    feed.now = until + late
+    return early
+
+
+def test_a_wait_ends_as_much_earlier_as_waits_have_ended_late() -> None:
+    policy, feed = SolvedPolicy(promised()), Feed()
+    feed.arrive(policy, 200.0, 200)
+    assert waits_until_late(policy, feed, 0.0007) == pytest.approx(0.0, abs=1e-8)
+    assert waits_until_late(policy, feed, 0.0002) == pytest.approx(0.0007, abs=1e-8)
+    until, early = wait_for_promise(policy, feed)
+    assert early == pytest.approx(0.0007 - 0.01 * 0.0005, abs=1e-8)
+    assert policy.decide(feed.seen(3, age=0.02)._replace(now=until - 0.0005)).until == pytest.approx(until), (
+        "asked too early"
+    )
+    assert waits_until_late(policy, feed, 0.5) == pytest.approx(early, abs=1e-8)
+    assert wait_for_promise(policy, feed)[1] == pytest.approx(0.1 * (0.040 - 0.001 - 0.005), abs=1e-8), (
+        "no more, or a pause would end all waits on purpose"
+    )
+
+
+def test_the_lateness_of_waits_fades() -> None:
+    policy, feed = SolvedPolicy(promised()), Feed()
+    feed.arrive(policy, 200.0, 200)
+    waits_until_late(policy, feed, 0.002)
+    early = [waits_until_late(policy, feed, 0.0) for _ in range(200)]
+    assert early[0] == pytest.approx(0.002, abs=1e-8)
+    assert early[-1] == pytest.approx(0.002 * 0.99**199, abs=1e-8)
+
+
+def test_a_wait_that_rows_ended_was_not_late() -> None:
+    policy, feed = SolvedPolicy(promised()), Feed()
+    feed.arrive(policy, 200.0, 200)
+    wait_for_promise(policy, feed)
+    assert policy.decide(feed.seen(8)).rows == 8
+    feed.now += 0.1
+    assert wait_for_promise(policy, feed)[1] == pytest.approx(0.0, abs=1e-8)
+
+
 def test_a_promise_makes_batches_smaller_that_would_come_too_late() -> None:
     policy, feed = SolvedPolicy(promised()), Feed()
     feed.arrive(policy, 400.0, 200)

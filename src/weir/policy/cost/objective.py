@@ -16,6 +16,7 @@ ROUNDING = 1e-9  # seconds; a batch that starts exactly when it must is in time
 FORM = re.compile(r"p(\d+(?:\.\d+)?)=(\S+)")
 SLO_SHARE = 0.05  # the part of its deadline that bulk work may add ...
 LEAST_DELAY = 0.002  # ... and the seconds that it may add in any case
+SENDING_SHARE, SENDING = 0.01, 0.001  # the part of the deadline, and the seconds at most, in which an answer is sent
 IN_TIME = re.compile(r"in-time=([^,\s]+)(?:,refusal=(\d+(?:\.\d+)?))?")
 
 
@@ -51,6 +52,13 @@ class LatencySLO(NamedTuple):
     def bulk_delay(self) -> float:
         """The seconds that bulk work may add to an interactive request."""
         return max(LEAST_DELAY, SLO_SHARE * self.deadline)
+
+    def as_served(self) -> "LatencySLO":
+        """Return this objective with at least the margin that a running server needs to send an answer.
+
+        The margin is a hundredth of the deadline, at most a millisecond. A simulation needs none.
+        """
+        return self._replace(margin=max(self.margin, min(SENDING_SHARE * self.deadline, SENDING)))
 
     def checked(self) -> "LatencySLO":
         """Return this objective. Raises SettingsError naming the first value that breaks its rule."""

@@ -8,7 +8,8 @@ was solved for, which nothing guarantees. So each wait ends at the earliest of t
 - The last arrival + ln(1000)/rate. A gap as long has a probability of 0.001, so the traffic has most likely stopped.
 - The oldest arrival + (k + sqrt(2·k·x) + x)/rate, with x = ln(1000) and k the arrivals that the table waits for. They
   take longer only with a probability of 0.001, so they do not come to this queue.
-- With a promise about latency, the oldest arrival + the deadline - the service time of what waits - a margin.
+- With a promise about latency, the oldest arrival + the deadline - the service time of what waits - a margin, and as
+  much as such waits have lately ended too late: the timers of an event loop are late by a millisecond or so.
 
 The batcher's own bounds (max_queue_delay, the requests' deadlines) hold as well.
 """
@@ -58,6 +59,8 @@ GRANT = 0.5  # times the cost of as many rows as the table waits for: within one
 FIRST = 0.05  # seconds: the length of the first stretches of a SureRate
 STRETCHES, FEWEST = 16, 4  # the largest number of stretches, and the smallest that gives a rate
 SURE = 2.0  # standard errors
+LATE_FADE = 0.99  # of what is known of the lateness of waits, as each ends; about the worst of the last hundred stays
+LATE_MOST = 0.1  # of the longest wait: a server that stood still for a while shall not stop waiting on purpose
 ROWS, SECONDS = 20_000.0, 600.0  # with more rows and more seconds than these, the past is halved
 
 
@@ -389,6 +392,30 @@ def _guards(band: RateBand, rate: float) -> dict[str, float | None]:
     }
 
 
+class Lateness:
+    """By how much waits have lately ended too late: `value`, in seconds. It rises at once and fades slowly."""
+
+    __slots__ = ("_due", "_most", "_next", "value")
+
+    def __init__(self) -> None:
+        self.value = self._next = self._most = 0.0
+        self._due = inf  # when the wait that was decided last shall end
+
+    def decided(self, now: float) -> None:
+        """Note that there is a decision at `now` (seconds). A wait that has not ended by then is over: rows have come."""
+        late, self._due = now - self._due, inf
+        if late < 0.0:
+            self.value = self._next  # not before: the wait that has just ended would go on
+            return
+        late = min(late, self._most)
+        self._next = max(late, LATE_FADE * self.value + (1.0 - LATE_FADE) * late)
+        self.value = max(self.value, late)
+
+    def waits(self, until: float, longest: float) -> None:
+        """Note that a wait shall end at `until`; the `longest` wait takes so many seconds."""
+        self._due, self._most = until, LATE_MOST * longest
+
+
 GREEDY = Greedy()
 POLICY = Reason.POLICY  # looking up a member of an enum is slow
 
@@ -415,6 +442,7 @@ class SolvedPolicy(PolicyBase):
     def __init__(self, bank: Bank | None = None) -> None:
         self.max_waiting = None
         self._estimate = Rate()
+        self._late = Lateness()
         self._account: CostAccount | None = None  # of the bank of `_of`, if that has no objective
         self._bands: RateBands | None = None if bank is None else RateBands(bank)
         self._band: RateBand | None = None  # one of `_bands`, or still one of the bank before
@@ -443,6 +471,8 @@ class SolvedPolicy(PolicyBase):
             band = self._move(rate)
             if band is None:
                 return GREEDY.decide(seen)
+        if band.allowance is not None:
+            self._late.decided(seen.now)
         if self._trials and waiting >= self._tried:
             self._trials -= 1
             return Decision(self._tried, POLICY, None, self._tried)
@@ -458,8 +488,10 @@ class SolvedPolicy(PolicyBase):
             return Decision(0, POLICY, self._plan.next, band.limit)
         answer = answers[waiting] if waiting < len(answers) else answers[-1]
         if answer is None:
-            limit, until = band.limit, wait_deadline(band, rate, seen)
+            limit, until = band.limit, wait_deadline(band, rate, seen, self._late.value)
             if seen.now < until and waiting < largest:
+                if band.allowance is not None:
+                    self._late.waits(until, band.allowance[1])
                 if band.gate is not None:
                     self._admit(band.gate, 0, seen)
                 return Decision(0, POLICY, until, limit)
@@ -582,13 +614,13 @@ class SolvedPolicy(PolicyBase):
         return explain(self.bank, self._current(), self.rate, account) | {"device": device}
 
 
-def wait_deadline(band: RateBand, rate: float, seen: Observation) -> float:
-    """Return the instant, in seconds, at which a wait ends at `rate` rows per second."""
+def wait_deadline(band: RateBand, rate: float, seen: Observation, early: float) -> float:
+    """Return the instant, in seconds, at which a wait ends at `rate` rows per second: `early` seconds before the objective's last."""
     oldest = seen.oldest_arrival
     until = min(seen.last_arrival + SILENCE / rate, oldest + band.filling / rate)
     if band.allowance is None:
         return until
-    return min(until, oldest + band.allowance[min(seen.waiting, band.largest)])
+    return min(until, oldest + band.allowance[min(seen.waiting, band.largest)] - early)
 
 
 # The policy `auto`: greedy until the server has measured the model and solved a bank.
