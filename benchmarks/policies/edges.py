@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import numpy as np
 from tests.policy.asked_loop import asked
-from tests.policy.between import excess_of
+from tests.policy.between import excess_of, in_use
 from tests.policy.event_loop import Interval, Seen, served_by_several, sharper
 from tests.policy.random_models import Drawn, drawn
 
@@ -28,8 +28,8 @@ from weir.policy.online.rate import boundaries_of, margins_of
 from weir.policy.solve.bank import Bank, bank_of, solve_everywhere
 from weir.policy.solve.tables import Table, full_batch_table, greedy_table, limit_of, multi_worker_table
 from weir.simulation import banks
-from weir.simulation.banks import MULTI_WORKER_LOADS, PROMISE_LOADS, make_bank
-from weir.simulation.replicas import Replicas, best_tables, estimate
+from weir.simulation.banks import MULTI_WORKER_LOADS, PROMISE_LOADS, make_bank, tables_for_several
+from weir.simulation.replicas import Replicas, estimate
 from weir.simulation.scaling import CapacityRequest, measure_capacity
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,29 +98,34 @@ def tables_of(model: Drawn) -> Bank:
 
 
 def several(number: int) -> Iterator[Case]:
-    """Several workers: at one of the bank's loads, and halfway (or elsewhere) to the next."""
+    """Several workers: at one of the bank's loads, and by every table that may be in use somewhere on the way to the next one."""
     model, rng = _small(number, 32, 2.0), np.random.default_rng([number, 22])
     profile, prices, workers = model.profile, model.prices, WORKER_COUNTS[number % len(WORKER_COUNTS)]
     at = int(rng.integers(3, len(MULTI_WORKER_LOADS) - 1))
     capacity = workers * profile.max_rate
     loads = MULTI_WORKER_LOADS[at : at + 2]
-    rates = [load * capacity for load in loads]
-    replicas = Replicas(profile, workers)  # as make_bank does for all loads
-    limits = [limit_of(table) for table in best_tables(replicas, rates, prices, 1)]
+    replicas = Replicas(profile, workers)
+    tables = tables_for_several(replicas, prices, 1)
+    bank = bank_of(profile, prices, workers, list(tables), list(tables.values()), [(0.0, 0.0, 0.0)] * len(tables))
     share = float(rng.uniform(0.0, 1.0))
     middle = loads[0] * (loads[1] / loads[0]) ** share
     # The bank's highest loads are the hardest: two thirds of the predictions are of the upper one.
-    own = number % 3 and 1
-    for what, load, limit in ((LIMIT, loads[own], limits[own]), (LIMIT_BETWEEN, middle, limits[share > 0.5])):
-        about = _said(model, load, f"{workers} workers, energy weight {prices.energy_weight:.3g}, limit {limit}")
-        yield Case(what, *_beside_all_limits(model, workers, load * capacity, limit, number, about))
-    about = _said(model, loads[own], f"{workers} workers, limit {limits[own]}")
-    yield from _predicted(replicas, rates[own], limits[own], number, about)
+    own = loads[number % 3 and 1]
+    limit = limit_of(bank.tables[bank.index_of(own * capacity)])
+    for what, load, limits in (
+        (LIMIT, own, {limit}),
+        (LIMIT_BETWEEN, middle, set(map(limit_of, in_use(bank, middle * capacity)))),
+    ):
+        about = _said(model, load, f"{workers} workers, energy weight {prices.energy_weight:.3g}")
+        yield Case(what, *_beside_all_limits(model, workers, load * capacity, limits, number, about))
+    about = _said(model, own, f"{workers} workers, limit {limit}")
+    yield from _predicted(replicas, own * capacity, limit, number, about)
 
 
 def _beside_all_limits(
-    model: Drawn, workers: int, rate: float, limit: int, number: int, about: str
+    model: Drawn, workers: int, rate: float, limits: set[int], number: int, about: str
 ) -> tuple[str, float, float]:
+    """Return what costs most of `limits`, which may be in use, beside the best of all."""
     profile, prices = model.profile, model.prices
     weights = prices.latency_weight_at(rate), prices.energy_weight
 
@@ -130,15 +135,16 @@ def _beside_all_limits(
         return weights[0] * seen.sharp[:, 0] + weights[1] * seen.powers, seen.sharp[:, 1:]
 
     every = range(1, profile.best_batch_size + 1)
-    best = min(every, key=lambda each: sharper(*costs(each, SEARCH_ROWS, 7 * number + 1)).mean)
+    found = {each: sharper(*costs(each, SEARCH_ROWS, 7 * number + 1)).mean for each in every}
+    best, limit = min(every, key=found.__getitem__), max(limits, key=found.__getitem__)
     if best == limit:
-        return f"{about}, the best", 0.0, 0.0
+        return f"{about}, limit {limit}, the best", 0.0, 0.0
     for rows in ROWS:  # other luck than the search's
         (ours, own), (theirs, other) = (costs(each, rows, 7 * number + 2) for each in (limit, best))
         off = sharper((ours - theirs) / theirs.mean(), np.hstack((own, other)))
         if off.high <= COST:
             break
-    return f"{about}, the best {best}", off.mean, (off.high - off.low) / 2.0
+    return f"{about}, limit {limit}, the best {best}", off.mean, (off.high - off.low) / 2.0
 
 
 def _seen(

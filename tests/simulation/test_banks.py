@@ -2,12 +2,17 @@
 
 import numpy as np
 import pytest
+from tests.policy.between import in_use
+from tests.policy.event_loop import needs_compiler, served_by_several
+from tests.policy.random_models import Drawn, drawn
 
 from weir.errors import SettingsError
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.solve.bank import solve_bank
-from weir.simulation.banks import MULTI_WORKER_LOADS, make_bank
+from weir.policy.solve.tables import Table, limit_of, multi_worker_table
+from weir.simulation.banks import MULTI_WORKER_LOADS, make_bank, tables_for_several
+from weir.simulation.replicas import Replicas
 from weir.simulation.search import lowest
 
 P4 = GOOGLENET_P4
@@ -23,13 +28,43 @@ def test_one_worker_is_solved_exactly() -> None:
 def test_a_crews_bank_covers_all_its_workers_serve_and_is_stable_there() -> None:
     told: list[tuple[int, int]] = []
     bank = make_bank(P4, workers=3, progress=lambda done, total: told.append((done, total)))
-    assert told == [(done, len(MULTI_WORKER_LOADS)) for done in range(1, len(MULTI_WORKER_LOADS) + 1)]
+    assert told == [(done, len(bank.rates)) for done in range(1, len(bank.rates) + 1)]
     assert bank.workers == 3
     assert bank.rates[-1] == pytest.approx(0.97 * 3 * P4.max_rate)
     assert (bank.tables[:, -1] == P4.best_batch_size).all()  # under a long line, full batches
     assert bank.limits()[0] == 1 and bank.limits().max() > 8
     assert not bank.max_waiting.any()
-    assert bank.response_time_ms.min() > 1.35 and (np.diff(bank.power_w) > 0).all()
+    assert bank.response_time_ms.min() > 1.35
+    assert (np.diff(bank.power_w)[np.diff(bank.limits()) == 0] > 0).all()  # where more rows wait, it may fall
+
+
+@needs_compiler
+def test_between_the_rates_of_a_crew_no_table_in_use_costs_more_than_the_best_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("weir.simulation.banks.MULTI_WORKER_LOADS", (0.03, 0.06))
+    model, workers = drawn(100047), 16  # batches of up to 2 rows: waiting for the second is best above a load of 0.054
+    bank = make_bank(model.profile, model.prices, workers=workers)
+    for rate in np.geomspace(bank.rates[0], bank.rates[-1], 6).tolist():
+        costs = [_cost(model, workers, rate, multi_worker_table(model.profile, limit)) for limit in (1, 2)]
+        assert max(costs[limit_of(table) - 1] for table in in_use(bank, rate)) < 1.012 * min(costs)
+
+
+@needs_compiler
+def test_a_crew_gets_no_rate_between_two_with_the_same_table() -> None:
+    tables = tables_for_several(Replicas(P4, 3), Prices(1.0, 1.0), 1)
+    own = [3 * P4.max_rate * load for load in MULTI_WORKER_LOADS]
+    limits = list(map(limit_of, tables.values()))
+    added = [place for place, rate in enumerate(tables) if rate not in own]
+    assert added and set(own) <= tables.keys()
+    assert all(len(set(limits[place - 1 : place + 2])) > 1 for place in added)
+
+
+def _cost(model: Drawn, workers: int, rate: float, table: Table) -> float:
+    seen = served_by_several(model.profile, rate, [table] * workers, 20_000, parts=10, warm=1_000, share=0.0)
+    return float(
+        model.prices.latency_weight_at(rate) * seen.means.mean() + model.prices.energy_weight * seen.powers.mean()
+    )
 
 
 def test_energy_only_waits_for_the_best_batch_at_every_rate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,10 @@ One worker without an objective is solved exactly (policy/solve/). No exact solu
 control limit for each rate is found by simulation, all candidates on the same arrivals.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from math import sqrt
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,11 +16,22 @@ import numpy as np
 from weir.policy.cost.objective import ROUNDING, LatencySLO, Prices
 from weir.policy.cost.profile import Floats, Profile, read_profile
 from weir.policy.online.adaptive import SolvedPolicy
-from weir.policy.solve.bank import HYSTERESIS, Bank, bank_of, solve_bank
+from weir.policy.solve.bank import HYSTERESIS, Bank, bank_of, hysteresis, solve_bank
 from weir.policy.solve.smdp import Performance, evaluate
-from weir.policy.solve.tables import greedy_table, limit_table, stacked
+from weir.policy.solve.tables import Table, greedy_table, limit_of, limit_table, multi_worker_table, stacked
 from weir.simulation.arrivals import MarkovModulated
-from weir.simulation.replicas import ReplicaEstimate, Replicas, best_tables, estimate
+from weir.simulation.replicas import (
+    SEARCH_BATCHES,
+    SEARCH_QUEUES,
+    SEARCH_ROWS,
+    TRIED,
+    ReplicaCase,
+    ReplicaEstimate,
+    ReplicaFigures,
+    Replicas,
+    best_tables,
+    estimate,
+)
 from weir.simulation.rounds import Figures
 from weir.simulation.search import BURST, BURST_BATCHES, SURE, SloSearch, lowest
 from weir.simulation.simulator import check_count, run
@@ -28,6 +41,8 @@ Progress = Callable[[int, int], None]  # rates done, and their number
 
 # Loads, as shares of the capacity of all workers together.
 MULTI_WORKER_LOADS = (0.001, 0.003, 0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.86, 0.9, 0.94, 0.97)
+# By how much, relative to the least cost, a table may cost more before a rate is added; and how often rates are added.
+DEARER, ROUNDS = 0.008, 5
 # With an objective; close together where the limit falls and refusals begin.
 PROMISE_LOADS = (0.001, 0.01, 0.1, 0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.83, 0.86, 0.88, 0.9, 0.92, 0.94, 0.96, 0.97)
 # Loads at which more arrives than can be served; the estimate of a lower rate may be as high.
@@ -74,13 +89,71 @@ def make_bank(
 
 def _for_several(profile: Profile, prices: Prices, workers: int, seed: int, report: Progress) -> Bank:
     replicas = Replicas(profile, workers)
-    rates = workers * profile.max_rate * np.array(MULTI_WORKER_LOADS)
-    tables = best_tables(replicas, rates.tolist(), prices, seed)
+    tables = tables_for_several(replicas, prices, seed)
     seen = []
-    for done, (rate, table) in enumerate(zip(rates.tolist(), tables, strict=True), 1):
+    for done, (rate, table) in enumerate(tables.items(), 1):
         seen.append(estimate(replicas, rate, table, seed))
-        report(done, len(rates))
-    return bank_of(profile, prices, workers, rates, tables, _predicted(seen))
+        report(done, len(tables))
+    return bank_of(profile, prices, workers, list(tables), list(tables.values()), _predicted(seen))
+
+
+def tables_for_several(replicas: Replicas, prices: Prices, seed: int) -> dict[float, Table]:
+    """Return the tables of a bank for several workers by rate, in rows per second, ascending.
+
+    The rates are those of MULTI_WORKER_LOADS, and further ones between neighbours of which a table surely costs over
+    DEARER more than the best one known, somewhere where it may be in use.
+    """
+    capacity = replicas.workers * replicas.profile.max_rate
+    rates = [load * capacity for load in MULTI_WORKER_LOADS]
+    found = dict(zip(rates, best_tables(replicas, rates, prices, seed), strict=True))
+    pairs = list(pairwise(rates))
+    for _ in range(ROUNDS):
+        added = _between(replicas, prices, seed, found, pairs)
+        found |= added
+        pairs = [pair for pair in pairwise(sorted(found)) if not added.keys().isdisjoint(pair)]
+    limits = {rate: limit_of(found[rate]) for rate in sorted(found)}
+    alike = {
+        rate
+        for low, rate, high in zip(limits, list(limits)[1:], list(limits)[2:], strict=False)
+        if limits[low] == limits[rate] == limits[high]
+    }
+    return {rate: found[rate] for rate in limits if rate in rates or rate not in alike}
+
+
+def _between(
+    replicas: Replicas, prices: Prices, seed: int, found: Mapping[float, Table], pairs: Sequence[tuple[float, float]]
+) -> dict[float, Table]:
+    """Return, for those `pairs` of neighbouring rates that need one, a rate halfway, by ratio, and the table with the best
+    of the limits from the one's to the other's.
+    """
+    cases, profile = [], replicas.profile
+    pairs = [(low, high) for low, high in pairs if limit_of(found[low]) != limit_of(found[high])]
+    tried = [_limits(limit_of(found[low]), limit_of(found[high])) for low, high in pairs]
+    most = max(map(max, tried), default=1)
+    draws = replicas.draws(SEARCH_QUEUES, SEARCH_ROWS + SEARCH_BATCHES * most, [seed, 5])
+    for (low, high), limits in zip(pairs, tried, strict=True):
+        tables = [multi_worker_table(profile, limit) for limit in limits]
+        margin = 1.0 + hysteresis(low, high)
+        cases += [ReplicaCase(sqrt(low * high) * factor, tables, draws) for factor in (margin, 1.0 / margin)]
+    excess = [_excess(case.rate, prices, made) for case, made in zip(cases, replicas.serve_all(cases), strict=True)]
+    added = {}
+    for (low, high), limits, above, below in zip(pairs, tried, excess[::2], excess[1::2], strict=True):
+        if max(_bounds(above[0])[0], _bounds(below[-1])[0]) > DEARER:
+            best = int((above + below).mean(axis=1).argmin())
+            added[sqrt(low * high)] = multi_worker_table(profile, limits[best])
+    return added
+
+
+def _limits(low: int, high: int) -> list[int]:
+    """Return at most TRIED limits from that of the lower rate to that of the higher one."""
+    return list(dict.fromkeys(np.linspace(low, high, TRIED).astype(int).tolist()))
+
+
+def _excess(rate: float, prices: Prices, made: ReplicaFigures) -> Floats:
+    """Return by what share of the least cost each table costs more in each queue; shape (tables, queues)."""
+    costs = prices.latency_weight_at(rate) * made.response_ms + prices.energy_weight * made.power_w
+    least = costs[costs.mean(axis=1).argmin()]
+    return np.asarray((costs - least) / least.mean(), dtype=np.float64)
 
 
 def _promised(
