@@ -438,9 +438,9 @@ class Site:
         )
         clients = no_clients if product is None else product.clients
         of_jobs = NOTHING if jobs is None else Added(jobs.endpoints(), jobs.begin)
-        self._added = _joined(
-            of_jobs, make_dashboard(registry, metrics, collectors, clients, _shown(jobs), fronts), own
-        )
+        memory = (lambda: None) if residency is None else residency.memory
+        dashboard = make_dashboard(registry, metrics, collectors, clients, _shown(jobs), fronts, memory)
+        self._added = _joined(of_jobs, dashboard, own)
         self.asgi = make_app(
             registry,
             http,

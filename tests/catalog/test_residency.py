@@ -280,12 +280,13 @@ def test_requests_that_cannot_wait_for_the_load_are_told_when_to_come_again() ->
     run(main())
 
 
-def test_a_model_that_takes_more_than_there_is_says_so() -> None:
+def test_a_model_that_takes_more_than_there_is_says_so(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         house = House("large", "declared", needs_memory=1)
         house.takes["large"] = 3
         assert await house.ask("large") == ["large", 0]  # only then it is known what it takes
         await until(lambda: house.states() == {"large": "failed"})
+        assert caplog.text.count("it takes 3B") == 1
         with pytest.raises(ModelNotReady, match="it takes 3B, and model_memory=2B is for all models together"):
             await house.ask("large")
         house.settings["needs_memory"] = "4GB"

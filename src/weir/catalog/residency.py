@@ -1,11 +1,12 @@
 """Loads models when requests come for them, and ends those that must leave: what policy/residency.py decides, with processes."""
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from math import inf
+from math import inf, isfinite
 from operator import attrgetter
 from typing import Any
 
@@ -116,6 +117,16 @@ class Residency:
             "ready_in_seconds": self.core.time_to_load(generation, now) if coming else None,
         }
 
+    def memory(self) -> dict[str, float | None]:
+        """Return what the models take together, and of how much, as a JSON-able dict; None where there is no limit."""
+        used, limits = self.core.used, self.core.limits
+        return {
+            "memory_bytes": used.memory,
+            "memory_limit": _finite(limits.memory),
+            "gpu_memory_bytes": used.gpu_memory,
+            "gpu_memory_limit": _finite(limits.gpu_memory),
+        }
+
     async def close(self) -> None:
         """Load and end nothing more. Idempotent."""
         tasks = [*self._tasks, *([] if self._watching is None else [self._watching])]
@@ -143,9 +154,9 @@ class Residency:
         for key, model in self.core.models.items():
             model.observe(now, _generation(key).arrivals)
 
-    def _evict(self, generation: Generation, reason: str) -> None:
+    def _evict(self, generation: Generation, reason: str, level: int = logging.INFO) -> None:
         self.core.leave(generation, self.clock(), reason)
-        logger.info("model %r: %s", generation.label, reason)
+        logger.log(level, "model %r: %s", generation.label, reason)
         self._spawn(self._end(generation))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -180,10 +191,8 @@ class Residency:
         model = self.core.models[generation]
         logger.info("model %r: loaded in %.3g s, takes %s", generation.label, model.load_seconds, as_size(taken.memory))
         if not stays:
-            error = ModelNotReady(f"model {generation.label!r} is not ready: {model.reason}")
-            logger.error("%s", error.message)
-            self._evict(generation, model.reason)
-            return error
+            self._evict(generation, model.reason, logging.ERROR)
+            return ModelNotReady(f"model {generation.label!r} is not ready: {model.reason}")
         self._make_room({})
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch())
@@ -291,6 +300,10 @@ def make_residency(settings: RepositorySettings, targets: Iterable[ModelToServe]
 def to_start(settings: RepositorySettings, residency: Residency | None) -> list[str]:
     """Return the names of the models to load at the start, as in the setting `load`."""
     return settings.load if residency is None else sorted(residency.pinned) or [LOAD_NONE]
+
+
+def _finite(size: float) -> float | None:
+    return size if isfinite(size) else None
 
 
 def _generation(key: Key) -> Generation:

@@ -177,8 +177,8 @@ class TextEncoder(Model):
 
     def load(self) -> None:
         """Open the model on this worker's device, if it is not open yet."""
+        device = device_of(self.runtime_options.kind, self.devices, self.worker_index)
         if self._runtime is None:
-            device = device_of(self.runtime_options.kind, self.devices, self.worker_index)
             self._runtime = open_runtime(self._checkpoint, self._recipe, self.runtime_options, device)
         if self.lone_threads > self.runtime_options.threads and self._runtime.device == CPU:
             self._widths = widened(self._runtime, self.runtime_options.threads, self.lone_threads)

@@ -61,6 +61,16 @@ def test_without_metrics_there_are_levels_only() -> None:
     assert present["models"]["square"]["levels"]["waiting"] == 0
 
 
+def test_what_models_on_demand_take_is_shown_with_how_many_there_are() -> None:
+    scene = Scene("square")
+    _, without = scene.sampler.sample()
+    assert "on_demand" not in without and without["models"]["square"]["residency"] is None
+    memory = {"memory_bytes": 3, "memory_limit": None}
+    scene.registry.on_demand = {"square": "", "unread": ""}
+    _, present = DashboardSampler(scene.registry, scene.metrics, memory=lambda: memory).sample()
+    assert present["on_demand"] == {**memory, "models": 2}
+
+
 def test_the_use_of_processes() -> None:
     use = use_of(os.getpid())
     assert use is not None

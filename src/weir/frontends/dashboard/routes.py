@@ -11,7 +11,14 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weir.frontends.dashboard.sampling import DashboardSampler, ListClients, ListFronts, ListJobs, no_clients
+from weir.frontends.dashboard.sampling import (
+    DashboardSampler,
+    ListClients,
+    ListFronts,
+    ListJobs,
+    ShowMemory,
+    no_clients,
+)
 from weir.frontends.dashboard.watching import Ring, Watch
 from weir.frontends.http.application import Added
 from weir.frontends.http.asgi import as_response
@@ -65,15 +72,18 @@ def make_dashboard(
     clients: ListClients = no_clients,
     jobs: ListJobs = lambda: None,
     fronts: ListFronts = no_clients,
+    memory: ShowMemory = lambda: None,
 ) -> Added:
     """Return the dashboard of the services of `registry`, to be added to the HTTP frontend.
 
     `metrics` must be one of their observers. Without it the page shows queues and workers, and a note that nothing is counted. `collectors` and `clients`
-    are those of a product; `jobs` returns the batch jobs, `fronts` the fronts.
+    are those of a product; `jobs` returns the batch jobs, `fronts` the fronts, `memory` what models on demand take.
     """
     return pages_of(
         Watch(
-            DashboardSampler(registry, metrics, collectors, clients, jobs, fronts), Ring(), counted=metrics is not None
+            DashboardSampler(registry, metrics, collectors, clients, jobs, fronts, memory),
+            Ring(),
+            counted=metrics is not None,
         )
     )
 

@@ -120,6 +120,10 @@ ListClients = Callable[[], Sequence[Mapping[str, Any]]]  # returns a row for eac
 ListJobs = Callable[[], Mapping[str, Any] | None]
 
 
+# Returns what the models on demand take, of what there is; None if no model is on demand.
+ShowMemory = Callable[[], Mapping[str, Any] | None]
+
+
 # Returns the processes in front of the server, each with its `pid`.
 ListFronts = Callable[[], Sequence[Mapping[str, Any]]]
 
@@ -132,8 +136,8 @@ def no_clients() -> Sequence[Mapping[str, Any]]:
 class DashboardSampler:
     """Takes samples of the services of `registry` and of what `metrics` and `collectors` have counted. It changes nothing.
 
-    Without `metrics` a sample has levels and no counts. `clients` returns the clients that a product distinguishes, `jobs` the batch jobs, and `fronts` the server's fronts, whose use is
-    the server's own. `clock` returns seconds, `time_of_day` seconds since 1970.
+    Without `metrics` a sample has levels and no counts. `clients` returns the clients that a product distinguishes, `jobs` the batch jobs, `fronts` the server's fronts, whose use is
+    the server's own, and `memory` what models on demand take. `clock` returns seconds, `time_of_day` seconds since 1970.
     """
 
     def __init__(
@@ -144,6 +148,7 @@ class DashboardSampler:
         clients: ListClients = no_clients,
         jobs: ListJobs = lambda: None,
         fronts: ListFronts = no_clients,
+        memory: ShowMemory = lambda: None,
         *,
         clock: Callable[[], float] = time.monotonic,
         time_of_day: Callable[[], float] = time.time,
@@ -154,6 +159,7 @@ class DashboardSampler:
         self._clients = clients
         self._jobs = jobs
         self._fronts = fronts
+        self._memory = memory
         self._clock = clock
         self._time_of_day = time_of_day
         self._before: Counts = {}
@@ -196,6 +202,8 @@ class DashboardSampler:
         present = {"at": at, "models": models, "machine": total, "clients": list(self._clients()[:_MOST_CLIENTS])}
         if fronts:
             present["fronts"] = fronts
+        if (memory := self._memory()) is not None:
+            present["on_demand"] = {**memory, "models": len(self._registry.on_demand)}
         if (jobs := self._jobs()) is not None:
             present["jobs"] = jobs
         return changes, present
@@ -226,6 +234,7 @@ def _model(
         "workers": workers,
         "scaling": state["scaling"],
         "device": state["device"],
+        "residency": state["residency"],
         "arena": [gauges.get("arena_bytes", 0), gauges.get("arena_free_bytes", 0)],
         "settings": {name: getattr(service.facts.batching, name) for name in _SETTINGS},
         "texts": service.facts.model.plain_texts,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.catalog.repository.shelf import write
 from tests.frontends.dashboard.browser.site import Page
 from tests.served import Served, serving
 
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 MODELS = Path(__file__).parent / "loaded_models.py"
 Labels = dict[str, str]
+SQUARE = """
+import weir
+
+class Square(weir.Model):
+    def predict(self, batch):
+        return [x * x for x in batch]
+"""
 
 
 class Metrics:
@@ -205,6 +213,31 @@ def test_shared_devices_are_shown(browser: "Chrome", page: Page) -> None:
         assert steady[:4] == ["gpu0", "steady", "longest", " 100 %"] and steady[7] == "the device was free"
         assert narrow[:4] == ["gpu0", "narrow", "longest", " 0 %"] and narrow[7] == "–"
         assert shared.seen("#devices-part")
+
+
+def test_models_on_demand_are_shown_with_their_memory(browser: "Chrome", page: Page, tmp_path: Path) -> None:
+    assert not page.seen("#demand-part")
+    for name, needs in (("one", "6GB"), ("two", "6GB"), ("large", "12GB"), ("uncalled", "1GB")):
+        config = f'needs_memory = "{needs}"\narena_bytes = 0\n'
+        write(tmp_path, {f"{name}/1/model.py": SQUARE, f"{name}/config.toml": config})
+    on_demand = ("--model-repository", tmp_path, "--model-control", "on-demand", "--model-memory", "10GB")
+    with serving(*on_demand) as (server, client):
+        there = Page(browser, server.url)
+        there.until(
+            lambda: (
+                there.text("#demand-memory") == "0 of 4 loaded · 0 MB of 10 GB · measured, or stated if that is more"
+            ),
+            "nothing loaded",
+        )
+        for name in ("one", "two", "large"):
+            assert client.post(f"/infer/{name}", json=3).status_code == (503 if name == "large" else 200)
+        there.until(lambda: there.text("#demand-memory").startswith("1 of 4 loaded · 6 GB of 10 GB"), "two loaded")
+        rows = {row[0]: row for row in there.rows("#demand")}
+        assert {name: row[1] for name, row in rows.items()} == {
+            "one/1": "evicted", "two/1": "loaded", "large/1": "failed"
+        }  # fmt: skip
+        assert rows["one/1"][2] == "–" and rows["two/1"][2].endswith(" MB")
+        assert rows["one/1"][6] == "evicted for 'two/1'" and rows["large/1"][6].startswith("it takes 12GB")
 
 
 def test_jobs_and_classes_of_work_are_shown(page: Page, served: tuple[Served, httpx.Client]) -> None:

@@ -1,4 +1,4 @@
-// The tables: models, shared devices, batch jobs, workers, fronts, answers and errors, frontends, clients.
+// The tables: models, shared devices, models on demand, batch jobs, workers, fronts, answers and errors, frontends, clients.
 
 import { byId, say } from "./elements.js";
 import { agoText, bytesText, exact, number, percent, timeText } from "./format.js";
@@ -76,6 +76,46 @@ export class Devices {
         exact(Object.values(device.turns).reduce((sum, count) => sum + count, 0)), exact(levels.waiting), TURNS[device.because] ?? "–",
       ],
     })), "none");
+  }
+}
+
+const DEMAND_MOODS = { failed: "warn" };
+
+export class Demand {
+  constructor(part, parent) {
+    this.part = part;
+    this.table = new Table("Models on demand", [
+      { head: "Model" }, { head: "State" }, ...NUMBERS(["Memory", "GPU memory", "Time to load", "Rows a second"]), { head: "Why" },
+    ]);
+    parent.append(this.table.element);
+  }
+
+  /** Show which models on demand are in memory, the largest first, and what they take of what there is. */
+  show(models, memory) {
+    this.part.hidden = !memory;
+    if (!memory) return;
+    const known = Object.entries(models).filter(([, { residency }]) => residency);
+    const loaded = known.filter(([, { residency }]) => residency.state === "loaded");
+    const taken = (kind, name) => {
+      const [used, limit] = [memory[`${kind}_bytes`], memory[`${kind}_limit`]];
+      return used || limit ? [`${bytesText(used)}${limit ? ` of ${bytesText(limit)}` : ""}${name}`] : [];
+    };
+    say(byId("demand-memory"), [
+      `${exact(loaded.length)} of ${exact(memory.models)} loaded`, ...taken("memory", ""), ...taken("gpu_memory", " on GPUs"),
+      "measured, or stated if that is more",
+    ].join(" · "));
+    known.sort(([, one], [, other]) => other.residency.memory_bytes - one.residency.memory_bytes);
+    this.table.show(known.map(([label, { residency }]) => {
+      const { state, reason, pinned, rate } = residency;
+      const here = state === "loaded";
+      return {
+        key: label,
+        cells: [
+          label, { text: state, mood: DEMAND_MOODS[state] ?? null }, here ? bytesText(residency.memory_bytes) : "–",
+          here ? bytesText(residency.gpu_memory_bytes) : "–", timeText(residency.load_seconds), number(rate), reason || (pinned ? "stays" : "–"),
+        ],
+      };
+    }), "none was called yet");
   }
 }
 
