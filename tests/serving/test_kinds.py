@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left")
 TWO: dict[str, Any] = {
     "workers": 2,
     "worker_kinds": ["small", "large"],
-    "env": [{"KIND": "small"}, {"KIND": "large"}],
+    "env": [{"KIND": "small", "SECONDS": "0.4"}, {"KIND": "large", "SECONDS": "0.02"}],
     "max_batch_size": 1,
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.tuning.banks import bank_for, small_bank
 
-from weir.batching.service_time import ServiceTime
+from weir.batching.service_time import KindTimes, ServiceTime
 from weir.messages import Dispatch, Reason, Timing, Wakeup
 from weir.policy.cost.objective import Prices
 from weir.policy.online.adaptive import SolvedPolicy
@@ -66,7 +66,8 @@ class Rig:
         prices, objective = (Prices(), None) if bank is None else (bank.prices, bank.objective)
         self.solver = Solver()
         self.swaps = 0
-        self.label, self.service_time = "square", ServiceTime()
+        self.label = "square"
+        self.service_time = KindTimes(2, lambda: [1, 1]) if options.get("kinds") else ServiceTime()
         self.clock = FakeClock()
         self.resolver = PolicyTuner(
             self, policy, prices, objective, solve=self.solver, clock=self.clock, pause=self.solver.pause, **options
@@ -79,11 +80,12 @@ class Rig:
         self.resolver.worker_changed("square", index, state, "")
         await turns()
 
-    async def serve(self, rows: int, seconds: float, batches: int) -> None:
+    async def serve(self, rows: int, seconds: float, batches: int, worker: int = 0) -> None:
         for _ in range(batches):
-            batch = Dispatch(1, 0, [], None, rows, 1.0, Reason.IDLE, rows, 0.0, None, Wakeup.ARRIVAL, 0.0)
+            batch = Dispatch(1, worker, [], None, rows, 1.0, Reason.IDLE, rows, 0.0, None, Wakeup.ARRIVAL, 0.0)
             batch.seconds = seconds
-            self.service_time.learn(rows, seconds, 0.0, 1.0)
+            times = self.service_time
+            (times.of[worker] if isinstance(times, KindTimes) else times).learn(rows, seconds, 0.0, 1.0)
             self.resolver.computed("square", batch, SPENT, 0.0)
         await turns()
 

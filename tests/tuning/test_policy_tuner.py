@@ -1,6 +1,7 @@
 """What makes a policy solve anew, and how often."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -140,7 +141,7 @@ def test_drift_scales_the_profile() -> None:
             await rig.solver.answer()
             assert rig.bank.profile is wish.profile
             assert rig.resolver.counts == {"drift": 1}
-            assert rig.resolver.drift == pytest.approx(2.0)
+            assert rig.resolver.kinds[0].drift == pytest.approx(2.0)
             await rig.serve(4, 0.016, 1000)
             assert len(rig.solver.asked) == 1
 
@@ -191,7 +192,7 @@ def test_times_with_hooks_in_them_are_not_watched() -> None:
 
 def test_a_profile_is_learned_where_there_is_none() -> None:
     async def check() -> None:
-        async with running(AutoPolicy(), maker=ProfileMaker(4, None)) as rig:
+        async with running(AutoPolicy(), maker=partial(ProfileMaker, 4, None)) as rig:
             assert rig.resolver.policy.bank is None
             for _ in range(60):
                 await rig.serve(1, 0.005, 2)
@@ -219,7 +220,7 @@ def test_a_stop_ends_the_solver_that_nobody_waits_for() -> None:
 
 def test_a_measured_model_is_solved_for_once_it_serves() -> None:
     async def check() -> None:
-        rig = Rig(AutoPolicy(), maker=ProfileMaker(4, None))
+        rig = Rig(AutoPolicy(), maker=partial(ProfileMaker, 4, None))
         rig.resolver.measured(PROFILE)
         await rig.worker(0, "ready")
         assert rig.solver.asked == []  # the start goes first

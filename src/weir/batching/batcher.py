@@ -114,13 +114,13 @@ class Batcher:
     """Decides which requests run, when, on which worker and in which batch.
 
     Attributes to read: `settings`, `policy`, `service` (the service-time estimate), `draining`, `policy_error` (the last exception that the
-    policy raised; that decision was greedy instead), and the properties at the end. `kinds` has the number of each worker's kind, going round; empty
-    if all are alike.
+    policy raised; that decision was greedy instead), `kinds` (what is known of the kinds of workers; None if all are alike), and the properties at the
+    end. The argument `kinds` has the number of each worker's kind, going round; empty if all are alike.
     """
 
     __slots__ = (
-        "_bound", "_bulk", "_bulk_seen", "_classes", "_compose", "_freed", "_history", "_in_sight", "_interactive", "_kinds", "_largest_item", "_late", "_late_at", "_queue", "_max_cost", "_next_id", "_forecast", "_places",
-        "_policy", "_refused", "_running", "_small", "_suspects", "_tight", "draining", "policy", "policy_error", "service", "settings",
+        "_bound", "_bulk", "_bulk_seen", "_classes", "_compose", "_freed", "_history", "_in_sight", "_interactive", "_largest_item", "_late", "_late_at", "_queue", "_max_cost", "_next_id", "_forecast", "_places",
+        "_policy", "_refused", "_running", "_small", "_suspects", "_tight", "draining", "kinds", "policy", "policy_error", "service", "settings",
     )  # fmt: skip
 
     def __init__(self, settings: BatchingSettings, policy: Policy, kinds: Sequence[int] = ()) -> None:
@@ -134,8 +134,8 @@ class Batcher:
         self._queue = self._interactive.queue
         self._places = places = self._interactive.places
         padded, max_cost = settings.padded, settings.max_batch_cost
-        self._kinds = WorkerKinds(kinds, places, padded=padded, max_cost=max_cost) if kinds else None
-        self.service = ServiceTime(padded=padded, max_cost=max_cost) if self._kinds is None else self._kinds.times
+        self.kinds = WorkerKinds(kinds, places, padded=padded, max_cost=max_cost) if kinds else None
+        self.service = ServiceTime(padded=padded, max_cost=max_cost) if self.kinds is None else self.kinds.times
         self._suspects = self._interactive.suspects
         self._bulk_seen = False  # until the first bulk request nothing is done for such
         by_length = ByLength(settings.max_padding, self.service.expected, settings.padding_cost)
@@ -304,7 +304,7 @@ class Batcher:
             self._bulk.workers.add(worker)
         else:
             self._freed = True
-        kinds = self._kinds
+        kinds = self.kinds
         self._served_by(worker).places.add(worker, places, now, 0 if kinds is None else kinds.of(worker))
 
     def _served_by(self, worker: int) -> WorkClass:
@@ -361,12 +361,13 @@ class Batcher:
 
     def _learn(self, dispatch: Dispatch, now: float) -> None:
         """Learn from a batch that has come back."""
-        kinds, rows, seconds = self._kinds, dispatch.rows, dispatch.seconds
+        kinds = self.kinds
         service = self.service if kinds is None else kinds.times.of[kinds.of(dispatch.worker)]
-        if not dispatch.shorter or seconds > service.expected(rows):
-            service.learn(rows, seconds, now, dispatch.cost)
-            if kinds is not None:
-                kinds.times.learn(rows, seconds, now, dispatch.cost)
+        learn = not dispatch.shorter or dispatch.seconds > service.expected(dispatch.rows)
+        if kinds is not None:
+            kinds.came_back(dispatch, now, learn=learn)
+        elif learn:
+            service.learn(dispatch.rows, dispatch.seconds, now, dispatch.cost)
         if self._bulk_seen and not self._bulk.workers:
             self._bulk.ended(dispatch, self.bulk_delay, now, self._queue.last_arrival)
         if not dispatch.missed:
@@ -438,7 +439,7 @@ class Batcher:
                 cut.append(dispatch)
 
     def _ask(self, group: Group, now: float, wakeup: Wakeup) -> Dispatch | None:
-        queue, settings, places, kinds = self._queue, self.settings, self._places, self._kinds
+        queue, settings, places, kinds = self._queue, self.settings, self._places, self.kinds
         earliest_deadline, oldest_arrival = group.rank()
         seen = Observation(
             now, group.arrived - group.departed, oldest_arrival, earliest_deadline, queue.arrivals + self._refused,
@@ -532,7 +533,7 @@ class Batcher:
                 self._bound.move(bound, 0 if rows else 1)
             if 0 < rows <= seen.max_batch_size:
                 return rows, reason, seen.now, limit, kind
-            kinds = self._kinds
+            kinds = self.kinds
             return bounded(decision, seen, self.service if kinds is None else kinds.waited_with(kind, seen))
         except Exception as error:
             self.policy_error = error
@@ -541,7 +542,7 @@ class Batcher:
     def _share(self, rows: int, kind: int | None) -> int:
         """Return how many of the `rows` that wait the next worker gets: an equal share of the idle workers (of its kind), if that is done so much
         sooner than all rows (SOONER); else all."""
-        kinds = self._kinds
+        kinds = self.kinds
         if kinds is None:
             idle, service = self._places.idle, self.service
         else:

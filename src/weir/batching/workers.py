@@ -188,14 +188,17 @@ class WorkerKinds:
     """The workers of a model that are of several kinds, such as a large and a small GPU. `numbers` has the number of each worker's kind, from 0 on,
     going round.
 
-    `times` are what is known of the service times, of each kind by itself.
+    Attributes:
+        times: what is known of the service times, of each kind by itself.
+        batches, rows: how many have come back from each kind, without those that gave way to others.
     """
 
     def __init__(self, numbers: Sequence[int], places: Places, *, padded: bool, max_cost: float | None) -> None:
         self._numbers = numbers
         self._places = places
         self._count = max(numbers) + 1
-        self.times = KindTimes(self._count, self._staying, padded=padded, max_cost=max_cost)
+        self.times = KindTimes(self._count, self.workers, padded=padded, max_cost=max_cost)
+        self.batches, self.rows = [0] * self._count, [0] * self._count
 
     def of(self, worker: int) -> int:
         """Return the kind of the worker with this index."""
@@ -211,7 +214,17 @@ class WorkerKinds:
             found.append(KindState(idle, tuple((each.rows, each.at) for each in batches)))
         return tuple(found)
 
-    def _staying(self) -> list[int]:
+    def came_back(self, dispatch: Dispatch, now: float, *, learn: bool) -> None:
+        """Note a batch that has come back; with `learn`, learn from its time."""
+        kind, rows, seconds = self.of(dispatch.worker), dispatch.rows, dispatch.seconds
+        self.batches[kind] += 1
+        self.rows[kind] += rows
+        if learn:
+            self.times.learn(rows, seconds, now, dispatch.cost)
+            self.times.of[kind].learn(rows, seconds, now, dispatch.cost)
+
+    def workers(self) -> list[int]:
+        """Return how many workers of each kind are ready and do not leave."""
         counts = Counter(worker.kind for worker in self._places if not worker.leaves)
         return [counts[kind] for kind in range(self._count)]
 

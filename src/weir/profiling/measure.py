@@ -14,7 +14,7 @@ from weir.numerics import isotonic, monotone_curve
 from weir.policy.cost.profile import Profile
 from weir.profiling.energy import Energy, Meter, judged, modelled, read_energy, windows
 from weir.profiling.items import Items, ProfilingSettings
-from weir.profiling.sampling import CROWDED, WORKER, Contention, Measuring, ServiceTimeEstimate, ServiceTimeSampler
+from weir.profiling.sampling import CROWDED, Contention, Measuring, ServiceTimeEstimate, ServiceTimeSampler
 
 # Which batch sizes to measure, and between which of them the service time makes a step.
 
@@ -167,19 +167,21 @@ async def measure(
     max_batch_size: int,
     settings: ProfilingSettings | None = None,
     *,
+    worker: int = 0,
     pipeline_depth: int = 1,
     meters: Sequence[Meter] = (),
     no_meters: str = "",
     about: Mapping[str, Any] | None = None,
     progress: Progress = lambda share, what: None,
 ) -> Profile:
-    """Return the profile of batches of 1 ... max_batch_size rows on worker 0 of a started executor, which runs nothing else.
+    """Return the profile of batches of 1 ... max_batch_size rows on a worker of a started executor, which runs nothing else.
 
     Args:
         measuring: the executor's Listener.
         items: of which batches are made.
         max_batch_size: rows.
         settings: how thoroughly to measure.
+        worker: the index of the worker.
         pipeline_depth: noted in the profile. The worker's places decide how many batches are in flight.
         meters: counters of energy; the first whose power rises is used.
         no_meters: why there are none, for the profile.
@@ -189,7 +191,7 @@ async def measure(
     Raises ModelError when the model fails on an item or its worker is lost; SettingsError when no batch can be made.
     """
     settings = settings or ProfilingSettings()
-    sampler = ServiceTimeSampler(measuring, items, settings, _contention(measuring))
+    sampler = ServiceTimeSampler(measuring, items, settings, _contention(measuring, worker), worker)
     try:
         await _measure_times(sampler, items, max_batch_size, settings, progress)
         estimates = sampler.estimates()
@@ -238,9 +240,9 @@ async def _measure_energy(
     return judged(readings)
 
 
-def _contention(measuring: Measuring) -> Contention | None:
+def _contention(measuring: Measuring, worker: int) -> Contention | None:
     """Return what watches the worker's process and this one; None if the worker has no process (a fake)."""
-    pid = measuring.executor.states()[WORKER].pid
+    pid = measuring.executor.states()[worker].pid
     return None if pid is None else Contention({pid, os.getpid()})
 
 

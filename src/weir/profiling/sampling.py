@@ -348,7 +348,6 @@ def _weighted(own: float, counted: int, usual: float) -> float:
     return (own * counted + usual * PRIOR) / (counted + PRIOR)
 
 
-WORKER = 0  # the one that is measured
 WARM_UP_BATCHES, WARM_UP_MOST = 20, 100  # the least and the largest number
 WARM_UP_SHARE = 0.2  # of the whole time, at most
 STABLE = 0.1  # relative difference of three batches of a size from the three before, below which its times are steady
@@ -362,7 +361,7 @@ Progressed = Callable[[float], None]  # called with the share that is done, 0 to
 
 
 class ServiceTimeSampler:
-    """Measures one worker of the executor.
+    """Measures the `worker` of the executor that has this index.
 
     With one place at the worker, a duration is the time from dispatch to the last events. With more, all places are
     kept busy, and a duration is the time from the end of one batch to the end of the next. So it is the time that a
@@ -373,11 +372,17 @@ class ServiceTimeSampler:
     """
 
     def __init__(
-        self, measuring: Measuring, items: Items, settings: ProfilingSettings, contention: Contention | None = None
+        self,
+        measuring: Measuring,
+        items: Items,
+        settings: ProfilingSettings,
+        contention: Contention | None = None,
+        worker: int = 0,
     ) -> None:
         self.durations: dict[int, list[float]] = defaultdict(list)
         self.alone: dict[int, list[float]] = defaultdict(list)
-        self.places = measuring.places.get(WORKER, 1)
+        self.places = measuring.places.get(worker, 1)
+        self._worker = worker
         self.batches = 0
         self._contention = contention
         self._measuring = measuring
@@ -493,7 +498,7 @@ class ServiceTimeSampler:
 
     async def _burst(self, size: int, count: int) -> list[Finished]:
         """Run `count` batches with all places busy. Return their times."""
-        async with self._measuring.alone(WORKER):
+        async with self._measuring.alone(self._worker):
             return await self._run(size, count)
 
     async def _run(self, size: int, count: int) -> list[Finished]:
@@ -514,7 +519,7 @@ class ServiceTimeSampler:
     def _begin(self, size: int) -> asyncio.Future[Finished]:
         payloads = self._items.batch(size)
         self.batches += 1
-        return self._measuring.run(WORKER, payloads, self._items.content_type, self._items.accept)
+        return self._measuring.run(self._worker, payloads, self._items.content_type, self._items.accept)
 
 
 def _is_steady(durations: list[float]) -> bool:

@@ -146,7 +146,14 @@ class Generation:
             from weir.tuning.policy_tuner import make_tuner  # loads numpy, which only a solved policy needs
 
             self.tuner = make_tuner(
-                self, self.policy, largest, clock=clock, pause=partial(sleep, clock), watch=not any(hooks)
+                self,
+                self.policy,
+                largest,
+                clock=clock,
+                pause=partial(sleep, clock),
+                watch=not any(hooks),
+                kinds=self._workers.kind_names,
+                numbers=self._workers.kind_numbers,
             )
         self._clock = clock
         self.scaler = self._make_scaler()
@@ -459,7 +466,8 @@ class Generation:
 
     def explain_policy(self, name: str) -> dict[str, Any]:
         """Return what the policy of the model `name` decides and what was measured under it, as a JSON-able dict."""
-        explained = explain_policy(name, self.batching.policy, self.driver.batcher, self.window, self.tuner)
+        names = self._workers.kind_names
+        explained = explain_policy(name, self.batching.policy, self.driver.batcher, self.window, self.tuner, names)
         if self._turns is not None:
             explained["device"] = (explained["device"] or {}) | self._turns.explain()
         return explained | {"scaling": None if self.scaler is None else self.scaler.explain()}

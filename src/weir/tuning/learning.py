@@ -160,13 +160,13 @@ class ProfiledExecutor:
         self.remove_worker = inner.remove_worker
 
     async def start(self, listener: Listener) -> None:
-        """Start the workers and measure the first of them. Return when that is done."""
+        """Start the workers and measure the first of each kind. Return when that is done."""
         if self._tuner.profile is not None:  # from an earlier start
             await self._inner.start(listener)
             return
         measuring = Measuring(self._inner)
         await self._inner.start(measuring)
-        await self._prepared(self._measure(measuring))
+        await self._prepared(self._measure_each(measuring))
         measuring.step_aside(listener)
 
     async def stop(self) -> None:
@@ -185,12 +185,17 @@ class ProfiledExecutor:
                 raise
             raise ModelNotReady("stopped before it was ready") from None
 
-    async def _measure(self, measuring: Measuring) -> None:
-        policy, name = self._policy, self._model.__name__
+    async def _measure_each(self, measuring: Measuring) -> None:
+        numbers = self._settings.kind_numbers or (0,)
+        for kind, name in enumerate(self._settings.kind_names or ("",)):
+            await self._measure(measuring, kind, numbers.index(kind), f" on worker kind {name!r}" * bool(name))
+
+    async def _measure(self, measuring: Measuring, kind: int, worker: int, where: str) -> None:
+        policy, name = self._policy, self._model.__name__ + where
         logger.info("measuring %s for %g s, to solve its policy", name, policy.seconds)
         try:
             async with measuring.within(LONGEST_MEASURING * policy.seconds):
-                profile = await self._profile(measuring)
+                profile = await self._profile(measuring, worker)
         except Exception as error:
             late = f"its batch sizes take longer than {LONGEST_MEASURING:g} times {policy.seconds:g} s"
             trace = None if isinstance(error, WeirError | TimeoutError) else error
@@ -198,13 +203,19 @@ class ProfiledExecutor:
                 "%s could not be measured, its policy is greedy at first: %s", name, str(error) or late, exc_info=trace
             )
             return
-        self._tuner.measured(profile)
+        self._tuner.measured(profile, kind)
 
-    async def _profile(self, measuring: Measuring) -> Profile:
+    async def _profile(self, measuring: Measuring, worker: int) -> Profile:
         largest = self._max_batch_size
         sizes = [size for size in SIZES if size < largest] + [largest]
         settings = ProfilingSettings(sizes=sizes, seconds=self._policy.seconds, power=self._policy.power)
         depth = self._settings.places
         return await measure(
-            measuring, items_of(self._model), largest, settings, pipeline_depth=depth, no_meters=NO_METERS
+            measuring,
+            items_of(self._model),
+            largest,
+            settings,
+            worker=worker,
+            pipeline_depth=depth,
+            no_meters=NO_METERS,
         )

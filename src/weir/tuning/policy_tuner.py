@@ -6,25 +6,27 @@ and swaps the tables when they are ready. Until then, and whenever solving fails
 
 import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
-from weir.batching.service_time import ServiceTime
+from weir.batching.service_time import KindTimes, ServiceTime
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelNotReady, SettingsError, WeirError, brief
 from weir.messages import Dispatch, Timing
 from weir.model import Model
 from weir.policy.cost.objective import LatencySLO, Prices
-from weir.policy.cost.profile import Profile, read_profile
+from weir.policy.cost.profile import Floats, Profile, read_profile
 from weir.policy.decision import Policy
 from weir.policy.online.adaptive import AutoPolicy, SolvedPolicy
 from weir.policy.online.drift import BATCHES, Drift, DriftDetector
 from weir.policy.solve.bank import Bank
+from weir.policy.solve.uneven import UnevenBank, WorkerKind
 from weir.telemetry.recorder import SilentObserver
 from weir.tuning.learning import ProfiledExecutor, ProfileMaker
-from weir.tuning.solver import SolveRequest, SolvingProcess, end_tasks
+from weir.tuning.solver import SolveRequest, SolvingProcess, UnevenRequest, end_tasks
 from weir.workers.executor import Executor
 from weir.workers.settings import WorkerSettings
 
@@ -76,7 +78,10 @@ REST = 10.0  # after drift the solver rests so many times as long as it took, si
 TRIALS = 2 * BATCHES  # batches of a size that might be faster; half of them measure it
 REMEMBERED = 8  # banks; when a worker comes back, the tables for as many workers are still there
 
+Wanted = SolveRequest | UnevenRequest
+Tables = Bank | UnevenBank
 Solve = Callable[[SolveRequest, float], Coroutine[Any, Any, Bank]]
+SolveKinds = Callable[[UnevenRequest, float], Coroutine[Any, Any, UnevenBank]]
 Pause = Callable[[float], Awaitable[None]]  # sleeps for so many seconds of the clock
 
 
@@ -95,6 +100,44 @@ class PolicyUser(Protocol):
         """Let the policy decide again about all that waits: it has other tables."""
 
 
+class KindProfile:
+    """What is known of the service times of one kind of workers. `maker` makes a profile from batches, if there is none.
+
+    Attributes:
+        name: that of the kind; "" if all workers are alike.
+        profile: None while it is unknown.
+        drift: how many times as much one worker could serve when service times were measured.
+    """
+
+    def __init__(self, name: str, maker: ProfileMaker | None) -> None:
+        self.name = name
+        self.profile: Profile | None = None
+        self.drift = 1.0
+        self.maker = maker
+        self._detector: DriftDetector | None = None
+
+    def take(self, profile: Profile) -> None:
+        """Use `profile` from now on."""
+        self.profile, self.drift = profile, 1.0
+        self._detector = DriftDetector(profile)
+
+    def observe(self, batch: Dispatch) -> Drift | None:
+        """Compare the time of a batch with the profile. Return how they differ, once that is certain; the profile then follows."""
+        drift = None if self._detector is None else self._detector.observe(batch.rows, batch.seconds)
+        if drift is not None:
+            self._scale(np.array(drift.factors))
+        return drift
+
+    def _scale(self, factors: Floats) -> None:
+        assert self.profile is not None and self._detector is not None
+        # Energies that were derived from service times change with them.
+        derived = self.profile.energy_source in ("time", "stated")
+        capacity = self.profile.max_rate
+        self.profile = self.profile.scaled(time=factors, energy=factors if derived else 1.0)
+        self.drift *= capacity / self.profile.max_rate
+        self._detector.compare_with(self.profile)
+
+
 class PolicyTuner(SilentObserver):
     """Belongs to one service, whose workers and batches it observes. It works between `open` and `close`.
 
@@ -104,15 +147,18 @@ class PolicyTuner(SilentObserver):
         prices, objective: what they are solved for.
         clock: returns seconds.
         pause: sleeps for so many seconds of the clock.
-        maker: makes a profile of service times, if there is none.
+        maker: returns what makes a profile of service times, if there is none.
+        kinds: the names of the kinds of workers, if they are of two kinds.
+        numbers: the number of each worker's kind, going round.
+        solve_kinds: returns the tables of workers of two kinds, as `solve` does a bank.
         solve: returns a bank, or raises, within so many seconds; by default in another process.
         watch: whether the time for which a batch occupies its worker is the worker's alone, so that it can be compared with
             the profile.
 
     Attributes:
         policy: the policy.
-        profile, prices, objective: what the tables shall be for.
-        drift: how many times as much one worker could serve when service times were measured.
+        prices, objective: what the tables shall be for.
+        kinds: the workers of each kind; a single one if all are alike.
         counts: swaps of tables by reason.
         reason, seconds: the reason of the last swap, and how long solving took.
         failures: the number of failed tries to solve.
@@ -121,12 +167,12 @@ class PolicyTuner(SilentObserver):
 
     def __init__(
         self, user: PolicyUser, policy: SolvedPolicy, prices: Prices, objective: LatencySLO | None, *,
-        clock: Callable[[], float], pause: Pause, maker: ProfileMaker | None = None, solve: Solve | None = None,
-        watch: bool = True,
+        clock: Callable[[], float], pause: Pause, maker: Callable[[], ProfileMaker] | None = None, solve: Solve | None = None,
+        watch: bool = True, kinds: Sequence[str] = (), numbers: Sequence[int] = (), solve_kinds: SolveKinds | None = None,
     ) -> None:  # fmt: skip
         self.policy = policy
-        self.profile: Profile | None = None
-        self.drift = 1.0
+        self.kinds = [KindProfile(name, None if maker is None else maker()) for name in kinds or ("",)]
+        self._numbers = numbers or (0,)
         self.prices = prices
         self.objective = objective
         self.counts: dict[str, int] = {}
@@ -136,45 +182,54 @@ class PolicyTuner(SilentObserver):
         self.error = ""
         self._user = user
         self._model = user.label
-        self._maker = maker
-        self._detector: DriftDetector | None = None
         self._watch = watch
         self._process = SolvingProcess()
         self._solve = solve or self._process.solve
+        self._solve_kinds = solve_kinds or self._process.uneven
         self._clock = clock
         self._pause = pause
-        self._banks: OrderedDict[SolveRequest, Bank] = OrderedDict()
+        self._banks: OrderedDict[Wanted, Tables] = OrderedDict()
         self._ready: set[int] = set()
-        self._solved_for: SolveRequest | None = None
-        self._refused: SolveRequest | None = None  # the solver has refused it, and would do so again
+        self._solved_for: Wanted | None = None
+        self._refused: Wanted | None = None  # the solver has refused it, and would do so again
         self._cause = "workers"
         self._updating: asyncio.Task[None] | None = None
-        self._solving: asyncio.Task[Bank] | None = None
+        self._solving: asyncio.Task[Tables] | None = None
         self._opened = False
         self._rested = 0.0  # the instant until which drift alone causes no solving
         if policy.bank is not None:
             bank = policy.bank
-            self._take_profile(bank.profile)
+            self.kinds[0].take(bank.profile)
             self._solved_for = SolveRequest(bank.profile, prices, bank.workers, objective)
             self._remember(self._solved_for, bank)
 
     # The life of a service.
 
-    def measured(self, profile: Profile) -> None:
-        """Use `profile` for the tables; none needs to be learned."""
-        self._maker = None
-        self._take_profile(profile)
+    def measured(self, profile: Profile, kind: int = 0) -> None:
+        """Use `profile` for the workers of the kind with this number; none needs to be learned."""
+        self.kinds[kind].maker = None
+        self.kinds[kind].take(profile)
 
-    def _take_profile(self, profile: Profile) -> None:
-        self.profile, self.drift = profile, 1.0
-        self._detector = DriftDetector(profile)
+    @property
+    def profile(self) -> Profile | None:
+        """The profile of a worker, of the fastest kind; None while that of a kind is unknown."""
+        profiles = [each.profile for each in self.kinds if each.profile is not None]
+        return max(profiles, key=lambda each: each.max_rate) if len(profiles) == len(self.kinds) else None
+
+    def _kind_of(self, worker: int) -> int:
+        return self._numbers[worker % len(self._numbers)]
+
+    def _times_of(self, kind: int) -> ServiceTime:
+        times = self._user.service_time
+        return times.of[kind] if isinstance(times, KindTimes) else times
 
     def open(self) -> None:
         """Keep the tables up to date from now on: the service is ready."""
         self._changing = asyncio.Lock()
         self._opened = True
-        if self._maker is not None:
-            self._user.service_time.keep()
+        for number, kind in enumerate(self.kinds):
+            if kind.maker is not None:
+                self._times_of(number).keep()
         self._update("start")
 
     async def close(self) -> None:
@@ -198,30 +253,26 @@ class PolicyTuner(SilentObserver):
         """Compare the time of a batch with the profile."""
         if not self._watch or dispatch.gives_way:
             return
-        if self._detector is not None and not dispatch.shorter:
-            drift = self._detector.observe(dispatch.rows, dispatch.seconds)
+        number = self._kind_of(dispatch.worker)
+        kind = self.kinds[number]
+        if not dispatch.shorter:
+            drift = kind.observe(dispatch)
             if drift is not None:
                 self._drifted(drift)
-        if self._maker is not None:
-            times = self._user.service_time
-            profile = self._maker.update(times.keep(), times.count)
+        if kind.maker is not None:
+            times = self._times_of(number)
+            profile = kind.maker.update(times.keep(), times.count)
             if profile is not None:
-                self._take_profile(profile)
+                kind.take(profile)
                 self._update("learned")
 
     def _drifted(self, drift: Drift) -> None:
-        assert self.profile is not None and self._detector is not None
-        # Energies that were derived from service times change with them.
-        derived = self.profile.energy_source in ("time", "stated")
-        capacity, factors = self.profile.max_rate, np.array(drift.factors)
-        self.profile = self.profile.scaled(time=factors, energy=factors if derived else 1.0)
-        self.drift *= capacity / self.profile.max_rate
-        self._detector.compare_with(self.profile)
-        if drift.tried:
+        factors = drift.factors
+        if drift.tried and len(self.kinds) == 1:
             self.policy.try_size(drift.tried, TRIALS)
         # Only for debugging: while other work runs, this may happen often. `_swap` logs new tables.
         logger.debug(
-            "model %r: batches take %.2f to %.2f times as long as before", self._model, factors.min(), factors.max()
+            "model %r: batches take %.2f to %.2f times as long as before", self._model, min(factors), max(factors)
         )
         self._update("drift")
 
@@ -240,6 +291,7 @@ class PolicyTuner(SilentObserver):
                 if not self._opened:
                     raise Draining(f"model {self._model!r} was stopped before this change began")
                 prices, objective = changed_prices(self.prices, self.objective, changes)
+                check_kinds([each.name for each in self.kinds if each.name], objective)
                 if (prices, objective) != (self.prices, self.objective):
                     await end_tasks(self._updating)
                     await self._change(prices, objective)
@@ -247,9 +299,10 @@ class PolicyTuner(SilentObserver):
             self._update(self._cause)
 
     async def _change(self, prices: Prices, objective: LatencySLO | None) -> None:
-        if self.profile is not None:
-            workers = len(self._ready) or (self._solved_for.workers if self._solved_for else 1)
-            request = SolveRequest(self.profile, prices, workers, objective)
+        request = self._request(prices, objective)
+        if request is None and self.profile is not None and len(self.kinds) == 1:  # for the workers that come back
+            request = SolveRequest(self.profile, prices, self._solved_for.workers if self._solved_for else 1, objective)
+        if request is not None:
             try:
                 bank, seconds = await self._bank_for(request, LONGEST_CHANGE)
             except asyncio.CancelledError:
@@ -270,11 +323,29 @@ class PolicyTuner(SilentObserver):
         """Whether tables are being solved now."""
         return self._solving is not None and not self._solving.done()
 
-    def _wanted(self) -> SolveRequest | None:
+    @property
+    def solved_for(self) -> Wanted | None:
+        """What the present tables were solved for."""
+        return self._solved_for
+
+    def _wanted(self) -> Wanted | None:
         """Return what the tables should be for; None while there is no profile or no worker."""
-        if self.profile is None or not self._ready:
+        return self._request(self.prices, self.objective)
+
+    def _request(self, prices: Prices, objective: LatencySLO | None) -> Wanted | None:
+        counts = Counter(map(self._kind_of, self._ready))
+        known = [
+            (number, WorkerKind(kind.profile, counts[number]))
+            for number, kind in enumerate(self.kinds)
+            if kind.profile is not None and counts[number]
+        ]
+        if not known or self.profile is None:
             return None
-        return SolveRequest(self.profile, self.prices, len(self._ready), self.objective)
+        if len(known) == 1:
+            ((_, only),) = known
+            return SolveRequest(only.profile, prices, only.workers, objective)
+        (first, fast), (second, slow) = sorted(known, key=lambda each: -each[1].profile.max_rate)
+        return UnevenRequest((fast, slow), prices, (first, second))
 
     def _update(self, cause: str) -> None:
         """Start solving if the tables should be for something else than they are. `cause` is the reason that is
@@ -311,23 +382,36 @@ class PolicyTuner(SilentObserver):
             if self._wanted() != self._solved_for:  # else it has changed back meanwhile
                 self._swap(request, bank, cause, seconds)
 
-    async def _bank_for(self, request: SolveRequest, limit: float) -> tuple[Bank, float]:
+    async def _bank_for(self, request: Wanted, limit: float) -> tuple[Tables, float]:
         if request in self._banks:
             self._banks.move_to_end(request)
             return self._banks[request], 0.0
         started = self._clock()
-        self._solving = asyncio.create_task(self._solve(request, limit))
+        self._solving = asyncio.create_task(self._solved(request, limit))
         bank = await self._solving
         self._remember(request, bank)
         return bank, self._clock() - started
 
-    def _remember(self, request: SolveRequest, bank: Bank) -> None:
+    async def _solved(self, request: Wanted, limit: float) -> Tables:
+        if isinstance(request, UnevenRequest):
+            return await self._solve_kinds(request, limit)
+        return await self._solve(request, limit)
+
+    def _remember(self, request: Wanted, bank: Tables) -> None:
         self._banks[request] = bank
         if len(self._banks) > REMEMBERED:
             self._banks.popitem(last=False)
 
-    def _swap(self, request: SolveRequest, bank: Bank, reason: str, seconds: float) -> None:
-        self.policy.adopt(bank)
+    def _swap(self, request: Wanted, bank: Tables, reason: str, seconds: float) -> None:
+        if isinstance(request, UnevenRequest):
+            assert isinstance(bank, UnevenBank)
+            first, second = request.numbers
+            self.policy.adopt_kinds(bank, request.numbers, (self.kinds[first].name, self.kinds[second].name))
+        else:
+            assert isinstance(bank, Bank)
+            self.policy.adopt(bank)
+            if len(self.kinds) > 1:
+                self.policy.share(None)
         self._solved_for, self._refused = request, None
         self.counts[reason] = self.counts.get(reason, 0) + 1
         self.reason, self.seconds, self.error = reason, seconds, ""
@@ -336,7 +420,7 @@ class PolicyTuner(SilentObserver):
             "model %r: new tables (%s) for %d workers, solved in %.2f s", self._model, reason, request.workers, seconds
         )
 
-    def _failed(self, request: SolveRequest, error: Exception) -> None:
+    def _failed(self, request: Wanted, error: Exception) -> None:
         self.failures += 1
         self.error = str(error) or "not solved in time"
         if isinstance(error, SettingsError):
@@ -344,8 +428,25 @@ class PolicyTuner(SilentObserver):
         logger.warning("model %r: no new tables, the policy stays as it is: %s", self._model, self.error)
 
 
+def check_kinds(kinds: Sequence[str], objective: LatencySLO | None) -> None:
+    """Raise SettingsError if workers are of two kinds and the policy has a latency objective."""
+    if kinds and objective is not None:
+        raise SettingsError(
+            f"worker_kinds={list(kinds)}: workers of two kinds are solved for weights, but the policy has a latency "
+            "objective; leave one of them out"
+        )
+
+
 def make_tuner(
-    user: PolicyUser, policy: Policy, max_batch_size: int, *, clock: Callable[[], float], pause: Pause, watch: bool
+    user: PolicyUser,
+    policy: Policy,
+    max_batch_size: int,
+    *,
+    clock: Callable[[], float],
+    pause: Pause,
+    watch: bool,
+    kinds: Sequence[str] = (),
+    numbers: Sequence[int] = (),
 ) -> PolicyTuner | None:
     """Return the tuner of `policy`; None if it is not a solved policy of Weir's. For the other arguments, see PolicyTuner.
 
@@ -353,10 +454,25 @@ def make_tuner(
     """
     if not isinstance(policy, SolvedPolicy):
         return None
+    if kinds and not (isinstance(policy, AutoPolicy) and policy.profile is None):
+        raise SettingsError(
+            f"worker_kinds={list(kinds)}: the policy has the times of one kind of workers; use policy=auto without a "
+            "profile, which measures each kind"
+        )
     if isinstance(policy, AutoPolicy):
-        maker = ProfileMaker(max_batch_size, policy.power) if policy.profile is None else None
+        check_kinds(kinds, policy.objective)
+        maker = partial(ProfileMaker, max_batch_size, policy.power) if policy.profile is None else None
         tuner = PolicyTuner(
-            user, policy, policy.prices, policy.objective, clock=clock, pause=pause, maker=maker, watch=watch
+            user,
+            policy,
+            policy.prices,
+            policy.objective,
+            clock=clock,
+            pause=pause,
+            maker=maker,
+            watch=watch,
+            kinds=kinds,
+            numbers=numbers,
         )
         if policy.profile is not None:
             read = read_profile(policy.profile, f"policy=auto:profile={policy.profile}")

@@ -1,9 +1,11 @@
 """The report of a policy: its predictions next to what was measured."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from weir.batching.batcher import Batcher
+from weir.batching.workers import WorkerKinds
 from weir.telemetry.recorder import RollingWindow, WindowSummary
 
 if TYPE_CHECKING:
@@ -12,7 +14,12 @@ if TYPE_CHECKING:
 
 
 def explain_policy(
-    model: str, policy: Any, batcher: Batcher, measured: RollingWindow, tuner: "PolicyTuner | None" = None
+    model: str,
+    policy: Any,
+    batcher: Batcher,
+    measured: RollingWindow,
+    tuner: "PolicyTuner | None" = None,
+    kind_names: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the report of a policy as a JSON-able dict. What is unknown is None.
 
@@ -25,10 +32,11 @@ def explain_policy(
         batcher: which the policy decides for.
         measured: the recent batches.
         tuner: keeps the tables, if the policy is a solved one.
+        kind_names: the names of the kinds of workers, by number.
     """
     reading = measured.read()
     recent = batcher.recent
-    document = {
+    document: dict[str, Any] = {
         "model": model,
         "policy": policy if isinstance(policy, str) else repr(policy),
         "rate": reading.rate,
@@ -42,12 +50,21 @@ def explain_policy(
         "profile": None,
         "drift": None,
         "device": None,
+        "kinds": None,
         "solved": None,
         "learning": False,
     }
     if tuner is not None:
         document |= _solved(tuner, reading, batcher.workers)
+    if batcher.kinds is not None:
+        document["kinds"] = (document["kinds"] or {}) | {"workers": _by_kind(kind_names, batcher.kinds)}
     return document
+
+
+def _by_kind(names: Sequence[str], kinds: WorkerKinds) -> list[dict[str, Any]]:
+    """Return what the workers of each kind have done."""
+    counts = zip(names, kinds.workers(), kinds.batches, kinds.rows, strict=True)
+    return [{"kind": name, "ready": ready, "batches": batches, "rows": rows} for name, ready, batches, rows in counts]
 
 
 def _measured(reading: WindowSummary) -> dict[str, Any]:
@@ -59,6 +76,7 @@ def _measured(reading: WindowSummary) -> dict[str, Any]:
 def _solved(tuner: "PolicyTuner", reading: WindowSummary, workers: int) -> dict[str, Any]:
     """Return the part of the report that only a solved policy has, also while it is still greedy."""
     prices, objective, profile, bank = tuner.prices, tuner.objective, tuner.profile, tuner.policy.bank
+    solved_for = tuner.solved_for
     explained = tuner.policy.explain() | {
         "workers": workers,
         "prices": asdict(prices),
@@ -69,7 +87,7 @@ def _solved(tuner: "PolicyTuner", reading: WindowSummary, workers: int) -> dict[
             "reasons": dict(tuner.counts),
             "reason": tuner.reason,
             "seconds": tuner.seconds,
-            "workers": None if bank is None else bank.workers,
+            "workers": None if solved_for is None else solved_for.workers,
             "rates": None if bank is None else bank.rates.tolist(),
             "limits": None if bank is None else bank.limits().tolist(),
             "solving": tuner.solving,
@@ -77,10 +95,15 @@ def _solved(tuner: "PolicyTuner", reading: WindowSummary, workers: int) -> dict[
             "error": tuner.error or None,
         },
     }
-    if profile is not None:
+    if len(tuner.kinds) > 1:
+        explained["kinds"] = (explained["kinds"] or {}) | {
+            "profiles": {kind.name: None if kind.profile is None else _profile(kind.profile) for kind in tuner.kinds},
+            "drift": {kind.name: kind.drift for kind in tuner.kinds},
+        }
+    elif profile is not None:
         explained["measured"] |= {"power_w": reading.power_w(profile), "cost": reading.cost(profile, prices)}
         explained["profile"] = _profile(profile)
-        explained["drift"] = {"factor": tuner.drift}
+        explained["drift"] = {"factor": tuner.kinds[0].drift}
     return explained
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from weir.policy.scaling import Capacity
     from weir.policy.solve.bank import Bank
     from weir.policy.solve.device import DeviceLoad, DeviceTable
+    from weir.policy.solve.uneven import UnevenBank, WorkerKind
     from weir.simulation.scaling import CapacityRequest
 
 NAME = "the solving process"
@@ -40,6 +41,19 @@ class SolveRequest(NamedTuple):
     objective: "LatencySLO | None"
 
 
+class UnevenRequest(NamedTuple):
+    """What the tables of workers of two kinds are solved for: the faster kind first, and the numbers of both."""
+
+    kinds: "tuple[WorkerKind, WorkerKind]"
+    prices: "Prices"
+    numbers: tuple[int, int]
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are of both kinds."""
+        return sum(each.workers for each in self.kinds)
+
+
 class DeviceRequest(NamedTuple):
     """What one order of models on a device is solved for."""
 
@@ -47,12 +61,12 @@ class DeviceRequest(NamedTuple):
     batches: int  # at once
 
 
-Request: TypeAlias = "SolveRequest | CapacityRequest | DeviceRequest"
+Request: TypeAlias = "SolveRequest | UnevenRequest | CapacityRequest | DeviceRequest"
 
 
 class Solver(Model):
     """Runs in the solving process. It answers a SolveRequest with the content of a bank file, a CapacityRequest with the
-    Capacity, a DeviceRequest with the tables, and each with a text that says why there is none.
+    Capacity, other requests with the tables, and each with a text that says why there is none.
     """
 
     def __init__(self, niceness: int = NICENESS) -> None:
@@ -67,7 +81,8 @@ class Solver(Model):
         """Solve each request."""
         return [self._solve(request) for request in batch]
 
-    def _solve(self, request: Request) -> "bytes | Capacity | list[DeviceTable] | str":
+    def _solve(self, request: Request) -> "bytes | UnevenBank | Capacity | list[DeviceTable] | str":
+        from weir.policy.solve.uneven import solve_uneven
         from weir.simulation.banks import make_bank
         from weir.simulation.device import solve_device
         from weir.simulation.scaling import measure_capacity
@@ -75,6 +90,8 @@ class Solver(Model):
         try:
             if isinstance(request, DeviceRequest):
                 return solve_device(request.loads, request.batches)
+            if isinstance(request, UnevenRequest):
+                return solve_uneven(request.kinds, request.prices)
             if not isinstance(request, SolveRequest):
                 return measure_capacity(request)
             objective = None if request.objective is None else request.objective.as_served()
@@ -111,6 +128,11 @@ class SolvingProcess:
             return Bank.from_bytes(answer, f"{NAME}'s answer", profile=request.profile)
         except SettingsError as error:
             raise ModelError(error.message) from error
+
+    async def uneven(self, request: UnevenRequest, limit: float) -> "UnevenBank":
+        """Return the tables of workers of two kinds. It raises what `solve` raises."""
+        found: UnevenBank = await self._answered(request, limit)
+        return found
 
     async def capacity(self, request: "CapacityRequest", limit: float) -> "Capacity":
         """Return what each number of workers can do. It raises what `solve` raises."""

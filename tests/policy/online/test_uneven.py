@@ -11,6 +11,7 @@ from weir.policy.conformance import check_policy
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Decision, KindState, Observation
+from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.online.rate import SILENCE
 from weir.policy.online.uneven import UnevenPolicy
 from weir.policy.solve.uneven import STEPS, UnevenBank, UnevenTable, WorkerKind
@@ -140,3 +141,26 @@ def test_it_explains_which_kind_is_left_idle_and_why() -> None:
     assert explained["first_starts_at"] == 1
     assert explained["second_starts_at"] == {"0.25": None, "0.5": 3, "1": 3}
     assert [each["kind"] for each in explained["kinds"]] == ["large", "small"]
+
+
+def test_a_solved_policy_decides_by_the_tables_of_both_kinds_until_it_has_a_bank_again() -> None:
+    policy = SolvedPolicy()
+    policy.adopt_kinds(bank(table(1, 2, 4)), (1, 0), ("large", "small"))
+    assert policy.learning
+    small, large = IDLE, busy(until_ms=20.0, now=2.0)
+    for number in range(200):
+        now = 0.01 * (number + 1)
+        decision = policy.decide(Observation(now, 1, now, inf, number + 1, now, 1, 2, 8, 1e9, False, (small, large)))
+    assert (decision.rows, decision.kind) == (0, 1)
+    explained = policy.explain()
+    assert (explained["learning"], explained["workers"], explained["table"]["limit"]) == (False, 2, 1)
+    assert explained["kinds"]["left_idle"]["kind"] == "small"
+    assert explained["device"] is None
+    policy.share(None)
+    assert (policy.learning, policy.explain()["kinds"]) == (True, None)
+
+
+def test_a_first_kind_without_workers_is_not_waited_for_at_an_instant() -> None:
+    asked = Asked(table(1, 99, 0))
+    assert asked.ask(1, KindState(0, ()), IDLE).until is None
+    assert asked.policy.explain()["left_idle"]["first_idle_in"] is None

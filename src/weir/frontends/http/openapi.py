@@ -334,6 +334,7 @@ class PolicyReport(TypedDict):
     measured: MeasuredFigures
     profile: dict[str, Any] | None
     drift: dict[str, float | None] | None
+    kinds: Annotated[dict[str, Any] | None, Meta(description="null: all workers are alike")]
     solved: dict[str, Any] | None
     learning: bool
     scaling: Annotated[ScalingReport | None, Meta(description="null: the number of workers is fixed")]

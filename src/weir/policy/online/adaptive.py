@@ -31,9 +31,11 @@ from weir.policy.online.admission import AdmissionGate, AdmissionPlan
 from weir.policy.online.arrivals import Rate
 from weir.policy.online.device import DevicePolicy
 from weir.policy.online.rate import SILENCE, Answers, RateBand, RateBands
+from weir.policy.online.uneven import UnevenPolicy
 from weir.policy.rules import Greedy
 from weir.policy.solve.bank import Bank
 from weir.policy.solve.device import DeviceTable
+from weir.policy.solve.uneven import UnevenBank
 
 # What a solved policy costs compared with the greedy one, and when it must be greedy itself.
 #
@@ -449,7 +451,8 @@ class SolvedPolicy(PolicyBase):
         self._of: RateBands | None = None  # the bands that `_band` belongs to
         self._tried = self._trials = 0  # rows of the batches to try, and how many
         self._plan: AdmissionPlan | None = None  # of the rows that wait, where a gate decides which are admitted
-        self._device: DevicePolicy | None = None  # decides while the model shares a device with others
+        # Decides instead of the bank while the model shares a device with others, or has workers of two kinds.
+        self._instead: DevicePolicy | UnevenPolicy | None = None
         self._costs: tuple[Profile, Prices] | None = None  # what is known before, or after, the bank was solved
 
     # Decisions.
@@ -464,8 +467,8 @@ class SolvedPolicy(PolicyBase):
         """Return how many rows to dispatch, or until when to wait. See Policy."""
         waiting = seen.waiting
         rate = self._estimate.observe(seen.now, seen.arrivals)
-        if self._device is not None:
-            return self._device.decide(seen)
+        if self._instead is not None:
+            return self._instead.decide(seen)
         band = self._band
         if band is None or self._of is not self._bands or not band.falls <= rate <= band.rises:
             band = self._move(rate)
@@ -560,11 +563,15 @@ class SolvedPolicy(PolicyBase):
 
     def share(self, table: DeviceTable | None) -> None:
         """Decide by `table`, which was solved for all models on a device together; None: by the bank again."""
-        self._device = None if table is None else DevicePolicy(table, self._estimate)
+        self._instead = None if table is None else DevicePolicy(table, self._estimate)
+
+    def adopt_kinds(self, bank: UnevenBank, numbers: tuple[int, int], names: tuple[str, str]) -> None:
+        """Decide by `bank`, which was solved for workers of two kinds together. `numbers` and `names` are those of its kinds."""
+        self._instead = UnevenPolicy(bank, numbers, names, self._estimate)
 
     def urgency(self, waiting: int) -> float | None:
         """See PolicyBase; None unless the model shares a device with others."""
-        return None if self._device is None else self._device.urgency(waiting)
+        return None if self._instead is None else self._instead.urgency(waiting)
 
     def try_size(self, rows: int, batches: int) -> None:
         """Make the next `batches` decisions with at least so many rows waiting dispatch `rows`, to see how long that takes."""
@@ -596,7 +603,7 @@ class SolvedPolicy(PolicyBase):
     @property
     def learning(self) -> bool:
         """Whether it is still greedy because there is no bank, or the rate is unknown."""
-        return self._bands is None or not self.rate
+        return (self._bands is None and self._instead is None) or not self.rate
 
     def _current(self) -> RateBand | None:
         bands, rate = self._bands, self.rate
@@ -610,8 +617,15 @@ class SolvedPolicy(PolicyBase):
         Times are in seconds, except for those of the prediction, in ms, which is for the estimated rate.
         """
         account = self._account if self._of is self._bands else None
-        device = None if self._device is None else self._device.explain()
-        return explain(self.bank, self._current(), self.rate, account) | {"device": device}
+        explained = explain(self.bank, self._current(), self.rate, account) | {"device": None, "kinds": None}
+        if isinstance(self._instead, DevicePolicy):
+            explained["device"] = self._instead.explain()
+        elif self._instead is not None:
+            kinds = self._instead.explain()
+            explained |= {name: kinds.pop(name) for name in ("capacity", "workers", "table", "prices")}
+            kinds["each"] = kinds.pop("kinds")
+            explained |= {"learning": self.learning, "predicted": predict(None, 0.0), "kinds": kinds}
+        return explained
 
 
 def wait_deadline(band: RateBand, rate: float, seen: Observation, early: float) -> float:

@@ -7,6 +7,7 @@ A wait while the fast kind is idle, for more rows, ends at the same instants as 
 """
 
 from bisect import bisect
+from dataclasses import asdict
 from itertools import pairwise
 from math import inf, sqrt
 from typing import Any
@@ -99,7 +100,11 @@ class UnevenPolicy(PolicyBase):
     def _wait_for_first(self, second: Rows, end: float, seen: Observation) -> Decision:
         """Leave the second kind idle until the first is, which is expected at `end`."""
         waiting = min(seen.waiting, second.shape[1] - 1)
-        self._left_idle = {"kind": self._names[1], "waiting": seen.waiting, "first_idle_in": end - seen.now}
+        self._left_idle = {
+            "kind": self._names[1],
+            "waiting": seen.waiting,
+            "first_idle_in": end - seen.now if end < inf else None,
+        }
         starts = np.flatnonzero(second[1:, waiting])
         until = end + self._steps[0] * (1 + int(starts[0])) if len(starts) and end < inf else None
         if until is not None and until <= seen.now:
@@ -113,16 +118,22 @@ class UnevenPolicy(PolicyBase):
         `second_starts_at` is by how much of its longest batch the first kind still has to do: a quarter, half, all of it.
         """
         rate = self._estimate.value
-        table = self.bank.tables[bisect(self._middle, rate)]
-        kinds = [
+        index = bisect(self._middle, rate)
+        table = self.bank.tables[index]
+        kinds: list[dict[str, Any]] = [
             {"kind": name, "workers": each.workers, "max_rate": each.max_rate}
             for name, each in zip(self._names, self.bank.kinds, strict=True)
         ]
         parts = {"0.25": STEPS[0] // 4, "0.5": STEPS[0] // 2, "1": STEPS[0]}
+        starts_at = _limit(table.first[STEPS[1]])
         return {
+            "capacity": sum(each["max_rate"] for each in kinds),
+            "workers": sum(each["workers"] for each in kinds),
+            "prices": asdict(self.bank.prices),
+            "table": {"index": index, "rate": self.bank.rates[index], "limit": starts_at},
             "kinds": kinds,
             "rate": rate or None,
-            "first_starts_at": _limit(table.first[STEPS[1]]),
+            "first_starts_at": starts_at,
             "second_starts_at": {part: _limit(table.second[steps]) for part, steps in parts.items()},
             "left_idle": self._left_idle,
         }
