@@ -181,7 +181,7 @@ def served_by_several(
     """
     workers, largest = len(tables), profile.max_batch_size
     entries = np.ascontiguousarray(stacked([checked_table(each, largest) for each in tables]), dtype=np.intc)
-    results = [np.zeros(parts) for _ in range(3)] + [np.empty(parts * len(late)), np.empty(parts * (len(bends) + 2))]
+    results = [np.zeros(parts) for _ in range(3)] + [np.empty(parts * len(late)), np.zeros(parts * (len(bends) + 2))]
     limits = np.array(late, dtype=np.float64) - profile.latency_offset_ms
     failed = compiled(SOURCE).serve_several(
         ctypes.c_int(workers), ctypes.c_int(largest), pointer(profile.service_time_ms), pointer(profile.energy_mj),

@@ -51,6 +51,17 @@ def test_between_the_rates_of_a_crew_no_table_in_use_costs_more_than_the_best_li
 
 
 @needs_compiler
+@needs_compiler
+def test_far_below_its_loads_a_crew_waits_for_as_few_rows_as_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.simulation.banks.MULTI_WORKER_LOADS", (0.001, 0.002))
+    model, workers = Drawn(0, "linear", P4, Prices(1.0, 1e5), 0.0), 2  # energy is so dear that many rows gather
+    bank = make_bank(model.profile, model.prices, workers=workers)
+    assert bank.limits()[bank.index_of(0.001 * bank.capacity)] > 8
+    for rate in (0.0005 * bank.capacity, 0.00003 * bank.capacity):
+        costs = [_cost(model, workers, rate, multi_worker_table(P4, limit)) for limit in range(1, 33)]
+        assert max(costs[limit_of(table) - 1] for table in in_use(bank, rate)) < 1.012 * min(costs)
+
+
 def test_a_crew_gets_no_rate_between_two_with_the_same_table() -> None:
     tables = tables_for_several(Replicas(P4, 3), Prices(1.0, 1.0), 1)
     own = [3 * P4.max_rate * load for load in MULTI_WORKER_LOADS]

@@ -16,7 +16,7 @@ import numpy as np
 from weir.policy.cost.objective import ROUNDING, LatencySLO, Prices
 from weir.policy.cost.profile import Floats, Profile, read_profile
 from weir.policy.online.adaptive import SolvedPolicy
-from weir.policy.solve.bank import HYSTERESIS, Bank, bank_of, hysteresis, solve_bank
+from weir.policy.solve.bank import HYSTERESIS, LOWER, Bank, bank_of, hysteresis, solve_bank
 from weir.policy.solve.smdp import Performance, evaluate
 from weir.policy.solve.tables import Table, greedy_table, limit_of, limit_table, multi_worker_table, stacked
 from weir.simulation.arrivals import MarkovModulated
@@ -43,6 +43,7 @@ Progress = Callable[[int, int], None]  # rates done, and their number
 MULTI_WORKER_LOADS = (0.001, 0.003, 0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.86, 0.9, 0.94, 0.97)
 # By how much, relative to the least cost, a table may cost more before a rate is added; and how often rates are added.
 DEARER, ROUNDS = 0.008, 5
+LOWER_RATES = 5  # each LOWER times less than the one above
 # With an objective; close together where the limit falls and refusals begin.
 PROMISE_LOADS = (0.001, 0.01, 0.1, 0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.83, 0.86, 0.88, 0.9, 0.92, 0.94, 0.96, 0.97)
 # Loads at which more arrives than can be served; the estimate of a lower rate may be as high.
@@ -100,13 +101,14 @@ def _for_several(profile: Profile, prices: Prices, workers: int, seed: int, repo
 def tables_for_several(replicas: Replicas, prices: Prices, seed: int) -> dict[float, Table]:
     """Return the tables of a bank for several workers by rate, in rows per second, ascending.
 
-    The rates are those of MULTI_WORKER_LOADS, and further ones between neighbours of which a table surely costs over
-    DEARER more than the best one known, somewhere where it may be in use.
+    The rates are those of MULTI_WORKER_LOADS, lower ones until rows no longer wait for others, and further ones between
+    neighbours of which a table surely costs over DEARER more than the best one known, somewhere where it may be in use.
     """
     capacity = replicas.workers * replicas.profile.max_rate
     rates = [load * capacity for load in MULTI_WORKER_LOADS]
     found = dict(zip(rates, best_tables(replicas, rates, prices, seed), strict=True))
-    pairs = list(pairwise(rates))
+    found |= _below(replicas, prices, seed, rates[0], limit_of(found[rates[0]]))
+    pairs = list(pairwise(sorted(found)))
     for _ in range(ROUNDS):
         added = _between(replicas, prices, seed, found, pairs)
         found |= added
@@ -118,6 +120,17 @@ def tables_for_several(replicas: Replicas, prices: Prices, seed: int) -> dict[fl
         if limits[low] == limits[rate] == limits[high]
     }
     return {rate: found[rate] for rate in limits if rate in rates or rate not in alike}
+
+
+def _below(replicas: Replicas, prices: Prices, seed: int, lowest: float, limit: int) -> dict[float, Table]:
+    """Return tables for rates below the `lowest`, whose limit is `limit`, down to one from which on it does not change."""
+    rates = [lowest / LOWER**step for step in range(1, LOWER_RATES + 1)] if limit > 1 else []
+    found = dict(zip(rates, best_tables(replicas, rates, prices, seed), strict=True))
+    limits = [limit, *map(limit_of, found.values())]
+    while len(limits) > 1 and limits[-1] == limits[-2]:
+        limits.pop()
+        found.popitem()
+    return found
 
 
 def _between(
