@@ -262,7 +262,7 @@ class ConnectedFront:
         self._loop = loop = asyncio.get_running_loop()
         self.listening: asyncio.Future[None] = loop.create_future()
         self.drained: asyncio.Future[bool] = loop.create_future()
-        self._link: Link[list[FromFront]] = Link(link, loop, reader_of_front(), self._received, ended)
+        self._link: Link[FromFront] = Link(link, loop, reader_of_front(), self._received, ended)
         self._receiver = ConnectionReceiver(connections, loop, passed, account.max_bytes)
         self._lent = Lent(connections, self._link.put)
         self._outputs = PlacedOutputs(connections, self._link.put)

@@ -313,9 +313,7 @@ class Front:
         loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
-        self._link: Link[list[FromDispatcher]] = Link(
-            ends.link, loop, reader_of_dispatcher(), self._received, self._left
-        )
+        self._link: Link[FromDispatcher] = Link(ends.link, loop, reader_of_dispatcher(), self._received, self._left)
         logging.basicConfig(level=config.log_level, handlers=[RemoteHandler(self._link)], force=True)
         set_timeout_status(config.http.timeout_status)
         memory = MemoryReceiver(ends.connections)

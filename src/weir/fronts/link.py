@@ -5,25 +5,37 @@ import socket
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from weir.fronts.messages import FULL_FRAME, frame_of
+from weir.fronts.messages import FULL_FRAME, frame_of, joined
 from weir.wire.frames import FrameReader
 from weir.workers.process.channel import Channel
 
 R = TypeVar("R")
 
 
+class CombinedReader(Generic[R]):
+    """Reads frames as `reader` does, but those that came together as one: where the other end was faster, they cost little more."""
+
+    def __init__(self, reader: FrameReader[list[R]]) -> None:
+        self._read = reader.feed
+
+    def feed(self, data: memoryview) -> list[list[R]]:
+        """See FrameReader."""
+        frames = self._read(data)
+        return frames if len(frames) < 2 else [joined(frames)]
+
+
 class Link(Generic[R]):
-    """Sends messages. Each list of messages that `reader` reads goes to `received`; `ended` is called once, with a reason, when no more can come."""
+    """Sends messages. Those that `reader` reads at a time go to `received`; `ended` is called once, with a reason, when no more can come."""
 
     def __init__(
         self,
         end: socket.socket,
         loop: asyncio.AbstractEventLoop,
-        reader: FrameReader[R],
-        received: Callable[[R], None],
+        reader: FrameReader[list[R]],
+        received: Callable[[list[R]], None],
         ended: Callable[[str], None],
     ) -> None:
-        self._channel = Channel(end, reader, received, ended)
+        self._channel = Channel(end, CombinedReader(reader), received, ended)
         self._loop = loop
         self._messages: list[Any] = []
         self._size = 0

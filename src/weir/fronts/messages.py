@@ -6,6 +6,7 @@ Nothing is pickled. The types state the bounds of what a front may send: a frame
 import sys
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -92,6 +93,15 @@ class Submit(msgspec.Struct, array_like=True, tag=0, gc=False):
     form: int
     arrivals: list[float]
     payloads: list[SentPayload]
+
+    def takes(self, other: "Submit") -> bool:
+        """Add the requests of `other`, if one message could have had all; return whether it could."""
+        follows = self.form == other.form and self.first + len(self.payloads) == other.first
+        if not (follows and self.arrivals and other.arrivals and self.arrivals[-1] <= other.arrivals[0]):
+            return False
+        self.arrivals += other.arrivals
+        self.payloads += other.payloads
+        return True
 
 
 class Reported(msgspec.Struct, array_like=True, tag=21):
@@ -236,6 +246,12 @@ class PlainOutputs(msgspec.Struct, array_like=True, tag=1):
     numbers: list[int]
     outputs: list[bytes]
 
+    def takes(self, other: "PlainOutputs") -> bool:
+        """Add the responses of `other`; return True."""
+        self.numbers += other.numbers
+        self.outputs += other.outputs
+        return True
+
 
 class Batched(msgspec.Struct, array_like=True, gc=False):
     """What a response says of its batch; see Dispatch."""
@@ -353,6 +369,17 @@ _from_dispatcher = msgspec.msgpack.Decoder(list[FromDispatcher]).decode
 def frame_of(messages: Sequence[Any]) -> bytearray:
     """Return the frame of `messages`."""
     return framed(messages, _encode_into)
+
+
+def joined(frames: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return the messages of `frames`, which came together. Those about several requests that follow one another are one, if they can be."""
+    messages: list[Any] = []
+    last: Any = None
+    for message in chain.from_iterable(frames):
+        if type(message) is not type(last) or type(message) not in (Submit, PlainOutputs) or not last.takes(message):
+            messages.append(message)
+            last = message
+    return messages
 
 
 def reader_of_front() -> FrameReader[list[FromFront]]:

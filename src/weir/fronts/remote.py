@@ -62,7 +62,7 @@ _PLACE_BYTES = 24  # of a place in a frame, about
 class Requests:
     """The requests of a front that the dispatcher has, by their numbers."""
 
-    def __init__(self, link: Link[list[FromDispatcher]], outputs: OutputReader) -> None:
+    def __init__(self, link: Link[FromDispatcher], outputs: OutputReader) -> None:
         self.link = link
         self._outputs = outputs
         self.open: dict[int, Any] = {}
