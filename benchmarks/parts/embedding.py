@@ -15,7 +15,7 @@ import weir
 from benchmarks.harness.result import Part, Result, Run
 from benchmarks.harness.servers import serving, weir_command
 from weir.bench import HttpTarget, LoadSettings, Outcome, Report, run_bench
-from weir.bench.run import Turn
+from weir.bench.run import TargetTurn
 from weir.bench.target import Ledger
 from weir.policy.cost.profile import Profile
 from weir.policy.solve.bank import Bank
@@ -71,7 +71,7 @@ async def measured(
     readings: list[tuple[str, float, float]] = []
     loop = asyncio.get_running_loop()
 
-    def watch(turn: Turn, books: Ledger) -> None:
+    def watch(turn: TargetTurn, books: Ledger) -> None:
         if meter is not None:
             readings.append((turn.target, loop.time(), meter()))
 

@@ -15,7 +15,7 @@ from tests.bench.stubs import Echo
 from weir.bench import LoadSettings, Report, bench, run_bench
 from weir.bench.report import Display, draw, headline, markdown, state_line, table, to_dict
 from weir.bench.rounds import Load, Round
-from weir.bench.run import Outcome, Turn, make_outcome
+from weir.bench.run import Outcome, TargetTurn, make_outcome
 from weir.bench.target import OK, TIMEOUT, UNSENT, Batches, Ledger
 from weir.errors import SettingsError
 
@@ -65,10 +65,10 @@ def test_a_run_in_which_nothing_was_answered_is_no_measurement() -> None:
 
 
 def test_targets_take_turns_with_the_same_schedule() -> None:
-    turns: list[Turn] = []
+    turns: list[TargetTurn] = []
     sent: dict[str, list[int]] = {"a": [], "b": []}
 
-    def watch(turn: Turn, ledger: Ledger) -> None:
+    def watch(turn: TargetTurn, ledger: Ledger) -> None:
         turns.append(turn)
         sent[turn.target].append(len(ledger.intended))
 
@@ -153,10 +153,10 @@ def test_the_line_of_the_progress_bar() -> None:
     for index in range(3):
         ledger.sent[index] = index / 10.0 + 0.001
         ledger.end(index, index / 10.0 + 0.02, "ok" if index else "500")
-    said = msgspec.json.decode(state_line(Turn("echo", 1, 4, 10.0), ledger, 2.5))
+    said = msgspec.json.decode(state_line(TargetTurn("echo", 1, 4, 10.0), ledger, 2.5))
     assert said["done"] == 12.5 and said["whole"] == 40.0
     assert said["text"] == "4 sent, 2 ok, 1 failed, p50 20 p99 20 ms, send lag 1 ms, echo"
-    empty = msgspec.json.decode(state_line(Turn("echo", 0, 1, 10.0), Ledger(), 99.0))
+    empty = msgspec.json.decode(state_line(TargetTurn("echo", 0, 1, 10.0), Ledger(), 99.0))
     assert empty["done"] == 10.0 and empty["text"] == "0 sent, 0 ok, 0 failed, echo"
 
 
@@ -171,7 +171,7 @@ def test_the_bar_is_drawn_by_another_process_which_ends_with_the_run(
             return time.monotonic()
 
         with Display(True, clock=clock) as display:
-            display.watch(Turn("echo", 0, 1, 10.0), Ledger([0.0]))
+            display.watch(TargetTurn("echo", 0, 1, 10.0), Ledger([0.0]))
             asked.clear()  # from now on only `run` asks for the time, whenever it shows the state
             shown = asyncio.ensure_future(display.run())
             await asked.wait()

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from rich.table import Table
 
-from weir.bench.run import QUANTILES, Outcome, Report, Turn
+from weir.bench.run import QUANTILES, Outcome, Report, TargetTurn
 from weir.bench.target import Ledger
 from weir.figures import figure, styles
 from weir.simulation.statistics import Estimate
@@ -217,7 +217,7 @@ class Display:
     def __init__(self, shown: bool, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._shown = shown
         self._clock = clock
-        self._turn: Turn | None = None
+        self._turn: TargetTurn | None = None
         self._ledger = Ledger()
         self._since = 0.0
         self._process: subprocess.Popen[bytes] | None = None
@@ -230,7 +230,7 @@ class Display:
             os.set_blocking(self._process.stdin.fileno(), False)
         return self
 
-    def watch(self, turn: Turn, ledger: Ledger) -> None:
+    def watch(self, turn: TargetTurn, ledger: Ledger) -> None:
         """Show this turn from now on."""
         self._turn, self._ledger, self._since = turn, ledger, self._clock()
 
@@ -253,7 +253,7 @@ class Display:
             self._process.wait()
 
 
-def state_line(turn: Turn, ledger: Ledger, elapsed: float) -> bytes:
+def state_line(turn: TargetTurn, ledger: Ledger, elapsed: float) -> bytes:
     """Return the line to draw `elapsed` seconds after the start of a turn, as JSON."""
     done = turn.index * turn.seconds + min(elapsed, turn.seconds)
     text = f"{ledger.begun:,} sent, {ledger.over - ledger.failed:,} ok, {ledger.failed:,} failed"

@@ -141,7 +141,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Turn:
+class TargetTurn:
     """A round of one target: number `index` (from 0) of `count` turns of `seconds` seconds each."""
 
     target: str
@@ -150,7 +150,7 @@ class Turn:
     seconds: float
 
 
-Watch = Callable[[Turn, Ledger], None]
+Watch = Callable[[TargetTurn, Ledger], None]
 
 
 async def run_bench(
@@ -176,7 +176,7 @@ async def run_bench(
         with _without_pauses():
             for index in range(load.rounds):
                 for place, target in enumerate(_turned(targets, index)):
-                    turn = Turn(
+                    turn = TargetTurn(
                         target.name, index * len(targets) + place, load.rounds * len(targets), load.round_seconds
                     )
                     shown = partial(watch, turn)
