@@ -1,5 +1,6 @@
 """The harness of the comparisons beyond the paper: intervals, what is shown, and the page. The figures are no tests."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from math import inf
 from pathlib import Path
@@ -193,6 +194,12 @@ def test_cases_are_found_by_kind_and_number_and_kinds_go_on_by_what_they_depend_
     own, other = ({each.name for each in kinds[name].sources} for name in ("between", "several"))
     assert {"edges.py", "event_loop.c", "smdp.py", "rate.py"} <= own & other
     assert other - own >= {"replicas.py", "banks.py"} and "residency.py" not in other
+
+
+def test_a_run_that_ends_early_has_tried_the_same_share_of_each_kind() -> None:
+    order = list(policy_edges.evenly([(iter("aaaaaaaa"), 8), (iter("bb"), 2), (iter("cccc"), 4)]))
+    assert Counter(order) == {"a": 8, "b": 2, "c": 4}
+    assert Counter(order[:7]) == {"a": 4, "b": 1, "c": 2}
 
 
 def test_only_what_is_beyond_with_its_interval_is_an_exception_and_all_of_them_are_kept() -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from benchmarks import crowd
-from benchmarks.harness.result import Part, Result, count, markdown
+from benchmarks.harness.result import Part, Result, commit, count, markdown
 from benchmarks.harness.rounds import Rounds
 from benchmarks.harness.servers import ROOT, VERSIONS, require_wrk
 from benchmarks.parts import (
@@ -367,7 +367,7 @@ def describe() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}",
         "Python": f"{platform.python_implementation()} {platform.python_version()}",
         "versions": libraries,
-        "commit": _said("git", "rev-parse", "--short", "HEAD"),
+        "commit": commit(),
         "peers": ", ".join(dict.fromkeys(requirements[0].replace("==", " ") for requirements in VERSIONS.values())),
         "load": " ".join(_said(require_wrk(), "-v").split()[:2]),
     }

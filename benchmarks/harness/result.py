@@ -1,6 +1,7 @@
 """What a comparison is and what it hands back: tables, goals, values; and how a long one goes on after it was stopped."""
 
 import json
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -141,6 +142,14 @@ def rotated(values: Sequence[Any], by: int) -> list[Any]:
 
 
 FOLDER = ROOT / "build"
+
+
+def commit() -> str:
+    """Return the short hash of the commit that is measured."""
+    said = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return said.stdout.strip()
 
 
 def resumed(name: str, sources: Iterable[Path], find: Callable[[int], Iterable[Any]]) -> Iterator[Any]:

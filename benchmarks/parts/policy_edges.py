@@ -1,10 +1,10 @@
 """Policies between the rates that they are made for, with several workers, and at the edges of a latency objective."""
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from functools import partial
-from itertools import chain
 from multiprocessing import get_context
 from time import monotonic
 from typing import Any
@@ -14,6 +14,7 @@ from benchmarks.policies import edges
 from benchmarks.policies.edges import Case
 
 ROUND_SECONDS, QUICK_SECONDS, STEP_SECONDS = 240.0, 60.0, 10.0
+AHEAD = 2
 ALLOWED = {
     edges.BAND: 0.0025, edges.LIMIT: edges.COST, edges.LIMIT_BETWEEN: edges.COST, edges.MEAN: edges.MEAN_OFF,
     edges.P99: edges.P99_OFF, edges.PROMISE: 0.0, edges.WORKERS: 0.0,
@@ -37,7 +38,7 @@ def _cases(run: Run, seconds: float) -> Iterator[list[list[Any]]]:
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     began = shown = monotonic()
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as pool:
-        for number, each in enumerate(chain.from_iterable(_of(kind, pool) for kind in edges.KINDS), 1):
+        for number, each in enumerate(evenly([(_of(kind, pool), kind.cases) for kind in edges.KINDS]), 1):
             yield each
             while monotonic() - shown > STEP_SECONDS:
                 shown += STEP_SECONDS
@@ -47,9 +48,29 @@ def _cases(run: Run, seconds: float) -> Iterator[list[list[Any]]]:
         pool.shutdown(cancel_futures=True)
 
 
+def evenly(found: Sequence[tuple[Iterator[Any], int]]) -> Iterator[Any]:
+    """Yield what all iterators do, of which each has so many, such that a run that ends early has tried the same share of each."""
+    order = sorted((place / many, at) for at, (_, many) in enumerate(found) for place in range(many))
+    for _, at in order:
+        yield next(found[at][0])
+
+
 def _of(kind: edges.Kind, pool: ProcessPoolExecutor) -> Iterator[list[list[Any]]]:
     find = partial(edges.found, kind.name)
-    return resumed(f"edges-{kind.name}", kind.sources, lambda first: pool.map(find, range(first, kind.cases)))
+    return resumed(f"edges-{kind.name}", kind.sources, lambda first: _ahead(pool, find, range(first, kind.cases)))
+
+
+def _ahead(
+    pool: ProcessPoolExecutor, find: Callable[[int], list[Case]], numbers: Iterable[int]
+) -> Iterator[list[Case]]:
+    """Yield what is found of `numbers`, in their order, and let the pool try AHEAD further ones."""
+    tried: deque[Future[list[Case]]] = deque()
+    for number in numbers:
+        tried.append(pool.submit(find, number))
+        if len(tried) > AHEAD:
+            yield tried.popleft().result()
+    for each in tried:
+        yield each.result()
 
 
 def result_of(found: list[Case]) -> Result:

@@ -9,7 +9,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is loaded: it
 
 from rich.console import Console
 
-from benchmarks.harness.result import progress_bar, rich_table
+from benchmarks.harness.result import commit, progress_bar, rich_table
 from benchmarks.policies import bursts, devices, foreseen, scenarios, served_pairs, uneven
 from benchmarks.policies.harness import FIRST_SEED, Comparison, Effort, draw, keep, write_page
 
@@ -59,7 +59,7 @@ def _play(console: Console, comparison: Comparison, seeds: int, requests: int) -
         task = progress.add_task(comparison.title, total=comparison.steps(seeds))
         compared = comparison.compare(Effort(seeds, requests, lambda text: progress.advance(task)))
     console.print(rich_table(compared.columns, compared.rows, comparison.title))
-    versions = f"weir-serving {version('weir-serving')}, Python {platform.python_version()}, numpy {version('numpy')}"
+    versions = f"weir-serving {version('weir-serving')} ({commit()}), Python {platform.python_version()}, numpy {version('numpy')}"
     lines = f"seeds {FIRST_SEED} to {FIRST_SEED + seeds - 1}, {requests:,} requests each"
     about = {} if comparison.exact else {"lines": lines, "intervals": "95 %, over the lines"}
     keep(comparison.name, compared, {**about, "versions": versions})
