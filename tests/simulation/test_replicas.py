@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.policy.event_loop import interval, needs_compiler, served_by_several
+from tests.policy.event_loop import interval, needs_compiler, served_by_several, sharper
 
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
@@ -88,6 +88,25 @@ def test_what_is_predicted_is_what_an_event_loop_sees(workers: int, load: float,
     assert mean.low * 0.99 < predicted.response_time_ms < mean.high * 1.01
     assert p99.low * 0.97 < predicted.p99_ms < p99.high * 1.03
     assert power.low * 0.99 < predicted.power_w < power.high * 1.01
+
+
+@needs_compiler
+@pytest.mark.parametrize(("workers", "most", "load", "cv"), [(2, 2, 0.94, 1.9), (16, 6, 0.97, 1.6)])
+def test_long_queues_are_predicted_where_service_times_vary_much(
+    workers: int, most: int, load: float, cv: float
+) -> None:
+    """How long they are is mostly chance, for the event loop too: what is known of it is left out."""
+    profile = Profile.linear(alpha_ms=0.3, tau0_ms=4.0, max_batch_size=most, cv=cv)
+    rate, table = load * workers * profile.max_rate, multi_worker_table(profile, most)
+    predicted = estimate(Replicas(profile, workers), rate, table, 1)
+    seen = served_by_several(
+        profile, rate, [table] * workers, 300_000, parts=40, warm=300_000, share=0.0,
+        late=[0.97 * predicted.p99_ms, 1.03 * predicted.p99_ms],
+        bends=[part * workers * predicted.p99_ms for part in (0.0, 0.1, 0.3, 0.6, 0.9)],
+    )  # fmt: skip
+    mean, sooner, later = (sharper(each, seen.sharp[:, 1:]) for each in (seen.sharp[:, 0], *seen.shares.T))
+    assert mean.low * 0.99 < predicted.response_time_ms < mean.high * 1.01
+    assert sooner.high > 0.01 > later.low
 
 
 @needs_compiler

@@ -5,11 +5,9 @@ meet the same arrivals and the same luck. Rules are tables only: waits have no b
 tests/simulation/test_replicas.py holds it equal to `play`, which serves one queue.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
-from functools import cached_property
-from math import inf
+from math import inf, log
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -19,25 +17,22 @@ from numpy.typing import NDArray
 from weir.numerics import GammaQuantile
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Floats, Profile
-from weir.policy.solve.quantile import QuantileSampler
-from weir.policy.solve.smdp import SteadyQueue
-from weir.policy.solve.tables import Table, full_batch_table, limit_of, multi_worker_table, stacked
+from weir.policy.solve.tables import Table, limit_of, multi_worker_table, stacked
 
 Ints = NDArray[np.int64]
 
-# Of an estimate: a pilot shows how large batches are. Then each queue has so many batches, and so many more for each worker
-# (where service times vary, workers soon forget that they started together; the second number), but at most MOST_BATCHES;
-# and at least LONGEST times as many rows as wait with the probability RARE. Queues are served PART_ROWS rows at a time.
-PILOT_QUEUES, PILOT_ROWS = 32, 1_000
+# Of an estimate: each queue has about so many batches, and so many more for each worker (where service times vary, workers
+# soon forget that they started together; the second number), but at most MOST_BATCHES; and at least LONGEST times as many
+# rows as wait with the probability RARE. Queues are served PART_ROWS rows at a time.
 BATCHES, BATCHES_EACH, MOST_BATCHES = 300, (150, 40), 4_000
-LONGEST, RARE, MOST_ROWS = 6, 1e-3, 200_000
-PART_ROWS, FEWEST_QUEUES, MOST_QUEUES, MOST_PARTS = 300_000, 16, 256, 12
+LONGEST, RARE, MOST_ROWS = 2, 1e-3, 200_000
+PART_ROWS, FEWEST_QUEUES, MOST_QUEUES, MOST_PARTS = 300_000, 24, 256, 20
 ENOUGH = 0.003  # relative standard error of the mean at which an estimate is good enough
-SHARE, LATE_COUNTS = 0.99, 0.06  # a relative error of the share of later rows counts as this part of one of the mean
-BUSY = 0.7  # load from which on chance is that large
+SHARE, LATE_COUNTS = 0.99, 0.1  # a relative error of the share of later rows counts as this part of one of the mean
+LEAST_SPARE = 0.003  # of the workers: where fewer are spare, queues begin as if so many were
 WARM = 0.2  # share of the rows of a queue that come before it counts
 WIDEST, FINE = 6.0, 32  # normal scores are looked up within this many deviations, in steps of one by this
-SAME_CV, SAME_LOAD = 2, 12  # decimals: coefficients of variation, or loads, that agree so far are the same
+SAME_CV = 2  # decimals: coefficients of variation that agree so far are the same
 TOGETHER = 4_000_000  # rows of the cases that are served at once: many short ones, or a long one alone
 
 
@@ -45,13 +40,15 @@ class Draws(NamedTuple):
     """The chance in some queues.
 
     Attributes:
-        rows: of each queue; a few more arrive, so that the last batch is as large as it would be.
+        warm: rows of each queue that come before it counts.
+        rows: of each queue, with those; a few more arrive, so that the last batch is as large as it would be.
         arrivals: at one row per unit of time; shape (queues, rows and the few more).
         luck: sums of normal scores, one of each row, before each row; the same shape, or none where service times do
             not vary. The sum over the rows of a batch decides its service time, so rules that cut other batches still
             have much the same luck.
     """
 
+    warm: int
     rows: int
     arrivals: Floats
     luck: Floats
@@ -75,6 +72,7 @@ class ReplicaFigures(NamedTuple):
         busy: share of the workers' time in which they are busy.
         batches: how many they are.
         times_ms: by table, the response times of all rows, queue by queue; only if they are wanted.
+        work: of each queue, likewise; it is of use if there is one table.
     """
 
     response_ms: Floats
@@ -83,21 +81,25 @@ class ReplicaFigures(NamedTuple):
     busy: Floats
     batches: Ints
     times_ms: Sequence[Sequence[Floats]] = ()
+    work: "Work | None" = None
 
 
-@dataclass(frozen=True, eq=False)
-class _Batches:
-    """Batches of some queues: whose they are, their first row, rows, start and end in ms."""
+class _Batches(NamedTuple):
+    """Batches of some queues: whose they are, their first row, rows, start and end in ms; and just before their start, how
+    many rows wait, and for how many ms the workers still work.
+    """
 
     line: Ints
     first: Ints
     rows: Ints
     start: Floats
     end: Floats
+    waiting: Ints
+    left: Floats
 
     def some(self, which: NDArray[Any] | slice) -> "_Batches":
         """Return those that `which` chooses, by truth or by place."""
-        return _Batches(self.line[which], self.first[which], self.rows[which], self.start[which], self.end[which])
+        return _Batches._make(part[which] for part in self)
 
 
 class Replicas:
@@ -109,7 +111,6 @@ class Replicas:
         cvs, laws = np.unique(np.round(profile.cv, SAME_CV), return_inverse=True)
         self._law = np.append(0, laws)  # by size, the row of `_quantiles`
         self._quantiles = quantiles(cvs) if cvs.any() else None
-        self._known: dict[float, _OneWorker] = {}  # by the load
 
     def with_workers(self, workers: int) -> "Replicas":
         """Return queues that are served by so many of these workers; what does not depend on the number is shared."""
@@ -117,32 +118,22 @@ class Replicas:
         made.workers = workers
         return made
 
-    @property
-    def fast(self) -> "Replicas":
-        """Queues that are each served by one worker that is as fast as all workers together."""
-        made = self.with_workers(1)
-        made._mean = self._mean / self.workers
-        made.profile = replace(self.profile, service_time_ms=self.profile.service_time_ms / self.workers)
-        return made
-
-    def one_worker(self, rate: float) -> "_OneWorker":
-        """Return what is known of one worker at its share of `rate` rows per second."""
-        load = round(rate / (self.workers * self.profile.max_rate), SAME_LOAD)
-        return self._known.setdefault(load, _OneWorker(self.profile, load * self.profile.max_rate / 1000.0))
-
     def draws(self, queues: int, rows: int, seed: Sequence[int]) -> Draws:
         """Return the chance in that many queues of so many rows."""
         rng, shape = np.random.default_rng(seed), (queues, rows + self.profile.max_batch_size + 1)
         arrivals = np.cumsum(rng.standard_exponential(shape), axis=1)
         return Draws(
-            rows, arrivals, np.empty(0) if self._quantiles is None else np.cumsum(rng.standard_normal(shape), axis=1)
+            int(WARM * rows),
+            rows,
+            arrivals,
+            np.empty(0) if self._quantiles is None else np.cumsum(rng.standard_normal(shape), axis=1),
         )
 
     def serve(self, rate: float, tables: Sequence[Table], draws: Draws, *, times: bool = False) -> ReplicaFigures:
         """Serve rows that arrive at `rate` per second by each of `tables`.
 
-        Each table waits for its control limit and serves every longer queue. The response times of all rows are
-        returned if `times`.
+        Each table waits for its control limit and serves every longer queue. The response times of all rows and the work
+        are returned if `times`.
         """
         return self.serve_all([ReplicaCase(rate, tables, draws)], times=times)[0]
 
@@ -167,11 +158,12 @@ class Replicas:
         found = []
         for case, arrivals, begin, low, high in zip(cases, coming, begins, places, places[1:], strict=False):
             part = made.some(slice(low, high))
-            part = part.some(part.first >= int(WARM * case.draws.rows))
+            part = part.some(part.first >= case.draws.warm)
             line = part.line - made.line[low]
             own = begin[line % len(begin)]
-            part = _Batches(line, part.first, part.rows, part.start - own, part.end - own)
-            found.append(self._summed(part, arrivals, len(case.tables), times=times))
+            part = part._replace(line=line, start=part.start - own, end=part.end - own)
+            figures = self._summed(part, arrivals, len(case.tables), times=times)
+            found.append(figures._replace(work=self._work(part, case)) if times else figures)
         return found
 
     def _batches(self, cases: Sequence[ReplicaCase], coming: Sequence[Floats]) -> _Batches:
@@ -196,10 +188,12 @@ class Replicas:
             worker = free.argmin(axis=1)
             now = np.maximum(free[places, worker], arrivals[head + limit - 1])
             now = np.maximum(now, last, out=last)  # in the order of arrival
-            rows = entries[which, np.minimum(arrivals.searchsorted(now, side="right") - head, most)]
+            waiting = arrivals.searchsorted(now, side="right") - head
+            rows = entries[which, np.minimum(waiting, most)]
             end = now + self._service_ms(rows, luck, head)
+            left = np.maximum(free - now[:, None], 0.0).sum(axis=1)
             free[places, worker] = end
-            found.append((line, head - begin, rows, now.copy(), end))
+            found.append((line, head - begin, rows, now.copy(), end, waiting, left))
             head = head + rows
             going = head < goal
             if not going.all():
@@ -219,6 +213,21 @@ class Replicas:
         cell, law = at.astype(np.int64), self._law[rows]
         low, high = self._quantiles[law, cell], self._quantiles[law, cell + 1]
         return np.asarray(mean * (low + (at - cell) * (high - low)), dtype=np.float64)
+
+    def _work(self, made: _Batches, case: ReplicaCase) -> "Work":
+        row_ms = self.row_ms(case.tables[0])
+        before, taken = made.left + row_ms * made.waiting, made.end - made.start
+        arrived = np.diff(made.first + made.waiting) - case.rate / 1000.0 * np.diff(made.start)
+        steps = made.line[1:] == made.line[:-1]
+        first, after, longer = (
+            part[:-1][steps] for part in (before, before + taken - row_ms * made.rows, taken - self._mean[made.rows])
+        )
+        queues = len(case.tables) * len(case.draws.arrivals)
+        return Work(queues, made.line[:-1][steps], first, after, before[1:][steps], longer, row_ms * arrived[steps])
+
+    def row_ms(self, table: Table) -> float:
+        """Return the share of a row in the longest queue's batch, in ms of a worker."""
+        return float(self._mean[table[-1]] / table[-1])
 
     def _summed(self, made: _Batches, coming: Floats, tables: int, *, times: bool) -> ReplicaFigures:
         queues, width = coming.shape
@@ -250,6 +259,36 @@ class Replicas:
         took = np.repeat(made.end, made.rows) - coming.ravel()[row] + profile.latency_offset_ms
         parts = np.split(took, np.cumsum(rows[:-1]).astype(np.int64))
         return served._replace(times_ms=[parts[table * queues : (table + 1) * queues] for table in range(tables)])
+
+
+class Work(NamedTuple):
+    """The work of each queue: what is left of its batches, and the mean share in a full batch of each row that waits; ms of a
+    worker. All are of shape (steps,); a step leads from just before the start of a batch to just before that of the next.
+
+    Attributes:
+        queues: how many they are.
+        queue: whose step it is.
+        before, after, next: the work just before and after the start of the batch, and at the step's end.
+        longer: by how much the batch takes longer than on the mean.
+        more: the work of the rows that arrive in the step beyond the mean.
+    """
+
+    queues: int
+    queue: Ints
+    before: Floats
+    after: Floats
+    next: Floats
+    longer: Floats
+    more: Floats
+
+    def drift(self, value: Callable[[Floats], Floats], slope: Callable[[Floats], Floats]) -> Floats:
+        """Return by queue by how much a function of the work, with that slope, changes but for what is luck: what comes
+        after the work that decides the slope, and is nothing on the mean. Over a long time these changes are nothing on
+        the mean.
+        """
+        luck = slope(self.before) * self.longer + slope(self.after) * self.more
+        changed = value(self.next) - value(self.before)
+        return np.asarray(np.bincount(self.queue, changed - luck, self.queues), dtype=np.float64)
 
 
 def _lines(cases: Sequence[ReplicaCase], coming: Sequence[Floats]) -> tuple[Ints, Ints]:
@@ -298,7 +337,7 @@ def best_tables(replicas: Replicas, rates: Sequence[float], prices: Prices, seed
 def _first(draws: Draws, rows: int, most: int) -> Draws:
     """Return the first rows of each queue, and the few more: at most `most`."""
     width = rows + most + 1
-    return Draws(rows, draws.arrivals[:, :width], draws.luck[..., :width])
+    return Draws(int(WARM * rows), rows, draws.arrivals[:, :width], draws.luck[..., :width])
 
 
 class _LimitSearch:
@@ -382,16 +421,12 @@ def looks(
     too long. They are served at once.
     """
     found = left = [SeenQueues(replicas, rate, table, seed) for rate, table in pairs]
-    pilots = replicas.serve_all([each.case(PILOT_QUEUES, PILOT_ROWS, 0) for each in found])
-    sizes = {each: each.size(pilot, part_rows) for each, pilot in zip(found, pilots, strict=True)}
+    sizes = {each: each.size(part_rows) for each in found}
     for number in range(1, MOST_PARTS + 1):
-        cases = [each.case(*sizes[each], number) for each in left]
-        made = replicas.serve_all(cases, times=True)
-        busy = [(each, case) for each, case in zip(left, cases, strict=True) if each.busy]
-        fast = replicas.fast.serve_all([each.fast(case) for each, case in busy], times=True)
-        beside = dict(zip([each for each, _ in busy], fast, strict=True))
-        for each, part in zip(left, made, strict=True):
-            each.add(part, beside.get(each))
+        for each, part in zip(
+            left, replicas.serve_all([each.case(*sizes[each], number) for each in left], times=True), strict=True
+        ):
+            each.add(part)
         left = [each for each in left if enough < inf and each.estimate().error > enough]
         if not left:
             break
@@ -401,135 +436,126 @@ def looks(
 class SeenQueues:
     """Some queues that `table` serves at `rate` rows per second, in parts, and what is estimated from them.
 
-    How long queues are near capacity is mostly chance: so much that a million rows say little. But nearly all of that
-    chance also strikes one worker that is as fast as all of them together, and what that one does is known exactly. So
-    it serves the same queues, and these are then weighted such that its mean response time is the exact one (control
-    variates by regression). These queues begin as long as its are at any instant. Below the load BUSY there is no need for that.
+    How long queues are near capacity is mostly chance: so much that a million rows say little. But where the work drifts is
+    known. While all workers are busy with full batches it falls by the workers that are to spare, whatever its size; else
+    queues are short, and soon forget how they began. So three functions of the work are followed whose changes nearly say
+    how many rows waited, and how many for long. Over a long time these changes are nothing on the mean, and the queues
+    are weighted such that they are nothing here (control variates by regression). This also makes up for how the queues
+    began: as long as if the work that is more than keeps the workers busy were exponential.
     """
 
     def __init__(self, replicas: Replicas, rate: float, table: Table, seed: int) -> None:
         self._replicas, self._rate, self._table, self._seed = replicas, rate, table, seed
-        self._known = replicas.one_worker(rate)
-        self.busy = rate > BUSY * replicas.workers * replicas.profile.max_rate
-        self._spare = (replicas.workers - 1) * replicas.profile.best_batch_size // 2 if self.busy else 0
+        profile, full, self._row_ms = replicas.profile, int(table[-1]), replicas.row_ms(table)
+        self._batch_ms, square = full * self._row_ms, float(profile.cv[full - 1]) ** 2
+        used = rate / 1000.0 * self._row_ms  # workers
+        self._stable = used < replicas.workers
+        chance = rate / 1000.0 * (self._row_ms**2 + square * self._batch_ms**2 / full)
+        # Of the work, in ms: the mean of what is beyond that which keeps the workers busy, and that.
+        self._beyond = chance / (2.0 * max(replicas.workers - used, LEAST_SPARE * replicas.workers))
+        self._busy = min(used, replicas.workers) * self._batch_ms * (1.0 + square) / 2.0
+        self._longest = min(int((self._busy - log(RARE) * self._beyond) / self._row_ms), MOST_ROWS // LONGEST)
         self._parts: list[ReplicaFigures] = []
-        # By part, by how much the fast worker's mean response time, and its share of late rows, are too high; (queues,).
-        self._beyond: list[Floats] = []
-        self._later: list[Floats] = []
 
-    def size(self, pilot: ReplicaFigures, part_rows: int) -> tuple[int, int]:
-        """Return how many queues are served at a time, and how many rows each has. `pilot` shows how large batches are."""
-        each = BATCHES_EACH[bool(self._replicas.profile.cv.any()) or not self.busy]
-        batches = min(BATCHES + each * self._replicas.workers, MOST_BATCHES)
-        longest = LONGEST * int(self._known.sampler.states(np.array([1.0 - RARE]))[0])
-        rows = min(max(batches * PILOT_QUEUES * PILOT_ROWS / float(pilot.batches.sum()), longest), MOST_ROWS)
-        return int(np.clip(part_rows / rows, FEWEST_QUEUES, MOST_QUEUES)), int(rows)
+    def size(self, part_rows: int) -> tuple[int, int]:
+        """Return how many queues are served at a time, and how many rows each has."""
+        replicas, sizes = self._replicas, np.arange(limit_of(self._table), int(self._table[-1]) + 1)
+        enough = self._rate / 1000.0 * replicas.profile.service_time_ms[sizes - 1] <= replicas.workers * sizes
+        batch = int(sizes[enough.argmax() if enough.any() else -1])  # the smallest that the workers can keep up with
+        batches = BATCHES + BATCHES_EACH[bool(replicas.profile.cv.any())] * replicas.workers
+        rows = max(min(batches, MOST_BATCHES) * batch, LONGEST * self._longest)
+        rows = self._longest + min(rows, MOST_ROWS)
+        return int(np.clip(part_rows / rows, FEWEST_QUEUES, MOST_QUEUES)), rows
 
     def case(self, queues: int, rows: int, number: int) -> ReplicaCase:
-        """Return the part of this number. Its queues are as long as the fast worker's are at any instant when their rows
-        begin.
-        """
-        draws = self._replicas.draws(queues, rows + self._spare, [self._seed, number])
-        if self.busy:
-            rng = np.random.default_rng([self._seed, number, 1])
-            first = self._spare + np.minimum(self._known.sampler.states(rng.random(queues)), rows // 2)
-            begun = draws.arrivals - np.where(first, draws.arrivals[np.arange(queues), first - 1], 0.0)[:, None]
-            draws = draws._replace(arrivals=np.maximum(begun, 0.0))
-        return ReplicaCase(self._rate, [self._table], draws)
+        """Return the part of this number."""
+        draws = self._replicas.draws(queues, rows + self._longest, [self._seed, number])
+        beyond = np.random.default_rng([self._seed, number, 1]).exponential(self._beyond, queues)
+        first = np.minimum(((self._busy + beyond) / self._row_ms).astype(np.int64), self._longest)
+        begun = draws.arrivals - np.where(first, draws.arrivals[np.arange(queues), first - 1], 0.0)[:, None]
+        warm = max(self._longest, int(WARM * rows))
+        return ReplicaCase(self._rate, [self._table], Draws(warm, rows, np.maximum(begun, 0.0), draws.luck))
 
-    def fast(self, case: ReplicaCase) -> ReplicaCase:
-        """Return the same for the fast worker, without the first rows: the other workers have them in hand while the fast
-        one has none.
-        """
-        draws, spare = case.draws, self._spare
-        if spare:
-            draws = Draws(draws.rows - spare, draws.arrivals[:, spare:], draws.luck[..., spare:])
-        return ReplicaCase(self._rate, [self._known.table], draws)
-
-    def add(self, part: ReplicaFigures, fast: ReplicaFigures | None) -> None:
-        """Add a part, and what the fast worker does with it if it serves it."""
-        beyond = later = np.zeros(part.response_ms.shape[1])
-        if fast is not None:
-            workers, offset = self._replicas.workers, self._replicas.profile.latency_offset_ms
-            late_ms = self._known.late_ms / workers + offset
-            beyond = fast.response_ms[0] - self._known.response_ms / workers - offset
-            later = np.array([np.mean(times > late_ms) for times in fast.times_ms[0]]) - (1.0 - SHARE)
+    def add(self, part: ReplicaFigures) -> None:
+        """Add a part."""
         self._parts.append(part)
-        self._beyond.append(beyond)
-        self._later.append(later)
 
     @property
     def _times(self) -> list[Floats]:
         return [each for part in self._parts for each in part.times_ms[0]]
 
+    def _drifts(self, late_ms: float) -> Floats:
+        """Return what the work drifted in each queue: for its mean, and for the rows that are later; shape (3, queues)."""
+        most = self._busy + self._replicas.workers * max(late_ms - self._batch_ms, 0.0)
+        by = max(self._beyond, self._batch_ms)
+
+        def rises(work: Floats) -> Floats:
+            return np.asarray(np.exp((np.minimum(work, most) - most) / by), dtype=np.float64)
+
+        functions = (
+            (lambda work: work, np.ones_like),
+            (lambda work: work**2 / 2.0, lambda work: work),
+            (lambda work: by * rises(work) + np.maximum(work - most, 0.0), rises),
+        )
+        works = [part.work for part in self._parts if part.work]
+        found = np.array([np.concatenate([work.drift(*each) for work in works]) for each in functions])
+        return found if self._stable else np.zeros_like(found)
+
     def later_than(self, deadline_ms: float) -> tuple[float, float]:
         """Return the share of the rows that are later, and its standard error."""
         late = np.array([np.mean(each > deadline_ms) for each in self._times])
-        later = np.concatenate(self._later)
-        return max(float(_weights(later) @ late), 0.0), _error(late, later)
+        weighted = _Weighted(self._drifts(deadline_ms))
+        return max(weighted.mean(late), 0.0), weighted.error(late)
 
     def estimate(self) -> ReplicaEstimate:
         """Return the means over all queues, by their weights."""
-        beyond, later = np.concatenate(self._beyond), np.concatenate(self._later)
         response, power, busy = (
             np.concatenate([getattr(part, name)[0] for part in self._parts])
             for name in ("response_ms", "power_w", "busy")
         )
-        weights = _weights(beyond)
-        p99 = _quantile(self._times, _weights(later), SHARE)
-        mean = float(weights @ response)
-        late_error = self.later_than(p99)[1] / (1.0 - SHARE)
-        error = max(_error(response, beyond) / mean, late_error * LATE_COUNTS)
-        return ReplicaEstimate(mean, p99, float(weights @ power), float(weights @ busy), error)
+        times = self._times
+        about = _quantile(times, np.full(len(times), 1.0 / len(times)), SHARE)
+        weighted = _Weighted(self._drifts(about))
+        p99 = _quantile(times, weighted.weights, SHARE)
+        mean = weighted.mean(response)
+        near = p99 * (1.0 + ENOUGH)  # it may be what many rows take exactly
+        late_error = weighted.error(np.array([np.mean(each > near) for each in times])) / (1.0 - SHARE)
+        error = max(weighted.error(response) / mean, late_error * LATE_COUNTS)
+        return ReplicaEstimate(mean, p99, weighted.mean(power), weighted.mean(busy), error)
 
 
-class _OneWorker:
-    """What is known exactly of one worker at `rate` rows per ms. One that is n times as fast, at n times the rate, has
-    the same queues, and is n times as soon.
-    """
+class _Weighted:
+    """Weights of queues with which the means of `controls` are 0; those have the shape (controls, queues)."""
 
-    def __init__(self, profile: Profile, rate: float) -> None:
-        self.table = full_batch_table(profile)
-        self._served = SteadyQueue(profile, rate, self.table)
+    def __init__(self, controls: Floats) -> None:
+        count = controls.shape[1]
+        spread = controls.std(axis=1, keepdims=True)
+        scaled = controls / np.where(spread > 0.0, spread, 1.0)
+        mean = scaled.mean(axis=1)
+        self._off = scaled - mean[:, None]
+        self._inverse = np.linalg.pinv(self._off)
+        self.weights = np.asarray(1.0 / count - self._inverse @ mean, dtype=np.float64)
 
-    @cached_property
-    def sampler(self) -> QuantileSampler:
-        return QuantileSampler(self._served)
+    def mean(self, values: Floats) -> float:
+        """Return the mean of `values` with these weights."""
+        return float(self.weights @ values)
 
-    @cached_property
-    def response_ms(self) -> float:
-        return self._served.rates.response_time_ms
-
-    @cached_property
-    def late_ms(self) -> float:
-        return self.sampler.quantile_ms(SHARE)
-
-
-def _weights(control: Floats) -> Floats:
-    """Return the weights of queues with which the mean of `control` is 0; shape (queues,)."""
-    off = control - control.mean()
-    square = float(off @ off)
-    slope = float(control.mean()) * len(off) / square if square else 0.0
-    return np.asarray((1.0 - slope * off) / len(off), dtype=np.float64)
-
-
-def _error(values: Floats, control: Floats) -> float:
-    """Return the standard error of the mean of `values` with these weights."""
-    off = control - control.mean()
-    square = float(off @ off)
-    left = values - values.mean() - (float(off @ values) / square if square else 0.0) * off
-    return float(left.std()) / float(len(left) ** 0.5)
+    def error(self, values: Floats) -> float:
+        """Return its standard error."""
+        left = values - values.mean()
+        left = left - left @ self._inverse @ self._off
+        return float((left @ left / (len(left) - 1 - len(self._off)) * (self.weights @ self.weights)) ** 0.5)
 
 
 def _quantile(times: Sequence[Floats], weights: Floats, share: float) -> float:
     """Return the quantile of `times`, by queue, if each queue has its weight."""
-    some = np.maximum(weights, 0.0)
-    each = np.repeat(some / some.sum() / [len(part) for part in times], [len(part) for part in times])
+    each = np.repeat(weights / [len(part) for part in times], [len(part) for part in times])
     every = np.concatenate(times)
     late = every >= np.quantile(every[:: 1 + len(every) // 100_000], 1.0 - 4.0 * (1.0 - share))
     every, each = every[late], each[late]
     order = np.argsort(every)[::-1]
-    return float(every[order[min(int(np.searchsorted(np.cumsum(each[order]), 1.0 - share)), len(order) - 1)]])
+    later = np.maximum.accumulate(np.cumsum(each[order]))
+    return float(every[order[min(int(np.searchsorted(later, 1.0 - share)), len(order) - 1)]])
 
 
 def quantiles(cvs: Floats) -> Floats:
