@@ -306,6 +306,9 @@ class SloSearch:
     def _find_slack(self) -> None:
         """Find nearly the smallest slack with which admitted rows are in time although no row waits on purpose."""
         given, trials = self.objective, self.trials(10_000)
+        if not self.profile.cv.any():  # then none is needed: see policy/online/admission.py
+            self._take(given._replace(slack=given.margin))
+            return
         unit, low = max(self._spread, LEAST_SPREAD * given.deadline), 0.0
 
         def good(units: float) -> bool:

@@ -10,7 +10,7 @@ Rows that join a batch behind its first one never delay those before them. So wh
 admitted row is in time for any arrivals. Where they vary, the objective's slack covers that.
 """
 
-from bisect import bisect, bisect_right
+from bisect import bisect_right
 from heapq import heapreplace
 from math import inf
 from typing import NamedTuple
@@ -91,12 +91,35 @@ class AdmissionPlan:
         self.next = self._spaced = now + gate.spacing if rows else now
         if not rows:  # a batch of any size will be dispatched in time
             self._add(oldest, len(times) - 1)
-        while self.bound < waiting - rows:
-            first = _arrival(known, self.bound + rows)
-            if fitting := self._fitting(first):
-                self._add(first, fitting)
-            else:
-                self._give_up(first, waiting - rows)
+        self._plan_known(known, rows, waiting - rows)
+
+    def _plan_known(self, known: list[tuple[int, float]], before: int, waiting: int) -> None:
+        """Plan batches for `waiting` rows, the first of which is at the place `before` of those in `known`.
+
+        This is the work of every dispatch, so `_fitting` and `_add` are written out.
+        """
+        (times, within, _, _, spacing), planned, firsts = self._gate, self._planned, self._firsts
+        bound, spaced, at = self.bound, self._spaced, 0
+        end = len(known) - 1
+        while bound < waiting:
+            place = bound + before
+            while at < end and known[at + 1][0] <= place:
+                at += 1
+            (low, first), (high, following) = known[at], known[min(at + 1, end)]
+            first += (
+                (following - first) * (place - low) / max(high - low, 1)
+            )  # at even gaps between those that are known
+            start = max(planned[0], spaced)
+            fitting = bisect_right(times, within - (start - first) + ROUNDING) - 1
+            if fitting <= 0:
+                self._give_up(first, bound, waiting)
+                bound = waiting
+                break
+            firsts.append((bound, first))
+            bound += fitting
+            heapreplace(planned, start + times[fitting])
+            spaced = start + spacing
+        self.bound, self._spaced = bound, spaced
 
     def full(self, now: float) -> int:
         """Return `bound` as of `now` (seconds): an arrival has found that many rows waiting."""
@@ -132,22 +155,13 @@ class AdmissionPlan:
         heapreplace(self._planned, start + self._gate.times[rows])
         self._spaced = start + self._gate.spacing
 
-    def _give_up(self, first: float, waiting: int) -> None:
-        """Plan full batches for the rows from the next one, which arrived at `first`, on: they are late anyway."""
+    def _give_up(self, first: float, place: int, waiting: int) -> None:
+        """Plan full batches for the rows from `place` on, the first of which arrived at `first`: they are late anyway."""
         times = self._gate.times
-        batches = -(-(waiting - self.bound) // (len(times) - 1))
+        batches = -(-(waiting - place) // (len(times) - 1))
         rounds = -(-batches // len(self._planned))
         self._planned = [end + rounds * times[-1] for end in self._planned]
-        self._firsts.append((self.bound, first))
-        self.bound = waiting
-
-
-def _arrival(known: list[tuple[int, float]], place: int) -> float:
-    """Return when the row at `place` arrived, in seconds: at even gaps between those that are known."""
-    after = bisect(known, (place, inf))
-    low, first = known[after - 1]
-    high, last = known[min(after, len(known) - 1)]
-    return first + (last - first) * (place - low) / max(high - low, 1)
+        self._firsts.append((place, first))
 
 
 class Admission(NamedTuple):
