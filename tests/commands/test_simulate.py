@@ -72,6 +72,7 @@ def test_policies_are_compared_by_what_a_promise_takes(
     profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(banks, "PROMISE_LOADS", (0.3, 0.5, 0.8))
+    monkeypatch.setattr(banks, "PROMISE_REQUESTS", 8_000)
     it = ["--latency-objective", "p99=15ms", "--arrivals", "poisson:0.5", "--requests", 10_000, "--json", "-"]
     assert weir(monkeypatch, "simulate", profile, "--policy", "smdp,greedy", *it) == 0
     document = json.loads(capsys.readouterr().out)

@@ -4,7 +4,7 @@
   file name, it is written to that file instead (and so is a `toml` block): models to serve, programs to start.
 - A `console` block is what a terminal shows: each line after "$ " is run, and what it prints must be what follows; "..."
   stands for anything. `weir serve` or `weir embed serve` that shows nothing runs in the background, on a free port that takes the place of 8000 from then on, until
-  the page ends or serves again. What ends by itself (HERE), or is refused before it starts, is run in this process: to start Python and
+  the page ends or serves again. One `weir embed serve` without options is asked by all pages that show it: to load its model takes seconds. What ends by itself (HERE), or is refused before it starts, is run in this process: to start Python and
   load numpy, scipy and matplotlib takes longer.
 - `sh` and all other blocks are only shown; so is a block after a line `<!-- not run: REASON -->`, and one after `<!-- with ray: REASON -->` where Ray is not
   installed.
@@ -71,9 +71,29 @@ def read_blocks(page: Path) -> list[Block]:
     ]  # fmt: skip
 
 
-def do(page: Path, folder: Path) -> None:
-    """Do what `page` shows, with `folder` as the working directory."""
-    with contextlib.chdir(folder), _on_path(folder), contextlib.closing(_Terminal(folder)) as terminal:
+class Server(NamedTuple):
+    """A running server, and its port."""
+
+    process: Forked
+    port: str
+
+    def end(self) -> None:
+        """End it, as a person does with Ctrl-C; it must say that all went well."""
+        self.process.send_signal(signal.SIGINT)
+        assert self.process.stderr is not None
+        last = self.process.stderr.read()
+        self.process.stderr.close()
+        assert self.process.wait() == 0, last
+
+
+# The commands whose server may go on when a page ends, since pages only ask it for what depends on nothing before.
+SHARED = ("weir embed serve",)
+
+
+def do(page: Path, folder: Path, shared: dict[str, Server]) -> None:
+    """Do what `page` shows, with `folder` as the working directory. `shared` has the servers of SHARED that pages have started, for the
+    caller to end."""
+    with contextlib.chdir(folder), _on_path(folder), contextlib.closing(_Terminal(folder, shared)) as terminal:
         namespace: dict[str, Any] = {"__name__": "__main__"}
         for block in read_blocks(page):
             if block.shown_only:
@@ -124,16 +144,17 @@ def run_python(block: Block, page: Path, namespace: dict[str, Any]) -> None:
 
 def ask(block: Block, url: str, folder: Path) -> None:
     """Run the commands of a `console` block against the server at `url`."""
-    with contextlib.closing(_Terminal(folder, port=url.rpartition(":")[2])) as terminal:
+    with contextlib.closing(_Terminal(folder, {}, port=url.rpartition(":")[2])) as terminal:
         terminal.do(block.text)
 
 
 class _Terminal:
     """Runs the commands of `console` blocks."""
 
-    def __init__(self, folder: Path, port: str = "8000") -> None:
+    def __init__(self, folder: Path, shared: dict[str, Server], port: str = "8000") -> None:
         self._folder = folder
-        self._server: Forked | None = None
+        self._shared = shared
+        self._own: Server | None = None
         self._port = port
         self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(PATH), "COLUMNS": "100", "NO_COLOR": "1"}
         # To measure a model takes seconds, and what is kept of it belongs to no page.
@@ -150,33 +171,38 @@ class _Terminal:
                 self._run(command, expected)
 
     def close(self) -> None:
-        """End the server, as a person does with Ctrl-C; it must say that all went well."""
-        if self._server is not None:
-            self._server.send_signal(signal.SIGINT)
-            assert self._server.stderr is not None
-            last = self._server.stderr.read()
-            self._server.stderr.close()
-            code, self._server = self._server.wait(), None
-            assert code == 0, last
+        """End the server that the page has started for itself."""
+        if self._own is not None:
+            server, self._own = self._own, None
+            server.end()
 
     def _serve(self, command: str) -> None:
         self.close()
+        server = self._shared.get(command) or self._start(command)
+        self._port = server.port
+        if command in SHARED:
+            self._shared[command] = server
+        else:
+            self._own = server
+
+    def _start(self, command: str) -> Server:
         words = [*shlex.split(command)[1:], "--log-format", "json", "--log-level", "info"]
         if "--uds" not in words:
             words += ["--port", "0"]
         environment = {name: value for name, value in self._environment.items() if name != "PYTHONPATH"}
-        self._server = Forked(words, environment, self._folder, stdout=subprocess.DEVNULL, path=PATH)
-        self._wait_until_ready(self._server)
+        process = Forked(words, environment, self._folder, stdout=subprocess.DEVNULL, path=PATH)
+        return Server(process, self._port_when_ready(process))
 
-    def _wait_until_ready(self, server: Forked) -> None:
+    def _port_when_ready(self, server: Forked) -> str:
         said = []
+        port = self._port
         for line in server.stderr or ():
             said.append(line)
             event = json.loads(line) if line.startswith("{") else {}
             if event.get("event") == "listening":
-                self._port = (re.findall(r":(\d+)", event["address"]) or [self._port])[0]
+                port = (re.findall(r":(\d+)", event["address"]) or [port])[0]
             if event.get("event") == "ready":
-                return
+                return port
         raise AssertionError("weir serve did not become ready:\n" + "".join(said))
 
     def _run(self, command: str, expected: str) -> None:

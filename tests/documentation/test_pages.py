@@ -1,15 +1,25 @@
 """Every page does what it shows."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.documentation.pages import ROOT, Block, all_pages, do, matches, read_blocks, run_python
+from tests.documentation.pages import ROOT, Block, Server, all_pages, do, matches, read_blocks, run_python
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[dict[str, Server]]:
+    """The servers that several pages ask."""
+    servers: dict[str, Server] = {}
+    yield servers
+    for server in servers.values():
+        server.end()
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("page", all_pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_page_does_what_it_shows(page: Path, tmp_path: Path) -> None:
-    do(page, tmp_path)
+def test_page_does_what_it_shows(page: Path, tmp_path: Path, shared: dict[str, Server]) -> None:
+    do(page, tmp_path, shared)
 
 
 def test_reads_blocks_with_their_line_and_language(tmp_path: Path) -> None:
@@ -35,7 +45,7 @@ def test_a_page_that_shows_something_else_fails(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```console\n$ echo 1\n2\n```\n")
     with pytest.raises(AssertionError, match="printed:\n1\n"):
-        do(page, tmp_path)
+        do(page, tmp_path, {})
 
 
 @pytest.mark.parametrize(

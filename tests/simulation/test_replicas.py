@@ -114,7 +114,10 @@ def test_long_queues_are_predicted_where_service_times_vary_much(
     ("profile", "workers", "load", "prices"),
     [(FLAT, 8, 0.45, Prices(1.0, 0.0)), (FLAT, 4, 0.7, Prices(1.0, 0.0)), (P4, 2, 0.4, Prices(1.0, 1.0))],
 )
-def test_the_common_limit_is_the_best_of_all(profile: Profile, workers: int, load: float, prices: Prices) -> None:
+def test_the_common_limit_is_the_best_of_all(
+    profile: Profile, workers: int, load: float, prices: Prices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weir.simulation.banks.MULTI_WORKER_LOADS", (0.3, 0.4, 0.5, 0.6, 0.7, 0.8))
     rate = load * workers * profile.max_rate
 
     def cost(limit: int) -> float:

@@ -99,6 +99,7 @@ def test_with_the_most_in_time_as_objective_that_is_what_policies_are_compared_b
 
 def test_refusing_more_than_it_takes_keeps_no_promise_best(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(banks, "PROMISE_REQUESTS", 8_000)
+    monkeypatch.setattr(banks, "PROMISE_LOADS", (0.3, 0.6, 0.8, 0.9, 0.94, 0.97))
     refusing = SolvedPolicy(make_bank(GOOGLENET_P4.up_to(8), objective=LatencySLO.parse("p99=8ms")))
     policies: dict[str, str | Policy] = {"smdp": "smdp", "strict": cast(Policy, refusing), "greedy": "greedy"}
     compared = simulate(GOOGLENET_P4.up_to(8), policies, "poisson:0.93", requests=8_000, latency_objective="p99=40ms")

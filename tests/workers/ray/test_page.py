@@ -14,7 +14,7 @@ pytestmark = pytest.mark.ray
 
 def test_the_page_does_what_it_shows(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", nodes.address)
-    do(ROOT / "docs/how-to/scale-out.md", tmp_path)
+    do(ROOT / "docs/how-to/scale-out.md", tmp_path, {})
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["a Ray of its own", "the nodes"])
