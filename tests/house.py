@@ -12,7 +12,7 @@ import io
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "weir"
@@ -31,13 +31,14 @@ LAYOUT = {
 @dataclass(frozen=True)
 class Module:
     """One file: its dotted `name`, its number of code `lines`, what it `imports` at module level, what it `knows` as it is imported anywhere in
-    the file, and its `classes`."""
+    the file, its `classes`, and how many `parameters` its functions have, without self and cls."""
 
     name: str
     lines: int
     imports: frozenset[str]
     knows: frozenset[str]
     classes: tuple[str, ...]
+    parameters: dict[str, int] = field(default_factory=dict, hash=False)
 
     @property
     def room(self) -> str:
@@ -88,6 +89,20 @@ def _imported(nodes: Iterable[ast.AST], package: str) -> frozenset[str]:
     return frozenset(found)
 
 
+def _parameters(node: ast.AST, name: str) -> Iterator[tuple[str, int]]:
+    """Yield the full name of each function in `node`, which is `name`, and the number of its parameters."""
+    for inner in ast.iter_child_nodes(node):
+        if not isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from _parameters(inner, name)
+            continue
+        own = f"{name}.{inner.name}"
+        if not isinstance(inner, ast.ClassDef):
+            given = inner.args
+            names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+            yield own, len([each for each in names if each not in ("self", "cls")])
+        yield from _parameters(inner, own)
+
+
 def read_modules(source: Path = SOURCE) -> list[Module]:
     """Return the modules under `source`, a package's folder, by name."""
     modules = []
@@ -100,7 +115,8 @@ def read_modules(source: Path = SOURCE) -> list[Module]:
         package = name if dotted != name else name.rpartition(".")[0]
         classes = tuple(node.name for node in tree.body if isinstance(node, ast.ClassDef))
         imports, knows = _imported(_at_module_level(tree), package), _imported(nodes, package)
-        modules.append(Module(name, code_lines(text, nodes), imports, knows, classes))
+        parameters = dict(_parameters(tree, name))
+        modules.append(Module(name, code_lines(text, nodes), imports, knows, classes, parameters))
     return modules
 
 

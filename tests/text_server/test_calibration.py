@@ -26,6 +26,7 @@ from weir.text_server.calibration import (
     Budget,
     MeasuringRounds,
     Size,
+    TextsToMeasure,
     Timed,
     budget_for,
     choose,
@@ -33,7 +34,7 @@ from weir.text_server.calibration import (
 
 
 def budget(
-    folder: Path, noise: Callable[[], float] = lambda: 1.0, **more: Any
+    folder: Path, noise: Callable[[], float] = lambda: 1.0, max_length: int = 256, **more: Any
 ) -> tuple[Budget, list[tuple[float, str]]]:
     """Ask for a budget in virtual time; return it, and the progress that was shown.
 
@@ -49,14 +50,13 @@ def budget(
         return Summing().predict(batch)
 
     options: dict[str, Any] = {
-        "params": {},
         "safe_tokens": 512,
         "identity": {"model": "a"},
-        "max_length": 256,
         "folder": folder,
     } | more
     options |= {"executor": FakeExecutor(answer), "clock": clock}
-    found = asyncio.run(budget_for(Summing, progress=lambda *each: shown.append(each), **options))
+    texts = TextsToMeasure(max_length)
+    found = asyncio.run(budget_for(Summing, {}, texts, progress=lambda *each: shown.append(each), **options))
     return found, shown
 
 
@@ -114,9 +114,9 @@ class Busy:
 
     def budget(self, folder: Path, **more: Any) -> Budget:
         """Return the budget that is measured."""
-        options: dict[str, Any] = {"params": {}, "safe_tokens": 512, "identity": {}, "max_length": 256} | more
+        options: dict[str, Any] = {"safe_tokens": 512, "identity": {}} | more
         options |= {"folder": folder, "executor": self.executor, "clock": self.clock}
-        return asyncio.run(budget_for(Summing, **options))
+        return asyncio.run(budget_for(Summing, {}, TextsToMeasure(256), **options))
 
 
 def test_busy_processes_beside_one_thread_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from tests.text_models.graph.test_heads import modules
 from weir.errors import SettingsError
 from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
 from weir.text_models.pooling import Pooling
-from weir.text_models.recipe import chosen_recipe
+from weir.text_models.recipe import RecipeOptions, chosen_recipe
 from weir.text_server.settings import TextSettings
 from weir.text_server.text_model import described
 
@@ -31,7 +31,7 @@ def decoder(directory: Path, name: str = "Qwen3ForCausalLM", **more: Any) -> Pat
 
 def said(checkpoint: Checkpoint, **settings: Any) -> tuple[Pooling, tuple[int, ...], str]:
     text = TextSettings(**settings)
-    recipe = chosen_recipe(checkpoint, pooling=text.pooling, layers=text.layers or None, bare_layer=text.bare_layer)
+    recipe = chosen_recipe(checkpoint, RecipeOptions(text.pooling, text.layers, bare_layer=text.bare_layer))
     return recipe.pooling, recipe.layers, described(checkpoint, recipe, text)
 
 

@@ -8,7 +8,7 @@ import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from opentelemetry import propagate
 from opentelemetry import trace as api
@@ -167,12 +167,12 @@ class Tracing(SilentObserver):
         """
         trace.has_span = True
         if trace.sampled:
-            self._whole(name, trace, start, now, self._epoch_ns(now), attributes, error, inside=inside)
+            self._whole(name, trace, self._interval(start, now), attributes, error, inside=inside)
 
     def step(self, name: str, trace: Trace, start: float, now: float, *, attributes: dict[str, Any]) -> None:
         """Make a span `name` as a child of the one that `trace` stands for, from `start` to `now` (seconds)."""
         if trace.sampled:
-            self._child(name, _context_of(trace), start, now, self._epoch_ns(now), attributes=attributes)
+            self._child(name, _context_of(trace), self._interval(start, now), attributes=attributes)
 
     # Spans.
 
@@ -185,21 +185,26 @@ class Tracing(SilentObserver):
         }
         links = [Link(context) for context in trace.batches]
         inside = request.frontend == "python"
-        epoch_ns = self._epoch_ns(now)
-        own = self._whole(
-            f"infer {model}", trace, request.arrival, now, epoch_ns, attributes, error, inside=inside, links=links
-        )
+        whole = self._interval(request.arrival, now)
+        own = self._whole(f"infer {model}", trace, whole, attributes, error, inside=inside, links=links)
         left = now if trace.dispatched is None else trace.dispatched
-        self._child("queue", own, request.arrival, left, epoch_ns)
+        self._child("queue", own, whole._replace(end=left))
         if trace.dispatched is not None:
-            self._child("compute", own, left, now, epoch_ns, links=links)
+            self._child("compute", own, whole._replace(start=left), links=links)
         if isinstance(error, ModelError):
             logger.warning("request failed", extra={"model": model, "error": error.message, "trace_id": trace.name})
 
     def _whole(
-        self, name: str, trace: Trace, start: float, end: float, epoch_ns: int, attributes: dict[str, Any],
-        error: WeirError | None, *, inside: bool, links: Sequence[Link] = (),
-    ) -> SpanContext:  # fmt: skip
+        self,
+        name: str,
+        trace: Trace,
+        interval: "_Interval",
+        attributes: dict[str, Any],
+        error: WeirError | None,
+        *,
+        inside: bool,
+        links: Sequence[Link] = (),
+    ) -> SpanContext:
         """Make the span that `trace` stands for, and return its context."""
         trace.has_span = True
         own = _context_of(trace)
@@ -207,9 +212,7 @@ class Tracing(SilentObserver):
         if error is not None:
             attributes = {**attributes, "error.type": type(error).__name__}
         kind = SpanKind.INTERNAL if inside else SpanKind.SERVER
-        self._end(
-            name, own, parent, kind, start, end, epoch_ns, attributes=attributes, links=links, status=_status(error)
-        )
+        self._end(name, own, parent, kind, interval, attributes=attributes, links=links, status=_status(error))
         return own
 
     def _batch(
@@ -233,26 +236,40 @@ class Tracing(SilentObserver):
             **steps,
         }
         links = [Link(_context_of(trace)) for trace in traces[:_MOST_LINKS]]
-        span = (f"batch {model}", context, None, SpanKind.INTERNAL, dispatch.at, now, self._epoch_ns(now))
+        span = (f"batch {model}", context, None, SpanKind.INTERNAL, self._interval(dispatch.at, now))
         self._end(*span, attributes=attributes, links=links, status=status)
 
-    def _child(self, name: str, parent: SpanContext, start: float, end: float, epoch_ns: int, **more: Any) -> None:
+    def _child(self, name: str, parent: SpanContext, interval: "_Interval", **more: Any) -> None:
         context = _context(parent.trace_id, self._new_id(64), parent.trace_state)
-        self._end(name, context, parent, SpanKind.INTERNAL, start, end, epoch_ns, **more)
+        self._end(name, context, parent, SpanKind.INTERNAL, interval, **more)
 
-    def _epoch_ns(self, now: float) -> int:
-        """Return the time of day, in nanoseconds since 1970, at which the service's clock was 0."""
-        return time.time_ns() - round(1e9 * now)
+    def _interval(self, start: float, now: float) -> "_Interval":
+        """Return the interval from `start` to `now` (seconds of the service's clock)."""
+        return _Interval(start, now, time.time_ns() - round(1e9 * now))
 
     def _end(
-        self, name: str, context: SpanContext, parent: SpanContext | None, kind: SpanKind, start: float, end: float,
-        epoch_ns: int, **more: Any,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        context: SpanContext,
+        parent: SpanContext | None,
+        kind: SpanKind,
+        interval: "_Interval",
+        **more: Any,
+    ) -> None:
+        start, end = (interval.epoch_ns + round(1e9 * each) for each in (interval.start, interval.end))
         span = ReadableSpan(
             name, context, parent, self._resource, kind=kind, instrumentation_scope=_SCOPE,
-            start_time=epoch_ns + round(1e9 * start), end_time=epoch_ns + round(1e9 * end), **more,
+            start_time=start, end_time=end, **more,
         )  # fmt: skip
         self._processor.on_end(span)
+
+
+class _Interval(NamedTuple):
+    """Of a span: its start and end by the service's clock (seconds), and the time of day at which that clock was 0 (nanoseconds since 1970)."""
+
+    start: float
+    end: float
+    epoch_ns: int
 
 
 def make_tracing(endpoint: str, ratio: float | None, service_name: str) -> Tracing:

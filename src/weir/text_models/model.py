@@ -17,7 +17,7 @@ from weir.model import Measure, Model
 from weir.text_models.late_interaction import QUERY, LateInteraction, maxsim
 from weir.text_models.packing import written_numbers
 from weir.text_models.pooling import OF_SPECIAL_TOKENS, OF_TOKENS, WITH_CLASSIFIER, Pooling
-from weir.text_models.recipe import chosen_recipe
+from weir.text_models.recipe import RecipeOptions, chosen_recipe
 from weir.text_models.runtime import check_devices, device_of, may_use_gpu, open_runtime
 from weir.text_models.runtime.contract import CPU, RuntimeOptions
 from weir.text_models.runtime.widths import Widths, widened
@@ -92,10 +92,9 @@ class TextEncoder(Model):
     ) -> None:  # fmt: skip
         check_devices(devices)
         self.directory = Path(directory)
-        self.recipe_options: dict[str, Any] = {
-            "pooling": pooling, "layers": layers, "mask_special": mask_special, "positions": positions,
-            "normalize": normalize, "dimensions": dimensions, "precision": precision, "window": window, "bare_layer": bare_layer,
-        }  # fmt: skip
+        self.recipe_options = RecipeOptions(
+            pooling, layers, mask_special, positions, normalize, dimensions, precision, window, bare_layer
+        )
         self.runtime_options = RuntimeOptions(
             runtime,
             threads=threads,
@@ -143,7 +142,7 @@ class TextEncoder(Model):
             dtype=self.dtype,
             router=self.router,
         )
-        self._recipe = chosen_recipe(checkpoint, **self.recipe_options)
+        self._recipe = chosen_recipe(checkpoint, self.recipe_options)
         self._hides_special = self.hide_special and not set(self._recipe.poolings) & set(OF_SPECIAL_TOKENS)
         self._max_length = min(self.max_length or checkpoint.max_length, checkpoint.architecture.max_length)
         self._pad_id = checkpoint.architecture.pad_id

@@ -6,7 +6,7 @@ neither onnx nor torch.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from weir.errors import SettingsError
 from weir.text_models.pooling import (
@@ -28,38 +28,53 @@ if TYPE_CHECKING:
     from weir.text_models.checkpoint.reading import Checkpoint
 
 
-def chosen_recipe(
-    checkpoint: "Checkpoint", *, pooling: str | None = None, layers: Sequence[int] | None = None,
-    mask_special: bool = False, positions: bool = True, normalize: bool | None = None, dimensions: int | None = None,
-    precision: str = "fp32", window: int | None = None, bare_layer: int = -1,
-) -> Recipe:  # fmt: skip
-    """Return the recipe for `checkpoint` with these options, see Recipe. For an option that is None the model's files decide; if they state no pooling,
-    it is what sentence-transformers pools, or for a model that was trained with a head of its own what the head makes. `bare_layer` is the layer that
-    is then pooled, if the model has as many.
+class RecipeOptions(NamedTuple):
+    """What users say of a recipe, see Recipe. Where an option is None the model's files decide; if they state no pooling, it is what
+    sentence-transformers pools, or for a model that was trained with a head of its own what the head makes. `bare_layer` is the layer that is then
+    pooled, if the model has as many.
+    """
+
+    pooling: str | None = None
+    layers: Sequence[int] | None = None
+    mask_special: bool = False
+    positions: bool = True
+    normalize: bool | None = None
+    dimensions: int | None = None
+    precision: str = "fp32"
+    window: int | None = None
+    bare_layer: int = -1
+
+
+NO_RECIPE_OPTIONS = RecipeOptions()
+
+
+def chosen_recipe(checkpoint: "Checkpoint", options: RecipeOptions = NO_RECIPE_OPTIONS) -> Recipe:
+    """Return the recipe for `checkpoint` with these options.
 
     Raises SettingsError for a name that does not exist. `dimensions_of` checks whether the model can do what the recipe states.
     """
     try:
-        numeric = Precision(precision)
+        numeric = Precision(options.precision)
     except ValueError:
         known = ", ".join(each.value for each in Precision)
-        raise SettingsError(f"precision={precision!r}: must be one of {known}") from None
+        raise SettingsError(f"precision={options.precision!r}: must be one of {known}") from None
     stated = checkpoint.poolings or (checkpoint.pooling_of_head or checkpoint.pooling_of_others,)
-    own_layer = -1 if checkpoint.poolings else max(bare_layer, -checkpoint.architecture.layers)
-    chosen, *joined = stated if pooling is None else poolings_named(pooling)
+    own_layer = -1 if checkpoint.poolings else max(options.bare_layer, -checkpoint.architecture.layers)
+    chosen, *joined = stated if options.pooling is None else poolings_named(options.pooling)
+    normalized = checkpoint.normalize and chosen not in NEVER_NORMALIZED
     recipe = Recipe(
         chosen,
-        tuple(layers or (own_layer,)),
-        mask_special,
-        positions,
-        checkpoint.normalize and chosen not in NEVER_NORMALIZED if normalize is None else normalize,
-        dimensions,
+        tuple(options.layers or (own_layer,)),
+        options.mask_special,
+        options.positions,
+        normalized if options.normalize is None else options.normalize,
+        options.dimensions,
         numeric,
         tuple(joined),
-        window or WINDOW,
+        options.window or WINDOW,
     )
     recipe = replace(recipe, further=further_poolings(checkpoint, recipe))
-    return _with_stated_dimensions(checkpoint, recipe) if dimensions is None else recipe
+    return _with_stated_dimensions(checkpoint, recipe) if options.dimensions is None else recipe
 
 
 def further_poolings(checkpoint: "Checkpoint", recipe: Recipe) -> tuple[Pooling, ...]:

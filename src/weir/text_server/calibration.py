@@ -268,11 +268,26 @@ class _BatchTimer(SilentObserver):
         self.seconds = dispatch.seconds
 
 
+class TextsToMeasure(NamedTuple):
+    """The texts of which batches are measured: of up to `max_length` tokens, or all of as many if `fixed`; token ids are below `vocabulary`."""
+
+    max_length: int
+    fixed: bool = False
+    vocabulary: int = 100
+
+
 async def budget_for(
-    model: type[Model], params: Mapping[str, Any], *, identity: Mapping[str, Any], max_length: int, folder: Path,
-    safe_tokens: int, fixed: bool = False, vocabulary: int = 100, in_one_thread: bool = False, progress: Progress = no_progress,
+    model: type[Model],
+    params: Mapping[str, Any],
+    texts: TextsToMeasure,
+    *,
+    identity: Mapping[str, Any],
+    folder: Path,
+    safe_tokens: int,
+    in_one_thread: bool = False,
+    progress: Progress = no_progress,
     **settings: Any,
-) -> Budget:  # fmt: skip
+) -> Budget:
     """Return the best limits of a batch for `model` on this machine: the result kept in `folder`, or else measured now and kept.
 
     If other work on the machine disturbed the measurement, a cautious budget of `safe_tokens` is returned and nothing is kept. If `folder` cannot be
@@ -281,13 +296,11 @@ async def budget_for(
     Args:
         model: the class of the model.
         params: its parameters. They must make it run each batch at once.
+        texts: what is measured.
         identity: what is measured, as JSON: the hash of the model's content, the recipe, the runtime and so on. Together with the hardware it is the
             key of the result.
-        max_length: the most tokens of a text.
         folder: where results are kept.
         safe_tokens: the budget, in tokens, after a disturbed measurement.
-        fixed: all texts have `max_length` tokens.
-        vocabulary: token ids are below this.
         in_one_thread: the main thread of a worker computes all of a batch.
         progress: called with the progress.
         settings: settings of the worker, see Service.
@@ -300,11 +313,11 @@ async def budget_for(
         with suppress(OSError):  # the file may belong to another user
             os.utime(kept)
         return budget
-    lengths = [] if fixed else [length for length in LENGTHS if length <= max_length]
-    sizes = lengths or [max_length]
+    lengths = [] if texts.fixed else [length for length in LENGTHS if length <= texts.max_length]
+    sizes = lengths or [texts.max_length]
     progress(0.0, "starting a worker")  # the worker also builds the graph if there is none
-    rounds = MeasuringRounds(sizes, mixed=not fixed)
-    undisturbed = await _measure(model, params, rounds, sizes[-1], vocabulary, in_one_thread, progress, settings)
+    rounds = MeasuringRounds(sizes, mixed=not texts.fixed)
+    undisturbed = await _measure(model, params, rounds, sizes[-1], texts.vocabulary, in_one_thread, progress, settings)
     if not (undisturbed and rounds.is_reliable):
         logger.warning(
             "other work on the machine disturbed the measurement of batches: they have %s tokens, and the next start measures again",

@@ -20,10 +20,10 @@ from weir.text_models.model import RUN_TOKENS_CPU, RUN_TOKENS_GPU, TextEncoder, 
 from weir.text_models.packing import read_ranges
 from weir.text_models.pooling import OF_TOKENS, WITH_CLASSIFIER, WITH_HEAD, Pooling, Precision, Recipe
 from weir.text_models.prompts import server_prompt
-from weir.text_models.recipe import chosen_recipe, dimensions_of
+from weir.text_models.recipe import RecipeOptions, chosen_recipe, dimensions_of
 from weir.text_models.runtime import may_use_gpu
 from weir.text_models.texts import TextOutput, TokenizerOptions
-from weir.text_server.calibration import MAX_TOKENS, Budget, Progress, budget_for
+from weir.text_server.calibration import MAX_TOKENS, Budget, Progress, TextsToMeasure, budget_for
 from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.metrics import RunShapes
 from weir.text_server.protocols.kserve import TextInference
@@ -290,11 +290,18 @@ class ServedTextModel:
                 f"{spec.name}: max_length={text.max_length}: the model reads at most {checkpoint.architecture.max_length} tokens"
             )
         self.name = spec.name
-        self.recipe = chosen_recipe(
-            checkpoint, pooling=text.pooling, layers=text.layers or None, mask_special=text.mask_special,
-            positions=text.positions, normalize=text.normalize, dimensions=text.dimensions,
-            precision=spec.computing.precision, window=text.window, bare_layer=text.bare_layer,
-        )  # fmt: skip
+        options = RecipeOptions(
+            text.pooling,
+            text.layers,
+            text.mask_special,
+            text.positions,
+            text.normalize,
+            text.dimensions,
+            computing.precision,
+            text.window,
+            text.bare_layer,
+        )
+        self.recipe = chosen_recipe(checkpoint, options)
         logger.info("%s: %s", spec.name, described(checkpoint, self.recipe, text))
         if checkpoint.heads.pickled:
             logger.info(
@@ -373,11 +380,18 @@ class ServedTextModel:
             return None
         params = spec.params(MAX_TOKENS)
         settings = {key: spec.settings[key] for key in _WORKER_SETTINGS if key in spec.settings}
+        texts = TextsToMeasure(self.max_length, spec.text.fixed_length, self._checkpoint.architecture.vocab_size)
         return await budget_for(
-            TextEncoder, params, identity=self._identity(), max_length=self.max_length,
-            safe_tokens=self._run_tokens, fixed=spec.text.fixed_length, folder=self.cache / "budgets",
-            vocabulary=self._checkpoint.architecture.vocab_size, in_one_thread=spec.computes_in_one_thread, progress=progress, **settings,
-        )  # fmt: skip
+            TextEncoder,
+            params,
+            texts,
+            identity=self._identity(),
+            folder=self.cache / "budgets",
+            safe_tokens=self._run_tokens,
+            in_one_thread=spec.computes_in_one_thread,
+            progress=progress,
+            **settings,
+        )
 
     def _identity(self) -> dict[str, Any]:
         """Return what decides the speed of the model, as JSON: its parameters except those that do not affect speed, its content and executor."""

@@ -11,7 +11,7 @@ from weir.errors import SettingsError
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.model import TextEncoder
 from weir.text_models.pooling import Pooling
-from weir.text_models.recipe import chosen_recipe
+from weir.text_models.recipe import RecipeOptions, chosen_recipe
 from weir.text_models.texts import TokenizerOptions
 
 TODAY = {
@@ -153,10 +153,12 @@ def test_vectors_are_as_long_as_the_files_say(tmp_path: Path) -> None:
     change(tmp_path / "config_sentence_transformers.json", truncate_dim=16)
     checkpoint = read_checkpoint(tmp_path)
     assert chosen_recipe(checkpoint).dimensions == 16
-    assert chosen_recipe(checkpoint, pooling="REDUCE_MEAN", layers=[-1]).dimensions == 16
-    assert chosen_recipe(checkpoint, dimensions=20).dimensions == 20  # the user's word counts
-    assert chosen_recipe(checkpoint, pooling="cls").dimensions is None  # a vector that the files say nothing of
-    assert chosen_recipe(checkpoint, layers=[-1, -2]).dimensions is None
+    assert chosen_recipe(checkpoint, RecipeOptions(pooling="REDUCE_MEAN", layers=[-1])).dimensions == 16
+    assert chosen_recipe(checkpoint, RecipeOptions(dimensions=20)).dimensions == 20  # the user's word counts
+    assert (
+        chosen_recipe(checkpoint, RecipeOptions(pooling="cls")).dimensions is None
+    )  # a vector that the files say nothing of
+    assert chosen_recipe(checkpoint, RecipeOptions(layers=[-1, -2])).dimensions is None
     change(tmp_path / "config_sentence_transformers.json", truncate_dim=1000)
     assert chosen_recipe(read_checkpoint(tmp_path)).dimensions == 32
     change(tmp_path / "config_sentence_transformers.json", truncate_dim=0)
