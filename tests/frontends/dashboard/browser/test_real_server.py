@@ -233,6 +233,7 @@ def test_models_on_demand_are_shown_with_their_memory(browser: "Chrome", page: P
             assert client.post(f"/infer/{name}", json=3).status_code == (503 if name == "large" else 200)
         there.until(lambda: there.text("#demand-memory").startswith("1 of 4 loaded · 6 GB of 10 GB"), "two loaded")
         rows = {row[0]: row for row in there.rows("#demand")}
+        assert [*rows] == ["two/1", "one/1", "large/1"]
         assert {name: row[1] for name, row in rows.items()} == {
             "one/1": "evicted", "two/1": "loaded", "large/1": "failed"
         }  # fmt: skip

@@ -90,7 +90,7 @@ export class Demand {
     parent.append(this.table.element);
   }
 
-  /** Show which models on demand are in memory, the largest first, and what they take of what there is. */
+  /** Show which models on demand are in memory, the largest first, then the others, and what they take of what there is. */
   show(models, memory) {
     this.part.hidden = !memory;
     if (!memory) return;
@@ -104,8 +104,9 @@ export class Demand {
       `${exact(loaded.length)} of ${exact(memory.models)} loaded`, ...taken("memory", ""), ...taken("gpu_memory", " on GPUs"),
       "measured, or stated if that is more",
     ].join(" · "));
-    known.sort(([, one], [, other]) => other.residency.memory_bytes - one.residency.memory_bytes);
-    this.table.show(known.map(([label, { residency }]) => {
+    const others = known.filter(([, { residency }]) => residency.state !== "loaded");
+    loaded.sort(([, one], [, other]) => other.residency.memory_bytes - one.residency.memory_bytes);
+    this.table.show([...loaded, ...others].map(([label, { residency }]) => {
       const { state, reason, pinned, rate } = residency;
       const here = state === "loaded";
       return {
