@@ -91,6 +91,7 @@ ROWS: dict[str, list[Panel]] = {
             "{{model}}": f'{_level("weir_running_batches")} / sum by (model) (weir_workers{{{FILTER},state="ready"}})',
         }, "Batches under way, as a share of the workers that are ready. With pipeline_depth 2 each holds two."),
         Panel("Devices", "percentunit", {"{{device}} {{model}}": f"sum by (device, model) ({_rate('weir_device_busy_seconds_total')})"}, "The part of the time for which a model of a device group has the device.", stacked=True),
+        Panel("Rows by kind", "short", {"{{model}} {{kind}}": f"sum by (model, kind) ({_rate('weir_kind_rows_total')})"}, "Rows per second of the workers of each kind, of models with two kinds.", stacked=True),
         Panel("Restarts", "short", {"{{model}}": f"sum by (model) (increase(weir_worker_restarts_total{{{FILTER}}}[$__rate_interval]))"}, "Should stand still."),
         Panel("Shared memory", "bytes", {
             "used {{model}}": f"{_level('weir_arena_bytes')} - {_level('weir_arena_free_bytes')}", "of {{model}}": _level("weir_arena_bytes"),

@@ -9,7 +9,7 @@ from math import inf
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from weir.batching.collate import indices_of
-from weir.batching.service_time import KindTimes, ServiceTime
+from weir.batching.service_time import ENOUGH, KindTimes, ServiceTime
 from weir.messages import Dispatch, Request
 from weir.policy.decision import KindState, Observation
 
@@ -230,9 +230,13 @@ class WorkerKinds:
 
     def with_place(self, kind: int | None, rows: int) -> int:
         """Return `kind` if one of its workers has a free place; else, of the kinds with one, that which serves `rows` rows soonest. A kind of which
-        nothing is known yet counts as the soonest."""
+        little is known yet counts as the soonest."""
         free = {worker.kind for worker in self._places if worker.free > 0}
-        return kind if kind in free else min(free, key=lambda each: (self.times.of[each].expected(rows), each))
+        return kind if kind in free else min(free, key=lambda each: (self._expected(each, rows), each))
+
+    def _expected(self, kind: int, rows: int) -> float:
+        times = self.times.of[kind]
+        return times.expected(rows) if times.count >= ENOUGH else 0.0
 
     def pick(self, kind: int | None, rows: int) -> Worker:
         """Return the worker for the next batch, of `rows` rows: one of the kind that `with_place` returns."""

@@ -21,7 +21,7 @@ from weir.serving.handle import ModelFacts, ResidencyView
 from weir.serving.hooks import Hook, HookedExecutor
 from weir.serving.settings import LONGEST_TIMEOUT, Composed
 from weir.telemetry.recorder import Metrics, Recorder, RollingWindow
-from weir.tuning.report import explain_policy
+from weir.tuning.report import by_kind, explain_policy
 from weir.workers.executor import (
     Executor,
     ForksWorkers,
@@ -440,6 +440,7 @@ class Generation:
                 | {"kind": self._workers.kind_of(state.index)}
                 for state in driver.executor.states()
             ],
+            "kinds": by_kind(self._workers.kind_names, batcher.kinds),
             "residency": self.residency,
             "scaling": None if self.scaler is None else self.scaler.brief(),
             "device": None if self._turns is None else self._turns.brief(),

@@ -46,6 +46,9 @@ class Levels(NamedTuple):
     waiting_bulk: int = 0
     bulk_workers: int = 0
     version: str = ""
+    kinds: Mapping[str, int] = MappingProxyType(
+        {}
+    )  # rows that workers of each kind have served, if they are of two kinds
     places: Sequence[tuple[str, ...]] = ()  # of workers in a cluster: index, node, address, GPUs, actor
     device: tuple[str, float] | None = (
         None  # the device that it shares with other models, and how many seconds it has had
@@ -243,6 +246,8 @@ class Exposition(Collector):
             "model worker node address gpus actor",
             places,
         )
+        kinds = [((model, kind), rows) for model, levels in present for kind, rows in levels.kinds.items()]
+        yield _counter("weir_kind_rows", "Rows that workers of each kind have served.", "model kind", kinds)
         busy = [((levels.device[0], model), levels.device[1]) for model, levels in present if levels.device]
         yield _counter(
             "weir_device_busy_seconds",

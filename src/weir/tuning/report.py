@@ -57,12 +57,14 @@ def explain_policy(
     if tuner is not None:
         document |= _solved(tuner, reading, batcher.workers)
     if batcher.kinds is not None:
-        document["kinds"] = (document["kinds"] or {}) | {"workers": _by_kind(kind_names, batcher.kinds)}
+        document["kinds"] = (document["kinds"] or {}) | {"workers": by_kind(kind_names, batcher.kinds)}
     return document
 
 
-def _by_kind(names: Sequence[str], kinds: WorkerKinds) -> list[dict[str, Any]]:
-    """Return what the workers of each kind have done."""
+def by_kind(names: Sequence[str], kinds: WorkerKinds | None) -> list[dict[str, Any]]:
+    """Return what the workers of each kind have done, as a JSON-able list; an empty one if all are alike."""
+    if kinds is None:
+        return []
     counts = zip(names, kinds.workers(), kinds.batches, kinds.rows, strict=True)
     return [{"kind": name, "ready": ready, "batches": batches, "rows": rows} for name, ready, batches, rows in counts]
 

@@ -68,7 +68,7 @@ def test_it_keeps_the_rules_of_policies_and_is_greedy_while_workers_count_as_ali
     check_policy(policy)
     seen = Observation(1.0, 3, 0.9, inf, 3, 0.9, 1, 1, 8, 0.1, False)
     assert policy.decide(seen) == Decision(3, Reason.IDLE)
-    assert policy.decide(seen._replace(kinds=(IDLE, IDLE))) == Decision(3, Reason.IDLE), "the rate is unknown"
+    assert policy.decide(seen._replace(kinds=(IDLE, IDLE))) == Decision(3, Reason.IDLE, kind=0), "the rate is unknown"
     assert policy.fresh().decide(seen) == Decision(3, Reason.IDLE)
 
 
@@ -158,6 +158,11 @@ def test_a_solved_policy_decides_by_the_tables_of_both_kinds_until_it_has_a_bank
     assert explained["device"] is None
     policy.share(None)
     assert (policy.learning, policy.explain()["kinds"]) == (True, None)
+
+
+def test_until_the_rate_is_known_the_first_kind_is_preferred() -> None:
+    policy = UnevenPolicy(bank(table(1, 2, 4)), (1, 0))
+    assert policy.decide(Observation(1.0, 2, 1.0, inf, 2, 1.0, 2, 2, 8, 1.0, False, (IDLE, IDLE)))[::4] == (2, 1)
 
 
 def test_a_first_kind_without_workers_is_not_waited_for_at_an_instant() -> None:

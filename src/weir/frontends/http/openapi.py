@@ -235,6 +235,15 @@ class DeviceState(TypedDict):
     because: str | None
 
 
+class KindCounts(TypedDict):
+    """What the workers of one kind have done. Rows and batches of bulk workers do not count."""
+
+    kind: str
+    ready: int
+    batches: int
+    rows: int
+
+
 class ServiceState(TypedDict):
     """The state of a model. Sizes are in rows unless the name says otherwise, ages in seconds; `recent` has the last batches."""
 
@@ -255,6 +264,7 @@ class ServiceState(TypedDict):
     in_flight: int
     in_flight_batches: int
     workers: list[WorkerView]
+    kinds: Annotated[list[KindCounts], Meta(description="empty if all workers are alike")]
     residency: Annotated[ResidencyView | None, Meta(description="null: the model is not loaded on demand")]
     scaling: Annotated[ScalingState | None, Meta(description="null: the number of workers is fixed")]
     device: Annotated[DeviceState | None, Meta(description="null: the model takes no turns with others")]

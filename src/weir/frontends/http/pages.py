@@ -419,6 +419,7 @@ def levels_of(service: "ModelHandle") -> Levels:
         arena_free_bytes=gauges.get("arena_free_bytes", 0),
         policy=state["policy"],
         device=None if device is None else (device["group"], device["busy_seconds"]),
+        kinds={each["kind"]: each["rows"] for each in state["kinds"]},
         places=[
             (str(worker["index"]), worker["node"], worker["address"], ",".join(worker["gpus"]), worker["actor"])
             for worker in state["workers"]

@@ -29,7 +29,7 @@ class UnevenPolicy(PolicyBase):
     """Decides by `bank`. The kinds of the bank, the first and the second, have the numbers `numbers` among those of the
     workers, and `names`. `estimate` of the arrival rate is its own unless it is given.
 
-    Greedy until the rate is known, and while workers count as alike.
+    Greedy until the rate is known, on the first kind if it has a free worker; and while workers count as alike.
     """
 
     def __init__(
@@ -53,8 +53,10 @@ class UnevenPolicy(PolicyBase):
     def decide(self, seen: Observation) -> Decision:
         """Return how many rows to dispatch and on which kind, or until when to wait. See Policy."""
         rate = self._estimate.observe(seen.now, seen.arrivals)
-        if not rate or len(seen.kinds) <= max(self._numbers):
+        if len(seen.kinds) <= max(self._numbers):
             return _GREEDY.decide(seen)
+        if not rate:
+            return _GREEDY.decide(seen)._replace(kind=self._numbers[0])
         table = self.bank.tables[bisect(self._middle, rate)]
         kinds = [seen.kinds[number] for number in self._numbers]
         ends = [self._end(place, kind) for place, kind in enumerate(kinds)]
