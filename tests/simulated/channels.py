@@ -113,8 +113,10 @@ def fault_of_status(kind: str, status: int, *, kserve: bool) -> str:
     return "" if table[kind] == status else f"{kind} has status {status}, must be {table[kind]}"
 
 
-def widen(plan: "Plan") -> None:
-    """Add to a plan what its seed has of other channels. Nothing else of the plan depends on it."""
+def widen(plan: "Plan", length: float) -> None:
+    """Add to a plan of about `length` seconds what its seed has of other channels. Nothing else of the plan depends on it."""
+    from tests.simulated.world import Fault
+
     draw = random.Random(f"{plan.seed} channels")
     if draw.random() < 0.3:
         base = draw.choice((0.002, 0.05, 0.3))
@@ -129,6 +131,12 @@ def widen(plan: "Plan") -> None:
     if draw.random() < 0.3:
         plan.http |= {"websocket_in_flight": draw.choice((1, 4, 64)), "websocket_ping": draw.choice((1.0, 20.0))}
         plan.clients += range(MESSAGES * FIRST, MESSAGES * FIRST + draw.choice((1, 3, 12)))
+    draw = random.Random(f"{plan.seed} fronts")
+    if draw.random() < 0.25:
+        plan.fronts = draw.choice((1, 2, 3))
+        kinds = ("front_kill", "front_stop")
+        plan.faults += [Fault(draw.uniform(0.0, length), draw.choice(kinds), "") for _ in range(draw.choice((0, 1, 4)))]
+        plan.faults.sort(key=lambda each: each.at)
 
 
 def make_client(site: Place, index: int) -> Caller:

@@ -50,6 +50,9 @@ class Site(Protocol):
     def broken(self, what: str) -> None:
         """Something is wrong."""
 
+    def stood_still(self, since: float) -> bool:
+        """Whether a process of the server was stopped since then, which then answers nobody."""
+
     @property
     def ready(self) -> bool | None:
         """Whether the server must say that it is ready; None while it may say either."""
@@ -111,6 +114,7 @@ class Line:
     def closed(self) -> None:
         if self.open:
             self.open = False
+            self.excused |= self.transport is not None and self.transport.was_cut
             self._client.lost(self)
 
 
@@ -251,7 +255,8 @@ class Client:
 
     def _leave(self, turn: Turn) -> None:
         line = turn.line
-        if turn.style == "stall" and line.open and self.site.loop.now > turn.began + 90.0:
+        stays = turn.style == "stall" and line.open and self.site.loop.now > turn.began + 90.0
+        if stays and not self.site.stood_still(turn.began):
             self.site.broken(f"client {self.index} sent half a request, and is still connected after 90 s")
         line.left = list(line.waiting)
         line.waiting.clear()
@@ -304,7 +309,12 @@ class Client:
     def _check_for_hangs(self, asked: Ask) -> None:
         self._watching = False
         line = self._line
-        if line is not None and line.waiting and line.waiting[0] is asked and not line.excused:
+        if (
+            line is not None
+            and line.waiting
+            and line.waiting[0] is asked
+            and not (line.excused or self.site.stood_still(asked.since))
+        ):
             self.site.broken(f"client {self.index}: n={asked.n} has no end a second after its deadline")
         self._watch_for_hangs()
 

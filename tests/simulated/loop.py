@@ -5,9 +5,12 @@ import random
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from contextvars import Context
+from contextvars import Context, ContextVar, copy_context
 from heapq import heappop, heappush
-from typing import Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+
+if TYPE_CHECKING:
+    from tests.simulated.processes import SimulatedProcess, SimulatedSocket
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -36,6 +39,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._number = 0  # of the last timer
         self._rounds = 0  # since time has passed
+        self.process: ContextVar[SimulatedProcess | None] = ContextVar("process", default=None)
+        self.has_processes = False  # besides the one that begins
+        self.outside = copy_context()  # of no process
+        self._sockets: list[SimulatedSocket] = []
 
     def time(self) -> float:
         return self.now
@@ -62,6 +69,29 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         heappush(self._timers, (when, self._number, timer))
         return timer
 
+    def add(self, handle: asyncio.Handle) -> None:
+        """Run `handle` in the next round."""
+        self._ready.append(handle)
+
+    def add_socket(self, end: "SimulatedSocket") -> int:
+        """Return the descriptor of a new socket."""
+        self._sockets.append(end)
+        return len(self._sockets) - 1
+
+    def add_reader(self, fd: Any, callback: Callable[[*Ts], Any], *args: *Ts) -> None:
+        self._sockets[fd].watch("r", asyncio.Handle(callback, args, self))
+
+    def add_writer(self, fd: Any, callback: Callable[[*Ts], Any], *args: *Ts) -> None:
+        self._sockets[fd].watch("w", asyncio.Handle(callback, args, self))
+
+    def remove_reader(self, fd: Any) -> bool:
+        self._sockets[fd].watch("r", None)
+        return True
+
+    def remove_writer(self, fd: Any) -> bool:
+        self._sockets[fd].watch("w", None)
+        return True
+
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Leave it where it is until its time has come."""
 
@@ -87,8 +117,16 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 ready.append(timer)
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if not handle._cancelled:
+            if not handle._cancelled and not (self.has_processes and self._waits(handle)):
                 handle._run()
+
+    def _waits(self, handle: Any) -> bool:
+        """Return whether `handle` is of a process that does not run, which keeps it then."""
+        process = handle._context.get(self.process)
+        if process is None or process.runs:
+            return False
+        process.hold(handle)
+        return True
 
     def _pass_time(self) -> None:
         """Go to the instant of the next timer. Raises Stuck if there is none."""

@@ -164,7 +164,8 @@ class MessageClient(ChannelClient):
         self.end()
 
     def _check_for_hangs(self, number: int) -> None:
-        if self._round == number and self._asks and self._style != "slow":
+        late = self._round == number and bool(self._asks) and self._style != "slow"
+        if late and not self.site.stood_still(min(ask.sent for ask in self._asks.values())):
             self.broken(f"{sorted(self._asks)} have no end {_SILENCE:g} s after their deadline")
 
     # What comes back.
@@ -207,7 +208,8 @@ class MessageClient(ChannelClient):
             self.broken(f"a response to nothing, or a second one: {data[:300]!r}")
             return
         self.site.responses[f"message {found.get('status', 200)}"] += 1
-        if self.site.loop.now > self._until + LATE and self._style != "slow":
+        late = self.site.loop.now > self._until + LATE and self._style != "slow"
+        if late and not self.site.stood_still(ask.sent):
             self.broken(f"n={ask.n}: it ended {self.site.loop.now - self._until:.3f} s after its deadline")
         if "error" in found:
             self._judge_error(ask, found)
@@ -242,7 +244,7 @@ class MessageClient(ChannelClient):
         self.note(b"closed")
         peer, self._peer = self._peer, None
         if peer is not None and self._asks:
-            if self._style != "slow" and not peer.refused:
+            if self._style != "slow" and not (peer.refused or self._transport.was_cut):
                 self.broken(f"the connection closed without responses to {sorted(self._asks)}")
             self._over()
 

@@ -133,6 +133,10 @@ MUTANTS = {
         "weir.frontends.websocket", "response = response_of(service, request, [queued.kind], [queued.output], queued.waited)",
         "response = response_of(service, request, [queued.kind], [queued.output], queued.waited); response.id = \"1\"",
     ),
+    "front-does-not-withdraw": Mutant("weir.fronts.remote", "            self.link.put(CallerLeft(request.number))\n", ""),
+    "requests-of-a-dead-front-stay": Mutant(
+        "weir.fronts.dispatcher", "        for request in requests.values():\n            request.handle.cancel(request)\n", ""
+    ),
     "stream-goes-on-for-nobody": Mutant(
         "weir.protocols.inference", "            del part  # frees it while the next one is awaited\n    finally:\n        request.close()",
         "            del part\n    finally:\n        pass",
@@ -157,7 +161,10 @@ KINDS = {
     ),
     "a bound that does not hold": ("room-without-end", "left-stays-in-queue", "place-never-free"),
     "an answer in the wrong order or form": ("pieces-out-of-order", "form-of-another-protocol", "form-of-the-next-request", "content-taken-for-framing", "message-of-another-id", "mark-of-the-last-part-lost"),
-    "work for nobody": ("left-cancelled-nowhere", "left-cancelled-for-the-last-only", "expired-computed", "rest-of-a-failed-request-computed", "stream-goes-on-for-nobody"),
+    "work for nobody": (
+        "left-cancelled-nowhere", "left-cancelled-for-the-last-only", "expired-computed", "rest-of-a-failed-request-computed", "stream-goes-on-for-nobody",
+        "front-does-not-withdraw", "requests-of-a-dead-front-stay",
+    ),
     "a drain or a reload that cuts off": ("drain-does-not-wait", "former-generation-forgotten"),
     "readiness or metrics that do not follow": ("never-ready-again", "ready-without-workers", "counted-twice"),
 }  # fmt: skip

@@ -45,9 +45,11 @@ class Prober:
         if line is None or not line.open or line.ending:
             line = self._line = Line(self, None)
         if line.transport is None:
-            self.stop()  # nothing listens any more
+            self._line = None  # nothing listens, or not yet again
+            self.site.loop.call_later(self._interval, self._probe)
             return
-        if line.waiting and self.site.loop.now > line.waiting[0].since + FOLLOWS:
+        late = bool(line.waiting) and self.site.loop.now > line.waiting[0].since + FOLLOWS
+        if late and not self.site.stood_still(line.waiting[0].since):
             self.site.broken(f"a probe has had no answer for {self.site.loop.now - line.waiting[0].since:.1f} s")
         self._probes += 1
         scrape = self._probes % self._scrapes == 0
@@ -93,7 +95,7 @@ class Prober:
 
     def lost(self, line: Line) -> None:
         """The connection has gone: right if it was idle."""
-        if line.waiting and not line.ending:
+        if line.waiting and not (line.ending or line.excused):
             self.site.broken("the connection closed without an answer to a probe")
         line.waiting.clear()
 

@@ -14,6 +14,9 @@ from tests.simulated.mutants import KINDS, MUTANTS, patched
 from tests.simulated.shrinking import command, narrowed, promise_of, shrunk
 from tests.simulated.world import Plan, Result, draw_plan, simulate
 
+from weir.fronts.dispatcher import ConnectedFront
+from weir.fronts.messages import FromFront
+
 SEEDS = 16
 
 
@@ -23,7 +26,9 @@ def test_a_server_keeps_its_promises_in_virtual_time() -> None:
     assert sum(result.requests for result in results) > 10_000
 
 
-@pytest.mark.parametrize("seed", [9, 105])  # that of the second has WebSockets, and little memory
+@pytest.mark.parametrize(
+    "seed", [9, 105, 15]
+)  # the second has WebSockets and little memory, the third fronts that are killed
 def test_a_seed_replays_to_the_byte(seed: int) -> None:
     """Alone in a process, after other seeds in another one, and whatever the order of sets is."""
     for other in (5, 12):
@@ -36,6 +41,22 @@ def test_a_seed_replays_to_the_byte(seed: int) -> None:
         )  # fmt: skip
         assert f"trace {here.trace}" in again.stdout
     assert here.trace != simulate(draw_plan(10)).trace
+
+
+def test_fronts_are_stopped_and_killed_and_their_requests_travel_as_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: Counter[str] = Counter()
+    received = ConnectedFront._received
+
+    def counted(self: ConnectedFront, messages: list[FromFront]) -> None:
+        seen.update(type(message).__name__ for message in messages)
+        received(self, messages)
+
+    monkeypatch.setattr(ConnectedFront, "_received", counted)
+    plan = draw_plan(15)
+    assert {fault.kind for fault in plan.faults if fault.kind.startswith("front")} == {"front_kill", "front_stop"}
+    assert simulate(plan).fault == ""
+    assert min(seen[each] for each in ("Submit", "CallerLeft", "Refused", "Alive")) > 0
+    assert seen["FrontListens"] > plan.fronts
 
 
 def test_each_mutant_is_one_place_of_the_source() -> None:

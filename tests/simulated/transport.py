@@ -1,12 +1,27 @@
 """A connection without a socket: bytes between a simulated client and the server's protocol."""
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tests.simulated.loop import SimulatedLoop
 
+if TYPE_CHECKING:
+    from tests.simulated.processes import SimulatedProcess
+
 READ_BYTES = 256 << 10  # asyncio's transports read at most so many at a time
+
+
+class Ordered(dict[Any, None]):
+    """A set that is iterated in the order in which its items came: that of a set depends on their addresses."""
+
+    def add(self, item: Any) -> None:
+        """See set."""
+        self[item] = None
+
+    def discard(self, item: Any) -> None:
+        """See set."""
+        self.pop(item, None)
 
 
 class Peer(Protocol):
@@ -20,13 +35,19 @@ class Peer(Protocol):
 
 
 class SimulatedTransport(asyncio.Transport):
-    """The server's end. `window`: how many bytes the client takes before it reads again (None: it always reads)."""
+    """The server's end. `connect` makes its protocol, in `process` if there is one. `window`: how many bytes the client takes before it reads again (None: it
+    always reads)."""
 
-    def __init__(self, loop: SimulatedLoop, peer: Peer, protocol: Any, *, window: int | None = None) -> None:
+    def __init__(
+        self, loop: SimulatedLoop, peer: Peer, connect: Callable[[], Any], *, window: int | None = None,
+        process: "SimulatedProcess | None" = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self._loop = loop
         self._peer = peer
-        self._protocol = protocol
+        self._protocol: Any = None
+        self.process = process
+        self.was_cut = False  # by the end of its process
         self.window = window
         self._outgoing = bytearray()
         self._incoming = bytearray()
@@ -39,22 +60,47 @@ class SimulatedTransport(asyncio.Transport):
         self._lost = False
         self._paused = False
         self._high, self._low = 65536, 16384
-        protocol.connection_made(self)
+        self._do(self._connect, connect)
+
+    def _connect(self, connect: Callable[[], Any]) -> None:
+        self._protocol = connect()
+        self._protocol.connection_made(self)
 
     # The client's end.
+
+    def _do(self, step: Callable[..., object], *arguments: Any) -> None:
+        """Have the server's process do a step."""
+        if self.process is None:
+            step(*arguments)
+        else:
+            self.process.do(step, *arguments)
+
+    def _at_client(self, step: Callable[..., object], *arguments: Any) -> None:
+        """Have the client do a step, which is not in the server's process."""
+        if self.process is None:
+            step(*arguments)
+        else:
+            self._loop.outside.copy().run(step, *arguments)
+
+    def cut_off(self) -> None:
+        """The server's process has ended."""
+        if not self._lost:
+            self._lost = self._closing = self.was_cut = True
+            self._outgoing.clear()
+            self._loop.call_soon(self._peer.closed, context=self._loop.outside.copy())
 
     def send(self, data: bytes) -> bool:
         """Send `data` to the server; return whether the connection was still open."""
         if self._closing or self._lost or self._half_closed:
             return False
         self._incoming += data
-        self._deliver()
+        self._do(self._deliver)
         return True
 
     def half_close(self) -> None:
         """Send no more."""
         self._half_closed = True
-        self._deliver()
+        self._do(self._deliver)
 
     def reset(self) -> None:
         """End the connection at once."""
@@ -67,7 +113,7 @@ class SimulatedTransport(asyncio.Transport):
         """Take `size` bytes more."""
         if self.window is not None:
             self.window += size
-            self._flush()
+            self._do(self._flush)
 
     def _deliver(self) -> None:
         if self._delivering:
@@ -106,7 +152,7 @@ class SimulatedTransport(asyncio.Transport):
             del self._outgoing[:size]
             if self.window is not None:
                 self.window -= size
-            self._peer.received(data)
+            self._at_client(self._peer.received, data)
         if self._paused and len(self._outgoing) <= self._low and not self._lost:
             self._paused = False
             self._protocol.resume_writing()
@@ -116,11 +162,14 @@ class SimulatedTransport(asyncio.Transport):
     def _lose(self, error: Exception | None) -> None:
         if not self._lost:
             self._lost = self._closing = True
-            self._loop.call_soon(self._end, error)
+            self._loop.call_soon(self._end, error, context=None if self.process is None else self._loop.outside.copy())
 
     def _end(self, error: Exception | None) -> None:
+        self._do(self._end_here, error)
+        self._at_client(self._peer.closed)
+
+    def _end_here(self, error: Exception | None) -> None:
         self._protocol.connection_lost(error)
-        self._peer.closed()
 
     # asyncio.Transport: the server's end.
 
@@ -181,7 +230,7 @@ class SimulatedTransport(asyncio.Transport):
 
     def write_eof(self) -> None:
         if not self._outgoing:
-            self._loop.call_soon(self._peer.closed)
+            self._loop.call_soon(self._peer.closed, context=None if self.process is None else self._loop.outside.copy())
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return ("192.0.2.1", 1) if name in ("peername", "sockname") else default

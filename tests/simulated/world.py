@@ -19,10 +19,11 @@ from prometheus_client.metrics_core import Metric
 from tests.simulated.asking import Ask, fault_of, number_of
 from tests.simulated.channels import make_client, widen
 from tests.simulated.clients import PAUSES
+from tests.simulated.fronts import OrderedSharedAccount, SimulatedFronts, SimulatedFrontsServer, config_of
 from tests.simulated.loop import SimulatedLoop, SimulatedThreads, Stuck
 from tests.simulated.models import ASKED, Items, Streams, Tensors
 from tests.simulated.probing import FOLLOWS, INTERVALS, Prober, wrong_counts
-from tests.simulated.transport import Peer, SimulatedTransport
+from tests.simulated.transport import Ordered, Peer, SimulatedTransport
 from tests.simulated.workers import SimulatedExecutor, WorkerPlan
 
 from weir.catalog.registry import Registry
@@ -31,6 +32,7 @@ from weir.frontends.http.application import make_app
 from weir.frontends.http.pages import make_exposition
 from weir.frontends.http.server import HttpServer, Listening
 from weir.frontends.websocket import WebSockets
+from weir.fronts.server import FrontFigures
 from weir.messages import Dispatch, Observer, Request
 from weir.model import Model
 from weir.protocols import offloading
@@ -77,6 +79,7 @@ class Plan:
     drains_at: float | None
     coarse: bool
     probes: float  # seconds between two probes of readiness
+    fronts: int = 0  # how many processes have the connections; 0 for the server's own
     kept_faults: list[int] = field(default_factory=list)
 
 
@@ -118,7 +121,7 @@ def draw_plan(seed: int, *, turns: int | None = None) -> Plan:
         draw.choice((0.0, 0.05, 0.3)), timeout, draw.uniform(0.1, length) if draw.random() < 0.3 else None, draw.random() < 0.5,
         draw.choice(INTERVALS),
     )  # fmt: skip
-    widen(plan)
+    widen(plan, length)
     return plan
 
 
@@ -136,6 +139,15 @@ class CountedService(Service):
         except BaseException:
             self.watch.not_taken(request)
             raise
+
+    def submit_all(self, requests: Sequence[Request], now: float) -> list[tuple[Request, WeirError]]:
+        """See Service."""
+        for request in requests:
+            self.watch.submitting(request)
+        refused = super().submit_all(requests, now)
+        for request, _ in refused:
+            self.watch.not_taken(request)
+        return refused
 
 
 class Watch(Observer):
@@ -210,18 +222,6 @@ class Watch(Observer):
         pass
 
 
-class Ordered(dict[Any, None]):
-    """A set that is iterated in the order in which its items came: that of a set depends on their addresses."""
-
-    def add(self, item: Any) -> None:
-        """See set."""
-        self[item] = None
-
-    def discard(self, item: Any) -> None:
-        """See set."""
-        self.pop(item, None)
-
-
 class OrderedAccount(Account):
     """An account whose connections are swept in their order."""
 
@@ -254,7 +254,7 @@ class SimulatedServer(HttpServer):
 
     def accept(self, loop: SimulatedLoop, peer: Peer, window: int | None) -> SimulatedTransport | None:
         """Connect a client; return None if nothing listens."""
-        return SimulatedTransport(loop, peer, self._connect(), window=window) if self.listening.open else None
+        return SimulatedTransport(loop, peer, self._connect, window=window) if self.listening.open else None
 
 
 class World:
@@ -304,7 +304,14 @@ class World:
 
     def gone(self, asks: Iterable[Ask]) -> None:
         """See Site."""
-        self.watch.gone(asks)
+        if not (
+            self.plan.fronts and self.fronts.stood_still(self.loop.now)
+        ):  # a front that is stopped does not know it
+            self.watch.gone(asks)
+
+    def stood_still(self, since: float) -> bool:
+        """See Site."""
+        return bool(self.plan.fronts) and self.fronts.stood_still(since)
 
     def judge(self, ask: Ask, status: int, headers: dict[str, str], body: bytes, *, on_time: bool) -> None:
         """See Site."""
@@ -312,7 +319,7 @@ class World:
         self.responses[str(status)] += 1
         fault = fault_of(ask, status, headers, body, also=self._excuses(ask, body))
         late = self.loop.now - ask.since - ask.timeout
-        if not fault and on_time and late > BOUND:
+        if not fault and on_time and late > BOUND and not self.stood_still(ask.since):
             fault = f"it ended {late:.3f} s after its deadline"
         if fault:
             self.broken(f"n={ask.n}: {fault}")
@@ -335,21 +342,9 @@ class World:
         self.watch = Watch(self)
         self.metrics = Metrics()
         self.services = {name: self._service(name) for name in plan.services}
-        registry = Registry(list(self.services.values()))
+        registry = self.registry = Registry(list(self.services.values()))
         settings = HttpSettings(port=0, **plan.http)
-        context = KserveContext(registry, settings, account=OrderedAccount(settings))
-        self.websockets = websockets = WebSockets(registry, settings, context.account)
-        render = partial(_counts, make_exposition(self.metrics, registry))
-        app = make_app(registry, settings, metrics=render, context=context, websockets=websockets)
-        self.server = SimulatedServer(
-            registry,
-            app,
-            settings,
-            context=context,
-            websockets=websockets,
-            clock=self.loop.time,
-            time_of_day=self.loop.time,
-        )
+        self.server = self._server(registry, settings)
         await registry.start()
         await self.server.start()
         self.clients = [make_client(self, index) for index in plan.clients]
@@ -368,6 +363,31 @@ class World:
         self.prober.stop()
         await asyncio.sleep(1.0)
         self._check_rest()
+
+    def _server(self, registry: Registry, settings: HttpSettings) -> "SimulatedServer | SimulatedFrontsServer":
+        clock = self.loop.time
+        figures = FrontFigures(settings, self.plan.fronts) if self.plan.fronts else None
+        account = OrderedAccount(settings) if figures is None else OrderedSharedAccount(settings, figures.figures, 0)
+        context = KserveContext(registry, settings, account=account)
+        self.websockets = websockets = WebSockets(registry, settings, context.account)
+        render = partial(_counts, make_exposition(self.metrics, registry))
+        app = make_app(registry, settings, metrics=render, context=context, websockets=websockets)
+        if figures is None:
+            return SimulatedServer(
+                registry, app, settings, context=context, websockets=websockets, clock=clock, time_of_day=clock
+            )
+        server = SimulatedFrontsServer(
+            registry, app, settings, [self.watch, self.metrics], config=config_of(settings, context.access, self.plan.fronts),
+            figures=figures, context=context, websockets=websockets, clock=clock, time_of_day=clock,
+        )  # fmt: skip
+        server.simulate(self.loop, random.Random(f"{self.plan.seed} machines"), self.broken)
+        return server
+
+    @property
+    def fronts(self) -> SimulatedFronts:
+        """The fronts of a plan that has some."""
+        assert isinstance(self.server, SimulatedFrontsServer)
+        return self.server.listening
 
     async def _finished(self) -> None:
         while not all(client.done for client in self.clients):  # noqa: ASYNC110  # a round of a second costs less than an event of each client
@@ -416,6 +436,12 @@ class World:
     async def _remove(self, name: str) -> None:
         await self.services[name].remove_worker()
 
+    async def _front_kill(self, _: str) -> None:
+        await self.fronts.kill()
+
+    async def _front_stop(self, _: str) -> None:
+        await self.fronts.hold()
+
     async def _reload(self, name: str) -> None:
         other = self._service(name)
         await other.start()
@@ -423,7 +449,9 @@ class World:
             await other.stop(0.0)
             return
         began = self.loop.now
-        await self.services[name].replace_with(other).stop()
+        replaced = self.services[name].replace_with(other)
+        self.registry.put([self.services[name]])
+        await replaced.stop()
         self._check_cut_off("reload", began, self.loop.now)
 
     async def _drain(self, registry: Registry) -> None:
@@ -458,6 +486,8 @@ class World:
             "WebSockets": self.websockets.open,
             "bodies that arrive": len(self.server._shared.receiving),
         }
+        if isinstance(self.server, SimulatedFrontsServer):
+            left |= self.server.left()
         for name, service in self.services.items():
             batcher = service.generation.driver.batcher
             left |= {

@@ -186,6 +186,8 @@ class FrontServer(HttpServer):
         hand_over: PassOn,
         route_handlers: Sequence[RouteHandler],
         log: HttpLog | None,
+        clock: Callable[[], float] = time.monotonic,
+        time_of_day: Callable[[], float] = time.time,
     ) -> None:
         models, http = context.registry, context.http
         super().__init__(
@@ -198,6 +200,8 @@ class FrontServer(HttpServer):
             hand_over=hand_over,
             route_handlers=route_handlers,
             log=log,
+            clock=clock,
+            time_of_day=time_of_day,
         )
         self._ends = ends
         self._alive = alive

@@ -70,10 +70,13 @@ class FrontsServer(HttpServer):
     def __init__(
         self, registry: "Models", asgi_app: Any, settings: HttpSettings, observers: Sequence[Observer], *, config: FrontConfig,
         figures: FrontFigures, context: KserveContext, websockets: "WebSockets | None" = None, log: HttpLog | None = None,
-        grpc: "DispatcherGrpc | None" = None, product: "DispatcherProduct | None" = None,
+        grpc: "DispatcherGrpc | None" = None, product: "DispatcherProduct | None" = None, clock: "Callable[[], float]" = time.monotonic,
+        time_of_day: "Callable[[], float]" = time.time,
     ) -> None:  # fmt: skip
         check_possible(config.fronts)
-        super().__init__(registry, asgi_app, settings, observers, context=context, websockets=websockets, log=log)
+        super().__init__(
+            registry, asgi_app, settings, observers, context=context, websockets=websockets, log=log, clock=clock, time_of_day=time_of_day
+        )  # fmt: skip
         self._config = config
         self._figures = figures
         self._grpc = grpc
@@ -142,7 +145,7 @@ class FrontsServer(HttpServer):
         self, link: socket.socket, connections: socket.socket, ended: "Callable[[str], None]"
     ) -> ConnectedFront:
         return ConnectedFront(
-            link, connections, self._catalogue, self.account, self._observers, self._log, time.monotonic, self._passed, ended, self._arena_full,
+            link, connections, self._catalogue, self.account, self._observers, self._log, self._clock, self._passed, ended, self._arena_full,
         )  # fmt: skip
 
     def _arena_full(self, model: int) -> None:
