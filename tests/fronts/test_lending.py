@@ -133,6 +133,48 @@ def test_a_model_without_an_arena_still_gets_large_bodies() -> None:
         assert [means(caller, 1.0), means(caller, 2.0)] == [[1.0], [2.0]]
 
 
+def texts_of(*texts: bytes) -> tuple[bytes, str]:
+    """Return body and header of a request for texts twice."""
+    elements = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+    tensor = {
+        "name": "a",
+        "shape": [len(texts)],
+        "datatype": "BYTES",
+        "parameters": {"binary_data_size": len(elements)},
+    }
+    header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    return header + elements, f"Inference-Header-Content-Length: {len(header)}\r\n"
+
+
+def test_a_front_serves_long_texts_itself() -> None:
+    with Served(f"{MODELS}:Texts", "--fronts", 2) as served, ExitStack() as stack:
+        front, _ = fronts_of(served.until_ready())
+        caller = stack.enter_context(calling(served, front))
+        for letter in (b"x", b"y"):
+            texts = letter * 100_000, b"", letter * 3
+            body, headers = texts_of(*texts)
+            status, answered = caller.call("/v2/models/texts/infer", body, headers=headers)
+            assert status == 200 and texts[0] * 2 in answered and texts[2] * 2 in answered
+            assert owners(served, caller) == [front.pid]
+
+
+def test_a_reload_while_long_texts_arrive_is_answered_by_the_new_model(tmp_path: Path) -> None:
+    code = Path(MODELS).read_text()
+    file = tmp_path / "model.py"
+    file.write_text(code)
+    with Served(f"{file}:Texts", "--fronts", 2, env={"PYTHONDONTWRITEBYTECODE": "1"}) as served, ExitStack() as stack:
+        caller = stack.enter_context(calling(served, fronts_of(served.until_ready())[0]))
+        control = stack.enter_context(Caller(served.url))
+        body, headers = texts_of(b"x" * 100_000)
+        assert caller.call("/v2/models/texts/infer", body, headers=headers)[0] == 200
+        head = f"POST /v2/models/texts/infer HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+        caller.socket.sendall(head.encode() + body[:-100])
+        file.write_text(code.replace('batch["a"] + batch["a"]', 'batch["a"] + b"new"'))
+        assert control.call("/v2/repository/models/texts/load")[0] == 200
+        caller.socket.sendall(body[-100:])
+        assert b"x" * 100_000 + b"new" in caller.answer()[2]
+
+
 def test_a_reload_while_a_body_arrives_is_answered_by_the_new_model(tmp_path: Path) -> None:
     code = Path(MODELS).read_text()
     file = tmp_path / "model.py"

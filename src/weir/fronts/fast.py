@@ -44,7 +44,8 @@ class FrontRequest(HttpRequest):
 class FrontKserveRequest(KserveRequest):
     """A request of the Open Inference Protocol. The worker reads its JSON, or else it is read here and sent as packed arrays.
 
-    `body` and `opening` are what came, and the part of it that a place does not hold any more after the request was sent.
+    `body` and `opening` are what came, and the part of it that a place does not hold any more after the request was sent; after `keep_body`, a place holds
+    nothing of it.
     """
 
     __slots__ = ("body", "number", "opening")
@@ -69,6 +70,12 @@ class FrontKserveRequest(KserveRequest):
         if found is None:
             raise HandedOver
         return partial(self._take_outline, None, found)
+
+    def keep_body(self) -> None:
+        """Copy the body, whose place is about to be written. Raises what Account.take raises."""
+        size = self.plan.length
+        self.connection.charge(size)
+        self.body, self.opening = _bytes_of(self.body, self.plan), b""
 
     def fail(self, error: BaseException) -> None:
         """Write the error, or hand the request over."""

@@ -208,7 +208,12 @@ def _sendable(request: Any, places: LentPlaces | None) -> tuple[SentPayload, str
     if isinstance(payload, ArenaArrays) and isinstance(payload.block, LentPlace):
         if write_head(payload, payload.block):
             return _sent(payload.block), PACKED, PACKED
-        raise HandedOver
+        packed = pack(payload)  # BYTES are no views of their place
+        if len(packed) > len(payload.block.view):
+            raise HandedOver
+        request.keep_body()
+        payload.block.view[: len(packed)] = packed
+        return SentPlace(payload.block.offset, len(packed)), PACKED, PACKED
     if not isinstance(payload, dict):
         raise HandedOver
     packed = pack(payload)
