@@ -8,7 +8,7 @@
 #   make test-sklearn  serve files of scikit-learn, in an environment of its own (.venvs/sklearn)
 #   make test-ray  run workers on a Ray of three nodes, and kill its actors and nodes under load, in an environment of its own (.venvs/ray)
 #   make test-clients  try clients and frameworks of others for texts, unchanged, in an environment of their own (.venvs/clients)
-#   make test-fronts  what the tests of HTTP, gRPC and texts assert, with two fronts
+#   make test-fronts  what the tests of HTTP, gRPC, WebSocket and texts assert, with two fronts
 #   make test-adapters  serve models of mosec, LitServe and MLServer, in an environment of its own (.venvs/adapters)
 #   make docs    check the documentation (links, code blocks, generated pages), and build its site in build/site
 #   make bench   measure beside the peers and write docs/benchmarks.md (PART=... for one part; QUICK=1: shorter, where it can be, and not written)
@@ -98,9 +98,12 @@ test-clients: .venvs/clients/.test
 
 TEXTS_SERVED = $(addprefix tests/,text_server/test_server.py text_server/test_heads_served.py text_server/protocols/test_tei_grpc.py text_models/test_classifiers.py)
 
+ALSO_WITH_FRONTS = $(addprefix tests/,protocols/kserve text_server/protocols/test_kserve.py test_keys.py test_unbatched_models.py) \
+	$(addprefix tests/frontends/,test_websocket.py http/test_under_attack.py grpc/test_server.py grpc/test_stock_clients.py)
+
 test-fronts: $(VENV)/.test
 	TEST_FRONTS=1 $(BIN)/python -m pytest tests/fronts tests/frontends tests/protocols -k fronts $(ARGS)
-	TEST_FRONTS=1 $(BIN)/python -m pytest $(TEXTS_SERVED) $(ARGS)
+	TEST_FRONTS=1 $(BIN)/python -m pytest $(TEXTS_SERVED) $(ALSO_WITH_FRONTS) $(ARGS)
 
 test-adapters: .venvs/adapters/.test
 	.venvs/adapters/bin/python -m pytest -m adapters tests/catalog/adapters $(ARGS)

@@ -24,6 +24,8 @@ from tests.template import Forked, can_fork
 
 from weir.cli import main
 
+# With `make test-fronts`, servers have two fronts unless their tests say how many.
+TEST_FRONTS = bool(os.environ.get("TEST_FRONTS"))
 MODELS = Path(__file__).parent / "served_models.py"
 CLEAN = {key: value for key, value in os.environ.items() if not key.startswith("WEIR_")}
 
@@ -110,7 +112,8 @@ class Served:
         stderr: int = PIPE,
         command: str = "serve",
     ) -> None:
-        self.words = [*command.split(), *map(str, arguments), "--port", "0"]
+        fronts = ["--fronts", "2"] if TEST_FRONTS and "--fronts" not in arguments else []
+        self.words = [*command.split(), *map(str, arguments), *fronts, "--port", "0"]
         self.process = start_weir(self.words, {**CLEAN, **(env or {})}, stderr=stderr)
         self.url = ""
         self.table = ""

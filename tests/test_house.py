@@ -81,7 +81,7 @@ LIMITS = {
     "client": (9, 1_981),
     "commands": (16, 1_887),
     "frontends": (35, 6_812),
-    "fronts": (18, 2_864),
+    "fronts": (18, 2_905),
     "jobs": (7, 1_403),
     "manifests": (8, 914),
     "policy": (26, 3_527),

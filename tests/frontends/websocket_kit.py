@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from tests.frontends.http.servers import two_fronts
+from tests.served import TEST_FRONTS
 from websockets.asyncio.client import ClientConnection, connect
 
 from weir import InvalidRequest, Model, Service, Tensor
@@ -12,6 +14,7 @@ from weir.catalog.registry import Registry
 from weir.frontends.http.application import make_app
 from weir.frontends.http.server import HttpServer
 from weir.frontends.websocket import WebSockets
+from weir.fronts.server import FrontFigures, FrontsServer
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.wire.inference import InferenceResponse
@@ -50,10 +53,16 @@ class Server:
 @asynccontextmanager
 async def serving(*services: Service, **options: Any) -> AsyncIterator[Server]:
     registry, settings = Registry(services), HttpSettings(port=0, **options)
-    context = KserveContext(registry, settings)
+    figures = FrontFigures(settings, 2) if TEST_FRONTS else None
+    context = KserveContext(registry, settings, account=None if figures is None else figures.account)
     websockets = WebSockets(registry, settings, context.account)
     app = make_app(registry, settings, context=context, websockets=websockets)
-    server = HttpServer(registry, app, settings, context=context, websockets=websockets)
+    more: Any = {"context": context, "websockets": websockets}
+    server = (
+        HttpServer(registry, app, settings, **more)
+        if figures is None
+        else FrontsServer(registry, app, settings, (), config=two_fronts(settings), figures=figures, **more)
+    )
     await registry.start()
     await server.start()
     try:

@@ -35,7 +35,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def single() -> Iterator[Served]:
-    with Served(*ALL, "--grpc-port", 0) as running:
+    with Served(*ALL, "--fronts", 1, "--grpc-port", 0) as running:
         yield running.until_grpc().until_ready()
 
 

@@ -49,7 +49,7 @@ def served(folder: Path) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def single(folder: Path) -> Iterator[Served]:
-    with serving(folder) as running:
+    with serving(folder, "--fronts", 1) as running:
         yield running
 
 

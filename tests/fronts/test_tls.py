@@ -47,7 +47,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def single() -> Iterator[Served]:
-    with Served(*ALL) as running:
+    with Served(*ALL, "--fronts", 1) as running:
         yield running.until_ready()
 
 

@@ -1,7 +1,6 @@
 """Servers of tiny models of texts: every frontend, started from Python."""
 
 import asyncio
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import openai
 import pytest
 from bert_serving.client import BertClient
+from tests.served import TEST_FRONTS
 from tests.text_models import tiny
 
 import weir.embedding
@@ -21,7 +21,7 @@ from weir.embedding import EmbeddingServer
 from weir.errors import DeadlineExceeded, InvalidRequest, ModelError, SettingsError, Unauthorized
 
 TEXTS = ["first do it", "then do it right", "it"]
-FRONTS = 2 if os.environ.get("TEST_FRONTS") else 1  # `make test-fronts`
+FRONTS = 2 if TEST_FRONTS else 1
 SETTINGS: dict[str, Any] = {
     "port": 0, "executor": "thread", "threads": 1, "device_map": ["cpu"], "calibrate": False, "fronts": FRONTS,
 }  # fmt: skip

@@ -91,6 +91,7 @@ class Catalogue:
         self._numbers: dict[ModelFacts, int] = {}
         self.handles: dict[int, tuple[LocalHandle, ModelFacts]] = {}
         self.most_texts = 0  # that may be in queues
+        self.lent: list[Lent] = []  # to each front; the one that gave a place back last is the last one
 
     def table(self) -> ModelTable:
         """Return the models that there are now, which `handles` has from then on."""
@@ -265,6 +266,7 @@ class ConnectedFront:
         self._link: Link[FromFront] = Link(link, loop, reader_of_front(), self._received, ended)
         self._receiver = ConnectionReceiver(connections, loop, passed, account.max_bytes)
         self._lent = Lent(connections, self._link.put)
+        catalogue.lent.append(self._lent)
         self._outputs = PlacedOutputs(connections, self._link.put)
         self._pressed = pressed
         self.put = self._link.put  # sends a message in this turn
@@ -318,6 +320,8 @@ class ConnectedFront:
         for request in requests.values():
             request.handle.cancel(request)
         self._lent.close()
+        if self._lent in self._catalogue.lent:
+            self._catalogue.lent.remove(self._lent)
         self._outputs.close()
 
     # What comes from the front.
@@ -427,6 +431,13 @@ class ConnectedFront:
             self._lent.free(message)
         except ValueError as error:
             raise _Violation(str(error)) from None
+        # The other fronts come first. Who still waits needs what bodies hold that began to arrive meanwhile.
+        lent = self._catalogue.lent
+        lent.remove(self._lent)
+        lent.append(self._lent)
+        waits = [each.retry(message.model) for each in lent]
+        if any(waits):
+            self._pressed(message.model)
 
     def _has_read(self, message: OutputsRead) -> None:
         try:

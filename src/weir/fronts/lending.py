@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from weir.serving.handle import ModelHandle
     from weir.wire.inference import ArenaArrays
 
-_MEMORY = struct.Struct(
-    "<qq"
-)  # the number of memory and its bytes: that of a model for its arena, or one below 0 for results (see outputs.py)
+# The number of memory and its bytes: that of a model for its arena, or one below 0 for results (see outputs.py).
+_MEMORY = struct.Struct("<qq")
 _STEP = 64 << 10  # bytes: places have a multiple of it, so that similar bodies can use one after the other
 _IDLE_PART = 4  # the idle places of all fronts together may take this part of an arena: 1/4
 
@@ -78,10 +77,11 @@ class Lent:
         self._waiting.append((message, handle, 0))
         return False
 
-    def retry(self) -> None:
-        """Lend places that were not free before."""
+    def retry(self, model: int = 0) -> bool:
+        """Lend places that were not free before. Return whether one in the arena of `model` is still wanted."""
         waiting, self._waiting = self._waiting, []
         self._waiting = [each for each in waiting if not self._grant(each[0], each[1])]
+        return any(message.model == model for message, _, _ in self._waiting)
 
     def sweep(self) -> None:
         """Note that a second has passed: refuse what has waited for more than one."""
@@ -112,7 +112,6 @@ class Lent:
         if place is None:
             raise ValueError("a place back that it does not have")
         place.release()
-        self.retry()
 
     def close(self) -> None:
         """Take all places back: the front has ended. Idempotent."""

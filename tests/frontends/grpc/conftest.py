@@ -1,16 +1,16 @@
 """Calls are tested over both servers: gRPC's core, and grpc.aio, which takes its place where the core cannot be had."""
 
-import os
 from typing import Any
 
 import pytest
 from tests.frontends.grpc import kit
+from tests.served import TEST_FRONTS
 
 from weir.frontends.grpc.aio import AioCore
 from weir.frontends.grpc.core import Core
 
 OVER: dict[str, Any] = {"core": Core, "aio": AioCore}
-if os.environ.get("TEST_FRONTS"):  # `make test-fronts`
+if TEST_FRONTS:
     OVER["fronts"] = kit.FRONTS
 # Tests that replace, or look at, what in a server with fronts other processes have or do later.
 INSIDE = {

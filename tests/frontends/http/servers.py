@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import socket
 import threading
 import time
@@ -14,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 import httpx
 import uvicorn
 import uvloop
+from tests.served import TEST_FRONTS
 
 from weir.catalog.registry import Registry
 from weir.frontends.http.application import make_app
@@ -146,6 +146,11 @@ async def fastlane_server(
         await server.stop()
 
 
+def two_fronts(settings: HttpSettings) -> FrontConfig:
+    """Return what two fronts must know of a server."""
+    return FrontConfig(settings, Access(), False, logging.WARNING, 2)
+
+
 @asynccontextmanager
 async def fronts_server(
     registry: Registry, settings: HttpSettings, metrics: RenderMetrics | None
@@ -153,9 +158,8 @@ async def fronts_server(
     """Serve as `weir serve --fronts 2` does."""
     figures = FrontFigures(settings, 2)
     context = KserveContext(registry, settings, account=figures.account)
-    config = FrontConfig(settings, Access(), False, logging.WARNING, 2)
     app = make_app(registry, settings, metrics=metrics, context=context)
-    server = FrontsServer(registry, app, settings, (), config=config, figures=figures, context=context)
+    server = FrontsServer(registry, app, settings, (), config=two_fronts(settings), figures=figures, context=context)
     await server.start()
     try:
         yield settings.host, server.port
@@ -164,7 +168,7 @@ async def fronts_server(
 
 
 SERVERS: dict[str, Start] = {"asgi": asgi_server, "fastlane": fastlane_server}
-if os.environ.get("TEST_FRONTS"):  # `make test-fronts`: a server with fronts takes most of a second to start
+if TEST_FRONTS:  # a server with fronts takes most of a second to start
     SERVERS["fronts"] = fronts_server
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "fastlane": uvloop.new_event_loop,
