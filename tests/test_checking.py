@@ -31,6 +31,18 @@ def test_check_starts_the_steps_of_a_chain(tmp_path: Path) -> None:
     assert "step 'half': unknown model 'half'" in alone.stderr
 
 
+def test_one_worker_is_tried_and_measured_of_a_model_with_two_kinds(tmp_path: Path) -> None:
+    config = tmp_path / "weir.toml"
+    config.write_text('[models.count]\nworkers = 2\nworker_kinds = ["large", "small"]\n')
+    done = weir("check", COUNT, "--config", config)
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "count.toml"
+    done = weir("profile", COUNT, "--config", config, "--sizes", "1", "--seconds", "0.1", "--output", path)
+    assert done.returncode == 0, done.stderr
+    refused = weir("profile", COUNT, "--worker-kinds", "large")
+    assert "No such option: --worker-kinds" in refused.stderr
+
+
 def test_check_says_how_to_write_predict_for_a_list(tmp_path: Path) -> None:
     file = tmp_path / "single.py"
     file.write_text(SINGLE)

@@ -21,6 +21,7 @@ from weir.protocols.entries import QueueEntry, Schedule
 from weir.protocols.exchange import Exchange
 from weir.protocols.inference import QueuedRequest
 from weir.serving.service import Service, same
+from weir.workers.settings import ONE_WORKER
 
 
 @dataclass
@@ -68,7 +69,7 @@ def check_model_runs(model: ModelToServe, others: Sequence[ModelToServe] = ()) -
 
 
 def _one_worker(model: ModelToServe) -> Service:
-    return make_service(model._replace(settings={**model.settings, "workers": 1}), ())
+    return make_service(model._replace(settings={**model.settings, **ONE_WORKER}), ())
 
 
 async def _check(service: Service, registry: Registry) -> ModelReport:

@@ -22,7 +22,7 @@ from weir.workers.cpus import (
     unpinned,
 )
 from weir.workers.process.launch import Launch
-from weir.workers.settings import WorkerSettings
+from weir.workers.settings import ONE_WORKER, WorkerSettings
 
 SOURCE = Path(weir.__file__).parent
 
@@ -113,7 +113,7 @@ def test_a_worker_has_the_threads_that_it_was_told_or_else_its_share(monkeypatch
 def test_what_is_measured_has_the_threads_of_one_of_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert for_measuring({"workers": 2}) == {"workers": 1, "policy": "greedy", "threads": 4}
+    assert for_measuring({"workers": 2}) == {**ONE_WORKER, "policy": "greedy", "threads": 4}
     assert for_measuring({"workers": 2, "threads": 1})["threads"] == 1
     assert "threads" not in for_measuring({"workers": 2, "executor": "thread"})
     monkeypatch.setenv("OMP_NUM_THREADS", "3")

@@ -28,6 +28,7 @@ from weir.workers.executor import ExecutorBase, Listener
 from weir.workers.local import LocalState
 from weir.workers.run.codecs import Reader, Writer
 from weir.workers.run.steps import model_error
+from weir.workers.settings import ONE_WORKER
 
 PLACES = 4096  # batches in flight at a time; in practice the queues of the steps' models are the limit
 
@@ -386,7 +387,7 @@ def _at(name: str, error: WeirError) -> WeirError:
 
 
 CAPACITY = {"capacity": 4096}  # default for the items in all steps together
-FORCED = {"policy": "greedy", "workers": 1}  # a chain has no worker that a policy could wait for
+FORCED = {"policy": "greedy", **ONE_WORKER}  # a chain has no worker that a policy could wait for
 
 
 class Chained(Model):

@@ -43,7 +43,7 @@ from weir.telemetry.logs import redacted
 from weir.workers import imports
 from weir.workers.cpus import share_of_cpus
 from weir.workers.imports import FOLDER, ModelFolder, folder_of
-from weir.workers.settings import WorkerAddress, WorkerSettings, parse_address
+from weir.workers.settings import ONE_WORKER, WorkerAddress, WorkerSettings, parse_address
 from weir.workers.source import import_text
 from weir.workers.turns import DeviceGroup
 
@@ -500,7 +500,7 @@ Target = str | type[Model] | type[Service]
 
 # These override the settings of a service that is measured. A profile describes one worker, and no policy may be needed for it:
 # the service's own policy may be waiting for this very profile.
-MEASURED_WITH = {"workers": 1, "policy": "greedy"}
+MEASURED_WITH = {**ONE_WORKER, "policy": "greedy"}
 
 
 def for_measuring(settings: Mapping[str, Any]) -> dict[str, Any]:

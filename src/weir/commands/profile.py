@@ -26,6 +26,7 @@ from weir.commands.options import (
 from weir.errors import SettingsError
 from weir.profiling.items import ProfilingSettings
 from weir.settings import TRUST, declared_by, declared_settings, value_of
+from weir.workers.settings import ONE_WORKER
 
 if TYPE_CHECKING:
     from weir.policy.cost.profile import Profile
@@ -36,7 +37,7 @@ OWN = {each.name: each for each in declared_by(ProfilingSettings, "Measurement")
 OF_MODEL = [
     each
     for name, each in declared_settings().items()
-    if (each.part == "Workers" and name != "workers") or name in ("name", "params", "max_batch_size", *TRUST)
+    if (each.part == "Workers" and name not in ONE_WORKER) or name in ("name", "params", "max_batch_size", *TRUST)
 ]
 
 

@@ -33,6 +33,7 @@ from weir.telemetry.recorder import SilentObserver
 from weir.text_models.texts import Tokens
 from weir.workers.cpus import cpu_count
 from weir.workers.process.entry import cpu_times
+from weir.workers.settings import ONE_WORKER
 
 SHORT_TEXT = 8  # tokens; max_batch_size is that many times less than max_batch_cost
 MAX_ROWS = 256  # the largest max_batch_size
@@ -377,7 +378,7 @@ async def _measure(
         "max_queue_size": 2 * MAX_ROWS,
         "timeout": 600.0,
         "policy": "greedy",
-        "workers": 1,
+        **ONE_WORKER,
         "pipeline_depth": 1,
         "padded": False,
         "device_group": None,

@@ -96,6 +96,7 @@ def _is_json_object(text: str) -> bool:
 RULE = "must be unix:PATH or tcp:HOST:PORT"
 
 MOST_KINDS = 2  # of workers: for so many the policy is solved
+ONE_WORKER: Mapping[str, Any] = {"workers": 1, "worker_kinds": []}  # the settings of a model that is tried or measured
 
 
 def as_workers(value: Any) -> int | str | None:
