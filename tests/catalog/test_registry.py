@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 from tests.serving.kit import Square, squares, turns
 
+import weir
 from weir import ModelError, ModelNotFound, Registry, Service, SettingsError
 from weir.catalog.registry import running, version_order
 from weir.testing import FakeExecutor
@@ -147,6 +148,42 @@ def test_when_one_fails_to_start_the_others_are_stopped() -> None:
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(main())
+
+
+class Deviceless(weir.Model):
+    def load(self) -> None:
+        raise SettingsError("device='cuda:3': torch sees 0 GPUs here")
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return batch
+
+
+class Untried(weir.Model):
+    examples = (1,)
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        raise ValueError("no weights")
+
+
+class Weightless(Untried):
+    def load(self) -> None:
+        raise FileNotFoundError("weights.bin")
+
+
+@pytest.mark.parametrize("executor", ["process", "thread"])
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        (Deviceless, "faulty: device='cuda:3': torch sees 0 GPUs here"),
+        (Untried, "faulty: warm-up, example 0 of 1 at once: predict raised ValueError: no weights"),
+        (Weightless, "worker 0 of 'faulty'"),
+    ],
+)
+def test_the_error_of_one_of_several_models_names_it_once(model: type[weir.Model], what: str, executor: str) -> None:
+    faulty = Service(model, name="faulty", executor=executor)
+    with pytest.raises((ModelError, SettingsError)) as caught:
+        asyncio.run(Registry([named("one"), faulty]).start())
+    assert what in str(caught.value) and str(caught.value).count("faulty") == 1
 
 
 def test_all_models_drain_at_the_same_time() -> None:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from weir.catalog.chains import chain_of, stop_order
-from weir.errors import ModelNotReady, SettingsError, unknown_model, unread_model
+from weir.errors import ModelNotReady, SettingsError, WeirError, unknown_model, unread_model
 from weir.messages import label_of
 from weir.serving.service import Service
 
@@ -140,9 +140,10 @@ class Registry:
     async def start(self, services: "Sequence[Service] | None" = None) -> None:
         """Start all models, or only `services`, at the same time; return when all are ready.
 
-        When one fails, all models are stopped and its error is raised.
+        When one fails, all models are stopped and its error is raised, which names the model if there are several.
         """
-        starts = [asyncio.ensure_future(service.start()) for service in (self.all if services is None else services)]
+        starting = self.all if services is None else services
+        starts = [asyncio.ensure_future(self._start(service)) for service in starting]
         try:
             await asyncio.gather(*starts)
         except BaseException:
@@ -151,6 +152,17 @@ class Registry:
                 start.cancel()
             await asyncio.gather(*starts, return_exceptions=True)
             await self.stop(0.0)
+            raise
+
+    async def _start(self, service: Service) -> None:
+        try:
+            await service.start()
+        except WeirError as error:
+            labels = [each.label for each in self.all]
+            names = any(error.message.startswith(f"{label}: ") or repr(label) in error.message for label in labels)
+            if len(labels) > 1 and not names:  # of models that share workers, the error is that of one
+                error.message = f"{service.label}: {error.message}"
+                error.args = (error.message,)
             raise
 
     async def stop(self, drain_timeout: float | None = None) -> None:
