@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 # rows as wait with the probability RARE. Queues are served PART_ROWS rows at a time.
 BATCHES, BATCHES_EACH, MOST_BATCHES = 300, (150, 40), 4_000
 LONGEST, RARE, MOST_ROWS = 2, 1e-3, 200_000
-PART_ROWS, FEWEST_QUEUES, MOST_QUEUES, MOST_PARTS = 300_000, 24, 256, 20
+PART_ROWS, FEWEST_QUEUES, MOST_QUEUES, MOST_PARTS = 300_000, 24, 256, 27
 ENOUGH = 0.003  # relative standard error of the mean at which an estimate is good enough
 SHARE, LATE_COUNTS = 0.99, 0.1  # a relative error of the share of later rows counts as this part of one of the mean
 LEAST_SPARE = 0.003  # of the workers: where fewer are spare, queues begin as if so many were
@@ -422,12 +422,14 @@ def looks(
     """
     found = left = [SeenQueues(replicas, rate, table, seed) for rate, table in pairs]
     sizes = {each: each.size(part_rows) for each in found}
+    looked = 1
     for number in range(1, MOST_PARTS + 1):
-        for each, part in zip(
-            left, replicas.serve_all([each.case(*sizes[each], number) for each in left], times=True), strict=True
-        ):
+        cases = [each.case(*sizes[each], number) for each in left]
+        for each, part in zip(left, replicas.serve_all(cases, times=True), strict=True):
             each.add(part)
-        left = [each for each in left if enough < inf and each.estimate().error > enough]
+        if number == looked:
+            looked += (number + 1) // 2  # more and more seldom: each look takes longer
+            left = [each for each in left if enough < inf and each.estimate().error > enough]
         if not left:
             break
     return found
