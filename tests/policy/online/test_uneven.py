@@ -104,8 +104,7 @@ def test_no_wait_is_in_the_past() -> None:
 
 def test_a_kind_without_a_worker_that_is_ready_is_not_waited_for() -> None:
     asked = Asked(table(1, 3, 10))
-    assert asked.ask(5, KindState(0, ()), IDLE).kind == 1
-    assert asked.ask(2, KindState(0, ()), IDLE).until is None
+    assert asked.ask(2, KindState(0, ()), IDLE) == Decision(2, Reason.IDLE)  # of which the table would start 3
     assert asked.ask(5, IDLE, KindState(0, ())).kind == 0
 
 
@@ -163,9 +162,3 @@ def test_a_solved_policy_decides_by_the_tables_of_both_kinds_until_it_has_a_bank
 def test_until_the_rate_is_known_the_first_kind_is_preferred() -> None:
     policy = UnevenPolicy(bank(table(1, 2, 4)), (1, 0))
     assert policy.decide(Observation(1.0, 2, 1.0, inf, 2, 1.0, 2, 2, 8, 1.0, False, (IDLE, IDLE)))[::4] == (2, 1)
-
-
-def test_a_first_kind_without_workers_is_not_waited_for_at_an_instant() -> None:
-    asked = Asked(table(1, 99, 0))
-    assert asked.ask(1, KindState(0, ()), IDLE).until is None
-    assert asked.policy.explain()["left_idle"]["first_idle_in"] is None

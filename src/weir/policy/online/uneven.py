@@ -29,7 +29,8 @@ class UnevenPolicy(PolicyBase):
     """Decides by `bank`. The kinds of the bank, the first and the second, have the numbers `numbers` among those of the
     workers, and `names`. `estimate` of the arrival rate is its own unless it is given.
 
-    Greedy until the rate is known, on the first kind if it has a free worker; and while workers count as alike.
+    Greedy until the rate is known, on the first kind if it has a free worker; and while that kind has no worker, or workers
+    count as alike.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class UnevenPolicy(PolicyBase):
         table = self.bank.tables[bisect(self._middle, rate)]
         kinds = [seen.kinds[number] for number in self._numbers]
         ends = [self._end(place, kind) for place, kind in enumerate(kinds)]
+        if ends[0] == inf:  # what the second kind leaves to the first would wait in vain
+            return _GREEDY.decide(seen)
         steps = [self._steps_until(place, ends[place], seen.now) for place in (0, 1)]
         if kinds[0].idle:
             first = table.first[steps[1]]
@@ -105,10 +108,10 @@ class UnevenPolicy(PolicyBase):
         self._left_idle = {
             "kind": self._names[1],
             "waiting": seen.waiting,
-            "first_idle_in": end - seen.now if end < inf else None,
+            "first_idle_in": end - seen.now,
         }
         starts = np.flatnonzero(second[1:, waiting])
-        until = end + self._steps[0] * (1 + int(starts[0])) if len(starts) and end < inf else None
+        until = end + self._steps[0] * (1 + int(starts[0])) if len(starts) else None
         if until is not None and until <= seen.now:
             until = None
         return Decision(0, _POLICY, until, None, self._numbers[0])
