@@ -84,7 +84,7 @@ LIMITS = {
     "fronts": (18, 2_905),
     "jobs": (7, 1_403),
     "manifests": (8, 914),
-    "policy": (26, 3_527),
+    "policy": (26, 3_533),
     "profiling": (6, 1_101),
     "protocols": (17, 2_710),
     "serving": (10, 2_756),
@@ -93,7 +93,7 @@ LIMITS = {
     "text_models": (37, 6_298),
     "text_server": (35, 7_516),
     "tuning": (6, 1_161),
-    "weir": (42, 4_077),
+    "weir": (42, 4_079),
     "wire": (15, 3_008),
     "workers": (31, 7_140),
 }

@@ -29,21 +29,27 @@ def erf(x: NDArray[Any]) -> NDArray[Any]:
 # The Gamma law.
 
 
-def gamma_tail(shape: Floats, x: Floats) -> Floats:
+def log_gamma(shape: Floats) -> Floats:
+    """Return the logarithm of the Gamma function of each element (> 0)."""
+    shapes, which = np.unique(shape, return_inverse=True)
+    return np.array([lgamma(each) for each in shapes])[which.reshape(shape.shape)]
+
+
+def gamma_tail(shape: Floats, x: Floats, logarithm: Floats) -> Floats:
     """Return the probability that a Gamma distributed number with `shape` (> 0) and scale 1 is above `x` (>= 0).
 
-    Both have the same shape. The work grows with the square root of `shape`: it is meant for shapes up to some 10,000.
+    All have the same shape; `logarithm` is log_gamma(shape), which callers with many `x` compute once. The work grows with the square root of
+    `shape`: it is meant for shapes up to some 10,000.
     """
-    below, above = _gamma_sides(shape, x)
+    below, above = _gamma_sides(shape, x, logarithm)
     return np.where(x < shape + 1.0, 1.0 - below, above)
 
 
-def _gamma_sides(shape: Floats, x: Floats) -> tuple[Floats, Floats]:
+def _gamma_sides(shape: Floats, x: Floats, logarithm: Floats | float) -> tuple[Floats, Floats]:
     """Return the probabilities of being below `x` where `x` is less than `shape` + 1, and above it elsewhere."""
     below, above = np.zeros_like(x), np.zeros_like(x)
-    shapes, which = np.unique(shape, return_inverse=True)
     with np.errstate(divide="ignore"):
-        density = np.exp(shape * np.log(x) - x - np.array([lgamma(each) for each in shapes])[which.reshape(x.shape)])
+        density = np.exp(shape * np.log(x) - x - logarithm)
     small = x < shape + 1.0
     below[small] = density[small] * _series(shape[small], x[small])
     above[~small] = density[~small] * _fraction(shape[~small], x[~small])
@@ -109,7 +115,7 @@ class GammaQuantile:
             logarithm = np.maximum(np.log(shape * cube), np.maximum(least, -700.0))
         logarithm = np.unique(logarithm)
         x = np.exp(logarithm)
-        below, above = _gamma_sides(np.full_like(x, shape), x)
+        below, above = _gamma_sides(np.full_like(x, shape), x, lgamma(shape))
         z = np.array(
             [
                 _NORMAL.inv_cdf(low) if low else -_NORMAL.inv_cdf(high)

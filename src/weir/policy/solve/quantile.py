@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.numerics import gamma_tail
+from weir.numerics import gamma_tail, log_gamma
 from weir.policy.cost.profile import Floats
 from weir.policy.solve.smdp import Actions, Continued, Costs, SteadyQueue
 from weir.policy.solve.stationary import decay
@@ -209,10 +209,10 @@ def _later_than(ends: _Ends, weights: Floats, share: float, near: float) -> tupl
 
     `weights` has shape (N,). `near` (ms) is a first guess.
     """
-    wanted = share * float(weights.sum())
+    wanted, tail = share * float(weights.sum()), _Tail(ends)
 
     def later(time: float) -> float:
-        return float(weights @ _tail(ends, time)) / wanted
+        return float(weights @ tail(time)) / wanted
 
     low, high, by = near, near, 1.0 + _STEP
     at_low = at_high = later(near)
@@ -234,15 +234,24 @@ def _later_than(ends: _Ends, weights: Floats, share: float, near: float) -> tupl
         else:
             high, at_high, moved = middle, seen, -1
     # The rows are in the order of their rank: neighbours differ by what the rank does not decide.
-    off = float(np.sqrt(np.sum(np.diff(weights * (_tail(ends, high) - share)) ** 2) / 2.0)) / wanted
+    off = float(np.sqrt(np.sum(np.diff(weights * (tail(high) - share)) ** 2) / 2.0)) / wanted
     return high, off / max(slope, 1e-12)
 
 
-def _tail(ends: _Ends, time: float) -> Floats:
-    """Return for each row the probability that it ends later than `time` (ms); shape (N,)."""
-    later = (ends.base > time).astype(np.float64)
-    left = (time - ends.base) / np.where(ends.shape > 0.0, ends.scale, 1.0)
-    far = ends.shape + 6.0 * np.sqrt(ends.shape) + 12.0
-    some = np.flatnonzero((ends.shape > 0.0) & (left >= 0.0) & (left < far))
-    later[some] = gamma_tail(ends.shape[some], left[some])
-    return later
+class _Tail:
+    """The probability that each row ends later than a time."""
+
+    def __init__(self, ends: _Ends) -> None:
+        varies = ends.shape > 0.0
+        self._base, self._shape = ends.base, np.where(varies, ends.shape, 1.0)
+        self._scale = np.where(varies, ends.scale, 1.0)
+        self._far = np.where(varies, ends.shape + 6.0 * np.sqrt(ends.shape) + 12.0, 0.0)  # as good as never later
+        self._logarithm = log_gamma(self._shape)
+
+    def __call__(self, time: float) -> Floats:
+        """Return the probability for each row that it ends later than `time` (ms); shape (N,)."""
+        later = (self._base > time).astype(np.float64)
+        left = (time - self._base) / self._scale
+        some = np.flatnonzero((left >= 0.0) & (left < self._far))
+        later[some] = gamma_tail(self._shape[some], left[some], self._logarithm[some])
+        return later
