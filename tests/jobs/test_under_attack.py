@@ -128,8 +128,8 @@ def test_uploads_that_stall_take_no_room_from_others(tmp_path: Path) -> None:
 
 
 def test_lines_of_jobs_take_no_more_memory_than_the_server_may_have(tmp_path: Path) -> None:
-    body = 8 * MB
-    more = "--max-body-size", body + 100, "--max-waiting-bytes", 64 * MB, "--arena-bytes", 0
+    body = 4 * MB
+    more = "--max-body-size", body + 100, "--max-waiting-bytes", 32 * MB, "--arena-bytes", 0
     with attacked(tmp_path, *more) as server:
         files = [b"\n".join(line(number, body - 1000) for number in range(12)) for _ in range(4)]
         before = server.most_memory()
@@ -137,7 +137,7 @@ def test_lines_of_jobs_take_no_more_memory_than_the_server_may_have(tmp_path: Pa
         for name in jobs:
             job = server.ended(name)
             assert (job["status"], job["request_counts"]["completed"]) == ("completed", 12)
-        assert server.most_memory() - before < 200 * MB
+        assert server.most_memory() - before < 100 * MB
 
 
 def test_files_are_listed_while_the_thread_of_the_jobs_is_at_work(

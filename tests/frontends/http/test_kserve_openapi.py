@@ -86,7 +86,7 @@ def test_what_it_says_of_the_protocol_is_so(
 
         @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
         @hypothesis.settings(
-            max_examples=5, deadline=None, derandomize=True, database=None,
+            max_examples=3, deadline=None, derandomize=True, database=None,
             suppress_health_check=list(hypothesis.HealthCheck), phases=[hypothesis.Phase.generate],
         )  # fmt: skip
         def holds(case: Any) -> None:
