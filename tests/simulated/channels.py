@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.simulated.world import Plan
 
 FIRST = 1000  # the clients of each channel begin at a multiple of it
-STREAMS, MESSAGES = 1, 2
+STREAMS, MESSAGES, FUZZ = 1, 2, 3
 
 
 class Place(Site, Protocol):
@@ -131,6 +131,9 @@ def widen(plan: "Plan", length: float) -> None:
     if draw.random() < 0.3:
         plan.http |= {"websocket_in_flight": draw.choice((1, 4, 64)), "websocket_ping": draw.choice((1.0, 20.0))}
         plan.clients += range(MESSAGES * FIRST, MESSAGES * FIRST + draw.choice((1, 3, 12)))
+    draw = random.Random(f"{plan.seed} fuzz")
+    if draw.random() < 0.3:
+        plan.clients += range(FUZZ * FIRST, FUZZ * FIRST + draw.choice((1, 3, 12)))
     draw = random.Random(f"{plan.seed} fronts")
     if draw.random() < 0.25:
         plan.fronts = draw.choice((1, 2, 3))
@@ -141,6 +144,7 @@ def widen(plan: "Plan", length: float) -> None:
 
 def make_client(site: Place, index: int) -> Caller:
     """Return the client of this number."""
+    from tests.simulated.fuzzing import FuzzClient
     from tests.simulated.messages import MessageClient
     from tests.simulated.streams import StreamClient
 
@@ -149,6 +153,8 @@ def make_client(site: Place, index: int) -> Caller:
         return StreamClient(site, index)
     if index // FIRST == MESSAGES:
         return MessageClient(site, index)
+    if index // FIRST == FUZZ:
+        return FuzzClient(site, index)
     return Client(
         site, index, plan.seed,
         turns=plan.turns, pace=plan.pace, quiet=plan.quiet, faults=plan.wrong, timeout=plan.timeout,

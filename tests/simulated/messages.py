@@ -13,7 +13,7 @@ GOING_AWAY, NO_MEMORY = 1001, 1013
 LATE = 0.03  # seconds after its deadline in which a request has its end
 _SILENCE = 1.0  # seconds beyond the last deadline after which a request hangs
 _SHORT = 60.0  # seconds for which messages may wait unread, again and again, while memory is short
-_OPENING = (
+OPENING = (
     b"GET /v2/ws HTTP/1.1\r\nHost: simulated\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 )
@@ -54,7 +54,7 @@ class MessageClient(ChannelClient):
             self.leave()
             peer = self._peer = _Incoming(self)
             self._transport = self.site.connect(peer, 2_000 if style == "slow" else None)
-            if self._transport is None or peer.refused or not self._transport.send(_OPENING):
+            if self._transport is None or peer.refused or not self._transport.send(OPENING):
                 self._peer = None
                 self.end(1.0)
                 return

@@ -25,6 +25,9 @@ ASKED = "the item asked for"  # the beginning of the message of each of them
 OTHERS = ("returns", "unwritable", "few", "many", "crash", "hang")
 
 
+_LONGEST = 1_000_000  # damaged requests may ask for any size
+
+
 class Crash(BaseException):
     """Ends the worker."""
 
@@ -72,7 +75,7 @@ class Items(Model):
             return errors.NotFound("the model returned it")
         if item["do"] == "unwritable":
             return object()
-        return {"n": item["n"], "v": answer_to(item["n"]), "pad": "x" * item.get("size", 0)}
+        return {"n": item["n"], "v": answer_to(item["n"]), "pad": "x" * min(item.get("size", 0), _LONGEST)}
 
 
 # What the second column of the tensor says.
@@ -109,7 +112,7 @@ class Streams(Model):
 
     def predict(self, batch: list[Any]) -> Generator[dict[int, Any], Any, None]:
         left: Any = ()
-        for part in range(max(item["size"] for item in batch)):
+        for part in range(min(max(item["size"] for item in batch), _LONGEST)):
             going = {index: item for index, item in enumerate(batch) if part < item["size"] and index not in left}
             left = (yield self._parts(going, part)) or ()
 
@@ -123,7 +126,7 @@ class Streams(Model):
                 raise Hang
             if do in RAISED:
                 raise raised(do)
-            answer: Any = {"n": item["n"], "part": part, "pad": "x" * item["pad"]}
+            answer: Any = {"n": item["n"], "part": part, "pad": "x" * min(item["pad"], _LONGEST)}
             if do == "outside":
                 parts[1000] = answer
             elif do == "returns":

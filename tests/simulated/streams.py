@@ -2,7 +2,7 @@
 
 import json
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from tests.simulated.asking import ANYTIME, MODEL_FAULTS
 from tests.simulated.channels import ChannelClient, Place, fault_of_status
@@ -31,10 +31,23 @@ class StreamAsk(NamedTuple):
         return named.get(self.do) or MODEL_FAULTS.get(self.do, self.do)
 
 
+class Reader(Protocol):
+    """Who has an Incoming."""
+
+    def came(self, incoming: "Incoming") -> None:
+        """A piece of a body has come."""
+
+    def answered(self, incoming: "Incoming", status: int) -> None:
+        """A response is complete."""
+
+    def lost(self, incoming: "Incoming") -> None:
+        """The connection has gone."""
+
+
 class Incoming:
     """What comes on one connection: the responses, whose bodies have a length or come in chunks."""
 
-    def __init__(self, client: "StreamClient") -> None:
+    def __init__(self, client: Reader) -> None:
         self._client = client
         self._buffer = bytearray()
         self.open = True

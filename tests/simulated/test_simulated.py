@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from tests.simulated import shrinking, world
 from tests.simulated.asking import Ask, fault_of
+from tests.simulated.channels import FIRST, FUZZ
 from tests.simulated.loop import SimulatedLoop, Stuck
 from tests.simulated.mutants import KINDS, MUTANTS, patched
 from tests.simulated.shrinking import command, narrowed, promise_of, shrunk
@@ -57,6 +58,15 @@ def test_fronts_are_stopped_and_killed_and_their_requests_travel_as_bytes(monkey
     assert simulate(plan).fault == ""
     assert min(seen[each] for each in ("Submit", "CallerLeft", "Refused", "Alive")) > 0
     assert seen["FrontListens"] > plan.fronts
+
+
+def test_damaged_requests_are_refused_and_leave_nothing() -> None:
+    plan = draw_plan(14)
+    plan.clients = [*range(2), *range(FUZZ * FIRST, FUZZ * FIRST + 12)]
+    result = simulate(plan)
+    assert result.fault == ""
+    assert {400, 404, 200, 101} <= {int(each[8:]) for each in result.responses if each.startswith("damaged ")}
+    assert sum(result.responses.values()) > 100
 
 
 def test_each_mutant_is_one_place_of_the_source() -> None:

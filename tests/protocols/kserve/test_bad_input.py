@@ -149,6 +149,7 @@ def test_what_is_wrong_is_named(client: httpx.Client, case: str) -> None:
     assert (answer.status_code, list(answer.json())) == (code, ["error"]), error
     assert all(each in error for each in text), error
     assert len(error) < 2000
+    assert answer.headers["weir-error"]
     assert client.post(SIMPLE, content=GOOD).status_code == 200
 
 

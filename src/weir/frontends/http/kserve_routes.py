@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weir import errors
-from weir.errors import MethodNotAllowed, ModelNotReady, Unsupported
+from weir.errors import MethodNotAllowed, ModelNotReady, NotFound, Unsupported
 from weir.frontends.http.asgi import AsgiCall, Endpoint, Handler, as_response, inner_path, with_names
 from weir.frontends.http.endpoints import HttpEndpoint, routes_of
 from weir.frontends.http.openapi import described_errors
@@ -183,7 +183,7 @@ class KservePages:
         found, least = kserve.device_count(find_hardware(), request.name), max(1, request.num or 1)
         if found < least:
             error = f"hardware {request.name!r:.80}: there are {found}, not {least}"
-            return HttpResponse(404, [JSON_TYPE], encode_safely({"error": error}))
+            return error_answer(NotFound(error))
         return kserve.HardwareRequest(request.name, found)
 
     def _service(self, call: AsgiCall) -> "ModelHandle":
@@ -352,4 +352,4 @@ async def _router_error(context: KserveContext, request: Request, error: Excepti
         allow = sorted((error.headers or {}).get("Allow", "").split(", "))
         refusal = MethodNotAllowed(f"{request.method} {path}: takes {', '.join(allow)} only", details={"allow": allow})
         return as_response(error_answer(refusal))
-    return as_response(HttpResponse(404, [JSON_TYPE], encode_safely({"error": f"{path}: unknown path"})))
+    return as_response(error_answer(NotFound(f"{path}: unknown path")))

@@ -21,6 +21,7 @@ from weir.errors import (
     InvalidRequest,
     MethodNotAllowed,
     ModelNotFound,
+    NotFound,
     SettingsError,
     ValidationFailed,
     WeirError,
@@ -37,6 +38,7 @@ from weir.policy.residency import Presence, Residents
 from weir.protocols.account import Account
 from weir.protocols.content_negotiation import accepted_coding
 from weir.protocols.kserve.context import KserveContext
+from weir.protocols.kserve.protocol import error_answer as kserve_error
 from weir.protocols.response import HttpResponse, compressed_off_loop, encode_safely, error_answer
 from weir.protocols.settings import HttpSettings
 from weir.serving.handle import ModelHealth
@@ -461,9 +463,8 @@ def _router_error(request: Request, error: Exception) -> Response:
         where = "; GET / lists the paths that there are" if path == "/" else ""
         message = f"{request.method} {path}: takes {', '.join(allow)} only{where}"
     if path == _AMD_WEBSOCKET or path.startswith(_DOUBLED):
-        headers = [(b"content-type", b"application/json")]
-        headers += [] if allow is None else [(b"allow", ", ".join(allow).encode())]
-        return as_response(HttpResponse(404 if allow is None else 405, headers, encode_safely({"error": message})))
+        refusal = NotFound(message) if allow is None else MethodNotAllowed(message, details={"allow": allow})
+        return as_response(kserve_error(refusal))
     if allow is not None:
         return as_response(error_answer(MethodNotAllowed(message, details={"allow": allow})))
     return as_response(not_found(message))

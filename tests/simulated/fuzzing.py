@@ -1,0 +1,121 @@
+"""Simulated clients that send damaged requests: valid ones of all channels, cut, doubled, flipped and spliced. Nothing is promised to them but HTTP and an error
+of the table; the server must keep its promises to all others, and have nothing left of them."""
+
+import json
+import random
+from typing import Any
+
+from tests.simulated.asking import ERROR_HEADER, draw_ask
+from tests.simulated.channels import ChannelClient, fault_of_status
+from tests.simulated.messages import OPENING, TEXT, frame
+from tests.simulated.streams import Incoming
+
+_FIRST_NUMBER = 9 * 10**15  # no beginning of it is the number of another client's request
+_MOST = 100  # damaged requests at a time
+_SWITCHING = 101
+
+
+def damaged(draw: random.Random, data: bytes, other: bytes) -> bytes:
+    """Return `data` with one to three faults; `other` is another request."""
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        start, stop = sorted(draw.randrange(len(data) + 1) for _ in range(2))
+        kind = draw.choice(("cut", "leave out", "double", "flip", "flip", "byte", "splice", "insert"))
+        if kind == "cut":
+            data = data[:start]
+        elif kind == "leave out":
+            data = data[:start] + data[stop:]
+        elif kind == "double":
+            data = data[:stop] + data[start:]
+        elif kind == "splice":
+            data = data[:start] + other[draw.randrange(len(other)) :]
+        elif kind == "insert":
+            data = (
+                data[:start]
+                + draw.choice((b"\r\n", b"\r\n\r\n", b"\x00", b": ", b"0", b"-", b"\xff\xfe"))
+                + data[start:]
+            )
+        elif start < len(data):
+            changed = data[start] ^ 1 << draw.randrange(8) if kind == "flip" else draw.randrange(256)
+            data = data[:start] + bytes([changed]) + data[start + 1 :]
+        data = data or b"\r\n"
+    return data
+
+
+class FuzzClient(ChannelClient):
+    """Sends a damaged request on a new connection each turn, reads for a while, and leaves."""
+
+    def turn(self) -> None:
+        """See ChannelClient."""
+        draw = self.draw
+        data = damaged(draw, self._valid(), self._valid())
+        incoming = Incoming(self)
+        transport: Any = self.site.connect(incoming, None)
+        if transport is None:
+            self.end(1.0)
+            return
+        self.asked += 1
+        size = draw.choice((len(data), len(data), 1, 7, 100))
+        size = max(size, len(data) // _MOST)
+        for start in range(0, len(data), size):
+            transport.send(data[start : start + size])
+        self.later(draw.choice((0.0, 0.01, 0.5, 5.0)), self._go, incoming, transport)
+
+    def _valid(self) -> bytes:
+        """Return a valid request of some channel."""
+        draw, n = self.draw, _FIRST_NUMBER + self.number()
+        chance = draw.random()
+        if chance < 0.15 and "streams" in self.site.plan.services:
+            body = json.dumps({"n": n, "size": 2, "do": "ok", "at": 0, "mark": False, "pad": 0}).encode()
+            return b"POST /infer/streams HTTP/1.1\r\nHost: simulated\r\nContent-Length: %d\r\n\r\n%b" % (
+                len(body),
+                body,
+            )
+        if chance < 0.3:
+            tensor = {"name": "x", "datatype": "INT64", "shape": [1, 2], "data": [n, 0]}
+            message = json.dumps({"model_name": "tensors", "id": str(n), "inputs": [tensor]}).encode()
+            return OPENING + frame(TEXT, message, draw.randbytes(4)) * draw.choice((1, 3))
+        asks = [
+            draw_ask(draw, n + count, faults=0.0, timeout=1.0, small=True) for count in range(draw.choice((1, 1, 3)))
+        ]
+        return b"".join(ask.data for ask in asks)
+
+    def _go(self, incoming: Incoming, transport: Any) -> None:
+        if incoming.open:
+            incoming.open = False
+            if self.draw.random() < 0.5:
+                transport.half_close()
+                self.later(5.0, transport.reset)
+            else:
+                transport.reset()
+        self.end()
+
+    # What comes back.
+
+    def came(self, incoming: Incoming) -> None:
+        """A piece of a stream has come."""
+        self.note(bytes(incoming.body))
+
+    def answered(self, incoming: Incoming, status: int) -> None:
+        """A response is complete."""
+        self.note(b"%d end" % status + bytes(incoming.body))
+        self.site.responses[f"damaged {status}"] += 1
+        if status == _SWITCHING:
+            incoming.open = False  # what follows is no HTTP
+        elif status >= 400:
+            self._judge(status, incoming)
+
+    def _judge(self, status: int, incoming: Incoming) -> None:
+        try:
+            error = json.loads(bytes(incoming.body))["error"]
+        except (ValueError, KeyError, TypeError):
+            if status >= 500:
+                self.broken(f"status {status} with a body that is no error: {bytes(incoming.body)[:200]!r}")
+            return
+        kserve = not isinstance(error, dict)
+        kind = incoming.headers.get(ERROR_HEADER, "") if kserve else error["type"]
+        if fault := fault_of_status(kind, status, kserve=kserve):
+            self.broken(f"{fault}: {bytes(incoming.body)[:200]!r}")
+
+    def lost(self, incoming: Incoming) -> None:
+        """The connection has gone, as it may."""
+        self.note(b"closed")
