@@ -145,6 +145,7 @@ LONG_SIGNATURES = {
     "weir.frontends.http.fast.shared.HttpShared.__init__": PARTS,
     "weir.frontends.http.server.HttpServer.__init__": PARTS,
     "weir.fronts.dispatcher.ConnectedFront.__init__": PARTS,
+    "weir.fronts.front.FrontServer.__init__": PARTS,
     "weir.fronts.server.FrontsServer.__init__": PARTS,
     "weir.messages.Dispatch.__init__": HOT,
     "weir.profiling.measure.measure": PARTS,
