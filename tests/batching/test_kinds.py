@@ -190,3 +190,14 @@ def test_a_request_that_the_kind_cannot_serve_in_time_is_not_started_on_it() -> 
     arrive(made, 100.0, timeout=3.0)
     assert made.poll(100.0, ARRIVAL) == []
     assert len(made.expire(100.0)) == 1
+
+
+def test_a_batch_of_which_callers_have_left_counts_but_its_time_does_not() -> None:
+    made = knowing()
+    assert made.kinds is not None
+    arrive(made, 100.0, 2)
+    (cut,) = made.poll(100.0, ARRIVAL)
+    cut.shorter = True
+    made.finished(cut.batch_id, 100.1)
+    assert (made.kinds.batches, made.kinds.rows) == ([4, 5], [4, 6])
+    assert [each.count for each in made.kinds.times.of] == [4, 4]
