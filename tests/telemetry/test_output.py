@@ -67,19 +67,22 @@ def stay(served: Served) -> None:
 def test_readers_who_leave_or_stop_cost_lines_and_nothing_else(
     noisy: str, tmp_path: Path, reader: Callable[[Served], None], flags: tuple[str, ...]
 ) -> None:
-    words = [*flags, tmp_path / "weir.log"] if flags == ("--log-file",) else flags
+    log_file = tmp_path / "weir.log"
+    words = [*flags, log_file] if flags == ("--log-file",) else flags
     with Served(noisy, *words) as served:
         served.until_ready()
         reader(served)
         with httpx.Client(base_url=served.url, timeout=30) as client:
             for number in range(60):  # far more than pipes and queues hold
                 assert client.post("/infer/noisy", json=number).json() == number
+                # A thread writes the file, and what it has not written beyond some bytes is lost.
+                until(lambda: words is flags or log_file.stat().st_size > 100_000 * (number + 1))  # noqa: B023
             assert client.get("/health/live").status_code == 200
         until(lambda: lost_lines(served.url) > 0)
         served.signal(signal.SIGTERM)
         assert served.wait() == 0
     if flags == ("--log-file",):
-        events = [json.loads(line)["event"] for line in (tmp_path / "weir.log").read_text().splitlines()]
+        events = [json.loads(line)["event"] for line in log_file.read_text().splitlines()]
         assert len([event for event in events if event == "x" * 100_000]) == 60 and "stopped" in events
 
 
