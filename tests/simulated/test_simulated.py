@@ -17,6 +17,8 @@ from tests.simulated.world import Plan, Result, draw_plan, simulate
 
 from weir.fronts.dispatcher import ConnectedFront
 from weir.fronts.messages import FromFront
+from weir.fronts.remote import RemoteHandle
+from weir.serving.service import Service
 
 SEEDS = 16
 
@@ -67,6 +69,12 @@ def test_damaged_requests_are_refused_and_leave_nothing() -> None:
     assert result.fault == ""
     assert {400, 404, 200, 101} <= {int(each[8:]) for each in result.responses if each.startswith("damaged ")}
     assert sum(result.responses.values()) > 100
+
+
+def test_a_fault_with_a_killed_front_ends_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RemoteHandle, "cancel", lambda *_: None)
+    monkeypatch.setattr(Service, "cancel", lambda *_: None)
+    assert "has ended, and its requests" in simulate(draw_plan(36)).fault
 
 
 def test_each_mutant_is_one_place_of_the_source() -> None:

@@ -615,9 +615,10 @@ def _limited() -> Iterator[None]:
 
 
 def _wind_up(loop: SimulatedLoop) -> None:
-    """End the tasks that a fault has left."""
+    """End the tasks that a fault has left. Those of killed processes may have no step left that would end them."""
+    loop.has_processes = False
     if left := asyncio.all_tasks(loop):
         for task in left:
             task.cancel()
         with suppress(Stuck, RuntimeError):  # it may be stopped once more
-            loop.run_until_complete(asyncio.wait(left))
+            loop.run_until_complete(asyncio.wait(left, timeout=60.0))
