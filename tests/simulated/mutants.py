@@ -137,13 +137,6 @@ MUTANTS = {
     "requests-of-a-dead-front-stay": Mutant(
         "weir.fronts.dispatcher", "        for request in requests.values():\n            request.handle.cancel(request)\n", ""
     ),
-    "stream-goes-on-for-nobody": Mutant(
-        "weir.protocols.inference", "            del part  # frees it while the next one is awaited\n    finally:\n        request.close()",
-        "            del part\n    finally:\n        pass",
-    ),
-    "mark-of-the-last-part-lost": Mutant(
-        "weir.workers.run.runner", "kinds = [EventKind.DONE if final else EventKind.PART for final in last]", "kinds = [EventKind.PART for final in last]"
-    ),
 }  # fmt: skip
 
 # Which kinds of faults Weir has had, and the mutants of each.
@@ -160,9 +153,9 @@ KINDS = {
         "answer-after-the-deadline", "running-never-expires", "timeout-of-the-caller-ignored", "body-never-too-slow",
     ),
     "a bound that does not hold": ("room-without-end", "left-stays-in-queue", "place-never-free"),
-    "an answer in the wrong order or form": ("pieces-out-of-order", "form-of-another-protocol", "form-of-the-next-request", "content-taken-for-framing", "message-of-another-id", "mark-of-the-last-part-lost"),
+    "an answer in the wrong order or form": ("pieces-out-of-order", "form-of-another-protocol", "form-of-the-next-request", "content-taken-for-framing", "message-of-another-id"),
     "work for nobody": (
-        "left-cancelled-nowhere", "left-cancelled-for-the-last-only", "expired-computed", "rest-of-a-failed-request-computed", "stream-goes-on-for-nobody",
+        "left-cancelled-nowhere", "left-cancelled-for-the-last-only", "expired-computed", "rest-of-a-failed-request-computed",
         "front-does-not-withdraw", "requests-of-a-dead-front-stay",
     ),
     "a drain or a reload that cuts off": ("drain-does-not-wait", "former-generation-forgotten"),
