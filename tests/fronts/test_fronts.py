@@ -477,7 +477,7 @@ def admitted(served: Served) -> bool:
 
 
 def test_connections_are_kept_apart_while_fronts_are_killed() -> None:
-    """Each caller gets its own answers or loses its connection; the dispatcher has as many descriptors as before."""
+    """Each caller gets its own answers or loses its connection; the dispatcher has no more descriptors than before."""
     with Served(SQUARE, "--fronts", 2) as served:
         served.until_ready()
         dispatcher = psutil.Process(served.process.pid)
@@ -492,7 +492,7 @@ def test_connections_are_kept_apart_while_fronts_are_killed() -> None:
                 until(lambda: len(fronts_of(served)) == 2)
                 callers.until_more(20)
         assert callers.wrong == [] and all(callers.answered)
-        until(lambda: dispatcher.num_fds() == before)
+        until(lambda: dispatcher.num_fds() <= before)
         assert total(metrics_of(served), "weir_waiting_requests", model="square") == 0
 
 
