@@ -75,7 +75,7 @@ def test_our_own_house_has_no_knots() -> None:
 # Room by room: files and code lines. The goal of the rooms that stood when the house was rebuilt was 260 files and 33,000 lines.
 # Lower a pair whenever its room has become smaller; only the commit that adds a capability may raise one, by what it adds.
 LIMITS = {
-    "batching": (15, 2_765),
+    "batching": (15, 2_769),
     "bench": (12, 2_130),
     "catalog": (22, 4_951),
     "client": (9, 1_981),

@@ -8,7 +8,7 @@ from tests.batching.mill import Asked, Mill, crashed, listed, many
 from weir.batching.collate import Entry, entries_of
 from weir.batching.retry import CrashRetry, draft_of
 from weir.errors import DeadlineExceeded, ModelCrashed, WorkerLost
-from weir.messages import EventKind, Events, Kind, Reason
+from weir.messages import EventKind, Events, Kind, Reason, Wakeup
 
 
 def test_no_suspects() -> None:
@@ -127,6 +127,19 @@ def test_cancelled_and_expired_suspects_do_not_run_again() -> None:
     mill.ready(0)
     mill.run_all()
     assert [len(cut.requests) for cut in mill.cuts] == [8, 2]
+
+
+def test_a_worker_that_is_ready_before_the_timer_has_gone_off_runs_no_expired_suspects() -> None:
+    mill = Mill(max_batch_size=8)
+    early, late = many(2, timeout=1.0), many(2)
+    mill.submit(*early, *late)
+    mill.lose(0, replace=False)
+    mill.batcher.worker_ready(0, 1, 1.0)
+    (again,) = mill.batcher.poll(1.0, Wakeup.WORKER)
+    assert again.requests == late
+    assert mill.batcher.has_left_out and mill.batcher.next_wakeup == 1.0
+    assert mill.batcher.expire(1.0) == early
+    assert not mill.batcher.has_left_out
 
 
 def test_suspects_that_all_left_are_forgotten() -> None:

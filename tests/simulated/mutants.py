@@ -60,7 +60,7 @@ MUTANTS = {
     "answer-after-the-deadline": Mutant(
         "weir.serving.driver", "if self.batcher.is_late(events.batch_id, now):", "if False:"
     ),
-    "running-never-expires": Mutant("weir.batching.batcher", "started = list(self._running.passed(now))", "started = []"),
+    "running-never-expires": Mutant("weir.batching.batcher", "self._settle_late(self._running.passed(now), now)", "pass"),
     "left-stays-in-queue": Mutant("weir.batching.batcher", "if request.taken < request.rows:", "if False:"),
     "next-request-forgotten": Mutant(
         "weir.frontends.http.fast.response_writer",

@@ -281,19 +281,23 @@ class Batcher:
     def expire(self, now: float) -> list[Request]:
         """Settle and return the requests whose deadline has passed, waiting or running, and those that dispatch has left out because their
         deadline could no longer be met. The driver fails them with DeadlineExceeded."""
-        late, self._late = self._late, []
-        started = list(self._running.passed(now))
+        self._settle_late(self._running.passed(now), now)
         for each in self._classes:
-            late += each.queue.passed(now)
-            started += each.suspects.passed(now)
-        for request in started:
-            if settle(request):
-                self._miss(request)
-                late.append(request)
+            self._late += each.queue.passed(now)
+            self._settle_late(each.suspects.passed(now), now)
+        late, self._late = self._late, []
         self._count_suspects()
         for each in self._classes:
             each.queue.sweep()
         return late
+
+    def _settle_late(self, requests: Iterable[Request], now: float) -> None:
+        """Settle those of `requests`, which have been started before, that are not settled, for `expire` to return."""
+        for request in requests:
+            if settle(request):
+                self._miss(request)
+                self._late.append(request)
+                self._late_at = now
 
     # Workers.
 
@@ -419,6 +423,8 @@ class Batcher:
 
     def _cut_again(self, work: WorkClass, cut: list[Dispatch], now: float, wakeup: Wakeup) -> bool:
         """Cut batches of what is to run again, and add them to `cut`. Return whether other batches may be cut now."""
+        if work.suspects.parts:
+            self._settle_late(work.suspects.passed(now), now)
         while work.places.free and work.suspects.parts:
             dispatch = self._retry(work, now, wakeup)
             if dispatch is not None:
