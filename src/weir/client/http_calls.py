@@ -8,7 +8,7 @@ from urllib.parse import quote
 import msgspec
 
 from weir.client.calls import Decoder, Metadata, Program, Streaming, error_of_status
-from weir.errors import ModelNotFound, SettingsError, WeirError
+from weir.errors import NotFound, SettingsError, WeirError
 from weir.wire import kserve_binary, kserve_json
 from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse, Parameter
 from weir.wire.sse import CONTENT_TYPE, EventParser
@@ -70,7 +70,7 @@ class HttpCalls:
         """See Calls."""
         try:
             yield from _fetched(_posted("/v2/hardware", {"name": name, "num": count}))
-        except ModelNotFound:
+        except NotFound:
             return False
         return True
 
