@@ -9,13 +9,13 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from benchmarks.harness.result import Part, Result, Run, Table, count, milliseconds
+from benchmarks.harness.result import Part, Result, Run, Table, count, milliseconds, resumed
 from benchmarks.harness.servers import PEERS, ROOT, Server, ask, free_port, python_of, serving, weir_command
 from benchmarks.loadgen.messages import JSON_BODY, binary_body
 from benchmarks.peers.judged.computing import BUSY, FIXED, PER_ROW
@@ -166,11 +166,13 @@ CONTENDERS = [
     _inference_protocol("Triton", "triton", "triton_judged.py", "binary"),
     _inference_protocol("Triton", "triton", "triton_judged.py", "grpc"),
 ]
+OURS = next(each for each in CONTENDERS if each.name == f"Weir, {LABELS['http']}")
 STATED = Contender(
     "Weir, HTTP, the bound stated",
     lambda kind, settings: _weir("http", kind, settings, "--policy", f"auto:p99={BOUND_MS - CLIENT_MS:.0f}ms"),
 )
-SWEPT = ("mosec", "litserve", "bentoml", "ray-serve", "MLServer, KServe gRPC", "Triton, KServe gRPC")
+SWEPT = ("mosec", "litserve", "Triton, KServe gRPC")  # of which the best by its own settings is
+SOURCES = [ROOT / "src", ROOT / "benchmarks" / "loadgen", ROOT / "benchmarks" / "parts" / "loadgen.py", JUDGED]
 
 
 def figures(summary: str) -> dict[str, Any]:
@@ -180,6 +182,16 @@ def figures(summary: str) -> dict[str, Any]:
         "valid": "Result is : VALID" in summary,
         **{name: float(match[1]) for name, match in found.items() if match is not None},
     }
+
+
+def _file_of(name: str) -> str:
+    return name.replace(" ", "-").replace(",", "").lower()
+
+
+def _forget(run: Run, name: str) -> None:
+    """Remove the summaries of earlier runs."""
+    for each in run.picture(SUMMARIES).glob(f"{_file_of(name)}-*"):
+        each.unlink()
 
 
 class Judge:
@@ -205,7 +217,7 @@ class Judge:
                 return {"valid": False, "rate": 0.0}
             found = figures(Path(folder, SUMMARY).read_text())
             self.summaries.mkdir(exist_ok=True)
-            kept = self.summaries / f"{self.name}, {scenario}.txt".replace(" ", "-").replace(",", "").lower()
+            kept = self.summaries / f"{_file_of(self.name)}-{scenario.lower()}.txt"
             if scenario != "Server" or found["valid"] or not kept.exists():  # of Server, the highest that was valid
                 shutil.copy(Path(folder, SUMMARY), kept)
         return {**found, "valid": found["valid"] and not wrong}
@@ -229,7 +241,7 @@ class Judge:
 
 
 def _measure(run: Run) -> Result:
-    """Judge every contender that is installed."""
+    """Judge every contender that is installed. A run that was stopped goes on where it was."""
     result = Result(
         [
             "model",
@@ -241,32 +253,40 @@ def _measure(run: Run) -> Result:
             "Offline/s",
         ]
     )
-    halvings = QUICK_HALVINGS if run.quick else HALVINGS
-    shutil.rmtree(run.picture(SUMMARIES), ignore_errors=True)
     rates: dict[tuple[str, str], float] = {}
-    offline: dict[str, float] = {}
-    for kind in (NULL, TIMED):
-        for contender in CONTENDERS:
-            with contender.start(kind, DEFAULTS) as asked:
-                row, rate, most = _row(Judge(asked, f"{contender.name} {kind}", run, SHARES[kind]), kind, halvings)
-            result.rows.append([kind, contender.name, *row])
-            rates[kind, contender.name] = rate
-            if kind == TIMED:
-                offline[contender.name] = most
-            run.step(f"{kind}, {contender.name}: {count(rate)} queries/s")
+    judged = [(kind, contender) for kind in (NULL, TIMED) for contender in CONTENDERS]
+    for (kind, contender), [row, rate] in _kept(run, "rows", judged, lambda each: _row(run, *each)):
+        result.rows.append([kind, contender.name, *row])
+        rates[kind, contender.name] = rate
+        run.step(f"{kind}, {contender.name}: {count(rate)} queries/s")
     if not run.quick:
         chosen = _swept(run, result, rates)
-        ours = next(each for each in CONTENDERS if each.name == f"Weir, {LABELS['http']}")
-        _busy(run, result, [(STATED, DEFAULTS), (ours, DEFAULTS), *chosen], rates[TIMED, ours.name])
+        _busy(run, result, [(STATED, DEFAULTS), (OURS, DEFAULTS), *chosen], rates[TIMED, OURS.name])
     _conclude(result, rates)
     return result
 
 
-def _row(judge: Judge, kind: str, halvings: int) -> tuple[list[str], float, float]:
-    offline = judge.offline(EXPECTED[kind])
-    single = judge.run("SingleStream", connections=1)
-    several = judge.run("MultiStream", connections=8)
-    rate, there = judge.highest(offline["rate"], halvings)
+T = TypeVar("T")
+
+
+def _kept(run: Run, name: str, subjects: Sequence[T], find: Callable[[T], Any]) -> Iterator[tuple[T, Any]]:
+    """Yield each subject with what `find` returns for it, or returned in an earlier run on the same code for as many seconds."""
+    if run.quick:
+        yield from ((each, find(each)) for each in subjects)
+        return
+    kept = f"loadgen-{name}-{run.seconds:g}"
+    yield from zip(subjects, resumed(kept, SOURCES, lambda first: map(find, subjects[first:])), strict=True)
+
+
+def _row(run: Run, kind: str, contender: Contender) -> tuple[list[str], float]:
+    """Return the cells of a contender, and its rate of Server in queries/s."""
+    _forget(run, f"{contender.name} {kind}")
+    with contender.start(kind, DEFAULTS) as asked:
+        judge = Judge(asked, f"{contender.name} {kind}", run, SHARES[kind])
+        offline = judge.offline(EXPECTED[kind])
+        single = judge.run("SingleStream", connections=1)
+        several = judge.run("MultiStream", connections=8)
+        rate, there = judge.highest(offline["rate"], QUICK_HALVINGS if run.quick else HALVINGS)
 
     def shown(found: dict[str, Any], name: str) -> str:
         if name not in found or not found.get("rate", 1.0):
@@ -277,28 +297,20 @@ def _row(judge: Judge, kind: str, halvings: int) -> tuple[list[str], float, floa
     return [
         count(rate), milliseconds(there["p99_ns"] / 1e9) if there else "", shown(single, "p90_ns"),
         shown(several, "p99_ns"), shown(offline, "rate"),
-    ], rate, offline["rate"]  # fmt: skip
+    ], rate  # fmt: skip
 
 
 def _swept(run: Run, result: Result, rates: dict[tuple[str, str], float]) -> list[tuple[Contender, tuple[int, int]]]:
     """Try batch sizes and waits for the peers' best rate with the model that takes time; return each peer with its best settings."""
     rows, chosen = [], []
-    for contender in (each for each in CONTENDERS if each.name in SWEPT):
-        best = (rates[TIMED, contender.name], DEFAULTS)
-        for settings in SWEEP:
-            with contender.start(TIMED, settings) as asked:
-                most = settings[0] / (FIXED + PER_ROW * settings[0])
-                judge = Judge(asked, f"{contender.name} swept", run)
-                if best[0] and not judge.run("Server", best[0])["valid"]:
-                    continue  # these settings do not even reach the best rate so far
-                found, _ = judge.highest(most, SWEEP_HALVINGS, best[0])
-            best = max(best, (found, settings))
-        rates["swept", contender.name] = best[0]
-        chosen.append((contender, best[1]))
-        rows.append(
-            [contender.name, count(best[0]), f"batches of {best[1][0]}, {best[1][1]} ms" if best[1][0] else "its own"]
-        )
-        run.step(f"{contender.name}, swept: {count(best[0])} queries/s")
+    peers = [each for each in CONTENDERS if each.name in SWEPT]
+    for contender, [rate, [batch, wait]] in _kept(
+        run, "sweeps", peers, lambda each: _sweep(run, each, rates[TIMED, each.name])
+    ):
+        rates["swept", contender.name] = rate
+        chosen.append((contender, (batch, wait)))
+        rows.append([contender.name, count(rate), f"batches of {batch}, {wait} ms" if batch else "its own"])
+        run.step(f"{contender.name}, swept: {count(rate)} queries/s")
     result.tables.append(
         Table(
             "The model that takes time, with the best of six settings",
@@ -309,27 +321,33 @@ def _swept(run: Run, result: Result, rates: dict[tuple[str, str], float]) -> lis
     return chosen
 
 
+def _sweep(run: Run, contender: Contender, rate: float) -> tuple[float, tuple[int, int]]:
+    """Return the best rate of Server of `contender`, at least `rate`, which its own settings reach, and the settings."""
+    best = (rate, DEFAULTS)
+    _forget(run, f"{contender.name} swept")
+    for settings in SWEEP:
+        with contender.start(TIMED, settings) as asked:
+            judge = Judge(asked, f"{contender.name} swept", run)
+            if best[0] and not judge.run("Server", best[0])["valid"]:
+                continue  # these settings do not even reach the best rate so far
+            found, _ = judge.highest(settings[0] / (FIXED + PER_ROW * settings[0]), SWEEP_HALVINGS, best[0])
+        best = max(best, (found, settings))
+    return best
+
+
 def _busy(run: Run, result: Result, contenders: list[tuple[Contender, tuple[int, int]]], most: float) -> None:
     """Compare how long the model that takes time computes, at half and at 90 % of `most` queries/s."""
     rows, shares = [], {}
+    asked = [(load, each) for load in (0.5, 0.9) for each in contenders]
+    for (load, (contender, _)), [p99, valid, size, share] in _kept(
+        run, "busy", asked, lambda each: _share(run, *each, each[0] * most)
+    ):
+        shown = p99 if valid else f"{p99} (INVALID)"
+        rows.append([count(load * most), contender.name, shown, f"{size:.1f}", f"{100 * share:.1f} %"])
+        if valid:
+            shares[load, contender.name] = share
+        run.step(f"{contender.name}, {load:.0%}: busy {100 * share:.1f} %")
     for load in (0.5, 0.9):
-        for contender, settings in contenders:
-            with tempfile.NamedTemporaryFile() as kept, _named(kept.name), contender.start(TIMED, settings) as asked:
-                before = _lines(Path(kept.name))
-                found = Judge(asked, f"{contender.name} busy {load:g}", run).run(
-                    "Server", load * most, seconds=2 * run.seconds
-                )
-                lines = _lines(Path(kept.name))[len(before) :]
-            asked_rows = sum(map(len, lines))
-            share = (FIXED * len(lines) / max(1, asked_rows) + PER_ROW) * load * most
-            p99 = milliseconds(found.get("p99_ns", 0) / 1e9)
-            rows.append([
-                count(load * most), contender.name, p99 if found["valid"] else f"{p99} (INVALID)", f"{asked_rows / max(1, len(lines)):.1f}",
-                f"{100 * share:.1f} %",
-            ])  # fmt: skip
-            if found["valid"]:
-                shares[load, contender.name] = share
-            run.step(f"{contender.name}, {load:.0%}: busy {100 * share:.1f} %")
         kept_it = {name: share for (at, name), share in shares.items() if at == load and name != STATED.name}
         if kept_it and (load, STATED.name) in shares:
             least = min(kept_it, key=kept_it.__getitem__)
@@ -345,6 +363,21 @@ def _busy(run: Run, result: Result, contenders: list[tuple[Contender, tuple[int,
             rows,
         )
     )
+
+
+def _share(
+    run: Run, load: float, given: tuple[Contender, tuple[int, int]], rate: float
+) -> tuple[str, bool, float, float]:
+    """Return a server's 99th percentile at `rate` queries/s, whether that was valid, its mean batch size, and for which share of the time it computes."""
+    contender, settings = given
+    _forget(run, f"{contender.name} busy {load:g}")
+    with tempfile.NamedTemporaryFile() as kept, _named(kept.name), contender.start(TIMED, settings) as asked:
+        before = _lines(Path(kept.name))
+        found = Judge(asked, f"{contender.name} busy {load:g}", run).run("Server", rate, seconds=2 * run.seconds)
+        lines = _lines(Path(kept.name))[len(before) :]
+    size = sum(map(len, lines)) / max(1, len(lines))
+    share = (FIXED / max(1.0, size) + PER_ROW) * rate
+    return milliseconds(found.get("p99_ns", 0) / 1e9), found["valid"], size, share
 
 
 @contextmanager
