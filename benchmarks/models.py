@@ -77,6 +77,25 @@ class Numbers(weir.Model):
         return {"VECTOR": self.vector.repeat(len(batch["TOKENS"]), axis=0)}
 
 
+NAP = 0.0005  # seconds
+
+
+class Nap(Square):
+    """Sleeps as long for any batch: the limit is what reads, queues and writes."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        time.sleep(NAP)
+        return super().predict(batch)
+
+
+class SimpleNap(Simple):
+    """The same for tensors."""
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(NAP)
+        return super().predict(batch)
+
+
 class Mean(weir.Model):
     """The mean of the first row of each image: next to no work on 602 KB."""
 

@@ -222,9 +222,10 @@ def require_wrk() -> str:
 
 def load(
     url: str, connections: int, seconds: float, *, body: bytes | Path = b"3", content_type: str = "application/json",
-    headers: Mapping[str, str] | None = None, bodies: Path | None = None,
+    headers: Mapping[str, str] | None = None, bodies: Path | None = None, threads: int = 1,
 ) -> Load:  # fmt: skip
-    """Send `body`, or by turns the lines of the file `bodies`, over `connections` for `seconds`. Raises RuntimeError when nothing was answered."""
+    """Send `body`, or by turns the lines of the file `bodies`, over `connections` for `seconds`, from so many threads. Raises RuntimeError when nothing was
+    answered."""
     lines = "\n".join(f"{name}: {value}" for name, value in (headers or {}).items())
     env = {**os.environ, "BENCH_CONTENT_TYPE": content_type, "BENCH_HEADERS": lines}
     if bodies is not None:
@@ -233,7 +234,7 @@ def load(
         env["BENCH_BODY_FILE"] = str(body)
     else:
         env["BENCH_BODY"] = body.decode()
-    command = [require_wrk(), "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "30s"]
+    command = [require_wrk(), f"-t{threads}", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "30s"]
     done = subprocess.run(
         [*command, "-s", str(SCRIPT), url], env=env, capture_output=True, text=True, timeout=seconds + 60, check=False
     )

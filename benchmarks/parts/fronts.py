@@ -106,7 +106,7 @@ def _serving_texts(fronts: int) -> AbstractContextManager[Server]:
     return serving(_name(fronts), command, path="/v1/embeddings", body=ONE_TEXT, expected=None)
 
 
-def _seconds(server: Server) -> dict[str, float]:
+def cpu_seconds(server: Server) -> dict[str, float]:
     """Return the CPU time used so far, of the dispatcher, its fronts and its workers."""
     spent = {"dispatcher": _cpu(server.front), "fronts": 0.0, "workers": 0.0}
     for process in server.front.children(recursive=True):
@@ -162,9 +162,9 @@ def _one_of_images(servers: Mapping[str, Any], case: str, seconds: float) -> dic
 
 def _with_cpu(server: Server, run: Callable[[], Load]) -> dict[str, float]:
     """Return what `run` has measured, and the CPU time of each request."""
-    before = _seconds(server)
+    before = cpu_seconds(server)
     done = run()
-    after = _seconds(server)
+    after = cpu_seconds(server)
     spent = {name: (after[name] - before[name]) / done.requests for name in before}
     return of_load(done, server) | spent | {"edge": spent["dispatcher"] + spent["fronts"]}
 

@@ -175,7 +175,7 @@ _HEADERS = ("-H", "content-type: application/grpc", "-H", "te: trailers")
 _PREFIX = 5  # bytes before a message: whether it is compressed, and how long it is
 
 
-def grpc_load(port: int, method: str, message: bytes, connections: int, seconds: float) -> Load:
+def grpc_load(port: int, method: str, message: bytes, connections: int, seconds: float, threads: int = 1) -> Load:
     """Call `method` with `message` over `connections` for `seconds`, rounded, at least one.
 
     All answers must be as long as one that a client of grpcio gets before: h2load does not read statuses, and an answer that is
@@ -186,7 +186,18 @@ def grpc_load(port: int, method: str, message: bytes, connections: int, seconds:
     with tempfile.TemporaryDirectory() as place:
         body, log = Path(place) / "body", Path(place) / "log"
         body.write_bytes(struct.pack(">?I", False, len(message)) + message)
-        flags = ["-D", str(whole), "-c", str(connections), "-m", "1", "-d", str(body), f"--log-file={log}"]
+        flags = [
+            "-D",
+            str(whole),
+            "-c",
+            str(connections),
+            "-m",
+            "1",
+            f"-t{threads}",
+            "-d",
+            str(body),
+            f"--log-file={log}",
+        ]
         command = [require_h2load(), *flags, *_HEADERS, f"http://127.0.0.1:{port}{method}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60, check=False)
         took = numpy.loadtxt(log, usecols=2, ndmin=1) * 1e-6 if log.exists() and log.stat().st_size else numpy.empty(0)

@@ -1,7 +1,8 @@
 """mosec 0.9.8: `square`, or the `length` of a large body; one worker, batches up to 64, 5 ms wait; `single`: square without batches, and so without a
-wait. Run with MODEL --port PORT."""
+wait; `nap`: a model that sleeps 0.5 ms, so many workers, batches up to 128, no wait. Run with MODEL [WORKERS] --port PORT."""
 
 import sys
+import time
 
 from mosec import Server, Worker
 
@@ -14,6 +15,12 @@ class Square(Worker):
 class Single(Worker):
     def forward(self, data):
         return data * data
+
+
+class Nap(Worker):
+    def forward(self, data):
+        time.sleep(0.0005)
+        return [x * x for x in data]
 
 
 class Length(Worker):
@@ -29,6 +36,8 @@ if __name__ == "__main__":
     server = Server()
     if name == "single":
         server.append_worker(Single, num=1)
+    elif name == "nap":
+        server.append_worker(Nap, num=int(sys.argv.pop(1)), max_batch_size=128, max_wait_time=1)
     else:
         server.append_worker({"square": Square, "length": Length}[name], num=1, max_batch_size=64, max_wait_time=5)
     server.run()
