@@ -15,6 +15,8 @@ CAPACITY = 64 << 10  # bytes that a socket holds before its reader has taken the
 class SimulatedProcess:
     """What is done in its context, and what that begins, is done by this process: later if it is stopped, never if it is killed."""
 
+    pid = 0
+
     def __init__(self, loop: "SimulatedLoop") -> None:
         self._loop = loop
         self._held: deque[asyncio.Handle] = deque()
@@ -60,6 +62,10 @@ class SimulatedProcess:
         """Do nothing any more."""
         self.runs, self.killed = False, True
         self._held.clear()
+
+    def reap(self, done: Callable[[int | None], None]) -> None:
+        """See Process."""
+        done(None)
 
 
 class SimulatedSocket:

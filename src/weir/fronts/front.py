@@ -66,8 +66,6 @@ if TYPE_CHECKING:
     from weir.frontends.http.fast.shared import HttpShared
     from weir.fronts.calls import FrontCalls, FrontGrpc
 
-_log = logging.getLogger("weir.http")
-
 _MOST_MOVED = 64  # bodies that are moved out of an arena at a time
 
 
@@ -97,16 +95,8 @@ class Leaving(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         """All is written: pass the connection on. Its transport here is closed, which does not close the connection."""
-        transport = self._transport
-        if transport.is_closing():
-            return
-        try:
-            descriptor = os.dup(transport.get_extra_info("socket").fileno())
-        except OSError as error:
-            _log.warning("a connection cannot be handed over: %s", error)
-        else:
-            self._sender.send(descriptor, self._replay)
-        transport.abort()
+        if not self._transport.is_closing():
+            self._sender.send_from(self._transport, self._replay)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The transport is closed."""
@@ -186,8 +176,8 @@ class FrontServer(HttpServer):
         hand_over: PassOn,
         route_handlers: Sequence[RouteHandler],
         log: HttpLog | None,
-        clock: Callable[[], float] = time.monotonic,
-        time_of_day: Callable[[], float] = time.time,
+        clock: Callable[[], float],
+        time_of_day: Callable[[], float],
     ) -> None:
         models, http = context.registry, context.http
         super().__init__(
@@ -255,8 +245,8 @@ class RefusalObserver(SilentObserver):
 class RemoteLog(HttpLog):
     """The access log of a front: its lines are the dispatcher's."""
 
-    def __init__(self, link: Link[Any]) -> None:
-        self.clock = time.monotonic
+    def __init__(self, link: Link[Any], clock: Callable[[], float]) -> None:
+        self.clock = clock
         self._link = link
 
     def answered(
@@ -311,34 +301,36 @@ class FrontEnds:
 
 
 class Front:
-    """One front, from its start to its end."""
+    """One front, from its start to its end. It passes connections on with `sender`. `left` is called when the dispatcher has ended, and with it the models."""
 
-    def __init__(self, config: FrontConfig, ends: FrontEnds) -> None:
+    def __init__(
+        self, config: FrontConfig, ends: FrontEnds, account: SharedAccount, sender: ConnectionSender, *, left: Callable[[str], None],
+        clock: Callable[[], float], time_of_day: Callable[[], float],
+    ) -> None:  # fmt: skip
         loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
-        self._link: Link[FromDispatcher] = Link(ends.link, loop, reader_of_dispatcher(), self._received, self._left)
-        logging.basicConfig(level=config.log_level, handlers=[RemoteHandler(self._link)], force=True)
-        set_timeout_status(config.http.timeout_status)
+        self._link: Link[FromDispatcher] = Link(ends.link, loop, reader_of_dispatcher(), self._received, left)
         memory = MemoryReceiver(ends.connections)
         self._outputs = OutputReader(memory, self._link.put, loop)
         self._requests = Requests(self._link, self._outputs)
-        self._models = RemoteModels(self._requests, config.fronts, memory)
+        self._models = RemoteModels(self._requests, config.fronts, memory, clock)
         self._product = product = config.product
-        self._sender = ConnectionSender(ends.connections, loop)
-        self._account = account = SharedAccount(config.http, SharedFigures(ends.figures, config.fronts + 1), ends.index)
-        self._relays = Relays(self._sender, account)
+        self._account = account
+        self._relays = Relays(sender, account)
         context = FrontContext(self._models, config.http, access=config.access, account=account)
         self._server = FrontServer(
             context,
             ends,
             self._sweep,
             [RefusalObserver(self._link)],
-            hand_over=PassOn(self._sender, self._relays, self._link, self._report),
+            hand_over=PassOn(sender, self._relays, self._link, self._report),
             route_handlers=()
             if product is None
             else product.routes(self._models, config.http, config.fronts, self._send_counts),
-            log=RemoteLog(self._link) if config.access_log else None,
+            log=RemoteLog(self._link, clock) if config.access_log else None,
+            clock=clock,
+            time_of_day=time_of_day,
         )
         self._grpc: FrontGrpc | None = None
         if config.grpc is not None:
@@ -347,15 +339,20 @@ class Front:
             self._grpc = front_server(config.grpc, context, config.http)
         self._models.changed.append(self._server.routes_changed)
 
-    async def run(self) -> None:
-        """Serve until the dispatcher has drained this front or has ended."""
+    def log_handler(self) -> logging.Handler:
+        """Return what sends log lines to the dispatcher."""
+        return RemoteHandler(self._link)
+
+    async def start(self) -> None:
+        """Listen as soon as the dispatcher has sent its models."""
         self._link.open()
         await self._models.known.wait()
         await self._server.start()
         if self._grpc is not None:
             await self._grpc.start()
-        gc.collect()
-        gc.freeze()
+
+    async def run(self) -> None:
+        """Serve until the dispatcher has drained this front."""
         self._link.put(FrontListens())
         await self._over.wait()
         await self._server.stop()
@@ -429,16 +426,22 @@ class Front:
         await self._relays.ended()  # the dispatcher ends them
         self._over.set()
 
-    def _left(self, reason: str) -> None:
-        """The dispatcher has ended, and with it the models."""
-        os._exit(0)
-
 
 def run_front(config: FrontConfig, ends: FrontEnds) -> None:
     """Be a front until the end."""
 
     async def serve() -> None:
-        await Front(config, ends).run()
+        account = SharedAccount(config.http, SharedFigures(ends.figures, config.fronts + 1), ends.index)
+        sender = ConnectionSender(ends.connections, asyncio.get_running_loop())
+        front = Front(
+            config, ends, account, sender, left=lambda reason: os._exit(0), clock=time.monotonic, time_of_day=time.time
+        )
+        logging.basicConfig(level=config.log_level, handlers=[front.log_handler()], force=True)
+        set_timeout_status(config.http.timeout_status)
+        await front.start()
+        gc.collect()
+        gc.freeze()
+        await front.run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())

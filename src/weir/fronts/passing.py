@@ -70,6 +70,16 @@ class ConnectionSender:
         if not waits and not self._send_all():
             self._loop.add_writer(self._socket.fileno(), self._send_more)
 
+    def send_from(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Send the connection of `transport`, which is closed here: that does not close the connection."""
+        try:
+            descriptor = os.dup(transport.get_extra_info("socket").fileno())
+        except OSError as error:
+            _log.warning("a connection cannot be handed over: %s", error)
+        else:
+            self.send(descriptor, data)
+        transport.abort()
+
     def _send_more(self) -> None:
         if self._send_all():
             self._loop.remove_writer(self._socket.fileno())

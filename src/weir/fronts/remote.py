@@ -4,7 +4,6 @@ A front has none of the models' code. Of each class it makes a stand-in with the
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -270,9 +269,11 @@ class RemoteHandle:
     """A model of the dispatcher: a ModelHandle."""
 
     tracing: Tracer | None = None  # the dispatcher handles what is traced
-    now = staticmethod(time.monotonic)  # the clock of all services of a server, and one for all processes
 
-    def __init__(self, state: ModelDescription, requests: Requests, places: LentPlaces) -> None:
+    def __init__(
+        self, state: ModelDescription, requests: Requests, places: LentPlaces, clock: Callable[[], float]
+    ) -> None:
+        self.now = clock  # that of all services of a server, and one for all processes
         self.places = places
         self._transferred: dict[str, tuple[int, int]] = {}  # bytes received and sent, by frontend
         self.arena_bytes = state.arena_bytes
@@ -351,7 +352,7 @@ def facts_of(state: ModelDescription) -> ModelFacts:
 class RemoteModels:
     """The models of the dispatcher: the Models of a front. A model that is not here may be there: see `get`."""
 
-    def __init__(self, requests: Requests, fronts: int, memory: MemoryReceiver) -> None:
+    def __init__(self, requests: Requests, fronts: int, memory: MemoryReceiver, clock: Callable[[], float]) -> None:
         self.changed: list[Callable[[], None]] = []
         self.aliases: Mapping[str, str] = MappingProxyType({})
         self.on_demand: Mapping[str, str] = {}
@@ -362,6 +363,7 @@ class RemoteModels:
         self._requests = requests
         self._fronts = fronts
         self._memory = memory
+        self._clock = clock
         self.known = asyncio.Event()  # set when the first table has come
 
     def replace(self, table: ModelTable) -> None:
@@ -388,7 +390,7 @@ class RemoteModels:
 
             kind = TextHandle
         send = self._requests.link.put
-        return kind(state, self._requests, LentPlaces(state.number, self._fronts, send, self._memory))
+        return kind(state, self._requests, LentPlaces(state.number, self._fronts, send, self._memory), self._clock)
 
     def places_of(self, model: int) -> LentPlaces | None:
         """Return the places of the model with this number; None if it is not there any more."""

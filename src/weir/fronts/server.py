@@ -20,7 +20,7 @@ from weir.fronts.dispatcher import Catalogue, ConnectedFront
 from weir.fronts.front import FrontConfig
 from weir.fronts.passing import Origin
 from weir.fronts.relaying import RelayedTransport
-from weir.fronts.supervision import Fronts, FrontView
+from weir.fronts.supervision import FrontProcesses, Fronts, FrontView
 from weir.messages import Observer
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
@@ -106,14 +106,8 @@ class FrontsServer(HttpServer):
         listening = await self._bind()
         # As many connections as the system allows. The path of a Unix socket is this process's to remove.
         limited = replace(self._settings, max_connections=self.account.max_connections, uds=None)
-        fronts = Fronts(
-            replace(self._config, http=limited, grpc=grpc),
-            self._figures.fd,
-            listening,
-            self._make_front,
-            self._catalogue.table,
-            self._figures.ended,
-        )
+        processes = FrontProcesses(replace(self._config, http=limited, grpc=grpc), self._figures.fd, listening)
+        fronts = Fronts(processes, self._make_front, self._catalogue.table, self._figures.ended, self._clock)
         try:
             await fronts.start()
         except BaseException:

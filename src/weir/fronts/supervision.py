@@ -41,6 +41,14 @@ class RunningFront(NamedTuple):
     since: float
 
 
+class StartedFront(NamedTuple):
+    """The process of a front, and the dispatcher's ends of its link and of its socket for connections."""
+
+    process: Process
+    link: socket.socket
+    connections: socket.socket
+
+
 class FrontView(NamedTuple):
     """A front as it is shown: its number, its process, how many of its requests wait or run, for how many seconds it has sent nothing, and how often it was
     started."""
@@ -52,84 +60,31 @@ class FrontView(NamedTuple):
     starts: int
 
 
-class Fronts:
-    """The fronts of a server: one for each element of `listening`, the sockets on which it listens, one for each address.
+class FrontProcesses:
+    """Forks the processes of fronts: one for each element of `listening`, the sockets on which it listens, one for each address.
 
-    `config` is a FrontConfig, `figures` the descriptor of the account's memory, and `table` returns what the fronts must know of the models. `cleared` is
-    called with the index of a front that has ended, from 0.
+    `config` is a FrontConfig, and `figures` the descriptor of the account's memory.
     """
 
-    def __init__(
-        self,
-        config: Any,
-        figures: int,
-        listening: Sequence[Sequence[socket.socket]],
-        make: MakeFront,
-        table: Callable[[], ModelTable],
-        cleared: Callable[[int], None],
-    ) -> None:
+    def __init__(self, config: Any, figures: int, listening: Sequence[Sequence[socket.socket]]) -> None:
+        self.listening = listening
         self._config = config
         self._figures = figures
-        self._listening = listening
-        self._make = make
-        self._table = table
-        self._cleared = cleared
-        self._running: dict[int, RunningFront] = {}
-        self._starts: Counter[int] = Counter()
         self._template: Template | None = None
         self._starting = asyncio.Lock()
-        self._closing = False
-        self._refusing = False
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._all_gone = asyncio.Event()
 
-    @property
-    def sockets(self) -> Sequence[socket.socket]:
-        """See frontends.http.server.Listening."""
-        return () if self._closing else self._listening[0]
-
-    @property
-    def views(self) -> list[FrontView]:
-        """The fronts that run, in order."""
-        return [
-            FrontView(index, each.process.pid, each.front.requests, each.front.silent, self._starts[index])
-            for index, each in sorted(self._running.items())
-        ]
-
-    async def start(self) -> None:
-        """Start all fronts; return when all listen. Raises SettingsError if one cannot."""
-        await asyncio.gather(*[self._start_patiently(index) for index in range(len(self._listening))])
-
-    async def _start_patiently(self, index: int) -> None:
-        for _ in range(_TRIES):
-            if await self._start(index):
-                return
-        raise SettingsError(
-            f"fronts={len(self._listening)}: front {index} does not start; what it has written says why"
-        )
-
-    async def _start(self, index: int) -> bool:
-        """Start a front; return whether it listens."""
+    async def start(self, index: int) -> StartedFront | None:
+        """Start a front; return None if that is not possible now."""
         link, its_link = socket.socketpair()
         connections, its_connections = socket_pair()
         with its_link, its_connections:
             descriptors = [each.fileno() for each in (its_link, its_connections)] + [self._figures]
-            process = await self._fork(index, [*descriptors, *[each.fileno() for each in self._listening[index]]])
-        if process is None or self._closing:
-            if process is not None:
-                _kill(process.pid)
+            process = await self._fork(index, [*descriptors, *[each.fileno() for each in self.listening[index]]])
+        if process is None:
             link.close()
             connections.close()
-            return False
-        front = self._make(link, connections, partial(self._ended, index))
-        self._starts[index] += 1
-        self._running[index] = RunningFront(process, front, time.monotonic())
-        front.tell(self._table())
-        if self._refusing:
-            front.tell(Refuse())
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait([front.listening])
-        return not front.listening.cancelled()
+            return None
+        return StartedFront(process, link, connections)
 
     async def _fork(self, index: int, descriptors: Sequence[int]) -> Process | None:
         async with self._starting:
@@ -151,6 +106,90 @@ class Fronts:
             return None
         return started
 
+    def kill(self, process: Process) -> None:
+        """Kill the process of a front, if it has not ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+
+    async def close(self) -> None:
+        """Start none any more."""
+        template, self._template = self._template, None
+        if template is not None:
+            template.close()
+            await template.closed
+
+
+class Fronts:
+    """The fronts of a server, which are started by `processes`. `table` returns what the fronts must know of the models. `cleared` is called with the index
+    of a front that has ended, from 0.
+    """
+
+    def __init__(
+        self,
+        processes: FrontProcesses,
+        make: MakeFront,
+        table: Callable[[], ModelTable],
+        cleared: Callable[[int], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._processes = processes
+        self._make = make
+        self._table = table
+        self._cleared = cleared
+        self._clock = clock
+        self._running: dict[int, RunningFront] = {}
+        self._starts: Counter[int] = Counter()
+        self._closing = False
+        self._refusing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._all_gone = asyncio.Event()
+
+    @property
+    def sockets(self) -> Sequence[socket.socket]:
+        """See frontends.http.server.Listening."""
+        return () if self._closing else self._processes.listening[0]
+
+    @property
+    def views(self) -> list[FrontView]:
+        """The fronts that run, in order."""
+        return [
+            FrontView(index, each.process.pid, each.front.requests, each.front.silent, self._starts[index])
+            for index, each in sorted(self._running.items())
+        ]
+
+    async def start(self) -> None:
+        """Start all fronts; return when all listen. Raises SettingsError if one cannot."""
+        await asyncio.gather(*[self._start_patiently(index) for index in range(len(self._processes.listening))])
+
+    async def _start_patiently(self, index: int) -> None:
+        for _ in range(_TRIES):
+            if await self._start(index):
+                return
+        raise SettingsError(
+            f"fronts={len(self._processes.listening)}: front {index} does not start; what it has written says why"
+        )
+
+    async def _start(self, index: int) -> bool:
+        """Start a front; return whether it listens."""
+        started = await self._processes.start(index)
+        if started is None:
+            return False
+        process, link, connections = started
+        if self._closing:
+            self._processes.kill(process)
+            link.close()
+            connections.close()
+            return False
+        front = self._make(link, connections, partial(self._ended, index))
+        self._starts[index] += 1
+        self._running[index] = RunningFront(process, front, self._clock())
+        front.tell(self._table())
+        if self._refusing:
+            front.tell(Refuse())
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([front.listening])
+        return not front.listening.cancelled()
+
     def _ended(self, index: int, reason: str) -> None:
         """A front has ended, or has sent what it must not send."""
         running = self._running.pop(index, None)
@@ -158,14 +197,14 @@ class Fronts:
             return
         running.front.close()
         self._cleared(index)
-        _kill(running.process.pid)
+        self._processes.kill(running.process)
         running.process.reap(lambda code: None)
         if not self._running:
             self._all_gone.set()
         if self._closing:
             return
         _log.warning("front %d has ended (%s): its connections are lost, and another one starts", index, reason)
-        task = asyncio.ensure_future(self._replace(index, time.monotonic() - running.since))
+        task = asyncio.ensure_future(self._replace(index, self._clock() - running.since))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -204,7 +243,7 @@ class Fronts:
     def close(self) -> None:
         """Accept no more connections here; the fronts still do. Replace no front from now on. Idempotent."""
         self._closing = True
-        for sockets in self._listening:
+        for sockets in self._processes.listening:
             for each in sockets:
                 each.close()
 
@@ -227,13 +266,10 @@ class Fronts:
             task.cancel()
         if self._running and all(each.front.drained.done() for each in self._running.values()):
             await self._gone()
-        for running in self._running.values():
-            _kill(running.process.pid)
+        for running in list(self._running.values()):
+            self._processes.kill(running.process)
         await self._gone()
-        template, self._template = self._template, None
-        if template is not None:
-            template.close()
-            await template.closed
+        await self._processes.close()
 
     async def _gone(self) -> None:
         """Return when no front is left, at the latest after _END_TIME."""
@@ -242,8 +278,3 @@ class Fronts:
             async with asyncio.timeout(_END_TIME):
                 if self._running:
                     await self._all_gone.wait()
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)

@@ -31,8 +31,10 @@ class TextHandle(RemoteHandle):
 
     control: Any = NoControl()
 
-    def __init__(self, state: "ModelDescription", requests: Requests, places: "LentPlaces") -> None:
-        super().__init__(state, requests, places)
+    def __init__(
+        self, state: "ModelDescription", requests: Requests, places: "LentPlaces", clock: "Callable[[], float]"
+    ) -> None:
+        super().__init__(state, requests, places, clock)
         self.virtual_time: Callable[[], float] = float
 
     def submit(self, request: Any, now: float | None = None) -> None:
