@@ -68,7 +68,7 @@ from weir.protocols.settings import HttpSettings
 from weir.telemetry.logs import LogObserver, get_logger, logging_to
 from weir.telemetry.settings import TelemetrySettings
 from weir.text_models.texts import Text, TokenDetail
-from weir.text_models.tokens.tokenizer import Tokenizer
+from weir.text_models.tokenizer import Tokenizer
 from weir.text_server.bert_as_service.http import Encode
 from weir.text_server.bert_as_service.settings import ZeroMqSettings
 from weir.text_server.bert_as_service.status import Status

@@ -11,9 +11,9 @@ from pathlib import Path
 from weir.errors import InvalidRequest, SettingsError
 from weir.text_models.checkpoint.families import read_architecture, read_family
 from weir.text_models.checkpoint.reading import read_layout
-from weir.text_models.checkpoint.tensors import open_tensors
+from weir.text_models.checkpoint.weights import open_tensors
 from weir.text_models.formats import read_document
-from weir.text_models.tokens.tokenizer import Tokenizer
+from weir.text_models.tokenizer import Tokenizer
 from weir.text_server.bert_as_service.convert import Bundle
 
 TEXTS = ("First do it, then do it right.", "\u00e9\u4e00 \U0001f600")

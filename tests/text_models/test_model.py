@@ -16,7 +16,7 @@ from weir.errors import InvalidRequest, ModelError, SettingsError
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Batch
 from weir.text_models.model import TextEncoder, TokenIds, estimated_tokens, padded_inputs, runs
 from weir.text_models.runtime import open_runtime
-from weir.text_models.runtime.widths import Widths
+from weir.text_models.runtime.contract import Widths
 from weir.text_models.texts import Tokens
 from weir.workers.run.runner import RunnableModel, Runner
 

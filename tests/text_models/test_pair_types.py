@@ -14,7 +14,7 @@ from weir.text_models.model import TextEncoder, TokenIds, padded_inputs
 from weir.text_models.pooling import Pooling, Recipe
 from weir.text_models.runtime import open_runtime
 from weir.text_models.runtime.contract import RuntimeOptions
-from weir.text_models.tokens.tokenizer import Tokenizer
+from weir.text_models.tokenizer import Tokenizer
 
 NO_TYPES = {"model_input_names": ["input_ids", "attention_mask"]}
 

@@ -3,7 +3,7 @@
 import pytest
 
 from weir.errors import InvalidRequest, SettingsError
-from weir.text_models.prompts import MAX_PROMPT_CHARACTERS, chosen_prompt, prompt_text, server_prompt
+from weir.text_models.texts import MAX_PROMPT_CHARACTERS, chosen_prompt, prompt_text, server_prompt
 
 PROMPTS = {"query": "query: ", "document": "passage: "}
 

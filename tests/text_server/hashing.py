@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from weir.batching.settings import BatchingSettings
 from weir.errors import InvalidRequest, WeirError
 from weir.messages import Dispatch
-from weir.text_models.prompts import prompt_text
-from weir.text_models.texts import TOO_LONG, Text, TextOutput, TokenDetail
+from weir.text_models.texts import TOO_LONG, Text, TextOutput, TokenDetail, prompt_text
 from weir.text_server.texts import Encoded, Phases, TextFacts, TextQuery, TextTask
 
 DIMENSIONS = 8

@@ -19,8 +19,7 @@ from weir.text_models.packing import written_numbers
 from weir.text_models.pooling import OF_SPECIAL_TOKENS, OF_TOKENS, WITH_CLASSIFIER, Pooling
 from weir.text_models.recipe import RecipeOptions, chosen_recipe
 from weir.text_models.runtime import check_devices, device_of, may_use_gpu, open_runtime
-from weir.text_models.runtime.contract import CPU, RuntimeOptions
-from weir.text_models.runtime.widths import Widths, widened
+from weir.text_models.runtime.contract import CPU, RuntimeOptions, Widths, widened
 from weir.text_models.texts import Ids, PlainText, TextItem, TextOutput, Tokens, Words
 from weir.wire.schema import any_of
 from weir.wire.values import encode
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from weir.text_models.checkpoint.reading import Checkpoint
     from weir.text_models.pooling import Recipe
     from weir.text_models.runtime.contract import Runtime
-    from weir.text_models.tokens.tokenizer import Tokenizer
+    from weir.text_models.tokenizer import Tokenizer
 
 
 # Tokens of one run of the network. On a CPU larger runs gain nothing; on a GPU smaller ones are slower per text.
@@ -53,7 +52,7 @@ class TextEncoder(Model):
             files.
         bare_layer: see recipe.chosen_recipe.
         runtime, threads, compiled, gpu_memory_fraction, cache: see runtime.RuntimeOptions.
-        lone_threads: the most threads that compute a batch on a CPU while enough other workers have none, see runtime/widths.py; as `threads` if it is not
+        lone_threads: the most threads that compute a batch on a CPU while enough other workers have none, see runtime/contract.py; as `threads` if it is not
             more.
         devices: the device of each worker, repeated if there are more workers: auto, cpu, cuda or cuda:1.
         max_length: the most tokens of a text, special tokens included; None for the model's own limit.
@@ -132,8 +131,7 @@ class TextEncoder(Model):
     def load_shared(self) -> None:
         """Read the model's files and build its graph if the cache has none. Open the graph too if that starts no thread, as workers are forked."""
         from weir.text_models.checkpoint.reading import read_for
-        from weir.text_models.prompts import server_prompt
-        from weir.text_models.texts import TokenizerOptions
+        from weir.text_models.texts import TokenizerOptions, server_prompt
 
         self._checkpoint = checkpoint = read_for(
             self.runtime_options.kind,

@@ -1,12 +1,16 @@
-"""The values that pass between endpoints, tokenizer, queue and model: texts, tokens, vectors, and the options of tokenization and prompts."""
+"""The values that pass between endpoints, tokenizer, queue and model: texts, tokens, and the options of tokenization and prompts.
 
-from collections.abc import Sequence
+A text as callers give it is checked before anything is tokenized. One that breaks a rule becomes an error that names the rule; the caller adds which text it was.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct
 
+from weir.errors import InvalidRequest, SettingsError
 from weir.text_models.late_interaction import LateInteraction
 from weir.wire.schema import any_of
 
@@ -177,3 +181,199 @@ class TokenizerOptions:
 
 
 NO_TOKENIZER_OPTIONS = TokenizerOptions()
+
+# Prompts: the text that is put before a text, chosen by name, by the kind of text or by an instruction.
+
+MAX_PROMPT_CHARACTERS = 4096  # of a prompt that a request states in full, as each of its texts is tokenized with it
+
+_PROMPT_ENDS = (" ", ":", "\n")  # the text of a prompt ends with one of these; a name does not
+
+
+def prompt_text(name: str, prompts: Mapping[str, str]) -> str:
+    """Return the text of the prompt called `name`, or `name` itself if it is the text of a prompt: empty, or ending in a space, colon or new line.
+
+    Raises InvalidRequest naming the prompts of the model, or the greatest length of a prompt.
+    """
+    if name in prompts:
+        return prompts[name]
+    if len(name) > MAX_PROMPT_CHARACTERS:
+        rule = f"has {len(name)} characters, must have at most {MAX_PROMPT_CHARACTERS}"
+        raise InvalidRequest(rule).of("prompt")
+    if not name or name.endswith(_PROMPT_ENDS):
+        return name
+
+    known = ", ".join(prompts) or "none"
+    rule = f"unknown prompt; available: {known}; the text of a prompt ends with a space or a colon"
+    raise InvalidRequest(rule).of("prompt", f"{name!r:.80}")
+
+
+# The names that models have for their prompts, by the kinds of texts that callers name. The first that the model has is taken.
+_QUERY = ("query", "search_query", "retrieval.query", "s2p_query", "web_search_query")
+_DOCUMENT = ("document", "passage", "corpus", "search_document", "retrieval.passage", "text")
+INPUT_TYPES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("query", "search_query", "retrieval.query"), _QUERY),
+    **dict.fromkeys(("document", "passage", "search_document", "retrieval.passage"), _DOCUMENT),
+    "classification": ("classification", "Classification"),
+    "clustering": ("clustering", "Clustering", "separation"),
+    "separation": ("separation", "clustering", "Clustering"),
+    "text-matching": ("text-matching", "similarity", "STS", "s2s_query"),
+}
+_QUERY_TYPES = ("query", "search_query", "retrieval.query")
+_INSTRUCTION = "Instruct: "
+_BEHIND_INSTRUCTION = "\nQuery:"
+
+
+def chosen_prompt(
+    prompts: Mapping[str, str],
+    *,
+    prompt: str | None = None,
+    prompt_name: str | None = None,
+    input_type: str | None = None,
+    instruction: str | None = None,
+) -> str | None:
+    """Return the name or the text of the prompt that these fields of a request choose, None for the server's.
+
+    A model without a prompt for an `input_type` reads all kinds of texts alike. An `instruction` is put before queries only, in the form of the
+    model's own prompt for queries. Raises InvalidRequest naming the field and the prompts of the model.
+    """
+    stated = [
+        name
+        for name, value in (("prompt", prompt), ("prompt_name", prompt_name), ("instruction", instruction))
+        if value is not None
+    ]
+    if len(stated) > 1:
+        raise InvalidRequest(f"{', '.join(stated)}: only one of them may be given").about(stated[1])
+    if input_type is not None and input_type not in INPUT_TYPES and input_type not in prompts:
+        known = ", ".join(dict.fromkeys((*INPUT_TYPES, *prompts)))
+        raise InvalidRequest(f"must be one of {known}").of("input_type", f"{input_type!r:.80}")
+    if prompt is not None:
+        return prompt
+    if prompt_name is not None:
+        if prompt_name not in prompts:
+            known = ", ".join(prompts) or "none"
+            raise InvalidRequest(f"unknown prompt; available: {known}").of("prompt_name", f"{prompt_name!r:.80}")
+        return prompt_name
+    if instruction is not None and input_type in (None, *_QUERY_TYPES):
+        return _instructed(prompts, instruction)
+    names = (input_type, *INPUT_TYPES.get(input_type, ())) if input_type is not None else ()
+    return next((name for name in names if name in prompts), None)
+
+
+def _instructed(prompts: Mapping[str, str], instruction: str) -> str:
+    """Return the text of the prompt with `instruction`. What stands behind it is that of the model's own prompt for queries, if that has an instruction."""
+    if not instruction.strip():
+        raise InvalidRequest("must not be empty").of("instruction")
+    if len(instruction) > MAX_PROMPT_CHARACTERS // 2:
+        rule = f"has {len(instruction)} characters, must have at most {MAX_PROMPT_CHARACTERS // 2}"
+        raise InvalidRequest(rule).of("instruction")
+    own = next((prompts[name] for name in _QUERY if name in prompts), "")
+    start = own.rfind(_BEHIND_INSTRUCTION) if own.startswith(_INSTRUCTION) else -1
+    ending = own[start:] if start >= 0 else f"{_BEHIND_INSTRUCTION} "
+    return f"{_INSTRUCTION}{instruction}{ending}"
+
+
+def server_prompt(name: str | None, prompts: Mapping[str, str]) -> str | None:
+    """Return the text of the prompt in a server's settings, as `prompt_text` does; None if the settings state none. Raises SettingsError."""
+    try:
+        return None if name is None else prompt_text(name, prompts)
+    except InvalidRequest as error:
+        raise SettingsError(error.message) from None
+
+
+# What Qwen3-Reranker was trained with: the text around a pair, the pair itself, and the instruction where none is given.
+JUDGE_BEFORE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the answer can only be "
+    '"yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+JUDGE_PAIR = "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+JUDGE_AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+JUDGE_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+SHOWN = 40  # the most characters of a text that an error quotes
+
+
+class CheckedText(NamedTuple):
+    """A valid input in one of three forms: one or two strings (`texts`), one or two lists of words (`words`), or token ids (`ids`)."""
+
+    texts: tuple[str, ...] = ()
+    words: tuple[list[str], ...] = ()
+    ids: list[int] | None = None
+
+
+def parse_text(text: Any, separator: str | None, vocab_size: int) -> CheckedText:
+    """Check an input and return it in its form. A `separator` in a string or a list of words makes it a pair.
+
+    Raises InvalidRequest naming the rule that the input breaks; token ids must be below `vocab_size`.
+    """
+    if isinstance(text, str):
+        check_string(text, "the text")
+        return CheckedText(texts=_cut_string(text, separator))
+    if isinstance(text, tuple) and len(text) == 2 and all(isinstance(part, str) for part in text):
+        for part, name in zip(text, ("the first text of the pair", "the second text of the pair"), strict=True):
+            check_string(part, name, may_be_empty=any(text))
+        return CheckedText(texts=text)
+    if isinstance(text, Sequence) and not isinstance(text, bytes | bytearray | memoryview):
+        return _parse_list(text, separator, vocab_size)
+    raise InvalidRequest(f"{_shown(text)} must be a string, a pair of strings, a list of words or a list of token ids")
+
+
+def check_string(text: str, name: str, *, may_be_empty: bool = False) -> None:
+    """Raise InvalidRequest if `text`, which the error calls `name`, is empty and may not be, has a NUL character, or is not valid Unicode."""
+    if not (text or may_be_empty):
+        raise InvalidRequest(f"{name} is empty: it must have at least one character")
+    if "\0" in text:
+        raise InvalidRequest(f"{name} has a NUL at character {text.index(chr(0))}: texts must have none")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"{name} is not valid Unicode: character {error.start} is half of a surrogate pair"
+            ) from None
+
+
+def _parse_list(items: Sequence[Any], separator: str | None, vocab_size: int) -> CheckedText:
+    if not items:
+        raise InvalidRequest("the list is empty: it must have at least one word or token id")
+    if isinstance(items[0], str):
+        for place, word in enumerate(items):
+            if not isinstance(word, str):
+                raise InvalidRequest(f"word {place} is {_shown(word)}: all must be strings")
+            check_string(word, f"word {place}")
+        return CheckedText(words=_cut_words(list(items), separator))
+    for place, number in enumerate(items):
+        if type(number) is not int:
+            raise InvalidRequest(
+                f"token id {place} is {_shown(number)}: must be whole numbers, or words that are strings"
+            )
+        if not 0 <= number < vocab_size:
+            raise InvalidRequest(f"token id {place} is {number}: the model's vocabulary has 0 to {vocab_size - 1}")
+    return CheckedText(ids=list(items))
+
+
+def _cut_string(text: str, separator: str | None) -> tuple[str, ...]:
+    """Split at the last separator that stands between spaces, as bert-as-service does. Without text on both sides the string is one text."""
+    if separator is None:
+        return (text,)
+    between = f" {separator} "
+    begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
+    place = text.rfind(between, begin + 1, max(end - 1, 0))
+    return (text,) if place < 0 else (text[:place].strip(), text[place + len(between) :].strip())
+
+
+def _cut_words(words: list[str], separator: str | None) -> tuple[list[str], ...]:
+    if separator is None or separator not in words:
+        return (words,)
+    place = words.index(separator)
+    parts = words[:place], words[place + 1 :]
+    if not all(parts):
+        raise InvalidRequest(
+            f"word {place} is {separator!r}, which stands between two texts: there must be words on both sides"
+        )
+    return parts
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return f"{text[:SHOWN]}{'...' if len(text) > SHOWN else ''} ({type(value).__name__})"

@@ -21,8 +21,7 @@ from weir.messages import JSON
 from weir.protocols.account import CLAIM, charge
 from weir.protocols.exchange import Exchange
 from weir.serving.settings import LONGEST_TIMEOUT
-from weir.text_models.prompts import prompt_text
-from weir.text_models.texts import Text, TextOutput, TokenDetail, TokenizeOptions, Tokens
+from weir.text_models.texts import Text, TextOutput, TokenDetail, TokenizeOptions, Tokens, prompt_text
 from weir.text_server.fair_queue import CallerQueue
 from weir.text_server.requests import (
     CallTrace,

@@ -19,10 +19,9 @@ from weir.text_models.graph.cache import cache_directory, graphs_folder, prune
 from weir.text_models.model import RUN_TOKENS_CPU, RUN_TOKENS_GPU, TextEncoder, poolings_of, runs
 from weir.text_models.packing import read_ranges
 from weir.text_models.pooling import OF_TOKENS, WITH_CLASSIFIER, WITH_HEAD, Pooling, Precision, Recipe
-from weir.text_models.prompts import server_prompt
 from weir.text_models.recipe import RecipeOptions, chosen_recipe, dimensions_of
 from weir.text_models.runtime import may_use_gpu
-from weir.text_models.texts import TextOutput, TokenizerOptions
+from weir.text_models.texts import TextOutput, TokenizerOptions, server_prompt
 from weir.text_server.calibration import MAX_TOKENS, Budget, Progress, TextsToMeasure, budget_for
 from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.metrics import RunShapes

@@ -15,7 +15,7 @@ from tests.text_models.onnx_files import export
 
 from weir.errors import SettingsError
 from weir.text_models.checkpoint.hub import ModelId, RepositoryFile, parse_target, wanted_files
-from weir.text_models.checkpoint.tensors import open_tensors
+from weir.text_models.checkpoint.weights import open_tensors
 
 LOAD = """
 import sys

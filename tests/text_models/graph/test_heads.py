@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from tests.text_models import tiny
-from tests.text_models.checkpoint.test_tensors import save as save_pickle
+from tests.text_models.checkpoint.test_weights import save as save_pickle
 from tests.text_models.graph.reference import tanh_gelu
 from tests.text_models.graph.running import Array, cosines, running
 
@@ -18,9 +18,8 @@ from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
 from weir.text_models.graph.building import build
 from weir.text_models.model import TextEncoder, terms
 from weir.text_models.pooling import Pooling, Recipe
-from weir.text_models.prompts import JUDGE_AFTER, JUDGE_BEFORE, JUDGE_INSTRUCTION, JUDGE_PAIR
 from weir.text_models.recipe import chosen_recipe, further_poolings
-from weir.text_models.texts import Tokenized
+from weir.text_models.texts import JUDGE_AFTER, JUDGE_BEFORE, JUDGE_INSTRUCTION, JUDGE_PAIR, Tokenized
 
 TEXTS = [np.array([2, 30, 41, 30, 3]), np.array([2, 3]), np.array([2, 77, 8, 90, 31, 5, 3])]
 random = np.random.default_rng(5)

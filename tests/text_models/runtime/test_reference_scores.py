@@ -10,7 +10,7 @@ from tests.text_models import tiny_tokens
 from tests.text_models.runtime.references import opened, save
 
 from weir.text_models.checkpoint.reading import read_checkpoint
-from weir.text_models.prompts import JUDGE_AFTER, JUDGE_BEFORE, JUDGE_INSTRUCTION, JUDGE_PAIR
+from weir.text_models.texts import JUDGE_AFTER, JUDGE_BEFORE, JUDGE_INSTRUCTION, JUDGE_PAIR
 
 pytestmark = [
     pytest.mark.torch,

@@ -13,7 +13,7 @@ from tests.text_models.graph.windows import highest_mean
 
 from weir.errors import SettingsError
 from weir.text_models.checkpoint.reading import read_checkpoint, read_for
-from weir.text_models.checkpoint.tensors import open_tensors
+from weir.text_models.checkpoint.weights import open_tensors
 from weir.text_models.model import Inputs, TextEncoder, TokenIds, padded_inputs
 from weir.text_models.pooling import WITH_HEAD, Pooling, Precision, Recipe
 from weir.text_models.recipe import chosen_recipe

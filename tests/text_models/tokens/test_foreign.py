@@ -7,7 +7,7 @@ from tests.text_models import tiny
 
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.texts import Tokenized
-from weir.text_models.tokens.tokenizer import Tokenizer
+from weir.text_models.tokenizer import Tokenizer
 from weir.text_server.exchange import FOREIGN
 from weir.text_server.http import _marks
 from weir.text_server.texts import Encoded

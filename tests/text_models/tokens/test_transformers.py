@@ -9,7 +9,7 @@ from tests.text_models.tokens.directories import LENGTHS, PAIRS, TEXTS, WORDS, m
 from tests.text_models.tokens.reading import ids
 
 from weir.text_models.texts import TokenizerOptions
-from weir.text_models.tokens.tokenizer import Tokenizer
+from weir.text_models.tokenizer import Tokenizer
 
 EXPECTED: dict[str, Any] = json.loads((Path(__file__).parent / "expected.json").read_text())
 

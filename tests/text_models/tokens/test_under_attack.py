@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 from tests.text_models import tiny
 
-from weir.text_models.texts import TokenizerOptions
-from weir.text_models.tokens.inputs import parse_text
-from weir.text_models.tokens.tokenizer import LONG_WORD, LONGEST_WORD, Tokenizer
+from weir.text_models.texts import TokenizerOptions, parse_text
+from weir.text_models.tokenizer import LONG_WORD, LONGEST_WORD, Tokenizer
 
 # Prints how many bytes of memory it takes to tokenize what `text` makes.
 MEASURED = """
 import resource, sys
 from pathlib import Path
-from weir.text_models.tokens.tokenizer import Tokenizer
+from weir.text_models.tokenizer import Tokenizer
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

@@ -10,7 +10,7 @@ from tests.text_server.bert_as_service import bundles
 
 from weir.errors import SettingsError
 from weir.text_models.checkpoint.reading import read_checkpoint
-from weir.text_models.checkpoint.tensors import open_tensors
+from weir.text_models.checkpoint.weights import open_tensors
 from weir.text_models.formats import Malformed, fields
 from weir.text_server.bert_as_service.convert import MAGIC, Bundle, convert, read_table
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from weir.errors import SettingsError
 from weir.text_models.checkpoint.config import Architecture
 from weir.text_models.checkpoint.hub import PICKLED_HEADS
-from weir.text_models.checkpoint.tensors import TensorFile, open_pickled
+from weir.text_models.checkpoint.weights import TensorFile, open_pickled
 from weir.text_models.formats import JsonDocument
 from weir.text_models.pooling import Pooling
 

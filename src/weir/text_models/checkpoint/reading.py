@@ -24,14 +24,6 @@ from weir.text_models.checkpoint.heads import (
     read_answers,
     read_heads,
 )
-from weir.text_models.checkpoint.late import (
-    MASK_MODULE,
-    METADATA,
-    STANFORD,
-    read_multi_vector,
-    read_pylate,
-    read_stanford,
-)
 from weir.text_models.checkpoint.onnx_files import (
     RUNTIME,
     OnnxFile,
@@ -42,7 +34,6 @@ from weir.text_models.checkpoint.onnx_files import (
     read_onnx_file,
     store_of,
 )
-from weir.text_models.checkpoint.tensors import open_pickled, open_tensors
 from weir.text_models.checkpoint.weights import (
     PICKLED_WEIGHTS,
     STATIC_MODULE,
@@ -51,12 +42,22 @@ from weir.text_models.checkpoint.weights import (
     Store,
     Weights,
     no_weights_error,
+    open_pickled,
+    open_tensors,
 )
 from weir.text_models.formats import JsonDocument, read_document, read_json
-from weir.text_models.late_interaction import LateInteraction
+from weir.text_models.late_interaction import (
+    MASK_MODULE,
+    METADATA,
+    STANFORD,
+    LateInteraction,
+    read_multi_vector,
+    read_pylate,
+    read_stanford,
+)
 from weir.text_models.pooling import Pooling
 from weir.text_models.texts import NO_TOKENIZER_OPTIONS, TokenizerOptions
-from weir.text_models.tokens.tokenizer import Tokenizer
+from weir.text_models.tokenizer import Tokenizer
 
 CONFIG = "config.json"
 CLASSIFIER = "ForSequenceClassification"  # the end of the names of transformers' classes of models that label texts

@@ -30,7 +30,7 @@ def open_runtime(checkpoint: "Checkpoint", recipe: "Recipe", options: RuntimeOpt
 
         return open_torch(checkpoint, recipe, options, device)
     if options.kind == "onnx-file":
-        from weir.text_models.runtime.onnx_file import open_onnx_file
+        from weir.text_models.runtime.onnx import open_onnx_file
 
         return open_onnx_file(checkpoint, recipe, options, device)
     raise SettingsError(f"runtime={options.kind!r}: must be one of {', '.join(RUNTIMES)}")

@@ -27,7 +27,7 @@ from weir.text_models.checkpoint.families import POOLER, weight_names
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.checkpoint.weights import WEIGHTS
 from weir.text_models.formats import JsonDocument, Malformed, fields, read_document, read_varint
-from weir.text_models.tokens.files import has_capitals
+from weir.text_models.tokenizer_files import has_capitals
 
 FOOTER = 48  # bytes
 MAX_INDEX_BYTES = 64 << 20  # of all keys and values together; an index of thousands of variables has a megabyte

@@ -28,8 +28,7 @@ from weir.errors import (
 from weir.frontends.http.asgi import AsgiCall, ClientLeft, unless_left
 from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
 from weir.text_models.packing import packed, similarities, unit_vectors
-from weir.text_models.prompts import prompt_text
-from weir.text_models.texts import TOO_LONG, Ids, PlainText, Text, TextOptionFields, TokenDetail
+from weir.text_models.texts import TOO_LONG, Ids, PlainText, Text, TextOptionFields, TokenDetail, prompt_text
 from weir.text_server.exchange import (
     EmbeddingContext,
     TextExchange,

@@ -14,8 +14,7 @@ from typing import Any
 from weir.errors import InvalidRequest, TooLarge, WeirError
 from weir.frontends.grpc.call import Handler, IncomingCall, headers_of, in_task, parse, unary
 from weir.text_models.packing import unit_vectors
-from weir.text_models.prompts import prompt_text
-from weir.text_models.texts import Text, TextOptionFields
+from weir.text_models.texts import Text, TextOptionFields, prompt_text
 from weir.text_server.exchange import EmbeddingContext, TextExchange, check_text, options_of
 from weir.text_server.http import TextHead
 from weir.text_server.protocols.tei import NAME, OUTPUT_OF_TASK, model_info, with_byte_offsets

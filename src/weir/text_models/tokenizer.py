@@ -14,22 +14,25 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weir.errors import InvalidRequest, SettingsError
-from weir.text_models.late_interaction import QUERY
-from weir.text_models.prompts import JUDGE_AFTER, JUDGE_BEFORE, JUDGE_INSTRUCTION, JUDGE_PAIR
+from weir.text_models.known_words import NEW_AT_ONCE, KnownWords, pack_ids, splits_into_words, unpack_ids
+from weir.text_models.late_interaction import QUERY, LateTokens
 from weir.text_models.texts import (
+    JUDGE_AFTER,
+    JUDGE_BEFORE,
+    JUDGE_INSTRUCTION,
+    JUDGE_PAIR,
     NO_TOKENIZE_OPTIONS,
     NO_TOKENIZER_OPTIONS,
     TOO_LONG,
+    CheckedText,
     Text,
     TokenDetail,
     Tokenized,
     TokenizeOptions,
     TokenizerOptions,
+    parse_text,
 )
-from weir.text_models.tokens.files import as_settings_error, gives_types, load_tokenizer
-from weir.text_models.tokens.inputs import CheckedText, parse_text
-from weir.text_models.tokens.late import LateTokens
-from weir.text_models.tokens.words import NEW_AT_ONCE, KnownWords, pack_ids, splits_into_words, unpack_ids
+from weir.text_models.tokenizer_files import as_settings_error, gives_types, load_tokenizer
 
 
 def split_ids(ids: Sequence[int], words: Sequence[int | None], room: int, overlap: int) -> list[list[int]]:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weir.text_models.runtime.widths import EVERY, GAIN, TRIES, Widths, widened
+from weir.text_models.runtime.contract import EVERY, GAIN, TRIES, Widths, widened
 
 
 class Computer:

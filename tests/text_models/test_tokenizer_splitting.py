@@ -9,7 +9,7 @@ from tests.text_models.tokens.reading import ids
 
 from weir.errors import InvalidRequest
 from weir.text_models.texts import TokenizeOptions, TokenizerOptions
-from weir.text_models.tokens.tokenizer import MOST_SPLIT, Tokenizer, pair_lengths, split_ids
+from weir.text_models.tokenizer import MOST_SPLIT, Tokenizer, pair_lengths, split_ids
 
 
 def test_pieces_end_between_words() -> None:

@@ -12,7 +12,7 @@ from tests.text_models.tokens.reading import ids, rule
 
 from weir.errors import InvalidRequest, SettingsError
 from weir.text_models.texts import Tokenized, TokenizeOptions, TokenizerOptions
-from weir.text_models.tokens.tokenizer import Tokenizer, pair_lengths
+from weir.text_models.tokenizer import Tokenizer, pair_lengths
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from tests.text_server.bert_as_service.bundles import field, varint
 
 from weir.errors import SettingsError
 from weir.text_models.texts import Tokenized
-from weir.text_models.tokens.tokenizer import Tokenizer
+from weir.text_models.tokenizer import Tokenizer
 
 NAME = "sentencepiece.bpe.model"
 

@@ -15,7 +15,7 @@ from tests.text_models import tiny
 
 from weir.errors import SettingsError
 from weir.text_models.checkpoint.reading import read_checkpoint
-from weir.text_models.checkpoint.tensors import open_pickled, open_tensors
+from weir.text_models.checkpoint.weights import open_pickled, open_tensors
 
 KINDS = {"float32": "FloatStorage", "float16": "HalfStorage", "int64": "LongStorage"}
 

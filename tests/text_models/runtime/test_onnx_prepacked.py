@@ -10,11 +10,10 @@ from tests.text_models import tiny
 from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
 from weir.text_models.graph.cache import graph_file, prune
 from weir.text_models.pooling import Pooling, Recipe
-from weir.text_models.runtime import prepacked
+from weir.text_models.runtime import onnx
 from weir.text_models.runtime.contract import RuntimeOptions
-from weir.text_models.runtime.onnx import OnnxRuntime, open_onnx
-from weir.text_models.runtime.prepacked import cpu_key
-from weir.text_models.runtime.prepacked import prepacked as copy_of
+from weir.text_models.runtime.onnx import OnnxRuntime, cpu_key, open_onnx
+from weir.text_models.runtime.onnx import prepacked as copy_of
 
 MEAN = Recipe(Pooling.MEAN)
 CPUINFO = (
@@ -87,7 +86,7 @@ def test_without_a_copy_there_are_the_threads_of_a_worker(
     def full(module: str, *arguments: str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(prepacked, "run_child", full)
+    monkeypatch.setattr(onnx, "run_child", full)
     runtime = opened(checkpoint, tmp_path)
     assert runtime.widened(2) is None
     assert np.array_equal(vectors(runtime), vectors(opened(checkpoint, tmp_path, packed=False)))

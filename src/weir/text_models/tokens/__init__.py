@@ -1,1 +1,0 @@
-"""Tokenization: texts to token ids, and token ids back to tokens."""
