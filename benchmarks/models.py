@@ -106,6 +106,17 @@ class Mean(weir.Model):
         return {"MEAN": batch["IMAGE"][:, 0, 0].mean(axis=1, keepdims=True, dtype=numpy.float32)}
 
 
+class Drawn(weir.Model):
+    """An image of 602 KB for a number: next to no work for a large response."""
+
+    inputs = (weir.Tensor("SEED", "FP32", [-1, 1]),)
+    outputs = (weir.Tensor("IMAGE", "FP32", [-1, 3, 224, 224]),)
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        seeds = batch["SEED"].reshape(-1, 1, 1, 1)
+        return {"IMAGE": numpy.broadcast_to(seeds, (len(seeds), 3, 224, 224)).astype(numpy.float32)}
+
+
 class Slow(weir.Model):
     """Has a known capacity: 8 items in 20 ms."""
 

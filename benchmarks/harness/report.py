@@ -251,7 +251,10 @@ def _fronts(stored: dict[str, Any]) -> str:
     (_, columns, rows), measured = stored["tables"][0], stored["machine"]
     cells = [[BRACKETS.sub("", row[place]) for place in range(6)] for row in of_requests]
     costs = markdown(["requests, connections", "server", *stored["columns"][2:6]], cells)
-    return f"{costs}\n\n{markdown(columns, rows)}\n\n<sub>{measured['date']}, {measured['commit']}, {measured['rounds']}</sub>"
+    of_queues = [[row[1], row[9], row[7], row[8]] for row in stored["rows"] if row[0] in fronts.DIVIDED]
+    queues = markdown(["workers and queues", *(stored["columns"][place] for place in (9, 7, 8))], of_queues)
+    divided = f"\n\n{fronts.ABOUT_DIVIDED}\n\n{queues}" if of_queues else ""
+    return f"{costs}\n\n{markdown(columns, rows)}{divided}\n\n<sub>{measured['date']}, {measured['commit']}, {measured['rounds']}</sub>"
 
 
 def _demand(stored: dict[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """What fronts cost: the CPU time of reading, queueing and writing one request, with one front (the server itself) and with more; what that lets so many cores
-serve; and that the queue stays one: batch sizes, and the cost of a solved policy. Large bodies and gRPC calls are measured too."""
+serve; and that the queue stays one: batch sizes, and the cost of a solved policy. Large bodies, large responses and gRPC calls are measured too, and several
+whole servers, as gunicorn starts them, which divide the queue."""
 
 import json
 import subprocess
@@ -9,7 +10,9 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, NamedTuple
 from urllib.request import urlopen
 
+import numpy
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.harness.result import Result, Table, count
 from benchmarks.harness.rounds import (
@@ -30,6 +33,7 @@ from benchmarks.models import TEN_TIMES
 from benchmarks.parts.kserve import MEAN, METHOD, SIMPLE, binary_body, grpc_load, request_body, simple_body
 from weir.policy.cost.objective import Prices
 from weir.policy.solve.bank import solve_bank
+from weir.simulation.banks import make_bank
 
 FRONTS = (1, 2, 4)
 SQUARE, KSERVE, TEXTS, SOLVED = "square", "KServe JSON", "texts", "solved policy"
@@ -43,9 +47,10 @@ ONE_THREAD = (
     "--device-map", "cpu", "--workers", "1", "--threads", "1", "--bulk-workers", "0", "--max-batch-size", "32", "--max-batch-cost", "512", "--layers", "-6",
 )  # fmt: skip
 OPEN = f"{SOLVED}, Poisson"
-LARGE, GRPC = "602 KB, 16", "gRPC, 64"
-SHOWN = (f"{SQUARE}, 256", f"{KSERVE}, 256", TEXTS_64, LARGE, GRPC)  # on the page on fronts
-IMAGES, PORT = "images and calls", "gRPC port"  # the server of these two cases
+LARGE, ANSWER, GRPC = "602 KB, 16", "602 KB response, 16", "gRPC, 64"
+SHOWN = (f"{SQUARE}, 256", f"{KSERVE}, 256", TEXTS_64, LARGE, ANSWER, GRPC)  # on the page on fronts
+IMAGES, PORT = "images and calls", "gRPC port"  # the server of these cases
+FRONT_COMMANDS = {"weir.fronts.entry", "gunicorn"}  # by which a process that reads requests is known
 LOAD = 0.7  # of what the model of the solved policy can serve
 PRICES = Prices(latency_weight=1.0, energy_weight=10.0)
 MOST_TIMES = 1.25  # CPU time of fronts and dispatcher, as a multiple of that of one front
@@ -57,18 +62,34 @@ SAME_BATCHES = 0.10  # share by which the mean batch of several fronts may be sm
 SAME_COST = 0.05  # share by which a solved policy may cost more
 CORES = (2, 4, 8, 16)
 SIZES = medians("rows a batch", "batch", "{:.1f}".format)
+# So many workers behind one queue, and behind as many queues: each server of gunicorn has one worker.
+DIVIDED = {f"{SOLVED}, {workers} workers, Poisson": workers for workers in (2, 4)}
+ABOUT_DIVIDED = (
+    "Several whole servers, such as gunicorn starts, divide the queue, and with it the batches. The same Poisson arrivals and number of workers, behind one queue"
+    " and behind several, each with a policy solved for what it gets:"
+)
+_FIXED_MJ, _EACH_MJ = (float(each) for each in numpy.polyfit(TEN_TIMES.sizes, TEN_TIMES.energy_mj, 1)[::-1])
+DRAWN = "/v2/models/drawn/infer"
+DRAW = json.dumps({
+    "inputs": [{"name": "SEED", "datatype": "FP32", "shape": [1, 1], "data": [0.5]}], "parameters": {"binary_data_output": True},
+}).encode()  # fmt: skip
 
 
 class Served(NamedTuple):
-    """What statistics of a model have counted: batches by size, requests, and the seconds that all of them took."""
+    """What all processes of a server have counted: batches, their rows, requests, and the seconds that all of them took."""
 
-    batches: Mapping[int, int]
-    requests: int
+    batches: float
+    rows: float
+    requests: float
     seconds: float
 
 
 def _name(fronts: int) -> str:
     return f"--fronts {fronts}"
+
+
+def _several(servers: int) -> str:
+    return f"gunicorn, {servers} servers"
 
 
 def _start(stack: ExitStack) -> Mapping[str, Mapping[str, Any]]:
@@ -79,12 +100,18 @@ def _start(stack: ExitStack) -> Mapping[str, Mapping[str, Any]]:
     image.write_bytes(body)
     sent = {"body": image, "headers": headers, "content_type": "application/octet-stream"}
     found: dict[str, dict[str, Any]] = {_name(fronts): {PORT: free_port(), LARGE: sent} for fronts in FRONTS}
-    both, most = ("benchmarks.models:Simple", "benchmarks.models:Mean"), ("--max-batch-size", "64")
+    most = ("--max-batch-size", "64")
     for what, targets, path, body, flags in (
         (SQUARE, ("benchmarks.models:Square",), "/infer/square", b"3", most),
-        (KSERVE, both[:1], SIMPLE, simple_body(), most),
+        (KSERVE, ("benchmarks.models:Simple",), SIMPLE, simple_body(), most),
         (SOLVED, ("benchmarks.models:Exactly",), "/infer/exactly", b"3", ("--policy", str(bank))),
-        (IMAGES, both, SIMPLE, simple_body(), most),
+        (
+            IMAGES,
+            tuple(f"benchmarks.models:{each}" for each in ("Simple", "Mean", "Drawn")),
+            SIMPLE,
+            simple_body(),
+            most,
+        ),
     ):
         commands = {
             _name(each): weir_command(
@@ -98,7 +125,31 @@ def _start(stack: ExitStack) -> Mapping[str, Mapping[str, Any]]:
             found[name][what] = server
     for name, server in start_all(stack, map(_serving_texts, FRONTS)).items():
         found[name][TEXTS] = server
+    for case, workers in DIVIDED.items():
+        found[_name(workers)][case] = _serving_one_queue(stack, workers)
+        found[_several(workers)] = {
+            SQUARE: _serving_several(stack, "square()", workers, "/infer/square"),
+            case: _serving_several(stack, f"exactly({str(bank)!r})", workers, "/infer/exactly"),
+        }
     return found
+
+
+def _serving_one_queue(stack: ExitStack, workers: int) -> Server:
+    """Serve with as many fronts as workers, and a policy solved for all of them."""
+    bank = folder(stack) / "bank.npz"
+    bank.write_bytes(make_bank(TEN_TIMES, PRICES, workers=workers).to_bytes())
+    flags = ("--policy", str(bank), "--workers", str(workers), "--fronts", str(workers))
+    command = weir_command("benchmarks.models:Exactly", *flags)
+    return stack.enter_context(serving(_name(workers), command, path="/infer/exactly", body=b"3", expected=None))
+
+
+def _serving_several(stack: ExitStack, app: str, servers: int, path: str) -> Server:
+    """Serve with several whole servers, which write their metrics into one folder."""
+    command = [
+        "env", f"PROMETHEUS_MULTIPROC_DIR={folder(stack)}", sys.executable, "-m", "gunicorn", f"benchmarks.hosted:{app}",
+        "--worker-class", "uvicorn_worker.UvicornWorker", "--workers", str(servers), "--bind", "127.0.0.1:{port}", "--log-level", "warning",
+    ]  # fmt: skip
+    return stack.enter_context(serving(_several(servers), command, path=path, body=b"3", expected=None))
 
 
 def _serving_texts(fronts: int) -> AbstractContextManager[Server]:
@@ -111,7 +162,7 @@ def cpu_seconds(server: Server) -> dict[str, float]:
     spent = {"dispatcher": _cpu(server.front), "fronts": 0.0, "workers": 0.0}
     for process in server.front.children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            spent["fronts" if "weir.fronts.entry" in process.cmdline() else "workers"] += _cpu(process)
+            spent["workers" if FRONT_COMMANDS.isdisjoint(process.cmdline()) else "fronts"] += _cpu(process)
     return spent
 
 
@@ -122,28 +173,35 @@ def _cpu(process: psutil.Process) -> float:
 
 def _served(server: Server) -> Served:
     host = server.url.partition("://")[2].partition("/")[0]
-    with urlopen(f"http://{host}/v2/models/stats") as answer:
-        (model,) = json.load(answer)["model_stats"]
-    ended = model["inference_stats"]["success"]
-    batches = {each["batch_size"]: each["compute_infer"]["count"] for each in model["batch_stats"]}
-    return Served(batches, ended["count"], ended["ns"] / 1e9)
+    names = (
+        "weir_batch_size_count",
+        "weir_batch_size_sum",
+        "weir_total_time_seconds_count",
+        "weir_total_time_seconds_sum",
+    )
+    sums = dict.fromkeys(names, 0.0)
+    with urlopen(f"http://{host}/metrics") as answer:
+        for family in text_string_to_metric_families(answer.read().decode()):
+            for sample in family.samples:
+                if sample.name in sums:
+                    sums[sample.name] += sample.value
+    return Served(*sums.values())
 
 
 def _figures_of(before: Served, after: Served, seconds: float) -> dict[str, float]:
     """Return the mean size of the batches between the two, and what they cost by PRICES."""
-    batches = {size: number - before.batches.get(size, 0) for size, number in after.batches.items()}
-    requests = after.requests - before.requests
-    found = {"batch": sum(size * number for size, number in batches.items()) / sum(batches.values())}
-    response_ms = 1000.0 * (after.seconds - before.seconds) / requests
-    energies = TEN_TIMES.energy_mj
-    power = sum(energies[min(size, len(energies)) - 1] * number for size, number in batches.items()) / 1000.0 / seconds
-    return found | {"cost": PRICES.latency_weight_at(requests / seconds) * response_ms + PRICES.energy_weight * power}
+    batches, rows, requests, waited = (then - now for then, now in zip(after, before, strict=True))
+    power = (_FIXED_MJ * batches + _EACH_MJ * rows) / 1000.0 / seconds
+    cost = PRICES.latency_weight_at(requests / seconds) * 1000.0 * waited / requests + PRICES.energy_weight * power
+    return {"batch": rows / batches, "cost": cost}
 
 
 def _one(servers: Mapping[str, Any], case: str, seconds: float) -> dict[str, float]:
     if case == OPEN:
         return _one_open(servers[SOLVED], seconds)
-    if case in (LARGE, GRPC):
+    if case in DIVIDED:
+        return _one_open(servers[case], seconds, DIVIDED[case])
+    if case in (LARGE, ANSWER, GRPC):
         return _one_of_images(servers, case, seconds)
     what, connections = CLOSED[case]
     server = servers[what]
@@ -157,6 +215,9 @@ def _one_of_images(servers: Mapping[str, Any], case: str, seconds: float) -> dic
     if case == LARGE:
         url = server.url.removesuffix(SIMPLE) + MEAN
         return _with_cpu(server, lambda: load(url, 16, seconds, **servers[LARGE]))
+    if case == ANSWER:
+        url = server.url.removesuffix(SIMPLE) + DRAWN
+        return _with_cpu(server, lambda: load(url, 16, seconds, body=DRAW))
     return _with_cpu(server, lambda: grpc_load(servers[PORT], METHOD, request_body(), 64, seconds))
 
 
@@ -186,11 +247,11 @@ def _times_and_rounds(measured: Measurements, name: str, case: str) -> str:
     return f"{_times(measured, name, case):.2f} ({rounds[0]:.2f} to {rounds[-1]:.2f})"
 
 
-def _one_open(server: Server, seconds: float) -> dict[str, float]:
+def _one_open(server: Server, seconds: float, workers: int = 1) -> dict[str, float]:
     """The same arrivals for every contender: what differs is what the fronts do to the batches."""
     served = _served(server)
     options = {
-        "--rate": f"{LOAD * TEN_TIMES.max_rate:g}",
+        "--rate": f"{LOAD * workers * TEN_TIMES.max_rate:g}",
         "--duration": f"{seconds:g}",
         "--data": "3",
         "--warm-up": "0",
@@ -203,7 +264,7 @@ def _one_open(server: Server, seconds: float) -> dict[str, float]:
 
 def _conclude(result: Result, measured: Measurements) -> None:
     alone, two = _name(1), _name(2)
-    for case in (*CLOSED, LARGE, GRPC):
+    for case in (*CLOSED, LARGE, ANSWER, GRPC):
         result.values[f"times {case}"] = _times(measured, two, case)
     dearer = result.values[f"times {TEXTS_64}"]
     result.at_most(f"{TEXTS}, 64 connections: at most {MOST_TIMES} times the CPU of one front", dearer, MOST_TIMES)
@@ -223,6 +284,9 @@ def _conclude(result: Result, measured: Measurements) -> None:
         result.at_most(f"{name}, {SOLVED}: costs what it costs with one front", cost, 1.0 + SAME_COST)
     share = 1.0 / _times(measured, two, LARGE)
     result.at_least(f"{LARGE} connections: {SAME_BYTES} of the bytes per CPU second", share, SAME_BYTES)
+    for case, workers in DIVIDED.items():
+        divided = measured.times(_several(workers), _name(workers), case, "cost")
+        result.values[f"times the cost, {_several(workers)}"] = divided
     dearer = result.values[f"times {GRPC}"]
     result.at_most(f"{GRPC} connections: at most {MOST_TIMES} times the CPU of one front", dearer, MOST_TIMES)
     spent = measured.middle(two, GRPC, "dispatcher")
@@ -250,15 +314,23 @@ def _predicted(measured: Measurements) -> Table:
     return Table("Predicted from these costs", columns, rows)
 
 
+def _takes_part(name: str, case: str) -> bool:
+    if case in DIVIDED:
+        return name in (_name(DIVIDED[case]), _several(DIVIDED[case]))
+    return name in map(_name, FRONTS) or case == f"{SQUARE}, 256"
+
+
 PART = Rounds(
     "fronts",
     "Several fronts",
     "One worker process, batches of up to 64, for texts (16 tokens, the first layer of all-MiniLM-L6-v2) of up to 32; wrk with one thread runs on the same cores. The CPU time of fronts and dispatcher counts, not the rate: two cores"
-    " run the load and all processes. The solved policy gets Poisson arrivals at 0.7 of what its model can serve.",
+    " run the load and all processes. The solved policy gets Poisson arrivals at 0.7 of what its workers can serve. Each server of gunicorn is a whole Weir with"
+    " one worker, and with a policy solved for its part of the arrivals.",
     start=_start,
     one=_one,
-    contenders=tuple(map(_name, FRONTS)),
-    cases=(*CLOSED, LARGE, GRPC, OPEN),
+    contenders=(*map(_name, FRONTS), *map(_several, DIVIDED.values())),
+    cases=(*CLOSED, LARGE, ANSWER, GRPC, OPEN, *DIVIDED),
+    takes_part=_takes_part,
     heads=("requests, connections", "server"),
     columns=(
         micro("CPU µs dispatcher", "dispatcher"),
