@@ -3,6 +3,7 @@
 The dispatcher has a gRPC server for them on a socket of its own, which takes no other calls.
 """
 
+import asyncio
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
@@ -46,6 +47,7 @@ class DispatcherGrpc(GrpcServer):
         self._secret = secrets.token_hex(32)
         self.own_address = f"unix-abstract:weir-{secrets.token_hex(16)}"
         self._reserved: list[socket.socket] = []
+        self._fronts_drained = asyncio.Event()
 
     async def reserve(self, bind: Callable[[str, int], Awaitable[list[socket.socket]]]) -> FrontCalls:
         """Bind the port at which the fronts will listen, and return what they must know. Raises SettingsError if another server has it."""
@@ -71,6 +73,15 @@ class DispatcherGrpc(GrpcServer):
     def _refuse(self, error: Unauthorized, call: IncomingCall) -> None:
         if self._services is not None:
             self._services.refuse_with(error, call)
+
+    def fronts_drained(self) -> None:
+        """Note that the fronts pass on no more calls."""
+        self._fronts_drained.set()
+
+    async def drain(self, drain_timeout: float | None = None) -> bool:
+        """See GrpcServer. Until the fronts have drained, they pass calls on, which must get their refusals."""
+        await self._fronts_drained.wait()
+        return await super().drain(drain_timeout)
 
     async def stop(self) -> None:
         """See GrpcServer."""

@@ -177,6 +177,8 @@ class FrontsServer(HttpServer):
         """See HttpServer."""
         self.refuse()
         in_time = self._fronts is None or await self._fronts.drain(drain_timeout)
+        if self._grpc is not None:
+            self._grpc.fronts_drained()
         return await super().drain(drain_timeout) and in_time
 
     def _close_listening(self) -> list[asyncio.Task[Any]]:
