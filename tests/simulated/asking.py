@@ -6,7 +6,7 @@ import random
 import re
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tests.simulated.models import CODES, KSERVE_STATUS, OTHERS, RAISED, STATUS, answer_to
@@ -20,6 +20,7 @@ MODEL_FAULTS = {
     "few": "ModelError",
     "many": "ModelError",
 }
+WRONG = (*RAISED, *OTHERS, "malformed", "unknown", "shape", "timeout", "late")  # what is not answered, and why
 ERROR_HEADER = "weir-error"
 NAMED = b"/v2"  # the beginning of KServe's paths: whose errors have KServe's form
 BINARY_HEADER = "inference-header-content-length"
@@ -72,29 +73,51 @@ def _chunked(draw: random.Random, path: str, body: bytes, headers: tuple[str, ..
     return "\r\n".join(lines).encode() + b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in chunks) + b"0\r\n\r\n"
 
 
+class Mix(NamedTuple):
+    """Of which kinds requests are, as shares, and what may become of those that are not answered."""
+
+    tensors: float = 0.4
+    lists: float = 0.1  # of the others
+    short: float = 0.1  # have a deadline of their own
+    chunked: float = 0.05  # of items
+    filled: float = 0.05  # of items, to a long body
+    wrong: tuple[str, ...] = WRONG
+
+
+def draw_mix(draw: random.Random) -> Mix:
+    """Return a mix that has some kinds often, and others not at all."""
+    wrong = tuple(do for do in WRONG if draw.random() < 0.3) or (draw.choice(WRONG),)
+    return Mix(
+        draw.choice((0.0, 0.4, 0.8)), draw.choice((0.0, 0.1, 0.6)), draw.choice((0.0, 0.1, 0.6)), draw.choice((0.0, 0.05, 0.6)),
+        draw.choice((0.0, 0.05, 0.4)), wrong,
+    )  # fmt: skip
+
+
 def draw_ask(
-    draw: random.Random, n: int, *, faults: float, timeout: float, small: bool = False, long: bool = False
-) -> Ask:
+    draw: random.Random, n: int, *, faults: float, timeout: float, small: bool = False, long: bool = False,
+    mix: Mix = Mix(),  # noqa: B008  # it cannot be changed
+) -> Ask:  # fmt: skip
     """Return a request with the number `n`. `faults` is the share of those that are not answered."""
     chance = draw.random()
     do = "ok"
     if chance < faults:
-        do = draw.choice((*RAISED, *OTHERS, "malformed", "unknown", "shape", "timeout", "late"))
+        do = draw.choice(mix.wrong)
     limit = timeout
-    if do == "late" or draw.random() < 0.1:
+    if do == "late" or draw.random() < mix.short:
         limit = draw.choice((0.001, 0.02, 0.1, 0.5))
-    if not long and draw.random() < 0.4:
+    if not long and draw.random() < mix.tensors:
         return _tensor_ask(draw, n, do, limit, timeout)
-    if not (small or long) and draw.random() < 0.1:
-        return _list_ask(draw, n, limit, timeout, faults)
-    return _item_ask(draw, n, do, limit, timeout, small=small, long=long)
+    if not (small or long) and draw.random() < mix.lists:
+        return _list_ask(draw, n, limit, timeout, faults, mix)
+    return _item_ask(draw, n, do, limit, timeout, small=small, long=long, mix=mix)
 
 
-def _list_ask(draw: random.Random, n: int, limit: float, timeout: float, faults: float) -> Ask:
+def _list_ask(draw: random.Random, n: int, limit: float, timeout: float, faults: float, mix: Mix) -> Ask:
     """Return a list of items, which the ASGI application answers."""
     items = []
+    wrong = [do for do in mix.wrong if do in RAISED or do in OTHERS]
     for place in range(draw.choice((1, 2, 5, 20))):
-        do = draw.choice((*RAISED, *OTHERS)) if draw.random() < faults / 3 else "ok"
+        do = draw.choice(wrong) if wrong and draw.random() < faults / 3 else "ok"
         items.append(Ask(n + place, b"", False, 1, limit, _wanted(do)))
         items[-1].do = do
     body = json.dumps([{"n": item.n, "do": item.do} for item in items]).encode()
@@ -109,9 +132,11 @@ def _wanted(do: str) -> str:
     return {"returns": "NotFound", "crash": "ModelCrashed", "hang": "ModelCrashed"}.get(do) or MODEL_FAULTS.get(do, do)
 
 
-def _item_ask(draw: random.Random, n: int, do: str, limit: float, timeout: float, *, small: bool, long: bool) -> Ask:
+def _item_ask(
+    draw: random.Random, n: int, do: str, limit: float, timeout: float, *, small: bool, long: bool, mix: Mix
+) -> Ask:
     size = 0 if small else draw.choice((10, 40_000, 100_000) if long else (0, 0, 0, 0, 10, 3_000, 40_000))
-    fill = 0 if small or draw.random() < 0.95 else draw.choice((5_000, 40_000, 300_000))
+    fill = 0 if small or draw.random() >= mix.filled else draw.choice((5_000, 40_000, 300_000))
     path, wanted, what = "/infer/items", MODEL_FAULTS.get(do, do), do
     if do in ("ok", "late"):
         wanted, what = "", "ok"
@@ -129,7 +154,7 @@ def _item_ask(draw: random.Random, n: int, do: str, limit: float, timeout: float
         body, wanted = b'{"n": ' + body[:-1], "InvalidRequest"
     elif do == "timeout":
         headers, wanted = ("X-Request-Timeout: soon",), "InvalidRequest"
-    if not small and draw.random() < 0.05:
+    if not small and draw.random() < mix.chunked:
         return Ask(n, _chunked(draw, path, body, headers), False, 1, limit, wanted, size)
     return Ask(n, _http(path, body, headers), False, 1, limit, wanted, size)
 

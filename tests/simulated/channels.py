@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 FIRST = 1000  # the clients of each channel begin at a multiple of it
 STREAMS, MESSAGES, FUZZ = 1, 2, 3
+OTHERS = {"streams": STREAMS, "messages": MESSAGES, "fuzz": FUZZ}  # by their names in a theme
 
 
 class Place(Site, Protocol):
@@ -114,11 +115,12 @@ def fault_of_status(kind: str, status: int, *, kserve: bool) -> str:
 
 
 def widen(plan: "Plan", length: float) -> None:
-    """Add to a plan of about `length` seconds what its seed has of other channels. Nothing else of the plan depends on it."""
-    from tests.simulated.world import Fault
+    """Add to a plan of about `length` seconds what its theme has of other channels. Nothing else of the plan depends on it."""
+    from tests.simulated.world import drawn_faults
 
-    draw = random.Random(f"{plan.seed} channels")
-    if draw.random() < 0.3:
+    clients = plan.theme.clients
+    if "streams" in clients:
+        draw = random.Random(f"{plan.seed} channels")
         base = draw.choice((0.002, 0.05, 0.3))
         plan.workers["streams"] = replace(plan.workers["items"], base=base, per_row=base / 10)
         plan.services["streams"] = plan.services["items"] | {
@@ -126,19 +128,15 @@ def widen(plan: "Plan", length: float) -> None:
             "stream_buffer": draw.choice((1, 4, 256)),
         }
         plan.http["stream_keep_alive"] = draw.choice((0.1, 3.0))
-        plan.clients += range(STREAMS * FIRST, STREAMS * FIRST + draw.choice((1, 3, 12)))
-    draw = random.Random(f"{plan.seed} messages")
-    if draw.random() < 0.3:
+    if "messages" in clients:
+        draw = random.Random(f"{plan.seed} messages")
         plan.http |= {"websocket_in_flight": draw.choice((1, 4, 64)), "websocket_ping": draw.choice((1.0, 20.0))}
-        plan.clients += range(MESSAGES * FIRST, MESSAGES * FIRST + draw.choice((1, 3, 12)))
-    draw = random.Random(f"{plan.seed} fuzz")
-    if draw.random() < 0.3:
-        plan.clients += range(FUZZ * FIRST, FUZZ * FIRST + draw.choice((1, 3, 12)))
+    for name, first in OTHERS.items():
+        plan.clients += range(first * FIRST, first * FIRST + clients.get(name, 0))
     draw = random.Random(f"{plan.seed} fronts")
     if draw.random() < 0.25:
         plan.fronts = draw.choice((1, 2, 3))
-        kinds = ("front_kill", "front_stop")
-        plan.faults += [Fault(draw.uniform(0.0, length), draw.choice(kinds), "") for _ in range(draw.choice((0, 1, 4)))]
+        plan.faults += drawn_faults(draw, plan.theme.of_fronts, [""], (0, 1, 4), length)
         plan.faults.sort(key=lambda each: each.at)
 
 
@@ -157,5 +155,5 @@ def make_client(site: Place, index: int) -> Caller:
         return FuzzClient(site, index)
     return Client(
         site, index, plan.seed,
-        turns=plan.turns, pace=plan.pace, quiet=plan.quiet, faults=plan.wrong, timeout=plan.timeout,
+        turns=plan.turns, pace=plan.pace, quiet=plan.quiet, faults=plan.wrong, timeout=plan.timeout, theme=plan.theme,
     )  # fmt: skip

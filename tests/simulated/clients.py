@@ -9,19 +9,9 @@ from typing import Any, Protocol
 
 from tests.simulated.asking import NAMED, Ask, draw_ask
 from tests.simulated.loop import SimulatedLoop
+from tests.simulated.themes import Theme
 from tests.simulated.transport import Peer, SimulatedTransport
 
-STYLES = (
-    *("whole",) * 8,
-    *("pieces",) * 2,
-    "bytes",
-    *("pipeline",) * 6,
-    *("leave",) * 2,
-    *("half-close",) * 2,
-    *("slow",) * 2,
-    "stall",
-    "garbage",
-)
 # Seconds after which a client leaves.
 LEAVING = {
     "leave": (0.0, 0.001, 0.01, 0.1, 1.0, 5.0),
@@ -133,11 +123,12 @@ class Client:
     """Sends its requests turn by turn. `draw` is its own, so that it does the same whichever other clients there are."""
 
     def __init__(
-        self, site: Site, index: int, seed: int, *, turns: int, pace: float, quiet: float, faults: float, timeout: float
-    ) -> None:
+        self, site: Site, index: int, seed: int, *, turns: int, pace: float, quiet: float, faults: float, timeout: float, theme: Theme
+    ) -> None:  # fmt: skip
         self.site = site
         self.index = index
         self.timeout = timeout
+        self._theme = theme
         self._draw = random.Random(f"{seed} client {index}")
         self._turns = turns
         self._pace = pace
@@ -180,7 +171,7 @@ class Client:
             self.done = True
             return
         self._turns -= 1
-        style = draw.choice(STYLES)
+        style = draw.choice(self._theme.styles)
         count = draw.randint(2, 12) if style in ("pipeline", "leave", "slow") else 1
         asks = [self._ask(small=style == "bytes", long=style == "slow") for _ in range(count)]
         data = b"".join(ask.data for ask in asks)
@@ -212,7 +203,9 @@ class Client:
 
     def _ask(self, small: bool, long: bool) -> Ask:
         self._number += 100
-        return draw_ask(self._draw, self._number, faults=self._faults, timeout=self.timeout, small=small, long=long)
+        return draw_ask(
+            self._draw, self._number, faults=self._faults, timeout=self.timeout, small=small, long=long, mix=self._theme.mix
+        )  # fmt: skip
 
     def _pieces(self, data: bytes, style: str) -> list[bytes]:
         if style == "bytes":

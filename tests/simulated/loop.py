@@ -42,10 +42,19 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.process: ContextVar[SimulatedProcess | None] = ContextVar("process", default=None)
         self.has_processes = False  # besides the one that begins
         self.outside = copy_context()  # of no process
+        self._tasks: set[asyncio.Task[Any]] = set()  # of processes: nothing else holds those of one that is killed
         self._sockets: list[SimulatedSocket] = []
 
     def time(self) -> float:
         return self.now
+
+    def create_task(self, coro: Any, **options: Any) -> "asyncio.Task[Any]":
+        """A task of a process is kept until it has ended: if it was collected before, asyncio would report that at any time."""
+        task: asyncio.Task[Any] = super().create_task(coro, **options)
+        if self.has_processes:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return task
 
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None

@@ -4,7 +4,9 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count, islice
 
 import pytest
 from tests.simulated import shrinking, world
@@ -13,6 +15,7 @@ from tests.simulated.channels import FIRST, FUZZ
 from tests.simulated.loop import SimulatedLoop, Stuck
 from tests.simulated.mutants import KINDS, MUTANTS, patched
 from tests.simulated.shrinking import command, narrowed, promise_of, shrunk
+from tests.simulated.themes import CHANNELS, PLAIN, STYLES
 from tests.simulated.world import Plan, Result, draw_plan, simulate
 
 from weir.fronts.dispatcher import ConnectedFront
@@ -20,7 +23,17 @@ from weir.fronts.messages import FromFront
 from weir.fronts.remote import RemoteHandle
 from weir.serving.service import Service
 
-SEEDS = 16
+SEEDS = 48
+
+
+def plans(*, suited: Callable[[Plan], bool]) -> Iterator[Plan]:
+    """Return the plans that are suited, from the first seed on."""
+    return filter(suited, map(draw_plan, count()))
+
+
+def loses_fronts(plan: Plan) -> bool:
+    """Return whether fronts of this server are killed, and stopped, under load."""
+    return {fault.kind for fault in plan.faults} > {"front_kill", "front_stop"} and len(plan.clients) > 10
 
 
 def test_a_server_keeps_its_promises_in_virtual_time() -> None:
@@ -30,10 +43,17 @@ def test_a_server_keeps_its_promises_in_virtual_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [9, 105, 15]
-)  # the second has WebSockets and little memory, the third fronts that are killed
-def test_a_seed_replays_to_the_byte(seed: int) -> None:
+    "suited",
+    [
+        lambda plan: plan.theme.clients.get(PLAIN, 0) > 10,
+        lambda plan: "messages" in plan.theme.clients and "max_waiting_bytes" in plan.http,
+        loses_fronts,
+    ],
+    ids=["http", "websockets with little memory", "fronts that are killed"],
+)
+def test_a_seed_replays_to_the_byte(suited: Callable[[Plan], bool]) -> None:
     """Alone in a process, after other seeds in another one, and whatever the order of sets is."""
+    seed = next(plans(suited=suited)).seed
     for other in (5, 12):
         simulate(draw_plan(other))
     here = simulate(draw_plan(seed))
@@ -43,7 +63,7 @@ def test_a_seed_replays_to_the_byte(seed: int) -> None:
             env=os.environ | {"PYTHONHASHSEED": hashes}, capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert f"trace {here.trace}" in again.stdout
-    assert here.trace != simulate(draw_plan(10)).trace
+    assert here.trace != simulate(draw_plan(seed + 1)).trace
 
 
 def test_fronts_are_stopped_and_killed_and_their_requests_travel_as_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,15 +75,14 @@ def test_fronts_are_stopped_and_killed_and_their_requests_travel_as_bytes(monkey
         received(self, messages)
 
     monkeypatch.setattr(ConnectedFront, "_received", counted)
-    plan = draw_plan(15)
-    assert {fault.kind for fault in plan.faults if fault.kind.startswith("front")} == {"front_kill", "front_stop"}
-    assert simulate(plan).fault == ""
+    some = list(islice(plans(suited=loses_fronts), 3))
+    assert [simulate(plan).fault for plan in some] == [""] * 3
     assert min(seen[each] for each in ("Submit", "CallerLeft", "Refused", "Alive")) > 0
-    assert seen["FrontListens"] > plan.fronts
+    assert seen["FrontListens"] > sum(plan.fronts for plan in some)
 
 
 def test_damaged_requests_are_refused_and_leave_nothing() -> None:
-    plan = draw_plan(14)
+    plan = replace(next(plans(suited=lambda plan: set(plan.theme.clients) == {PLAIN, "fuzz"})), turns=30)
     plan.clients = [*range(2), *range(FUZZ * FIRST, FUZZ * FIRST + 12)]
     result = simulate(plan)
     assert result.fault == ""
@@ -74,7 +93,8 @@ def test_damaged_requests_are_refused_and_leave_nothing() -> None:
 def test_a_fault_with_a_killed_front_ends_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RemoteHandle, "cancel", lambda *_: None)
     monkeypatch.setattr(Service, "cancel", lambda *_: None)
-    assert "has ended, and its requests" in simulate(draw_plan(36)).fault
+    some = islice(plans(suited=loses_fronts), 10)
+    assert any("has ended, and its requests" in simulate(plan).fault for plan in some)
 
 
 def test_each_mutant_is_one_place_of_the_source() -> None:
@@ -97,6 +117,16 @@ def test_a_planted_fault_is_found_and_replayed_by_the_command() -> None:
     assert fault.partition(": ")[2] in again.stdout
 
 
+def test_a_theme_leaves_most_things_out_and_sometimes_nothing() -> None:
+    themes = [draw_plan(seed).theme for seed in range(200)]
+    everything = [theme for theme in themes if theme.styles == STYLES]
+    assert 10 < len(everything) < 60
+    for name in {style for theme in themes for style in theme.styles}:
+        assert 60 < sum(name in theme.styles for theme in themes) < 160
+    for name in CHANNELS:
+        assert sum(name in theme.clients for theme in themes) > 20
+
+
 @pytest.mark.parametrize(("named", "fault"), [(False, ""), (True, "an error that no table has: ''")])
 def test_an_error_has_the_form_of_a_protocol_only_if_the_server_can_know_it(named: bool, fault: str) -> None:
     ask = Ask(1, b"POST /v2/models/tensors/infer", kserve=True, rows=1, timeout=1.0, wanted="", named=named)
@@ -105,7 +135,7 @@ def test_an_error_has_the_form_of_a_protocol_only_if_the_server_can_know_it(name
 
 
 def test_a_plan_shrinks_to_the_client_that_fails() -> None:
-    plan = draw_plan(9)
+    plan = next(plans(suited=lambda plan: plan.theme.clients.get(PLAIN, 0) > 10))
     small = narrowed(plan, {"clients": plan.clients[:1], "faults": [], "turns": 3})
     assert simulate(small).requests < simulate(plan).requests
     assert shrunk(small).fault == ""  # what does not fail has nothing to find

@@ -23,6 +23,7 @@ from tests.simulated.fronts import OrderedSharedAccount, SimulatedFronts, Simula
 from tests.simulated.loop import SimulatedLoop, SimulatedThreads, Stuck
 from tests.simulated.models import ASKED, Items, Streams, Tensors
 from tests.simulated.probing import FOLLOWS, INTERVALS, Prober, wrong_counts
+from tests.simulated.themes import PLAIN, Theme, draw_theme
 from tests.simulated.transport import Ordered, Peer, SimulatedTransport
 from tests.simulated.workers import SimulatedExecutor, WorkerPlan
 
@@ -47,7 +48,6 @@ BOUND = 0.03  # seconds after its deadline in which a request has its end: a tim
 DRAIN = 60.0
 ROUNDING = 1e-9  # seconds: sums of instants differ in the last digit
 LONGEST = 120.0  # seconds of CPU time that a plan may take: no more than 15 are needed
-FAULTS = (*("kill",) * 3, *("reload",) * 3, "add", "remove")
 MODELS: dict[str, type[Model]] = {"items": Items, "tensors": Tensors}
 OF_CHANNELS: dict[str, type[Model]] = {"streams": Streams}  # which only some plans have
 
@@ -66,6 +66,7 @@ class Plan:
     """What a seed stands for. Only `clients` and `faults` are left out of it to find a smaller plan that fails, too."""
 
     seed: int
+    theme: Theme
     http: dict[str, Any]
     services: dict[str, dict[str, Any]]
     workers: dict[str, WorkerPlan]
@@ -85,6 +86,7 @@ class Plan:
 
 def draw_plan(seed: int, *, turns: int | None = None) -> Plan:
     """Return the plan of `seed`."""
+    theme = draw_theme(seed)
     draw = random.Random(f"{seed} plan")
     workers, services = {}, {}
     timeout = draw.choice((30.0, 30.0, 3.0, 0.5))
@@ -108,21 +110,39 @@ def draw_plan(seed: int, *, turns: int | None = None) -> Plan:
     if draw.random() < 0.1:
         http["max_connections"] = 6
     pace = draw.choice((0.005, 0.05, 1.0))
-    turns = turns or draw.choice((10, 30, 60))
-    quiet = draw.choice((*(0.0,) * 7, 300.0, 3000.0))
+    turns = turns or theme.turns
+    quiet = draw.choice((*(0.0,) * 14, 300.0, 3000.0))
+    if quiet:  # it is long, not busy
+        turns = max(turns, 200 // sum(theme.clients.values()))
     length = turns * (pace + 0.05 + PAUSES * quiet)
-    befalls = random.Random(f"{seed} faults")
-    faults = [
-        Fault(befalls.uniform(0.0, length), befalls.choice(FAULTS), befalls.choice(list(MODELS)))
-        for _ in range(befalls.choice((0, 3, 8, 20)))
-    ]
+    faults = drawn_faults(random.Random(f"{seed} faults"), theme.faults, list(MODELS), (0, 2, 6), length)
     plan = Plan(
-        seed, http, services, workers, list(range(draw.choice((1, 4, 12, 40)))), sorted(faults, key=lambda each: each.at), turns, pace, quiet,
-        draw.choice((0.0, 0.05, 0.3)), timeout, draw.uniform(0.1, length) if draw.random() < 0.3 else None, draw.random() < 0.5,
+        seed, theme, http, services, workers, list(range(theme.clients.get(PLAIN, 0))), faults, turns, pace, quiet,
+        draw.choice((0.0, 0.05, 0.3, 0.5)), timeout, _drains_at(draw, faults, length) if draw.random() < 0.3 else None, draw.random() < 0.5,
         draw.choice(INTERVALS),
     )  # fmt: skip
     widen(plan, length)
     return plan
+
+
+def drawn_faults(
+    draw: random.Random, kinds: Sequence[str], models: Sequence[str], incidents: Sequence[int], length: float
+) -> list[Fault]:
+    """Return faults of `kinds`. They come as incidents, of one model and soon one after another: what has begun is to be met by the next."""
+    faults = []
+    for _ in range(draw.choice(incidents)):
+        at, model = draw.uniform(0.0, length), draw.choice(models)
+        for _ in range(draw.choice((1, 1, 2, 4))):
+            faults.append(Fault(at, draw.choice(kinds), model))
+            at += draw.expovariate(1.0 / draw.choice((0.01, 0.3)))
+    return sorted(faults, key=lambda each: each.at)
+
+
+def _drains_at(draw: random.Random, faults: list[Fault], length: float) -> float:
+    """Return when a server drains: at any time, or just after something has befallen it."""
+    if faults and draw.random() < 0.5:
+        return max(0.1, draw.choice(faults).at + draw.expovariate(1.0 / 0.1))
+    return draw.uniform(0.1, length)
 
 
 class CountedService(Service):
@@ -390,8 +410,8 @@ class World:
         return self.server.listening
 
     async def _finished(self) -> None:
-        while not all(client.done for client in self.clients):  # noqa: ASYNC110  # a round of a second costs less than an event of each client
-            await asyncio.sleep(1.0)
+        while not all(client.done for client in self.clients):  # noqa: ASYNC110  # a round now and then costs less than an event of each client
+            await asyncio.sleep(1.0 + self.plan.quiet / 100.0)
         await asyncio.sleep(5.0 if self.plan.drains_at is None else 0.0)
 
     def _service(self, name: str) -> CountedService:
