@@ -34,8 +34,8 @@ SQUARE, KSERVE, GRPC, TEXTS = "square", "KServe JSON", "gRPC", "texts"
 MOSEC, GUNICORN = "mosec", "gunicorn, whole servers"
 WORKERS = 4  # that only sleep
 BATCH = 128
-CONNECTIONS = 512
-THREADS = 3  # of the load
+CONNECTIONS = 768
+THREADS = 4  # of the load
 WARM_UP = 1.0  # seconds of load that do not count
 SHARE = 0.8  # of K times one front, which K fronts should serve until the dispatcher is full
 FULL = 0.85  # of a CPU: from here on the dispatcher counts as full
@@ -177,8 +177,10 @@ def _measured(case: Case, seconds: float) -> dict[str, float]:
         done = case.run(server, seconds)
         took = time.monotonic() - began
         after, later = cpu_seconds(server), _batches(server)
+        lone = None if case.what == GRPC else load(server.url, 1, WARM_UP, body=server.body)
     rows, batches = (later[0] - counts[0], later[1] - counts[1]) if counts and later else (0.0, 0.0)
     figures = {"rate": done.rate, "p50": done.p50, "p99": done.p99, "refused": float(done.refused + done.broken)}
+    figures |= {"lone": lone.p50} if lone else {}
     return (
         figures
         | {name: (after[name] - before[name]) / took for name in before}
@@ -197,7 +199,7 @@ def _batches(server: Server) -> tuple[float, float] | None:
 
 
 def _result(seen: Mapping[tuple[str, str], Sequence[Mapping[str, float]]]) -> Result:
-    columns = ["requests", "server", "requests/s", "times one front", "p50 ms", "p99 ms", "rows a batch", "CPUs: dispatcher", "fronts", "workers"]  # fmt: skip
+    columns = ["requests", "server", "requests/s", "times one front", "p50 ms", "p99 ms", "p50 of one connection, ms", "rows a batch", "CPUs: dispatcher", "fronts", "workers", "CPU µs both"]  # fmt: skip
     result = Result(columns)
     for (what, server), found in seen.items():
         middle = {name: statistics.median(each[name] for each in found) for name in found[0]}
@@ -205,7 +207,9 @@ def _result(seen: Mapping[tuple[str, str], Sequence[Mapping[str, float]]]) -> Re
         times = middle["rate"] / statistics.median(each["rate"] for each in alone) if alone else math.nan
         result.rows.append([
             what, server, count(middle["rate"]), f"{times:.2f}", f"{1000 * middle['p50']:.1f}", f"{1000 * middle['p99']:.1f}",
+            f"{1000 * middle['lone']:.2f}" if "lone" in middle else "",
             f"{middle['batch']:.0f}" if "batch" in middle else "", *(f"{middle[name]:.2f}" for name in ("dispatcher", "fronts", "workers")),
+            f"{1e6 * (middle['dispatcher'] + middle['fronts']) / middle['rate']:.1f}",
         ])  # fmt: skip
         if server.startswith("--fronts ") and (fronts := int(server.split()[1])) > 1 and middle["dispatcher"] < FULL:
             result.at_least(f"{what}, {server}: {SHARE} of so many times one front", times / fronts, SHARE)

@@ -223,6 +223,8 @@ class Model:
 
         "auto" and "cuda" give the workers the GPUs in turn; without a GPU, "auto" is the CPU. Any other name stays as it is. The
         log says which device the worker got. Raises SettingsError for a GPU that the machine has not.
+
+        It also turns cuDNN's attention off, see `take_any_shape`.
         """
         import logging  # not above: a worker process imports this module before it may load more
 
@@ -230,6 +232,7 @@ class Model:
 
         device = _device(wanted, self.worker_index, torch.cuda.device_count(), torch.backends.mps.is_available)
         logging.getLogger("weir").info("worker %d computes on %s", self.worker_index, device)
+        take_any_shape(torch)
         return device
 
     def preprocess(self, item: Any) -> Any:
@@ -320,6 +323,17 @@ class Model:
         )
         _check_synchronous(made.__name__, "predict", function)
         return made
+
+
+def take_any_shape(torch: Any) -> None:
+    """Turn cuDNN's attention off in this process: other kernels of torch compute it.
+
+    cuDNN makes a plan for each shape, which takes 45 to 50 ms on an H100 (torch 2.11), a dozen times what a small batch takes; batches have many shapes.
+    A model whose batches have one shape may turn it on again: `torch.backends.cuda.enable_cudnn_sdp(True)`.
+    """
+    switch = getattr(torch.backends.cuda, "enable_cudnn_sdp", None)  # since torch 2.5
+    if switch is not None:
+        switch(False)
 
 
 def _device(wanted: str, worker: int, gpus: int, has_mps: Callable[[], bool]) -> str:

@@ -11,6 +11,7 @@ from tests.text_models import tiny, tiny_tokens
 from tests.text_models.graph.test_heads import m3
 from tests.text_models.graph.windows import highest_mean
 
+import weir
 from weir.errors import SettingsError
 from weir.text_models.checkpoint.reading import read_checkpoint, read_for
 from weir.text_models.checkpoint.weights import open_tensors
@@ -276,3 +277,16 @@ def test_weights_that_are_no_numbers(number: float, tmp_path: Path) -> None:
         SettingsError, match=r"'embeddings.word_embeddings.weight' has a weight that is NaN or infinite"
     ):
         open_runtime(checkpoint, chosen_recipe(checkpoint), RuntimeOptions("torch"))
+
+
+@pytest.mark.parametrize("opens", ["a text model", "another model"])
+def test_attention_makes_no_plan_for_each_shape(bert: Path, opens: str) -> None:
+    """On a GPU the first batch of each shape would take some 50 ms. The switch is there on the CPU, too."""
+    import torch
+
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    if opens == "a text model":
+        open_runtime(read_checkpoint(bert), Recipe(Pooling.MEAN), RuntimeOptions("torch"))
+    else:
+        weir.Model().torch_device("cpu")
+    assert not torch.backends.cuda.cudnn_sdp_enabled()

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.errors import SettingsError
+from weir.model import take_any_shape
 from weir.text_models.pooling import WITH_CLASSIFIER, WITH_HEAD, Pooling, Precision, Recipe
 from weir.text_models.recipe import dense_layers, dimensions_of
 from weir.text_models.runtime.contract import CPU, RuntimeOptions
@@ -108,6 +109,7 @@ def open_torch(checkpoint: "Checkpoint", recipe: Recipe, options: RuntimeOptions
     dimensions = dimensions_of(checkpoint, recipe)
     torch = library()
     torch.set_num_threads(options.threads)
+    take_any_shape(torch)
     if device != CPU and options.gpu_memory_fraction is not None:
         torch.cuda.set_per_process_memory_fraction(options.gpu_memory_fraction, device)
     network = _network(checkpoint, recipe).to(device, getattr(torch, DTYPES[recipe.precision])).eval()
