@@ -529,6 +529,17 @@ def test_a_model_that_cannot_be_loaded_ends_the_start_with_the_child_s_traceback
     assert "in load" in run.stderr and "FileNotFoundError: weights.bin is not there" in run.stderr
 
 
+def test_why_a_start_failed_is_one_line_whatever_the_model_raised(tmp_path: Path) -> None:
+    file = tmp_path / "lines.py"
+    file.write_text(
+        "import weir\n\n\nclass Lines(weir.Model):\n    def load(self):\n        raise ValueError('one\\ntwo\\x1b[2J')\n"
+        "    def predict(self, batch):\n        return batch\n"
+    )
+    run = weir("serve", f"{file}:Lines", "--port", "0")
+    last = run.stderr.splitlines()[-1]
+    assert last.startswith("weir: ") and last.endswith(r"ValueError: one\ntwo\x1b[2J")
+
+
 def test_while_models_load_the_server_is_live_but_not_ready(pipes: Pipes) -> None:
     with Served(target("SlowToLoad"), *pipes.flags) as served:
         served.until_listening()

@@ -27,7 +27,7 @@ from weir.commands.options import (
     settings_parameters,
     with_signature,
 )
-from weir.errors import ModelError, SettingsError, WeirError
+from weir.errors import ModelError, SettingsError, WeirError, printable
 from weir.settings import TRUST, Declared, Settings, declared_settings
 from weir.telemetry.output import open_standard_descriptors
 
@@ -61,7 +61,7 @@ def main() -> None:
     except ModelError as error:
         with suppress(OSError):
             typer.echo(error.remote_traceback, err=True)
-        code = _complain(error.message, FAILED)
+        code = _complain(printable(error.message), FAILED)  # what the model raised may have several lines
     except (WeirError, OSError) as error:
         code = _complain(str(error), FAILED)
     except ModuleNotFoundError as error:

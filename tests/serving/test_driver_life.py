@@ -185,3 +185,21 @@ def test_stopping_while_loading_does_not_end_ready() -> None:
         assert service.not_ready_reason == "stopped"
 
     asyncio.run(main())
+
+
+def test_a_start_that_is_cancelled_has_stopped_the_service() -> None:
+    class Slow(FakeExecutor):
+        async def start(self, listener: Any) -> None:
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        from tests.serving.kit import Square
+
+        service = Service(Square, executor=Slow(squares))
+        starting = asyncio.ensure_future(service.start())
+        await asyncio.sleep(0)
+        starting.cancel()
+        await asyncio.wait([starting])
+        assert service.not_ready_reason == "stopped"
+
+    asyncio.run(main())

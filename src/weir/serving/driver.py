@@ -37,6 +37,7 @@ from weir.workers.timer import TimeLimit, Timer
 
 NOT_STARTED = "not started"  # why a service is not ready before its start and after its end
 LOADING = "loading"
+STOPPED = "stopped"
 _START = "; start it with `async with service`, or in a web application with lifespan=weir.lifespan(...)"
 
 
@@ -110,7 +111,8 @@ class Driver:
             await self.executor.start(self)
         except BaseException as error:
             self.phase = DriverPhase.STOPPED
-            reason = self.not_ready_reason = str(error) or type(error).__name__
+            stopped = isinstance(error, asyncio.CancelledError)
+            reason = self.not_ready_reason = STOPPED if stopped else str(error) or type(error).__name__
             self._fail_all(lambda request: self._not_ready(reason))
             self._timer.cancel()
             self._end_drains()
@@ -138,7 +140,7 @@ class Driver:
         finally:
             was_started = self.phase is not DriverPhase.WAITING
             self.phase = DriverPhase.STOPPED
-            self.not_ready_reason, self.failed = "stopped", ""
+            self.not_ready_reason, self.failed = STOPPED, ""
             self._fail_all(lambda request: Draining("the service stopped before the response was ready"))
             self._end_drains()
             if self.streaming:
