@@ -165,3 +165,26 @@ def test_a_file_that_was_cut_fails_its_job(tmp_path: Path) -> None:
     assert ended.errors is not None
     assert "the file was changed or truncated after it was validated" in ended.errors[0]["message"]
     assert played.account.held_bytes == 0
+
+
+def test_requests_without_an_answer_are_expired_though_the_clock_was_set_back(tmp_path: Path) -> None:
+    """The window ends by a clock that nobody sets. The job must not be completed without them."""
+
+    async def unanswered(path: str, body: bytes) -> Reply:
+        await asyncio.Event().wait()
+        raise AssertionError("it waits for ever")
+
+    async def play() -> None:
+        store = JobStore(tmp_path, max_bytes=1 << 20)
+        runner = JobRunner(store, JobSettings(), unanswered, max_line=100, clock=lambda: 99.9)
+        name, path = store.begin_file()
+        path.write_bytes(line_of(0, 1))
+        file = store.add_file(name, "in.jsonl", "batch", 50, 1000)
+        job = store.add_job("/infer/m", file.id, "1m", None, 50, 100)
+        ended = await runner.finish(job.id)
+        assert (ended.status, ended.completed, ended.failed) == ("expired", 0, 0)
+        assert ended.error_file_id is not None
+        assert b"batch_expired" in store.path(ended.error_file_id).read_bytes()
+        await runner.stop()
+
+    asyncio.run(play())

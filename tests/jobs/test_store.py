@@ -4,15 +4,17 @@ import errno
 import os
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from weir.errors import Conflict, InvalidRequest, NotFound, Overloaded, SettingsError, TooLarge
+from weir.jobs.disk import Disk
 from weir.jobs.requests import EXPIRED
 from weir.jobs.store import STALE, Answer, JobRequest, JobStore, StoredFile
 
 
-def opened(tmp_path: Path, max_bytes: int = 1 << 20, **bounds: int) -> JobStore:
+def opened(tmp_path: Path, max_bytes: int = 1 << 20, **bounds: Any) -> JobStore:
     return JobStore(tmp_path / "jobs", max_bytes=max_bytes, **bounds)
 
 
@@ -257,3 +259,30 @@ def test_a_full_disk_costs_one_transaction_and_leaves_nothing(tmp_path: Path, mo
     assert set((tmp_path / "jobs" / "files").iterdir()) == files
     database.execute("PRAGMA max_page_count = 100000")
     assert store.end(job, "completed", 104, 1000).completed == 1
+
+
+class Failing(Disk):
+    """Cannot make the names of files durable."""
+
+    def sync_names(self, directory: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_file_whose_name_is_not_durable_is_not_kept(tmp_path: Path) -> None:
+    """It would have an id, and no content after the power has failed."""
+    store = opened(tmp_path, disk=Failing())
+    with pytest.raises(OSError, match="Input/output error"):
+        upload(store)
+    assert list((tmp_path / "jobs" / "files").iterdir()) == []
+    assert store.kept_bytes == 0
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS])
+def test_a_file_system_that_makes_no_names_durable_is_used(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(descriptor: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", refused)
+    Disk().sync_names(tmp_path)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from weir.errors import InvalidRequest, TooLarge, UnsupportedMediaType, WeirError
+from weir.jobs.disk import Disk
 from weir.jobs.uploads import PIECE, Download, Upload
 
 TYPE = "multipart/form-data; boundary=b"
@@ -37,7 +38,7 @@ def read(
         reserved.append(size)
 
     async def main() -> Upload:
-        upload = Upload(kind, tmp_path / "file", most, reserve)
+        upload = Upload(kind, tmp_path / "file", most, reserve, Disk())
         await upload.read(chunks(), 5.0)
         return upload
 
@@ -122,6 +123,6 @@ def test_an_upload_that_trickles_is_given_up(tmp_path: Path) -> None:
 
     async def main() -> None:
         with pytest.raises(TimeoutError):
-            await Upload(TYPE, tmp_path / "file", 10_000, room).read(trickle(), 0.2)
+            await Upload(TYPE, tmp_path / "file", 10_000, room, Disk()).read(trickle(), 0.2)
 
     asyncio.run(main())

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weir.errors import InvalidRequest, SettingsError
+from weir.jobs.disk import Disk
 from weir.jobs.requests import NO_REQUESTS, begin_of_text, check_endpoint
 from weir.jobs.running import Ask, JobRunner
 from weir.jobs.settings import JobSettings
-from weir.jobs.store import ACTIVE, Job, JobStore, create
+from weir.jobs.store import ACTIVE, Job, JobStore
 
 STATE = ".weir-batch"  # what the name of the directory has behind that of the output
 _LOOK = 0.25  # seconds between two looks at the progress
@@ -164,7 +165,7 @@ def _write_input(source: Source, path: Path) -> str:
         return endpoint_of(source)
     endpoint = endpoint_of(source)
     values = _csv_values(source) if kind == ".csv" else _parquet_values(source)
-    with create(path) as file:
+    with Disk().create(path) as file:
         for number, value in enumerate(values):
             line = {
                 "custom_id": str(number),

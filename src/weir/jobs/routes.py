@@ -22,6 +22,7 @@ from weir.errors import (
 )
 from weir.frontends.http.asgi import as_response, too_slow
 from weir.frontends.http.endpoints import HttpEndpoint, answered
+from weir.jobs.disk import Disk
 from weir.jobs.requests import check_endpoint
 from weir.jobs.running import Ask, JobRunner
 from weir.jobs.settings import JobSettings
@@ -100,6 +101,9 @@ class JobRoutes:
         log: Callable[..., None],
         account: Account,
         endpoints: Container[str],
+        *,
+        clock: Callable[[], float] = time.time,
+        disk: Disk | None = None,
     ) -> None:
         """Open the directory of the settings. Raises SettingsError if it cannot be used."""
         assert settings.batch_dir is not None  # the caller has looked
@@ -109,6 +113,8 @@ class JobRoutes:
         self._log = log
         self._account = account
         self._endpoints = endpoints
+        self._clock = clock
+        self._disk = Disk() if disk is None else disk
         self._store = self._opened(settings.batch_dir)
         self._thread = ThreadPoolExecutor(1, "weir-files")
         self._made: JobRunner | None = None
@@ -122,6 +128,7 @@ class JobRoutes:
             max_bytes=settings.batch_max_bytes,
             max_files=settings.batch_max_files,
             max_jobs=settings.batch_max_jobs,
+            disk=self._disk,
         )
 
     def begin(self) -> None:
@@ -134,6 +141,7 @@ class JobRoutes:
             max_line=self._http.max_body_size,
             account=self._account,
             log=self._log,
+            clock=self._clock,
         )
 
     def start(self) -> None:
@@ -219,7 +227,7 @@ class JobRoutes:
             reserved += more
 
         try:
-            upload = Upload(request.headers.get("content-type", ""), path, most, reserve)
+            upload = Upload(request.headers.get("content-type", ""), path, most, reserve, self._disk)
             await upload.read(_chunks(request), self._http.body_timeout)
             purpose = upload.fields.get("purpose", "")
             if purpose != "batch":
@@ -230,7 +238,7 @@ class JobRoutes:
         except TimeoutError:
             raise too_slow(self._http.body_timeout) from None
         finally:
-            path.unlink(missing_ok=True)
+            self._disk.remove(path)
             store.give_back(reserved)
         return _json(shown_file(kept))
 
@@ -363,4 +371,4 @@ def _expiry(fields: Mapping[str, str], runner: JobRunner) -> int:
         return latest
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
         raise InvalidRequest("must be a number of seconds").of("expires_after", repr(text[:20]))
-    return min(latest, int(time.time()) + int(text))
+    return min(latest, runner.now + int(text))

@@ -8,6 +8,7 @@ sent again.
 """
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -170,13 +171,14 @@ class JobRunner:
         return int(self.clock() + self.settings.batch_expire_after)
 
     async def _run(self) -> None:
-        cleaned, pause = -CLEAN_EVERY, min(CLEAN_EVERY, self.settings.batch_expire_after)
+        monotonic = asyncio.get_running_loop().time
+        cleaned, pause = -math.inf, min(CLEAN_EVERY, self.settings.batch_expire_after)
         while True:
             self._wake.clear()
             try:
                 if await self.use(self.store.lead):
-                    if time.monotonic() - cleaned >= pause:
-                        cleaned = time.monotonic()
+                    if monotonic() - cleaned >= pause:
+                        cleaned = monotonic()
                         oldest = int(self.clock() - self.settings.batch_expire_after)
                         await self.use(self.store.clean, self.now, oldest)
                     await self._begin()
@@ -217,7 +219,7 @@ class JobRunner:
             if job.status == "cancelling":
                 job = await self.use(self.store.end, name, "cancelled", self.now, self.expires_at())
             elif job.status == "finalizing":
-                late = self.clock() >= job.expires_at and job.completed + job.failed < job.total
+                late = job.completed + job.failed < job.total  # a clock may have been set meanwhile
                 status, rest = ("expired", EXPIRED) if late else ("completed", None)
                 job = await self.use(self.store.end, name, status, self.now, self.expires_at(), rest)
         except (WeirError, FileNotFoundError) as error:

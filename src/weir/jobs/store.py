@@ -10,15 +10,15 @@ keeps. Instants are whole seconds since 1970, sizes are in bytes.
 
 import fcntl
 import json
-import os
 import secrets
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from weir.errors import Conflict, InvalidRequest, NotFound, Overloaded, SettingsError, TooLarge
+from weir.jobs.disk import Disk
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -105,7 +105,10 @@ class JobStore:
     Raises SettingsError if the directory cannot be used.
     """
 
-    def __init__(self, directory: str | Path, *, max_bytes: int, max_files: int = 10_000, max_jobs: int = 1000) -> None:
+    def __init__(
+        self, directory: str | Path, *, max_bytes: int, max_files: int = 10_000, max_jobs: int = 1000, disk: Disk | None = None
+    ) -> None:  # fmt: skip
+        self.disk = Disk() if disk is None else disk
         self._directory = Path(directory)
         self._files = self._directory / "files"
         self._max_bytes = max_bytes
@@ -116,12 +119,7 @@ class JobStore:
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._files.mkdir(exist_ok=True, mode=0o700)
-            create(self._directory / "jobs.sqlite", "ab").close()  # SQLite gives its mode to the files next to it
-            self._database = sqlite3.connect(
-                self._directory / "jobs.sqlite", check_same_thread=False, isolation_level=None
-            )
-            self._database.execute("PRAGMA journal_mode=WAL")
-            self._database.execute("PRAGMA synchronous=FULL")
+            self._database = self.disk.connect(self._directory / "jobs.sqlite")
             self._database.executescript(_SCHEMA)
         except (OSError, sqlite3.Error) as error:
             raise SettingsError(f"batch_dir={str(directory)!r}: cannot be used: {error}") from error
@@ -136,7 +134,7 @@ class JobStore:
     def lead(self) -> bool:
         """Return whether this process runs the jobs: it is the first of those that use the directory."""
         if self._lock is None:
-            lock = create(self._directory / "lock")
+            lock = self.disk.create(self._directory / "lock")
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -228,12 +226,7 @@ class JobStore:
         return added
 
     def _placed(self, name: str, filename: str, purpose: str, now: int, expires_at: int) -> StoredFile:
-        part = self._files / f"{name}.part"
-        with part.open("rb") as written:
-            os.fsync(written.fileno())
-            size = os.fstat(written.fileno()).st_size
-        part.rename(self._files / name)
-        _sync(self._files)
+        size = self.disk.keep(self._files / f"{name}.part", self._files / name)
         return StoredFile(name, filename, purpose, size, now, expires_at)
 
     def file(self, name: str) -> StoredFile:
@@ -279,7 +272,7 @@ class JobStore:
             if reading is not None:
                 raise Conflict(f"file {name!r}: batch {reading[0]!r} reads it, which has not ended")
             database.execute("DELETE FROM files WHERE id = ?", (name,))
-        path.unlink(missing_ok=True)
+        self.disk.remove(path)
 
     def clean(self, now: int, oldest: int) -> None:
         """Remove files that have expired, jobs that ended before the instant `oldest`, and what a process has left half written STALE seconds ago. Until
@@ -290,13 +283,13 @@ class JobStore:
             gone = database.execute(query, (now, *ACTIVE)).fetchall()
             database.execute(f"DELETE FROM jobs WHERE created_at <= ? AND status NOT IN ({_MARKS})", (oldest, *ACTIVE))
         for (name,) in gone:
-            (self._files / name).unlink(missing_ok=True)
+            self.disk.remove(self._files / name)
         known = {row[0] for row in self._database.execute("SELECT id FROM files")}
         for path in self._files.iterdir():
             if path.name not in known and (self._reserved == 0 or not path.name.endswith(".part")):
                 with suppress(FileNotFoundError):  # it has been removed, or has its name now
-                    if path.stat().st_mtime <= now - STALE:
-                        path.unlink()
+                    if self.disk.written_at(path) <= now - STALE:
+                        self.disk.remove(path)
 
     # Jobs.
 
@@ -444,7 +437,7 @@ class JobStore:
                 _step(database, job, status, now)
         except BaseException:
             for made in files.values():
-                (self._files / made.id).unlink(missing_ok=True)
+                self.disk.remove(self._files / made.id)
             raise
         return self.job(job)
 
@@ -458,7 +451,7 @@ class JobStore:
         )
         written = 0
         try:
-            with create(path) as file:
+            with self.disk.create(path) as file:
                 for custom_id, status, line in rows:
                     if status is None and not good and unanswered is not None:
                         line = b'{"custom_id":%s,%s' % (json.dumps(custom_id).encode(), unanswered)
@@ -468,12 +461,7 @@ class JobStore:
                     written += 1
             return self._placed(name, filename, "batch_output", now, expires_at) if written else None
         finally:
-            path.unlink(missing_ok=True)  # of no output, or of one for which the disk has no room
-
-
-def create(path: Path, mode: Literal["wb", "ab"] = "wb") -> BinaryIO:
-    """Open a file to write to it; a new one can be read by the user of this process alone."""
-    return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
+            self.disk.remove(path)  # of no output, or of one for which the disk has no room
 
 
 _OUTPUTS = (("output_file_id", "output", True), ("error_file_id", "error", False))
@@ -493,13 +481,3 @@ def _job_of(row: Sequence[Any]) -> Job:
         if fields[name] is not None:
             fields[name] = json.loads(fields[name])
     return Job(**fields)
-
-
-def _sync(directory: Path) -> None:
-    """Make the names of files in `directory` durable."""
-    with suppress(OSError):
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

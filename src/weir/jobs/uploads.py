@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from weir.errors import Cancelled, InvalidRequest, TooLarge, UnsupportedMediaType
 from weir.frontends.http.asgi import unless_left
-from weir.jobs.store import create
+from weir.jobs.disk import Disk
 from weir.protocols.account import Pace, charge
 
 _MAX_FIELD = 1024  # bytes of a field next to the file
@@ -25,13 +25,15 @@ OVERHEAD = 65536  # bytes that the other fields and the headers of the parts may
 
 
 class Upload:
-    """An upload of one file to `path`, at most `max_size` bytes, and of some short fields.
+    """An upload of one file to `path` on `disk`, at most `max_size` bytes, and of some short fields.
 
     `content_type` is that of the body. `reserve` is called before each piece is written: it keeps room for so many bytes, or raises. After `read`, `fields` has the fields, and `filename` the name that the client gave, without folders; it is only
     shown. Raises UnsupportedMediaType if the body is no form with parts.
     """
 
-    def __init__(self, content_type: str, path: Path, max_size: int, reserve: Callable[[int], Awaitable[None]]) -> None:
+    def __init__(
+        self, content_type: str, path: Path, max_size: int, reserve: Callable[[int], Awaitable[None]], disk: Disk
+    ) -> None:
         from python_multipart.exceptions import FormParserError
         from python_multipart.multipart import MultipartParser, parse_options_header
 
@@ -60,6 +62,7 @@ class Upload:
         self._path = path
         self._max_size = max_size
         self._reserve = reserve
+        self._disk = disk
         self._piece = bytearray()  # of the file, to be written
         self._written = 0
         self._name = self._value = b""
@@ -102,7 +105,7 @@ class Upload:
         await asyncio.to_thread(self._append, piece)
 
     def _append(self, piece: bytearray) -> None:
-        with create(self._path, "ab") as file:
+        with self._disk.create(self._path, "ab") as file:
             if file.tell() != self._written:
                 raise OSError("another request changed the file during the upload")
             file.write(piece)
