@@ -21,8 +21,8 @@ from weir.catalog.sources import ModelToServe, TargetRepository
 from weir.errors import InvalidRequest, SettingsError
 from weir.model import Model
 from weir.settings import read_model_table
-from weir.workers import imports
-from weir.workers.imports import FOLDER, ModelFolder, folder_of, loaded_apart
+from weir.workers import source
+from weir.workers.source import FOLDER, ModelFolder, folder_of, loaded_apart
 
 MODEL = """
 import weir
@@ -144,7 +144,7 @@ def test_modules_that_code_finds_by_their_names_are_those_of_its_folder(folder: 
         answers = kind().predict([1])[0]
         assert answers == [name] * 4 + ["json", "importlib.machinery", "json", "weir-serving"]
     for name in ("Alpha", "Beta"):
-        imports.forget(folder_of(str(folder / name)))
+        source.forget(folder_of(str(folder / name)))
 
 
 def test_a_module_of_the_working_directory_beside_a_file(folder: Path) -> None:
@@ -225,9 +225,9 @@ def test_what_an_ended_model_has_loaded_is_forgotten(tmp_path: Path) -> None:
     one = loaded()
     (second,) = services(folder, "grows")  # the first one may still serve
     assert one > 1 and loaded() == 2 * one - 1
-    imports.release(first.generation)
+    source.release(first.generation)
     assert loaded() == one
-    imports.release(second.generation)
+    source.release(second.generation)
     assert loaded() == 0
 
 

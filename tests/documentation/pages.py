@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from tests.served import weir_here
 from tests.template import Forked
 
-from weir.workers import imports
+from weir.workers import source
 
 ROOT = Path(__file__).resolve().parents[2]
 PATH = [str(ROOT / "src"), str(ROOT)]  # where pages find modules that they do not write
@@ -124,9 +124,9 @@ def _on_path(folder: Path) -> Iterator[None]:
 
 def _forget_others(file: Path) -> None:
     """Let the page import `file`, also if another test has imported a module of that name."""
-    claimed = imports._claimed.get(file.stem)
+    claimed = source._claimed.get(file.stem)
     if claimed is not None and claimed.path != str(file.parent):
-        imports.forget(claimed)  # a model that another test loaded in this process
+        source.forget(claimed)  # a model that another test loaded in this process
     module = sys.modules.get(file.stem)
     if module is not None and not str(getattr(module, "__file__", "")).startswith(str(file.parent)):
         del sys.modules[file.stem]

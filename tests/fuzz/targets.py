@@ -23,7 +23,7 @@ from weir.wire.kserve_json import BodyPeek, read_generate
 from weir.wire.lockstep import LockstepParser, decode_reply, make_ids
 from weir.wire.tensors import Arrays, pack_elements, unpack_elements
 from weir.workers.remote import LockstepBatch
-from weir.workers.run.kserve import BodyReader, Listed
+from weir.workers.run.tensors import BodyReader, Listed
 
 
 class Declared(Model):

@@ -18,7 +18,7 @@ from weir.wire import kserve_binary, kserve_json
 from weir.wire.inference import InferenceRequest, RequestedOutput, TensorValue, bind
 from weir.wire.kserve_json import BodyPeek
 from weir.wire.tensors import BINARY_ONLY, DTYPES, Arrays, batch_key
-from weir.workers.run.kserve import BodyReader, Listed
+from weir.workers.run.tensors import BodyReader, Listed
 
 TEXTS = st.text(max_size=6)
 PARAMETERS = st.dictionaries(

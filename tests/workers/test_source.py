@@ -12,8 +12,7 @@ from tests.workers.models import Square
 
 from weir.errors import SettingsError
 from weir.model import Model
-from weir.workers.imports import folder_of
-from weir.workers.source import Named, import_text, pack_source, parse_target, pickler, unpack_source
+from weir.workers.source import Named, folder_of, import_text, pack_source, parse_target, pickler, unpack_source
 
 
 def unpacked_elsewhere(packed: bytes, path: list[str]) -> str:

@@ -40,11 +40,10 @@ from weir.serving.generation import OnDemand
 from weir.serving.service import Service
 from weir.serving.settings import KINDS
 from weir.telemetry.logs import redacted
-from weir.workers import imports
+from weir.workers import source
 from weir.workers.cpus import share_of_cpus
-from weir.workers.imports import FOLDER, ModelFolder, folder_of
 from weir.workers.settings import ONE_WORKER, WorkerAddress, WorkerSettings, parse_address
-from weir.workers.source import import_text
+from weir.workers.source import FOLDER, ModelFolder, folder_of, import_text
 from weir.workers.turns import DeviceGroup
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def load_target(target: str, *, fresh: bool = False, trust: Trust | None = None)
     is_own = module.__name__.partition(".")[0] == "weir"
     if fresh and not is_own and module.__name__ in before and str(module.__file__).endswith(".py"):
         module = reread(target, module.__name__, Path(str(module.__file__)))
-    with imports.reading(getattr(module, FOLDER, None)):
+    with source.reading(getattr(module, FOLDER, None)):
         return class_in(module, name, target)
 
 
@@ -108,7 +107,7 @@ def _load_file(target: str, path: Path) -> ModuleType:
             f"TARGET {target!r}: its name is taken by module {parts[0]!r} of "
             f"{getattr(sys.modules[parts[0]], '__file__', None) or 'the interpreter'}; the names of packages must differ"
         )
-    with imports.reading(models):
+    with source.reading(models):
         return _import(target, ".".join([name, *parts[1:]]))
 
 
@@ -128,7 +127,7 @@ def _load_module(target: str, name: str) -> ModuleType:
         if _is_missing(".".join(parts[: depth + 1]), target):
             where = f"package {'.'.join(parts[:depth])!r}" if depth else f"{Path.cwd()} or on sys.path"
             raise SettingsError(f"TARGET {target!r}: no module {part!r} in {where}{_similar_file(part, depth)}")
-    with imports.reading(folder):
+    with source.reading(folder):
         return _import(target, name)
 
 
@@ -186,7 +185,7 @@ def _describe(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return text
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-    inside = [frame for frame in frames if frame.filename not in (__file__, imports.__file__)]
+    inside = [frame for frame in frames if frame.filename not in (__file__, source.__file__)]
     return f"{text} ({inside[-1].filename}, line {inside[-1].lineno})" if inside else text
 
 
@@ -371,13 +370,13 @@ def make_service(
 
     `parameters` of a load call override the model's settings. With `fresh`, its code is read again even if it is already
     imported. This imports the model's code, which may take long: next to a running event loop, call it in a thread. The folder of
-    that code keeps the names of its modules until imports.release gets the service's generation.
+    that code keeps the names of its modules until source.release gets the service's generation.
     Raises SettingsError naming the model, and InvalidRequest for a parameter.
     """
     found = _class_of(model, fresh) if kind is None else _checked_class(kind)
-    with imports.reading(imports.folder_that_has(found)):
+    with source.reading(source.folder_that_has(found)):
         service = _service_of(found, model, observers, parameters, group_of, on_demand, fresh=fresh)
-    imports.hold(service.generation, (found, service.generation.model))
+    source.hold(service.generation, (found, service.generation.model))
     return service
 
 

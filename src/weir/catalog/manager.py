@@ -49,7 +49,7 @@ from weir.serving.delivery import logger
 from weir.serving.driver import NOT_STARTED
 from weir.serving.generation import Generation
 from weir.serving.service import Replaced, Service
-from weir.workers import imports
+from weir.workers import source
 
 T = TypeVar("T")
 
@@ -737,7 +737,7 @@ async def _discard(services: Sequence[Service]) -> None:
 def _release(ended: Iterable[Generation]) -> None:
     """Let other models have the names of the modules of generations that have ended."""
     for generation in ended:
-        imports.release(generation)
+        source.release(generation)
 
 
 def _version(reading: ModelReading, version: str | None) -> ModelToServe:

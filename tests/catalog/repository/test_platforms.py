@@ -15,7 +15,7 @@ from weir.catalog.loading import ServiceMaker
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
 from weir.catalog.sources import ModelToServe
-from weir.workers import imports
+from weir.workers import source
 
 
 class Table:
@@ -105,7 +105,7 @@ def test_every_version_has_neighbours_of_its_own(tmp_path: Path) -> None:
         for version, service in zip(("1", "2"), services(folder, "one"), strict=True):
             async with service:
                 assert await service.infer(0) == [f"v{version}", int(version)]
-            imports.release(service.generation)
+            source.release(service.generation)
 
     asyncio.run(main())
     assert "neighbour" not in sys.modules and str(tmp_path / "one" / "1") not in sys.path

@@ -90,7 +90,7 @@ def test_nothing_is_loaded_before_the_process_is_bound_to_its_server_and_its_cpu
 
 
 def test_a_worker_of_a_model_without_tensors_loads_no_numpy_and_no_asyncio() -> None:
-    heavy = {"numpy", "asyncio", "pydantic", "cloudpickle"}
+    heavy = {"numpy", "asyncio", "pydantic", "cloudpickle", "pathlib", "urllib"}
     script = "import sys, weir.workers.process.program; print(*sys.modules)"
 
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -28,8 +28,8 @@ from weir.errors import (
     WeirError,
 )
 from weir.metrics import ModelMetrics
-from weir.workers.imports import folder_of
 from weir.workers.settings import SERVER_ADDRESS
+from weir.workers.source import folder_of
 
 NAME = "triton_python_backend_utils"
 FINAL = 1  # TRITONSERVER_RESPONSE_COMPLETE_FINAL

@@ -29,9 +29,8 @@ from weir.catalog.targets import PLATFORMS, platform_of, task_and_model
 from weir.errors import SettingsError
 from weir.model import REQUIRED, Model, overrides
 from weir.serving.service import Service
-from weir.workers.imports import FOLDER, loaded_apart, reading
 from weir.workers.process.launch import python_path
-from weir.workers.source import declared
+from weir.workers.source import FOLDER, declared, loaded_apart, reading
 
 
 def guess(folder: Path, source: str) -> str:

@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from pathlib import Path
 from types import FrameType
 
 from weir.errors import SettingsError
@@ -153,7 +152,8 @@ def _watch(loaded: threading.Event, own: int, lower: int, enough: int) -> None:
 def cpu_times(pid: int | str = "self") -> tuple[float, float]:
     """Return for how many seconds the main thread of a process has run, and has waited for a CPU; 0 where the system does not count them."""
     try:
-        ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+        with open(f"/proc/{pid}/schedstat") as file:
+            ran, waited, _ = file.read().split()
         return float(ran) * 1e-9, float(waited) * 1e-9
     except (OSError, ValueError):
         return 0.0, 0.0

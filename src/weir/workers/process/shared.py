@@ -34,12 +34,11 @@ from weir.metrics import MetricReport
 from weir.model import Model
 from weir.workers.arena import SharedBlock
 from weir.workers.executor import Executor, ExecutorBase, Listener, WorkerState, reserved
-from weir.workers.imports import folder_that_has
 from weir.workers.process.entry import LOWEST
 from weir.workers.process.pool import ProcessPool
 from weir.workers.run.runner import Hosted, HostedModels, hosted_id, split_id
 from weir.workers.settings import WorkerSettings
-from weir.workers.source import pack_source
+from weir.workers.source import folder_that_has, pack_source
 
 SHRINK_AFTER = 10.0  # seconds: a model that is loaded again has left by then, and a server that ends has ended
 LEAVE_WITHIN = 30.0  # seconds: for so long a worker that is removed may finish a batch of another model than the one that it is removed for

@@ -9,7 +9,7 @@ from weir.errors import InvalidRequest, ModelError
 from weir.messages import JSON, KSERVE, OBJECT
 from weir.model import Model, Tensor
 from weir.wire.inference import ResponseHead
-from weir.workers.run.kserve import BodyReader, BodyWriter, Listed, joins_lists
+from weir.workers.run.tensors import BodyReader, BodyWriter, Listed, joins_lists
 
 FLAT = list(range(4))
 
@@ -159,7 +159,7 @@ def test_the_id_survives_a_model_that_changes_its_entries() -> None:
 
 
 def test_few_shapes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.workers.run.kserve.MAX_REMEMBERED", 2)
+    monkeypatch.setattr("weir.workers.run.tensors.MAX_REMEMBERED", 2)
     read = BodyReader(Both)
     for rows in (1, 2, 3, 1, 2, 3):
         a = tensor("a", "INT32", [rows, 2], [1] * 2 * rows)
