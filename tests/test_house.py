@@ -90,7 +90,7 @@ LIMITS = {
     "serving": (10, 2_756),
     "simulation": (15, 3_132),
     "telemetry": (7, 1_596),
-    "text_models": (28, 6_263),
+    "text_models": (28, 6_265),
     "text_server": (35, 7_516),
     "tuning": (6, 1_161),
     "weir": (42, 4_079),
