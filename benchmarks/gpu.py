@@ -29,7 +29,7 @@ from benchmarks.models import TOKENS, WORDS
 from benchmarks.parts.embedding import Meter, Sweep, sweep
 from weir.errors import SettingsError
 from weir.policy.cost.profile import Profile
-from weir.profiling.energy import find_nvml
+from weir.profiling.machine import find_nvml
 
 MODEL = "benchmarks.models:Encoder"
 LARGEST = 64

@@ -23,8 +23,8 @@ from weir.catalog.sources import ON_DEMAND_SETTINGS
 from weir.config import GONE
 from weir.frontends.http.pages import Held, InMemory
 from weir.fronts.metrics import FrontMetrics
+from weir.manifests.kubernetes import documents
 from weir.manifests.monitoring import Queries, groups
-from weir.manifests.yaml import documents
 from weir.messages import Reason
 from weir.policy.residency import Residents, Room
 from weir.protocols.account import Account

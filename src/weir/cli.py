@@ -109,7 +109,7 @@ def command_line(words: Sequence[str] = ()) -> typer.Typer:
             settings = declared_settings().values()
             _command(cli, name, _check, [each for each in settings if each.of_model or each.name in _CHECKED])
         else:
-            register(cli, {name: COMMANDS[name]}, "weir.commands")
+            register(cli, {name: COMMANDS[name]}, f"weir.commands.{name}")
     return cli
 
 

@@ -1,12 +1,15 @@
-"""The values that all parts exchange: requests, batches, events, and the Observer that is notified of them.
+"""The values that all parts exchange: requests, batches, events, the traces they belong to, and the Observer that is notified of them.
 
 A *request* waits in the queue. A *dispatch* is the batcher's decision to run some requests now, and its reasons. A *batch* is the
 same work as a flat list of entries, which goes to a worker. *Events* come back from the worker, by index of entry.
+
+A request is identified in a trace by what its caller says, as headers that are read only if requests are traced, and by its own span.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from contextvars import ContextVar
 from enum import Enum, IntEnum
-from typing import Any, NamedTuple, Protocol, TypedDict
+from typing import Any, NamedTuple, Protocol, TypedDict, cast
 
 from weir.errors import ModelError, WeirError
 from weir.metrics import MetricReport
@@ -112,7 +115,7 @@ class Request(Protocol):
     tag: float  # a queue by length serves the lowest tag first, then the earliest arrival (see embedding/fair_queue.py)
     brief: bool  # in a queue by length, batches with such a request are kept short, so that they are done soon
     frontend: str  # the frontend by which it came: "python", "http", ...
-    # An Origin (telemetry/tracecontext.py); a Trace once the request is in the queue, if requests are traced.
+    # An Origin; a Trace once the request is in the queue, if requests are traced.
     trace: Any
 
     settled: bool  # whether it has ended (answered, failed or cancelled)
@@ -373,3 +376,80 @@ class Observer(Protocol):
 
     def transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
         """The frontend `frontend` read a body and wrote an answer of these sizes."""
+
+
+TRACEPARENT = "traceparent"
+# The headers, and in gRPC the metadata, that the propagators of OpenTelemetry read.
+TRACE_FIELDS = frozenset(
+    (
+        TRACEPARENT, "tracestate", "baggage", "b3", "x-b3-traceid", "x-b3-spanid", "x-b3-parentspanid", "x-b3-sampled", "x-b3-flags",
+        "uber-trace-id", "x-amzn-trace-id", "ot-tracer-traceid", "ot-tracer-spanid", "ot-tracer-sampled",
+    )
+)  # fmt: skip
+TRACE_FIELD_NAMES = {name.encode(): name for name in TRACE_FIELDS}  # by name as it is in a head
+
+# The trace of the request that the running task belongs to. Log lines carry its id.
+CURRENT_TRACE: "ContextVar[Trace | None]" = ContextVar("trace", default=None)
+
+
+class Trace:
+    """The span of one request, from its arrival on. `parent_id` 0: the span is the first of its trace.
+
+    Attributes:
+        batches: the contexts of the spans of the batches that the request was in.
+        dispatched: the instant, in seconds of the service's clock, at which it left the queue first; None before.
+        has_span: whether the span has been made, which says how the request has ended.
+        state: what vendors have added to the trace (`tracestate`), as OpenTelemetry has it; None for nothing.
+    """
+
+    __slots__ = ("batches", "dispatched", "has_span", "parent_id", "sampled", "span_id", "state", "trace_id")
+
+    def __init__(
+        self, trace_id: int, span_id: int, parent_id: int = 0, *, sampled: bool = True, state: Any = None
+    ) -> None:
+        self.trace_id = trace_id
+        self.span_id = span_id
+        self.parent_id = parent_id
+        self.sampled = sampled
+        self.state = state
+        self.dispatched: float | None = None
+        self.has_span = False
+        self.batches: list[Any] = []
+
+    @property
+    def traceparent(self) -> str:
+        """The value of the header `traceparent` for requests that this one causes."""
+        return f"00-{self.trace_id:032x}-{self.span_id:016x}-{int(self.sampled):02x}"
+
+    @property
+    def name(self) -> str:
+        """The id of the trace as 32 hexadecimal digits."""
+        return f"{self.trace_id:032x}"
+
+
+class ChildOrigin(NamedTuple):
+    """Stands for a request that `trace` causes: its span is a child of the one that `trace` stands for."""
+
+    trace: Trace
+
+
+# Whose child the span of a request is, before it has one: the caller's headers in TRACE_FIELDS by name, a request of this server, or nobody's.
+Origin = Mapping[str, str] | ChildOrigin | None
+
+
+def child_of(trace: Trace | Origin) -> Origin:
+    """Return the origin of another request that has the same cause as `trace`, or of one that `trace` causes."""
+    return ChildOrigin(trace) if type(trace) is Trace else cast(Origin, trace)
+
+
+def carry(carrier: dict[str, str] | None, name: str, value: str) -> dict[str, str]:
+    """Return `carrier` with one more header, or a new one. A header that comes several times is a list, as HTTP has it."""
+    if carrier is None:
+        return {name: value}
+    carrier[name] = f"{carrier[name]},{value}" if name in carrier else value
+    return carrier
+
+
+def attributes_of_frontend(name: str) -> dict[str, str]:
+    """Return the attributes of a span that name its frontend; `weir.door` is the former name, until 0.2."""
+    return {"weir.frontend": name, "weir.door": name}

@@ -10,7 +10,7 @@ from tests.documentation.pages import ROOT
 from tests.manifests.kit import Object, of_kind, pod_of, printed
 from tests.manifests.schemas import check
 
-from weir.manifests.pod import USER
+from weir.manifests.kubernetes import USER
 
 TARGET = "models:Square"
 CASES = {

@@ -1,14 +1,37 @@
+import asyncio
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.profiling.kit import TimedExecutor, items, started
 
 from weir import __version__
 from weir.errors import SettingsError
-from weir.profiling.energy import Meter, RaplMeter
-from weir.profiling.machine import GpuMemory, cpu_name, describe_machine, find_hardware, find_meters, memory_of
+from weir.profiling.items import ProfilingSettings
+from weir.profiling.machine import (
+    Energy,
+    GpuMemory,
+    Meter,
+    RaplMeter,
+    Reading,
+    cpu_name,
+    describe_machine,
+    find_hardware,
+    find_meters,
+    find_nvml,
+    find_rapl,
+    judged,
+    memory_of,
+    modelled,
+    read_energy,
+    windows,
+)
+from weir.profiling.sampling import ServiceTimeSampler
+from weir.testing import FakeClock
 from weir.workers.cpus import cpu_count
 
 
@@ -110,3 +133,246 @@ def test_gpu_memory_that_cannot_be_read_is_said(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(SettingsError, match="nvidia-ml-py is not installed"):
         GpuMemory().read()
+
+
+IDLE_W = 50.0
+
+
+class ModelMeter:
+    """Counts `idle_w` always, and `busy_w` beyond it while the executor computes."""
+
+    source = "nvml"
+    name = "a GPU"
+
+    def __init__(self, executor: TimedExecutor, busy_w: float, limit_w: float | None = 300.0) -> None:
+        self.limit_w = limit_w
+        self._executor = executor
+        self._busy_w = busy_w
+
+    def read_mj(self) -> float:
+        return 1000.0 * (IDLE_W * self._executor.clock() + self._busy_w * self._executor.busy)
+
+
+def read(powers: Sequence[float], sizes: Sequence[int]) -> list[Reading]:
+    """Return what meters of a device with these powers say."""
+
+    async def story() -> list[Reading]:
+        executor = TimedExecutor(FakeClock(), lambda b: 0.002 * b + 0.01)
+        measuring = await started(executor)
+        sampler = ServiceTimeSampler(measuring, items(), ProfilingSettings())
+        return await read_energy([ModelMeter(executor, power) for power in powers], sampler, sizes)
+
+    return asyncio.run(story())
+
+
+def test_the_energy_of_a_batch_is_what_is_used_beyond_the_idle_machine() -> None:
+    (reading,) = read([100.0], [1, 8])
+    assert reading.idle_w == pytest.approx(IDLE_W)
+    assert reading.batch_mj == pytest.approx({1: 100.0 * 12.0, 8: 100.0 * 26.0})
+    assert reading.power_w == pytest.approx({1: 150.0, 8: 150.0})
+    assert reading.rise_w == pytest.approx(100.0)
+
+
+def test_the_first_meter_whose_power_rises_counts() -> None:
+    readings = read([0.0, 100.0], [1, 8])
+    energy = judged(readings)
+    assert energy.source == "nvml"
+    assert energy.batch_mj == pytest.approx({1: 1200.0, 8: 2600.0})
+    assert energy.about["idle_power_w"] == pytest.approx(IDLE_W)
+    assert energy.about["power_limit_w"] == 300.0
+    assert energy.warnings == []
+
+
+def test_a_device_whose_power_does_not_rise_is_not_the_one_that_computes() -> None:
+    energy = judged(read([0.2], [1, 8]))
+    assert energy.source == "time"
+    assert energy.about["energy_not_read"] == "the power of a GPU did not rise by 1 W while batches ran"
+
+
+def test_a_power_above_what_the_board_allows_is_warned_of() -> None:
+    (reading,) = read([270.0], [1])
+    energy = judged([reading])
+    assert energy.warnings == ["the power read, 320.0 W, is above what a GPU allows, 300 W: the energies are doubtful"]
+    reading.meter.limit_w = None  # type: ignore[misc]  # a test's meter may change
+    assert judged([reading]).warnings == []
+
+
+def test_a_batch_that_uses_less_than_the_idle_machine_is_warned_of() -> None:
+    (reading,) = read([100.0], [1, 8])
+    energy = judged([reading._replace(batch_mj={1: -3.0, 8: 40.0})])
+    assert energy.batch_mj == {1: 0.0, 8: 40.0}
+    assert energy.warnings == ["batches of 1 used no more than the idle machine: their energy is taken as 0"]
+
+
+def test_without_meters_power_is_stated_or_time_stands_for_it() -> None:
+    assert modelled(70.0) == Energy("stated", 70.0, about={"energy": "stated: 70 W while it computes"})
+    assert modelled(None).source == "time" and modelled(None).watts == 1.0
+    assert judged([], "no driver").about["energy_not_read"] == "no driver"
+    assert "energy_not_read" not in judged([]).about
+
+
+def test_energy_is_read_at_a_few_sizes_the_ends_among_them() -> None:
+    assert windows([1]) == [1]
+    assert windows([1, 2, 3]) == [1, 2, 3]
+    assert windows([*range(1, 17), 20, 25, 31, 39, 49, 61, 64]) == [1, 7, 12, 20, 64]
+
+
+class Library:
+    """As much of pynvml as is used, with GPUs of its own."""
+
+    class NVMLError(Exception):
+        """As NVML's."""
+
+    def __init__(self, *names: str | bytes, counts: bool = True, limits: bool = True) -> None:
+        self.names = names
+        self.energy_mj = [100 * number for number in range(len(names))]
+        self._counts = counts
+        self._limits = limits
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.names)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index >= len(self.names):
+            raise self.NVMLError("Invalid Argument")
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        return int(uuid.removeprefix("GPU-"))
+
+    def nvmlDeviceGetName(self, handle: int) -> str | bytes:
+        return self.names[handle]
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
+        if not self._counts:
+            raise self.NVMLError("Not Supported")
+        return self.energy_mj[handle]
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: int) -> int:
+        if not self._limits:
+            raise self.NVMLError("Not Supported")
+        return 300_000
+
+
+def found(library: Any, visible: str | None = None) -> Any:
+    return find_nvml(visible, library)
+
+
+def test_all_gpus_are_read_together() -> None:
+    library = Library("A100", b"A100")
+    meter = found(library)
+    assert (meter.source, meter.name, meter.limit_w, meter.read_mj()) == ("nvml", "A100, A100", 600.0, 100.0)
+    library.energy_mj[0] += 7
+    assert meter.read_mj() == 107.0
+
+
+def test_only_those_that_the_worker_sees() -> None:
+    library = Library("P4", "T4", "H100")
+    assert found(library, "2,1").name == "H100, T4"
+    assert found(library, "GPU-1").name == "T4"
+    assert found(library, "0,-1,2").name == "P4"
+
+
+def test_why_there_is_none_is_reported() -> None:
+    for library, visible, why in (
+        (Library(), None, "NVML: there is no GPU"),
+        (Library("P4"), "", "NVML: there is no GPU in ''"),
+        (Library("P4"), "3", "NVML: the GPU's energy counter cannot be read: Invalid Argument"),
+        (Library("K80", counts=False), None, "NVML: the GPU's energy counter cannot be read: Not Supported"),
+    ):
+        with pytest.raises(SettingsError, match=why):
+            found(library, visible)
+
+
+def test_a_board_without_a_limit_has_none() -> None:
+    assert found(Library("P4", limits=False)).limit_w is None
+
+
+def test_the_real_library_reads_a_counter_or_says_why_not() -> None:
+    try:
+        meter = find_nvml()
+    except SettingsError as error:
+        assert error.message.startswith("NVML: ")
+    else:
+        assert meter.read_mj() > 0.0
+
+
+RANGE_UJ = 262_143_328_850
+
+
+class Powercap:
+    """A tree like /sys/class/powercap, whose counters the test moves."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._counts: dict[str, int] = {}
+
+    def add(self, zone: str, name: str, count_uj: int = 0, limits_w: tuple[float, ...] = ()) -> Path:
+        folder = self.root / zone
+        folder.mkdir()
+        (folder / "name").write_text(name + "\n")
+        (folder / "max_energy_range_uj").write_text(f"{RANGE_UJ}\n")
+        for number, limit in enumerate(limits_w):
+            (folder / f"constraint_{number}_power_limit_uw").write_text(f"{round(limit * 1e6)}\n")
+        self._counts[zone] = count_uj
+        self.use(zone, 0.0)
+        return folder
+
+    def use(self, zone: str, joules: float) -> None:
+        """Count energy, going round as the hardware does."""
+        self._counts[zone] = (self._counts[zone] + round(joules * 1e6)) % (RANGE_UJ + 1)
+        (self.root / zone / "energy_uj").write_text(f"{self._counts[zone]}\n")
+
+
+@pytest.fixture
+def powercap(tmp_path: Path) -> Powercap:
+    return Powercap(tmp_path)
+
+
+def test_packages_are_added_up_and_nothing_else(powercap: Powercap) -> None:
+    powercap.add("intel-rapl:0", "package-0", 5_000_000, (65.0, 90.0))
+    powercap.add("intel-rapl:1", "package-1", 7_000_000, (65.0, 90.0))
+    powercap.add("intel-rapl:0:0", "core")
+    powercap.add("intel-rapl:0:1", "dram")
+    powercap.add("intel-rapl:2", "psys")
+    (powercap.root / "intel-rapl").mkdir()
+    meter = find_rapl(powercap.root)
+    assert meter.source == "rapl" and meter.name == "2 CPU packages"
+    assert meter.limit_w == 180.0
+    assert meter.read_mj() == 0.0
+    for zone in ("intel-rapl:0", "intel-rapl:1", "intel-rapl:0:0", "intel-rapl:2"):
+        powercap.use(zone, 1.5)
+    assert meter.read_mj() == 3000.0
+
+
+def test_a_counter_that_goes_round_goes_on(powercap: Powercap) -> None:
+    powercap.add("intel-rapl:0", "package-0", RANGE_UJ - 1_000_000)
+    meter = find_rapl(powercap.root)
+    powercap.use("intel-rapl:0", 2.5)
+    assert meter.read_mj() == pytest.approx(2500.0, abs=0.01)
+    powercap.use("intel-rapl:0", 1.0)
+    assert meter.read_mj() == pytest.approx(3500.0, abs=0.01)
+    assert meter.name == "1 CPU package"
+
+
+def test_a_limit_is_known_only_if_every_package_says_one(powercap: Powercap) -> None:
+    powercap.add("intel-rapl:0", "package-0", limits_w=(65.0,))
+    powercap.add("intel-rapl:1", "package-1", limits_w=(0.0,))
+    assert find_rapl(powercap.root).limit_w is None
+
+
+def test_why_there_is_no_rapl_meter_is_reported(powercap: Powercap) -> None:
+    with pytest.raises(SettingsError, match=r"RAPL: there are no CPU packages in .* \(virtual machines have none\)"):
+        find_rapl(powercap.root)
+    folder = powercap.add("intel-rapl:0", "package-0")
+    (folder / "energy_uj").write_text("nothing")
+    with pytest.raises(SettingsError, match="RAPL: cannot be read"):
+        find_rapl(powercap.root)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_counter_for_root_only_is_reported_as_such(powercap: Powercap) -> None:
+    folder = powercap.add("intel-rapl:0", "package-0")
+    (folder / "energy_uj").chmod(0)
+    with pytest.raises(SettingsError, match="energy_uj is readable by root only"):
+        find_rapl(powercap.root)

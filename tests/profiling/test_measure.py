@@ -1,6 +1,8 @@
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil, log2
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -11,9 +13,22 @@ from tests.profiling.kit import TimedExecutor, items, profiled, started
 
 from weir.errors import InvalidRequest, ModelError, SettingsError
 from weir.messages import OBJECT
-from weir.policy.cost.profile import Profile
+from weir.policy.cost.profile import ENERGY_SOURCES, GOOGLENET_P4, Profile
 from weir.profiling.items import Entry, Items, ProfilingSettings
-from weir.profiling.measure import Point, along, crowded, edges, grid, linear_table, measure, monotone_table, suspects
+from weir.profiling.measure import (
+    ENERGIES,
+    Point,
+    along,
+    crowded,
+    draw_profile,
+    edges,
+    grid,
+    linear_table,
+    measure,
+    measured_sizes,
+    monotone_table,
+    suspects,
+)
 from weir.testing import FakeClock
 
 
@@ -289,3 +304,29 @@ def test_energies_between_those_read_follow_the_times() -> None:
     assert along(np.array([1.0, 1.0, 5.0, 5.0]), {1: 10.0, 4: 50.0}) == pytest.approx([10.0, 10.0, 50.0, 50.0])
     assert along(np.array([2.0, 2.0, 2.0]), {1: 10.0, 3: 20.0}) == pytest.approx([10.0, 15.0, 20.0])
     assert along(times, {2: 7.0}) == pytest.approx([7.0] * 4)
+
+
+def test_it_is_drawn_as_png_and_svg(tmp_path: Path) -> None:
+    draw_profile(GOOGLENET_P4, tmp_path / "profile.png", "GoogLeNet")
+    assert (tmp_path / "profile.png").read_bytes().startswith(b"\x89PNG")
+    drawn = (tmp_path / "profile.svg").read_text()
+    for text in ("τ(b) (ms)", "ζ(b) (mJ)", "b / τ(b) (rows/s)", "b* = 32", "GoogLeNet"):
+        assert text in drawn
+
+
+def test_where_the_energy_is_from_is_reported_and_at_which_sizes_it_was_read(tmp_path: Path) -> None:
+    assert set(ENERGIES) == set(ENERGY_SOURCES)
+    read = replace(GOOGLENET_P4, energy_source="nvml", about={"energy_sizes": [1, 8, 32]})
+    draw_profile(read, tmp_path / "profile.png")
+    assert ENERGIES["nvml"] in (tmp_path / "profile.svg").read_text()
+
+
+def test_one_size_can_be_drawn(tmp_path: Path) -> None:
+    draw_profile(GOOGLENET_P4.up_to(1), tmp_path / "profile.png")
+    assert (tmp_path / "profile.png").exists()
+
+
+def test_the_sizes_that_were_measured_are_known_or_all() -> None:
+    assert measured_sizes(GOOGLENET_P4).tolist() == list(range(1, 33))
+    measured = Profile.linear(alpha_ms=1.0, tau0_ms=1.0, max_batch_size=8, about={"sizes_measured": [1, 4, 8, 16]})
+    assert measured_sizes(measured).tolist() == [1, 4, 8]

@@ -24,7 +24,7 @@ from weir.errors import (
     SettingsError,
 )
 from weir.frontends.http.pages import code_of
-from weir.messages import Request
+from weir.messages import CURRENT_TRACE, Request, Trace
 from weir.simulation.arrivals import read_trace
 from weir.telemetry import output
 from weir.telemetry.logs import (
@@ -40,7 +40,6 @@ from weir.telemetry.logs import (
 )
 from weir.telemetry.output import LOST
 from weir.telemetry.settings import TelemetrySettings
-from weir.telemetry.tracecontext import CURRENT, Trace
 from weir.testing import FakeClock, FakeRequest
 
 
@@ -181,14 +180,14 @@ def fails_with(password: str) -> None:
 @pytest.mark.parametrize("log_format", ["json", "text"])
 def test_a_line_within_a_traced_request_carries_its_trace(log_format: str) -> None:
     settings, stream = TelemetrySettings(log_format=log_format), io.StringIO()
-    token = CURRENT.set(Trace(0xAB, 1))
+    token = CURRENT_TRACE.set(Trace(0xAB, 1))
     try:
         with logging_to(settings, stream):
             get_logger("weir.test").info("one")
             logging.getLogger("weir.grpc").error("two")
             get_logger("weir.test").info("three", trace_id="its own")
     finally:
-        CURRENT.reset(token)
+        CURRENT_TRACE.reset(token)
     one, two, three = stream.getvalue().splitlines()
     assert f"{0xAB:032x}" in one and f"{0xAB:032x}" in two and "its own" in three
     assert "trace_id" not in lines_of(settings, io.StringIO(), ("four", {}))[0]

@@ -14,8 +14,7 @@ import pytest
 from tests.text_server.hashing import DIMENSIONS, HashingEncoder, vector_of
 from tests.text_server.served_texts import MAX_TEXTS, Served, served
 
-from weir.messages import Dispatch, Reason, Wakeup
-from weir.telemetry.tracecontext import CURRENT, Trace
+from weir.messages import CURRENT_TRACE, Dispatch, Reason, Trace, Wakeup
 from weir.text_models.texts import TextOutput
 from weir.text_server.http import Listing, listing, send_listing
 from weir.text_server.protocols.openai import OpenAIProtocol
@@ -213,7 +212,7 @@ def test_a_span_is_named_in_its_own_answer_only() -> None:
     class Traced(HashingEncoder):
         async def encode(self, texts: Any, query: TextQuery) -> Any:
             if texts != ["bare"]:
-                CURRENT.set(Trace(len(self.heard) + 1, 2))
+                CURRENT_TRACE.set(Trace(len(self.heard) + 1, 2))
             return await super().encode(texts, query)
 
     async def main() -> list[bytes]:

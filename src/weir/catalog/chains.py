@@ -19,11 +19,10 @@ from weir.errors import (
     WeirError,
     brief,
 )
-from weir.messages import Batch, Events, Request, Timing, label_of
+from weir.messages import Batch, Events, Request, Timing, child_of, label_of
 from weir.model import Model, Tensor, is_batched, is_tensor_model
 from weir.serving.calls import Call
 from weir.serving.service import Service
-from weir.telemetry.tracecontext import child_of
 from weir.workers.executor import ExecutorBase, Listener
 from weir.workers.local import LocalState
 from weir.workers.run.codecs import Reader, Writer

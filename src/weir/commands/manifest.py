@@ -54,7 +54,7 @@ def _kserve(manifest: "Manifest") -> list[dict[str, Any]]:
     The InferenceService has the name of the model, or that of --object-name. KServe runs it as a Deployment (its mode
     Standard, called RawDeployment before 0.16). --replicas 2..10 needs KEDA.
     """
-    from weir.manifests.kserve import kserve
+    from weir.manifests.kubernetes import kserve
 
     return kserve(manifest)
 
@@ -93,9 +93,8 @@ def _printing(kind: _Kind) -> Callable[..., None]:
     """Return the command that prints the objects of `kind`."""
 
     def command(targets: list[str] | None, config: list[str] | None, **options: list[Any] | None) -> None:
-        from weir.manifests.command import read_command
-        from weir.manifests.settings import read_manifest
-        from weir.manifests.yaml import documents
+        from weir.manifests.kubernetes import documents
+        from weir.manifests.settings import read_command, read_manifest
 
         texts = {name: [text_of(value) for value in values] for name, values in options.items() if values}
         own = {name: texts.pop(name) for name in manifest_settings(kind.parts) if name in texts}

@@ -230,14 +230,14 @@ def _heading(each: Any) -> str:
     return each.rich_help_panel or "Options"
 
 
-def register(cli: typer.Typer, commands: Mapping[str, str], package: str, kind: type[Command] = Command) -> None:
+def register(cli: typer.Typer, commands: Mapping[str, str], module: str, kind: type[Command] = Command) -> None:
     """Add `commands` to `cli`: an example of each, by name.
 
-    Each is a function in the module of its name in `package`. Its options are the function's arguments, and its help is the
+    Each is the function of its name in `module`. Its options are the function's arguments, and its help is the
     docstring and the example. `kind` is the class of the commands, which parses their words.
     """
     for name, example in commands.items():
-        command = getattr(import_module(f"{package}.{name}"), name)
+        command = getattr(import_module(module), name)
         if isinstance(command, typer.Typer):
             cli.add_typer(command, name=name, epilog=f"Example: {example}")
         else:

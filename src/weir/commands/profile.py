@@ -123,7 +123,7 @@ def _progress(name: str) -> Iterator[Callable[[float, str], None]]:
 def _draw(profile: "Profile", path: Path, name: str) -> str:
     """Draw the picture. Return a text that names the files written, or says why there are none."""
     from weir.figures import files_of
-    from weir.profiling.picture import draw_profile
+    from weir.profiling.measure import draw_profile
 
     try:
         draw_profile(profile, path, f"{name}: {profile.about.get('machine', '')}")

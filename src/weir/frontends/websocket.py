@@ -28,6 +28,7 @@ from weir.errors import (
     bounded,
     brief,
 )
+from weir.messages import TRACE_FIELDS, TRACEPARENT, carry
 from weir.protocols.access import allowed
 from weir.protocols.account import CLAIM, Account, charge_values
 from weir.protocols.entries import QueueEntry, Schedule, response_of
@@ -36,7 +37,6 @@ from weir.protocols.inference import QueuedRequest, inference_of
 from weir.protocols.kserve.metadata import find
 from weir.protocols.offloading import LONG_ANSWER, off_loop, written
 from weir.protocols.settings import HttpSettings
-from weir.telemetry.tracecontext import FIELDS, HEADER, carry
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write
 from weir.wire.status import kserve_code
@@ -266,7 +266,7 @@ class Session:
                 and not service.facts.streaming
                 and inference_of(service).queues_tensors(service)
             ):
-                request.parameters.pop(HEADER, None)
+                request.parameters.pop(TRACEPARENT, None)
                 exchange = Exchange(service, frontend=FRONTEND)
                 (entry,), schedule = exchange.entries(request)
                 waiting = self._under_way[request.id] = _Waiting(self, exchange, request, received, size)
@@ -439,19 +439,19 @@ class Session:
 
     def _carrier(self, request: InferenceRequest) -> dict[str, str]:
         """Return what names the caller's span: parameters of the message, which are taken from it, or else headers of the opening request."""
-        named = {name: request.parameters.pop(name, None) for name in (HEADER, "tracestate")}
-        if isinstance(named[HEADER], str):
+        named = {name: request.parameters.pop(name, None) for name in (TRACEPARENT, "tracestate")}
+        if isinstance(named[TRACEPARENT], str):
             return {name: value for name, value in named.items() if isinstance(value, str)}
         carrier: dict[str, str] = {}
         for name, value in self._socket.headers.items():
-            if name in FIELDS:
+            if name in TRACE_FIELDS:
                 carry(carrier, name, value)
         return carrier
 
     async def _send_response(
         self, exchange: Exchange, request: InferenceRequest, response: InferenceResponse, *, last: bool
     ) -> int:
-        named = {} if exchange.trace is None else {HEADER: exchange.trace.traceparent}
+        named = {} if exchange.trace is None else {TRACEPARENT: exchange.trace.traceparent}
         response.parameters = {**response.parameters, **named, FINAL: last}
         size = bytes_to_write(response, binary_outputs(request))
         message = await written(size, partial(write_response, request, response))

@@ -1,10 +1,133 @@
-"""The objects of plain Kubernetes: Deployment, Service, PodDisruptionBudget, an autoscaler, and what the Prometheus Operator reads."""
+"""The objects of Kubernetes and of KServe, and how they are written as YAML.
 
+The pod that serves is the same wherever it runs, and its times fit each other and the server. Until a server is ready, only the startup probe
+asks, for as long as a model may take to load. The readiness probe takes a pod that is overloaded or drains out of the Service; the liveness
+probe has a pod restarted whose model can start no worker any more (`--liveness models`). A pod that ends takes requests for PRE_STOP seconds
+more, then drains, and is killed only after the server would have ended by itself.
+
+KServe runs a pod with the container of the runtime, its arguments followed by those of the service. It must run them as plain Deployments:
+Knative allows neither a `preStop` nor a grace period, and a pod without them is killed in the middle of its drain.
+
+A default install has no YAML library, and does not need one to write: what is difficult in YAML is to read it. A text stands plain
+only if no reader, of YAML 1.1 or 1.2, could take it for anything else; any other text is quoted, or a block where it has lines.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from weir._version import __version__
+from weir.errors import SettingsError
 from weir.manifests.monitoring import monitoring, queries_of
-from weir.manifests.pod import config_map, container, pod
-from weir.manifests.settings import Manifest
+from weir.manifests.settings import CONFIG_FILE, CONFIG_FOLDER, PRE_STOP, Manifest
+
+USER = 1000  # of the Dockerfile: Kubernetes cannot tell from a name that a user is not root
+LIVE, READY = "/health/live", "/health/ready"
+_STARTUP_PERIOD = 2  # seconds
+_FOLDERS = {"cache": "/home/weir/.cache", "tmp": "/tmp"}  # where a server writes; all else is read-only
+
+
+def container(manifest: Manifest, name: str, args: list[str]) -> dict[str, Any]:
+    """Return the container `name`, which runs `weir serve` with `args`."""
+    command = manifest.command
+    ports = [{"name": "http", "containerPort": command.port}]
+    if command.grpc_port is not None:
+        ports.append({"name": "grpc", "containerPort": command.grpc_port})
+    return {
+        "name": name,
+        "image": manifest.objects.image or f"{'weir-ray' if manifest.uses_ray else 'weir'}:{__version__}",
+        "command": ["weir", "serve"],
+        "args": args,
+        **environment(manifest),
+        "ports": ports,
+        "resources": resources(manifest, "4Gi" if manifest.uses_ray else "1Gi"),
+        **probes(manifest),
+        "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP}}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": each, "mountPath": path} for each, path in _mounted(manifest).items()],
+    }
+
+
+def pod(manifest: Manifest) -> dict[str, Any]:
+    """Return what belongs to the pod around the container."""
+    return {
+        "enableServiceLinks": False,  # the variables of a Service called weir-... would look like settings
+        "automountServiceAccountToken": False,
+        "securityContext": {"runAsNonRoot": True, "runAsUser": USER, "seccompProfile": {"type": "RuntimeDefault"}},
+        "terminationGracePeriodSeconds": manifest.command.grace_period,
+        "volumes": volumes(manifest),
+    }
+
+
+def volumes(manifest: Manifest) -> list[dict[str, Any]]:
+    """Return the volumes that the container mounts."""
+    folders: list[dict[str, Any]] = [{"name": name, "emptyDir": {}} for name in _FOLDERS]
+    config = {"name": "config", "configMap": {"name": config_name(manifest)}}
+    return folders if manifest.command.config is None else [*folders, config]
+
+
+def config_map(manifest: Manifest) -> list[dict[str, Any]]:
+    """Return the ConfigMap with the file of settings; nothing if there is no such file."""
+    if manifest.command.config is None:
+        return []
+    metadata = manifest.metadata(config_name(manifest))
+    return [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {CONFIG_FILE: manifest.command.config}}
+    ]
+
+
+def config_name(manifest: Manifest) -> str:
+    """Return the name of that ConfigMap."""
+    return f"{manifest.name}-config"
+
+
+def resources(manifest: Manifest, memory: str) -> dict[str, Any]:
+    """Return what a pod asks for, with `memory` unless another is stated. There is no limit of CPUs: it would stop the server in the middle of a batch."""
+    objects = manifest.objects
+    memory = objects.memory or memory
+    gpus = {"nvidia.com/gpu": str(objects.gpus)} if objects.gpus else {}
+    return {
+        "requests": {"cpu": manifest.cpu, "memory": memory, **gpus},
+        "limits": {"memory": memory, **gpus},
+    }
+
+
+def probes(manifest: Manifest) -> dict[str, Any]:
+    """Return the three probes."""
+    command = manifest.command
+    tries = -(-command.start_limit // _STARTUP_PERIOD)
+    return {
+        "startupProbe": {**_asking(manifest, READY), "periodSeconds": _STARTUP_PERIOD, "failureThreshold": tries},
+        "readinessProbe": {**_asking(manifest, READY), "periodSeconds": 2, "failureThreshold": 2},
+        "livenessProbe": {**_asking(manifest, LIVE), "periodSeconds": 10, "failureThreshold": 3},
+    }
+
+
+def _asking(manifest: Manifest, path: str) -> dict[str, Any]:
+    command = manifest.command
+    return {"httpGet": {"path": path, "port": command.port, "scheme": command.scheme}, "timeoutSeconds": 5}
+
+
+def environment(manifest: Manifest) -> dict[str, Any]:
+    """Return `env` and `envFrom`, each if there is any."""
+    variables: list[dict[str, Any]] = [
+        {"name": name, "value": text} for name, text in manifest.command.variables.items()
+    ]
+    if manifest.objects.api_key_secret is not None:
+        source = {"name": manifest.objects.api_key_secret, "key": "api-key"}
+        variables.append({"name": "WEIR_API_KEY", "valueFrom": {"secretKeyRef": source}})
+    secrets = [{"secretRef": {"name": name}} for name in manifest.objects.secret]
+    return {**({"env": variables} if variables else {}), **({"envFrom": secrets} if secrets else {})}
+
+
+def _mounted(manifest: Manifest) -> dict[str, str]:
+    return {**_FOLDERS, "config": CONFIG_FOLDER} if manifest.command.config is not None else _FOLDERS
+
 
 # A burst adds pods at once; pods go only after five quiet minutes, as each that comes back loads its model again.
 _BEHAVIOR = {"scaleUp": {"stabilizationWindowSeconds": 0}, "scaleDown": {"stabilizationWindowSeconds": 300}}
@@ -120,3 +243,186 @@ def _scaled_object(manifest: Manifest) -> dict[str, Any]:
 def _trigger(manifest: Manifest, query: str, threshold: float, kind: str, **more: str) -> dict[str, Any]:
     asked = {"serverAddress": manifest.scaling.prometheus, "query": query, "threshold": f"{threshold:g}", **more}
     return {"type": "prometheus", "metricType": kind, "metadata": asked}
+
+
+FORMAT = "weir"  # what the runtime can serve, as both objects call it
+_OF_SERVICE = "serving.kserve.io/inferenceservice"  # the label that KServe gives the pods of an InferenceService
+_OF_THE_POD = ("env", "envFrom", "resources")  # what differs between the services of a runtime
+
+
+def kserve(manifest: Manifest) -> list[dict[str, Any]]:
+    """Return the objects, in the order in which they are applied. Raises SettingsError for what KServe cannot do."""
+    if manifest.objects.scales and manifest.scaling.autoscaler == "hpa":
+        raise SettingsError(
+            "--autoscaler=hpa: KServe's own knows processors and memory only, not the queue; must be keda"
+        )
+    return [
+        *config_map(manifest),
+        _serving_runtime(manifest),
+        _inference_service(manifest),
+        *monitoring(manifest, _OF_SERVICE, {_OF_SERVICE: manifest.name}),
+    ]
+
+
+def _serving_runtime(manifest: Manifest) -> dict[str, Any]:
+    whole = container(manifest, "kserve-container", [*manifest.command.added])
+    spec = {
+        "supportedModelFormats": [{"name": FORMAT, "version": "1"}],
+        "protocolVersions": ["v2"] if manifest.command.grpc_port is None else ["v2", "grpc-v2"],
+        "multiModel": False,
+        "containers": [{key: value for key, value in whole.items() if key not in _OF_THE_POD}],
+        "volumes": volumes(manifest),
+    }
+    metadata = manifest.metadata(_runtime_name(manifest))
+    return {"apiVersion": "serving.kserve.io/v1alpha1", "kind": "ServingRuntime", "metadata": metadata, "spec": spec}
+
+
+def _inference_service(manifest: Manifest) -> dict[str, Any]:
+    objects = manifest.objects
+    fewest, most = objects.range
+    annotations = {"serving.kserve.io/deploymentMode": "RawDeployment"}
+    if objects.scales:
+        annotations["serving.kserve.io/autoscalerClass"] = "keda"
+    predictor = {
+        "minReplicas": fewest,
+        "maxReplicas": most,
+        **({"autoScaling": {"metrics": _metrics(manifest)}} if objects.scales else {}),
+        "model": _model(manifest),
+        **{key: value for key, value in pod(manifest).items() if key != "volumes"},  # the runtime has them
+    }
+    return {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": manifest.metadata(annotations=annotations),
+        "spec": {"predictor": predictor},
+    }
+
+
+def _model(manifest: Manifest) -> dict[str, Any]:
+    """Return what the service adds to the container of its runtime."""
+    command = manifest.command
+    whole = container(manifest, "", [*command.given])
+    protocol = {"modelFormat": {"name": FORMAT}, "protocolVersion": "v2", "runtime": _runtime_name(manifest)}
+    uri = manifest.serving.storage_uri
+    stored = {} if uri is None else {"storageUri": uri}
+    return {**protocol, **stored, "args": whole["args"], **{key: whole[key] for key in _OF_THE_POD if key in whole}}
+
+
+def _metrics(manifest: Manifest) -> list[dict[str, Any]]:
+    queries, scaling = queries_of(manifest), manifest.scaling
+    asked: list[tuple[str, float]] = [(queries.waiting_rows, manifest.target_waiting_rows)]
+    if scaling.target_latency is not None:
+        # KServe has KEDA divide each metric by the number of pods.
+        asked.append((f"{queries.latency()} * {queries.pods}", scaling.target_latency))
+    return [
+        {
+            "type": "External",
+            "external": {
+                "metric": {"backend": "prometheus", "serverAddress": scaling.prometheus, "query": query},
+                "target": {"type": "Value", "value": f"{target:g}"},
+            },
+        }
+        for query, target in asked
+    ]
+
+
+def _runtime_name(manifest: Manifest) -> str:
+    return f"{manifest.name}-runtime"
+
+
+# A word that begins with a letter, / or --, with single separators inside. Numbers, times and indicators do not look like that.
+_PLAIN = re.compile(r"(?:--)?[A-Za-z/][A-Za-z0-9_/]*(?:[-.=:/@]+[A-Za-z0-9_/]+)*")
+_RESERVED = re.compile(r"y|n|yes|no|on|off|true|false|null", re.IGNORECASE)
+_BLOCK = re.compile(r"[\t -~\n]*[!-~]\n")  # printable lines, of which the last is not blank
+_ONE_LINE = re.compile(r"[ -~]+")
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+_INDENT = "  "
+
+
+def documents(objects: Sequence[Any]) -> str:
+    """Return `objects` as YAML documents, one after another. Raises TypeError for a value that is no plain data."""
+    return "---\n".join("\n".join(_lines(each)) + "\n" for each in objects)
+
+
+def _lines(value: Any, indent: str = "") -> Iterator[str]:
+    """Yield the lines of `value`, where a value of its own line begins with `indent`."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _entry(f"{indent}{_scalar(key)}:", inner, indent, isinstance(inner, Mapping))
+    elif _is_list(value) and value:
+        for inner in value:
+            yield from _item(inner, indent)
+    else:
+        yield indent + _scalar(value)
+
+
+def _entry(head: str, value: Any, indent: str, deeper: bool) -> Iterator[str]:
+    """Yield `head` and the value that follows it, either on its line or below."""
+    if isinstance(value, str) and _BLOCK.fullmatch(value) and not value[0].isspace():
+        yield f"{head} |"
+        for line in value.splitlines():
+            yield f"{indent}{_INDENT}{line}" if line else ""
+    elif value and (isinstance(value, Mapping) or _is_list(value)):
+        yield head
+        yield from _lines(value, indent + _INDENT if deeper else indent)
+    else:
+        yield f"{head} {_scalar(value)}"
+
+
+def _item(value: Any, indent: str) -> Iterator[str]:
+    if value and (isinstance(value, Mapping) or _is_list(value)):
+        first, *rest = _lines(value, indent + _INDENT)
+        yield f"{indent}- {first[len(indent) + len(_INDENT) :]}"
+        yield from rest
+    else:
+        yield from _entry(f"{indent}-", value, indent, deeper=True)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+def _scalar(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return _number(value)
+    if isinstance(value, str):
+        return value if _PLAIN.fullmatch(value) and not _RESERVED.fullmatch(value) else _quoted(value)
+    if isinstance(value, Mapping):
+        return "{}"
+    if _is_list(value):
+        return "[]"
+    raise TypeError(f"{value!r}: must be a dict, a list, a text, a number, true, false or null")
+
+
+def _number(value: float) -> str:
+    if not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    digits, exponent, power = repr(value).partition("e")
+    if not exponent:
+        return digits
+    # YAML 1.1 knows an exponent only after a point, and with its sign.
+    return f"{digits if '.' in digits else digits + '.0'}e{power if power[0] == '-' else '+' + power.lstrip('+')}"
+
+
+def _quoted(text: str) -> str:
+    if '"' in text and _ONE_LINE.fullmatch(text):
+        return "'" + text.replace("'", "''") + "'"
+    return '"' + "".join(map(_character, text)) + '"'
+
+
+def _character(character: str) -> str:
+    if " " <= character <= "~":
+        return _ESCAPES.get(character, character)
+    number = ord(character)
+    if character.isprintable() and number not in (0xFFFE, 0xFFFF):
+        return character
+    known = _ESCAPES.get(character)
+    if known is None:
+        known = f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+    return known

@@ -16,10 +16,8 @@ from weir._version import __version__
 from weir.batching.settings import BatchingSettings
 from weir.catalog.sources import ModelToServe
 from weir.errors import SettingsError
-from weir.manifests.command import MARGIN, ServeCommand
-from weir.manifests.pod import environment, resources
-from weir.manifests.settings import Manifest
-from weir.manifests.yaml import documents
+from weir.manifests.kubernetes import documents, environment, resources
+from weir.manifests.settings import MARGIN, Manifest, ServeCommand
 from weir.serving.settings import END_LIMIT
 from weir.settings import declared_settings
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from weir.errors import ModelNotReady, WeirError
-from weir.messages import JSON, Request
+from weir.messages import CURRENT_TRACE, JSON, TRACEPARENT, Request, Trace
 from weir.protocols.account import charge, charge_answer
 from weir.protocols.entries import ItemHead, QueueEntry, Schedule, entries_for_one_answer
 from weir.protocols.inference import (
@@ -24,7 +24,6 @@ from weir.protocols.inference import (
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import Headers, HttpResponse
 from weir.serving.calls import StreamedCall
-from weir.telemetry.tracecontext import CURRENT, HEADER, Trace
 from weir.wire.inference import InferenceRequest, InferenceResponse
 
 if TYPE_CHECKING:
@@ -165,7 +164,7 @@ class Exchange:
         if not error.reported:
             if self.trace is not None and not self.trace.has_span:
                 self.trace = None
-                CURRENT.set(None)
+                CURRENT_TRACE.set(None)
             self.service.notify(self.frontend, error)
         return error
 
@@ -186,13 +185,13 @@ class Exchange:
         tracing = self.service.tracing
         if tracing is not None and self.trace is None:
             self.trace = tracing.new(self.carrier)
-            CURRENT.set(self.trace)
+            CURRENT_TRACE.set(self.trace)
         return self.trace
 
     @property
     def trace_headers(self) -> Headers:
         """The header that names the request's span; empty if there is no span."""
-        return [] if self.trace is None else [(HEADER.encode(), self.trace.traceparent.encode())]
+        return [] if self.trace is None else [(TRACEPARENT.encode(), self.trace.traceparent.encode())]
 
     # Into the queue. The fast path alone submits requests of its own, which write their responses themselves.
 

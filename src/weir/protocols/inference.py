@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weir.batching.request_state import RequestBase, begin, refuse
 from weir.errors import InvalidRequest, WeirError
-from weir.messages import Dispatch, Kind
+from weir.messages import Dispatch, Kind, child_of
 from weir.model import Tensor
 from weir.protocols.entries import (
     REFUSED_ENTRY,
@@ -32,7 +32,6 @@ from weir.protocols.entries import (
 )
 from weir.serving.calls import StreamedCall
 from weir.serving.delivery import discard, drop_payload
-from weir.telemetry.tracecontext import child_of
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.tensors import text_size
 

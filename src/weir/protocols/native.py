@@ -21,7 +21,7 @@ from weir.errors import (
     UnsupportedMediaType,
     WeirError,
 )
-from weir.messages import JSON
+from weir.messages import JSON, TRACE_FIELD_NAMES, carry
 from weir.protocols.content_negotiation import accept_of, accepted_coding, coding_of, content_type_of, write_types
 from weir.protocols.entries import (
     CLASS_HEADER,
@@ -48,7 +48,6 @@ from weir.protocols.settings import HttpSettings
 from weir.serving.calls import StreamedCall
 from weir.serving.handle import ModelHandle
 from weir.serving.settings import LONGEST_TIMEOUT, NAME_IN_PATH
-from weir.telemetry.tracecontext import FIELD_NAMES, carry
 from weir.wire.sse import CONTENT_TYPE
 from weir.wire.tensors import text_size
 
@@ -77,7 +76,7 @@ class RequestOptions:
         self.key: str | None = None
         self.explain = False
         self.request_id: bytes | None = None  # sent back with the response
-        self.carrier: dict[str, str] | None = None  # the headers that name the caller's span, see tracecontext.FIELDS
+        self.carrier: dict[str, str] | None = None  # the headers that name the caller's span, see messages.TRACE_FIELDS
         self.coding = ""  # compression of the body: gzip, zstd, deflate, or "" for none
         self.accept_coding = ""  # compression of a large response, or "" for none
 
@@ -277,7 +276,7 @@ _READERS: dict[bytes, Callable[[RequestOptions, str], None]] = {
     b"x-batch-key": _read_key,
     b"x-explain": _read_explain,
     b"x-request-id": _read_request_id,
-    **{name: partial(_read_carrier, text) for name, text in FIELD_NAMES.items()},
+    **{name: partial(_read_carrier, text) for name, text in TRACE_FIELD_NAMES.items()},
     b"content-encoding": _read_coding,
     b"accept-encoding": _read_accept_coding,
 }

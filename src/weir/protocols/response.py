@@ -10,9 +10,8 @@ from typing import Any, NamedTuple, TypedDict
 import msgspec
 
 from weir.errors import CapacityError, MethodNotAllowed, ModelError, Unauthorized, WeirError, bounded
-from weir.messages import JSON, MSGPACK, Dispatch
+from weir.messages import JSON, MSGPACK, Dispatch, Trace
 from weir.protocols.content_negotiation import compress
-from weir.telemetry.tracecontext import Trace
 from weir.wire.status import http_code
 from weir.wire.values import UNWRITABLE
 

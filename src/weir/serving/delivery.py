@@ -8,9 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 from weir.batching.collate import answers_in, deliver, dropped_in
 from weir.batching.request_state import finish_each, gathered
 from weir.errors import ModelError, WeirError
-from weir.messages import Dispatch, Events, Kind, Observer, Request
+from weir.messages import Dispatch, Events, Kind, Observer, Origin, Request, Trace
 from weir.telemetry.recorder import SilentObserver
-from weir.telemetry.tracecontext import Origin, Trace
 
 logger = logging.getLogger("weir")
 

@@ -30,7 +30,7 @@ from weir.errors import (
     printable,
     printable_lines,
 )
-from weir.messages import Request
+from weir.messages import CURRENT_TRACE, Request, Trace
 from weir.telemetry.output import (
     Capture,
     Outlet,
@@ -42,7 +42,6 @@ from weir.telemetry.output import (
 )
 from weir.telemetry.recorder import SilentObserver
 from weir.telemetry.settings import TelemetrySettings
-from weir.telemetry.tracecontext import CURRENT, Trace
 
 _SECRET_WORDS = ("secret", "token", "password", "passwd", "authorization", "api_key", "apikey", "credential", "cookie")
 _OF_A_WORKER = re.compile(
@@ -193,7 +192,7 @@ def _add_record(logger: WrappedLogger, method: str, event: EventDict) -> EventDi
 
 def _add_trace(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
     """Add the id of the trace that the running task belongs to, if there is one."""
-    trace = CURRENT.get()
+    trace = CURRENT_TRACE.get()
     if trace is not None:
         event.setdefault("trace_id", trace.name)
     return event

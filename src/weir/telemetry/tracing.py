@@ -31,9 +31,8 @@ from opentelemetry.trace import (
 
 from weir._version import __version__
 from weir.errors import Cancelled, ModelError, WeirError
-from weir.messages import Dispatch, Request, Timing
+from weir.messages import ChildOrigin, Dispatch, Origin, Request, Timing, Trace, attributes_of_frontend
 from weir.telemetry.recorder import SilentObserver
-from weir.telemetry.tracecontext import ChildOrigin, Origin, Trace, attributes_of_frontend
 
 logger = logging.getLogger("weir")
 

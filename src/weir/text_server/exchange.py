@@ -13,8 +13,8 @@ import msgspec
 import numpy
 
 from weir.errors import InvalidRequest, WeirError, brief, unknown_model
+from weir.messages import Origin, Trace
 from weir.protocols.settings import HttpSettings
-from weir.telemetry.tracecontext import Origin, Trace
 from weir.text_models.texts import DIRECTIONS, Text, TextOptionFields, TextOutput, chosen_prompt
 from weir.text_server.metrics import TextClients, TextCounts
 from weir.text_server.texts import NO_OPTIONS, Encoded, Encodes, TextOptions, TextQuery, TextTask

@@ -10,10 +10,9 @@ import numpy
 
 from weir.batching.request_state import begin
 from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, WeirError
-from weir.messages import OBJECT, Dispatch, Kind
+from weir.messages import CURRENT_TRACE, OBJECT, Dispatch, Kind, Origin, Trace, attributes_of_frontend, child_of
 from weir.protocols.inference import QueuedRequest
 from weir.serving.settings import LONGEST_TIMEOUT
-from weir.telemetry.tracecontext import CURRENT, Origin, Trace, attributes_of_frontend, child_of
 from weir.text_models.pooling import Pooling
 from weir.text_models.texts import Text, TextOutput, Tokenized, Tokens
 from weir.text_server.texts import TEXTS_FIELD, Encoded, Phases, TextQuery
@@ -509,7 +508,7 @@ class CallTrace:
         self._began = self._tokenizing_since = service.now()
 
     def __enter__(self) -> Self:
-        CURRENT.set(self._trace)
+        CURRENT_TRACE.set(self._trace)
         return self
 
     def __exit__(

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import WeirError
-from weir.messages import Dispatch
-from weir.telemetry.tracecontext import Origin, Trace
+from weir.messages import Dispatch, Origin, Trace
 from weir.text_models.texts import Text, TextOutput, TokenDetail
 
 TEXTS_FIELD = "texts"  # the list of texts in errors, until a protocol gives it its own name

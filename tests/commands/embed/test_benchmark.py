@@ -7,7 +7,7 @@ import pytest
 from tests.served import weir_here
 from tests.text_models import tiny
 
-from weir.commands.embed.benchmark import _numbers, _split
+from weir.commands.embed import _numbers, _split
 from weir.errors import SettingsError
 from weir.text_server.bert_as_service.settings import server_last, with_commas
 

@@ -9,8 +9,7 @@ from tests.served import weir_here
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from weir.commands.embed import embed
-from weir.commands.embed.serve import _with_stock_ports, old_parameters
+from weir.commands.embed import _with_stock_ports, embed, old_parameters
 from weir.errors import SettingsError
 from weir.settings import declared_settings, read_settings, value_of
 from weir.text_server.bert_as_service.settings import (

@@ -60,7 +60,8 @@ def test_an_empty_query_is_named(texts: Path, model: Path) -> None:
 def test_without_matplotlib_layers_have_their_table(
     model: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weir.commands.options.can_draw", lambda: False)
+    for module in ("options", "embed"):
+        monkeypatch.setattr(f"weir.commands.{module}.can_draw", lambda: False)
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     shown = weir_here("embed", "layers", texts, "--model", model, env=cache, cwd=tmp_path)
     assert shown.returncode == 0 and "mean: kNN accuracy" in shown.stdout

@@ -29,6 +29,7 @@ from weir.frontends.grpc.call import (
     refuse,
     text_of,
 )
+from weir.messages import TRACE_FIELD_NAMES, TRACEPARENT, carry
 from weir.protocols.account import CLAIM, charge_values
 from weir.protocols.entries import CLASS, QueueEntry, Schedule, class_offset, response_of
 from weir.protocols.exchange import Exchange, once_read
@@ -38,7 +39,6 @@ from weir.protocols.kserve.metadata import find
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, work_later, written
 from weir.protocols.repeats import HeadMemo
 from weir.protocols.shared_memory import Memory, wants_regions
-from weir.telemetry.tracecontext import FIELD_NAMES, HEADER, carry
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
 from weir.wire.kserve_grpc import (
     Parsed,
@@ -121,8 +121,8 @@ class GrpcExchange(Exchange):
         super().__init__(service, frontend=FRONTEND, timeout=call.time_remaining())
         if service.tracing is not None:
             for name, value in headers_of(call):
-                if name in FIELD_NAMES:
-                    self.carrier = carry(self.carrier, FIELD_NAMES[name], value.decode("latin-1"))
+                if name in TRACE_FIELD_NAMES:
+                    self.carrier = carry(self.carrier, TRACE_FIELD_NAMES[name], value.decode("latin-1"))
         self.call = call
         self._parsed = parsed
         if isinstance(read, WeirError):
@@ -407,7 +407,7 @@ class UnaryInference:
         try:
             trace = exchange.begin_trace()
             if trace is not None:
-                trailers = ((HEADER, trace.traceparent),)
+                trailers = ((TRACEPARENT, trace.traceparent),)
             response = await exchange.infer(exchange.request)
             answer = await exchange.write(response)
         except Exception as error:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weir.errors import Cancelled, DeadlineExceeded, Overloaded, TooLarge, WeirError
+from weir.messages import CURRENT_TRACE, TRACEPARENT
 from weir.protocols.account import Pace, charge, charge_answer, release, unpacking
 from weir.protocols.content_negotiation import coding_of, decompress
 from weir.protocols.exchange import EventSource, Exchange, HttpProtocol, HttpRequestHead, once_read
@@ -24,7 +25,6 @@ from weir.protocols.offloading import LONG_BODY, parsed, unpack
 from weir.protocols.response import Headers, HttpResponse, compressed_off_loop
 from weir.protocols.settings import HttpSettings
 from weir.serving.settings import NAME_IN_PATH
-from weir.telemetry.tracecontext import CURRENT, HEADER
 from weir.wire.kserve_json import read_object
 from weir.wire.schema import read_document
 from weir.wire.sse import CONTENT_TYPE, write_comment, write_event
@@ -335,9 +335,9 @@ class Endpoint:
 
 def identified(answer: HttpResponse, headers: Iterable[tuple[bytes, bytes]]) -> HttpResponse:
     """Add to `answer` the X-Request-Id of the request, unless it is too long, and the `traceparent` of its span if it was traced. Return `answer`."""
-    trace = CURRENT.get()
+    trace = CURRENT_TRACE.get()
     if trace is not None:
-        answer.headers.append((HEADER.encode(), trace.traceparent.encode()))
+        answer.headers.append((TRACEPARENT.encode(), trace.traceparent.encode()))
     for name, value in headers:
         if name == b"x-request-id" and len(value) <= MAX_REQUEST_ID_LENGTH:
             if all(name != b"x-request-id" for name, _ in answer.headers):
@@ -488,7 +488,7 @@ class AsgiInference:
             answer = await unless_left(work, receive)
         except ClientLeft:
             return
-        CURRENT.set(exchange.trace)
+        CURRENT_TRACE.set(exchange.trace)
         if isinstance(answer, EventSource):
             await self._send_events(answer, exchange, protocol, size, receive, send)
         elif answer is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy
 
 from weir.errors import InvalidRequest, MethodNotAllowed, Unsupported, WeirError
-from weir.messages import JSON, KSERVE
+from weir.messages import JSON, KSERVE, TRACE_FIELD_NAMES, carry
 from weir.protocols.account import charge_values
 from weir.protocols.content_negotiation import accepted_coding, coding_of, decompress
 from weir.protocols.entries import CLASS, CLASS_HEADER, QueueEntry, Schedule, class_offset
@@ -30,7 +30,6 @@ from weir.protocols.response import Headers, HttpResponse, encode_safely, error_
 from weir.protocols.settings import HttpSettings
 from weir.protocols.shared_memory import Memory, wants_regions
 from weir.serving.settings import NAME_IN_PATH
-from weir.telemetry.tracecontext import FIELD_NAMES, carry
 from weir.wire import kserve_binary, kserve_json
 from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write, contiguous_bytes, write_response
@@ -119,8 +118,8 @@ def read_head(
             head.class_offset = class_offset(value.decode("latin-1").strip().lower(), "X-Weir-Class")
         elif name == b"content-encoding":
             head.coding = coding_of(value.decode("latin-1"))
-        elif name in FIELD_NAMES:
-            head.carrier = carry(head.carrier, FIELD_NAMES[name], value.decode("latin-1"))
+        elif name in TRACE_FIELD_NAMES:
+            head.carrier = carry(head.carrier, TRACE_FIELD_NAMES[name], value.decode("latin-1"))
         elif name == b"accept-encoding":
             head.accept_coding = accepted_coding(value.decode("latin-1"), CODINGS)
     return head

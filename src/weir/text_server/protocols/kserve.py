@@ -15,7 +15,7 @@ import numpy
 from numpy.typing import NDArray
 
 from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, UnsupportedMediaType, WeirError, brief
-from weir.messages import JSON, OCTETS, Dispatch
+from weir.messages import JSON, OCTETS, Dispatch, child_of
 from weir.model import Tensor
 from weir.protocols.account import charge_values
 from weir.protocols.entries import (
@@ -27,7 +27,6 @@ from weir.protocols.entries import (
     select_outputs,
 )
 from weir.protocols.inference import ItemsResponse
-from weir.telemetry.tracecontext import child_of
 from weir.text_models.model import ITEM_RULE
 from weir.text_models.packing import packed
 from weir.text_models.texts import Text, TextItem, TextOptionFields, TextOutput

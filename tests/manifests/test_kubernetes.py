@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from weir.manifests.yaml import documents
+from weir.manifests.kubernetes import documents
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | st.text("-:#?&*!|>'\"%@`{}[],= \n\ty0x1.e_~", max_size=12)
 # Readers make a text of surrogates of what no text can have; no setting holds one.
