@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from tests.simulated.world import Plan
 
 FIRST = 1000  # the clients of each channel begin at a multiple of it
-STREAMS, MESSAGES, FUZZ = 1, 2, 3
-OTHERS = {"streams": STREAMS, "messages": MESSAGES, "fuzz": FUZZ}  # by their names in a theme
+STREAMS, MESSAGES, FUZZ, CALLS = 1, 2, 3, 4
+OTHERS = {"streams": STREAMS, "messages": MESSAGES, "fuzz": FUZZ, "calls": CALLS}  # by their names in a theme
 
 
 class Place(Site, Protocol):
@@ -27,6 +27,12 @@ class Place(Site, Protocol):
     @property
     def crashed(self) -> bool:
         """Whether a worker has died: then any request may have been with it."""
+
+    def listening(self) -> Any:
+        """Return the core of a gRPC server that listens; None if there is none."""
+
+    def hang_up(self, peer: str) -> None:
+        """Close the connection of a client of gRPC."""
 
 
 class Caller(Protocol):
@@ -116,6 +122,7 @@ def fault_of_status(kind: str, status: int, *, kserve: bool) -> str:
 
 def widen(plan: "Plan", length: float) -> None:
     """Add to a plan of about `length` seconds what its theme has of other channels. Nothing else of the plan depends on it."""
+    from tests.simulated.calls import REQUESTS_OF_STREAM
     from tests.simulated.world import drawn_faults
 
     clients = plan.theme.clients
@@ -131,6 +138,8 @@ def widen(plan: "Plan", length: float) -> None:
     if "messages" in clients:
         draw = random.Random(f"{plan.seed} messages")
         plan.http |= {"websocket_in_flight": draw.choice((1, 4, 64)), "websocket_ping": draw.choice((1.0, 20.0))}
+    if "calls" in clients:
+        plan.stream_requests = random.Random(f"{plan.seed} calls").choice(REQUESTS_OF_STREAM)
     for name, first in OTHERS.items():
         plan.clients += range(first * FIRST, first * FIRST + clients.get(name, 0))
     draw = random.Random(f"{plan.seed} fronts")
@@ -142,6 +151,7 @@ def widen(plan: "Plan", length: float) -> None:
 
 def make_client(site: Place, index: int) -> Caller:
     """Return the client of this number."""
+    from tests.simulated.calls import CallClient
     from tests.simulated.fuzzing import FuzzClient
     from tests.simulated.messages import MessageClient
     from tests.simulated.streams import StreamClient
@@ -153,6 +163,8 @@ def make_client(site: Place, index: int) -> Caller:
         return MessageClient(site, index)
     if index // FIRST == FUZZ:
         return FuzzClient(site, index)
+    if index // FIRST == CALLS:
+        return CallClient(site, index)
     return Client(
         site, index, plan.seed,
         turns=plan.turns, pace=plan.pace, quiet=plan.quiet, faults=plan.wrong, timeout=plan.timeout, theme=plan.theme,

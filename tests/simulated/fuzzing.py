@@ -10,7 +10,7 @@ from tests.simulated.channels import ChannelClient, fault_of_status
 from tests.simulated.messages import OPENING, TEXT, frame
 from tests.simulated.streams import Incoming
 
-_FIRST_NUMBER = 9 * 10**15  # no beginning of it is the number of another client's request
+FIRST_NUMBER = 9 * 10**15  # no beginning of it is the number of another client's request
 _MOST = 100  # damaged requests at a time
 _SWITCHING = 101
 
@@ -62,7 +62,7 @@ class FuzzClient(ChannelClient):
 
     def _valid(self) -> bytes:
         """Return a valid request of some channel."""
-        draw, n = self.draw, _FIRST_NUMBER + self.number()
+        draw, n = self.draw, FIRST_NUMBER + self.number()
         chance = draw.random()
         if chance < 0.15 and "streams" in self.site.plan.services:
             body = json.dumps({"n": n, "size": 2, "do": "ok", "at": 0, "mark": False, "pad": 0}).encode()

@@ -97,8 +97,8 @@ class Tensors(Model):
                 raise Hang
             if code:
                 raise raised(CODES[int(code)])
-        n = x[:, 0]
-        return {"y": np.stack([n, (n * n + 7 * n) % 1_000_003], axis=1)}
+        n = x[:, 0] % 1_000_003  # so that its square is no larger than an INT64
+        return {"y": np.stack([x[:, 0], (n * n + 7 * n) % 1_000_003], axis=1)}
 
 
 # What an item of a stream may ask for at its part `at`, besides what may be raised.

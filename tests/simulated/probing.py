@@ -108,5 +108,5 @@ def wrong_counts(metrics: Any, accepted: int, ended: Counter[str]) -> str:
             counted["" if kind is None else kind.__name__] += sign * count
     if +counted != +ended:
         return f"the metrics have {dict(+counted)}, and requests ended so: {dict(+ended)}"
-    times = sum(record.total.count for record in metrics.models.values())
+    times = sum(record.total.count + record.bulk_total.count for record in metrics.models.values())
     return f"{accepted} requests were accepted, and the metrics have {times} times" if times != accepted else ""

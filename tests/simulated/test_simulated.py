@@ -18,6 +18,7 @@ from tests.simulated.shrinking import command, narrowed, promise_of, shrunk
 from tests.simulated.themes import CHANNELS, PLAIN, STYLES
 from tests.simulated.world import Plan, Result, draw_plan, simulate
 
+from weir.frontends.grpc.call import IncomingCall
 from weir.fronts.dispatcher import ConnectedFront
 from weir.fronts.messages import FromFront
 from weir.fronts.remote import RemoteHandle
@@ -36,6 +37,11 @@ def loses_fronts(plan: Plan) -> bool:
     return {fault.kind for fault in plan.faults} > {"front_kill", "front_stop"} and len(plan.clients) > 10
 
 
+def calls_fail(plan: Plan) -> bool:
+    """Return whether gRPC serves many calls of which some fail, and no fronts do."""
+    return plan.theme.clients.get("calls", 0) > 5 and plan.wrong > 0.2 and not plan.fronts
+
+
 def test_a_server_keeps_its_promises_in_virtual_time() -> None:
     results = [simulate(draw_plan(seed)) for seed in range(SEEDS)]
     assert [f"{command(result.plan)}: {result.fault}" for result in results if result.fault] == []
@@ -48,8 +54,9 @@ def test_a_server_keeps_its_promises_in_virtual_time() -> None:
         lambda plan: plan.theme.clients.get(PLAIN, 0) > 10,
         lambda plan: "messages" in plan.theme.clients and "max_waiting_bytes" in plan.http,
         loses_fronts,
+        calls_fail,
     ],
-    ids=["http", "websockets with little memory", "fronts that are killed"],
+    ids=["http", "websockets with little memory", "fronts that are killed", "gRPC"],
 )
 def test_a_seed_replays_to_the_byte(suited: Callable[[Plan], bool]) -> None:
     """Alone in a process, after other seeds in another one, and whatever the order of sets is."""
@@ -88,6 +95,20 @@ def test_damaged_requests_are_refused_and_leave_nothing() -> None:
     assert result.fault == ""
     assert {400, 404, 200, 101} <= {int(each[8:]) for each in result.responses if each.startswith("damaged ")}
     assert sum(result.responses.values()) > 100
+
+
+def test_calls_of_grpc_get_their_own_answers_or_an_error_of_the_table() -> None:
+    results = [simulate(plan) for plan in islice(plans(suited=calls_fail), 10)]
+    assert [result.fault for result in results if result.fault] == []
+    seen = sum((result.responses for result in results), Counter[str]())
+    assert {f"call {code}" for code in (0, 1, 3, 4, 5, 8, 12, 13, 14)} <= set(seen)
+    assert seen["call 0"] > 100
+
+
+def test_a_call_that_goes_on_after_its_caller_has_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(IncomingCall, "_leave", IncomingCall._close)
+    some = islice(plans(suited=calls_fail), 10)
+    assert any("after its caller had left" in simulate(plan).fault for plan in some)
 
 
 def test_a_fault_with_a_killed_front_ends_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:

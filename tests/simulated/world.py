@@ -20,6 +20,7 @@ from tests.simulated.asking import Ask, fault_of, number_of
 from tests.simulated.channels import make_client, widen
 from tests.simulated.clients import PAUSES
 from tests.simulated.fronts import OrderedSharedAccount, SimulatedFronts, SimulatedFrontsServer, config_of
+from tests.simulated.grpc_core import SimulatedCore, SimulatedCygrpc, simulated_core
 from tests.simulated.loop import SimulatedLoop, SimulatedThreads, Stuck
 from tests.simulated.models import ASKED, Items, Streams, Tensors
 from tests.simulated.probing import FOLLOWS, INTERVALS, Prober, wrong_counts
@@ -29,6 +30,8 @@ from tests.simulated.workers import SimulatedExecutor, WorkerPlan
 
 from weir.catalog.registry import Registry
 from weir.errors import Draining, WeirError
+from weir.frontends.grpc.frontend import GrpcSettings
+from weir.frontends.grpc.server import GrpcServer
 from weir.frontends.http.application import make_app
 from weir.frontends.http.pages import make_exposition
 from weir.frontends.http.server import HttpServer, Listening
@@ -80,6 +83,7 @@ class Plan:
     drains_at: float | None
     coarse: bool
     probes: float  # seconds between two probes of readiness
+    stream_requests: int = 0  # of one stream over gRPC that may be under way; 0: there is no gRPC
     fronts: int = 0  # how many processes have the connections; 0 for the server's own
     kept_faults: list[int] = field(default_factory=list)
 
@@ -192,10 +196,11 @@ class Watch(Observer):
         self.accepted += 1
 
     def taken(self, service: Service, request: Request) -> None:
-        """The queue has taken it. Only a request that is larger than the queue may exceed it, alone."""
-        waiting, most = service.generation.driver.batcher.waiting_rows, service.facts.batching.max_queue_size
-        if waiting > max(most, request.rows):
-            self._world.broken(f"{waiting} rows wait, and at most {most} may")
+        """The queue has taken it; bulk work has one of its own. Only a request that is larger than the queue may exceed it, alone."""
+        batcher, most = service.generation.driver.batcher, service.facts.batching.max_queue_size
+        for waiting in (batcher.waiting_rows - batcher.waiting_bulk, batcher.waiting_bulk):
+            if waiting > max(most, request.rows):
+                self._world.broken(f"{waiting} rows wait, and at most {most} may")
 
     def not_taken(self, request: Request) -> None:
         """The queue has refused it."""
@@ -280,8 +285,9 @@ class SimulatedServer(HttpServer):
 class World:
     """Runs one plan. It is the Site of its clients."""
 
-    def __init__(self, plan: Plan, loop: SimulatedLoop) -> None:
+    def __init__(self, plan: Plan, loop: SimulatedLoop, cygrpc: SimulatedCygrpc) -> None:
         self.plan = plan
+        self.cygrpc = cygrpc
         self.loop = loop
         self.cut_off: list[float] = []  # when requests that were accepted failed with Draining
         self.responses: Counter[str] = Counter()
@@ -321,6 +327,15 @@ class World:
     def connect(self, peer: Peer, window: int | None) -> SimulatedTransport | None:
         """See Site."""
         return self.server.accept(self.loop, peer, window)
+
+    def listening(self) -> Any:
+        """See Place."""
+        return next((server for server in self.cygrpc.servers if server.listens), None)
+
+    def hang_up(self, peer: str) -> None:
+        """See Place."""
+        for server in self.cygrpc.servers:
+            server.disconnect(peer)
 
     def gone(self, asks: Iterable[Ask]) -> None:
         """See Site."""
@@ -365,8 +380,10 @@ class World:
         registry = self.registry = Registry(list(self.services.values()))
         settings = HttpSettings(port=0, **plan.http)
         self.server = self._server(registry, settings)
+        self.frontends: list[Any] = [self.server, *self._grpc]
         await registry.start()
-        await self.server.start()
+        for frontend in self.frontends:
+            await frontend.start()
         self.clients = [make_client(self, index) for index in plan.clients]
         self.prober = Prober(self, interval=plan.probes, scrapes=60)
         self.prober.begin()
@@ -391,6 +408,10 @@ class World:
         context = KserveContext(registry, settings, account=account)
         self.websockets = websockets = WebSockets(registry, settings, context.account)
         render = partial(_counts, make_exposition(self.metrics, registry))
+        self._grpc: list[GrpcServer] = []
+        if self.plan.stream_requests and figures is None:
+            grpc = GrpcSettings(grpc_port=0, grpc_stream_requests=self.plan.stream_requests)
+            self._grpc.append(GrpcServer(context, grpc, settings, SimulatedCore))
         app = make_app(registry, settings, metrics=render, context=context, websockets=websockets)
         if figures is None:
             return SimulatedServer(
@@ -478,13 +499,15 @@ class World:
         began = self.loop.now
         self._draining = True
         self.readiness_changed()
-        self.server.refuse()
+        for frontend in self.frontends:
+            frontend.refuse()
         await registry.drain()
         ended = self.loop.now
         await registry.stop(0.0)
         self._check_cut_off("drain", began, ended)
-        await self.server.drain(5.0)
-        await self.server.stop()
+        await asyncio.gather(*[frontend.drain(5.0) for frontend in self.frontends])
+        for frontend in self.frontends:
+            await frontend.stop()
         if self._reloading:
             await asyncio.wait(self._reloading)
 
@@ -505,6 +528,7 @@ class World:
             "requests without an end": len(self.watch.open),
             "WebSockets": self.websockets.open,
             "bodies that arrive": len(self.server._shared.receiving),
+            "servers of gRPC": len(self.cygrpc.servers),
         }
         if isinstance(self.server, SimulatedFrontsServer):
             left |= self.server.left()
@@ -574,7 +598,11 @@ class Result:
 def simulate(plan: Plan) -> Result:
     """Run `plan` from its beginning to its end in virtual time."""
     loop = SimulatedLoop(coarse=plan.coarse)
-    world = World(plan, loop)
+    with simulated_core(loop) as cygrpc:
+        return _simulated(plan, World(plan, loop, cygrpc), loop)
+
+
+def _simulated(plan: Plan, world: World, loop: SimulatedLoop) -> Result:
     log = _Errors(world)
     threads, fault = dict(offloading._threads), ""
     simulated: Any = SimulatedThreads(loop, random.Random(f"{plan.seed} threads"))

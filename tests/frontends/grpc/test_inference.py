@@ -460,6 +460,7 @@ def test_errors_and_texts_of_known_forms() -> None:
 
 
 def test_deadlines_of_known_forms() -> None:
+    """A call has its own deadline, sooner or later than the model's timeout, whether its message is read or has a known form."""
     timeouts: list[float] = []
     submit = Service.submit
 
@@ -468,15 +469,16 @@ def test_deadlines_of_known_forms() -> None:
         submit(self, request, now)
 
     async def test(rig: Rig) -> None:
-        for timeout in (None, 20.0, None, 20.0, 3e6):
+        for timeout in (50.0, None, 20.0, None, 20.0, 50.0):
             assert (await rig.infer(make_request(1, 2), timeout=timeout)).outputs
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Service, "submit", noted)
         run(test)
     default = Service(Double, executor="inline").facts.settings.timeout
-    assert [timeout == default for timeout in timeouts] == [True, False, True, False, True]
-    assert all(15.0 < timeout < 21.0 for timeout in (timeouts[1], timeouts[3]))
+    assert [timeout == default for timeout in timeouts] == [False, True, False, True, False, False]
+    assert all(15.0 < timeout < 21.0 for timeout in (timeouts[2], timeouts[4]))
+    assert all(45.0 < timeout < 51.0 for timeout in (timeouts[0], timeouts[5]))
 
 
 def test_an_answer_that_lacks_an_output_is_the_models_failure() -> None:

@@ -362,11 +362,9 @@ class UnaryInference:
     def _begin_known(self, form: Form, call: IncomingCall, body: bytes) -> bool:
         """Submit a request of a known form. Return False, with nothing done, if the model was reloaded since."""
         service = find(self._context.registry, form.model, form.version)
-        facts = service.facts
-        if not form.serves(facts):
+        if not form.serves(service.facts):
             return False
-        limit, most = call.time_remaining(), facts.settings.timeout
-        schedule = Schedule(0, most if limit is None or limit > most else limit)
+        schedule = Schedule(0, call.time_remaining())
         exchange = Exchange(service, frontend=FRONTEND)
         unary = UnaryCall(call, exchange, len(body), form.respond, self.failing(call, body))
         unary.submit(form.entry(body), schedule)
