@@ -19,7 +19,7 @@ from tests.fronts.kit import LOST, Caller, fronts_of, metrics_of, total
 from tests.served import Served, still_running, until
 
 from weir.client import NEVER, Client, ConnectionLost, GrpcClient, Unreachable, WebSocketClient
-from weir.errors import CapacityError
+from weir.errors import Cancelled, CapacityError
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
 PATIENCE = 10  # seconds that a drain may take
@@ -95,7 +95,11 @@ def by_client(client: Client) -> Iterator[Ask]:
     def ask(number: int) -> int:
         try:
             found = client.infer("tensors", {"number": numpy.array([number])})
-        except (ConnectionLost, Unreachable) as error:
+        except (
+            ConnectionLost,
+            Unreachable,
+            Cancelled,
+        ) as error:  # gRPC cancels calls that arrive while it closes a connection
             raise Closed from error
         except CapacityError as error:
             raise Refused from error
