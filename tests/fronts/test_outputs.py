@@ -24,11 +24,10 @@ from weir import Service, WeirError
 from weir.batching.request_state import RequestBase
 from weir.catalog.registry import Registry
 from weir.fronts.dispatcher import Catalogue, ConnectedFront
-from weir.fronts.lending import MemoryReceiver
 from weir.fronts.link import Link
-from weir.fronts.messages import MemoryGone, OutputsRead, PlacedOutput, reader_of_dispatcher
-from weir.fronts.outputs import OutputReader
+from weir.fronts.messages import MemoryGone, PlacedOutput, PlaceFree, reader_of_dispatcher
 from weir.fronts.passing import socket_pair
+from weir.fronts.places import MemoryReceiver, OutputReader
 from weir.fronts.remote import Requests
 from weir.messages import JSON, Dispatch
 from weir.protocols.account import Account
@@ -240,9 +239,9 @@ def test_a_front_that_cannot_map_an_arena_gets_copies(monkeypatch: pytest.Monkey
 def test_a_front_that_gives_back_what_it_does_not_have_is_ended() -> None:
     async def check() -> None:
         async with paired() as pair:
-            pair.link.send(OutputsRead([5]))
+            pair.link.send(PlaceFree(-1, 5))
             await pair.until(lambda: bool(pair.ended))
-            assert "an output back that it does not have" in pair.ended[0]
+            assert "a place back that it does not have" in pair.ended[0]
 
     run(check)
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy
 import pytest
 
-from weir.fronts.lending import LentPlace, MemoryReceiver
 from weir.fronts.link import Link
 from weir.fronts.messages import (
     CallerLeft,
@@ -20,7 +19,7 @@ from weir.fronts.messages import (
     reader_of_dispatcher,
     reader_of_front,
 )
-from weir.fronts.outputs import OutputReader
+from weir.fronts.places import LentPlace, MemoryReceiver, OutputReader
 from weir.fronts.remote import HandedOver, Requests
 from weir.messages import JSON
 from weir.wire.inference import ArenaArrays

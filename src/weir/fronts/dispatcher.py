@@ -12,7 +12,6 @@ import msgspec
 from weir.batching.request_state import RequestBase, begin
 from weir.errors import ModelError, Overloaded, WeirError
 from weir.frontends.http.access_log import HttpLog
-from weir.fronts.lending import Lent
 from weir.fronts.link import Link
 from weir.fronts.messages import (
     FULL_FRAME,
@@ -30,7 +29,6 @@ from weir.fronts.messages import (
     ModelTable,
     MustHandOver,
     Noted,
-    OutputsRead,
     PlaceFree,
     PlainOutputs,
     Refuse,
@@ -49,8 +47,8 @@ from weir.fronts.messages import (
     sent_error,
     unpacked_key,
 )
-from weir.fronts.outputs import PlacedOutputs
 from weir.fronts.passing import ConnectionReceiver, Passed
+from weir.fronts.places import PlacesOfFront
 from weir.messages import Dispatch, Kind, Observer
 from weir.model import overrides
 from weir.protocols.account import Account
@@ -91,7 +89,7 @@ class Catalogue:
         self._numbers: dict[ModelFacts, int] = {}
         self.handles: dict[int, tuple[LocalHandle, ModelFacts]] = {}
         self.most_texts = 0  # that may be in queues
-        self.lent: list[Lent] = []  # to each front; the one that gave a place back last is the last one
+        self.places: list[PlacesOfFront] = []  # to each front; the one that gave a place back last is the last one
 
     def table(self) -> ModelTable:
         """Return the models that there are now, which `handles` has from then on."""
@@ -265,9 +263,8 @@ class ConnectedFront:
         self.drained: asyncio.Future[bool] = loop.create_future()
         self._link: Link[FromFront] = Link(link, loop, reader_of_front(), self._received, ended)
         self._receiver = ConnectionReceiver(connections, loop, passed, account.max_bytes)
-        self._lent = Lent(connections, self._link.put)
-        catalogue.lent.append(self._lent)
-        self._outputs = PlacedOutputs(connections, self._link.put)
+        self._places = PlacesOfFront(connections, self._link.put)
+        catalogue.places.append(self._places)
         self._pressed = pressed
         self.put = self._link.put  # sends a message in this turn
         self.send = self._link.send  # sends it now
@@ -290,7 +287,7 @@ class ConnectedFront:
         self.answer_bytes = 0
         self._link.open()
         self._readers = {
-            Submit: self._submit, Reported: self._reported, RequestForm: self._know, WantPlace: self._want, PlaceFree: self._take_back, OutputsRead: self._has_read, WantCopy: self._copy, CallerLeft: self._withdraw, Transferred: self._count, Refused: self._refused,
+            Submit: self._submit, Reported: self._reported, RequestForm: self._know, WantPlace: self._want, PlaceFree: self._take_back, WantCopy: self._copy, CallerLeft: self._withdraw, Transferred: self._count, Refused: self._refused,
             AccessLine: self._write_line, Noted: _note, FrontListens: self._listens, Alive: _alive, Drained: self._has_drained,
         }  # fmt: skip
 
@@ -319,10 +316,9 @@ class ConnectedFront:
         requests, self.open = self.open, {}
         for request in requests.values():
             request.handle.cancel(request)
-        self._lent.close()
-        if self._lent in self._catalogue.lent:
-            self._catalogue.lent.remove(self._lent)
-        self._outputs.close()
+        self._places.close()
+        if self._places in self._catalogue.places:
+            self._catalogue.places.remove(self._places)
 
     # What comes from the front.
 
@@ -359,7 +355,7 @@ class ConnectedFront:
 
     def _submit_places(self, form: KnownForm, numbers: range, message: Submit) -> None:
         try:
-            payloads = self._lent.payloads(form.model, message.payloads)
+            payloads = self._places.payloads(form.model, message.payloads)
         except ValueError as error:
             raise _Violation(str(error)) from None
         refused: Iterable[Any] = payloads
@@ -423,31 +419,27 @@ class ConnectedFront:
 
     def _want(self, message: WantPlace) -> None:
         handle, _ = self._catalogue.handles.get(message.model, _NONE)
-        if not self._lent.want(message, handle):
+        if not self._places.want(message, handle):
             self._pressed(message.model)
 
     def _take_back(self, message: PlaceFree) -> None:
         try:
-            self._lent.free(message)
+            self._places.free(message)
         except ValueError as error:
             raise _Violation(str(error)) from None
+        if message.memory < 0:  # of an output
+            return
         # The other fronts come first. Who still waits needs what bodies hold that began to arrive meanwhile.
-        lent = self._catalogue.lent
-        lent.remove(self._lent)
-        lent.append(self._lent)
-        waits = [each.retry(message.model) for each in lent]
+        fronts = self._catalogue.places
+        fronts.remove(self._places)
+        fronts.append(self._places)
+        waits = [each.retry(message.memory) for each in fronts]
         if any(waits):
-            self._pressed(message.model)
-
-    def _has_read(self, message: OutputsRead) -> None:
-        try:
-            self._outputs.read(message.numbers)
-        except ValueError as error:
-            raise _Violation(str(error)) from None
+            self._pressed(message.memory)
 
     def _copy(self, message: WantCopy) -> None:
         try:
-            self._link.put(self._outputs.copied(message.number))
+            self._link.put(self._places.copied(message))
         except ValueError as error:
             raise _Violation(str(error)) from None
 
@@ -506,7 +498,7 @@ class ConnectedFront:
 
     def in_place(self, number: int, output: Any, dispatch: Dispatch) -> bytes:
         """Have the front read the Block `output` in its place, which ends the request; or return its bytes, if they must travel."""
-        if number in self.open and not self.is_full and self._outputs.place(number, output, batched(dispatch)):
+        if number in self.open and not self.is_full and self._places.place(number, output, batched(dispatch)):
             del self.open[number]
             return b""
         return _taken_out(output)
@@ -527,8 +519,7 @@ class ConnectedFront:
         """Note that a second has passed."""
         self.silent += 1
         self.charge_unread()
-        self._lent.sweep()
-        self._outputs.sweep()
+        self._places.sweep()
 
     def charge_unread(self) -> int:
         """Charge what the front has not read to the account of the whole server, and return how many bytes it is. It may be the part of one connection."""

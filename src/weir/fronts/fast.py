@@ -10,8 +10,8 @@ from weir.frontends.http.fast.native import HotNative, HttpRequest, Step
 from weir.frontends.http.fast.plan import HttpHead, RoutePlan
 from weir.frontends.http.fast.response_writer import LARGE
 from weir.frontends.http.fast.shared import BlockPlace
-from weir.fronts.lending import LentPlace
 from weir.fronts.messages import LONGEST_BODY
+from weir.fronts.places import LentPlace
 from weir.fronts.remote import HandedOver
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.kserve.protocol import ZLIB

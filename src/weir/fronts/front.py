@@ -26,7 +26,6 @@ from weir.frontends.http.fast.plan import RouteHandler
 from weir.frontends.http.server import BACKLOG, HttpServer, Listening
 from weir.fronts.account import SharedAccount, SharedFigures
 from weir.fronts.fast import FrontConnection, FrontContext, FrontKserve, FrontNative, LoggedFrontConnection
-from weir.fronts.lending import LentPlaces, MemoryReceiver
 from weir.fronts.link import Link
 from weir.fronts.messages import (
     LONGEST_TEXT,
@@ -51,8 +50,8 @@ from weir.fronts.messages import (
     reader_of_dispatcher,
     sent_error,
 )
-from weir.fronts.outputs import OutputReader
 from weir.fronts.passing import ConnectionSender
+from weir.fronts.places import LentPlaces, MemoryReceiver, OutputReader
 from weir.fronts.relaying import Relays
 from weir.fronts.remote import RemoteModels, Requests
 from weir.messages import Observer

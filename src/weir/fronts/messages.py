@@ -118,22 +118,17 @@ class WantPlace(msgspec.Struct, array_like=True, tag=10, gc=False, frozen=True):
 
 
 class PlaceFree(msgspec.Struct, array_like=True, tag=12, gc=False, frozen=True):
-    """The front does not need a place any more."""
+    """The front does not need a place any more: of a model's arena, whose number is that of the model, or of a PlacedOutput."""
 
-    model: Number
+    memory: int
     offset: Number
 
 
-class OutputsRead(msgspec.Struct, array_like=True, tag=13, gc=False):
-    """The front needs the outputs of these requests, each a PlacedOutput, no more."""
-
-    numbers: list[Number]
-
-
 class WantCopy(msgspec.Struct, array_like=True, tag=14, gc=False):
-    """The front cannot read the PlacedOutput of this request."""
+    """The front cannot read a PlacedOutput."""
 
-    number: Number
+    memory: int
+    offset: Number
 
 
 class CallerLeft(msgspec.Struct, array_like=True, tag=1, gc=False):
@@ -290,7 +285,7 @@ class TextOutputs(msgspec.Struct, array_like=True, tag=20, gc=False):
 
 
 class PlacedOutput(msgspec.Struct, array_like=True, tag=9, gc=False):
-    """The response to a request, in memory that the front has under a number. It is read there until OutputsRead has its number."""
+    """The response to a request, in memory that the front has under a number. It is read there until PlaceFree names it."""
 
     number: int
     memory: int
@@ -344,7 +339,7 @@ class Drain(msgspec.Struct, array_like=True, tag=6):
 
 FromFront = (
     RequestForm | Submit | WantPlace | PlaceFree | CallerLeft | Transferred | Refused | AccessLine | Noted | Reported
-    | OutputsRead | WantCopy | FrontListens | Alive | Drained
+    | WantCopy | FrontListens | Alive | Drained
 )  # fmt: skip
 FromDispatcher = (
     ModelTable

@@ -11,7 +11,6 @@ from typing import Any
 from weir.batching.request_state import finish_each, settle
 from weir.batching.settings import BatchingSettings
 from weir.errors import Unsupported, WeirError, unknown_model
-from weir.fronts.lending import LentPlace, LentPlaces, MemoryReceiver, write_head
 from weir.fronts.link import Link
 from weir.fronts.messages import (
     FORMS,
@@ -39,7 +38,7 @@ from weir.fronts.messages import (
     received_error,
     sent_error,
 )
-from weir.fronts.outputs import OutputBlock, OutputReader
+from weir.fronts.places import LentPlace, LentPlaces, MemoryReceiver, OutputBlock, OutputReader, write_head
 from weir.messages import PACKED, Request
 from weir.model import Model
 from weir.protocols.inference import ModelInference
@@ -169,7 +168,7 @@ class Requests:
         """Give one request its response, which lies where the worker has written it."""
         block = self._outputs.block(message)
         if block is None:
-            self.link.put(WantCopy(message.number))
+            self.link.put(WantCopy(message.memory, message.offset))
             return
         request = self.open.pop(message.number, None)
         if request is None:

@@ -12,8 +12,8 @@ from weir.messages import OBJECT
 from weir.serving.delivery import undelivered
 
 if TYPE_CHECKING:
-    from weir.fronts.lending import LentPlaces
     from weir.fronts.messages import ModelDescription
+    from weir.fronts.places import LentPlaces
 
 
 class NoControl:

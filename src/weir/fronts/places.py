@@ -1,20 +1,35 @@
-"""Places in the models' arenas that the dispatcher lends to fronts, so that large bodies are received where the workers read them.
+"""Places in shared memory: those in the models' arenas that the dispatcher lends to fronts, so that large bodies are received where the workers read them, and
+those in the workers' arenas of results, where fronts read large outputs.
 
     front: WantPlace  ->  dispatcher: Granted, and the arena's descriptor with the first one
     front: Submit, any number of times, when the body is there  ->  the answer; the front may use the place again
-    front: PlaceFree
+    dispatcher: PlacedOutput, and the arena's descriptor with the first one  ->  front: the response
+    front, of either: PlaceFree
 
 The dispatcher alone allocates. It counts the front as an owner of a place, and each request in it as another one: a place is free when the front has given
-it back, or has ended, and no batch reads it any more.
+it back, or has ended, and no batch reads it any more. What the front cannot read in its place travels as a copy.
 """
 
+import asyncio
+import contextlib
 import os
 import socket
 import struct
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from weir.fronts.messages import Granted, PlaceFree, SentPlace, WantPlace
+from weir.fronts.messages import (
+    Batched,
+    DetailedOutput,
+    Granted,
+    MemoryGone,
+    PlacedOutput,
+    PlaceFree,
+    SentPlace,
+    WantCopy,
+    WantPlace,
+)
 from weir.wire.packed import head_of_views
 from weir.workers.arena import Arena, Mapping, Results, SharedBlock
 
@@ -22,22 +37,14 @@ if TYPE_CHECKING:
     from weir.serving.handle import ModelHandle
     from weir.wire.inference import ArenaArrays
 
-# The number of memory and its bytes: that of a model for its arena, or one below 0 for results (see outputs.py).
+# The number of memory and its bytes: that of a model for its arena, or one below 0 for results.
 _MEMORY = struct.Struct("<qq")
 _STEP = 64 << 10  # bytes: places have a multiple of it, so that similar bodies can use one after the other
 _IDLE_PART = 4  # the idle places of all fronts together may take this part of an arena: 1/4
+_UNREAD_PART = 4  # what one front has not read yet may take this part of an arena of results
 
 
 # In the dispatcher.
-
-
-def send_memory(connections: socket.socket, number: int, memory: Arena | Results) -> bool:
-    """Send a front the descriptor of `memory`, under a number. Return whether it was sent."""
-    try:
-        socket.send_fds(connections, [_MEMORY.pack(number, memory.size_bytes)], [memory.fd])
-    except OSError:
-        return False
-    return True
 
 
 class _InPlace(SharedBlock):
@@ -57,15 +64,23 @@ class _InPlace(SharedBlock):
             self._place.release()
 
 
-class Lent:
-    """The places that one front has. `connections` is the socket over which it gets the descriptors of arenas."""
+class PlacesOfFront:
+    """The places that one front has, for bodies and with outputs. `connections` is the socket over which it gets the descriptors of memory."""
 
-    def __init__(self, connections: socket.socket, send: Callable[[Granted], None]) -> None:
+    def __init__(self, connections: socket.socket, send: Callable[[Any], None]) -> None:
         self._socket = connections
         self._send = send
-        self._places: dict[tuple[int, int], SharedBlock] = {}
-        self._known: set[int] = set()  # models whose arena the front has
+        self._places: dict[tuple[int, int], SharedBlock] = {}  # by the number of the memory, and the offset
+        self._known: set[int] = set()  # the numbers of the memory that the front has
         self._waiting: list[tuple[WantPlace, ModelHandle, int]] = []  # with how many seconds they have waited
+        self._numbers: dict[
+            Results, int
+        ] = {}  # of the arenas of results that the front has; 0 of one that it cannot have
+        self._next = -1  # the number of the next one
+        self._unread: dict[tuple[int, int], PlacedOutput] = {}
+        self._unread_bytes = 0
+
+    # Bodies.
 
     def want(self, message: WantPlace, handle: "ModelHandle | None") -> bool:
         """Lend a place, if there is room; return whether there was. Otherwise the front gets its answer in one or two seconds."""
@@ -84,7 +99,11 @@ class Lent:
         return any(message.model == model for message, _, _ in self._waiting)
 
     def sweep(self) -> None:
-        """Note that a second has passed: refuse what has waited for more than one."""
+        """Note that a second has passed: refuse what has waited for more than one, and have the front forget the arenas of workers that have ended."""
+        for memory in [each for each in self._numbers if each.closed]:
+            if number := self._numbers.pop(memory):
+                self._known.discard(number)
+                self._send(MemoryGone(number))
         self.retry()
         waiting, self._waiting = self._waiting, []
         for message, handle, seconds in waiting:
@@ -106,19 +125,6 @@ class Lent:
             raise ValueError("a request in a place that it does not have")
         return place
 
-    def free(self, message: PlaceFree) -> None:
-        """Take a place back. Raises ValueError if the front has no such place."""
-        place = self._places.pop((message.model, message.offset), None)
-        if place is None:
-            raise ValueError("a place back that it does not have")
-        place.release()
-
-    def close(self) -> None:
-        """Take all places back: the front has ended. Idempotent."""
-        self._waiting.clear()
-        while self._places:
-            self._places.popitem()[1].release()
-
     def _grant(self, message: WantPlace, handle: "ModelHandle") -> bool:
         place = handle.reserve(message.size_bytes)
         if place is None:
@@ -134,13 +140,80 @@ class Lent:
     def _refuse(self, message: WantPlace) -> None:
         self._send(Granted(message.model, message.size_bytes, -1))
 
-    def _shows(self, model: int, memory: Any) -> bool:
-        """Send the front the descriptor of an arena, unless it has it. Return whether it can have it."""
-        if model in self._known:
-            return True
-        if not isinstance(memory, Arena) or not send_memory(self._socket, model, memory):
+    # Outputs.
+
+    def place(self, number: int, output: Any, batch: Batched) -> bool:
+        """Have the front read the response to the request `number` in its place, which is owned here from then on.
+
+        Returns False, with nothing changed, if a copy must travel.
+        """
+        if type(output) is not SharedBlock or not isinstance(output.memory, Results):
             return False
-        self._known.add(model)
+        size, memory = len(output.view), output.memory
+        if self._unread_bytes + size > memory.size_bytes // _UNREAD_PART or not (known := self._number(memory)):
+            return False
+        place = known, output.offset
+        self._places[place] = output
+        self._unread[place] = message = PlacedOutput(number, known, output.offset, size, batch)
+        self._unread_bytes += size
+        self._send(message)
+        return True
+
+    def copied(self, message: WantCopy) -> DetailedOutput:
+        """Return a copy of an output whose arena the front cannot have: it gets copies of all in that arena. Raises ValueError if it has no such output."""
+        placed = self._unread.get((message.memory, message.offset))
+        block = self._taken(message.memory, message.offset)
+        try:
+            if placed is None or not isinstance(block.memory, Results):
+                raise ValueError("a copy of what is no output")
+            self._numbers[block.memory] = 0
+            return DetailedOutput(placed.number, bytes(block.view), placed.batch)
+        finally:
+            block.release()
+
+    def _number(self, memory: Results) -> int:
+        """Return the number under which the front knows an arena of results; 0 if it cannot have it."""
+        number = self._numbers.get(memory)
+        if number is None:
+            number = self._next  # models have the numbers above 0
+            if memory.closed or not self._shows(number, memory):
+                return 0
+            self._numbers[memory] = number
+            self._next -= 1
+        return number
+
+    # Both.
+
+    def free(self, message: PlaceFree) -> None:
+        """Take a place back. Raises ValueError if the front has no such place."""
+        self._taken(message.memory, message.offset).release()
+
+    def close(self) -> None:
+        """Take all places back: the front has ended. Idempotent."""
+        self._waiting.clear()
+        for memory, offset in list(self._places):
+            self._taken(memory, offset).release()
+
+    def _taken(self, memory: int, offset: int) -> SharedBlock:
+        place = self._places.pop((memory, offset), None)
+        if place is None:
+            raise ValueError("a place back that it does not have")
+        read = self._unread.pop((memory, offset), None)
+        if read is not None:
+            self._unread_bytes -= read.size_bytes
+        return place
+
+    def _shows(self, number: int, memory: Any) -> bool:
+        """Send the front the descriptor of memory, unless it has it. Return whether it can have it."""
+        if number in self._known:
+            return True
+        if not isinstance(memory, (Arena, Results)):
+            return False
+        try:
+            socket.send_fds(self._socket, [_MEMORY.pack(number, memory.size_bytes)], [memory.fd])
+        except OSError:
+            return False
+        self._known.add(number)
         return True
 
 
@@ -285,6 +358,72 @@ class LentPlaces:
 
 def _room(size_bytes: int) -> int:
     return -(-size_bytes // _STEP) * _STEP
+
+
+class OutputBlock:
+    """A Block with the response to one request. Once its last owner has released it, on any thread, the worker may use its place again."""
+
+    __slots__ = ("_owners", "_place", "_reader", "view")
+
+    def __init__(self, reader: "OutputReader", place: PlaceFree, view: memoryview) -> None:
+        self._owners = 1
+        self._reader = reader
+        self._place = place
+        self.view = view
+
+    def retain(self) -> None:
+        """Add an owner."""
+        self._owners += 1
+
+    def release(self) -> None:
+        """Remove an owner."""
+        self._owners -= 1
+        if not self._owners:
+            self._reader.read(self._place)
+
+
+class OutputReader:
+    """The outputs that this front reads in their places. `memory` receives the descriptors of arenas."""
+
+    def __init__(
+        self, memory: "MemoryReceiver", send: Callable[[PlaceFree], None], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._memory = memory
+        self._send = send
+        self._loop = loop
+        self._mappings: dict[int, Mapping] = {}
+        self._read: deque[PlaceFree] = deque()
+        self._scheduled = False
+
+    def block(self, message: PlacedOutput) -> OutputBlock | None:
+        """Return the response of `message`, with one owner; None if its arena cannot be mapped here."""
+        mapping = self._mappings.get(message.memory)
+        if mapping is None:
+            mapping = self._memory.mapping(message.memory, writable=False)
+            if mapping is None:
+                return None
+            self._mappings[message.memory] = mapping
+        place = PlaceFree(message.memory, message.offset)
+        return OutputBlock(self, place, mapping.view(message.offset, message.size_bytes))
+
+    def read(self, place: PlaceFree) -> None:
+        """Note that nobody here needs an output any more; may be called on any thread, and while memory is freed at any moment."""
+        self._read.append(place)
+        if not self._scheduled:
+            self._scheduled = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and so will the front
+                self._loop.call_soon_threadsafe(self._report)
+
+    def forget(self, message: MemoryGone) -> None:
+        """Unmap an arena, now or when its last output has been read: its worker has ended."""
+        mapping = self._mappings.pop(message.memory, None)
+        if mapping is not None:
+            mapping.close()
+
+    def _report(self) -> None:
+        self._scheduled = False
+        while self._read:
+            self._send(self._read.popleft())
 
 
 class MemoryReceiver:
