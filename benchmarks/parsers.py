@@ -63,17 +63,16 @@ from weir.jobs.settings import JobSettings
 from weir.protocols.access import Control, ControlSettings
 from weir.protocols.account import Account
 from weir.protocols.content_negotiation import compress
-from weir.protocols.kserve.context import KserveContext
+from weir.protocols.kserve import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.telemetry.logs import LogObserver, get_logger, logging_to
 from weir.telemetry.settings import TelemetrySettings
 from weir.text_models.texts import Text, TokenDetail
 from weir.text_models.tokenizer import Tokenizer
-from weir.text_server.bert_as_service.http import Encode
+from weir.text_server.bert_as_service.frames import COMMAND, GREETING, MORE, frame, ready
+from weir.text_server.bert_as_service.http import Encode, Status
 from weir.text_server.bert_as_service.settings import ZeroMqSettings
-from weir.text_server.bert_as_service.status import Status
 from weir.text_server.bert_as_service.zeromq import ZeroMqFrontend
-from weir.text_server.bert_as_service.zmtp import COMMAND, GREETING, MORE, frame, ready
 from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.metrics import TextCounts

@@ -65,7 +65,7 @@ from weir.messages import Observer
 from weir.model import Model
 from weir.protocols.access import Access, AccessSettings, Control, ControlSettings
 from weir.protocols.account import Account, allow_descriptors
-from weir.protocols.kserve.context import KserveContext
+from weir.protocols.kserve import KserveContext
 from weir.protocols.settings import HttpSettings, KserveSettings
 from weir.serving.service import Service
 from weir.serving.settings import END_LIMIT

@@ -18,8 +18,7 @@ from weir.messages import JSON, OBJECT, Kind
 from weir.model import Example
 from weir.profiling.machine import memory_of
 from weir.protocols.entries import QueueEntry, Schedule
-from weir.protocols.exchange import Exchange
-from weir.protocols.inference import QueuedRequest
+from weir.protocols.exchange import Exchange, QueuedRequest
 from weir.serving.service import Service, same
 from weir.workers.settings import ONE_WORKER
 

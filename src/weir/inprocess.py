@@ -20,9 +20,8 @@ from weir.client.methods import AsyncClient, Client
 from weir.errors import Conflict, DeadlineExceeded, ModelNotFound, WeirError, for_caller
 from weir.messages import Observer
 from weir.model import Model
-from weir.protocols.exchange import Exchange, once_read
-from weir.protocols.inference import StreamPart
-from weir.protocols.kserve.metadata import EXTENSIONS, device_count, find, model_metadata, server_metadata
+from weir.protocols.exchange import Exchange, StreamPart, once_read
+from weir.protocols.kserve_metadata import EXTENSIONS, device_count, find, model_metadata, server_metadata
 from weir.serving.blocking import Background, Lifecycle
 from weir.serving.service import Service
 from weir.settings import read_model_table

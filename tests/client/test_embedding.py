@@ -26,7 +26,7 @@ from weir.errors import (
     Unsupported,
     WeirError,
 )
-from weir.text_server.bert_as_service.status import Status
+from weir.text_server.bert_as_service.http import Status
 from weir.text_server.texts import TextOptions, TextQuery
 
 TEXTS = ["first do it", "then do it right"]

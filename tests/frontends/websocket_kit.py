@@ -15,7 +15,7 @@ from weir.frontends.http.application import make_app
 from weir.frontends.http.server import HttpServer
 from weir.frontends.websocket import WebSockets
 from weir.fronts.server import FrontFigures, FrontsServer
-from weir.protocols.kserve.context import KserveContext
+from weir.protocols.kserve import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.wire.inference import InferenceResponse
 from weir.wire.websocket import ErrorMessage, read_answer

@@ -13,7 +13,7 @@ import grpc
 import httpx
 from tests.fuzz.hostile import PATIENCE, SILENT, Attack, Room
 
-from weir.text_server.bert_as_service.zmtp import GREETING, MORE, frame, ready
+from weir.text_server.bert_as_service.frames import GREETING, MORE, frame, ready
 
 _MB = 1 << 20
 

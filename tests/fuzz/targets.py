@@ -14,7 +14,7 @@ from weir.frontends.http.fast.plan import END_OF_HEAD, HeadReader
 from weir.messages import JSON, MSGPACK, OBJECT, Batch
 from weir.model import DATATYPES, Model, Tensor
 from weir.text_server.bert_as_service import frames as zeromq_frames
-from weir.text_server.bert_as_service.zmtp import GREETING, Received, ZmtpParser
+from weir.text_server.bert_as_service.frames import GREETING, Received, ZmtpParser
 from weir.wire import kserve_binary, kserve_grpc, kserve_json
 from weir.wire import websocket as messages
 from weir.wire.frames import FrameError

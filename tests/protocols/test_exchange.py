@@ -17,9 +17,8 @@ from weir.errors import Draining, InvalidRequest, ModelNotFound, Overloaded, Too
 from weir.messages import JSON, MSGPACK, Dispatch, Kind
 from weir.model import Measure, Model
 from weir.protocols.entries import DEFAULT_SCHEDULE, REFUSED_ENTRY, QueueEntry, Schedule, schedule_of
-from weir.protocols.exchange import Exchange
-from weir.protocols.inference import QueuedRequest, StreamPart
-from weir.protocols.kserve.metadata import find
+from weir.protocols.exchange import Exchange, QueuedRequest, StreamPart
+from weir.protocols.kserve_metadata import find
 from weir.protocols.native import read_head_for
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service

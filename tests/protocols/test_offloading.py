@@ -247,7 +247,7 @@ def tensor(data: Any, shape: list[int], name: str = "x") -> dict[str, Any]:
 
 @pytest.mark.parametrize("padding", [0, LONG_BODY])
 def test_calls_that_load_models_over_http_and_grpc(padding: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = ("weir.wire.kserve_json.decode_json", "weir.protocols.kserve.metadata.decode_json")
+    places = ("weir.wire.kserve_json.decode_json", "weir.protocols.kserve_metadata.decode_json")
     read_in = threads_of(dict.fromkeys(places, decode_json), monkeypatch)
     model = ModelToServe("tests.frontends.grpc.kit:Double", "double", {}, [], {"executor": "inline"})
 
@@ -515,7 +515,7 @@ def test_what_is_compressed_is_forgotten_when_its_client_leaves(
         return b"{}"
 
     monkeypatch.setattr("weir.frontends.http.asgi.decompress", held)
-    monkeypatch.setattr("weir.protocols.inference.item_entries", lambda *arguments: pytest.fail("nobody waits for it"))
+    monkeypatch.setattr("weir.protocols.exchange.item_entries", lambda *arguments: pytest.fail("nobody waits for it"))
     with running(kind, Registry([Service(Vector, executor="inline")]), HttpSettings(port=0)) as server:
         before = server.call(lambda: len(asyncio.all_tasks()))
         packed = compress(b" " * (LONG_BODY + 1), "gzip")

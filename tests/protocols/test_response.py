@@ -13,7 +13,7 @@ from weir.batching.request_state import RequestBase
 from weir.catalog.registry import Registry
 from weir.messages import JSON, MSGPACK, Dispatch, Kind, Reason, Wakeup
 from weir.protocols.entries import output_body
-from weir.protocols.inference import QueuedRequest, items_response
+from weir.protocols.exchange import QueuedRequest, items_response
 from weir.protocols.native import RequestHead, items_answer, read_head
 from weir.protocols.response import HttpResponse, batch_body, encode_safely, error_answer, explain_headers
 from weir.protocols.settings import HttpSettings

@@ -112,7 +112,7 @@ MUTANTS = {
         "weir.serving.driver", "            self.batcher.finished(events.batch_id, now)\n", "            self.batcher._take_back(events.batch_id)\n"
     ),
     "name-of-the-error-missing": Mutant(
-        "weir.protocols.kserve.protocol", "    if isinstance(error, WeirError):\n        headers.append((ERROR_NAME", "    if False:\n        headers.append((ERROR_NAME"
+        "weir.protocols.kserve", "    if isinstance(error, WeirError):\n        headers.append((ERROR_NAME", "    if False:\n        headers.append((ERROR_NAME"
     ),
     "body-never-too-slow": Mutant("weir.protocols.account", "        return self._spent > 1.0\n", "        return False\n"),
     "room-without-end": Mutant(

@@ -41,7 +41,7 @@ from weir.messages import Dispatch, Observer, Request
 from weir.model import Model
 from weir.protocols import offloading
 from weir.protocols.account import Account
-from weir.protocols.kserve.context import KserveContext
+from weir.protocols.kserve import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.telemetry.exposition import Exposition

@@ -15,8 +15,7 @@ from weir.frontends.http.openapi import openapi
 from weir.frontends.http.server import HttpServer
 from weir.protocols.access import Control
 from weir.protocols.settings import HttpSettings
-from weir.text_server.bert_as_service.http import Encode
-from weir.text_server.bert_as_service.status import Status
+from weir.text_server.bert_as_service.http import Encode, Status
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.http import FastTexts, TextApi
 from weir.text_server.metrics import TextCounts

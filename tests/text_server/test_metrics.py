@@ -10,7 +10,7 @@ from tests.text_server.text_models import Summing
 from weir import Service
 from weir.messages import Dispatch, Reason, Request, Timing, Wakeup
 from weir.text_models.texts import Tokens
-from weir.text_server.bert_as_service.status import Status
+from weir.text_server.bert_as_service.http import Status
 from weir.text_server.metrics import PaddingMetrics, RunShapes, TextClients
 
 

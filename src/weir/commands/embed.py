@@ -47,16 +47,16 @@ from weir.text_server.bert_as_service.settings import (
     translated,
     with_commas,
 )
-from weir.text_server.flags import (
+from weir.text_server.server_settings import (
     MODEL_ID,
     OTHER_FLAGS,
     REVISION,
     SERVED_NAME,
+    TEXTS,
     OtherFlag,
     check_as_given,
     from_other_servers,
 )
-from weir.text_server.server_settings import TEXTS
 
 if TYPE_CHECKING:
     from weir.bench.vectors import Connect, Table, TablesPlan

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from weir.frontends.http.application import Added
     from weir.frontends.http.fast.plan import RouteHandler
     from weir.protocols.exchange import HttpProtocol
-    from weir.protocols.kserve.context import KserveContext
+    from weir.protocols.kserve import KserveContext
     from weir.serving.handle import ModelHandle, Models
 
 

@@ -32,9 +32,8 @@ from weir.messages import TRACE_FIELDS, TRACEPARENT, carry
 from weir.protocols.access import allowed
 from weir.protocols.account import CLAIM, Account, charge_values
 from weir.protocols.entries import QueueEntry, Schedule, response_of
-from weir.protocols.exchange import Exchange, once_read
-from weir.protocols.inference import QueuedRequest, inference_of
-from weir.protocols.kserve.metadata import find
+from weir.protocols.exchange import Exchange, QueuedRequest, inference_of, once_read
+from weir.protocols.kserve_metadata import find
 from weir.protocols.offloading import LONG_ANSWER, off_loop, written
 from weir.protocols.settings import HttpSettings
 from weir.wire.inference import InferenceRequest, InferenceResponse

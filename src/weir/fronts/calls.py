@@ -18,7 +18,7 @@ from weir.frontends.grpc.relay import Relay, take_peer
 from weir.frontends.grpc.server import Certificate, GrpcServer, certificate_of, credentials_of
 from weir.frontends.grpc.services import INFERENCE, Services
 from weir.fronts.remote import HandedOver
-from weir.protocols.kserve.context import KserveContext
+from weir.protocols.kserve import KserveContext
 from weir.protocols.settings import HttpSettings
 
 _INFER = f"/{INFERENCE}/ModelInfer"

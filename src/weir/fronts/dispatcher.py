@@ -52,7 +52,7 @@ from weir.fronts.places import PlacesOfFront
 from weir.messages import Dispatch, Kind, Observer
 from weir.model import overrides
 from weir.protocols.account import Account
-from weir.protocols.inference import inference_of
+from weir.protocols.exchange import inference_of
 from weir.serving.delivery import discard
 from weir.serving.handle import ModelHandle, Models
 

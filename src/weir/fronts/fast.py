@@ -13,8 +13,7 @@ from weir.frontends.http.fast.shared import BlockPlace
 from weir.fronts.messages import LONGEST_BODY
 from weir.fronts.places import LentPlace
 from weir.fronts.remote import HandedOver
-from weir.protocols.kserve.context import KserveContext
-from weir.protocols.kserve.protocol import ZLIB
+from weir.protocols.kserve import ZLIB, KserveContext
 from weir.protocols.response import Headers
 from weir.protocols.shared_memory import Memory, Regions
 from weir.wire.kserve_json import Body

@@ -41,7 +41,7 @@ from weir.fronts.messages import (
 from weir.fronts.places import LentPlace, LentPlaces, MemoryReceiver, OutputBlock, OutputReader, write_head
 from weir.messages import PACKED, Request
 from weir.model import Model
-from weir.protocols.inference import ModelInference
+from weir.protocols.exchange import ModelInference
 from weir.serving.delivery import Tracer, discard, undelivered
 from weir.serving.handle import ModelControl, ModelFacts
 from weir.serving.settings import ServiceSettings

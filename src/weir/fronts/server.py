@@ -22,7 +22,7 @@ from weir.fronts.passing import Origin
 from weir.fronts.relaying import RelayedTransport
 from weir.fronts.supervision import FrontProcesses, Fronts, FrontView
 from weir.messages import Observer
-from weir.protocols.kserve.context import KserveContext
+from weir.protocols.kserve import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.workers.arena import create_memory
 

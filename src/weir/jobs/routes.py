@@ -31,7 +31,7 @@ from weir.jobs.uploads import OVERHEAD, Download, Upload
 from weir.protocols.account import Account, release
 from weir.protocols.native import content_length
 from weir.protocols.offloading import off_loop
-from weir.protocols.openai_errors import error_answer
+from weir.protocols.response import openai_error_answer
 from weir.protocols.settings import HttpSettings
 
 _WINDOW = re.compile(r"([0-9]{1,4})([mhd])")
@@ -205,7 +205,7 @@ class JobRoutes:
                 path,
                 answered(_answering(handler)),
                 {"summary": summary, "operationId": name, "responses": responses},
-                error_answer,
+                openai_error_answer,
             )
             for method, path, handler, name, summary in declared
         ]
@@ -320,7 +320,7 @@ def _answering(handler: Handler) -> Handler:
         except (WeirError, OSError, sqlite3.Error) as raised:
             # What the system or SQLite raises is a full disk, or a directory that another process holds for long.
             error = raised if isinstance(raised, WeirError) else _no_room(raised)
-            return as_response(error_answer(error))
+            return as_response(openai_error_answer(error))
 
     return answer
 

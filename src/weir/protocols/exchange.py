@@ -3,31 +3,373 @@
 A *protocol* does no I/O: it reads a head, reads a body, writes outputs, and writes an error. A *channel* moves bytes: it sends a response, sends the parts of
 a stream, and notices that the client has left. An Exchange is one request between the two: it reads a long body in a thread, notifies the observers of
 refusals and transferred bytes, begins the trace, and lets the model compute. docs/how-to/add-a-protocol.md shows an example of each.
+
+Requests become entries of their model's queue, and the outputs of these entries a response. A ModelHandle has an `inference` if a product answers the model's
+requests in a way of its own: the embedding server turns texts into token sequences first. All other models have ModelInference. Whatever waits in a queue is a
+QueuedRequest, alone or gathered with others, or a StreamedCall.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from weir.errors import ModelNotReady, WeirError
-from weir.messages import CURRENT_TRACE, JSON, TRACEPARENT, Request, Trace
+from weir.batching.request_state import RequestBase, begin, refuse
+from weir.errors import InvalidRequest, ModelNotReady, WeirError
+from weir.messages import CURRENT_TRACE, JSON, TRACEPARENT, Dispatch, Kind, Request, Trace, child_of
+from weir.model import Tensor
 from weir.protocols.account import charge, charge_answer
-from weir.protocols.entries import ItemHead, QueueEntry, Schedule, entries_for_one_answer
-from weir.protocols.inference import (
-    ItemsResponse,
-    OneItem,
-    QueuedRequest,
-    StreamPart,
-    inference_of,
-    stream,
-    stream_of,
+from weir.protocols.entries import (
+    REFUSED_ENTRY,
+    ItemHead,
+    QueueEntry,
+    Schedule,
+    arrays_size,
+    body_or_error,
+    bytes_to_read,
+    entries_for_one_answer,
+    inputs_of,
+    item_entries,
+    outputs_of,
+    read_entries,
+    response_of,
 )
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import Headers, HttpResponse
 from weir.serving.calls import StreamedCall
+from weir.serving.delivery import discard, drop_payload
 from weir.wire.inference import InferenceRequest, InferenceResponse
+from weir.wire.tensors import text_size
 
 if TYPE_CHECKING:
     from weir.serving.handle import ModelHandle
+
+
+class ItemsResponse(NamedTuple):
+    """The results of all items of a request.
+
+    `write` returns the encoded output or the error of each item, in order; `size_bytes` is about how much text it writes. `dispatch` is the batch of the
+    first item, or None, and `arrival` the instant at which the first item entered the queue. `extra` has more fields of an item, by its index.
+    """
+
+    size_bytes: int
+    write: Callable[[], list[bytes | WeirError]]
+    dispatch: Dispatch | None = None
+    arrival: float = 0.0
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    extra: Mapping[int, dict[str, Any]] = MappingProxyType({})
+
+
+class StreamPart(NamedTuple):
+    """One response of a stream. `last`: the model marked it as the last one. A stream may also end without such a mark."""
+
+    response: InferenceResponse
+    last: bool
+
+
+class Inference(Protocol):
+    """How a model's requests from outside are answered."""
+
+    def queues_items(self, service: "ModelHandle") -> bool:
+        """Return whether a body of one item becomes one queue entry. If so, a channel may make the entry with `item_entry` and submit it itself."""
+
+    def queues_tensors(self, service: "ModelHandle") -> bool:
+        """Return whether an InferenceRequest becomes one queue entry. If so, a channel may make it with `entries_of` and submit it itself."""
+
+    def inputs(self, service: "ModelHandle") -> Sequence[Tensor]:
+        """Return the input tensors that the model's metadata lists. A request may have others too."""
+
+    def outputs(self, service: "ModelHandle") -> Sequence[Tensor]:
+        """Return the output tensors that the model's metadata lists."""
+
+    async def infer(self, exchange: "Exchange", request: InferenceRequest) -> InferenceResponse:
+        """Return the response to a request of tensors. Cancelling the task that awaits this cancels the request.
+
+        The request's parameter `timeout` can only shorten the timeout of the exchange. Raises the WeirError that ends the request, and Unsupported if the
+        model streams its responses.
+        """
+
+    async def infer_items(self, exchange: "Exchange", head: ItemHead, body: bytes) -> ItemsResponse:
+        """Return the results of a body of items, which is decompressed. Cancelling the task that awaits this cancels the items.
+
+        Raises the WeirError that ends the whole request. The error of one item of a list is its result.
+        """
+
+
+def inference_of(service: "ModelHandle") -> Inference:
+    """Return how the requests of `service` are answered."""
+    own: Inference | None = service.inference
+    return MODEL_INFERENCE if own is None else own
+
+
+class ModelInference:
+    """Inference by a plain model: items and tensors enter its queue as they were read."""
+
+    def queues_items(self, service: "ModelHandle") -> bool:
+        """Return whether the model takes items."""
+        return not service.facts.model.takes_requests
+
+    def queues_tensors(self, service: "ModelHandle") -> bool:
+        """Return whether an InferenceRequest becomes one queue entry: always, unless the model measures its items."""
+        return service.facts.takes_tensors or not service.facts.needs_measure
+
+    def inputs(self, service: "ModelHandle") -> Sequence[Tensor]:
+        """Return the model's inputs."""
+        return inputs_of(service.facts)
+
+    def outputs(self, service: "ModelHandle") -> Sequence[Tensor]:
+        """Return the model's outputs."""
+        return outputs_of(service.facts)
+
+    async def infer(self, exchange: "Exchange", request: InferenceRequest) -> InferenceResponse:
+        """See Inference."""
+        entries, schedule = entries_for_one_answer(exchange.service, request, exchange.timeout)
+        kinds = [entry.kind for entry in entries]
+        gathering = Gathering(exchange, schedule, alone=False)
+        ended = await gathering.run([*entries])
+        exchange.waited = gathering.waited
+        return response_of(exchange.service, request, kinds, [each.output for each in ended], gathering.waited)
+
+    async def infer_items(self, exchange: "Exchange", head: ItemHead, body: bytes) -> ItemsResponse:
+        """See Inference."""
+        entries = await exchange.read(bytes_to_read(head, body), lambda: item_entries(head, body))
+        exchange.charge(sum([arrays_size(entry.payload) for entry in entries if isinstance(entry, QueueEntry)]))
+        gathering = Gathering(exchange, Schedule(head.priority, head.timeout), alone=True)
+        return items_response(head, await gathering.run(entries), gathering.dispatch)
+
+
+MODEL_INFERENCE = ModelInference()
+
+
+class QueuedRequest(RequestBase):
+    """The request of `exchange` for one entry, in the queue of its model. `ended` is called with it once, when it has its end.
+
+    That is its `output` and the last batch that it was in, its `dispatch`; or its `error`. A `schedule` without a timeout has that of the settings.
+    `dispatch` and `waited` are there only while `ended` is called: a batch refers to its requests, and would be in a reference cycle with them.
+    """
+
+    __slots__ = ("_ended", "dispatch", "error", "number", "output")
+    explain = False  # nobody is told of its batch
+    number: int  # of a request that another process queues
+
+    def __init__(
+        self,
+        entry: QueueEntry,
+        exchange: "Exchange",
+        schedule: Schedule,
+        ended: Callable[["QueuedRequest"], None],
+        trace: Any = None,
+    ) -> None:
+        # RequestBase's constructor with its keyword arguments takes twice the time. A test compares the results of the two.
+        service = exchange.service
+        self.payload, self.kind, self.content_type, self.accept, self.rows, self.cost, self.key, self.large = entry
+        self.priority, timeout = schedule
+        self.timeout = timeout = service.facts.settings.timeout if timeout is None else timeout
+        self.arrival = now = service.now()
+        self.deadline = now + timeout
+        self.frontend = exchange.frontend
+        self.trace = trace
+        begin(self)
+        self._ended = ended
+        self.output: Any = None
+        self.error: WeirError | None = None
+        self.dispatch: Dispatch | None = None
+
+    @property
+    def waited(self) -> float:
+        """How many seconds it waited for a worker to start; 0 if none had to."""
+        dispatch = self.dispatch
+        return 0.0 if dispatch is None or dispatch.woken_at is None else dispatch.started_for(self.arrival)
+
+    def finish(self, output: Any, dispatch: Dispatch) -> None:
+        """End with the output."""
+        self.output, self.dispatch = output, dispatch
+        ended = self._ended
+        del self._ended  # whoever is called may refer to this request
+        ended(self)
+        self.dispatch = None
+
+    def fail(self, error: WeirError) -> None:
+        """End with the error."""
+        self.error = error
+        ended = self._ended
+        del self._ended
+        ended(self)
+
+
+class Gathering:
+    """The requests that one request from outside is divided into. The first error ends all of them; with `alone` each ends by itself.
+
+    `dispatch` is the batch of the first request, and `waited` how long the requests waited for a worker to start.
+    """
+
+    def __init__(self, exchange: "Exchange", schedule: Schedule, *, alone: bool) -> None:
+        self._exchange = exchange
+        self._schedule = schedule
+        self._alone = alone
+        self._left = 0
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.requests: list[QueuedRequest] = []
+        self.dispatch: Dispatch | None = None
+        self.waited = 0.0
+
+    async def run(self, entries: list[QueueEntry | WeirError]) -> list[QueuedRequest]:
+        """Put `entries` into the queue. Return their requests, in order, when all have ended.
+
+        `entries` is empty afterwards, so that each payload can be freed when its own request ends. Raises the first error, and cancels the other requests.
+        With `alone`, an error is the end of its own request; the error that refuses a request is raised only while no other request has been accepted.
+        Cancelling the task that awaits this cancels all requests.
+        """
+        self._left = len(entries)
+        try:
+            self._submit(entries)
+            entries.clear()
+            if self.requests:
+                await self._over
+            if not self._alone:
+                self._raise_first()
+        except BaseException:
+            self._withdraw()
+            raise
+        return self.requests
+
+    def _ended(self, request: QueuedRequest) -> None:
+        """Count the end of one request. Release its payload now, because other requests of the same call may take long."""
+        if request.error is None:
+            drop_payload(request)
+            self.waited = max(self.waited, request.waited)
+        if self.requests and request is self.requests[0]:
+            self.dispatch = request.dispatch
+        self._left -= 1
+        failed = not self._alone and request.error is not None
+        if (failed or not self._left) and not self._over.done():
+            self._over.set_result(None)
+
+    def _submit(self, entries: list[QueueEntry | WeirError]) -> None:
+        exchange, accepted = self._exchange, False
+        for index, entry in enumerate(entries):
+            # The first request has the span that the response names. The spans of the others are its siblings.
+            trace = child_of(exchange.trace) if index else exchange.trace
+            queued = REFUSED_ENTRY if isinstance(entry, WeirError) else entry
+            request = QueuedRequest(queued, exchange, self._schedule, self._ended, trace)
+            if isinstance(entry, WeirError):
+                refuse(request, entry)
+            else:
+                try:
+                    exchange.put(request)
+                except WeirError as error:
+                    if not self._alone or not accepted:
+                        raise
+                    refuse(request, error)
+                else:
+                    accepted = True
+            self.requests.append(request)
+
+    def _raise_first(self) -> None:
+        for request in self.requests:
+            if request.error is not None:
+                raise request.error
+
+    def _withdraw(self) -> None:
+        """Cancel the requests under way. Release the shared memory of outputs that nobody will read."""
+        for request in self.requests:
+            if not request.settled:
+                self._exchange.cancel(request)
+            for output in request.output if isinstance(request.output, list) else [request.output]:
+                discard(output)
+
+
+def items_response(
+    head: ItemHead, requests: Sequence[QueuedRequest], dispatch: Dispatch | None = None
+) -> ItemsResponse:
+    """Return the results of `requests`, all of which have ended; `dispatch` is the batch of the first one.
+
+    Raises the error of a single item, or of a list that failed as a whole.
+    """
+    ends: list[Any] = []
+    for request in requests:
+        as_list = head.batch and request.kind is Kind.ITEMS
+        if request.error is not None and (as_list or not head.batch):
+            raise request.error
+        ends.extend(request.output if as_list else [request.error or request.output])
+    size = sum([text_size(array) for end in ends if isinstance(end, dict) for array in end.values()])
+    arrival = requests[0].arrival if requests else 0.0
+    return ItemsResponse(size, lambda: [_item_body(head, end) for end in ends], dispatch, arrival)
+
+
+def _item_body(head: ItemHead, end: Any) -> bytes | WeirError:
+    return end if isinstance(end, WeirError) else body_or_error(head, end)
+
+
+@dataclass(slots=True)
+class OneItem:
+    """The head of a request for one item that has no head of its own."""
+
+    service: "ModelHandle"
+    content_type: str
+    accept: str
+    priority: int
+    timeout: float
+    key: Any = None
+    batch: bool = False
+
+
+# Streams.
+
+
+def stream_of(exchange: "Exchange", entry: QueueEntry, schedule: Schedule) -> StreamedCall:
+    """Return the streamed call of one entry, for `read_parts`. The tensors of a request are one item, which is not divided."""
+    service, settings = exchange.service, exchange.service.facts.settings
+    timeout = settings.timeout if schedule.timeout is None else schedule.timeout
+    return StreamedCall(
+        entry.payload, service.now(), timeout, settings.stream_buffer, service.cancel, service.now, kind=Kind.ITEM,
+        content_type=entry.content_type, accept=entry.accept, rows=entry.rows, cost=entry.cost, key=entry.key,
+        priority=schedule.priority, large=entry.large, frontend=exchange.frontend, trace=exchange.trace,
+    )  # fmt: skip
+
+
+async def read_parts(exchange: "Exchange", request: StreamedCall) -> AsyncGenerator[tuple[Any, bool], None]:
+    """Submit `request`. Yield each output, and whether the model marked it as the last one.
+
+    Closing the generator cancels the request. Raises what ModelHandle.submit raises, and the error that ends the request.
+    """
+    exchange.put(request)
+    try:
+        while True:
+            try:
+                part = await request.read()
+            except StopAsyncIteration:
+                return
+            yield part
+            del part  # frees it while the next one is awaited
+    finally:
+        request.close()
+
+
+async def stream(exchange: "Exchange", request: InferenceRequest) -> AsyncGenerator[StreamPart, None]:
+    """Yield the responses to `request`: exactly one if the model does not stream.
+
+    Closing the generator, or cancelling the task, also cancels the request in its worker. Otherwise as Inference.infer.
+    """
+    service = exchange.service
+    exchange.begin_trace()
+    with exchange:
+        if not service.facts.streaming:
+            yield StreamPart(await inference_of(service).infer(exchange, request), True)
+            return
+        entries, schedule = read_entries(service, request, exchange.timeout)
+        first = entries[0]
+        if len(entries) > 1 or (first.kind is Kind.ITEMS and first.rows > 1):
+            rows = sum(entry.rows for entry in entries)
+            raise InvalidRequest(f"tensor 'input': has {rows} items, a stream takes one")
+        item = first.payload[0] if first.kind is Kind.ITEMS else first.payload
+        streamed = stream_of(exchange, first._replace(payload=item), schedule)
+        async with aclosing(read_parts(exchange, streamed)) as parts:
+            async for output, last in parts:
+                yield StreamPart(response_of(service, request, [first.kind], [output]), last)
+
 
 T = TypeVar("T")
 

@@ -32,8 +32,7 @@ from weir.protocols.entries import (
     item_entries,
     output_body,
 )
-from weir.protocols.exchange import EventSource, Exchange
-from weir.protocols.inference import ItemsResponse, read_parts
+from weir.protocols.exchange import EventSource, Exchange, ItemsResponse, read_parts
 from weir.protocols.offloading import written
 from weir.protocols.response import (
     Headers,

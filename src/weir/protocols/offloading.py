@@ -1,4 +1,4 @@
-"""Threads that read long bodies and write long responses, because that would block the event loop for too long.
+"""Spares the event loop what takes long: heads that were seen before are not parsed again, and threads read long bodies and write long responses.
 
 No parser takes more than 50 ms per megabyte without a break (`python -m benchmarks.parsers` measures the worst body of each). So a body of at most
 LONG_BODY bytes is read on the event loop, in at most two milliseconds, and a longer one in a thread. Writing takes an eighth of that per byte.
@@ -20,6 +20,57 @@ from weir.messages import JSON, MSGPACK
 from weir.protocols.account import CLAIM, Account, charge, charge_values, reading
 from weir.protocols.content_negotiation import is_msgpack
 from weir.wire.values import values_bytes
+
+Meaning = TypeVar("Meaning")
+
+_MAX_HEAD_BYTES = 4 << 10
+
+
+class HeadMemo(Generic[Meaning]):
+    """A bounded cache from the exact bytes of a head to its meaning.
+
+    A head is stored when it is offered for the second time, so that a head that contains a unique id costs only a hash. A full cache drops its oldest
+    entry.
+    """
+
+    def __init__(self, max_entries: int = 1024, max_bytes: int = 1 << 20, max_seen: int = 4096) -> None:
+        self._entries: dict[bytes, Meaning] = {}
+        self._seen: set[int] = set()
+        self._bytes = 0
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._max_seen = max_seen
+        self.find = self._entries.get  # the hot path: one dictionary look-up without a Python call around it
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def offer(self, head: bytes, meaning: Meaning) -> None:
+        """Store `meaning` for `head` if this head has been offered before."""
+        if len(head) > _MAX_HEAD_BYTES:
+            return
+        mark = hash(head)
+        if mark not in self._seen:
+            if len(self._seen) >= self._max_seen:
+                self._seen.clear()
+            self._seen.add(mark)
+        elif head not in self._entries:
+            self._insert(head, meaning)
+
+    def _insert(self, head: bytes, meaning: Meaning) -> None:
+        while self._entries and (len(self._entries) >= self._max_entries or self._bytes + len(head) > self._max_bytes):
+            oldest = next(iter(self._entries))
+            del self._entries[oldest]
+            self._bytes -= len(oldest)
+        self._entries[head] = meaning
+        self._bytes += len(head)
+
+    def clear(self) -> None:
+        """Drop all entries: the routes or the settings have changed."""
+        self._entries.clear()
+        self._seen.clear()
+        self._bytes = 0
+
 
 LONG_BODY = 32 << 10  # bytes
 LONG_ANSWER = 8 * LONG_BODY

@@ -103,7 +103,7 @@ class ResidencyView(TypedDict):
 class ModelHandle(Protocol):
     """A running model, as all that takes requests for it from outside knows it. It stays the same across reloads.
 
-    `inference` is for the edge alone: how a product answers the model's requests, an `Inference` (protocols/inference.py), or None.
+    `inference` is for the edge alone: how a product answers the model's requests, an `Inference` (protocols/exchange.py), or None.
     """
 
     inference: Any

@@ -28,9 +28,8 @@ from weir.messages import Observer
 from weir.protocols.access import is_loopback
 from weir.serving.delivery import methods_of
 from weir.settings import Settings
-from weir.text_server.bert_as_service.http import Encode
+from weir.text_server.bert_as_service.http import Encode, Status, stock_fields
 from weir.text_server.bert_as_service.settings import ZeroMqSettings
-from weir.text_server.bert_as_service.status import Status, stock_fields
 from weir.text_server.bert_as_service.zeromq import ZeroMqFrontend
 from weir.text_server.calibration import Budget, Progress, no_progress
 from weir.text_server.encoder import Encoder

@@ -1,13 +1,26 @@
-"""The settings of `weir embed serve` and `weir.embedding.serve`, and the forms in which they name a model."""
+"""The settings of `weir embed serve` and `weir.embedding.serve`, and the forms in which they name a model.
+
+Also what the flags and variables of other servers of texts, text-embeddings-router (TEI) and infinity, are called here;
+docs/coming-from/tei-and-infinity.md has the table.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from weir.errors import SettingsError
-from weir.settings import MODEL_PARTS, PREFIX, SERVER_PARTS, ServerKind, Settings, read_settings
+from weir.settings import (
+    MODEL_PARTS,
+    PREFIX,
+    SERVER_PARTS,
+    ServerKind,
+    Settings,
+    declared_settings,
+    read_settings,
+    value_of,
+)
 from weir.text_models.checkpoint.hub import PATH_STARTS, parse_target
 from weir.text_server import settings as embedding
 from weir.text_server.bert_as_service.settings import SERVER_PARTS as TEXT_SERVER_PARTS
@@ -92,3 +105,246 @@ TEXT_VARIABLES = frozenset(
 def given_settings(directories: Sequence[str], values: Mapping[str, Any]) -> Settings:
     """Return the settings of a server of the models in `directories`, with `values` by name. Environment and files are not read. Raises SettingsError."""
     return read_settings(directories, {}, {}, None, TEXTS, values)
+
+
+class OtherFlag(NamedTuple):
+    """A flag of another server. One without a setting and a remedy is taken, and changes nothing.
+
+    Attributes:
+        setting: the setting that it stands for; "" for none.
+        values: its values that are called something else here.
+        switch: the value that it sets if it takes none itself; None if it takes one.
+        off: the value that it sets if it is switched off; "" for none.
+        remedy: how to reach the same, if it is refused.
+        neutral: values with which a flag that is refused changes nothing.
+    """
+
+    setting: str = ""
+    values: Mapping[str, str] = {}
+    switch: str | None = None
+    off: str = ""
+    remedy: str = ""
+    neutral: tuple[str, ...] = ()
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it takes no value."""
+        return self.switch is not None
+
+
+_UNREAD = OtherFlag(switch="true")
+_PREFIX_HERE = "leave it out: the paths are here without a prefix, and /v1/embeddings and /v1/models besides"
+
+OTHER_FLAGS: Mapping[str, OtherFlag] = {
+    # Of text-embeddings-router.
+    "auto_truncate": OtherFlag("truncate", switch="true", off="false"),
+    "cors_allow_origin": OtherFlag("cors_origins"),
+    "default_prompt": OtherFlag("prompt"),
+    "default_prompt_name": OtherFlag("prompt"),
+    "dense_path": OtherFlag(remedy="leave it out: the model's modules.json says which layers follow"),
+    "disable_spans": _UNREAD,  # there are spans only with --trace-endpoint
+    "hf_api_token": OtherFlag(remedy="set the variable HF_TOKEN, as others can read a command line"),
+    "hf_token": OtherFlag(remedy="set the variable HF_TOKEN, as others can read a command line"),
+    "hostname": OtherFlag("host"),
+    "huggingface_hub_cache": OtherFlag(remedy="set the variable HF_HUB_CACHE"),
+    "json_output": OtherFlag("log_format", switch="json"),
+    "max_batch_requests": OtherFlag("max_batch_size"),
+    "max_batch_tokens": OtherFlag("max_batch_cost"),
+    "max_client_batch_size": OtherFlag("max_texts"),
+    "max_concurrent_requests": OtherFlag("max_queue_size"),
+    "otlp_endpoint": OtherFlag(remedy="--trace-endpoint takes a receiver of OTLP over HTTP, mostly on port 4318"),
+    "otlp_service_name": OtherFlag("server_name"),
+    "p": OtherFlag("port"),
+    "payload_limit": OtherFlag("max_body_size"),
+    "prometheus_port": OtherFlag(remedy="/metrics is at the port of HTTP"),
+    "tokenization_workers": OtherFlag(),  # the server tokenizes in threads of its own
+    "uds_path": OtherFlag(remedy="leave it out: --uds is a socket for callers"),
+    # Of infinity_emb.
+    "batch_size": OtherFlag("max_batch_size"),
+    "bettertransformer": _UNREAD,
+    "device": OtherFlag("device_map", {"auto": "", "cuda": "auto"}),
+    "device_id": OtherFlag("device_map"),
+    "embedding_dtype": OtherFlag(
+        remedy="ask for encoding_format int8, uint8, binary or ubinary in a request", neutral=("float32",)
+    ),
+    "engine": OtherFlag("runtime", {"optimum": "onnx"}),
+    "lengths_via_tokenize": _UNREAD,
+    "model_warmup": _UNREAD,
+    "onnx_disable_optimize": _UNREAD,
+    "onnx_do_not_prefer_quantized": _UNREAD,
+    "permissive_cors": OtherFlag("cors_origins", switch="*"),
+    "pooling_method": OtherFlag("pooling", {"auto": ""}),
+    "preload_only": OtherFlag(switch="true", remedy="leave it out: `hf download ID` fills the cache that is read here"),
+    "proxy_root_path": OtherFlag(remedy="leave it out: the proxy removes its prefix", neutral=("",)),
+    "queue_size": OtherFlag("max_queue_size"),  # a variable only
+    "redirect_slash": OtherFlag(remedy="leave it out: GET / lists what there is", neutral=("", "/docs")),
+    "trust_remote_code": _UNREAD,  # code of a model is never run
+    "url_prefix": OtherFlag(remedy=_PREFIX_HERE, neutral=("",)),
+    "vector_disk_cache": _UNREAD,
+}
+MODEL_ID, REVISION, SERVED_NAME = "model_id", "revision", "served_model_name"
+
+# Values of Weir's own flags that these servers call something else, with the setting; None where they leave the default.
+_VALUES: Mapping[str, Mapping[str, tuple[str, str] | None]] = {
+    "pooling": {"last-token": ("pooling", "sep"), "splade": ("pooling", "sparse")},
+    "dtype": {
+        "auto": None,
+        "float32": ("precision", "fp32"),
+        "float16": ("precision", "fp16"),
+        "bfloat16": ("precision", "bf16"),
+    },
+    "log_level": {"trace": ("log_level", "debug")},
+}
+
+# The variables that are read. Those of TEI have no prefix, so they count only where MODEL_ID names the model; its HOSTNAME, which every container
+# has, never does. Those of infinity may have a value for each model, with ";" between them.
+TEI_VARIABLES = (
+    MODEL_ID, REVISION, SERVED_NAME, "dtype", "pooling", "port", "api_key", "max_concurrent_requests", "max_batch_tokens", "max_batch_requests",
+    "max_client_batch_size", "auto_truncate", "default_prompt", "default_prompt_name", "payload_limit", "json_output", "cors_allow_origin",
+    "dense_path", "otlp_endpoint", "otlp_service_name",
+)  # fmt: skip
+INFINITY = "INFINITY_"
+INFINITY_VARIABLES = (
+    MODEL_ID, REVISION, SERVED_NAME, "dtype", "port", "host", "api_key", "log_level", "compile", "batch_size", "device", "device_id",
+    "embedding_dtype", "engine", "max_client_batch_size", "permissive_cors", "pooling_method", "preload_only", "proxy_root_path", "queue_size",
+    "redirect_slash", "url_prefix",
+)  # fmt: skip
+_TRUE, _FALSE = ("true", "t", "1", "yes", "y", "on"), ("false", "f", "0", "no", "n", "off")
+_SUBCOMMAND = "v2"  # of infinity_emb
+
+Given = Mapping[str, list[Any] | bool | None]
+
+
+def from_other_servers(
+    directories: Sequence[str] | None, given: Given, environment: Mapping[str, str]
+) -> tuple[list[str], dict[str, Any]]:
+    """Return the models and options of a command line, flags and variables of other servers among them, as Weir has them.
+
+    A flag goes before a variable, and a variable of Weir's before one of another server. Raises SettingsError for a flag that is refused, for a value that
+    breaks the rule of what it stands for, and for names and revisions that do not belong to the models one by one.
+    """
+    directories = list(directories or [])
+    if directories[:1] == [_SUBCOMMAND] and not Path(_SUBCOMMAND).exists():
+        del directories[0]
+    variables = _from_variables(bool(directories), given, environment)
+    options: dict[str, Any] = {name: values for name, (_, values) in variables.items()}
+    options |= {name: values for name, values in given.items() if _is_given(values)}
+    found = [*directories, *(options.pop(MODEL_ID, None) or [])]
+    found = _with_names(_with_revision(found, options.pop(REVISION, None)), options.pop(SERVED_NAME, None))
+    renamed: dict[str, Any] = {}
+    for name, values in options.items():
+        source = variables[name][0] if name in variables else _typed(name)
+        meant = _meant(name, values, source)
+        is_own = name in variables and name not in OTHER_FLAGS and name not in _VALUES
+        check_as_given(source, [(name, value) for value in values] if is_own else meant)
+        for setting, value in meant:
+            renamed.setdefault(setting, []).append(value)
+    return found, {
+        key: value for key, value in options.items() if key not in OTHER_FLAGS and key not in _VALUES
+    } | renamed
+
+
+def _meant(name: str, values: list[Any] | bool, source: str) -> list[tuple[str, Any]]:
+    """Return the settings and values that a flag stands for, none of one of Weir's own. Raises SettingsError for one that is refused."""
+    if name in _VALUES:
+        meant = [_VALUES[name].get(value, (name, value)) for value in values] if isinstance(values, list) else []
+        return [each for each in meant if each is not None]
+    flag = OTHER_FLAGS.get(name)
+    if flag is None:
+        return []
+    if values is False and not flag.off:
+        return []
+    given = [flag.switch if values else flag.off] if isinstance(values, bool) else list(map(str, values))
+    if flag.remedy and not set(given) <= set(flag.neutral):
+        raise SettingsError(f"{source}: is not supported: {flag.remedy}")
+    found = [flag.values.get(value, value) for value in given if value is not None]
+    return [(flag.setting, value) for value in found if value] if flag.setting else []
+
+
+def _typed(name: str) -> str:
+    return "-" + name if len(name) == 1 else "--" + name.replace("_", "-")
+
+
+def check_as_given(source: str, meant: Sequence[tuple[str, Any]]) -> None:
+    """Raise SettingsError naming `source`, the flag or variable of another server, if what it stands for breaks the rule of a setting of Weir's."""
+    declared = declared_settings(TEXTS)
+    for setting in dict(meant):
+        values = [value for name, value in meant if name == setting]
+        if setting not in declared:
+            continue
+        try:
+            value_of(declared[setting], values)
+        except SettingsError as error:
+            each = "; a value for one model is set in its table [models.NAME] of a file" if len(values) > 1 else ""
+            raise SettingsError(source + error.message.removeprefix(declared[setting].flag) + each) from None
+
+
+def _is_given(values: list[Any] | bool | None) -> bool:
+    return values is not None and values != []
+
+
+def _from_variables(
+    has_models: bool, given: Given, environment: Mapping[str, str]
+) -> dict[str, tuple[str, list[Any] | bool]]:
+    """Return the options that variables state, of those that the command line does not, with the variable. Raises SettingsError for a switch that is
+    neither on nor off."""
+    named = has_models or bool(given.get(MODEL_ID))
+    found: dict[str, tuple[str, list[str]]] = {}
+    if not named and environment.get(MODEL_ID.upper()):
+        found = {
+            name: (name.upper(), [environment[name.upper()]]) for name in TEI_VARIABLES if environment.get(name.upper())
+        }
+    for name in INFINITY_VARIABLES:
+        variable = INFINITY + name.upper()
+        if text := environment.get(variable):
+            found[name] = variable, text.removesuffix(";").split(";")
+    of_models = (MODEL_ID, REVISION, SERVED_NAME) if named else ()
+    return {
+        name: (variable, _as_switch(name, variable, values))
+        for name, (variable, values) in found.items()
+        if name not in of_models
+        and PREFIX + _setting_of(name).upper() not in environment
+        and not any(_is_given(given.get(each)) for each in (name, _setting_of(name)))
+    }
+
+
+def _setting_of(name: str) -> str:
+    flag = OTHER_FLAGS.get(name)
+    return name if flag is None else flag.setting
+
+
+def _as_switch(name: str, variable: str, values: list[str]) -> list[Any] | bool:
+    flag = OTHER_FLAGS.get(name)
+    if flag is None or not flag.is_switch:
+        return values
+    if values[0].lower() not in _TRUE + _FALSE:
+        raise SettingsError(f"{variable}={values[0]!r}: must be true or false")
+    return values[0].lower() in _TRUE
+
+
+def _with_revision(found: list[str], revisions: list[str] | None) -> list[str]:
+    revisions = [each for each in revisions or [] if each]
+    if not revisions:
+        return found
+    if len(found) != 1 or len(revisions) != 1 or Path(found[0]).exists():
+        rule = "must be given once, with one id of the hub; else write ID@REVISION"
+        raise SettingsError(f"--revision={revisions[0]}: {rule}")
+    return [f"{found[0]}@{revisions[0]}"]
+
+
+def _with_names(found: list[str], names: list[str] | None) -> list[str]:
+    """Return the models with their given names: all names are those of the only model, else each is that of one model, in order; "" for none."""
+    if not names or not any(names):
+        return found
+    if len(found) != 1 and len(found) != len(names):
+        rule = f"there are {len(names)} names and {len(found)} models: must be as many, or write NAME=ID"
+        raise SettingsError(f"--served-model-name={names[0]}: {rule}")
+    each_names = [names] if len(found) == 1 else [[name] for name in names]
+    return [_named([name for name in own if name], target) for own, target in zip(each_names, found, strict=True)]
+
+
+def _named(names: Sequence[str], given: str) -> str:
+    if not names:
+        return given
+    own, target = split_target(given)
+    return f"{','.join(dict.fromkeys([*names, *(own if target != given else [])]))}={target}"

@@ -14,7 +14,7 @@ from tests.catalog.repository.shelf import plain, services, write
 from weir import Service, SettingsError
 from weir.catalog.loading import make_service
 from weir.catalog.repository.triton import MAX_DEPTH, is_default, read_pbtxt, translated
-from weir.protocols.kserve.metadata import config
+from weir.protocols.kserve_metadata import config
 
 FLOAT = TensorProto.FLOAT
 TENSORS = """

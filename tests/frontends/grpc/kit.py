@@ -20,7 +20,7 @@ from weir.fronts.front import FrontConfig
 from weir.fronts.server import FrontFigures, FrontsServer
 from weir.model import Model, Tensor
 from weir.protocols.access import Control, ControlSettings
-from weir.protocols.kserve.context import KserveContext
+from weir.protocols.kserve import KserveContext
 from weir.protocols.settings import HttpSettings, KserveSettings
 from weir.serving.service import Service
 from weir.testing import RecordingObserver

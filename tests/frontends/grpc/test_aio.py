@@ -16,7 +16,7 @@ from weir.frontends.grpc.aio import AioCore
 from weir.frontends.grpc.core import Core
 from weir.frontends.grpc.frontend import GrpcSettings, make_frontend
 from weir.frontends.grpc.server import GrpcServer
-from weir.protocols.kserve.context import KserveContext
+from weir.protocols.kserve import KserveContext
 from weir.protocols.settings import HttpSettings
 
 # Run by Python before the program: the private module loses a name, or cannot be imported under its own.

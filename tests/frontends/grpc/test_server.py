@@ -28,7 +28,7 @@ from weir.frontends.grpc.core import Core
 from weir.frontends.grpc.frontend import GrpcSettings, make_frontend
 from weir.frontends.grpc.server import GrpcServer, channel_options
 from weir.protocols.account import Account
-from weir.protocols.kserve.context import KserveContext
+from weir.protocols.kserve import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.testing import FakeExecutor, RecordingObserver

@@ -22,7 +22,7 @@ from weir.frontends.http.server import HttpServer
 from weir.fronts.front import FrontConfig
 from weir.fronts.server import FrontFigures, FrontsServer
 from weir.protocols.access import Access
-from weir.protocols.kserve.context import KserveContext
+from weir.protocols.kserve import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 

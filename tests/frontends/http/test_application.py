@@ -12,7 +12,7 @@ from weir import Registry, Service
 from weir.errors import SettingsError
 from weir.frontends.http.application import InferencePaths, inference_protocols
 from weir.frontends.http.endpoints import HttpEndpoint, answered
-from weir.protocols.kserve.context import KserveContext
+from weir.protocols.kserve import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeExecutor
 

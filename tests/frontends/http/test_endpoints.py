@@ -22,7 +22,7 @@ from weir.frontends.http.endpoints import (
     refusals_of,
     routes_of,
 )
-from weir.protocols.openai_errors import error_answer
+from weir.protocols.response import openai_error_answer
 from weir.testing import FakeExecutor
 
 
@@ -34,13 +34,13 @@ def says(text: str) -> ASGIApp:
 
 
 ENDPOINTS = [
-    HttpEndpoint("POST", "/v1/things", says("made"), {"summary": "Make"}, error_answer),
-    HttpEndpoint("GET", "/v1/things", says("all"), {"summary": "List"}, error_answer),
-    HttpEndpoint("GET", "/v1/things/{thing:path}", says("one"), {"summary": "Show"}, error_answer),
-    HttpEndpoint("POST", "/", says("alias"), None, error_answer),
+    HttpEndpoint("POST", "/v1/things", says("made"), {"summary": "Make"}, openai_error_answer),
+    HttpEndpoint("GET", "/v1/things", says("all"), {"summary": "List"}, openai_error_answer),
+    HttpEndpoint("GET", "/v1/things/{thing:path}", says("one"), {"summary": "Show"}, openai_error_answer),
+    HttpEndpoint("POST", "/", says("alias"), None, openai_error_answer),
     HttpEndpoint("GET", "/", says("index"), {"summary": "Index"}),
     HttpEndpoint("GET", "/", says("hidden"), {"summary": "Hidden"}),
-    HttpEndpoint(ANY, "/v1/{path:path}", says("unknown"), None, error_answer),
+    HttpEndpoint(ANY, "/v1/{path:path}", says("unknown"), None, openai_error_answer),
 ]
 
 
@@ -82,7 +82,7 @@ def test_the_description_the_list_and_the_refusals_are_those_of_the_endpoints() 
         "/": {"get": {"summary": "Index"}},
     }
     assert listed(routes_of(ENDPOINTS), "/v1/") == "POST /v1/things, GET /v1/things, GET /v1/things/{thing}"
-    assert refusals_of(ENDPOINTS) == {"/v1": error_answer, "/v1/things": error_answer}
+    assert refusals_of(ENDPOINTS) == {"/v1": openai_error_answer, "/v1/things": openai_error_answer}
 
 
 def test_the_methods_of_batch_jobs_are_refused_in_the_form_of_their_api(tmp_path: Path) -> None:

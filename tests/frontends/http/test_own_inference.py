@@ -15,8 +15,7 @@ from weir.frontends.http.application import make_app
 from weir.frontends.http.server import HttpServer
 from weir.model import Model, Tensor
 from weir.protocols.entries import ItemHead, entries_of
-from weir.protocols.exchange import Exchange
-from weir.protocols.inference import Inference, ItemsResponse
+from weir.protocols.exchange import Exchange, Inference, ItemsResponse
 from weir.protocols.settings import HttpSettings
 from weir.serving.handle import ModelHandle
 from weir.serving.service import Service

@@ -9,8 +9,8 @@ from tests.frontends.http.sockets import until
 
 from weir.protocols.account import Account
 from weir.protocols.settings import HttpSettings
+from weir.text_server.bert_as_service.frames import COMMAND, GREETING, Event, Received, frame, ready
 from weir.text_server.bert_as_service.port import Drops, Limits, Peer, Port
-from weir.text_server.bert_as_service.zmtp import COMMAND, GREETING, Event, Received, frame, ready
 
 LIMITS = Limits(1 << 20, 5, 10, 1 << 22, 10.0, 10.0)
 PING, PONG = frame(b"\x04PING\0\0", COMMAND), frame(b"\x04PONG", COMMAND)

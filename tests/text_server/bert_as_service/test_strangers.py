@@ -23,8 +23,8 @@ from weir.protocols.account import Account
 from weir.protocols.settings import HttpSettings
 from weir.text_server.bert_as_service import zeromq
 from weir.text_server.bert_as_service.client import BertTransport
+from weir.text_server.bert_as_service.frames import GREETING, LONG, MORE, Received, ZmtpParser, frame, ready
 from weir.text_server.bert_as_service.zeromq import CANCELLED_PER_TURN, MAX_TOPICS
-from weir.text_server.bert_as_service.zmtp import GREETING, LONG, MORE, Received, ZmtpParser, frame, ready
 from weir.text_server.metrics import MAX_REMEMBERED
 
 MIB = 1 << 20

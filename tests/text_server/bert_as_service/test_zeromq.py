@@ -7,9 +7,9 @@ from typing import Any, cast
 from weir.protocols.account import Account
 from weir.protocols.settings import HttpSettings
 from weir.telemetry.logs import get_logger
+from weir.text_server.bert_as_service.frames import Subscribed
 from weir.text_server.bert_as_service.port import Drops, Peer
 from weir.text_server.bert_as_service.zeromq import CANCELLED_PER_TURN, Paced, Publisher
-from weir.text_server.bert_as_service.zmtp import Subscribed
 
 
 class Reader:

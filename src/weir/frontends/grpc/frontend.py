@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weir.frontends.grpc.services import AddedCalls
-    from weir.protocols.kserve.context import KserveContext
+    from weir.protocols.kserve import KserveContext
 
 _LIBRARIES = ("grpc", "google")
 

@@ -13,7 +13,7 @@ from weir.frontends.grpc.call import IncomingCall
 from weir.frontends.grpc.frontend import GrpcSettings
 from weir.frontends.grpc.services import NO_CALLS, AddedCalls, Services
 from weir.frontends.http.server import tls_context
-from weir.protocols.kserve.context import KserveContext
+from weir.protocols.kserve import KserveContext
 from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:

@@ -28,10 +28,10 @@ from weir.errors import (
 from weir.frontends.grpc.call import Answer, Handler, IncomingCall, headers_of, in_task, parse, refuse, unary
 from weir.frontends.grpc.inference import StreamInference, UnaryInference
 from weir.profiling.machine import find_hardware
+from weir.protocols import kserve_metadata as kserve
 from weir.protocols.access import CLASS_HEADER
 from weir.protocols.exchange import once_read
-from weir.protocols.kserve import metadata as kserve
-from weir.protocols.kserve.context import KserveContext
+from weir.protocols.kserve import KserveContext
 from weir.protocols.offloading import off_loop
 from weir.wire.inference import Parameter
 from weir.wire.kserve_grpc import POOL, Method, message, methods, read_parameters

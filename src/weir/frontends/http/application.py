@@ -19,9 +19,8 @@ from weir.frontends.http.pages import Pages, RenderMetrics, exception_handlers
 from weir.frontends.websocket import WebSockets
 from weir.protocols.account import Counted
 from weir.protocols.exchange import HttpProtocol
-from weir.protocols.kserve.context import KserveContext
-from weir.protocols.kserve.protocol import KserveProtocol
-from weir.protocols.kserve.protocol import error_answer as kserve_error
+from weir.protocols.kserve import KserveContext, KserveProtocol
+from weir.protocols.kserve import error_answer as kserve_error
 from weir.protocols.native import PREFIX as NATIVE
 from weir.protocols.native import NativeProtocol
 from weir.protocols.settings import HttpSettings

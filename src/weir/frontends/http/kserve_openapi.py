@@ -14,9 +14,9 @@ from weir.frontends.http.openapi import EVENTS, Schema, example_value
 from weir.messages import JSON, OCTETS
 from weir.model import OPTIONAL, Model, Tensor, is_tensor_model
 from weir.protocols.entries import ITEM_INPUTS
-from weir.protocols.inference import inference_of
-from weir.protocols.kserve.context import KserveContext
-from weir.protocols.kserve.metadata import KserveError
+from weir.protocols.exchange import inference_of
+from weir.protocols.kserve import KserveContext
+from weir.protocols.kserve_metadata import KserveError
 from weir.wire.kserve_json import ReadOutput, ReadRequest, ReadResponse, ReadTensor
 from weir.wire.schema import REF_TEMPLATE, json_schemas
 from weir.wire.sse import CONTENT_TYPE

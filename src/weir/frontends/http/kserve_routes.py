@@ -24,10 +24,9 @@ from weir.frontends.http.endpoints import HttpEndpoint, routes_of
 from weir.frontends.http.openapi import described_errors
 from weir.messages import JSON
 from weir.profiling.machine import find_hardware
+from weir.protocols import kserve_metadata as kserve
 from weir.protocols.exchange import answered_once_read
-from weir.protocols.kserve import metadata as kserve
-from weir.protocols.kserve.context import KserveContext
-from weir.protocols.kserve.protocol import JSON_TYPE, error_answer
+from weir.protocols.kserve import JSON_TYPE, KserveContext, error_answer
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import HttpResponse, encode_safely
 from weir.protocols.shared_memory import RegionStatus

@@ -37,8 +37,8 @@ from weir.messages import JSON
 from weir.policy.residency import Presence, Residents
 from weir.protocols.account import Account
 from weir.protocols.content_negotiation import accepted_coding
-from weir.protocols.kserve.context import KserveContext
-from weir.protocols.kserve.protocol import error_answer as kserve_error
+from weir.protocols.kserve import KserveContext
+from weir.protocols.kserve import error_answer as kserve_error
 from weir.protocols.response import HttpResponse, compressed_off_loop, encode_safely, error_answer
 from weir.protocols.settings import HttpSettings
 from weir.serving.handle import ModelHealth

@@ -26,7 +26,7 @@ from weir.frontends.http.fast.shared import HttpShared, TakesOver
 from weir.frontends.websocket import WebSockets
 from weir.messages import Observer
 from weir.protocols.account import Account
-from weir.protocols.kserve.context import KserveContext
+from weir.protocols.kserve import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.wire.status import http_code
 

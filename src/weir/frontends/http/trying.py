@@ -8,7 +8,7 @@ from typing import Any
 
 from weir.messages import JSON
 from weir.model import Example, Tensor, is_tensor_model
-from weir.protocols.inference import inference_of
+from weir.protocols.exchange import inference_of
 from weir.serving.handle import ModelHandle
 from weir.wire.schema import schema_of
 from weir.wire.values import UNWRITABLE, encode

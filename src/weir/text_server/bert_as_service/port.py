@@ -15,7 +15,7 @@ from structlog.stdlib import BoundLogger
 from weir.errors import SettingsError, WeirError
 from weir.frontends.frontend import listen
 from weir.protocols.account import Account
-from weir.text_server.bert_as_service.zmtp import GREETING, Event, Received, ZmtpParser, ZmtpReply, ready
+from weir.text_server.bert_as_service.frames import GREETING, Event, Received, ZmtpParser, ZmtpReply, ready
 
 LOG_INTERVAL = 1.0  # seconds between two log lines about drops of one kind
 

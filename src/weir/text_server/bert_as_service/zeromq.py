@@ -42,11 +42,10 @@ from weir.serving.settings import LONGEST_TIMEOUT
 from weir.telemetry.logs import get_logger
 from weir.text_models.texts import Text
 from weir.text_server.bert_as_service import frames
-from weir.text_server.bert_as_service.frames import MAX_FRAMES, ZeroMqRequest
+from weir.text_server.bert_as_service.frames import MAX_FRAMES, Event, Received, Subscribed, ZeroMqRequest, pack
+from weir.text_server.bert_as_service.http import Status
 from weir.text_server.bert_as_service.port import Drops, Limits, Peer, Port
 from weir.text_server.bert_as_service.settings import ZeroMqSettings
-from weir.text_server.bert_as_service.status import Status
-from weir.text_server.bert_as_service.zmtp import Event, Received, Subscribed, pack
 from weir.text_server.exchange import EmbeddingContext, TextExchange
 from weir.text_server.texts import Encoded, TextOptions
 from weir.wire.status import http_code

@@ -12,8 +12,7 @@ from msgspec import Meta, Struct
 
 from weir.errors import InvalidRequest
 from weir.frontends.http.asgi import AsgiCall
-from weir.protocols.openai_errors import OpenAIError
-from weir.protocols.response import Headers, HttpResponse, encode_safely
+from weir.protocols.response import Headers, HttpResponse, OpenAIError, encode_safely
 from weir.text_models.texts import PlainText
 from weir.text_server.exchange import EmbeddingContext, TextExchange, check_texts, read_json
 from weir.text_server.http import Listing, TextApi, TextCall, TextPage

@@ -26,7 +26,7 @@ from weir.protocols.entries import (
     schedule_of,
     select_outputs,
 )
-from weir.protocols.inference import ItemsResponse
+from weir.protocols.exchange import ItemsResponse
 from weir.text_models.model import ITEM_RULE
 from weir.text_models.packing import packed
 from weir.text_models.texts import Text, TextItem, TextOptionFields, TextOutput
@@ -278,7 +278,7 @@ _LARGE = 5_000  # elements of tensors; more are read in a thread, as that takes 
 
 
 class TextInference:
-    """Inference with `encoder`; see protocols/inference.py. With `of_tokens` the model has a vector for each token and no other; `size_of_tokens` is the size of
+    """Inference with `encoder`; see protocols/exchange.py. With `of_tokens` the model has a vector for each token and no other; `size_of_tokens` is the size of
     those that the same pass makes."""
 
     def __init__(

@@ -23,9 +23,14 @@ from weir.errors import (
 )
 from weir.frontends.http.asgi import AsgiCall, as_response, identified
 from weir.frontends.http.endpoints import ANY, HttpEndpoint, answered, listed
-from weir.protocols import openai_errors
-from weir.protocols.openai_errors import OpenAIError, OpenAIErrorValue
-from weir.protocols.response import Headers, HttpResponse, encode_safely
+from weir.protocols.response import (
+    Headers,
+    HttpResponse,
+    OpenAIError,
+    OpenAIErrorValue,
+    encode_safely,
+    openai_error_answer,
+)
 from weir.text_models.packing import (
     PACKINGS,
     PackedVector,
@@ -67,7 +72,7 @@ def error_answer(error: BaseException, *, development: bool = False) -> HttpResp
     """Return the answer for `error` in OpenAI's form."""
     details = error.details if isinstance(error, WeirError) and isinstance(error.details, dict) else {}
     code = "context_length_exceeded" if TOO_LONG in details else None
-    return openai_errors.error_answer(error, code=code, development=development)
+    return openai_error_answer(error, code=code, development=development)
 
 
 def no_such_path(path: str, known: str) -> HttpResponse:

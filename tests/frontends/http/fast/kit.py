@@ -14,7 +14,7 @@ from weir.frontends.http.fast.native import HotNative
 from weir.frontends.http.fast.shared import HttpShared
 from weir.model import Model
 from weir.protocols.access import Access
-from weir.protocols.kserve.context import KserveContext
+from weir.protocols.kserve import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.testing import FakeBlock, FakeClock, FakeExecutor, RecordingObserver

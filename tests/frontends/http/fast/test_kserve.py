@@ -19,7 +19,7 @@ from tests.protocols.kserve.models import Vector, Where
 from weir.catalog.registry import Registry
 from weir.frontends.http.fast.kserve import KserveRequest
 from weir.messages import Dispatch
-from weir.protocols.kserve import protocol as layouts
+from weir.protocols import kserve as layouts
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.telemetry.tracing import Tracing

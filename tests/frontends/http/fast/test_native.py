@@ -10,8 +10,7 @@ from weir.frontends.http.fast.native import HttpRequest
 from weir.frontends.http.fast.plan import HeadReader, make_plan
 from weir.protocols.access import Access
 from weir.protocols.entries import Schedule, item_entry
-from weir.protocols.exchange import Exchange
-from weir.protocols.inference import QueuedRequest
+from weir.protocols.exchange import Exchange, QueuedRequest
 
 HEAD = b"POST /infer/square HTTP/1.1\r\nHost: t\r\nContent-Length: 1\r\nX-Request-Priority: 4\r\nX-Batch-Key: k\r\nAccept: application/msgpack"
 

@@ -23,10 +23,10 @@ from weir.protocols.entries import (
     response_of,
     schedule_of,
 )
-from weir.protocols.inference import inference_of
-from weir.protocols.kserve.context import KserveContext
-from weir.protocols.kserve.protocol import (
+from weir.protocols.exchange import inference_of
+from weir.protocols.kserve import (
     ZLIB,
+    KserveContext,
     KserveHead,
     KserveProtocol,
     KserveReply,
@@ -39,8 +39,7 @@ from weir.protocols.kserve.protocol import (
     reply_to,
     size_to_read,
 )
-from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, work_later
-from weir.protocols.repeats import HeadMemo
+from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, HeadMemo, work_later
 from weir.protocols.response import HttpResponse, start_headers, trace_headers
 from weir.protocols.shared_memory import Memory
 from weir.serving.delivery import discard, is_block

@@ -10,7 +10,7 @@ from weir.errors import WeirError
 from weir.frontends.http.fast.plan import HotHead, HttpHead, RoutePlan
 from weir.messages import Dispatch, Kind
 from weir.protocols.entries import QueueEntry, empty_body, item_entry, may_be_empty, output_body
-from weir.protocols.inference import inference_of
+from weir.protocols.exchange import inference_of
 from weir.protocols.native import FRONTEND, NativeProtocol, RequestHead
 from weir.protocols.offloading import LONG_BODY, work_later
 from weir.protocols.response import (

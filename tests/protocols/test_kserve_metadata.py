@@ -6,7 +6,7 @@ from examples.tensors import Affine
 
 from weir._version import __version__
 from weir.model import Model, Tensor
-from weir.protocols.kserve.metadata import EXTENSIONS, config, metadata, server_metadata
+from weir.protocols.kserve_metadata import EXTENSIONS, config, metadata, server_metadata
 from weir.serving.service import Service
 
 

@@ -1,6 +1,6 @@
 """The memory of heads."""
 
-from weir.protocols.repeats import HeadMemo
+from weir.protocols.offloading import HeadMemo
 
 
 def test_takes_in_at_the_second_offer() -> None:

@@ -1,4 +1,6 @@
-"""Inference of the Open Inference Protocol over HTTP: reads requests and writes responses.
+"""The Open Inference Protocol (KServe v2), with the extensions that Triton's clients know: what all its frontends share, and inference over HTTP.
+
+kserve_metadata.py has all documents that are not inference.
 
 Sources: the protocol's REST specification (https://github.com/kserve/open-inference-protocol, specification/protocol/inference_rest.md), and Triton's
 extensions for binary tensors, generation and shared memory (https://github.com/triton-inference-server/server, docs/protocol/extension_binary_data.md,
@@ -16,19 +18,17 @@ import numpy
 
 from weir.errors import InvalidRequest, MethodNotAllowed, Unsupported, WeirError
 from weir.messages import JSON, KSERVE, TRACE_FIELD_NAMES, carry
-from weir.protocols.account import charge_values
+from weir.protocols.access import Access, Control
+from weir.protocols.account import Account, charge_values
 from weir.protocols.content_negotiation import accepted_coding, coding_of, decompress
 from weir.protocols.entries import CLASS, CLASS_HEADER, QueueEntry, Schedule, class_offset
-from weir.protocols.exchange import EventSource, Exchange
-from weir.protocols.inference import StreamPart, inference_of
-from weir.protocols.kserve.context import KserveContext
-from weir.protocols.kserve.metadata import find
+from weir.protocols.exchange import EventSource, Exchange, StreamPart, inference_of
+from weir.protocols.kserve_metadata import EXTENSIONS, SHARED_MEMORY, find
 from weir.protocols.native import RequestOptions, check_length
-from weir.protocols.offloading import LONG_BODY, written
-from weir.protocols.repeats import HeadMemo
+from weir.protocols.offloading import LONG_BODY, HeadMemo, written
 from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value, waited_headers
-from weir.protocols.settings import HttpSettings
-from weir.protocols.shared_memory import Memory, wants_regions
+from weir.protocols.settings import HttpSettings, KserveSettings
+from weir.protocols.shared_memory import Memory, Regions, wants_regions
 from weir.serving.settings import NAME_IN_PATH
 from weir.wire import kserve_binary, kserve_json
 from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse
@@ -39,8 +39,66 @@ from weir.wire.tensors import DTYPES, Arrays, elements_bytes
 from weir.wire.values import values_bytes
 
 if TYPE_CHECKING:
+    from weir.catalog.manager import Manager
     from weir.serving.handle import ModelHandle, Models
     from weir.wire.kserve_json import BodyPeek
+
+
+class KserveContext:
+    """What a frontend of the Open Inference Protocol needs of its server.
+
+    `registry` has the models. `access` decides who may call the server and `control` who may change it. `manager` loads and unloads models; it is None if
+    the server's models cannot change.
+    """
+
+    def __init__(
+        self,
+        registry: "Models",
+        http: HttpSettings,
+        control: Control | None = None,
+        *,
+        settings: KserveSettings | None = None,
+        manager: "Manager | None" = None,
+        access: Access | None = None,
+        account: Account | None = None,
+    ) -> None:
+        self.registry = registry
+        self.http = http
+        self.control = control or Control()
+        self.access = access or Access()
+        self.settings = settings or KserveSettings()
+        self.account = account or Account(http)
+        self.regions = Regions(allowed=self.settings.allow_shared_memory, max_read=http.max_body_size)
+        self._manager = manager
+
+    @property
+    def manager(self) -> "Manager":
+        """What loads and unloads models. Raises Unsupported if the server's models cannot change."""
+        if self._manager is None:
+            raise Unsupported("this server cannot load or unload models while it runs")
+        return self._manager
+
+    @property
+    def has_manager(self) -> bool:
+        """Whether models can be loaded and unloaded."""
+        return self._manager is not None
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Why this server is not live: the reason of each model that can no longer start a worker, by label. Empty unless `liveness` is "models"."""
+        if self.http.liveness == "process":
+            return {}
+        return {service.facts.label: service.control.failed for service in self.registry.all if service.control.failed}
+
+    @property
+    def extensions(self) -> list[str]:
+        """The extensions that the server's metadata lists."""
+        offered = [each for each in EXTENSIONS if self.has_manager or not each.startswith("model_repository")]
+        return sorted([*offered, SHARED_MEMORY]) if self.regions.allowed else offered
+
+    def memory(self, peer: str | None, headers: Headers) -> Memory:
+        """Return the shared memory for one request: only a caller who may control the server can use it."""
+        return Memory(self.regions, lambda: self.control.require_http(peer, headers))
 
 
 _MAX_REPLIES = 64  # headers of responses that a Layout remembers

@@ -19,7 +19,7 @@ from weir.policy.rules import SizeOrDelay
 from weir.profiling.machine import Hardware
 from weir.protocols.access import Control
 from weir.protocols.account import charge_values
-from weir.protocols.inference import inference_of
+from weir.protocols.exchange import inference_of
 from weir.wire.kserve_json import parse
 from weir.wire.values import decode_json, json_bytes
 
