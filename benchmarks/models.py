@@ -197,7 +197,7 @@ class Encoder(weir.Model):
     def load(self) -> None:
         import torch  # only in a worker
 
-        self.torch = torch
+        self.torch, self.device = torch, self.torch_device(self.device)
         kind = torch.float16 if self.device.startswith("cuda") else torch.float32
         torch.manual_seed(0)
         layer = torch.nn.TransformerEncoderLayer(

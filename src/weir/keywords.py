@@ -85,7 +85,7 @@ class CommonKeywords(TypedDict, total=False):
     needs_memory: int | str | None
     """Memory that the model takes with all its workers, such as 2GB (default: as measured); for --model-memory"""
     needs_gpu_memory: int | str | None
-    """The same of GPU memory, which is not measured; for --model-gpu-memory"""
+    """The same of GPU memory; for --model-gpu-memory"""
     spin: float
     """Seconds that an idle worker polls before it sleeps"""
     drain_timeout: float

@@ -261,7 +261,7 @@ class WorkerSettings:
         metavar="SIZE",
     )
     needs_gpu_memory: int | str | None = setting(
-        None, "the same of GPU memory, which is not measured; for --model-gpu-memory", rule=SIZE, metavar="SIZE"
+        None, "the same of GPU memory; for --model-gpu-memory", rule=SIZE, metavar="SIZE"
     )
     spin: float = setting(
         0.0005,
