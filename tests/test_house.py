@@ -140,7 +140,7 @@ LONG_SIGNATURES = {
     "weir.commands.embed.benchmark": FLAGS,
     "weir.commands.simulate.simulate": FLAGS,
     "weir.commands.solve.solve": FLAGS,
-    "weir.frontends.dashboard.sampling.DashboardSampler.__init__": PARTS,
+    "weir.frontends.dashboard.DashboardSampler.__init__": PARTS,
     "weir.frontends.http.application.make_app": PARTS,
     "weir.frontends.http.fast.shared.HttpShared.__init__": PARTS,
     "weir.frontends.http.server.HttpServer.__init__": PARTS,

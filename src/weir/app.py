@@ -40,8 +40,7 @@ from weir.catalog.repository.folder import (
 from weir.catalog.residency import Residency, make_residency, to_start
 from weir.catalog.sources import ModelToServe, RepositorySettings, TargetRepository, all_sources
 from weir.errors import SettingsError, WeirError, brief
-from weir.frontends.dashboard.routes import make_dashboard
-from weir.frontends.dashboard.sampling import ListFronts, ListJobs, no_clients
+from weir.frontends.dashboard import ListFronts, ListJobs, make_dashboard, no_clients
 from weir.frontends.frontend import (
     Frontend,
     FrontendContext,

@@ -19,7 +19,7 @@ from weir.checking import ModelReport, check_model_runs
 from weir.config import as_size, parse_size
 from weir.errors import ModelError, SettingsError, WeirError
 from weir.frontends.frontend import Product
-from weir.frontends.http.trying import request_to_try
+from weir.frontends.http.pages import request_to_try
 from weir.policy.residency import Room, why_too_large
 from weir.serving.service import Service
 from weir.settings import Settings

@@ -472,7 +472,7 @@ def test_who_leaves_while_the_body_is_read_leaves_nothing_behind(monkeypatch: py
         return plain(*arguments)
 
     plain = entries.item_entry
-    monkeypatch.setattr("weir.frontends.http.fast.native.item_entry", held)
+    monkeypatch.setattr("weir.frontends.http.fast.inference.item_entry", held)
 
     async def body() -> None:
         executor = ArenaExecutor()

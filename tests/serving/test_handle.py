@@ -45,7 +45,7 @@ def test_the_house_of_one_model_knows_no_protocol() -> None:
 @pytest.mark.parametrize(
     ("method", "callers"),
     [
-        ("submit", ["weir.frontends.http.fast.native", "weir.fronts.texts", "weir.protocols.exchange"]),
+        ("submit", ["weir.frontends.http.fast.inference", "weir.fronts.texts", "weir.protocols.exchange"]),
         ("submit_all", ["weir.fronts.dispatcher"]),
         ("notify", ["weir.fronts.dispatcher", "weir.fronts.texts", "weir.protocols.exchange"]),
     ],

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from weir.errors import CapacityError, ModelNotFound
 from weir.frontends.http.fast.connection import Connection, LoggedConnection
-from weir.frontends.http.fast.kserve import HotKserve, KserveRequest
-from weir.frontends.http.fast.native import HotNative, HttpRequest, Step
+from weir.frontends.http.fast.inference import HotKserve, HotNative, HttpRequest, KserveRequest, Step
 from weir.frontends.http.fast.plan import HttpHead, RoutePlan
 from weir.frontends.http.fast.response_writer import LARGE
 from weir.frontends.http.fast.shared import BlockPlace

@@ -6,7 +6,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from weir.frontends.dashboard.sampling import use_of
+from weir.frontends.dashboard import use_of
 from weir.fronts.supervision import FrontView
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import weir
 from weir.catalog.registry import Registry
 from weir.errors import WeirError
-from weir.frontends.dashboard.sampling import DashboardSampler
+from weir.frontends.dashboard import DashboardSampler
 from weir.serving.service import Service
 from weir.telemetry.recorder import Metrics
 from weir.testing import FakeExecutor, FakeRequest

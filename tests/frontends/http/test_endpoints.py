@@ -1,7 +1,11 @@
-"""What follows from the declaration of an endpoint."""
+"""What follows from the declaration of an endpoint.
+
+gate.py, in front of an application that says where it was reached.
+"""
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -9,12 +13,14 @@ import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tests.frontends.http.models import Square
 
 import weir
+from weir.frontends.grpc.services import Services
 from weir.frontends.http.endpoints import (
     ANY,
+    Gate,
     HttpEndpoint,
     answered,
     described_paths,
@@ -22,7 +28,9 @@ from weir.frontends.http.endpoints import (
     refusals_of,
     routes_of,
 )
-from weir.protocols.response import openai_error_answer
+from weir.frontends.http.fast.plan import HttpHead, _may
+from weir.protocols.access import Access, AccessSettings
+from weir.protocols.response import HttpResponse, openai_error_answer
 from weir.testing import FakeExecutor
 
 
@@ -95,3 +103,116 @@ def test_the_index_has_what_can_be_changed_too() -> None:
     (answer,) = ask(weir.asgi(Square, executor=FakeExecutor(list)), ("GET", "/"))
     policy = answer.json()["pages"]["/models/{model}/policy"]
     assert policy.startswith("Explain the policy of one model") and "Solve the policy for other weights" in policy
+
+
+SENT = {"Authorization": "Bearer k3y"}
+
+
+async def reached(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": scope["path"].encode()})
+
+
+def own(error: BaseException) -> HttpResponse:
+    return HttpResponse(401, [(b"content-type", b"text/plain")], b"own: " + str(error).encode())
+
+
+GATE = Gate(reached, Access(AccessSettings(api_key="k3y")), {"/own": own}, 1.0)
+
+
+def get(path: str, headers: dict[str, str] | None = None, root: str = "") -> httpx.Response:
+    async def main() -> httpx.Response:
+        transport = httpx.ASGITransport(GATE, root_path=root)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            return await client.get(path, headers=headers)
+
+    return asyncio.run(main())
+
+
+def test_with_the_key_the_application_is_reached() -> None:
+    assert get("/any", SENT).text == "/any"
+    assert get("/any").status_code == get("/any", {"Authorization": "Bearer k3y2"}).status_code == 401
+
+
+def test_the_class_of_the_key_is_that_of_the_request_on_every_channel(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("k3y\nnightly bulk\n")
+    access = Access(AccessSettings(api_key_file=str(tmp_path / "keys")))
+    sent = [(b"authorization", b"Bearer nightly"), (b"x-weir-class", b"interactive")]
+    expected = [sent[0], (b"x-weir-class", b"bulk")]
+
+    async def by_asgi() -> Scope:
+        found: list[Scope] = []
+
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            found.append(scope)
+
+        scope = {"type": "http", "path": "/any", "root_path": "", "headers": sent}
+        await Gate(application, access, {}, 1.0)(scope, None, None)  # type: ignore[arg-type]  # it calls neither
+        return found[0]
+
+    head = HttpHead("POST", b"/any", "1.1", sent)
+    call: Any = SimpleNamespace(metadata=(("authorization", "Bearer nightly"), ("x-weir-class", "interactive")))
+    services = Services.__new__(Services)
+    services._access = access
+
+    assert asyncio.run(by_asgi())["headers"] == expected
+    assert _may(head, access)
+    assert head.headers == expected
+    assert services.admit("/any", call)
+    assert call.metadata == (("authorization", "Bearer nightly"), ("x-weir-class", "bulk"))
+
+
+@pytest.mark.parametrize("path", ["/health/live", "/v2/health/ready"])
+def test_probes_are_let_through_and_nothing_that_looks_like_them(path: str) -> None:
+    assert get(path).text == path
+    assert get("/below" + path, root="/below").status_code == 200
+    for other in (
+        path + "/",
+        path + "/x",
+        "/x" + path,
+        path.upper(),
+        path.replace("/health", "//health"),
+        "/health/deep",
+    ):
+        assert get(other).status_code == 401
+
+
+def test_a_refusal_is_written_as_the_protocol_writes_errors() -> None:
+    assert get("/own/path").text.startswith("own: this server asks for its API key")
+    assert get("/other").json()["error"]["type"] == "Unauthorized"
+    assert get("/other").headers.get_list("www-authenticate") == ["Bearer"]
+    assert get("/other", {"Accept": "text/html"}).headers.get_list("www-authenticate") == [
+        "Bearer",
+        'Basic realm="weir"',
+    ]
+
+
+@pytest.mark.parametrize(("extensions", "answer"), [
+    ({}, ["websocket.close"]),
+    ({"websocket.http.response": {}}, ["websocket.http.response.start", "websocket.http.response.body"]),
+])  # fmt: skip
+def test_a_websocket_is_not_opened(extensions: dict[str, Any], answer: list[str]) -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        raise AssertionError("nothing is read")
+
+    scope = {"type": "websocket", "path": "/v2/ws", "headers": [], "extensions": extensions}
+    asyncio.run(GATE(scope, receive, send))
+    assert [message["type"] for message in sent] == answer
+
+
+def test_what_is_no_call_is_let_through() -> None:
+    heard = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        heard.append(scope["type"])
+
+    async def nothing(*_: Any) -> Any:
+        raise AssertionError
+
+    asyncio.run(Gate(app, Access(AccessSettings(api_key="k3y")), {}, 1.0)({"type": "lifespan"}, nothing, nothing))
+    assert heard == ["lifespan"]

@@ -3,7 +3,7 @@
 frontend.py   the settings of gRPC, and the function that makes the frontend
 server.py     the frontend: address, TLS, limits, draining
 core.py       a server on grpcio's private core
-aio.py        the same server on the public grpc.aio, which is used where the private core has changed
+aio.py        the same server on the public grpc.aio, which is used where the private core has changed; and a relay to another server
 call.py       one call: bytes in, bytes out, errors as status codes
 inference.py  ModelInfer and ModelStreamInfer
 services.py   all other calls: health, metadata, repository, workers, shared memory, reflection, and calls that are refused

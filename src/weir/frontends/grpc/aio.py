@@ -1,10 +1,15 @@
-"""The gRPC server on grpc.aio, grpcio's public server. It is the fallback for a grpcio whose private core has changed.
+"""What runs on grpc.aio, grpcio's public server and client: the server for a grpcio whose private core has changed, and the Relay.
 
-Handlers, limits of messages and calls, TLS, deadlines and draining are those of core.py. There are three differences: a message is charged to the account
-after it has been received, only gRPC itself limits the responses that a client does not read, and each call takes more time.
+Handlers, limits of messages and calls, TLS, deadlines and draining of the server are those of core.py. There are three differences: a message
+is charged to the account after it has been received, only gRPC itself limits the responses that a client does not read, and each call takes
+more time.
+
+A Relay passes calls on to another server of this machine, message by message, with the address of their caller. Who listens for calls but does
+not answer all of them has one. The server behind it takes the addresses from metadata, which count only together with the secret that both know.
 """
 
 import asyncio
+import hmac
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,7 +19,7 @@ import grpc
 import grpc.aio
 
 from weir.errors import WeirError
-from weir.frontends.grpc.call import Handler, IncomingCall, Left, Trailers
+from weir.frontends.grpc.call import Handler, IncomingCall, Left, Trailers, in_task
 
 if TYPE_CHECKING:
     from weir.protocols.account import Account
@@ -176,3 +181,81 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the class t
     def service(self, details: Any) -> Any:
         """grpc.aio: return the handler of a call."""
         return self._core.handler(details.method)
+
+
+_SECRET, _PEER = "weir-relay-secret", "weir-relay-peer"
+_OWN = ("grpc-", ":")  # names that gRPC sets itself begin with these
+_OF_CHANNEL = frozenset(("user-agent", "te", "content-type"))
+_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+class Relay:
+    """Passes calls on to the server at `target`."""
+
+    def __init__(self, target: str, secret: str, *, development: bool) -> None:
+        self._target = target
+        self._secret = secret
+        self._development = development
+        self._channel: Any = None
+
+    def handler(self, path: str, *, takes_stream: bool) -> Handler:
+        """Return the handler that passes calls to `path` on."""
+
+        async def run(call: IncomingCall, body: bytes) -> None:
+            await self._pass(path, call, None if takes_stream else body)
+
+        return Handler(in_task(run, development=self._development), takes_stream)
+
+    async def stop(self) -> None:
+        """Close the connection. Idempotent."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    async def _pass(self, path: str, call: IncomingCall, body: bytes | None) -> None:
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(self._target, options=_OPTIONS)
+        onward = self._channel.stream_stream(path)(
+            timeout=call.time_remaining(), metadata=self._metadata(call), wait_for_ready=True
+        )
+        sending = asyncio.ensure_future(_send(call, onward, body))
+        try:
+            with suppress(grpc.aio.AioRpcError):  # its status follows
+                async for message in onward:
+                    await call.write(message)
+            code, text = await onward.code(), await onward.details()
+            trailers = tuple((name, value) for name, value in await onward.trailing_metadata() or ())
+            call.end(code.value[0], text or "", trailers)
+        finally:
+            sending.cancel()
+            onward.cancel()
+
+    def _metadata(self, call: IncomingCall) -> list[tuple[str, Any]]:
+        own = [(_SECRET, self._secret), (_PEER, call.peer)]
+        kept = [pair for pair in call.metadata if not pair[0].startswith(_OWN) and pair[0] not in _OF_CHANNEL]
+        return [*(pair for pair in kept if pair[0] not in (_SECRET, _PEER)), *own]
+
+
+async def _send(call: IncomingCall, onward: Any, body: bytes | None) -> None:
+    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the other end has ended the call
+        if body is not None:
+            await onward.write(body)
+        else:
+            while (message := await call.read()) is not None:
+                await onward.write(message)
+                call.release(len(message))
+        await onward.done_writing()
+
+
+def take_peer(call: IncomingCall, secret: str) -> bool:
+    """Take the address of the caller from the metadata of a call that a Relay has passed on. Return False, with nothing done, for another call."""
+    found = {name: value for name, value in call.metadata if name in (_SECRET, _PEER)}
+    if not hmac.compare_digest(str(found.get(_SECRET, "")).encode(), secret.encode()):
+        return False
+    call.forwarded = str(found.get(_PEER, ""))
+    call.metadata = tuple(pair for pair in call.metadata if pair[0] not in (_SECRET, _PEER))
+    return True

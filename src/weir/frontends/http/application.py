@@ -12,8 +12,7 @@ from weir.errors import CapacityError, ModelNotFound, WeirError
 from weir.frontends.frontend import open_protocols
 from weir.frontends.http.access_log import HttpLog, Logged
 from weir.frontends.http.asgi import AsgiInference, inner_path
-from weir.frontends.http.auth_middleware import Gate
-from weir.frontends.http.endpoints import HttpEndpoint, refusals_of, routes_of
+from weir.frontends.http.endpoints import Gate, HttpEndpoint, refusals_of, routes_of
 from weir.frontends.http.kserve_routes import PREFIX, Kserve
 from weir.frontends.http.pages import Pages, RenderMetrics, exception_handlers
 from weir.frontends.websocket import WebSockets

@@ -1,6 +1,7 @@
-"""The routes of the Open Inference Protocol that are not inference: they show the server and its models, or change them.
+"""The routes of the Open Inference Protocol that are not inference, and the protocol's OpenAPI description.
 
-The signature of a handler declares the types of its request and its response. Its endpoint is made from it.
+The routes show the server and its models, or change them. The signature of a handler declares the types of its request and its response. Its
+endpoint is made from it, and so is its description; inference is described for each model.
 """
 
 import inspect
@@ -10,7 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Struct
+import numpy
+from msgspec import Meta, Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -20,23 +22,27 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from weir import errors
 from weir.errors import MethodNotAllowed, ModelNotReady, NotFound, Unsupported
 from weir.frontends.http.asgi import AsgiCall, Endpoint, Handler, as_response, inner_path, with_names
-from weir.frontends.http.endpoints import HttpEndpoint, routes_of
-from weir.frontends.http.openapi import described_errors
-from weir.messages import JSON
+from weir.frontends.http.endpoints import HttpEndpoint, described_paths, routes_of
+from weir.frontends.http.openapi import EVENTS, Schema, described_errors, example_value
+from weir.messages import JSON, OCTETS
+from weir.model import OPTIONAL, Model, Tensor, is_tensor_model
 from weir.profiling.machine import find_hardware
 from weir.protocols import kserve_metadata as kserve
-from weir.protocols.exchange import answered_once_read
+from weir.protocols.entries import ITEM_INPUTS
+from weir.protocols.exchange import answered_once_read, inference_of
 from weir.protocols.kserve import JSON_TYPE, KserveContext, error_answer
+from weir.protocols.kserve_metadata import KserveError
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import HttpResponse, encode_safely
 from weir.protocols.shared_memory import RegionStatus
 from weir.wire.inference import Parameter
-from weir.wire.schema import REF_TEMPLATE, read_document
+from weir.wire.kserve_json import ReadOutput, ReadRequest, ReadResponse, ReadTensor
+from weir.wire.schema import REF_TEMPLATE, json_schemas, read_document
+from weir.wire.sse import CONTENT_TYPE
 from weir.wire.status import kserve_code
 
 if TYPE_CHECKING:
     from weir.serving.handle import ModelHandle
-
 
 Answer = Callable[..., Awaitable[Any]]
 
@@ -352,3 +358,149 @@ async def _router_error(context: KserveContext, request: Request, error: Excepti
         refusal = MethodNotAllowed(f"{request.method} {path}: takes {', '.join(allow)} only", details={"allow": allow})
         return as_response(error_answer(refusal))
     return as_response(error_answer(NotFound(f"{path}: unknown path")))
+
+
+class InferParameters(Struct, frozen=True):
+    """What the server reads of the parameters of a request; there may be others: texts, numbers, true and false."""
+
+    priority: Annotated[int, Meta(ge=0, description="1 is the highest; 0: not given")] = 0
+    timeout: Annotated[int, Meta(ge=0, description="microseconds; 0: not given")] = 0
+    binary_data_output: bool = False
+
+
+class GenerateBody(Struct):
+    """A request for inference that has a field for each input in addition to these."""
+
+    id: str = ""
+    parameters: InferParameters = InferParameters()
+
+
+class GenerateAnswer(Struct):
+    """The answer to such a request, with a field for each output in addition to these."""
+
+    model_name: str
+    model_version: str = ""
+
+
+_PARAMETERS = {"$ref": REF_TEMPLATE.format("InferParameters")}
+
+_OF_INFERENCE = (errors.Overloaded, errors.ModelError, errors.ModelNotReady, errors.Unsupported, errors.Forbidden)
+_BYTES = {"schema": {"description": "bytes"}}
+_HEADER_LENGTH = {
+    "name": "Inference-Header-Content-Length",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "integer"},
+    "description": "bytes of JSON before binary tensors; 0: the body is the one input, raw",
+}
+
+
+def kserve_openapi(context: KserveContext) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the OpenAPI paths of everything that `context` offers, inference once for each model, and the components that they refer to;
+    types stand in place of their schemas."""
+    _, components = json_schemas(
+        [KserveError, InferParameters, ReadRequest, ReadResponse, GenerateBody, GenerateAnswer]
+    )
+    paths: dict[str, Any] = described_paths(kserve_endpoints(context))
+    for service in context.registry.all:
+        version = f"/versions/{service.facts.version}" if service.facts.version else ""
+        for call, described in _ModelCalls(service, components).described().items():
+            paths[f"{PREFIX}/models/{service.facts.name}{version}/{call}"] = {"post": described}
+    return paths, components
+
+
+class _ModelCalls:
+    """The calls of one model: the declared bodies, narrowed to its tensors."""
+
+    def __init__(self, service: "ModelHandle", components: Mapping[str, Schema]) -> None:
+        self._service = service
+        self._components = components
+        self._inputs = inference_of(service).inputs(service)
+        self._outputs = inference_of(service).outputs(service)
+
+    def described(self) -> dict[str, dict[str, Any]]:
+        """Return the operation of each call."""
+        names = {"enum": [tensor.name for tensor in self._outputs]}
+        wanted = _list_of(self._narrowed(ReadOutput, {"name": names, "parameters": _PARAMETERS}))
+        inputs = self._tensors(self._inputs)
+        body = self._narrowed(ReadRequest, {"inputs": inputs, "outputs": wanted, "parameters": _PARAMETERS})
+        answer = self._narrowed(ReadResponse, {"outputs": self._tensors(self._outputs)})
+        needed = [tensor.name for tensor in self._inputs if not tensor.optional]
+        flat = {JSON: {"schema": self._narrowed(GenerateBody, _flat(self._inputs), needed)}}
+        flat_answer = {JSON: {"schema": self._narrowed(GenerateAnswer, _flat(self._outputs))}}
+        events = {CONTENT_TYPE: EVENTS}
+        examples = {"examples": found} if (found := _examples(self._service.facts.model)) else {}
+        tensors = {JSON: {"schema": body, **examples}, OCTETS: _BYTES}
+        return {
+            "infer": self._call("infer", "with tensors", tensors, {JSON: {"schema": answer}, OCTETS: _BYTES}),
+            "infer_stream": self._call("infer_stream", "with tensors, as a stream", tensors, events),
+            "generate": self._call("generate", "by name", flat, flat_answer),
+            "generate_stream": self._call("generate_stream", "by name, as a stream", flat, events),
+        }
+
+    def _call(self, call: str, how: str, body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+        label = self._service.facts.label
+        return {
+            "operationId": f"post_v2_models_{label.replace('/', '_')}_{call}",
+            "tags": [label],
+            "summary": f"Run {label} {how}",
+            "parameters": [_HEADER_LENGTH] if OCTETS in body else [],
+            "requestBody": {"required": True, "content": body},
+            "responses": responses_of(answer, _OF_INFERENCE),
+        }
+
+    def _narrowed(self, declared: type[Struct], properties: Schema, required: Sequence[str] = ()) -> Schema:
+        """Return the schema of a declared body with `properties` in place of its own, or added to them."""
+        whole = self._components[declared.__name__]
+        return whole | {"properties": whole["properties"] | properties, "required": [*whole["required"], *required]}
+
+    def _tensors(self, tensors: Sequence[Tensor]) -> Schema:
+        return _list_of({"oneOf": [self._tensor(tensor) for tensor in tensors]})
+
+    def _tensor(self, tensor: Tensor) -> Schema:
+        """Return the schema of a tensor. Of its shape only the length is described, for many tools cannot read a rule for each place."""
+        rank = len(tensor.shape)
+        bounds = {"minItems": rank - 1 if tensor.batch == OPTIONAL else rank, "maxItems": rank}
+        shape = _list_of({"type": "integer", "minimum": 1}) | bounds
+        fixed = {
+            "name": {"const": tensor.name},
+            "datatype": {"const": tensor.datatype},
+            "shape": shape,
+            "data": {"type": "array"},
+        }
+        return self._narrowed(ReadTensor, fixed) | _tensor_schema(tensor)
+
+
+def _list_of(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _tensor_schema(tensor: Tensor) -> Schema:
+    return {"description": f"{tensor.datatype}, shape {list(tensor.shape)}"}
+
+
+def _flat(tensors: Sequence[Tensor]) -> Schema:
+    return {tensor.name: _tensor_schema(tensor) for tensor in tensors}
+
+
+def _examples(model: type[Model]) -> dict[str, Any]:
+    """Return the model's examples, as far as JSON can hold them, as requests."""
+    items = [example_value(example)["item"] for example in model.examples]
+    if is_tensor_model(model):
+        requests = [
+            [_tensor_body(tensor, item[tensor.name]) for tensor in model.inputs if tensor.name in item]
+            for item in items
+            if isinstance(item, dict)
+        ]
+    else:
+        requests = [[_tensor_body(ITEM_INPUTS[0], [_element(model, item)])] for item in items]
+    return {str(number): {"value": {"inputs": inputs}} for number, inputs in enumerate(requests, 1)}
+
+
+def _element(model: type[Model], item: Any) -> str:
+    return item if model.plain_texts and isinstance(item, str) else msgspec.json.encode(item).decode()
+
+
+def _tensor_body(tensor: Tensor, data: list[Any]) -> dict[str, Any]:
+    shape = list(numpy.shape(numpy.array(data, object)))
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "data": data}

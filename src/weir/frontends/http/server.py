@@ -19,8 +19,7 @@ from weir.frontends.frontend import listen
 from weir.frontends.http.access_log import HttpLog
 from weir.frontends.http.fast.connection import Connection, LoggedConnection
 from weir.frontends.http.fast.handover import HandOver
-from weir.frontends.http.fast.kserve import HotKserve
-from weir.frontends.http.fast.native import HotNative
+from weir.frontends.http.fast.inference import HotKserve, HotNative
 from weir.frontends.http.fast.plan import RouteHandler
 from weir.frontends.http.fast.shared import HttpShared, TakesOver
 from weir.frontends.websocket import WebSockets

@@ -10,7 +10,7 @@ from tests.frontends.dashboard.browser.test_watched import watch_by_hand
 from tests.frontends.dashboard.kit import Scene
 
 from weir.errors import Overloaded
-from weir.frontends.dashboard.routes import pages_of
+from weir.frontends.dashboard import pages_of
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome

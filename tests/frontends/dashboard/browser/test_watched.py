@@ -10,9 +10,7 @@ from tests.frontends.dashboard.browser.site import Page, shown
 from tests.frontends.dashboard.kit import Scene, Square
 
 from weir.errors import Overloaded
-from weir.frontends.dashboard.routes import make_dashboard, pages_of
-from weir.frontends.dashboard.sampling import DashboardSampler
-from weir.frontends.dashboard.watching import Ring, Watch
+from weir.frontends.dashboard import DashboardSampler, Ring, Watch, make_dashboard, pages_of
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome

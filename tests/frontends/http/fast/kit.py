@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, cast
 from weir.catalog.registry import Registry
 from weir.frontends.http.fast.connection import Connection
 from weir.frontends.http.fast.handover import HandOver
-from weir.frontends.http.fast.kserve import HotKserve
-from weir.frontends.http.fast.native import HotNative
+from weir.frontends.http.fast.inference import HotKserve, HotNative
 from weir.frontends.http.fast.shared import HttpShared
 from weir.model import Model
 from weir.protocols.access import Access

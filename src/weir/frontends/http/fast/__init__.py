@@ -3,8 +3,7 @@
 plan.py             parses a head with llhttp, refuses ambiguous ones, and decides what answers the request: a route handler, or uvicorn
 shared.py           what all connections of a server share: receive buffer, head cache, date, byte counters, memory for large bodies
 connection.py       one connection: reads heads and bodies, with one request in flight
-native.py           a request of Weir's own protocol, whose `finish` and `fail` write the response
-kserve.py           a request of the Open Inference Protocol, in JSON or with binary tensors
+inference.py        requests of Weir's own protocol, and of the Open Inference Protocol in JSON or with binary tensors
 response_writer.py  writes responses, and stops a connection whose client does not read them
 handover.py         passes a connection on to uvicorn and the ASGI application, with the bytes read so far
 """

@@ -187,7 +187,7 @@ class HotRequest(Protocol):
 
 
 class RouteHandler(Protocol):
-    """How the fast path reads and answers the requests of one protocol; native.py and kserve.py each have one."""
+    """How the fast path reads and answers the requests of one protocol; inference.py has one for each."""
 
     @property
     def prefix(self) -> bytes | tuple[bytes, ...]:

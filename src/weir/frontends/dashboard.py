@@ -1,26 +1,43 @@
-"""Samples of a server for the dashboard: what was counted since the last sample, the state now, and what was counted since the start."""
+"""A web page that shows a running server: its samples, its routes and its files. It changes nothing.
 
+A sample has what was counted since the last one, the state now, and what was counted since the start. An open page gets the samples that it
+does not have yet. It uses only files of this server. Its Content-Security-Policy forbids everything else: files of other servers, and
+scripts inside the page.
+"""
+
+import asyncio
 import os
+import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
 
+from weir._version import __version__
 from weir.errors import WeirError
+from weir.frontends.http.application import Added
+from weir.frontends.http.asgi import as_response
+from weir.frontends.http.endpoints import HttpEndpoint, answered
 from weir.frontends.http.pages import code_of
 from weir.messages import Reason, label_of
-from weir.telemetry.recorder import Histogram, Metrics, Recorder
+from weir.protocols.response import Headers, HttpResponse, encode_safely
+from weir.telemetry.recorder import ROWS, SECONDS, Histogram, Metrics, Recorder
+from weir.workers.timer import Cancellable
 
 if TYPE_CHECKING:
     from weir.serving.handle import ModelHandle, Models
 
 
-# Counters since the start (the numbers of /metrics), and their changes.
-
-
-# By label of the model: numbers in dicts and lists. The label "" is for requests to unknown models.
+# Counters since the start (the numbers of /metrics), and their changes, by label of the model: numbers in dicts and lists.
+# The label "" is for requests to unknown models.
 Counts = dict[str, dict[str, Any]]
 CodeOf = Callable[[str, type[WeirError] | None], str]
 
@@ -275,3 +292,258 @@ def _total(
         "workers_memory_bytes": sum(use.memory_bytes for use in others),
         "workers_cpu": sum(use.cpu for use in others),
     }
+
+
+# The last samples, encoded: each is encoded once for all pages.
+
+
+KEPT = 900  # samples: fifteen minutes of one a second
+KEPT_BYTES = 16 << 20
+SENT_BYTES = 1 << 20  # in one response; the page requests the rest at once, and others are served in between
+
+
+class Ring:
+    """Keeps at most `kept` samples with at most `kept_bytes` in total, and drops the oldest first. Samples are numbered from 1."""
+
+    def __init__(self, kept: int = KEPT, kept_bytes: int = KEPT_BYTES) -> None:
+        self._kept = kept
+        self._kept_bytes = kept_bytes
+        self._samples: deque[bytes] = deque()
+        self.size_bytes = 0
+        self.last = 0  # number of the newest sample
+
+    def put(self, sample: bytes) -> None:
+        """Add the newest sample."""
+        self._samples.append(sample)
+        self.size_bytes += len(sample)
+        self.last += 1
+        while len(self._samples) > self._kept or self.size_bytes > self._kept_bytes:
+            self.size_bytes -= len(self._samples.popleft())
+
+    def since(self, number: int, size_bytes: int = SENT_BYTES) -> tuple[int, list[bytes]]:
+        """Return the number of the last returned sample, and the samples after `number` in order.
+
+        They have at most `size_bytes` in total, but there is at least one if there is any.
+        """
+        first = self.last - len(self._samples)  # the number before the oldest
+        begin = min(max(number, first), self.last)
+        taken: list[bytes] = []
+        for sample in islice(self._samples, begin - first, None):
+            size_bytes -= len(sample)
+            if taken and size_bytes < 0:
+                break
+            taken.append(sample)
+        return begin + len(taken), taken
+
+
+SECOND = 1.0  # seconds between samples while a page is open
+PATIENCE = 60.0  # seconds after the last request of a page until it counts as closed
+REST = 5.0  # seconds between samples while no page is open
+
+
+Later = Callable[[float, Callable[[], None]], Cancellable]  # calls a function after that many seconds
+
+
+class SamplingTimer:
+    """Calls `sample` with its delay in seconds: every REST seconds from `begin` on, and every second until `patience` seconds after the last `look`.
+
+    Without `begin` there is no timer while no page is open. Nothing needs to end it: a loop that closes drops its timer.
+    """
+
+    def __init__(
+        self,
+        sample: Callable[[float], None],
+        *,
+        patience: float = PATIENCE,
+        clock: Callable[[], float] = time.monotonic,
+        later: Later | None = None,
+    ) -> None:
+        self._sample = sample
+        self._patience = patience
+        self._clock = clock
+        self._later = later
+        self._looked = 0.0
+        self._due = 0.0
+        self._always = False
+        self._timer: Cancellable | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a timer."""
+        return self._timer is not None
+
+    def begin(self) -> None:
+        """Call `sample` from now on, even while no page is open. Idempotent."""
+        self._always = True
+        if self._timer is None:
+            self._looked = self._clock() - self._patience - SECOND
+            self._sample_now()
+
+    def look(self) -> None:
+        """Note that a page is open. The first time, and after a pause, call `sample` at once."""
+        before, self._looked = self._looked, self._clock()
+        if self._timer is None or self._looked - before > self._patience:
+            self.stop()
+            self._sample_now()
+
+    def _sample_now(self) -> None:
+        self._due = self._clock()
+        self._fire()
+
+    def stop(self) -> None:
+        """Stop until the next `look` or `begin`. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fire(self) -> None:
+        now = self._clock()
+        self._timer = None
+        is_watched = now - self._looked <= self._patience
+        if not is_watched and not self._always:
+            return
+        late, pause = now - self._due, SECOND if is_watched else REST
+        self._sample(late)
+        self._due = now + pause if late >= SECOND else self._due + pause  # missed calls are not made up for
+        later = self._later or asyncio.get_running_loop().call_later
+        self._timer = later(max(0.0, self._due - self._clock()), self._fire)
+
+
+class Watch:
+    """Samples a server every second while a page is open, and every few seconds otherwise, so that a new page shows the past. It keeps fifteen minutes."""
+
+    def __init__(
+        self,
+        sampler: DashboardSampler,
+        ring: Ring,
+        *,
+        counted: bool,
+        clock: Callable[[], float] = time.monotonic,
+        later: Later | None = None,
+    ) -> None:
+        self.timer = SamplingTimer(self.take, clock=clock, later=later)
+        self._sampler = sampler
+        self._ring = ring
+        self._life = secrets.token_hex(8)  # identifies this process: another one numbers its samples from the start
+        self._server = {"version": __version__, "counted": counted, "buckets": {"seconds": SECONDS, "rows": ROWS}}
+        self._present = b"null"
+
+    def take(self, late: float) -> None:
+        """Take a sample."""
+        changes, present = self._sampler.sample(late)
+        if changes is not None:
+            self._ring.put(encode_safely({"number": self._ring.last + 1, **changes}))
+        self._present = encode_safely(present)
+
+    def look(self, life: str = "", since: int = 0) -> bytes:
+        """Return a JSON document with the samples after number `since`, or with all samples if `life` does not identify this process.
+
+        In it, `last` is the `since` of the next request, and `more` says whether there are more samples already.
+        """
+        self.timer.look()
+        last, samples = self._ring.since(since if life == self._life else 0)
+        document: dict[str, Any] = {
+            "life": self._life,
+            "server": self._server,
+            "last": last,
+            "more": last < self._ring.last,
+            "now": msgspec.Raw(self._present),
+            "samples": [msgspec.Raw(sample) for sample in samples],
+        }
+        return msgspec.json.encode(document)
+
+
+_TYPES = {
+    "svg": b"image/svg+xml",
+    "html": b"text/html; charset=utf-8",
+    "css": b"text/css; charset=utf-8",
+    "js": b"text/javascript; charset=utf-8",
+}
+_POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_SECURITY: Headers = [
+    (b"content-security-policy", _POLICY),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+]
+_PAGE = "page.html"
+
+
+def _described(name: str, summary: str, content_type: str, *parameters: dict[str, Any]) -> dict[str, Any]:
+    responses = {"200": {"description": "The response", "content": {content_type: {}}}}
+    call = {"operationId": f"get_{name}", "tags": ["server"], "summary": summary, "responses": responses}
+    return call | ({"parameters": list(parameters)} if parameters else {})
+
+
+_DESCRIBED = {
+    _PAGE: _described("dashboard", "Show the dashboard", "text/html"),
+    "data": _described(
+        "dashboard_data",
+        "Return the data of the dashboard",
+        "application/json",
+        {"name": "life", "in": "query", "description": "the process asked before", "schema": {"type": "string"}},
+        {"name": "since", "in": "query", "description": "its last number", "schema": {"type": "integer", "minimum": 0}},
+    ),
+}
+
+
+def make_dashboard(
+    registry: "Models",
+    metrics: Metrics | None,
+    collectors: Sequence[Collector] = (),
+    clients: ListClients = no_clients,
+    jobs: ListJobs = lambda: None,
+    fronts: ListFronts = no_clients,
+    memory: ShowMemory = lambda: None,
+) -> Added:
+    """Return the dashboard of the services of `registry`, to be added to the HTTP frontend.
+
+    `metrics` must be one of their observers. Without it the page shows queues and workers, and a note that nothing is counted. `collectors` and `clients`
+    are those of a product; `jobs` returns the batch jobs, `fronts` the fronts, `memory` what models on demand take.
+    """
+    return pages_of(
+        Watch(
+            DashboardSampler(registry, metrics, collectors, clients, jobs, fronts, memory),
+            Ring(),
+            counted=metrics is not None,
+        )
+    )
+
+
+def pages_of(watch: Watch) -> Added:
+    """Return the endpoints of a dashboard whose data come from `watch`."""
+    found = {"data": _data(watch), **{name: _asset(name) for name in assets()}}
+    endpoints = [
+        HttpEndpoint(
+            "GET", "/dashboard" if name == _PAGE else f"/dashboard/{name}", answered(page), _DESCRIBED.get(name)
+        )
+        for name, page in found.items()
+    ]
+    return Added(endpoints, watch.timer.begin)
+
+
+def assets() -> list[str]:
+    """Return the names of the page's files."""
+    return sorted(each.name for each in (files("weir.frontends") / "assets").iterdir())
+
+
+def _asset(name: str) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        body = (files("weir.frontends") / "assets" / name).read_bytes()
+        kind = (b"content-type", _TYPES[name.rpartition(".")[2]])
+        return as_response(HttpResponse(200, [kind, (b"cache-control", b"no-cache"), *_SECURITY], body))
+
+    return endpoint
+
+
+def _data(watch: Watch) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        since = request.query_params.get("since", "")
+        number = int(since) if since.isdecimal() and len(since) < 16 else 0
+        body = watch.look(request.query_params.get("life", ""), number)
+        headers: Headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store"), *_SECURITY]
+        return as_response(HttpResponse(200, headers, body))
+
+    return endpoint

@@ -1,4 +1,7 @@
-"""Binary tensors on the fast path: not copied, and what comes again is not read again."""
+"""Binary tensors on the fast path: not copied, and what comes again is not read again.
+
+The request that the batcher knows.
+"""
 
 import asyncio
 import gzip
@@ -16,10 +19,16 @@ from tests.frontends.http.servers import Running, running
 from tests.garbage import no_cycles_of
 from tests.protocols.kserve.models import Vector, Where
 
+from weir.batching.request_state import RequestBase
 from weir.catalog.registry import Registry
-from weir.frontends.http.fast.kserve import KserveRequest
+from weir.frontends.http.fast.connection import Connection
+from weir.frontends.http.fast.inference import HttpRequest, KserveRequest
+from weir.frontends.http.fast.plan import HeadReader, make_plan
 from weir.messages import Dispatch
 from weir.protocols import kserve as layouts
+from weir.protocols.access import Access
+from weir.protocols.entries import Schedule, item_entry
+from weir.protocols.exchange import Exchange, QueuedRequest
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.telemetry.tracing import Tracing
@@ -219,3 +228,20 @@ def test_a_lane_that_drains_says_so_as_the_protocol_does() -> None:
             assert answer.status == 503 and list(json.loads(answer.body)) == ["error"]
 
     asyncio.run(main())
+
+
+HEAD = b"POST /infer/square HTTP/1.1\r\nHost: t\r\nContent-Length: 1\r\nX-Request-Priority: 4\r\nX-Batch-Key: k\r\nAccept: application/msgpack"
+
+
+def test_its_constructor_sets_what_that_of_a_queued_request_sets() -> None:
+    async def test() -> None:
+        async with site() as here:
+            plan = make_plan(HeadReader().read(HEAD), here.shared.route_handlers, here.shared.settings, Access())
+            head = plan.head
+            request = HttpRequest(Connection(here.shared), plan, b"3")
+            exchange = Exchange(here.service, frontend="http")
+            queued = QueuedRequest(item_entry(head, b"3"), exchange, Schedule(4, head.timeout), lambda request: None)
+            for name in RequestBase.__slots__:
+                assert getattr(request, name) == getattr(queued, name), name
+
+    asyncio.run(test())

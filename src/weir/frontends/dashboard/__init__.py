@@ -1,1 +1,0 @@
-"""A web page that shows a running server. It changes nothing."""

@@ -1,0 +1,434 @@
+import asyncio
+import json
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+from starlette.applications import Starlette
+from tests.frontends.dashboard.kit import Scene, Square
+
+import weir
+from weir.errors import Cancelled, ModelNotFound, Overloaded
+from weir.frontends.dashboard import (
+    REST,
+    DashboardSampler,
+    Ring,
+    SamplingTimer,
+    Watch,
+    assets,
+    change,
+    count,
+    make_dashboard,
+    use_of,
+)
+from weir.frontends.http.endpoints import routes_of
+from weir.frontends.http.pages import code_of, make_exposition
+from weir.telemetry.recorder import Metrics
+from weir.testing import FakeExecutor
+
+
+def test_a_sample_has_what_changed_since_the_one_before() -> None:
+    scene = Scene("square", "idle")
+
+    async def script() -> None:
+        await scene.infer("square", 1, 2)
+        first, present = scene.sampler.sample()
+        assert first is None
+        assert present["models"]["square"]["counts"]["rows"][-1] == 2
+        scene.now += 1.25
+        await scene.infer("square", 3, 4, 5)
+        second, present = scene.sampler.sample(late=0.25)
+        assert second is not None
+        assert (second["seconds"], second["late"], second["at"]) == (1.25, 0.25, 1_000_101.25)
+        assert set(second["models"]) == {"square"}
+        assert second["models"]["square"]["rows"][-1] == 3
+        assert second["models"]["square"]["ends"] == {"python": {"ok": 3}}
+        assert present["models"]["square"]["counts"]["rows"][-1] == 5
+        scene.now += 1
+        third, _ = scene.sampler.sample()
+        assert third is not None
+        assert third["models"] == {}
+
+    scene.play(script)
+
+
+def test_levels_workers_and_settings() -> None:
+    scene = Scene("square", max_batch_size=7)
+
+    async def script() -> None:
+        _, present = scene.sampler.sample()
+        model = present["models"]["square"]
+        assert model["ready"] is True
+        assert model["levels"]["waiting"] == 0
+        assert [(worker["index"], worker["state"]) for worker in model["workers"]] == [(0, "ready")]
+        assert model["settings"]["max_batch_size"] == 7
+
+    scene.play(script)
+    _, present = scene.sampler.sample()
+    assert present["models"]["square"]["ready"] is False
+    assert present["models"]["square"]["reason"]
+
+
+def test_without_metrics_there_are_levels_only() -> None:
+    scene = Scene("square")
+    _, present = DashboardSampler(scene.registry, None).sample()
+    assert "counts" not in present["models"]["square"]
+    assert present["models"]["square"]["levels"]["waiting"] == 0
+
+
+def test_what_models_on_demand_take_is_shown_with_how_many_there_are() -> None:
+    scene = Scene("square")
+    _, without = scene.sampler.sample()
+    assert "on_demand" not in without and without["models"]["square"]["residency"] is None
+    memory = {"memory_bytes": 3, "memory_limit": None}
+    scene.registry.on_demand = {"square": "", "unread": ""}
+    _, present = DashboardSampler(scene.registry, scene.metrics, memory=lambda: memory).sample()
+    assert present["on_demand"] == {**memory, "models": 2}
+
+
+def test_the_use_of_processes() -> None:
+    use = use_of(os.getpid())
+    assert use is not None
+    assert use.memory_bytes > 1 << 20
+    assert use.cpu > 0
+    assert use_of(1 << 30) is None
+    scene = Scene("square")
+    scene.sampler.sample()
+    changes, present = scene.sampler.sample()
+    assert changes is not None
+    assert present["machine"]["memory_bytes"] > 1 << 20
+    assert 0 <= changes["machine"]["cpu"] < present["machine"]["cpu"]
+    assert present["machine"]["workers_memory_bytes"] == 0
+
+
+def test_the_use_of_workers_on_other_machines_is_unknown() -> None:
+    scene = Scene("square")
+    (service,) = scene.registry.all
+    elsewhere = service.state(brief=True)
+    elsewhere["workers"] = [worker | {"node": "a73d8eb5"} for worker in elsewhere["workers"]]
+    with patch.object(service, "state", return_value=elsewhere):
+        scene.sampler.sample()
+        changes, present = scene.sampler.sample()
+    assert changes is not None
+    assert changes["machine"]["workers_cpu"] is None
+    assert present["machine"]["workers_memory_bytes"] is None
+    assert present["machine"]["memory_bytes"] > 1 << 20
+
+
+def test_fronts_are_shown_and_their_use_is_the_servers() -> None:
+    scene = Scene("square")
+    _, alone = scene.sampler.sample()
+    assert "fronts" not in alone
+    rows = [{"number": 0, "pid": os.getpid()}, {"number": 1, "pid": 1 << 30}]
+    _, present = DashboardSampler(scene.registry, scene.metrics, fronts=lambda: rows).sample()
+    first, ended = present["fronts"]
+    assert (first["number"], ended) == (0, rows[1])
+    assert first["memory_bytes"] > 1 << 20
+    assert present["machine"]["memory_bytes"] > 1.5 * alone["machine"]["memory_bytes"]
+
+
+def test_clients_are_those_that_products_tell_of_and_bounded() -> None:
+    scene = Scene("square")
+    clients = [{"client": f"client {number}", "requests": number} for number in range(150)]
+    _, present = DashboardSampler(scene.registry, scene.metrics, clients=lambda: clients).sample()
+    assert present["clients"] == clients[:20]
+    assert scene.sampler.sample()[1]["clients"] == []
+
+
+def test_the_counts_are_those_of_the_metrics_page() -> None:
+    scene = Scene("square", "other", max_batch_size=4)
+
+    async def script() -> None:
+        await scene.infer("square", *range(11))
+        await scene.infer("other", 1)
+
+    scene.play(script)
+    registry = make_exposition(scene.metrics, scene.registry).registry
+    counts = count(scene.metrics, code_of)
+    labels = {"model": "square"}
+    shown = counts["square"]
+    assert sum(shown["ends"]["python"].values()) == 11
+    assert shown["rows"][-1] == registry.get_sample_value("weir_batch_size_sum", labels) == 11
+    assert sum(shown["rows"][:-1]) == registry.get_sample_value("weir_batch_size_count", labels)
+    for reason, batches in shown["batches"].items():
+        assert batches == registry.get_sample_value("weir_batches_total", labels | {"reason": reason})
+    assert shown["total"][-1] == registry.get_sample_value("weir_total_time_seconds_sum", labels)
+    assert counts["other"]["rows"][-1] == 1
+
+
+def test_ends_say_code_and_error_and_strangers_names_are_no_labels() -> None:
+    metrics = Metrics()
+    metrics.refused("square", "http", Overloaded("full"))
+    metrics.refused("square", "python", Overloaded("full"))
+    metrics.refused("square", "http", Cancelled("left"))
+    metrics.refused("whatever", "http", ModelNotFound("none"))
+    metrics.transferred("square", "http", 10, 20)
+    counts = count(metrics, code_of)
+    assert counts["square"]["ends"] == {"http": {"429 Overloaded": 1, "499 Cancelled": 1}, "python": {"Overloaded": 1}}
+    assert counts["square"]["bytes"] == {"http": [10, 20]}
+    assert counts[""]["ends"] == {"http": {"404 ModelNotFound": 1}}
+    assert set(counts) == {"square", ""}
+
+
+def test_what_products_count_joins_their_models() -> None:
+    registry = CollectorRegistry()
+    tokens = Counter("weir_tokens", "", ["model", "version"], registry=registry)
+    padding = Counter("weir_padding_tokens", "", ["model"], registry=registry)
+    tokens.labels("text", "2").inc(100)
+    padding.labels("text").inc(7)
+    counts = count(Metrics(), code_of, [tokens, padding])
+    assert counts == {"text/2": {"tokens": 100}, "text": {"padding": 7}}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "changed"),
+    [
+        ({}, {"a": {"b": 2, "c": 0}}, {"a": {"b": 2}}),
+        ({"a": {"b": 2}}, {"a": {"b": 2}}, None),
+        ({"a": {"b": 2, "h": [1, 2, 3]}}, {"a": {"b": 5, "h": [1, 4, 3]}}, {"a": {"b": 3, "h": [0, 2, 0]}}),
+        ({"a": {"h": [1, 2]}}, {"a": {"h": [1, 2]}, "b": {"h": [4, 0]}}, {"b": {"h": [4, 0]}}),
+        ({"a": {}, "b": {"n": 1}}, {"a": {"n": 1}}, {"a": {"n": 1}}),
+        ({}, {}, None),
+    ],
+)
+def test_changes_leave_out_what_stood_still(before: Any, now: Any, changed: Any) -> None:
+    assert change(now, before) == changed
+
+
+class Timers:
+    """A clock with at most one timer."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.due: float | None = None
+        self._callback: Callable[[], None] | None = None
+
+    def later(self, seconds: float, callback: Callable[[], None]) -> "Timers":
+        self.due, self._callback = self.now + seconds, callback
+        return self
+
+    def cancel(self) -> None:
+        self.due = None
+
+    def fire(self, late: float = 0.0) -> None:
+        assert self.due is not None
+        assert self._callback is not None
+        self.now, self.due = self.due + late, None
+        self._callback()
+
+
+def make_timer(patience: float = 900.0) -> tuple[SamplingTimer, Timers, list[float]]:
+    delays: list[float] = []
+    timers = Timers()
+    return SamplingTimer(delays.append, patience=patience, clock=lambda: timers.now, later=timers.later), timers, delays
+
+
+def test_nothing_beats_while_nobody_looks() -> None:
+    timer, timers, delays = make_timer(patience=3.0)
+    assert (timers.due, delays, timer.running) == (None, [], False)
+    timer.look()
+    assert (timers.due, delays, timer.running) == (1.0, [0.0], True)
+    for _ in range(4):
+        timers.fire()
+    assert (timers.due, len(delays), timer.running) == (None, 4, False)
+    timer.look()
+    assert (timers.due, len(delays)) == (5.0, 5)
+    timer.stop()
+    timer.stop()
+    assert timers.due is None
+
+
+def test_a_late_beat_does_not_move_the_others_and_a_missed_one_is_not_made_up_for() -> None:
+    timer, timers, delays = make_timer()
+    timer.look()
+    timers.fire(late=0.25)
+    assert (delays[-1], timers.due) == (0.25, 2.0)
+    timers.fire(late=5.0)
+    assert (delays[-1], timers.due) == (5.0, 8.0)
+    timer.look()
+    assert (len(delays), timers.due) == (3, 8.0)
+
+
+def test_it_beats_slowly_while_nobody_looks_once_it_has_begun() -> None:
+    timer, timers, delays = make_timer(patience=2.0)
+    timer.begin()
+    timer.begin()
+    assert (delays, timers.due) == ([0.0], REST)
+    timers.fire()
+    assert (len(delays), timers.due) == (2, 2 * REST)
+    timer.look()  # at once, and every second from now on
+    assert (len(delays), timers.due) == (3, REST + 1.0)
+    for _ in range(4):
+        timers.fire()
+    assert (len(delays), timers.due) == (7, REST + 3.0 + 2 * REST)
+    timer.stop()
+    assert timers.due is None
+
+
+def test_a_beat_on_a_real_loop() -> None:
+    async def main() -> int:
+        delays: list[float] = []
+        timer = SamplingTimer(delays.append)
+        timer.look()
+        timer.stop()
+        return len(delays)
+
+    assert asyncio.run(main()) == 1
+
+
+def test_the_ring_keeps_the_newest_within_its_bounds() -> None:
+    ring = Ring(kept=3, kept_bytes=10)
+    for number in range(1, 6):
+        ring.put(b"%d" % number)
+    assert ring.since(0) == (5, [b"3", b"4", b"5"])
+    assert ring.since(4) == (5, [b"5"])
+    assert ring.since(5) == (5, [])
+    assert ring.since(99) == (5, [])
+    ring.put(b"123456789")
+    assert ring.since(0) == (6, [b"5", b"123456789"])
+    assert ring.size_bytes == 10
+    ring.put(b"far too large")
+    assert ring.since(0) == (7, [])
+    assert Ring().since(0) == (0, [])
+
+
+def test_a_long_answer_comes_in_parts() -> None:
+    ring = Ring()
+    for number in range(1, 5):
+        ring.put(b"%d" % number * 4)
+    assert ring.since(0, 8) == (2, [b"1111", b"2222"])
+    assert ring.since(2, 8) == (4, [b"3333", b"4444"])
+    assert ring.since(0, 1) == (1, [b"1111"])
+
+
+def watched(scene: Scene, ring: Ring | None = None) -> tuple[Watch, Timers]:
+    timers = Timers()
+    ring = ring or Ring()
+    return Watch(scene.sampler, ring, counted=True, clock=lambda: timers.now, later=timers.later), timers
+
+
+def test_whoever_looks_gets_what_is_new_to_him() -> None:
+    scene = Scene("square")
+    watch, timers = watched(scene)
+
+    def look(*arguments: Any) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(watch.look(*arguments))
+        return document
+
+    async def script() -> None:
+        first = look()
+        assert (first["samples"], first["last"], first["more"]) == ([], 0, False)
+        assert first["now"]["models"]["square"]["ready"] is True
+        for _ in range(3):
+            scene.now += 1
+            await scene.infer("square", 1)
+            timers.fire()
+        assert [sample["number"] for sample in look(first["life"], 1)["samples"]] == [2, 3]
+        again = look(first["life"], 3)
+        assert (again["samples"], again["last"]) == ([], 3)
+        assert again["now"]["models"]["square"]["counts"]["rows"][-1] == 3
+        stranger = look("of another process", 2)
+        assert [sample["models"]["square"]["rows"][-1] for sample in stranger["samples"]] == [1, 1, 1]
+        assert stranger["server"]["buckets"]["rows"][0] == 1
+
+    scene.play(script)
+
+
+def test_a_day_of_watching_keeps_fifteen_minutes() -> None:
+    scene = Scene("square")
+    ring = Ring()
+    watch, timers = watched(scene, ring)
+    watch.look()
+    for _ in range(2000):
+        scene.now += 1
+        timers.fire()
+        watch.timer.look()
+    _, samples = ring.since(0)
+    assert len(samples) == 900
+    first, last = json.loads(samples[0]), json.loads(samples[-1])
+    assert last["at"] - first["at"] == 899
+
+
+ABROAD = re.compile(r"""(?:src|href|url|import|from)\s*[=(]?\s*["'(]?\s*(?:https?:)?//""")
+
+
+def get(app: object, *paths: str) -> list[httpx.Response]:
+    async def call() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app)  # type: ignore[arg-type]  # any ASGI application
+        async with httpx.AsyncClient(transport=transport, base_url="http://weir") as client:
+            return [await client.get(path) for path in paths]
+
+    return asyncio.run(call())
+
+
+@pytest.fixture
+def page() -> Starlette:
+    scene = Scene("square")
+    return Starlette(routes=routes_of(make_dashboard(scene.registry, scene.metrics).endpoints))
+
+
+def test_every_part_of_the_page_is_ours_and_kept_apart_from_strangers(page: Starlette) -> None:
+    paths = [f"/dashboard/{name}" for name in assets() if name != "page.html"]
+    assert {"/dashboard/main.js", "/dashboard/style.css"} < set(paths)
+    for answer in get(page, "/dashboard", *paths):
+        assert answer.status_code == 200
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert not ABROAD.search(answer.text), answer.url
+        assert "innerHTML" not in answer.text
+
+
+def test_the_page_has_neither_script_nor_style_of_its_own(page: Starlette) -> None:
+    (answer,) = get(page, "/dashboard")
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\son\w+=|\sstyle=", answer.text)
+    loaded = set(re.findall(r'(?:src|href)="([^"]+)"', answer.text))
+    assert {"dashboard/main.js", "dashboard/style.css"} <= loaded
+    assert all(
+        part.status_code == 200 for part in get(page, *[f"/{path}" for path in loaded if path.startswith("dashboard/")])
+    )
+
+
+def test_scripts_import_only_what_is_there(page: Starlette) -> None:
+    scripts = [name for name in assets() if name.endswith(".js")]
+    for answer in get(page, *[f"/dashboard/{name}" for name in scripts]):
+        assert answer.headers["content-type"].startswith("text/javascript")
+        assert set(re.findall(r'from "\./([^"]+)"', answer.text)) <= set(scripts)
+        assert answer.text.count("\n") < 400
+
+
+@pytest.mark.parametrize("query", ["", "?since=-1", "?since=x&life=%00", "?since=99999999999999999999"])
+def test_the_data_is_json_whatever_the_query(page: Starlette, query: str) -> None:
+    (answer,) = get(page, f"/dashboard/data{query}")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.json()["samples"] == []
+
+
+def test_a_server_that_counts_nothing_says_so() -> None:
+    scene = Scene("square")
+    app = Starlette(routes=routes_of(make_dashboard(scene.registry, None).endpoints))
+    (answer,) = get(app, "/dashboard/data")
+    assert answer.json()["server"]["counted"] is False
+
+
+def test_an_application_under_another_server_has_the_page() -> None:
+    hosted = weir.asgi(Square, executor=FakeExecutor(list))
+    page, index, openapi = get(hosted, "/dashboard", "/", "/openapi.json")
+    assert page.text.startswith("<!doctype html>")
+    described = {"/dashboard", "/dashboard/data"}
+    assert described <= set(index.json()["pages"]) and described <= set(openapi.json()["paths"])
+
+
+def test_nobody_writes_to_it(page: Starlette) -> None:
+    async def post() -> int:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(page), base_url="http://weir") as client:
+            return (await client.post("/dashboard/data")).status_code
+
+    assert asyncio.run(post()) == 405
