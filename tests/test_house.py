@@ -91,11 +91,11 @@ LIMITS = {
     "simulation": (15, 3_132),
     "telemetry": (6, 1_551),
     "text_models": (28, 6_265),
-    "text_server": (32, 7_509),
+    "text_server": (31, 7_543),
     "tuning": (6, 1_161),
     "weir": (42, 4_120),
     "wire": (15, 3_010),
-    "workers": (28, 7_279),
+    "workers": (27, 7_275),
 }
 
 

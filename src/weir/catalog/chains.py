@@ -25,8 +25,7 @@ from weir.serving.calls import Call
 from weir.serving.service import Service
 from weir.workers.executor import ExecutorBase, Listener
 from weir.workers.local import LocalState
-from weir.workers.run.codecs import Reader, Writer
-from weir.workers.run.steps import model_error
+from weir.workers.run.steps import Reader, Writer, model_error
 from weir.workers.settings import ONE_WORKER
 
 PLACES = 4096  # batches in flight at a time; in practice the queues of the steps' models are the limit

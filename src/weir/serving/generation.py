@@ -33,7 +33,7 @@ from weir.workers.executor import (
     shortage,
     suspension,
 )
-from weir.workers.run.codecs import AnswerWriter
+from weir.workers.run.steps import AnswerWriter
 from weir.workers.settings import WorkerSettings
 from weir.workers.timer import sleep
 from weir.workers.turns import DeviceGroup, GroupMember

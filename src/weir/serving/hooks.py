@@ -20,8 +20,7 @@ from weir.metrics import MetricReport
 from weir.serving.delivery import discard, is_block
 from weir.wire.values import DECODE, decode
 from weir.workers.executor import Block, Executor, Listener, WorkerState, for_all_work
-from weir.workers.run.codecs import AnswerWriter
-from weir.workers.run.steps import answers_of, copies, model_error
+from weir.workers.run.steps import AnswerWriter, answers_of, copies, model_error
 
 logger = logging.getLogger("weir")
 

@@ -15,10 +15,20 @@ from weir.errors import InvalidRequest, Unsupported, brief
 from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
 from weir.text_models.packing import PACKINGS, PackedVector, Packing, packed, packing_named
 from weir.text_models.texts import PlainText, TextOptionFields
-from weir.text_server.exchange import EmbeddingContext, TextExchange, check_texts, options_of, read_json
+from weir.text_server.exchange import (
+    EmbeddingContext,
+    TextExchange,
+    check_texts,
+    check_top_n,
+    options_of,
+    ranking,
+    read_json,
+    read_pairs,
+    relevance,
+    without_nulls,
+)
 from weir.text_server.http import JsonList, Listing, TextApi, TextCall
 from weir.text_server.protocols.openai import JSON_HEADER, with_input_field
-from weir.text_server.scores import check_top_n, ranking, read_pairs, relevance, without_nulls
 from weir.text_server.texts import Encoded, TextTask
 from weir.wire.schema import read_document
 from weir.wire.status import http_code

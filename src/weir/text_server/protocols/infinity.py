@@ -14,7 +14,18 @@ from weir.errors import InvalidRequest
 from weir.frontends.http.asgi import AsgiCall
 from weir.protocols.response import Headers, HttpResponse, OpenAIError, encode_safely
 from weir.text_models.texts import PlainText
-from weir.text_server.exchange import EmbeddingContext, TextExchange, check_texts, read_json
+from weir.text_server.exchange import (
+    EmbeddingContext,
+    TextExchange,
+    check_texts,
+    check_top_n,
+    labelled,
+    ranking,
+    read_json,
+    read_pairs,
+    relevance,
+    without_nulls,
+)
 from weir.text_server.http import Listing, TextApi, TextCall, TextPage
 from weir.text_server.protocols.openai import (
     JSON_HEADER,
@@ -27,7 +38,6 @@ from weir.text_server.protocols.openai import (
     model_card,
     with_input_field,
 )
-from weir.text_server.scores import check_top_n, labelled, ranking, read_pairs, relevance, without_nulls
 from weir.text_server.texts import Encoded, Encodes, TextTask
 from weir.wire.schema import read_document
 

@@ -35,12 +35,13 @@ from weir.text_server.exchange import (
     TextExchange,
     check_client,
     check_text,
+    each_output,
     mark_headers,
     options_of,
     read_text,
+    sparse_vector,
 )
 from weir.text_server.http import TextHead
-from weir.text_server.scores import each_output, sparse_vector
 from weir.text_server.texts import NO_OPTIONS, TEXTS_FIELD, Encoded, Encodes, TextOptions
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, TensorValue
 from weir.wire.schema import read_document

@@ -43,15 +43,17 @@ from weir.text_models.packing import (
 from weir.text_models.texts import TOO_LONG, Ids, Outputs, PlainText, Text, TextOptionFields, TextOutput
 from weir.text_server.exchange import (
     EmbeddingContext,
+    SparseVector,
     TextExchange,
     check_text,
+    each_output,
     listed_name,
     options_of,
     read_json,
+    sparse_vector,
     truncated_places,
 )
 from weir.text_server.http import Listing, TextApi, TextCall, TextPage, listing
-from weir.text_server.scores import SparseVector, each_output, sparse_vector
 from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes, TextTask, Truncated
 from weir.wire.schema import any_of, wrong_field
 

@@ -34,13 +34,18 @@ from weir.text_server.exchange import (
     TextExchange,
     check_text,
     cuts_left,
+    labelled,
     listed_name,
     options_of,
+    ranking,
     read_json,
+    read_pairs,
+    relevance,
+    terms,
+    without_nulls,
 )
 from weir.text_server.http import Listing, TextApi, TextCall, TextPage, listing
 from weir.text_server.protocols.infinity import INFINITY_RERANK, InfinityRerank
-from weir.text_server.scores import labelled, ranking, read_pairs, relevance, terms, without_nulls
 from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes, TextOptions, TextTask
 from weir.wire.schema import any_of, read_document
 from weir.wire.status import http_code

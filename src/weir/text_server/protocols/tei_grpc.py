@@ -15,10 +15,19 @@ from weir.errors import InvalidRequest, TooLarge, WeirError
 from weir.frontends.grpc.call import Handler, IncomingCall, headers_of, in_task, parse, unary
 from weir.text_models.packing import unit_vectors
 from weir.text_models.texts import Text, TextOptionFields, prompt_text
-from weir.text_server.exchange import EmbeddingContext, TextExchange, check_text, options_of
+from weir.text_server.exchange import (
+    EmbeddingContext,
+    TextExchange,
+    check_text,
+    labelled,
+    options_of,
+    ranking,
+    read_pairs,
+    relevance,
+    terms,
+)
 from weir.text_server.http import TextHead
 from weir.text_server.protocols.tei import NAME, OUTPUT_OF_TASK, model_info, with_byte_offsets
-from weir.text_server.scores import labelled, ranking, read_pairs, relevance, terms
 from weir.text_server.texts import TEXTS_FIELD, Encoded, TextTask
 from weir.wire.kserve_grpc import Method, message, methods
 from weir.wire.status import http_code

@@ -13,10 +13,17 @@ from numpy.typing import NDArray
 from weir.errors import InvalidRequest, brief
 from weir.protocols.response import Headers, HttpResponse, encode_safely
 from weir.text_models.texts import PlainText, TokenDetail
-from weir.text_server.exchange import EmbeddingContext, TextExchange, check_texts, read_json
+from weir.text_server.exchange import (
+    EmbeddingContext,
+    Label,
+    TextExchange,
+    check_texts,
+    likeliest,
+    read_json,
+    without_nulls,
+)
 from weir.text_server.http import TextApi, TextCall
 from weir.text_server.protocols.tei import TeiError, TeiProtocol, compute_headers
-from weir.text_server.scores import Label, likeliest, without_nulls
 from weir.text_server.texts import Encoded, TextFacts, TextOptions, TextTask
 from weir.wire.schema import any_of, read_document
 

@@ -23,13 +23,14 @@ from weir.errors import Cancelled, ModelError, WeirError, kind_of
 from weir.messages import OBJECT, Batch, EventKind, Events, Timing
 from weir.metrics import MetricReport, ModelMetrics
 from weir.model import Example, Last, Model, is_tensor_model
-from weir.workers.run.codecs import Reader, Writer
 from weir.workers.run.steps import (
     ENDS_THE_PROCESS,
     Fatal,
     Prediction,
     PreparedBatch,
+    Reader,
     ValuesOrErrors,
+    Writer,
     copies,
     each,
     fault_of,

@@ -10,8 +10,7 @@ from weir.errors import InvalidRequest, ModelError, SettingsError, UnsupportedMe
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS
 from weir.model import Model, Tensor
 from weir.wire.tensors import to_arrays
-from weir.workers.run.codecs import Reader, Writer
-from weir.workers.run.steps import ENDS_THE_PROCESS
+from weir.workers.run.steps import ENDS_THE_PROCESS, Reader, Writer
 
 
 class Point(msgspec.Struct):
