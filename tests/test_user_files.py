@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weir.bench.targets.payloads import read_payloads
+from weir.bench.target import read_payloads
 from weir.catalog.repository.folder import read_file
 from weir.manifests.settings import read_command
 from weir.policy.cost.profile import Profile, read_profile

@@ -14,8 +14,7 @@ from tests.bench.stubs import Echo
 
 from weir.bench import LoadSettings, Report, bench, run_bench
 from weir.bench.report import Display, draw, headline, markdown, state_line, table, to_dict
-from weir.bench.rounds import Load, Round
-from weir.bench.run import Outcome, TargetTurn, make_outcome
+from weir.bench.run import Load, Outcome, Round, TargetTurn, make_outcome
 from weir.bench.target import OK, TIMEOUT, UNSENT, Batches, Ledger
 from weir.errors import SettingsError
 

@@ -4,12 +4,14 @@
     report = bench("http://localhost:8000/infer/square", rate=500, duration=30)
     print(report.outcome.p99_ms.value, report.outcome.errors)
 
-rounds.py    the instants of requests, and one round of them: an open or a closed loop
-target.py    the contract of a target, the ledger of a round, and the batches that a server counts
-targets/     servers over HTTP, gRPC and WebSocket, and models in this process
-run.py       all rounds of all targets, and the results
-report.py    the progress bar, tables, Markdown, JSON and the figure
-vectors.py   the tables for a server of text vectors
+run.py         one round of requests, an open or a closed loop; all rounds of all targets, and the results
+target.py      the contract of a target, what is sent to it, the ledger of a round, and the batches that a server counts
+connection.py  addresses, and one connection of HTTP
+http.py        any path that accepts POST, and the Open Inference Protocol over HTTP and WebSocket
+grpc.py        the same protocol over gRPC
+inprocess.py   a model in this process
+report.py      the progress bar, tables, Markdown, JSON and the figure
+vectors.py     the tables for a server of text vectors
 """
 
 import asyncio
@@ -19,13 +21,11 @@ from typing import Any
 
 import uvloop
 
+from weir.bench.http import HttpOptions, HttpTarget, KserveTarget, WebSocketTarget
+from weir.bench.inprocess import InProcessTarget
 from weir.bench.report import Display
-from weir.bench.rounds import LoadSettings
-from weir.bench.run import Lag, Outcome, Report, run_bench
-from weir.bench.target import Target
-from weir.bench.targets import make_target
-from weir.bench.targets.http import HttpOptions, HttpTarget
-from weir.bench.targets.inprocess import InProcessTarget
+from weir.bench.run import Lag, LoadSettings, Outcome, Report, run_bench
+from weir.bench.target import Target, endpoint_of
 from weir.errors import SettingsError
 from weir.model import Model
 from weir.serving.service import Service
@@ -92,3 +92,19 @@ def _target(target: Any, data: str | Sequence[Any] | None, options: HttpOptions)
         return InProcessTarget(target, data, timeout=options.timeout)
     made: Target = target
     return made
+
+
+def make_target(url: str, data: str | Sequence[Any] | None = None, options: HttpOptions | None = None) -> Target:
+    """Return the target that `url` names; for `data` see `bench`. Raises SettingsError, also for a missing library."""
+    endpoint = endpoint_of(url)
+    if endpoint.kind == "http":
+        return HttpTarget(url, data, options)
+    if endpoint.kind == "kserve":
+        return KserveTarget(url, endpoint, data, options)
+    if endpoint.kind == "ws":
+        return WebSocketTarget(url, endpoint, data, options)
+    try:
+        from weir.bench.grpc import GrpcTarget
+    except ImportError as error:
+        raise SettingsError(f"target {url!r}: needs {error.name}: pip install weir-serving[grpc]") from error
+    return GrpcTarget(url, endpoint, data, options)

@@ -80,9 +80,8 @@ def bench(
     """
     from rich.console import Console
 
-    from weir.bench import LoadSettings, run_shown
-    from weir.bench.targets import make_target
-    from weir.bench.targets.http import HttpOptions
+    from weir.bench import LoadSettings, make_target, run_shown
+    from weir.bench.http import HttpOptions
 
     load = LoadSettings(arrivals, rate, duration, concurrency, warm_up, rounds, seed, max_lag_ms)
     options = HttpOptions(_headers(header or []), timeout, max_connections, insecure, channels, rows)
@@ -111,7 +110,7 @@ def _headers(lines: Sequence[str]) -> dict[str, str]:
 def _in_process(
     targets: Sequence[str], policies: Sequence[str], settings: Sequence[str], data: str | None, timeout: float
 ) -> "list[Target]":
-    from weir.bench.targets.inprocess import InProcessTarget
+    from weir.bench.inprocess import InProcessTarget
 
     if (policies or settings) and not targets:
         raise SettingsError("--policy and --set are for models in this process: give one with --in-process")

@@ -12,13 +12,12 @@ import uvloop
 from tests.bench.stubs import GOOD, Behaviour, Stub, good, stub, unix_stub
 
 from weir.bench import HttpOptions, HttpTarget
-from weir.bench.rounds import Clock, LoadSettings, Round, make_load, run_round
-from weir.bench.run import Outcome, make_outcome
+from weir.bench.run import Clock, LoadSettings, Outcome, Round, make_load, make_outcome, run_round
 from weir.errors import SettingsError
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_by_module")
 
-TLS = Path(__file__).parents[2] / "frontends" / "http" / "tls"
+TLS = Path(__file__).parents[1] / "frontends" / "http" / "tls"
 
 
 async def put_load(

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weir.bench.targets.payloads import (
+from weir.bench.target import (
     DeclaredInput,
     TargetEndpoint,
     declared_inputs,

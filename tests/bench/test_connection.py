@@ -3,16 +3,7 @@ import gc
 
 import pytest
 
-from weir.bench.targets.connection import (
-    Address,
-    AnswerReader,
-    Garbage,
-    HttpAnswer,
-    Tasks,
-    error_of,
-    outcome_of,
-    parse_address,
-)
+from weir.bench.connection import Address, AnswerReader, Garbage, HttpAnswer, Tasks, error_of, outcome_of, parse_address
 from weir.errors import SettingsError
 
 ONE = b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n9"

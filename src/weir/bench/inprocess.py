@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from weir.bench.target import OK, TIMES, Counts, LedgerTarget
-from weir.bench.targets.payloads import decode_items, read_payloads
+from weir.bench.target import OK, TIMES, Counts, LedgerTarget, decode_items, read_payloads
 from weir.catalog.loading import make_service, new_service
 from weir.catalog.sources import ModelToServe
 from weir.catalog.targets import default_name, platform_of_target

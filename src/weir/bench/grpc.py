@@ -9,10 +9,18 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from weir.bench.target import OK, TIMEOUT, LedgerTarget
-from weir.bench.targets.connection import Tasks
-from weir.bench.targets.http import HttpOptions
-from weir.bench.targets.payloads import DeclaredInput, TargetEndpoint, declared_inputs, given_requests, made_request
+from weir.bench.connection import Tasks
+from weir.bench.http import HttpOptions
+from weir.bench.target import (
+    OK,
+    TIMEOUT,
+    DeclaredInput,
+    LedgerTarget,
+    TargetEndpoint,
+    declared_inputs,
+    given_requests,
+    made_request,
+)
 from weir.client.grpc import CHANNEL_OPTIONS
 from weir.errors import SettingsError
 from weir.wire.kserve_grpc import message, write_request

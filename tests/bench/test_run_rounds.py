@@ -9,7 +9,7 @@ import pytest
 import uvloop
 from tests.bench.stubs import FakeWaker
 
-from weir.bench.rounds import Alarm, ClosedLoop, LoadSettings, OpenLoop, make_load
+from weir.bench.run import Alarm, ClosedLoop, LoadSettings, OpenLoop, make_load
 from weir.bench.target import OK, Ledger
 from weir.errors import SettingsError
 from weir.simulation.arrivals import Poisson

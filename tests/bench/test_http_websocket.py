@@ -11,8 +11,7 @@ import uvloop
 from websockets.asyncio.server import ServerConnection, serve
 
 from weir.bench import HttpOptions, make_target
-from weir.bench.rounds import LoadSettings, make_load, run_round
-from weir.bench.run import Outcome, make_outcome
+from weir.bench.run import LoadSettings, Outcome, make_load, make_outcome, run_round
 from weir.errors import SettingsError
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_by_module")

@@ -12,12 +12,12 @@ import pytest
 from tests.served import MODELS, Served
 
 from weir.bench import HttpOptions, Report, bench, make_target
-from weir.bench.targets.grpc import GrpcTarget
+from weir.bench.grpc import GrpcTarget
 from weir.errors import SettingsError
 
 # Whether nothing is left cannot be asked here: gRPC keeps threads and descriptors for as long as a process lives.
 
-SIMPLE = Path(__file__).parents[3] / "examples" / "repository" / "simple" / "1" / "model.py"
+SIMPLE = Path(__file__).parents[2] / "examples" / "repository" / "simple" / "1" / "model.py"
 URLS = [
     "{http}/v2/models/simple/infer", "{http}/v2/models/simple/infer#binary", "{ws}/simple", "{ws}/simple#binary",
     "{grpc}/simple",
@@ -106,7 +106,7 @@ def test_grpc_takes_no_certificate_unseen() -> None:
 
 
 def test_without_its_library_the_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "weir.bench.targets.grpc", None)
+    monkeypatch.setitem(sys.modules, "weir.bench.grpc", None)
     with pytest.raises(SettingsError, match=r"pip install weir-serving\[grpc\]"):
         make_target("grpc://localhost:1/simple")
 
