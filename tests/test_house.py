@@ -81,7 +81,7 @@ LIMITS = {
     "client": (9, 1_981),
     "commands": (10, 1_873),
     "frontends": (35, 6_813),
-    "fronts": (18, 2_947),
+    "fronts": (14, 2_908),
     "jobs": (8, 1_450),
     "manifests": (4, 905),
     "policy": (26, 3_560),

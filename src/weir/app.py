@@ -189,8 +189,8 @@ class App:
     ) -> HttpServer:
         """Return the HTTP server with so many fronts."""
         from weir.fronts.front import FrontConfig
-        from weir.fronts.metrics import FrontMetrics, rows_of
         from weir.fronts.server import FrontsServer
+        from weir.fronts.supervision import FrontMetrics, rows_of
 
         settings, site = self.settings, self.site
         level = logging.getLevelNamesMapping()[settings.telemetry.log_level.upper()]

@@ -24,8 +24,7 @@ from weir import Service, WeirError
 from weir.batching.request_state import RequestBase
 from weir.catalog.registry import Registry
 from weir.fronts.dispatcher import Catalogue, ConnectedFront
-from weir.fronts.link import Link
-from weir.fronts.messages import MemoryGone, PlacedOutput, PlaceFree, reader_of_dispatcher
+from weir.fronts.messages import Link, MemoryGone, PlacedOutput, PlaceFree, reader_of_dispatcher
 from weir.fronts.passing import socket_pair
 from weir.fronts.places import MemoryReceiver, OutputReader
 from weir.fronts.remote import Requests

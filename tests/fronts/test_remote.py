@@ -9,9 +9,9 @@ from typing import Any
 import numpy
 import pytest
 
-from weir.fronts.link import Link
 from weir.fronts.messages import (
     CallerLeft,
+    Link,
     PlainOutputs,
     RequestForm,
     SentPlace,
@@ -135,7 +135,7 @@ def test_what_left_or_is_followed_by_another_message_does_not_grow() -> None:
 
 
 def test_a_message_that_grows_over_the_size_of_a_frame_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.fronts.link.FULL_FRAME", 3)
+    monkeypatch.setattr("weir.fronts.messages.FULL_FRAME", 3)
 
     def act(requests: Requests) -> None:
         for number in range(3):

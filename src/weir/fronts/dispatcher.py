@@ -12,7 +12,6 @@ import msgspec
 from weir.batching.request_state import RequestBase, begin
 from weir.errors import ModelError, Overloaded, WeirError
 from weir.frontends.http.access_log import HttpLog
-from weir.fronts.link import Link
 from weir.fronts.messages import (
     FULL_FRAME,
     AccessLine,
@@ -25,6 +24,7 @@ from weir.fronts.messages import (
     FromFront,
     FrontListens,
     GiveBack,
+    Link,
     ModelDescription,
     ModelTable,
     MustHandOver,

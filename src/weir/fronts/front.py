@@ -26,7 +26,6 @@ from weir.frontends.http.fast.plan import RouteHandler
 from weir.frontends.http.server import BACKLOG, HttpServer, Listening
 from weir.fronts.account import SharedAccount, SharedFigures
 from weir.fronts.fast import FrontConnection, FrontContext, FrontKserve, FrontNative, LoggedFrontConnection
-from weir.fronts.link import Link
 from weir.fronts.messages import (
     LONGEST_TEXT,
     AccessLine,
@@ -37,6 +36,7 @@ from weir.fronts.messages import (
     FrontListens,
     GiveBack,
     Granted,
+    Link,
     MemoryGone,
     ModelTable,
     Noted,
@@ -50,9 +50,8 @@ from weir.fronts.messages import (
     reader_of_dispatcher,
     sent_error,
 )
-from weir.fronts.passing import ConnectionSender
+from weir.fronts.passing import ConnectionSender, Relays
 from weir.fronts.places import LentPlaces, MemoryReceiver, OutputReader
-from weir.fronts.relaying import Relays
 from weir.fronts.remote import RemoteModels, Requests
 from weir.messages import Observer
 from weir.protocols.access import Access
@@ -376,9 +375,7 @@ class Front:
             elif isinstance(message, PlacedOutput):
                 self._requests.placed(message)
             elif isinstance(message, TextOutputs):
-                from weir.fronts.tokens import take_outputs
-
-                take_outputs(self._requests.open, message)
+                self._requests.texts_answered(message)
             elif isinstance(message, ModelTable):
                 self._models.replace(message)
             elif isinstance(message, Granted):

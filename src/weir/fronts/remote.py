@@ -11,16 +11,17 @@ from typing import Any
 from weir.batching.request_state import finish_each, settle
 from weir.batching.settings import BatchingSettings
 from weir.errors import Unsupported, WeirError, unknown_model
-from weir.fronts.link import Link
 from weir.fronts.messages import (
     FORMS,
     LONGEST_PAYLOAD,
     LONGEST_TEXT,
+    LONGEST_TOKENS,
     PLAIN,
     CallerLeft,
     DetailedOutput,
     FailedRequest,
     FromDispatcher,
+    Link,
     ModelDescription,
     ModelTable,
     MustHandOver,
@@ -28,9 +29,12 @@ from weir.fronts.messages import (
     PlainOutputs,
     Refused,
     RequestForm,
+    SentArray,
     SentPayload,
     SentPlace,
+    SentText,
     Submit,
+    TextOutputs,
     Transferred,
     WantCopy,
     dispatch_of,
@@ -39,7 +43,7 @@ from weir.fronts.messages import (
     sent_error,
 )
 from weir.fronts.places import LentPlace, LentPlaces, MemoryReceiver, OutputBlock, OutputReader, write_head
-from weir.messages import PACKED, Request
+from weir.messages import OBJECT, PACKED, Request
 from weir.model import Model
 from weir.protocols.exchange import ModelInference
 from weir.serving.delivery import Tracer, discard, undelivered
@@ -146,6 +150,25 @@ class Requests:
             if type(request.payload) is not bytes:
                 outputs[index] = self._read(request, outputs[index])
         finish_each(requests, outputs, PLAIN, undelivered)
+
+    def texts_answered(self, message: TextOutputs) -> None:
+        """Give texts their outputs."""
+        import numpy  # which fronts without texts do not load
+
+        def output_of(sent: bytes | list[SentArray], request: Any) -> Any:
+            if isinstance(sent, bytes):
+                return sent if request.accept != OBJECT else numpy.frombuffer(sent, numpy.float32)
+            arrays = [numpy.frombuffer(each.data, numpy.float32).reshape(each.shape) for each in sent]
+            return arrays if request.payload.outputs else arrays[0]
+
+        dispatch = dispatch_of(message.batch)
+        for number, sent in zip(message.numbers, message.outputs, strict=True):
+            request = self.open.pop(number, None)
+            if request is not None and settle(request):  # otherwise its caller has left
+                try:
+                    request.finish(output_of(sent, request), dispatch)
+                except Exception:
+                    undelivered(request)
 
     def ended(self, message: DetailedOutput | FailedRequest | MustHandOver) -> None:
         """Give one request its end."""
@@ -326,6 +349,40 @@ class RemoteHandle:
         self._transferred.clear()
 
 
+class NoControl:
+    """What a front knows of the workers of a model: nothing."""
+
+    ready_workers = 0
+
+    def best_rate(self, now: float) -> float:
+        """Return infinity: the rate is not known here."""
+        return float("inf")
+
+
+class TextHandle(RemoteHandle):
+    """A text model of the dispatcher. `virtual_time` is that of the front's encoder, in tokens."""
+
+    control: Any = NoControl()
+
+    def __init__(
+        self, state: ModelDescription, requests: Requests, places: LentPlaces, clock: "Callable[[], float]"
+    ) -> None:
+        super().__init__(state, requests, places, clock)
+        self.virtual_time: Callable[[], float] = float
+
+    def submit(self, request: Any, now: float | None = None) -> None:
+        """See ModelHandle. `limit` of the request has its timeout, and the instant from which that counts."""
+        requests, tokens = self._requests, request.payload
+        timeout, began = request.limit
+        ids, second, outputs = tokens
+        if len(ids) > LONGEST_TOKENS:
+            raise HandedOver
+        form = (self.number, timeout, request.priority, 1, OBJECT, request.accept, None, False, request.frontend)
+        ahead = max(0.0, request.tag - self.virtual_time())
+        sent = SentText(ids, int(request.cost), ahead, request.brief, second, outputs)
+        requests.send(request, form, began, sent, len(ids))
+
+
 def facts_of(state: ModelDescription) -> ModelFacts:
     """Return the facts of a model, with a stand-in for its class."""
     declared: dict[str, Any] = {
@@ -383,11 +440,7 @@ class RemoteModels:
         self.known.set()
 
     def _handle(self, state: ModelDescription) -> RemoteHandle:
-        kind = RemoteHandle
-        if state.takes_texts:
-            from weir.fronts.tokens import TextHandle  # loads numpy
-
-            kind = TextHandle
+        kind = TextHandle if state.takes_texts else RemoteHandle
         send = self._requests.link.put
         return kind(state, self._requests, LentPlaces(state.number, self._fronts, send, self._memory), self._clock)
 

@@ -18,8 +18,7 @@ from weir.frontends.http.server import BACKLOG, HttpServer, Listening, unix_sock
 from weir.fronts.account import SharedAccount, SharedFigures, table_bytes
 from weir.fronts.dispatcher import Catalogue, ConnectedFront
 from weir.fronts.front import FrontConfig
-from weir.fronts.passing import Origin
-from weir.fronts.relaying import RelayedTransport
+from weir.fronts.passing import Origin, RelayedTransport
 from weir.fronts.supervision import FrontProcesses, Fronts, FrontView
 from weir.messages import Observer
 from weir.protocols.kserve import KserveContext

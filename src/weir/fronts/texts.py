@@ -1,4 +1,4 @@
-"""The dispatcher's side of texts that fronts have tokenized (tokens.py): the model's own encoder gives each its turn among the texts of other callers."""
+"""The dispatcher's side of texts that fronts have tokenized (TextHandle in remote.py): the model's own encoder gives each its turn among the texts of other callers."""
 
 import asyncio
 from typing import TYPE_CHECKING, Any, cast

@@ -347,7 +347,7 @@ class Encoder:
         if self._leave_one(one):
             one.call.cancel(one)
 
-    # Texts that fronts have tokenized: see fronts/product.py.
+    # Texts that fronts have tokenized: see fronts.py.
 
     @property
     def virtual_time(self) -> float:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from weir.fronts.remote import HandedOver
-from weir.fronts.tokens import TextHandle
+from weir.fronts.remote import HandedOver, TextHandle
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.http import FastTextRequest, FastTexts
 from weir.text_server.metrics import TextClients, TextCounts

@@ -4,10 +4,10 @@ import asyncio
 import socket
 from typing import Any
 
-from weir.fronts.link import Link
 from weir.fronts.messages import (
     Alive,
     CallerLeft,
+    Link,
     PlainOutputs,
     Submit,
     frame_of,
