@@ -91,7 +91,7 @@ LIMITS = {
     "simulation": (15, 3_132),
     "telemetry": (6, 1_551),
     "text_models": (28, 6_265),
-    "text_server": (31, 7_543),
+    "text_server": (30, 7_543),
     "tuning": (6, 1_161),
     "weir": (42, 4_120),
     "wire": (15, 3_010),

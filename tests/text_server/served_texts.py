@@ -19,7 +19,7 @@ from weir.text_server.bert_as_service.http import Encode, Status
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.http import FastTexts, TextApi
 from weir.text_server.metrics import TextCounts
-from weir.text_server.protocols.apis import text_apis
+from weir.text_server.protocols import text_apis
 from weir.text_server.server import added_by
 from weir.text_server.texts import Encodes
 

@@ -17,7 +17,7 @@ from weir.fronts.remote import HandedOver, TextHandle
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.http import FastTextRequest, FastTexts
 from weir.text_server.metrics import TextClients, TextCounts
-from weir.text_server.protocols.apis import text_apis
+from weir.text_server.protocols import text_apis
 from weir.text_server.text_model import ServedTextModel, TextModelSpec
 
 if TYPE_CHECKING:

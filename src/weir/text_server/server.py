@@ -36,7 +36,7 @@ from weir.text_server.encoder import Encoder
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.http import FastTexts, TextApi
 from weir.text_server.metrics import PaddingMetrics, TextClients, TextCounts
-from weir.text_server.protocols.apis import text_apis
+from weir.text_server.protocols import text_apis
 from weir.text_server.protocols.kserve import TextInference
 from weir.text_server.server_settings import given_settings
 from weir.text_server.settings import CallerSettings
