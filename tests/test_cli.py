@@ -563,6 +563,19 @@ def test_a_signal_while_models_load_ends_the_start(pipes: Pipes) -> None:
         assert children and not any(child.is_running() for child in children)
 
 
+def test_no_process_warns_of_what_it_leaves_open_at_its_end(tmp_path: Path) -> None:
+    (tmp_path / "echo/1").mkdir(parents=True)
+    (tmp_path / "echo/1/model.py").write_text(
+        "import weir\n\n\nclass Echo(weir.Model):\n    def predict(self, batch):\n        return batch\n"
+    )
+    demand = ("--model-repository", tmp_path, "--model-control", "on-demand")
+    with Served(target("Square"), "--fronts", "2", *demand, env={"PYTHONWARNINGS": "always"}) as served:
+        served.until_ready()
+        assert httpx.post(f"{served.url}/infer/echo", json=3).json() == 3
+        served.signal(signal.SIGTERM)
+        assert "ResourceWarning" not in rest_of(served)[1]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP])
 def test_a_signal_finishes_what_was_accepted_and_refuses_the_rest(pipes: Pipes, number: signal.Signals) -> None:
     with Served(target("Gated"), *pipes.flags, "--max-batch-size", "1") as served:

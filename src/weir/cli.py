@@ -60,7 +60,7 @@ def main() -> None:
         code = _complain(error.format_message(), WRONG)
     except ModelError as error:
         with suppress(OSError):
-            typer.echo(error.remote_traceback, err=True)
+            typer.echo(error.remote_traceback, err=True, nl=bool(error.remote_traceback))
         code = _complain(printable(error.message), FAILED)  # what the model raised may have several lines
     except (WeirError, OSError) as error:
         code = _complain(str(error), FAILED)

@@ -174,7 +174,7 @@ def test_what_cannot_be_put_into_the_line_fails_and_holds_up_nobody() -> None:
 
 def test_before_the_start_and_after_the_end_calls_are_refused() -> None:
     service = blocking()
-    with pytest.raises(ModelNotReady, match="not started"):
+    with pytest.raises(ModelNotReady, match="not started; start it with `with service`"):
         service.infer(3)
     service.stop()
     for _ in range(2):

@@ -210,8 +210,9 @@ def test_calls_outside_of_the_loop_or_before_the_start_say_what_is_wrong() -> No
     from tests.serving.kit import Square
 
     service = Service(Square, executor=FakeExecutor())
-    with pytest.raises(RuntimeError, match="no running event loop"):
-        service.infer(3)
+    for call in (lambda: service.infer(3), lambda: service.start().send(None)):
+        with pytest.raises(RuntimeError, match=r"'square': no event loop of asyncio runs here; .* BlockingService"):
+            call()
 
     async def main() -> None:
         with pytest.raises(ModelNotReady, match="'square' is not ready: not started"):

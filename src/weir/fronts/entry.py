@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weir.wire.frames import FrameParser, Start
-from weir.workers.process.channel import ChildChannel
+from weir.workers.process.channel import ChildChannel, ServerSocket
 from weir.workers.process.entry import prepare
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
     from weir.fronts import front
     from weir.workers.process.program import READY, obey
 
-    server = socket.socket(fileno=int(descriptor))
+    server = ServerSocket(fileno=int(descriptor))
     os.set_inheritable(server.fileno(), False)
     start = ChildChannel(server, FrameParser(), None).receive()
     if not isinstance(start, Start):

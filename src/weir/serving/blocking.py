@@ -18,6 +18,7 @@ from weir.batching.request_state import settle
 from weir.errors import Conflict, ModelError, ModelNotReady, for_caller
 from weir.model import Model
 from weir.serving.calls import StreamedCall, StreamWindow, ThreadCall, fail_all, preprocessing, stream_blocking
+from weir.serving.driver import NOT_STARTED
 from weir.serving.handle import ModelHealth
 from weir.serving.service import Service
 from weir.workers.settings import Ray
@@ -511,7 +512,9 @@ class BlockingService:
     def _running(self) -> Background:
         background = self._lifecycle.running
         if background is None:
-            raise ModelNotReady(f"model {self.service.name!r} is not ready: {self.not_ready_reason}")
+            reason = self.not_ready_reason
+            hint = "; start it with `with service`, or call start()" if reason == NOT_STARTED else ""
+            raise ModelNotReady(f"model {self.service.name!r} is not ready: {reason}{hint}")
         return background
 
 

@@ -163,7 +163,7 @@ class Service:
 
     def open(self) -> None:
         """Take the running event loop for that of its callers, before the start."""
-        self._loop = asyncio.get_running_loop()
+        self._loop = self._here()
         self._thread = get_ident()
 
     async def stop(self, drain_timeout: float | None = None) -> None:
@@ -584,10 +584,18 @@ class Service:
         return call
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
-        loop = asyncio.get_running_loop()
+        loop = self._here()
         if loop is not self._loop and self._loop is not None:
             raise RuntimeError(f"service {self.name!r} runs in another event loop; threads share a BlockingService")
         return loop
+
+    def _here(self) -> asyncio.AbstractEventLoop:
+        try:
+            return asyncio.get_running_loop()
+        except RuntimeError:
+            raise RuntimeError(
+                f"service {self.name!r}: no event loop of asyncio runs here; without one, use a BlockingService"
+            ) from None
 
     def enter(self, call: Call | ThreadCall | StreamedCall, backpressure: bool | None) -> None:
         """Put a call into the queue, or let it wait for room. A refused call fails with the reason; nothing is raised."""

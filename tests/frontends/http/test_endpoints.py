@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -84,9 +85,10 @@ def test_a_method_that_a_path_has_not_is_refused_as_its_api_writes_errors() -> N
 
 
 def test_the_description_the_list_and_the_refusals_are_those_of_the_endpoints() -> None:
+    thing = {"name": "thing", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     assert described_paths(ENDPOINTS) == {
         "/v1/things": {"post": {"summary": "Make"}, "get": {"summary": "List"}},
-        "/v1/things/{thing}": {"get": {"summary": "Show"}},
+        "/v1/things/{thing}": {"get": {"summary": "Show", "parameters": [thing]}},
         "/": {"get": {"summary": "Index"}},
     }
     assert listed(routes_of(ENDPOINTS), "/v1/") == "POST /v1/things, GET /v1/things, GET /v1/things/{thing}"
@@ -97,6 +99,12 @@ def test_the_methods_of_batch_jobs_are_refused_in_the_form_of_their_api(tmp_path
     app = weir.asgi(Square, executor=FakeExecutor(list), batch_dir=str(tmp_path))
     for answer in ask(app, ("DELETE", "/v1/batches"), ("PUT", "/v1/files/file-1")):
         assert (answer.status_code, answer.json()["error"]["code"]) == (405, "method_not_allowed")
+
+
+def test_all_that_a_server_of_batch_jobs_describes_is_valid(tmp_path: Path) -> None:
+    (answer,) = ask(weir.asgi(Square, executor=FakeExecutor(list), batch_dir=str(tmp_path)), ("GET", "/openapi.json"))
+    assert "/v1/batches/{batch}/cancel" in answer.json()["paths"]
+    OpenAPIV31SpecValidator(answer.json()).validate()
 
 
 def test_the_index_has_what_can_be_changed_too() -> None:

@@ -9,11 +9,13 @@ import httpx
 import pydantic
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
+from starlette.applications import Starlette
 from tests.frontends.http.models import Add, Blob, Count, Echo, Length, Moody, Reader, Shout, Square, Upper, Words
 from tests.streaming_models import Prefixes as Stories
 
 from weir.catalog.registry import Registry
 from weir.frontends.http.application import make_app
+from weir.frontends.http.endpoints import HttpEndpoint, described_paths
 from weir.frontends.http.openapi import ModelList, described_page, openapi
 from weir.protocols.response import HttpResponse
 from weir.protocols.settings import HttpSettings
@@ -30,9 +32,10 @@ async def page() -> Annotated[HttpResponse, ModelList]:
 
 def described(*models: Any, routes: dict[str, str] | None = None) -> dict[str, Any]:
     registry = Registry([Service(model, executor=FakeExecutor()) for model in models], routes)
-    document = openapi(
-        registry, {path: {"get": described_page("GET", path, page)} for path in ("/", "/models/{model}")}
-    )
+    pages = [
+        HttpEndpoint("GET", path, Starlette(), described_page("GET", path, page)) for path in ("/", "/models/{model}")
+    ]
+    document = openapi(registry, described_paths(pages))
     decoded: dict[str, Any] = json.loads(json.dumps(document))
     return decoded
 

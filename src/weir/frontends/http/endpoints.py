@@ -93,12 +93,19 @@ def routes_of(endpoints: Sequence[HttpEndpoint]) -> list[Route]:
 
 
 def described_paths(endpoints: Sequence[HttpEndpoint]) -> dict[str, dict[str, Any]]:
-    """Return the operations of the `endpoints` by path and method, as OpenAPI has them. Of two with the same method and path the first one counts."""
+    """Return the operations of the `endpoints` by path and method, as OpenAPI has them, each with the parameters of its path. Of two with the same method
+    and path the first one counts."""
     paths: dict[str, dict[str, Any]] = {}
     for each in endpoints:
         if each.described is not None:
-            paths.setdefault(each.shown_path, {}).setdefault(each.method.lower(), each.described)
+            names = [_in_path(name) for name in re.findall(r"{(\w+)}", each.shown_path)]
+            named = {"parameters": [*names, *each.described.get("parameters", ())]} if names else {}
+            paths.setdefault(each.shown_path, {}).setdefault(each.method.lower(), {**each.described, **named})
     return paths
+
+
+def _in_path(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
 
 def refusals_of(endpoints: Sequence[HttpEndpoint]) -> dict[str, Refuse]:

@@ -5,7 +5,6 @@ endpoint is made from it, and so is its description; inference is described for 
 """
 
 import inspect
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_origin, get_type_hints
@@ -63,7 +62,6 @@ _OF_CONTROL = (
     errors.Conflict,
 )
 _OF_HEALTH = (errors.ModelNotReady,)
-_NAME = re.compile(r"\{(\w+)\}")
 
 
 class Changes:
@@ -226,7 +224,6 @@ def _described(method: str, path: str, answer: Answer, hints: Mapping[str, Any],
         "operationId": f"{method}_{path}".lower().replace("/", "_").replace("{", "").replace("}", ""),
         "tags": ["Open Inference Protocol"],
         "summary": (inspect.getdoc(answer) or "").partition("\n")[0].rstrip("."),
-        "parameters": [_in_path(name) for name in _NAME.findall(path)],
         "responses": responses_of({"text/plain" if writes is str else JSON: {"schema": writes}}, possible),
     }
     if body is not None:
@@ -237,10 +234,6 @@ def _described(method: str, path: str, answer: Answer, hints: Mapping[str, Any],
 def _has_required(declared: Any) -> bool:
     """Return whether a body of the type `declared` cannot be left out."""
     return isinstance(declared, type(Struct)) and any(field.required for field in msgspec.structs.fields(declared))
-
-
-def _in_path(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
 
 def responses_of(content: Mapping[str, Any], possible: Sequence[type[errors.WeirError]]) -> dict[str, Any]:

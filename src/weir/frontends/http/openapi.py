@@ -143,8 +143,6 @@ _HEADERS = {
 }
 _OF_INFERENCE = ("X-Request-Timeout", "X-Request-Priority", "X-Weir-Class", "X-Batch-Key", "X-Explain", "X-Request-Id")
 
-_MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
-
 
 class ErrorBody(Struct):
     """The document of an error."""
@@ -570,7 +568,6 @@ def operation(
         "operationId": f"{method}_{name}",
         "tags": [tag],
         "summary": summary,
-        "parameters": [_MODEL] if "{model}" in path else [],
         "responses": {
             "200": {"description": "The response", "content": content},
             "default": {"description": "What is wrong", "content": {JSON: {"schema": error}}},

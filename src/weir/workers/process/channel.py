@@ -184,6 +184,13 @@ _WEIGHT = 0.25
 _LONGEST = 2.0
 
 
+class ServerSocket(socket.socket):
+    """A child's end of the connection to its server. It stays open until the process ends, which the server takes its closing for."""
+
+    def __del__(self) -> None:
+        self.detach()
+
+
 class ChildChannel:
     """Receives the frames that the worker has to act on, in order.
 

@@ -26,7 +26,7 @@ from weir.messages import Batch, Events
 from weir.model import Model
 from weir.wire.frames import FrameParser, Ready, Start, StartFailed, Stop, Turn, encode_control
 from weir.workers.arena import Arena, Mapping, PayloadFetch, ResultPlaces
-from weir.workers.process.channel import RECEIVE_BYTES, ChildChannel
+from weir.workers.process.channel import RECEIVE_BYTES, ChildChannel, ServerSocket
 from weir.workers.process.entry import become_idle, prepare
 from weir.workers.run.runner import HostedModels, HostedRunner, RunnableModel, Runner, load_shared
 from weir.workers.run.steps import PreparedBatch, model_error
@@ -100,7 +100,7 @@ def open_channel(
     if result_fd >= 0:
         os.set_inheritable(result_fd, False)
         places = ResultPlaces(Arena(result_fd, result_bytes))
-    return kind(socket.socket(fileno=end), FrameParser(fetch), places), places, fetch
+    return kind(ServerSocket(fileno=end), FrameParser(fetch), places), places, fetch
 
 
 AnyRunner = Runner | HostedRunner
@@ -316,7 +316,7 @@ def run_template(descriptor: int, *, loaded: Callable[[], None]) -> int:
 
     `descriptor` is this process's end of a socket. `loaded` is called when all is loaded.
     """
-    server = socket.socket(fileno=descriptor)
+    server = ServerSocket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
     start = ChildChannel(server, FrameParser(), None).receive()
     if not isinstance(start, Start):
