@@ -17,10 +17,9 @@ from weir.text_server.bert_as_service import frames as zeromq_frames
 from weir.text_server.bert_as_service.frames import GREETING, Received, ZmtpParser
 from weir.wire import kserve_binary, kserve_grpc, kserve_json
 from weir.wire import websocket as messages
-from weir.wire.frames import FrameError
+from weir.wire.frames import FrameError, LockstepParser, decode_reply, make_ids
 from weir.wire.inference import InferenceRequest, bind
 from weir.wire.kserve_json import BodyPeek, read_generate
-from weir.wire.lockstep import LockstepParser, decode_reply, make_ids
 from weir.wire.tensors import Arrays, pack_elements, unpack_elements
 from weir.workers.remote import LockstepBatch
 from weir.workers.run.tensors import BodyReader, Listed

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Self
 
-from weir.wire.lockstep import ASK, decode_jobs, encode_reply
+from weir.wire.frames import ASK, decode_jobs, encode_reply
 from weir.workers.settings import parse_address
 
 

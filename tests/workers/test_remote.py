@@ -28,7 +28,7 @@ from weir.errors import (
 )
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Batch, EventKind
 from weir.model import External, Model, Tensor
-from weir.wire.lockstep import ASK, LockstepReply
+from weir.wire.frames import ASK, LockstepReply
 from weir.wire.values import encode
 from weir.workers import remote
 from weir.workers.remote import ExternalExecutor, LockstepBatch

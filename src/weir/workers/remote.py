@@ -1,4 +1,4 @@
-"""Workers outside of the server, in any language: both sides of the lock-step protocol (wire/lockstep.py).
+"""Workers outside of the server, in any language: both sides of the lock-step protocol (see wire/frames.py).
 
 `ExternalExecutor` listens on a socket, and has one `RemoteWorker` per connection. `Attachment` runs a model of ours as such a worker: it attaches
 to a server elsewhere, and attaches again when the connection is lost.
@@ -33,10 +33,10 @@ from weir.errors import (
 )
 from weir.messages import JSON, LENT, MSGPACK, OBJECT, OCTETS, Batch, Events, Timing
 from weir.model import Model, is_tensor_model
-from weir.wire.frames import FrameError
-from weir.wire.lockstep import (
+from weir.wire.frames import (
     ASK,
     MAX_BODY_BYTES,
+    FrameError,
     LockstepParser,
     LockstepReply,
     decode_jobs,

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.wire.frames import FrameError
-from weir.wire.lockstep import (
+from weir.wire.frames import (
     ASK,
     ERROR_IDS,
+    FrameError,
     LockstepParser,
     decode_jobs,
     decode_reply,
