@@ -4,7 +4,7 @@ The first frame of an answer is its topic. The answer goes to every peer that ha
 if no peer has subscribed yet. Here the answer is kept for a limited time, until a peer subscribes to exactly its topic, as the client that sent the
 request does. A peer that subscribes to a beginning of the topic, such as all topics, also gets the answer, but that does not end its keeping.
 
-This module uses ZMTP directly (zmtp.py) instead of libzmq, which cannot limit the memory that a peer takes: an endless message, or endless
+This module uses ZMTP directly (frames.py) instead of libzmq, which cannot limit the memory that a peer takes: an endless message, or endless
 subscriptions, would grow without bound.
 """
 
