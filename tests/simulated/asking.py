@@ -21,6 +21,7 @@ MODEL_FAULTS = {
     "many": "ModelError",
 }
 WRONG = (*RAISED, *OTHERS, "malformed", "unknown", "shape", "timeout", "late")  # what is not answered, and why
+RANKS = ("X-Weir-Class: bulk", "X-Request-Priority: 3", "X-Request-Priority: -1", "X-Batch-Key: a", "X-Batch-Key: b")
 ERROR_HEADER = "weir-error"
 NAMED = b"/v2"  # the beginning of KServe's paths: whose errors have KServe's form
 BINARY_HEADER = "inference-header-content-length"
@@ -81,6 +82,7 @@ class Mix(NamedTuple):
     short: float = 0.1  # have a deadline of their own
     chunked: float = 0.05  # of items
     filled: float = 0.05  # of items, to a long body
+    ranked: float = 0.1  # have a class, a priority or a key
     wrong: tuple[str, ...] = WRONG
 
 
@@ -89,7 +91,7 @@ def draw_mix(draw: random.Random) -> Mix:
     wrong = tuple(do for do in WRONG if draw.random() < 0.3) or (draw.choice(WRONG),)
     return Mix(
         draw.choice((0.0, 0.4, 0.8)), draw.choice((0.0, 0.1, 0.6)), draw.choice((0.0, 0.1, 0.6)), draw.choice((0.0, 0.05, 0.6)),
-        draw.choice((0.0, 0.05, 0.4)), wrong,
+        draw.choice((0.0, 0.05, 0.4)), draw.choice((0.0, 0.1, 0.6)), wrong,
     )  # fmt: skip
 
 
@@ -106,7 +108,7 @@ def draw_ask(
     if do == "late" or draw.random() < mix.short:
         limit = draw.choice((0.001, 0.02, 0.1, 0.5))
     if not long and draw.random() < mix.tensors:
-        return _tensor_ask(draw, n, do, limit, timeout)
+        return _tensor_ask(draw, n, do, limit, timeout, mix)
     if not (small or long) and draw.random() < mix.lists:
         return _list_ask(draw, n, limit, timeout, faults, mix)
     return _item_ask(draw, n, do, limit, timeout, small=small, long=long, mix=mix)
@@ -121,8 +123,14 @@ def _list_ask(draw: random.Random, n: int, limit: float, timeout: float, faults:
         items.append(Ask(n + place, b"", False, 1, limit, _wanted(do)))
         items[-1].do = do
     body = json.dumps([{"n": item.n, "do": item.do} for item in items]).encode()
-    headers: tuple[str, ...] = () if limit == timeout else (f"X-Request-Timeout: {limit}",)
+    headers = _headers(draw, limit, timeout, mix)
     return Ask(n, _http("/infer/items/batch", body, headers), False, len(items), limit, "", items=items)
+
+
+def _headers(draw: random.Random, limit: float, timeout: float, mix: Mix) -> tuple[str, ...]:
+    """Return what a request states besides its body."""
+    headers: tuple[str, ...] = () if limit == timeout else (f"X-Request-Timeout: {limit}",)
+    return (*headers, draw.choice(RANKS)) if draw.random() < mix.ranked else headers
 
 
 def _wanted(do: str) -> str:
@@ -149,7 +157,7 @@ def _item_ask(
     elif do in STATUS and draw.random() < 0.5:
         what = f"pre:{do}"
     body = json.dumps({"n": n, "do": what, "size": size} | ({"fill": "y" * fill} if fill else {})).encode()
-    headers: tuple[str, ...] = () if limit == timeout else (f"X-Request-Timeout: {limit}",)
+    headers = _headers(draw, limit, timeout, mix)
     if do in ("malformed", "shape"):
         body, wanted = b'{"n": ' + body[:-1], "InvalidRequest"
     elif do == "timeout":
@@ -159,7 +167,7 @@ def _item_ask(
     return Ask(n, _http(path, body, headers), False, 1, limit, wanted, size)
 
 
-def _tensor_ask(draw: random.Random, n: int, do: str, limit: float, timeout: float) -> Ask:
+def _tensor_ask(draw: random.Random, n: int, do: str, limit: float, timeout: float, mix: Mix) -> Ask:
     rows = draw.choice((1, 1, 1, 2, 3, 30))
     path, wanted, code = "/v2/models/tensors/infer", MODEL_FAULTS.get(do, do), CODE_OF.get(do, 0)
     if do in ("ok", "late", "returns", "unwritable", "few", "many"):
@@ -183,8 +191,11 @@ def _tensor_ask(draw: random.Random, n: int, do: str, limit: float, timeout: flo
         tensor["data"] = data
     if draw.random() < 0.2:
         document["outputs"] = [{"name": "y", "parameters": {"binary_data": True}}]
-    if limit != timeout:
-        document["parameters"] = {"timeout": round(limit * 1e6)}
+    parameters: dict[str, Any] = {} if limit == timeout else {"timeout": round(limit * 1e6)}
+    if draw.random() < mix.ranked:
+        parameters |= draw.choice(({"class": "bulk"}, {"priority": 1}, {"priority": 7}))
+    if parameters:
+        document["parameters"] = parameters
     if do == "timeout":
         document["parameters"], wanted = {"timeout": "soon"}, "InvalidRequest"
     body = json.dumps(document).encode()

@@ -138,28 +138,61 @@ MUTANTS = {
     "requests-of-a-dead-front-stay": Mutant(
         "weir.fronts.dispatcher", "        for request in requests.values():\n            request.handle.cancel(request)\n", ""
     ),
+    "refusal-kept-from-a-front": Mutant(
+        "weir.fronts.dispatcher", "            handle.notify(form.frontend, error)\n            self.fail(request.number, error)\n", "            handle.notify(form.frontend, error)\n"
+    ),
+    "withdrawn-in-the-table-only": Mutant(
+        "weir.fronts.dispatcher", "        if request is not None:\n            request.handle.cancel(request)\n\n    def _count", "\n    def _count"
+    ),
+    "answers-of-a-turn-kept": Mutant("weir.fronts.dispatcher", "        self._loop.call_soon(self.turn_ends)\n", ""),
+    "handed-back-nowhere": Mutant("weir.fronts.dispatcher", "            self._link.put(MustHandOver(number))\n", "            pass\n"),
+    "unread-of-a-dead-front-kept": Mutant("weir.fronts.dispatcher", "        self._link.close()\n        self._claim.close()\n", "        self._link.close()\n"),
+    "silent-front-stays": Mutant("weir.fronts.supervision", "if running.front.silent > _PATIENCE:", "if False:"),
+    "wake-up-lost-of-a-worker": Mutant(
+        "weir.serving.driver", "        self.batcher.worker_ready(worker, places, now, bulk=bulk)\n        self._poll(Wakeup.WORKER, now)\n", "        self.batcher.worker_ready(worker, places, now, bulk=bulk)\n"
+    ),
+    "wake-up-lost-of-a-place": Mutant(
+        "weir.batching.batcher", "            self._freed = True\n            self._learn(dispatch, now)", "            self._learn(dispatch, now)"
+    ),
+    "removed-worker-served": Mutant("weir.serving.driver", "            self.worker_lost(worker, \"\")\n", ""),
+    "crash-tried-for-ever": Mutant("weir.batching.retry", "if dispatch.batch_id in self._last_tries:", "if False:"),
+    "expired-runs-again": Mutant(
+        "weir.batching.batcher", "            self._settle_late(work.suspects.passed(now), now)\n        while", "            pass\n        while"
+    ),
+    "reload-does-not-wait": Mutant("weir.serving.service", "        await self.generation.stop(drain_timeout)\n        if self", "        await self.generation.stop(0.0)\n        if self"),
+    "drain-forgets-former-generations": Mutant("weir.serving.service", "for each in (*self._former, self.generation) for driver", "for each in (self.generation,) for driver"),
+    "former-generation-kept": Mutant("weir.serving.service", "            self._all.remove(self.generation)", "            pass"),
+    "slow-stream-loses-parts": Mutant("weir.serving.driver", "        for request, error in refused:\n            self._end(request, error, now)\n        self._note", "        self._note"),
+    "part-after-the-end": Mutant("weir.batching.collate", "        if request.settled:\n            if kind == EventKind.PART:", "        if False:\n            if kind == EventKind.PART:"),
+    "bulk-never-cut": Mutant("weir.batching.batcher", "                self._cut_bulk(cut, now, wakeup)\n", "                pass\n"),
+    "bulk-in-the-wrong-queue": Mutant("weir.batching.batcher", "return self._bulk if is_bulk(request) else self._interactive", "return self._interactive"),
+    "bulk-without-end": Mutant("weir.batching.batcher", "        if not queue.room(request.rows, request.cost):\n            raise Overloaded(f\"bulk", "        if False:\n            raise Overloaded(f\"bulk"),
+    "keys-mixed": Mutant("weir.batching.queue", "        group = self.groups.get(request.key)\n        if group is None:\n            group = self.groups[request.key] = self._new_group(request.key)\n        group.add", "        group = self.groups.get(None)\n        if group is None:\n            group = self.groups[None] = self._new_group(None)\n        group.add"),
 }  # fmt: skip
 
 # Which kinds of faults Weir has had, and the mutants of each.
 KINDS = {
     "a status or a name missing in a table": ("status-missing", "status-of-one-protocol", "name-of-the-error-missing"),
     "an error as a value, or another's error": ("error-as-value", "wrong-length-accepted", "failure-of-one-for-all"),
-    "a forgotten charge": ("charge-kept", "charge-of-what-waits-kept", "charge-of-unread-kept"),
+    "a forgotten charge": ("charge-kept", "charge-of-what-waits-kept", "charge-of-unread-kept", "unread-of-a-dead-front-kept"),
     "a lost wake-up": (
         "wake-up-lost-of-a-group", "wake-up-lost-of-a-turn", "timer-not-armed-again", "earlier-deadline-not-armed", "next-request-forgotten",
-        "reading-never-resumed",
+        "reading-never-resumed", "wake-up-lost-of-a-worker", "wake-up-lost-of-a-place", "answers-of-a-turn-kept", "bulk-never-cut",
     ),
-    "a settled request answered again, or no end": ("settled-answered-again", "expired-not-settled", "end-not-noted", "half-of-a-dead-batch-lost", "cancelled-message-without-end"),
+    "a settled request answered again, or no end": (
+        "settled-answered-again", "expired-not-settled", "end-not-noted", "half-of-a-dead-batch-lost", "cancelled-message-without-end",
+        "refusal-kept-from-a-front", "handed-back-nowhere", "crash-tried-for-ever",
+    ),
     "a deadline that does not hold": (
-        "answer-after-the-deadline", "running-never-expires", "timeout-of-the-caller-ignored", "body-never-too-slow",
+        "answer-after-the-deadline", "running-never-expires", "timeout-of-the-caller-ignored", "body-never-too-slow", "expired-runs-again", "silent-front-stays",
     ),
-    "a bound that does not hold": ("room-without-end", "left-stays-in-queue", "place-never-free"),
-    "an answer in the wrong order or form": ("pieces-out-of-order", "form-of-another-protocol", "form-of-the-next-request", "content-taken-for-framing", "message-of-another-id"),
+    "a bound that does not hold": ("room-without-end", "left-stays-in-queue", "place-never-free", "bulk-without-end", "bulk-in-the-wrong-queue", "former-generation-kept"),
+    "an answer in the wrong order or form": ("pieces-out-of-order", "form-of-another-protocol", "form-of-the-next-request", "content-taken-for-framing", "message-of-another-id", "keys-mixed", "slow-stream-loses-parts", "part-after-the-end"),
     "work for nobody": (
         "left-cancelled-nowhere", "left-cancelled-for-the-last-only", "expired-computed", "rest-of-a-failed-request-computed",
-        "front-does-not-withdraw", "requests-of-a-dead-front-stay",
+        "front-does-not-withdraw", "requests-of-a-dead-front-stay", "withdrawn-in-the-table-only",
     ),
-    "a drain or a reload that cuts off": ("drain-does-not-wait", "former-generation-forgotten"),
+    "a drain or a reload that cuts off": ("drain-does-not-wait", "former-generation-forgotten", "reload-does-not-wait", "drain-forgets-former-generations", "removed-worker-served"),
     "readiness or metrics that do not follow": ("never-ready-again", "ready-without-workers", "counted-twice"),
 }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Workers without processes: what happens to a batch is the real code of workers, how long it takes and what fails is simulated."""
 
 import asyncio
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from tests.simulated.loop import SimulatedLoop
 from tests.simulated.models import Crash, Hang
 
-from weir.messages import Batch, EventKind, Events
+from weir.messages import Batch, EventKind, Events, Kind, Request
 from weir.model import Model
 from weir.testing import FakeWorkerState
 from weir.workers.executor import ExecutorBase, Listener, free_index
@@ -29,8 +30,16 @@ class WorkerPlan:
     hang_limit: float = 5.0  # after which a worker that hangs is killed
     failing_starts: float = 0.0  # the share of replacements that do not load
 
+    @property
+    def longest(self) -> float:
+        """How long any batch takes at most that is neither a stream nor hangs, twice."""
+        return 4.0 * (self.base + 64 * self.per_row)
+
 
 PATIENCE = 5  # failures to load in a row after which no request should wait
+MOST_DEATHS = (
+    9  # of workers by one item: one of its batch of at most 64, one of each half, and one more of the item alone
+)
 
 
 class _Worker:
@@ -45,13 +54,13 @@ class _Worker:
 
 
 class SimulatedExecutor(ExecutorBase):
-    """An executor whose workers live in virtual time. `deaths` counts by item how often its worker died while it was there."""
+    """An executor whose workers live in virtual time. `idle_since` is the instant since which a worker has nothing to do; infinity if none has."""
 
     def __init__(
         self, model: type[Model], plan: WorkerPlan, loop: SimulatedLoop, draw: random.Random, *, largest: int,
         changed: Callable[[], None], broken: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self._model, self._plan, self._loop, self._draw, self._largest = model, plan, loop, draw, largest
+        self.model, self._plan, self._loop, self._draw, self._largest = model, plan, loop, draw, largest
         self._workers = {index: _Worker(index) for index in range(plan.workers)}
         self._listener: Listener
         self._changed = changed  # called when `unavailable` changes
@@ -59,7 +68,8 @@ class SimulatedExecutor(ExecutorBase):
         self.unavailable = True
         self.stopped = False
         self.deaths = 0
-        self.batches = 0
+        self._deaths_of: dict[int, tuple[Request, int]] = {}  # of items, by id()
+        self.idle_since = math.inf
 
     async def start(self, listener: Listener) -> None:
         self._listener, self.stopped = listener, False
@@ -73,9 +83,9 @@ class SimulatedExecutor(ExecutorBase):
             raise AssertionError(
                 f"worker {worker} ({each.state.state}) got batch {batch.batch_id} beside {len(each.queue)}"
             )
-        self.batches += 1
         each.queue.append(batch)
         each.state.in_flight += 1
+        self._look_for_idle()
         if len(each.queue) == 1:
             self._begin(each)
 
@@ -88,6 +98,7 @@ class SimulatedExecutor(ExecutorBase):
             worker.life += 1
             worker.queue.clear()
             worker.state.state, worker.state.in_flight = "stopped", 0
+        self._look_for_idle()
 
     async def add_worker(self) -> None:
         index = free_index(self._workers)
@@ -100,6 +111,7 @@ class SimulatedExecutor(ExecutorBase):
         removed = self._workers.pop(max(self._workers) if worker is None else worker, None)
         if removed is not None:
             removed.life += 1
+        self._look_for_idle()
 
     def states(self) -> Sequence[FakeWorkerState]:
         return [self._workers[index].state for index in sorted(self._workers)]
@@ -115,9 +127,10 @@ class SimulatedExecutor(ExecutorBase):
     def _ready(self, worker: _Worker) -> None:
         worker.life += 1
         worker.failures = 0
-        worker.runner = Runner(RunnableModel(self._model, {}, self._largest), worker.state.index, fatal=(Crash, Hang))
+        worker.runner = Runner(RunnableModel(self.model, {}, self._largest), worker.state.index, fatal=(Crash, Hang))
         worker.runner.start()
         worker.state.state, worker.state.reason = "ready", ""
+        self._look_for_idle()
         self._become(unavailable=False)
         self._listener.worker_ready(worker.state.index, self._plan.places)
 
@@ -167,6 +180,7 @@ class SimulatedExecutor(ExecutorBase):
         del worker.cancelled[batch.batch_id]
         worker.queue.popleft()
         worker.state.in_flight -= 1
+        self._look_for_idle()
         if worker.queue:
             self._begin(worker)
         self._listener.received(worker.state.index, events)
@@ -178,10 +192,13 @@ class SimulatedExecutor(ExecutorBase):
     def _die(self, worker: _Worker, reason: str) -> None:
         self.deaths += 1
         worker.life += 1
+        for batch in worker.queue:
+            self._count_deaths(batch)
         worker.queue.clear()
         worker.cancelled.clear()
         worker.state.state, worker.state.in_flight, worker.state.reason = "lost", 0, reason
         worker.state.restarts += 1
+        self._look_for_idle()
         self._loop.call_later(self._plan.start, self._restart, worker, worker.life)
         self._listener.worker_lost(worker.state.index, reason)
 
@@ -199,6 +216,20 @@ class SimulatedExecutor(ExecutorBase):
         if all(each.failures >= PATIENCE for each in self._workers.values()):
             self._become(unavailable=True)
             self._listener.unavailable("no worker is left")
+
+    def _count_deaths(self, batch: Batch) -> None:
+        """An item may end so many workers, and no more."""
+        for request in batch.requests:
+            if request.kind is Kind.ITEM:
+                _, before = self._deaths_of.get(id(request), (request, 0))
+                self._deaths_of[id(request)] = request, before + 1
+                if before >= MOST_DEATHS:
+                    self._broken(f"an item was with {before + 1} workers when they died")
+
+    def _look_for_idle(self) -> None:
+        """Note since when a worker has nothing to do."""
+        idle = any(each.state.state == "ready" and not each.queue for each in self._workers.values())
+        self.idle_since = min(self.idle_since, self._loop.now) if idle else math.inf
 
     def _become(self, *, unavailable: bool) -> None:
         if self.unavailable != unavailable:

@@ -29,7 +29,7 @@ from tests.simulated.transport import Ordered, Peer, SimulatedTransport
 from tests.simulated.workers import SimulatedExecutor, WorkerPlan
 
 from weir.catalog.registry import Registry
-from weir.errors import Draining, WeirError
+from weir.errors import DeadlineExceeded, Draining, WeirError
 from weir.frontends.grpc.frontend import GrpcSettings
 from weir.frontends.grpc.server import GrpcServer
 from weir.frontends.http.application import make_app
@@ -216,11 +216,25 @@ class Watch(Observer):
                 self._world.broken(f"a request ended {now - request.deadline:.3f} s after its deadline ({error!r})")
             if error is None and now > request.deadline:
                 self._world.broken(f"a request was answered {now - request.deadline:.3g} s after its deadline")
+        if isinstance(error, DeadlineExceeded):
+            self._check_expired(model, requests)
         self.ended["" if error is None else type(error).__name__] += len(requests)
         if isinstance(error, Draining) and not error.message.startswith(ASKED):
             self._world.cut_off.append(now)
 
+    def _check_expired(self, model: str, requests: Sequence[Request]) -> None:
+        """A greedy policy lets no request expire before a worker that has nothing to do, of any generation. How long streams take nobody knows."""
+        plan, name = self._world.plan, model.partition(":")[0]
+        if plan.services[name]["policy"] != "greedy" or name not in MODELS:
+            return
+        idle = self._world.idle_since(name)
+        for request in requests:
+            if not request.taken and idle < request.arrival and request.timeout > plan.workers[name].longest:
+                self._world.broken(f"a request expired before an idle worker, after {request.timeout:g} s")
+
     def dispatched(self, model: str, dispatch: Dispatch) -> None:
+        if len({request.key for request in dispatch.requests}) > 1:
+            self._world.broken("requests of different keys are in one batch")
         for request in dispatch.requests:
             if request.deadline < dispatch.at - ROUNDING:
                 self._world.broken(f"a request began {dispatch.at - request.deadline:.3g} s after its deadline")
@@ -318,6 +332,11 @@ class World:
             return None
         executors: list[Any] = [service.executor for service in self.services.values()]
         return not self._draining and not any(executor.unavailable for executor in executors)
+
+    def idle_since(self, model: str) -> float:
+        """Return the instant since which each generation of a model has a worker with nothing to do; infinity if one has none."""
+        kind = MODELS[model]
+        return max(each.idle_since for each in self._executors if each.model is kind and not each.stopped)
 
     @property
     def crashed(self) -> bool:
@@ -604,7 +623,7 @@ def simulate(plan: Plan) -> Result:
 
 def _simulated(plan: Plan, world: World, loop: SimulatedLoop) -> Result:
     log = _Errors(world)
-    threads, fault = dict(offloading._threads), ""
+    threads, running, fault = dict(offloading._threads), threading.active_count(), ""
     simulated: Any = SimulatedThreads(loop, random.Random(f"{plan.seed} threads"))
     offloading._threads.update(dict.fromkeys(threads, simulated))
     try:
@@ -634,6 +653,8 @@ def _simulated(plan: Plan, world: World, loop: SimulatedLoop) -> Result:
         offloading._threads.update(threads)
         asyncio.set_event_loop(None)
         loop.close()
+    if threading.active_count() > running:
+        fault = fault or "it started a thread, which lives in the real time"
     trace = world.trace if hasattr(world, "clients") else ""
     asked = sum(client.asked for client in world.clients) if hasattr(world, "clients") else 0
     return Result(plan, fault, trace, asked, loop.now, world.responses)

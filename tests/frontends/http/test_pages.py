@@ -6,6 +6,7 @@ import re
 from functools import cache
 from typing import Any
 
+import httpx
 import pytest
 from starlette.applications import Starlette
 from tests.described import answer_faults, body_faults
@@ -55,6 +56,20 @@ def test_a_browser_gets_a_page_of_links_that_work_and_commands_to_try(serve: Ser
         assert server.client.get(link).status_code == 200
     for accept in ("*/*", "application/json"):
         assert server.client.get("/", headers={"Accept": accept}).json()["server"] == "weir"
+
+
+def test_refusals_of_pages_take_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starlette has a thread call a handler that is no coroutine: damaged requests would fill the pool."""
+
+    async def main() -> list[int]:
+        transport = httpx.ASGITransport(make_app(Registry([squares()]), HttpSettings()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return [(await client.get(path)).status_code for path in ("/nothing", "/models/nothing", "/infer/square")]
+
+    threads: list[Any] = []
+    monkeypatch.setattr("anyio.to_thread.run_sync", threads.append)
+    assert asyncio.run(main()) == [404, 404, 405]
+    assert threads == []
 
 
 class Priced(Model):

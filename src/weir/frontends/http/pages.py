@@ -532,19 +532,20 @@ _DOUBLED = "//v2"
 def exception_handlers(settings: HttpSettings) -> Mapping[Any, ExceptionHandler]:
     """Return the exception handlers for Starlette."""
 
-    def ours(request: Request, error: Exception) -> Response:
+    # Each is a coroutine: Starlette has a thread call one that is not.
+    async def ours(request: Request, error: Exception) -> Response:
         # Only a page of a known model gets far enough to fail otherwise.
         model = None if isinstance(error, ModelNotFound) else request.path_params.get("model")
         return as_response(error_answer(error, model, development=settings.development))
 
-    def any_other(request: Request, error: Exception) -> Response:
+    async def any_other(request: Request, error: Exception) -> Response:
         _log.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
-        return ours(request, error)
+        return await ours(request, error)
 
     return {HTTPException: _router_error, WeirError: ours, Exception: any_other}
 
 
-def _router_error(request: Request, error: Exception) -> Response:
+async def _router_error(request: Request, error: Exception) -> Response:
     """Return the response for an error of Starlette's router: an unknown path, or a method that the path does not take."""
     path = request.scope["path"]
     allow = None
