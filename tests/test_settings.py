@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from weir import Model, Service
-from weir.catalog.sources import ModelToServe
-from weir.catalog.targets import ALL_FORMS, default_name
+from weir.catalog.sources import ALL_FORMS, ModelToServe, default_name
 from weir.config import _warn_of_gone
 from weir.errors import SettingsError
 from weir.jobs.settings import JobSettings

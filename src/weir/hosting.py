@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 import uvloop
 
 from weir.app import App
-from weir.catalog.targets import target_of
+from weir.catalog.sources import target_of
 from weir.console import serve as serve_in_terminal
 from weir.errors import Conflict
 from weir.model import Model

@@ -13,8 +13,16 @@ from weir.catalog.loading import ServiceMaker
 from weir.catalog.manager import Manager, opened_manager
 from weir.catalog.repository.folder import FolderRepository, InlineConfigs
 from weir.catalog.residency import make_residency, to_start
-from weir.catalog.sources import ON_DEMAND_SETTINGS, ModelToServe, RepositorySettings, TargetRepository, all_sources
-from weir.catalog.targets import default_name, platform_of_target, target_of
+from weir.catalog.sources import (
+    ON_DEMAND_SETTINGS,
+    ModelToServe,
+    RepositorySettings,
+    TargetRepository,
+    all_sources,
+    default_name,
+    platform_of_target,
+    target_of,
+)
 from weir.client.calls import Decoder, Metadata, Program, Retry, Silence, Streaming
 from weir.client.methods import AsyncClient, Client
 from weir.errors import Conflict, DeadlineExceeded, ModelNotFound, WeirError, for_caller

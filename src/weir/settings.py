@@ -18,8 +18,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from weir.batching.settings import BatchingSettings
-from weir.catalog.sources import ModelToServe, RepositorySettings
-from weir.catalog.targets import ALL_FORMS, default_name, platform_of_target
+from weir.catalog.sources import ALL_FORMS, ModelToServe, RepositorySettings, default_name, platform_of_target
 from weir.config import Rule, check, from_text, from_texts, from_toml, setting
 from weir.errors import SettingsError
 from weir.frontends.frontend import FrontendsSettings

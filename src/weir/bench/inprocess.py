@@ -7,8 +7,7 @@ from typing import Any
 
 from weir.bench.target import OK, TIMES, Counts, LedgerTarget, decode_items, read_payloads
 from weir.catalog.loading import make_service, new_service
-from weir.catalog.sources import ModelToServe
-from weir.catalog.targets import default_name, platform_of_target
+from weir.catalog.sources import ModelToServe, default_name, platform_of_target
 from weir.errors import InvalidRequest, SettingsError, WeirError
 from weir.messages import Reason
 from weir.model import Example, Model, is_tensor_model

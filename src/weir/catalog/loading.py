@@ -25,8 +25,16 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from weir.batching.workers import ORDERS, SOLVED
 from weir.catalog.chains import chain_of
 from weir.catalog.repository.model_files import with_attributes
-from weir.catalog.sources import ModelToServe, Parameter, Parameters, Trust
-from weir.catalog.targets import ALL_FORMS, located, model_to_load, platform_of
+from weir.catalog.sources import (
+    ALL_FORMS,
+    ModelToServe,
+    Parameter,
+    Parameters,
+    Trust,
+    located,
+    model_to_load,
+    platform_of,
+)
 from weir.errors import Forbidden, InvalidRequest, SettingsError
 from weir.messages import Observer
 from weir.model import Model, adapted, check_model

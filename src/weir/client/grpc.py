@@ -16,8 +16,7 @@ import msgspec
 from google.protobuf.json_format import MessageToDict
 
 from weir.client.calls import Metadata, Program, Retry, Silence, Streaming, error_of_code, error_of_status
-from weir.client.loops import PerLoop
-from weir.client.methods import AsyncClient, Client
+from weir.client.methods import AsyncClient, Client, PerLoop
 from weir.errors import DeadlineExceeded, InvalidRequest, WeirError
 from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse, Parameter
 from weir.wire.kserve_grpc import methods, read_response, read_stream_response, write_parameters, write_request

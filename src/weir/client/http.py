@@ -12,8 +12,7 @@ import httpx
 
 from weir.client.calls import ConnectionLost, Retry, Silence, Unreachable
 from weir.client.http_calls import HttpCalls, HttpReply, OutgoingRequest, address_of, error_of
-from weir.client.loops import PerLoop
-from weir.client.methods import AsyncClient, Client
+from weir.client.methods import AsyncClient, Client, PerLoop
 from weir.errors import DeadlineExceeded
 
 CONNECTIONS = 64

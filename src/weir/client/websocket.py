@@ -17,7 +17,6 @@ from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.sync.client import ClientConnection, connect
 
-from weir.client.blocking_http import connect_unix
 from weir.client.calls import (
     FINAL,
     ConnectionLost,
@@ -30,9 +29,8 @@ from weir.client.calls import (
     error_of_status,
 )
 from weir.client.http import CONNECTIONS, AsyncHttpTransport, HttpTransport
-from weir.client.http_calls import HttpCalls, address_of, with_binary_outputs
-from weir.client.loops import PerLoop
-from weir.client.methods import AsyncClient, Client
+from weir.client.http_calls import HttpCalls, address_of, connect_unix, with_binary_outputs
+from weir.client.methods import AsyncClient, Client, PerLoop
 from weir.errors import InvalidRequest, Overloaded, Unsupported, WeirError
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.websocket import ErrorMessage, Message, read_answer, write_cancel, write_request

@@ -23,8 +23,7 @@ from weir.catalog.registry import version_order
 from weir.catalog.repository.model_files import MAX_PATH_LENGTH
 from weir.catalog.repository.platforms import ENSEMBLE, guess, read_steps
 from weir.catalog.repository.triton import read_pbtxt, translated
-from weir.catalog.sources import ModelReading, ModelToServe, Trust
-from weir.catalog.targets import platform_of_target
+from weir.catalog.sources import ModelReading, ModelToServe, Trust, platform_of_target
 from weir.errors import InvalidRequest, ModelError, ModelNotFound, SettingsError, WeirError, brief
 from weir.model import NONE, OPTIONAL, REQUIRED
 from weir.serving.delivery import logger

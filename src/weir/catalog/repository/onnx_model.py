@@ -31,7 +31,7 @@ _TOLERANCE = 0.02  # relative; a quantized model's scales depend on all rows of 
 
 
 class OnnxModel(Model):
-    """Runs the file `path`. The platform declares its tensors from the file (see onnx.py).
+    """Runs the file `path`. The platform declares its tensors from the file (see platforms.py).
 
     `intra_op` and `inter_op` are onnxruntime's numbers of threads within one operator and across operators. `intra_op` defaults
     to `threads`, and that to the number of CPUs that the worker may use.

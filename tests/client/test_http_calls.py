@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from tests.frontends.http.sockets import TLS
 
-from weir.client import blocking_http
-from weir.client.blocking_http import Connections
+from weir.client import http_calls
 from weir.client.calls import ConnectionLost, Unreachable
-from weir.client.http_calls import OutgoingRequest
+from weir.client.http_calls import Connections, OutgoingRequest
 from weir.errors import Cancelled, DeadlineExceeded, SettingsError
 
 GOOD = b"HTTP/1.1 200 OK\r\nX-Said: once\r\nContent-Length: 2\r\n\r\nok"
@@ -146,13 +145,13 @@ def test_half_an_answer_is_none(answer: bytes) -> None:
 
 
 def test_an_answer_that_came_before_all_was_sent_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    flush = blocking_http._Plain.flush
+    flush = http_calls._Plain.flush
 
     def broken(connection: Any) -> None:
         flush(connection)
         raise BrokenPipeError
 
-    monkeypatch.setattr(blocking_http._Plain, "flush", broken)
+    monkeypatch.setattr(http_calls._Plain, "flush", broken)
     with asking(GOOD) as (_, client):
         assert client.send(ASKED, LONG).body == b"ok"
 

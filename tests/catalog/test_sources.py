@@ -5,12 +5,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.catalog.repository.test_onnx import graph
+from tests.catalog.repository.test_platforms import graph
 from tests.served import serving, weir_here
 
 from weir import SettingsError
-from weir.catalog.sources import ModelToServe, Trust
-from weir.catalog.targets import default_name, located, model_to_load, platform_of_target, task_and_model
+from weir.catalog.sources import (
+    ModelToServe,
+    Trust,
+    default_name,
+    located,
+    model_to_load,
+    platform_of_target,
+    task_and_model,
+)
 from weir.inprocess import InProcess
 
 
