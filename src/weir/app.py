@@ -433,7 +433,7 @@ class Site:
         protocols = inference_protocols(kserve)
         self.endpoints = InferencePaths(protocols, own.endpoints)
         self._jobs = jobs = _batch_jobs(
-            settings.jobs, http, self.call, get_logger("weir").info, kserve.account, self.endpoints
+            settings.jobs, http, self.call, get_logger("weir").log, kserve.account, self.endpoints
         )
         clients = no_clients if product is None else product.clients
         of_jobs = NOTHING if jobs is None else Added(jobs.endpoints(), jobs.begin)

@@ -1,6 +1,7 @@
 """running.py: what has expired goes while the server runs; the rest is tried on real servers in test_batch_api.py."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,8 +52,8 @@ def test_a_job_that_a_full_disk_interrupts_goes_on_when_there_is_room(
     async def play() -> None:
         interrupted, logged = asyncio.Event(), []
 
-        def log(event: str, **fields: object) -> None:
-            logged.append((event, fields.get("error", "")))
+        def log(level: int, event: str, **fields: object) -> None:
+            logged.append((level, event, fields.get("error", "")))
             interrupted.set()
 
         store = JobStore(tmp_path, max_bytes=1 << 30)
@@ -64,12 +65,12 @@ def test_a_job_that_a_full_disk_interrupts_goes_on_when_there_is_room(
         store._database.execute("PRAGMA max_page_count = 20")
         runner.start()
         await interrupted.wait()
-        assert logged == [("batch job interrupted", "OperationalError: database or disk is full")]
+        assert logged == [(logging.WARNING, "batch job interrupted", "OperationalError: database or disk is full")]
         await runner.use(store._database.execute, "PRAGMA max_page_count = 10000")
         interrupted.clear()
         runner.wake()
         await interrupted.wait()
-        assert [event for event, _ in logged] == ["batch job interrupted", "batch job"]
+        assert [(level, event) for level, event, _ in logged[1:]] == [(logging.INFO, "batch job")]
         assert (await runner.use(store.job, job)).status == "completed"
         await runner.stop()
 

@@ -8,6 +8,7 @@ sent again.
 """
 
 import asyncio
+import logging
 import math
 import os
 import time
@@ -113,7 +114,7 @@ class JobRunner:
         *,
         max_line: int,
         account: Account | None = None,
-        log: Callable[..., None] = lambda event, **fields: None,
+        log: Callable[..., None] = lambda level, event, **fields: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.store = store
@@ -183,7 +184,7 @@ class JobRunner:
                         await self.use(self.store.clean, self.now, oldest)
                     await self._begin()
             except Exception as error:
-                self._log("batch jobs", error=f"{type(error).__name__}: {error}")
+                self._log(logging.WARNING, "batch jobs", error=f"{type(error).__name__}: {error}")
             try:
                 async with asyncio.timeout(LOOK_AGAIN):
                     await self._wake.wait()
@@ -206,7 +207,7 @@ class JobRunner:
         if error is None:
             self._wake.set()
         else:  # such as a full disk; it goes on where it was, and not at once
-            self._log("batch job interrupted", job=job, error=f"{type(error).__name__}: {error}")
+            self._log(logging.WARNING, "batch job interrupted", job=job, error=f"{type(error).__name__}: {error}")
 
     async def _job(self, name: str) -> None:
         """Take a job from the state that it is in to its end. Raises OSError and sqlite3.Error, such as of a full disk, and can be called again then."""
@@ -223,10 +224,10 @@ class JobRunner:
                 status, rest = ("expired", EXPIRED) if late else ("completed", None)
                 job = await self.use(self.store.end, name, status, self.now, self.expires_at(), rest)
         except (WeirError, FileNotFoundError) as error:
-            self._log("batch job failed", job=name, error=str(error))
+            self._log(logging.WARNING, "batch job failed", job=name, error=str(error))
             errors = [{"code": "failed", "line": None, "message": str(error), "param": None}]
             job = await self.use(self.store.end, name, "failed", self.now, self.expires_at(), STOPPED, errors)
-        self._log("batch job", job=name, status=job.status, requests=job.total, failed=job.failed)
+        self._log(logging.INFO, "batch job", job=name, status=job.status, requests=job.total, failed=job.failed)
 
     async def _validated(self, job: Job) -> Job:
         """Read the input file and store the places of its requests."""
