@@ -86,16 +86,16 @@ LIMITS = {
     "manifests": (4, 905),
     "policy": (26, 3_560),
     "profiling": (4, 1_092),
-    "protocols": (12, 2_675),
-    "serving": (10, 2_756),
+    "protocols": (12, 2_671),
+    "serving": (10, 2_766),
     "simulation": (15, 3_132),
     "telemetry": (6, 1_551),
     "text_models": (28, 6_265),
-    "text_server": (30, 7_543),
+    "text_server": (30, 7_542),
     "tuning": (6, 1_161),
     "weir": (42, 4_120),
     "wire": (14, 3_005),
-    "workers": (27, 7_275),
+    "workers": (27, 7_278),
 }
 
 
