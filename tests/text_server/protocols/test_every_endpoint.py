@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 from tests.text_server.hashing import HashingEncoder
-from tests.text_server.served_texts import Served, Standing, described, message_of
+from tests.text_server.served_texts import Served, Standing, apis_of, described, message_of
 
 from weir.errors import Cancelled, DeadlineExceeded, Draining, InvalidRequest, ModelError, Overloaded
+from weir.frontends.http.pages import HTTP_FRONTENDS
+from weir.protocols.settings import HttpSettings
 from weir.text_models.texts import TextOutput
+from weir.text_server.exchange import EmbeddingContext
+from weir.text_server.metrics import TextCounts
 from weir.text_server.texts import TextFacts, TextTask
 
 MAX_BODY = 1000  # bytes
@@ -41,6 +45,11 @@ def standing(encoder: HashingEncoder) -> Iterator[Standing]:
 
 def test_every_endpoint_is_here() -> None:
     assert KEYS.keys() == EXAMPLES.keys()
+
+
+def test_metrics_count_every_endpoint_by_the_codes_of_http() -> None:
+    apis = apis_of(EmbeddingContext({}, HttpSettings(), 1, TextCounts()))
+    assert {texts.protocol.name for api in apis for texts in api.texts} <= HTTP_FRONTENDS
 
 
 ERRORS = [

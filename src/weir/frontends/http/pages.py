@@ -393,7 +393,7 @@ def _peer(request: Request) -> str | None:
 
 
 # The frontends whose responses have HTTP's status codes: Weir's own, and those of products.
-HTTP_FRONTENDS = frozenset(("http", "openai", "encode"))
+HTTP_FRONTENDS = frozenset(("http", "openai", "tei", "cohere", "infinity", "encode"))
 
 
 def make_exposition(
