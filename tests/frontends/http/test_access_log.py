@@ -182,6 +182,22 @@ def test_what_is_sent_with_the_opening_of_a_web_socket_does_not_change_its_line(
     run(scenario)
 
 
+def test_the_log_has_no_line_for_a_web_socket_nor_its_query(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with serving() as (server, lines):
+            url = server.address.replace("http:", "ws:")
+            with caplog.at_level(logging.DEBUG, "uvicorn.error"):
+                async with connect(f"{url}/v2/ws?key=secret") as client:
+                    await client.send("{}")
+                    await client.recv()
+            await until(lambda: len(lines) == 1)
+        ours = [record for record in caplog.records if not record.name.startswith(("asyncio", "websockets"))]
+        assert [record for record in ours if record.levelno >= logging.INFO] == []
+        assert not any("secret" in record.getMessage() for record in ours)
+
+    run(scenario)
+
+
 def test_connections_over_the_limit_and_web_sockets_have_a_line(run: Run) -> None:
     async def scenario() -> None:
         async with serving(max_connections=1) as (server, lines):

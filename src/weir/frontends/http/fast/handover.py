@@ -52,6 +52,10 @@ _BYTES_OF_PIECE = 64
 
 _ROOM_PATIENCE = 5.0  # seconds that a message may wait until the account has room
 
+# For uvicorn and the parser. They log each head, with keys and tokens, each message, and each connection; our access log has the connections, if it is wanted.
+_log = logging.getLogger("weir.http.websocket")
+_log.setLevel(logging.WARNING)
+
 _INVALID_TEXT, _POLICY, _TRY_AGAIN_LATER = 1007, 1008, 1013  # RFC 6455, section 7.4.1, and IANA's registry
 
 
@@ -102,6 +106,8 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.logger = self.conn.logger = _log
+        self.conn.debug = False
         # Status and body size, in bytes, of an error response to the opening request that is not the application's.
         self.refused_with = 0, 0
         self._joined = False
@@ -325,17 +331,6 @@ _PIECE_OF_CHUNKS = 1 << 10
 _CHUNK_FRAMING = 32
 
 
-class _NoHeads(logging.Filter):
-    """Drops debug records of the WebSocket parser: it logs every head, with keys and tokens, and every message."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether `record` may be logged."""
-        return record.levelno > logging.DEBUG
-
-
-_NO_HEADS = _NoHeads()
-
-
 class HandOver:
     """Hands connections over to uvicorn's protocol. All of them share uvicorn's state. `app` is the ASGI application."""
 
@@ -350,7 +345,6 @@ class HandOver:
             ws_per_message_deflate=False,
         )  # fmt: skip
         self.state = ServerState()
-        logging.getLogger("uvicorn.error").addFilter(_NO_HEADS)  # a filter that is there already is not added again
 
     def load(self) -> None:
         """Load what uvicorn's protocols need. Called once, before the first connection."""
