@@ -12,6 +12,7 @@ import pytest
 from tests.simulated import shrinking, world
 from tests.simulated.asking import Ask, fault_of
 from tests.simulated.channels import FIRST, FUZZ
+from tests.simulated.clients import Client
 from tests.simulated.loop import SimulatedLoop, Stuck
 from tests.simulated.mutants import KINDS, MUTANTS, patched
 from tests.simulated.shrinking import command, narrowed, promise_of, shrunk
@@ -201,6 +202,13 @@ def test_a_simulation_whose_time_stands_fails() -> None:
             loop.run_forever()
     finally:
         loop.close()
+
+
+def test_a_simulation_whose_clients_wait_for_ever_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may excuse a request whose front was stopped, and wait for it: not for ever."""
+    monkeypatch.setattr(Client, "begin", lambda _: None)
+    plan = next(plans(suited=lambda plan: set(plan.theme.clients) == {PLAIN} and not plan.quiet))
+    assert "clients wait without end" in simulate(plan).fault
 
 
 def test_a_simulation_that_computes_for_ever_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,8 @@ from weir.telemetry.recorder import Metrics
 BOUND = 0.03  # seconds after its deadline in which a request has its end: a timer's tick, and the threads that read and write long bodies
 DRAIN = 60.0
 ROUNDING = 1e-9  # seconds: sums of instants differ in the last digit
-LONGEST = 120.0  # seconds of CPU time that a plan may take: no more than 15 are needed
+LONGEST = 20.0  # seconds of CPU time that a plan may take: no more than 5 are needed
+SILENCE = 1000.0  # seconds after which some client has asked for something, but for pauses
 MODELS: dict[str, type[Model]] = {"items": Items, "tensors": Tensors}
 OF_CHANNELS: dict[str, type[Model]] = {"streams": Streams}  # which only some plans have
 
@@ -450,8 +451,15 @@ class World:
         return self.server.listening
 
     async def _finished(self) -> None:
-        while not all(client.done for client in self.clients):  # noqa: ASYNC110  # a round now and then costs less than an event of each client
-            await asyncio.sleep(1.0 + self.plan.quiet / 100.0)
+        asked, since = -1, 0.0
+        while waiting := [client for client in self.clients if not client.done]:
+            await asyncio.sleep(
+                1.0 + self.plan.quiet / 100.0
+            )  # a round now and then costs less than an event of each client
+            if (now_asked := sum(client.asked for client in self.clients)) != asked:
+                asked, since = now_asked, self.loop.now
+            elif self.loop.now > since + SILENCE + 30.0 * self.plan.quiet:
+                self.broken(f"{len(waiting)} clients wait without end")
         await asyncio.sleep(5.0 if self.plan.drains_at is None else 0.0)
 
     def _service(self, name: str) -> CountedService:
