@@ -76,13 +76,13 @@ def test_our_own_house_has_no_knots() -> None:
 # Lower a pair whenever its room has become smaller; only the commit that adds a capability may raise one, by what it adds.
 LIMITS = {
     "batching": (15, 2_769),
-    "bench": (12, 2_130),
-    "catalog": (22, 4_951),
-    "client": (9, 1_981),
-    "commands": (10, 1_873),
-    "frontends": (35, 6_813),
+    "bench": (8, 2_104),
+    "catalog": (19, 4_912),
+    "client": (7, 1_967),
+    "commands": (10, 1_872),
+    "frontends": (27, 6_744),
     "fronts": (14, 2_908),
-    "jobs": (8, 1_450),
+    "jobs": (8, 1_451),
     "manifests": (4, 905),
     "policy": (26, 3_560),
     "profiling": (4, 1_092),
@@ -93,7 +93,7 @@ LIMITS = {
     "text_models": (28, 6_265),
     "text_server": (30, 7_542),
     "tuning": (6, 1_161),
-    "weir": (42, 4_120),
+    "weir": (42, 4_140),
     "wire": (14, 3_005),
     "workers": (27, 7_278),
 }
