@@ -51,6 +51,7 @@ BOUND = 0.03  # seconds after its deadline in which a request has its end: a tim
 DRAIN = 60.0
 ROUNDING = 1e-9  # seconds: sums of instants differ in the last digit
 LONGEST = 20.0  # seconds of CPU time that a plan may take: no more than 5 are needed
+_ROUND, _ROUNDS = 0.01, 100  # seconds, and how often, until a model has requests that wait
 SILENCE = 1000.0  # seconds after which some client has asked for something, but for pauses
 MODELS: dict[str, type[Model]] = {"items": Items, "tensors": Tensors}
 OF_CHANNELS: dict[str, type[Model]] = {"streams": Streams}  # which only some plans have
@@ -494,7 +495,15 @@ class World:
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, WeirError):
             self.broken(f"an operation raised {error!r}")
 
+    async def _loaded(self, name: str) -> None:
+        """Wait a while for requests that wait: what befalls a model that has nothing to do shows little."""
+        for _ in range(_ROUNDS):
+            if self.services[name].generation.driver.batcher.waiting_rows:
+                return
+            await asyncio.sleep(_ROUND)
+
     async def _kill(self, name: str) -> None:
+        await self._loaded(name)
         executor: Any = self.services[name].executor
         executor.kill(self._draw.choice(range(self.plan.workers[name].workers)))
 
@@ -513,6 +522,7 @@ class World:
     async def _reload(self, name: str) -> None:
         other = self._service(name)
         await other.start()
+        await self._loaded(name)
         if self._draining or not self.server.listening.open:  # the manager makes no changes then
             await other.stop(0.0)
             return
@@ -595,7 +605,14 @@ class _Requests(CollectorRegistry):
         return (family for family in self._exposition.collect() if family.name.startswith("weir_requests"))
 
 
-_LOG, _UVICORN = logging.getLogger("weir"), logging.getLogger("uvicorn.error")
+_LOG = logging.getLogger("weir")
+_UVICORN = [logging.getLogger(name) for name in ("uvicorn.error", "weir.http.websocket")]
+
+
+def _hear(*, uvicorn: bool) -> None:
+    """Whether to log what uvicorn does: what clients send is no news."""
+    for log in _UVICORN:
+        log.disabled = not uvicorn
 
 
 class _Errors(logging.Handler):
@@ -636,7 +653,7 @@ def _simulated(plan: Plan, world: World, loop: SimulatedLoop) -> Result:
     offloading._threads.update(dict.fromkeys(threads, simulated))
     try:
         _LOG.addHandler(log)
-        _UVICORN.disabled = True  # what clients send is no news
+        _hear(uvicorn=False)
         asyncio.set_event_loop(loop)
         task = loop.create_task(world.run())
         unraised: list[str] = []
@@ -657,7 +674,7 @@ def _simulated(plan: Plan, world: World, loop: SimulatedLoop) -> Result:
         _wind_up(loop)
     finally:
         _LOG.removeHandler(log)
-        _UVICORN.disabled = False
+        _hear(uvicorn=True)
         offloading._threads.update(threads)
         asyncio.set_event_loop(None)
         loop.close()
