@@ -6,10 +6,12 @@ import random
 import re
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from tests.simulated.models import CODES, KSERVE_STATUS, OTHERS, RAISED, STATUS, answer_to
+
+from weir.text_models.texts import Tokens
 
 # Ends that any request may have: the server, not the request, is the reason.
 ANYTIME = frozenset({"Overloaded", "ModelNotReady", "Draining", "DeadlineExceeded"})
@@ -27,6 +29,13 @@ NAMED = b"/v2"  # the beginning of KServe's paths: whose errors have KServe's fo
 BINARY_HEADER = "inference-header-content-length"
 _NUMBER, _BEGINNING = re.compile(rb'^\{"(?:n|id)": "?([0-9]+)'), 40
 CODE_OF = {name: code for code, name in CODES.items()}
+
+
+class Judge(Protocol):
+    """Knows what is right of a response."""
+
+    def fault_of(self, ask: "Ask", status: int, headers: dict[str, str], body: bytes, also: frozenset[str]) -> str:
+        """See the function `fault_of`."""
 
 
 @dataclass(slots=True)
@@ -50,18 +59,22 @@ class Ask:
     since: float = math.inf
     named_at: int = 0  # bytes of the connection after which the server can know its protocol
     named: bool = True  # whether they had arrived when its end came
+    judged_by: "Judge | None" = None  # of a protocol that has answers and errors of its own
 
 
 def number_of(payload: Any) -> int:
     """Return the number of the request with this payload: of its first item, or row."""
     if isinstance(payload, dict):
         return int(payload["x"][0, 0])
+    if isinstance(payload, Tokens):
+        return int.from_bytes(payload.ids[:4], "little")
     first = payload[0] if isinstance(payload, list) else getattr(payload, "view", payload)
     found = _NUMBER.search(bytes(first[:_BEGINNING]))
     return 0 if found is None else int(found[1])
 
 
-def _http(path: str, body: bytes, headers: tuple[str, ...] = ()) -> bytes:
+def http(path: str, body: bytes, headers: tuple[str, ...] = ()) -> bytes:
+    """Return a request with a body."""
     lines = [f"POST {path} HTTP/1.1", "Host: simulated", *headers, f"Content-Length: {len(body)}", "", ""]
     return "\r\n".join(lines).encode() + body
 
@@ -124,7 +137,7 @@ def _list_ask(draw: random.Random, n: int, limit: float, timeout: float, faults:
         items[-1].do = do
     body = json.dumps([{"n": item.n, "do": item.do} for item in items]).encode()
     headers = _headers(draw, limit, timeout, mix)
-    return Ask(n, _http("/infer/items/batch", body, headers), False, len(items), limit, "", items=items)
+    return Ask(n, http("/infer/items/batch", body, headers), False, len(items), limit, "", items=items)
 
 
 def _headers(draw: random.Random, limit: float, timeout: float, mix: Mix) -> tuple[str, ...]:
@@ -164,7 +177,7 @@ def _item_ask(
         headers, wanted = ("X-Request-Timeout: soon",), "InvalidRequest"
     if not small and draw.random() < mix.chunked:
         return Ask(n, _chunked(draw, path, body, headers), False, 1, limit, wanted, size)
-    return Ask(n, _http(path, body, headers), False, 1, limit, wanted, size)
+    return Ask(n, http(path, body, headers), False, 1, limit, wanted, size)
 
 
 def _tensor_ask(draw: random.Random, n: int, do: str, limit: float, timeout: float, mix: Mix) -> Ask:
@@ -202,11 +215,13 @@ def _tensor_ask(draw: random.Random, n: int, do: str, limit: float, timeout: flo
     if do == "malformed":
         body, wanted = body[:-1], "InvalidRequest"
     headers: tuple[str, ...] = (f"Inference-Header-Content-Length: {len(body)}",) if binary else ()
-    return Ask(n, _http(path, body + raw, headers), True, rows, limit, wanted)
+    return Ask(n, http(path, body + raw, headers), True, rows, limit, wanted)
 
 
 def fault_of(ask: Ask, status: int, headers: dict[str, str], body: bytes, *, also: frozenset[str] = frozenset()) -> str:
     """Return what is wrong with a response to `ask`; "" if it is right. `also`: errors that it may have for what happened on the server."""
+    if ask.judged_by is not None:
+        return ask.judged_by.fault_of(ask, status, headers, body, also)
     if status == 200:
         if ask.sent == math.inf:
             return "it got an answer before it was sent"

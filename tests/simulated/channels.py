@@ -14,8 +14,14 @@ if TYPE_CHECKING:
     from tests.simulated.world import Plan
 
 FIRST = 1000  # the clients of each channel begin at a multiple of it
-STREAMS, MESSAGES, FUZZ, CALLS = 1, 2, 3, 4
-OTHERS = {"streams": STREAMS, "messages": MESSAGES, "fuzz": FUZZ, "calls": CALLS}  # by their names in a theme
+STREAMS, MESSAGES, FUZZ, CALLS, TEXTS = 1, 2, 3, 4, 5
+OTHERS = {
+    "streams": STREAMS,
+    "messages": MESSAGES,
+    "fuzz": FUZZ,
+    "calls": CALLS,
+    "texts": TEXTS,
+}  # by their names in a theme
 
 
 class Place(Site, Protocol):
@@ -138,6 +144,15 @@ def widen(plan: "Plan", length: float) -> None:
     if "messages" in clients:
         draw = random.Random(f"{plan.seed} messages")
         plan.http |= {"websocket_in_flight": draw.choice((1, 4, 64)), "websocket_ping": draw.choice((1.0, 20.0))}
+    if "texts" in clients:
+        draw = random.Random(f"{plan.seed} texts")
+        base = draw.choice((0.002, 0.05, 0.3))
+        plan.workers["texts"] = replace(plan.workers["items"], base=base, per_row=base / 10)
+        plan.services["texts"] = plan.services["items"] | {
+            "max_batch_size": draw.choice((1, 4, 16)),
+            "max_batch_cost": draw.choice((64, 256, 4096)),
+        }
+        plan.knows_words = draw.random() < 0.5
     if "calls" in clients:
         plan.stream_requests = random.Random(f"{plan.seed} calls").choice(REQUESTS_OF_STREAM)
     for name, first in OTHERS.items():
@@ -165,7 +180,12 @@ def make_client(site: Place, index: int) -> Caller:
         return FuzzClient(site, index)
     if index // FIRST == CALLS:
         return CallClient(site, index)
-    return Client(
+    kind = Client
+    if index // FIRST == TEXTS:
+        from tests.simulated.texts import TextClient
+
+        kind = TextClient
+    return kind(
         site, index, plan.seed,
         turns=plan.turns, pace=plan.pace, quiet=plan.quiet, faults=plan.wrong, timeout=plan.timeout, theme=plan.theme,
     )  # fmt: skip

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count, islice
+from typing import Any
 
 import pytest
 from tests.simulated import shrinking, world
@@ -24,8 +25,10 @@ from weir.fronts.dispatcher import ConnectedFront
 from weir.fronts.messages import FromFront
 from weir.fronts.remote import RemoteHandle
 from weir.serving.service import Service
+from weir.text_server.encoder import Encoder
+from weir.text_server.texts import Encoded
 
-SEEDS = 48
+SEEDS = 32
 
 
 def plans(*, suited: Callable[[Plan], bool]) -> Iterator[Plan]:
@@ -43,6 +46,11 @@ def calls_fail(plan: Plan) -> bool:
     return plan.theme.clients.get("calls", 0) > 5 and plan.wrong > 0.2 and not plan.fronts
 
 
+def asks_for_vectors(plan: Plan) -> bool:
+    """Return whether most clients ask for vectors of texts, of which some fail, and no fronts do."""
+    return plan.theme.clients.get("texts", 0) > 3 and plan.wrong > 0.0 and not plan.fronts
+
+
 def test_a_server_keeps_its_promises_in_virtual_time() -> None:
     results = [simulate(draw_plan(seed)) for seed in range(SEEDS)]
     assert [f"{command(result.plan)}: {result.fault}" for result in results if result.fault] == []
@@ -56,8 +64,9 @@ def test_a_server_keeps_its_promises_in_virtual_time() -> None:
         lambda plan: "messages" in plan.theme.clients and "max_waiting_bytes" in plan.http,
         loses_fronts,
         calls_fail,
+        asks_for_vectors,
     ],
-    ids=["http", "websockets with little memory", "fronts that are killed", "gRPC"],
+    ids=["http", "websockets with little memory", "fronts that are killed", "gRPC", "texts"],
 )
 def test_a_seed_replays_to_the_byte(suited: Callable[[Plan], bool]) -> None:
     """Alone in a process, after other seeds in another one, and whatever the order of sets is."""
@@ -104,6 +113,30 @@ def test_calls_of_grpc_get_their_own_answers_or_an_error_of_the_table() -> None:
     seen = sum((result.responses for result in results), Counter[str]())
     assert {f"call {code}" for code in (0, 1, 3, 4, 5, 8, 12, 13, 14)} <= set(seen)
     assert seen["call 0"] > 100
+
+
+def test_texts_get_their_own_vectors_in_order() -> None:
+    results = [simulate(plan) for plan in islice(plans(suited=asks_for_vectors), 10)]
+    assert [result.fault for result in results if result.fault] == []
+    seen = sum((result.responses for result in results), Counter[str]())
+    assert {"200", "400", "404", "408", "422", "424", "500"} <= set(seen)
+    assert seen["200"] > 100
+
+
+def test_vectors_that_are_not_in_order_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Encoder, "_encoded", reversed_vectors(Encoder._encoded))
+    some = islice(plans(suited=asks_for_vectors), 10)
+    assert any("the vectors are not its own" in simulate(plan).fault for plan in some)
+
+
+def reversed_vectors(encoded: Callable[..., Encoded]) -> Callable[..., Encoded]:
+    """Return a function that returns the vectors of `encoded` in the wrong order."""
+
+    def reversing(*arguments: Any) -> Encoded:
+        found = encoded(*arguments)
+        return found._replace(vectors=found.vectors[::-1])
+
+    return reversing
 
 
 def test_a_call_that_goes_on_after_its_caller_has_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,14 @@ EVERYTHING = 0.15  # the share of seeds whose theme leaves nothing out
 WORK = (40, 120, 120, 400)  # turns of all clients together: a world is short, so that there are many
 
 
-CHANNELS = {PLAIN: 0.8, "streams": 0.25, "messages": 0.25, "fuzz": 0.2, "calls": 0.25}  # in how many themes each is
+CHANNELS = {
+    PLAIN: 0.8,
+    "streams": 0.25,
+    "messages": 0.25,
+    "fuzz": 0.2,
+    "calls": 0.25,
+    "texts": 0.25,
+}  # in how many themes each is
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from tests.simulated.grpc_core import SimulatedCore, SimulatedCygrpc, simulated_
 from tests.simulated.loop import SimulatedLoop, SimulatedThreads, Stuck
 from tests.simulated.models import ASKED, Items, Streams, Tensors
 from tests.simulated.probing import FOLLOWS, INTERVALS, Prober, wrong_counts
+from tests.simulated.texts import SimulatedTexts, Vectors
 from tests.simulated.themes import PLAIN, Theme, draw_theme
 from tests.simulated.transport import Ordered, Peer, SimulatedTransport
 from tests.simulated.workers import SimulatedExecutor, WorkerPlan
@@ -32,7 +33,7 @@ from weir.catalog.registry import Registry
 from weir.errors import DeadlineExceeded, Draining, WeirError
 from weir.frontends.grpc.frontend import GrpcSettings
 from weir.frontends.grpc.server import GrpcServer
-from weir.frontends.http.application import make_app
+from weir.frontends.http.application import NOTHING, make_app
 from weir.frontends.http.pages import make_exposition
 from weir.frontends.http.server import HttpServer, Listening
 from weir.frontends.websocket import WebSockets
@@ -54,7 +55,7 @@ LONGEST = 20.0  # seconds of CPU time that a plan may take: no more than 5 are n
 _ROUND, _ROUNDS = 0.01, 100  # seconds, and how often, until a model has requests that wait
 SILENCE = 1000.0  # seconds after which some client has asked for something, but for pauses
 MODELS: dict[str, type[Model]] = {"items": Items, "tensors": Tensors}
-OF_CHANNELS: dict[str, type[Model]] = {"streams": Streams}  # which only some plans have
+OF_CHANNELS: dict[str, type[Model]] = {"streams": Streams, "texts": Vectors}  # which only some plans have
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Plan:
     drains_at: float | None
     coarse: bool
     probes: float  # seconds between two probes of readiness
+    knows_words: bool = False  # whether texts are tokenized at once
     stream_requests: int = 0  # of one stream over gRPC that may be under way; 0: there is no gRPC
     fronts: int = 0  # how many processes have the connections; 0 for the server's own
     kept_faults: list[int] = field(default_factory=list)
@@ -382,7 +384,7 @@ class World:
 
     def _excuses(self, ask: Ask, body: bytes) -> frozenset[str]:
         """Return the errors that a request may have for what it and the server are."""
-        name = "tensors" if ask.kserve else "items"
+        name = "tensors" if ask.kserve else "items" if ask.judged_by is None else "texts"
         large = ask.rows > self.plan.services[name]["max_queue_size"]
         large |= "max_waiting_bytes" in self.plan.http
         wrong = {"ModelError"} if self.plan.wrong and not ask.kserve and b"must be one for each" in body else {}
@@ -433,11 +435,15 @@ class World:
         if self.plan.stream_requests and figures is None:
             grpc = GrpcSettings(grpc_port=0, grpc_stream_requests=self.plan.stream_requests)
             self._grpc.append(GrpcServer(context, grpc, settings, SimulatedCore))
-        app = make_app(registry, settings, metrics=render, context=context, websockets=websockets)
+        texts = self.services.get("texts")
+        self.texts = texts and SimulatedTexts(texts, settings, knows_words=self.plan.knows_words)
+        added = self.texts.added if self.texts else NOTHING
+        app = make_app(registry, settings, metrics=render, context=context, websockets=websockets, added=added)
         if figures is None:
             return SimulatedServer(
-                registry, app, settings, context=context, websockets=websockets, clock=clock, time_of_day=clock
-            )
+                registry, app, settings, context=context, websockets=websockets, clock=clock, time_of_day=clock,
+                route_handlers=self.texts.routes if self.texts else (),
+            )  # fmt: skip
         server = SimulatedFrontsServer(
             registry, app, settings, [self.watch, self.metrics], config=config_of(settings, context.access, self.plan.fronts),
             figures=figures, context=context, websockets=websockets, clock=clock, time_of_day=clock,
@@ -538,6 +544,8 @@ class World:
         self.readiness_changed()
         for frontend in self.frontends:
             frontend.refuse()
+        if self.texts:
+            await self.texts.encoder.drain()
         await registry.drain()
         ended = self.loop.now
         await registry.stop(0.0)
@@ -545,6 +553,8 @@ class World:
         await asyncio.gather(*[frontend.drain(5.0) for frontend in self.frontends])
         for frontend in self.frontends:
             await frontend.stop()
+        if self.texts:
+            self.texts.encoder.close()
         if self._reloading:
             await asyncio.wait(self._reloading)
 
@@ -569,6 +579,8 @@ class World:
         }
         if isinstance(self.server, SimulatedFrontsServer):
             left |= self.server.left()
+        if self.texts:
+            left |= self.texts.left()
         for name, service in self.services.items():
             batcher = service.generation.driver.batcher
             left |= {

@@ -168,14 +168,17 @@ def test_half_a_request_then_silence_harms_nobody(server: Running) -> None:
         connection.close()
 
 
-def test_a_body_that_does_not_arrive_in_time_answers_408(serve: Serve) -> None:
+@pytest.mark.parametrize("path", [b"/infer/echo", b"/infer/echo/batch", b"/v2/repository/index"])
+def test_a_body_that_does_not_arrive_in_time_answers_408(serve: Serve, path: bytes) -> None:
+    """The rest of the body could be taken for it when a further request comes, so the connection is closed."""
     server = serve(Service(Echo, executor=FakeExecutor(lambda items: items)), body_timeout=0.1)
     with server.connect() as connection:
-        connection.sendall(request(b"12345")[:-1])
+        connection.sendall(request(b"12345", path=path)[:-1])
         received = read_all(connection)
     status, body = answers(received)[0]
-    assert (status, json.loads(body)["error"]["type"]) == (408, "DeadlineExceeded")
-    assert "body_timeout" in json.loads(body)["error"]["message"]
+    assert (status, b"connection: close" in received.lower()) == (408, True)
+    error = json.loads(body)["error"]
+    assert "body_timeout" in (error["message"] if isinstance(error, dict) else error)
 
 
 @pytest.mark.parametrize("connections", [50])

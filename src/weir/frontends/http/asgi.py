@@ -46,7 +46,13 @@ class Body:
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
+        self._begun = False
         self.unread = True
+
+    def closes(self, scope: Scope) -> bool:
+        """Return whether the connection must be closed after an answer that goes ahead of the body. A small body that nobody has begun to read can
+        still arrive, and is discarded then; one that was being read has been too slow, or too large."""
+        return self.unread and (self._begun or has_large_body(scope))
 
     async def read(self, max_body_size: int, within: float) -> bytes | None:
         """Return the whole body, or None if the client has left.
@@ -66,6 +72,7 @@ class Body:
         return None
 
     async def _read(self, max_body_size: int, within: float) -> bytes | None:
+        self._begun = True
         whole = bytearray()  # a list of millions of tiny chunks would take many times the memory
         pace = Pace()
         while self.unread:
@@ -327,10 +334,10 @@ class Endpoint:
     async def _refuse(
         self, scope: Scope, receive: Receive, send: Send, incoming: Body, error: WeirError, status: int | None = None
     ) -> None:
-        closing = incoming.unread and has_large_body(scope)
         answer = self._refusal(error)
         answer = identified(answer if status is None else answer._replace(status=status), scope["headers"])
-        await send_early(scope, receive, send, answer, closing=closing, within=self._settings.body_timeout)
+        within = self._settings.body_timeout
+        await send_early(scope, receive, send, answer, closing=incoming.closes(scope), within=within)
 
 
 def identified(answer: HttpResponse, headers: Iterable[tuple[bytes, bytes]]) -> HttpResponse:
@@ -477,7 +484,7 @@ class AsgiInference:
             body = await incoming.read(self._settings.max_body_size, self._settings.body_timeout)
         except WeirError as error:
             refusal = identified(protocol.error_answer(exchange.refused(error), head.service), headers)
-            return await self._send_early(scope, receive, send, refusal, closing=incoming.unread)
+            return await self._send_early(scope, receive, send, refusal, closing=incoming.closes(scope))
         if body is None:
             return
         size = len(body)

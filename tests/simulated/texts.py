@@ -1,0 +1,256 @@
+"""Texts in the simulated server: a model whose vectors say of which text they are, the real encoder and endpoints of texts, and their clients."""
+
+import base64
+import json
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tests.simulated.asking import ANYTIME, CODE_OF, MODEL_FAULTS, Ask, http
+from tests.simulated.clients import Client
+from tests.simulated.models import CODES, RAISED, STATUS, Crash, Hang, answer_to, raised
+from tests.text_server.text_models import Words
+
+from weir.errors import InvalidRequest
+from weir.frontends.http.application import Added
+from weir.messages import JSON
+from weir.model import Measure, Model
+from weir.text_models.model import TextEncoder
+from weir.text_models.texts import Tokenized, Tokens
+from weir.text_server.encoder import Encoder, TextShape
+from weir.text_server.exchange import EmbeddingContext
+from weir.text_server.http import FastTexts
+from weir.text_server.metrics import TextClients, TextCounts
+from weir.text_server.protocols import text_apis
+from weir.text_server.requests import SMALL_REQUEST
+
+if TYPE_CHECKING:
+    from weir.protocols.settings import HttpSettings
+    from weir.serving.handle import ModelHandle
+
+NAME = "texts"
+FIRST_TEXT = 1_500_000_000  # no other client has numbers from here on, and they are token ids
+LONGEST = 64  # tokens of a text; what is longer is cut
+MOST_TEXTS = 50  # of one request
+_MODULUS = 9973  # numbers of a vector are below it, and so exact as float32
+
+# How each protocol shows an error, by its name; the rest is as `*`. This is not read from Weir: it is what Weir promises.
+_OPENAI_CODES = {
+    "ModelNotFound": "model_not_found", "MethodNotAllowed": "method_not_allowed", "Overloaded": "rate_limit_exceeded",
+    "Unauthorized": "invalid_api_key", "TooLarge": "request_too_large", "Unsupported": "unsupported", "ModelNotReady": "service_unavailable",
+    "Draining": "service_unavailable", "WorkerLost": "service_unavailable", "DeadlineExceeded": "timeout",
+}  # fmt: skip
+_OF_SERVER = ("DeadlineExceeded", "Cancelled", "ModelNotReady", "Draining", "WorkerLost", "ModelError", "ModelCrashed")
+_EMPTY = "Empty"  # an error that only TEI tells from other invalid requests
+_TEI_CODES = {
+    _EMPTY: (400, "Empty"),
+    "ModelError": (424, "Backend"), "ModelCrashed": (424, "Backend"), "InvalidRequest": (422, "Validation"), "Overloaded": (429, "Overloaded"),
+    "DeadlineExceeded": (408, "Backend"), "Cancelled": (499, "Backend"), "ModelNotReady": (503, "Unhealthy"), "Draining": (503, "Unhealthy"),
+    "WorkerLost": (503, "Unhealthy"),
+}  # fmt: skip
+
+
+def shown(api: str, kind: str) -> tuple[Any, ...]:
+    """Return how an error is shown in the answers of `api`."""
+    if api == "tei":
+        return _TEI_CODES.get(kind) or (STATUS[kind], "Validation")
+    own = "requests" if kind == "Overloaded" else "server_error" if kind in _OF_SERVER else "invalid_request_error"
+    return STATUS[kind], own, _OPENAI_CODES.get(kind)
+
+
+def vector_of(ids: Sequence[int]) -> list[float]:
+    """Return the vector of a text with these tokens."""
+    kept = ids[:LONGEST]
+    return [
+        float(each) for each in (len(kept), kept[0] % _MODULUS, sum(kept) % _MODULUS, answer_to(kept[0]) % _MODULUS)
+    ]
+
+
+class Numbers(Words):
+    """A tokenizer of texts whose words are numbers, which are their tokens."""
+
+    def _one(self, text: Any, max_length: int, truncate: bool) -> Tokenized | InvalidRequest:
+        ids = [int(word) for word in (text.split() if isinstance(text, str) else text)]
+        if len(ids) > max_length and not truncate:
+            return InvalidRequest(f"{len(ids)} tokens: must be at most {max_length}")
+        return Tokenized(np.array(ids[:max_length], "<i4").tobytes(), 0, len(ids) > max_length)
+
+
+class Vectors(Model):
+    """A vector for each text. The second token of a text says what shall happen."""
+
+    padded = True
+    content_types = (JSON,)
+    encode = TextEncoder.encode
+
+    def predict(self, batch: list[Tokens]) -> list[Any]:
+        texts = [np.frombuffer(item[0], "<i4").tolist() for item in batch]
+        for text in texts:
+            if text[1] == 1:
+                raise Crash
+            if text[1] == 2:
+                raise Hang
+            if text[1]:
+                raise raised(CODES[text[1]])
+        return [np.array(vector_of(text), np.float32) for text in texts]
+
+    @classmethod
+    def measure(cls, item: Tokens) -> Measure:
+        """A text's cost is its length."""
+        return Measure(cost=len(item.ids) / 4)
+
+
+class SimulatedTexts:
+    """The endpoints of texts in a simulated server, and its encoder of `service`."""
+
+    def __init__(self, service: "ModelHandle", settings: "HttpSettings", *, knows_words: bool) -> None:
+        words = Numbers()
+        words.knows_all = knows_words
+        self.encoder = Encoder(service, words, TextShape(4, LONGEST, normalize=False), threads=0)
+        clients = TextClients()
+        context = EmbeddingContext({NAME: self.encoder}, settings, MOST_TEXTS, TextCounts(clients), clients)
+        self._apis = text_apis(context)
+
+    @property
+    def added(self) -> Added:
+        """What it adds to HTTP."""
+        return Added([each for api in self._apis for each in api.endpoints()])
+
+    @property
+    def routes(self) -> list[FastTexts]:
+        """Its handlers for the fast path."""
+        return [FastTexts(api.texts, {NAME}) for api in self._apis]
+
+    def left(self) -> dict[str, int]:
+        """Return what is left of requests for vectors."""
+        encoder = self.encoder
+        return {
+            "texts that are held": encoder._held,
+            "texts under way": sum(encoder._under_way.values()),
+            "requests for vectors": encoder._open_requests._count,
+            "callers with texts": len(encoder._callers),
+        }
+
+
+class Question:
+    """What was asked for: the vectors of texts, by their tokens."""
+
+    def __init__(self, api: str, texts: list[list[int]], packed: bool) -> None:
+        self._api = api
+        self._texts = texts
+        self._packed = packed
+
+    def fault_of(self, ask: Ask, status: int, headers: dict[str, str], body: bytes, also: frozenset[str]) -> str:
+        """Return what is wrong with this response; "" if it is right."""
+        try:
+            found = json.loads(body)
+            return (
+                self._fault_of_answer(ask, found) if status == 200 else self._fault_of_error(ask, status, found, also)
+            )
+        except (ValueError, KeyError, TypeError) as failure:
+            return f"status {status} with a body of another form ({failure!r}): {body[:200]!r}"
+
+    def _fault_of_answer(self, ask: Ask, found: Any) -> str:
+        if ask.wanted:
+            return f"it got an answer, must get {ask.wanted}: {str(found)[:200]}"
+        vectors = found
+        if self._api == "openai":
+            if [each["index"] for each in found["data"]] != list(range(len(self._texts))):
+                return f"the vectors are not in order: {str(found)[:300]}"
+            vectors = [each["embedding"] for each in found["data"]]
+            tokens = sum(min(len(text), LONGEST) for text in self._texts)
+            if found["usage"]["prompt_tokens"] != tokens:
+                return f"the answer counts {found['usage']} tokens, must count {tokens}"
+        if self._packed:
+            vectors = [np.frombuffer(base64.b64decode(each), "<f4").tolist() for each in vectors]
+        right = [vector_of(text) for text in self._texts]
+        return "" if vectors == right else f"the vectors are not its own: {vectors[:3]}, must be {right[:3]}"
+
+    def _fault_of_error(self, ask: Ask, status: int, found: Any, also: frozenset[str]) -> str:
+        if self._api == "tei":
+            has: tuple[Any, ...] = status, found["error_type"]
+        else:
+            has = status, found["error"]["type"], found["error"]["code"]
+        if not has[1] and status == 503:
+            return ""
+        may = {*ANYTIME, *ask.extra, *also, *([ask.wanted] if ask.wanted else [])}
+        right = has in [shown(self._api, kind) for kind in may]
+        return "" if right else f"it got {has}, must get {ask.wanted or 'its answer'}: {str(found)[:300]}"
+
+
+_ERRORS = {
+    code: "ModelCrashed" if do in ("crash", "hang") else MODEL_FAULTS.get(do, do) for do, code in CODE_OF.items()
+}
+_WRONG_INPUTS: tuple[Any, ...] = ([], 5, {"a": 1}, [5.5], [None])
+
+
+def _draw_text(draw: random.Random, n: int, faults: float, *, small: bool) -> list[int]:
+    """Return the tokens of a text with the number `n`."""
+    do = draw.choice((*RAISED, "crash", "hang")) if draw.random() < faults else "ok"
+    fillers = 0 if small else draw.choice((0, 1, 5, 30, 100))
+    return [n, CODE_OF.get(do, 0), *(draw.randrange(10_000) for _ in range(fillers))]
+
+
+def draw_texts(draw: random.Random, n: int, *, faults: float, timeout: float, small: bool) -> Ask:
+    """Return a request for the vectors of texts. The first of them has the number `n`."""
+    count = 1 if small or draw.random() < 0.5 else draw.choice((2, 3, 10, 33, MOST_TEXTS))
+    texts = [_draw_text(draw, n + place, faults / count, small=small) for place in range(count)]
+    if count > 1 and draw.random() < 0.2:  # equal texts are computed once
+        texts[-1] = texts[0]
+    errors = {_ERRORS[text[1]] for text in texts if text[1]}
+    as_ids = draw.random() < 0.2
+    listed: list[Any] = texts if as_ids else [" ".join(map(str, text)) for text in texts]
+    sent: Any = listed[0] if count == 1 and draw.random() < 0.7 else listed
+    api = draw.choice(("openai", "openai", "tei"))
+    packed = api == "openai" and draw.random() < 0.3
+    document: dict[str, Any] = (
+        {"input": sent, "model": NAME} if api == "openai" else {"inputs": sent, "normalize": False}
+    )
+    if packed:
+        document["encoding_format"] = "base64"
+    wanted, extra = (min(errors) if errors else ""), frozenset(errors)
+    if draw.random() < faults / 3:
+        wanted, extra = _damage(draw, document, api), frozenset()
+    headers: tuple[str, ...] = ()
+    limit = timeout * max(1.0, count / SMALL_REQUEST)
+    if draw.random() < 0.1:
+        limit = draw.choice((0.001, 0.02, 0.1, 0.5))
+        headers = (f"X-Request-Timeout: {limit}",)
+    if draw.random() < 0.1:
+        headers += ("X-Client-Id: somebody",)
+    body = json.dumps(document).encode()
+    path = {"openai": "/v1/embeddings", "tei": "/embed"}[api]
+    ask = Ask(n, http(path, body, headers), False, count, limit, wanted, extra=extra)
+    ask.judged_by = Question(api, texts, packed)
+    return ask
+
+
+def _damage(draw: random.Random, document: dict[str, Any], api: str) -> str:
+    """Make `document` wrong, and return the error that it must have."""
+    field = "input" if api == "openai" else "inputs"
+    kind = draw.choice(("model", "input", "dimensions", "missing"))
+    if kind == "model":
+        document["model"] = "nothing"
+        return "ModelNotFound"
+    if kind == "input":
+        document[field] = draw.choice(_WRONG_INPUTS)
+        if document[field] == [] and api == "tei":
+            return _EMPTY
+    elif kind == "missing":
+        del document[field]
+    else:
+        document["dimensions"] = draw.choice((-1, 5, "many"))
+    return "InvalidRequest"
+
+
+class TextClient(Client):
+    """Asks for the vectors of texts, in all the ways in which clients of HTTP send, read and leave."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._number = FIRST_TEXT + self.index % 1000 * 1_000_000
+
+    def _ask(self, small: bool, long: bool) -> Ask:
+        self._number += 100
+        return draw_texts(self._draw, self._number, faults=self._faults, timeout=self.timeout, small=small)
