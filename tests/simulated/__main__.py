@@ -21,12 +21,15 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of the seeds")
     parser.add_argument("--seed", type=int, help="run only this one")
     parser.add_argument("--kept", help="what is left of the seed's plan, as it is printed for a seed that fails")
+    parser.add_argument("--disk", action="store_true", help="run batch jobs, on a disk that fails (see jobs.py)")
     parser.add_argument("--mutant", help="plant this fault first")
     chosen = parser.parse_args()
     if chosen.mutant:
         from tests.simulated.mutants import plant
 
         plant(chosen.mutant)
+    if chosen.disk:
+        return search_jobs(chosen.first, chosen.seconds) if chosen.seed is None else search_jobs(chosen.seed, 0.0)
     if chosen.seed is not None:
         return replay(chosen.seed, json.loads(chosen.kept) if chosen.kept else None, chosen.mutant)
     if chosen.jobs == 1:
@@ -75,6 +78,22 @@ def search(first: int, step: int, seconds: float, mutant: str | None = None) -> 
         f"{count} seeds from {first}: {requests} requests, {hours:.1f} simulated hours ({quiet:.1f} of servers with quiet stretches), {time.process_time() - began:.0f} s of CPU",
         flush=True,
     )
+    return 0
+
+
+def search_jobs(first: int, seconds: float) -> int:
+    """Run the batch jobs of the seeds from `first` on, at least of that one, until one fails or the time is over; return the exit code."""
+    from tests.simulated.jobs import simulate_jobs
+
+    began, seed, requests = time.process_time(), first, 0
+    while seed == first or time.process_time() < began + seconds:
+        result = simulate_jobs(seed)
+        requests += result.requests
+        if result.fault:
+            print(f"seed {seed}: {result.fault}\n.venv/bin/python -m tests.simulated --disk --seed {seed}", flush=True)
+            return 1
+        seed += 1
+    print(f"{seed - first} seeds of batch jobs from {first}: {requests} requests, trace {result.trace}", flush=True)
     return 0
 
 

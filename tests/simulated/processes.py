@@ -20,6 +20,7 @@ class SimulatedProcess:
     def __init__(self, loop: "SimulatedLoop") -> None:
         self._loop = loop
         self._held: deque[asyncio.Handle] = deque()
+        self._begun: list[asyncio.Task[None]] = []  # what never goes on is not collected: it would do more then
         self.runs = True
         self.killed = False
         self._context = copy_context()
@@ -28,7 +29,7 @@ class SimulatedProcess:
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Begin to do `work`."""
-        self._loop.create_task(work, context=self.context())
+        self._begun.append(self._loop.create_task(work, context=self.context()))
 
     def context(self) -> Context:
         """Return a context in which this process works."""
