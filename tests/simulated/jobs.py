@@ -115,7 +115,7 @@ class _Life:
 
         try:
             jobs = self.jobs = JobRoutes(
-                options, settings, ask, world.logged, context.account, InferencePaths(protocols), clock=world.wall, disk=self.disk
+                options, settings, ask, world.no_log, context.account, InferencePaths(protocols), clock=world.wall, disk=self.disk
             )  # fmt: skip
             app = make_app(registry, settings, context=context, added=Added(jobs.endpoints()), protocols=protocols)
             server = self.server = SimulatedServer(
@@ -163,7 +163,7 @@ class JobWorld(World):
         """Return what the wall clock shows."""
         return _EPOCH + self.loop.now + self.offset
 
-    def logged(self, event: str, **fields: object) -> None:
+    def no_log(self, level: int, event: str, **fields: object) -> None:
         """An event of the jobs: what became of each is asked for."""
 
     def connect(self, peer: Any, window: int | None) -> SimulatedTransport | None:
