@@ -177,7 +177,7 @@ class JobWorld(World):
 
     async def run(self) -> None:
         """Run the jobs, and look at what is left on the disk."""
-        with tempfile.TemporaryDirectory(dir=_SHARED, prefix="weir-simulated-") as directory:
+        with tempfile.TemporaryDirectory(dir=_SHARED, prefix="simulated-jobs-") as directory:
             self.directory = Path(directory) / "jobs"
             (self.directory / "files").mkdir(parents=True)
             self.storage = Storage(self.directory / "files", random.Random(f"{self.plan.seed} storage"), self.wall)
