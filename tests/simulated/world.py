@@ -542,6 +542,7 @@ class World:
         began = self.loop.now
         self._draining = True
         self.readiness_changed()
+        registry.ending = True
         for frontend in self.frontends:
             frontend.refuse()
         if self.texts:
