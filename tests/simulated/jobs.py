@@ -7,6 +7,7 @@ import asyncio
 import gc
 import hashlib
 import json
+import logging
 import random
 import sqlite3
 import sys
@@ -59,6 +60,15 @@ class ThreadedLoop(SimulatedLoop):
         self._draw = draw
         self.slow = False
         self._last: dict[Any, float] = {}
+        self._begun: list[
+            asyncio.Task[Any]
+        ] = []  # what a killed process has begun is not collected: it would do more then
+
+    def create_task(self, coro: Any, **options: Any) -> "asyncio.Task[Any]":
+        """See AbstractEventLoop."""
+        task: asyncio.Task[Any] = super().create_task(coro, **options)
+        self._begun.append(task)
+        return task
 
     def run_in_executor(self, executor: Any, func: Callable[[*Ts], T], *args: *Ts) -> "asyncio.Future[T]":
         """Do the work later, in this thread."""
@@ -509,7 +519,10 @@ def simulate_jobs(seed: int) -> Result:
         sys.unraisablehook = lambda _: None
         try:
             result = _simulated(plan, JobWorld(plan, loop), loop)
+            logging.disable()
+            del loop
             gc.collect()
         finally:
+            logging.disable(logging.NOTSET)
             sys.unraisablehook = hook
     return result
