@@ -265,6 +265,18 @@ def test_no_room_means_no_bulk_work() -> None:
     assert (cut.reason, cut.bulk) == (Reason.EXPRESS, 0)
 
 
+def test_bulk_work_that_joined_a_batch_ends_at_its_deadline() -> None:
+    """Although the batch that it joined is led by a request with a later one."""
+    mill = grown(4.0, max_batch_size=4)
+    (cut,) = mill.submit(*many(1))
+    (due,) = bulk(1, timeout=0.5)
+    mill.submit(due, *many(1))
+    (cut,) = mill.finish(cut)
+    assert (cut.rows, cut.bulk, mill.batcher.next_wakeup) == (2, 1, 0.5)
+    mill.advance(0.6)
+    assert due.settled
+
+
 def test_without_a_delay_bulk_work_never_joins() -> None:
     mill = grown(8.0, bulk_delay=0.0)
     (first,) = mill.submit(*many(1))

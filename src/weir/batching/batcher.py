@@ -471,6 +471,8 @@ class Batcher:
         queue.scheduler.led(group)
         fills = self._bulk_seen and self._bulk.waiting and not self._bulk.workers
         bulk = self._fill_up(draft, group, oldest_arrival, now) if fills else 0
+        if bulk:  # which may be due before all that leads the batch
+            earliest_deadline = min(earliest_deadline, *[request.deadline for request in draft.requests])
         return self._start(
             worker, draft, reason, seen.waiting, now - oldest_arrival, limit, wakeup, now, earliest_deadline, bulk=bulk
         )
