@@ -75,7 +75,7 @@ def test_our_own_house_has_no_knots() -> None:
 # Room by room: files and code lines. The goal of the rooms that stood when the house was rebuilt was 260 files and 33,000 lines.
 # Lower a pair whenever its room has become smaller; only the commit that adds a capability may raise one, by what it adds.
 LIMITS = {
-    "batching": (15, 2_769),
+    "batching": (15, 2_771),
     "bench": (8, 2_104),
     "catalog": (19, 4_912),
     "client": (7, 1_967),
