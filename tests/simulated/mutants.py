@@ -146,11 +146,6 @@ MUTANTS = {
     ),
     "answers-of-a-turn-kept": Mutant("weir.fronts.dispatcher", "        self._loop.call_soon(self.turn_ends)\n", ""),
     "handed-back-nowhere": Mutant("weir.fronts.dispatcher", "            self._link.put(MustHandOver(number))\n", "            pass\n"),
-    "unread-of-a-dead-front-kept": Mutant("weir.fronts.dispatcher", "        self._link.close()\n        self._claim.close()\n", "        self._link.close()\n"),
-    "silent-front-stays": Mutant("weir.fronts.supervision", "if running.front.silent > _PATIENCE:", "if False:"),
-    "wake-up-lost-of-a-worker": Mutant(
-        "weir.serving.driver", "        self.batcher.worker_ready(worker, places, now, bulk=bulk)\n        self._poll(Wakeup.WORKER, now)\n", "        self.batcher.worker_ready(worker, places, now, bulk=bulk)\n"
-    ),
     "wake-up-lost-of-a-place": Mutant(
         "weir.batching.batcher", "            self._freed = True\n            self._learn(dispatch, now)", "            self._learn(dispatch, now)"
     ),
@@ -160,7 +155,6 @@ MUTANTS = {
         "weir.batching.batcher", "            self._settle_late(work.suspects.passed(now), now)\n        while", "            pass\n        while"
     ),
     "reload-does-not-wait": Mutant("weir.serving.service", "        await self.generation.stop(drain_timeout)\n        if self", "        await self.generation.stop(0.0)\n        if self"),
-    "drain-forgets-former-generations": Mutant("weir.serving.service", "for each in (*self._former, self.generation) for driver", "for each in (self.generation,) for driver"),
     "former-generation-kept": Mutant("weir.serving.service", "            self._all.remove(self.generation)", "            pass"),
     "slow-stream-loses-parts": Mutant("weir.serving.driver", "        for request, error in refused:\n            self._end(request, error, now)\n        self._note", "        self._note"),
     "part-after-the-end": Mutant("weir.batching.collate", "        if request.settled:\n            if kind == EventKind.PART:", "        if False:\n            if kind == EventKind.PART:"),
@@ -174,17 +168,17 @@ MUTANTS = {
 KINDS = {
     "a status or a name missing in a table": ("status-missing", "status-of-one-protocol", "name-of-the-error-missing"),
     "an error as a value, or another's error": ("error-as-value", "wrong-length-accepted", "failure-of-one-for-all"),
-    "a forgotten charge": ("charge-kept", "charge-of-what-waits-kept", "charge-of-unread-kept", "unread-of-a-dead-front-kept"),
+    "a forgotten charge": ("charge-kept", "charge-of-what-waits-kept", "charge-of-unread-kept"),
     "a lost wake-up": (
         "wake-up-lost-of-a-group", "wake-up-lost-of-a-turn", "timer-not-armed-again", "earlier-deadline-not-armed", "next-request-forgotten",
-        "reading-never-resumed", "wake-up-lost-of-a-worker", "wake-up-lost-of-a-place", "answers-of-a-turn-kept", "bulk-never-cut",
+        "reading-never-resumed", "wake-up-lost-of-a-place", "answers-of-a-turn-kept", "bulk-never-cut",
     ),
     "a settled request answered again, or no end": (
         "settled-answered-again", "expired-not-settled", "end-not-noted", "half-of-a-dead-batch-lost", "cancelled-message-without-end",
         "refusal-kept-from-a-front", "handed-back-nowhere", "crash-tried-for-ever",
     ),
     "a deadline that does not hold": (
-        "answer-after-the-deadline", "running-never-expires", "timeout-of-the-caller-ignored", "body-never-too-slow", "expired-runs-again", "silent-front-stays",
+        "answer-after-the-deadline", "running-never-expires", "timeout-of-the-caller-ignored", "body-never-too-slow", "expired-runs-again",
     ),
     "a bound that does not hold": ("room-without-end", "left-stays-in-queue", "place-never-free", "bulk-without-end", "bulk-in-the-wrong-queue", "former-generation-kept"),
     "an answer in the wrong order or form": ("pieces-out-of-order", "form-of-another-protocol", "form-of-the-next-request", "content-taken-for-framing", "message-of-another-id", "keys-mixed", "slow-stream-loses-parts", "part-after-the-end"),
@@ -192,7 +186,7 @@ KINDS = {
         "left-cancelled-nowhere", "left-cancelled-for-the-last-only", "expired-computed", "rest-of-a-failed-request-computed",
         "front-does-not-withdraw", "requests-of-a-dead-front-stay", "withdrawn-in-the-table-only",
     ),
-    "a drain or a reload that cuts off": ("drain-does-not-wait", "former-generation-forgotten", "reload-does-not-wait", "drain-forgets-former-generations", "removed-worker-served"),
+    "a drain or a reload that cuts off": ("drain-does-not-wait", "former-generation-forgotten", "reload-does-not-wait", "removed-worker-served"),
     "readiness or metrics that do not follow": ("never-ready-again", "ready-without-workers", "counted-twice"),
 }  # fmt: skip
 

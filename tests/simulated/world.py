@@ -218,7 +218,7 @@ class Watch(Observer):
                 self._world.broken(f"a request ended twice, or was never accepted: {error!r}")
             if now > request.deadline + BOUND:
                 self._world.broken(f"a request ended {now - request.deadline:.3f} s after its deadline ({error!r})")
-            if error is None and now > request.deadline:
+            if error is None and now > request.deadline + ROUNDING:
                 self._world.broken(f"a request was answered {now - request.deadline:.3g} s after its deadline")
         if isinstance(error, DeadlineExceeded):
             self._check_expired(model, requests)
