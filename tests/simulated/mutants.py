@@ -146,9 +146,6 @@ MUTANTS = {
     ),
     "answers-of-a-turn-kept": Mutant("weir.fronts.dispatcher", "        self._loop.call_soon(self.turn_ends)\n", ""),
     "handed-back-nowhere": Mutant("weir.fronts.dispatcher", "            self._link.put(MustHandOver(number))\n", "            pass\n"),
-    "wake-up-lost-of-a-place": Mutant(
-        "weir.batching.batcher", "            self._freed = True\n            self._learn(dispatch, now)", "            self._learn(dispatch, now)"
-    ),
     "removed-worker-served": Mutant("weir.serving.driver", "            self.worker_lost(worker, \"\")\n", ""),
     "crash-tried-for-ever": Mutant("weir.batching.retry", "if dispatch.batch_id in self._last_tries:", "if False:"),
     "expired-runs-again": Mutant(
@@ -171,7 +168,7 @@ KINDS = {
     "a forgotten charge": ("charge-kept", "charge-of-what-waits-kept", "charge-of-unread-kept"),
     "a lost wake-up": (
         "wake-up-lost-of-a-group", "wake-up-lost-of-a-turn", "timer-not-armed-again", "earlier-deadline-not-armed", "next-request-forgotten",
-        "reading-never-resumed", "wake-up-lost-of-a-place", "answers-of-a-turn-kept", "bulk-never-cut",
+        "reading-never-resumed", "answers-of-a-turn-kept", "bulk-never-cut",
     ),
     "a settled request answered again, or no end": (
         "settled-answered-again", "expired-not-settled", "end-not-noted", "half-of-a-dead-batch-lost", "cancelled-message-without-end",
