@@ -467,3 +467,27 @@ def test_a_client_that_is_gone_before_it_is_accepted_is_no_error(error: Exceptio
         assert websockets.open == 0
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [RuntimeError("already closed"), OSError("gone")])
+def test_a_connection_that_both_sides_close_at_once_ends_without_an_error(error: Exception) -> None:
+    class Closed(WebSocket):
+        async def close(self, code: int = 1000, reason: str | None = None) -> None:
+            raise error
+
+    async def main() -> None:
+        sent: list[Any] = []
+        received = iter([{"type": "websocket.connect"}, {"type": "websocket.receive", "text": "x" * 2000}])
+
+        async def receive() -> Any:
+            return next(received)
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        websocket = Closed({"type": "websocket", "path": "/v2/ws", "headers": []}, receive, send)
+        sockets = WebSockets(Registry([]), HttpSettings(max_body_size=1024))
+        await sockets.serve(websocket)
+        assert [each["type"] for each in sent] == ["websocket.accept"]
+
+    asyncio.run(main())

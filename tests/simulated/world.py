@@ -619,7 +619,7 @@ class _Requests(CollectorRegistry):
 
 
 _LOG = logging.getLogger("weir")
-_UVICORN = [logging.getLogger(name) for name in ("uvicorn.error", "weir.http.websocket")]
+_UVICORN = [logging.getLogger("uvicorn.error")]
 
 
 def _hear(*, uvicorn: bool) -> None:

@@ -10,7 +10,7 @@ Their responses and all errors go through one outbox, which one task empties.
 import asyncio
 import logging
 from collections import deque
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +152,9 @@ class Session:
         try:
             code = await self._serve()
             if code is not None:
-                await self._socket.close(code)
+                # The client may have closed the connection at the same moment; which error is raised depends on the ASGI server.
+                with suppress(OSError, RuntimeError):
+                    await self._socket.close(code)
         except WebSocketDisconnect:
             pass
         except asyncio.CancelledError:

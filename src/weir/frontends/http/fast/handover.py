@@ -54,6 +54,8 @@ _ROOM_PATIENCE = 5.0  # seconds that a message may wait until the account has ro
 
 # For uvicorn and the parser. They log each head, with keys and tokens, each message, and each connection; our access log has the connections, if it is wanted.
 _log = logging.getLogger("weir.http.websocket")
+# Sessions end before the handshake only if their client has left.
+_log.addFilter(lambda record: not str(record.msg).startswith("ASGI callable returned without completing handshake"))
 _log.setLevel(logging.WARNING)
 
 _INVALID_TEXT, _POLICY, _TRY_AGAIN_LATER = 1007, 1008, 1013  # RFC 6455, section 7.4.1, and IANA's registry
