@@ -5,7 +5,7 @@ import json
 import random
 from typing import Any
 
-from tests.simulated.asking import ERROR_HEADER, draw_ask
+from tests.simulated.asking import ERROR_HEADER, draw_ask, http
 from tests.simulated.channels import ChannelClient, fault_of_status
 from tests.simulated.messages import OPENING, TEXT, frame
 from tests.simulated.streams import Incoming
@@ -41,13 +41,29 @@ def damaged(draw: random.Random, data: bytes, other: bytes) -> bytes:
     return data
 
 
+def valid(draw: random.Random, n: int, *, streams: bool) -> bytes:
+    """Return a valid request of some channel, of a number from `n` on."""
+    chance = draw.random()
+    if chance < 0.15 and streams:
+        body = json.dumps({"n": n, "size": 2, "do": "ok", "at": 0, "mark": False, "pad": 0}).encode()
+        return http("/infer/streams", body)
+    if chance < 0.3:
+        tensor = {"name": "x", "datatype": "INT64", "shape": [1, 2], "data": [n, 0]}
+        message = json.dumps({"model_name": "tensors", "id": str(n), "inputs": [tensor]}).encode()
+        return OPENING + frame(TEXT, message, draw.randbytes(4)) * draw.choice((1, 3))
+    asks = [draw_ask(draw, n + count, faults=0.0, timeout=1.0, small=True) for count in range(draw.choice((1, 1, 3)))]
+    return b"".join(ask.data for ask in asks)
+
+
 class FuzzClient(ChannelClient):
     """Sends a damaged request on a new connection each turn, reads for a while, and leaves."""
 
     def turn(self) -> None:
         """See ChannelClient."""
         draw = self.draw
-        data = damaged(draw, self._valid(), self._valid())
+        streams = "streams" in self.site.plan.services
+        numbers = (FIRST_NUMBER + self.number() for _ in range(2))
+        data = damaged(draw, *[valid(draw, n, streams=streams) for n in numbers])
         incoming = Incoming(self)
         transport: Any = self.site.connect(incoming, None)
         if transport is None:
@@ -59,25 +75,6 @@ class FuzzClient(ChannelClient):
         for start in range(0, len(data), size):
             transport.send(data[start : start + size])
         self.later(draw.choice((0.0, 0.01, 0.5, 5.0)), self._go, incoming, transport)
-
-    def _valid(self) -> bytes:
-        """Return a valid request of some channel."""
-        draw, n = self.draw, FIRST_NUMBER + self.number()
-        chance = draw.random()
-        if chance < 0.15 and "streams" in self.site.plan.services:
-            body = json.dumps({"n": n, "size": 2, "do": "ok", "at": 0, "mark": False, "pad": 0}).encode()
-            return b"POST /infer/streams HTTP/1.1\r\nHost: simulated\r\nContent-Length: %d\r\n\r\n%b" % (
-                len(body),
-                body,
-            )
-        if chance < 0.3:
-            tensor = {"name": "x", "datatype": "INT64", "shape": [1, 2], "data": [n, 0]}
-            message = json.dumps({"model_name": "tensors", "id": str(n), "inputs": [tensor]}).encode()
-            return OPENING + frame(TEXT, message, draw.randbytes(4)) * draw.choice((1, 3))
-        asks = [
-            draw_ask(draw, n + count, faults=0.0, timeout=1.0, small=True) for count in range(draw.choice((1, 1, 3)))
-        ]
-        return b"".join(ask.data for ask in asks)
 
     def _go(self, incoming: Incoming, transport: Any) -> None:
         if incoming.open:

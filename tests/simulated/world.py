@@ -130,6 +130,7 @@ def draw_plan(seed: int, *, turns: int | None = None) -> Plan:
         draw.choice(INTERVALS),
     )  # fmt: skip
     widen(plan, length)
+    plan.kept_faults = list(range(len(plan.faults)))
     return plan
 
 
@@ -407,7 +408,7 @@ class World:
         await registry.start()
         for frontend in self.frontends:
             await frontend.start()
-        self.clients = [make_client(self, index) for index in plan.clients]
+        self.clients = self.make_clients()
         self.prober = Prober(self, interval=plan.probes, scrapes=60)
         self.prober.begin()
         for client in self.clients:
@@ -423,6 +424,10 @@ class World:
         self.prober.stop()
         await asyncio.sleep(1.0)
         self._check_rest()
+
+    def make_clients(self) -> list[Any]:
+        """Return the clients, before they begin."""
+        return [make_client(self, index) for index in self.plan.clients]
 
     def _server(self, registry: Registry, settings: HttpSettings) -> "SimulatedServer | SimulatedFrontsServer":
         clock = self.loop.time
@@ -652,11 +657,11 @@ class Result:
     responses: Counter[str]
 
 
-def simulate(plan: Plan) -> Result:
+def simulate(plan: Plan, kind: type[World] = World) -> Result:
     """Run `plan` from its beginning to its end in virtual time."""
     loop = SimulatedLoop(coarse=plan.coarse)
     with simulated_core(loop) as cygrpc:
-        return _simulated(plan, World(plan, loop, cygrpc), loop)
+        return _simulated(plan, kind(plan, loop, cygrpc), loop)
 
 
 def _simulated(plan: Plan, world: World, loop: SimulatedLoop) -> Result:
