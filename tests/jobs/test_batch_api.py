@@ -391,3 +391,11 @@ def _scores(answer: Any) -> dict[int, float]:
     """Return the score of each document by its index."""
     ranks = answer if isinstance(answer, list) else answer["results"]
     return {rank["index"]: rank.get("score", rank.get("relevance_score")) for rank in ranks}
+
+
+def test_a_server_that_has_stopped_refuses_jobs_with_503(tmp_path: Path) -> None:
+    client = TestClient(weir_package.asgi(Square, batch_dir=str(tmp_path)))
+    with client:
+        assert client.get("/v1/files").status_code == 200
+    refused = client.get("/v1/batches")
+    assert (refused.status_code, "starting or shutting down" in refused.text) == (503, True)

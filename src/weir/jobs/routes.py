@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from weir.errors import (
-    DeadlineExceeded,
+    Draining,
     InvalidRequest,
     Overloaded,
     TooLarge,
@@ -159,7 +159,7 @@ class JobRoutes:
             self._thread.shutdown()
 
     async def _use(self, work: Callable[..., T], *arguments: Any, **named: Any) -> T:
-        """Return what `work` returns, a method of the store: it runs in the thread that uses the store. Raises DeadlineExceeded if the server does not run."""
+        """Return what `work` returns, a method of the store: it runs in the thread that uses the store. Raises Draining if the server does not run."""
         assert self._runner  # it runs
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *arguments, **named))
 
@@ -181,7 +181,7 @@ class JobRoutes:
     @property
     def _runner(self) -> JobRunner:
         if self._made is None:
-            raise DeadlineExceeded("the server does not run")
+            raise Draining("the server runs no batch jobs now: it is starting or shutting down")
         return self._made
 
     def endpoints(self) -> list[HttpEndpoint]:
