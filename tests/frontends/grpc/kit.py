@@ -60,11 +60,19 @@ def item(document: bytes, model: str, id: str = "", **parameters: Any) -> Infere
 class Rig:
     """A running server, and a channel to it."""
 
-    def __init__(self, registry: Registry, context: KserveContext, server: GrpcServer, channel: Any) -> None:
+    def __init__(
+        self, registry: Registry, context: KserveContext, server: GrpcServer, channel: Any, fronts: FrontsServer | None
+    ) -> None:
         self.registry = registry
         self.context = context
         self.server = server
         self.channel = channel
+        self._fronts = fronts
+
+    async def drain(self, seconds: float | None = None) -> bool:
+        """Drain the server, and its fronts if it has some, as App does."""
+        frontends: list[Any] = [self.server] if self._fronts is None else [self._fronts, self.server]
+        return all(await asyncio.gather(*[frontend.drain(seconds) for frontend in frontends]))
 
     async def call(self, call: str, /, *, service: str = INFERENCE, metadata: Any = None, **fields: Any) -> Any:
         """Call a unary method with what its message says."""
@@ -102,8 +110,7 @@ async def serving(
     async with AsyncExitStack() as stack:
         await registry.start()
         stack.push_async_callback(registry.stop, 0.0)
-        if CORE is FRONTS:
-            await stack.enter_async_context(fronts_of(server, context))
+        fronts = await stack.enter_async_context(fronts_of(server, context)) if CORE is FRONTS else None
         await server.start()
         stack.push_async_callback(server.stop)
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
@@ -111,11 +118,11 @@ async def serving(
             made = grpc.aio.secure_channel(f"localhost:{server.port}", credentials, options)
         else:
             made = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options)
-        yield Rig(registry, context, server, await stack.enter_async_context(made))
+        yield Rig(registry, context, server, await stack.enter_async_context(made), fronts)
 
 
 @asynccontextmanager
-async def fronts_of(server: DispatcherGrpc, context: KserveContext) -> AsyncIterator[None]:
+async def fronts_of(server: DispatcherGrpc, context: KserveContext) -> AsyncIterator[FrontsServer]:
     """Run two fronts before `server`."""
     figures = FrontFigures(context.http, 2)
     context.account = figures.account
@@ -125,7 +132,7 @@ async def fronts_of(server: DispatcherGrpc, context: KserveContext) -> AsyncIter
     )
     await http.start()
     try:
-        yield
+        yield http
     finally:
         await http.stop()
 

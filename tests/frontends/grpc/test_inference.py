@@ -654,7 +654,7 @@ def test_a_draining_server_answers_the_requests_of_a_stream_and_ends_it() -> Non
         await call.write(write_request(make_request(id="7")))
         await until(lambda: bool(fake.pending))
         rig.server.refuse()
-        draining = asyncio.ensure_future(rig.server.drain(10))
+        draining = asyncio.ensure_future(rig.drain(10))
         fake.answer_next(lambda payloads: [{"y": payloads[0]["x"]}])
         assert read_stream_response(await call.read())[1].id == "7"
         assert await call.code() is grpc.StatusCode.UNAVAILABLE

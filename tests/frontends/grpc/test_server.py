@@ -126,7 +126,7 @@ def test_drain_finishes_what_was_accepted_and_refuses_the_rest() -> None:
         rig.server.refuse()
         code, text = await refused(rig.infer(make_request()))
         assert code is grpc.StatusCode.UNAVAILABLE and "is shutting down" in text
-        draining = asyncio.ensure_future(rig.server.drain())
+        draining = asyncio.ensure_future(rig.drain())
         await asyncio.sleep(0)
         fake.answer_next(lambda payloads: [{"y": payloads[0]["x"]}])
         assert await accepted
@@ -141,7 +141,7 @@ def test_drain_does_not_wait_for_ever() -> None:
         async with serving(Service(Double, executor=executor)) as rig:
             call = rig.raw(INFER, write_request(make_request()))
             await until(lambda: bool(executor.pending))
-            assert not await rig.server.drain(0.01)
+            assert not await rig.drain(0.01)
             assert (await refused(call))[0] in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
     asyncio.run(main())

@@ -52,6 +52,25 @@ def test_it_is_refused_in_the_form_of_the_protocol_that_was_meant() -> None:
     assert (answer.status, answer.body[:19]) == (400, b'{"error":"request: ')
 
 
+@pytest.mark.parametrize(
+    ("part", "statuses"),
+    [(b"", [200]), (b"POST /elsewh", [200, 503]), (CHUNKED + b"2\r\n", [200, 503])],
+    ids=["idle", "half a head", "half a body"],
+)
+def test_what_has_not_arrived_when_the_server_ends_is_refused(part: bytes, statuses: list[int]) -> None:
+    async def main() -> None:
+        async with site() as here:
+            transport = here.connect()
+            transport.receive(post(b"[3]", path="/elsewhere") + part)
+            await settled()
+            (connection,) = here.shared.connections
+            connection.stop()
+            assert [answer.status for answer in answers(transport.sent)] == statuses
+            assert transport.is_closing()
+
+    asyncio.run(main())
+
+
 class Held:
     """An application that counts its calls, and answers when it is let."""
 

@@ -22,6 +22,7 @@ from websockets.frames import Frame
 from weir.errors import InvalidRequest, TooLarge, Unsupported, WeirError
 from weir.frontends.http.access_log import REFUSED
 from weir.frontends.http.fast.plan import END_OF_HEAD
+from weir.frontends.http.fast.response_writer import draining
 from weir.protocols.account import Pace, head_bytes
 from weir.protocols.native import content_length, head_size
 from weir.protocols.settings import HttpSettings
@@ -679,8 +680,12 @@ class UvicornConnection(Charged, HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def stop(self) -> None:
-        """Close the connection."""
-        self.transport.close()
+        """Close the connection. A request that has not arrived completely is refused with Draining."""
+        arrives = self.cycle.more_body if self.busy else self._head_since is not None
+        if arrives and not self.transport.is_closing():
+            self._refuse(draining())
+        else:
+            self.transport.close()
 
     def abort(self) -> None:
         """Close the connection at once."""
