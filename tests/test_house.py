@@ -80,7 +80,7 @@ LIMITS = {
     "catalog": (19, 4_912),
     "client": (7, 1_967),
     "commands": (10, 1_872),
-    "frontends": (27, 6_754),
+    "frontends": (27, 6_757),
     "fronts": (13, 2_906),
     "jobs": (8, 1_451),
     "manifests": (4, 905),

@@ -328,7 +328,7 @@ OPENING = (
     b"GET /ws HTTP/1.1\r\nHost: test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
 )
-TEXT, CONTINUATION, CLOSE, PING = 0x1, 0x0, 0x8, 0x9
+TEXT, CONTINUATION, CLOSE, PING, PONG = 0x1, 0x0, 0x8, 0x9, 0xA
 FIN = 0x80
 
 
@@ -583,6 +583,24 @@ def test_answers_are_written_one_after_the_other_to_who_reads_slowly() -> None:
                 await settled()
                 assert transport.get_write_buffer_size() < 128 << 10
             assert len(transport.sent) > 2_000_000
+
+    asyncio.run(main())
+
+
+def test_a_late_answer_to_a_ping_does_not_hasten_the_next_ping() -> None:
+    async def main() -> None:
+        async with opened() as (here, transport):
+            (connection,) = here.shared.connections
+            assert isinstance(connection, Upgraded)
+            connection.send_keepalive_ping()
+            connection.ping_sent_at -= 1000.0  # so long ago
+            ping = bytes(transport.sent[-4:])
+            transport.receive(frame(FIN | PONG, ping))
+            assert connection.last_ping_rtt > 999.0
+            connection.send_keepalive_ping()
+            assert connection.ping_timer is not None
+            interval = here.shared.settings.websocket_ping
+            assert connection.ping_timer.when() > asyncio.get_running_loop().time() + interval / 2
 
     asyncio.run(main())
 

@@ -138,6 +138,13 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
             self._refuse_to_open()
         self._count()
 
+    def schedule_ping(self) -> None:
+        """uvicorn: the next ping is due after an interval. uvicorn subtracts how late the last answer came: once one had been later than an
+        interval, pings would follow each other without a pause, and no answer would be in time for the one that counts.
+        """
+        assert self.ping_interval is not None
+        self.ping_timer = self.loop.call_later(self.ping_interval, self.send_keepalive_ping)
+
     def pause_writing(self) -> None:
         """asyncio: the client does not read what was written, so read nothing from it, neither requests nor pings."""
         super().pause_writing()
