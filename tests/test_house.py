@@ -81,7 +81,7 @@ LIMITS = {
     "client": (7, 1_967),
     "commands": (10, 1_872),
     "frontends": (27, 6_757),
-    "fronts": (13, 2_906),
+    "fronts": (13, 2_908),
     "jobs": (8, 1_451),
     "manifests": (4, 905),
     "policy": (26, 3_560),
@@ -93,7 +93,7 @@ LIMITS = {
     "text_models": (28, 6_265),
     "text_server": (30, 7_542),
     "tuning": (6, 1_161),
-    "weir": (42, 4_140),
+    "weir": (42, 4_143),
     "wire": (14, 3_005),
     "workers": (27, 7_278),
 }

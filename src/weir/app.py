@@ -78,6 +78,7 @@ from weir.workers.cpus import cpu_count, pinned
 from weir.workers.settings import SERVER_ADDRESS
 
 if TYPE_CHECKING:
+    from weir.frontends.http.fast.plan import RouteHandler
     from weir.fronts.server import FrontFigures
     from weir.keywords import AsgiKeywords
 
@@ -151,6 +152,7 @@ class App:
         )
         added = None if product is None else partial(product.grpc_calls, site.context)
         grpc: Any = make_grpc(site.kserve, settings.grpc, settings.http, added, _of_fronts if fronts > 1 else None)
+        handlers = () if product is None else product.fast_routes(site.context)
         if figures is None:
             self.server = HttpServer(
                 self.registry,
@@ -159,11 +161,11 @@ class App:
                 notified.observers,
                 context=site.kserve,
                 websockets=site.websockets,
-                route_handlers=() if product is None else product.fast_routes(site.context),
+                route_handlers=handlers,
                 log=notified.log,
             )
         else:
-            self.server = self._server_with(fronts, figures, notified, grpc, in_fronts)
+            self.server = self._server_with(fronts, figures, notified, grpc, in_fronts, handlers)
         self.registry.changed.append(self.server.routes_changed)
         self.frontends: list[Frontend] = [self.server, *([] if grpc is None else [grpc])]
         self.frontends += open_frontends(settings.frontends.wanted, site.context)
@@ -185,8 +187,9 @@ class App:
         return count
 
     def _server_with(
-        self, fronts: int, figures: "FrontFigures", notified: "Notified", grpc: Any, product: "ProductInFronts | None"
-    ) -> HttpServer:
+        self, fronts: int, figures: "FrontFigures", notified: "Notified", grpc: Any, product: "ProductInFronts | None",
+        handlers: "Sequence[RouteHandler]",
+    ) -> HttpServer:  # fmt: skip
         """Return the HTTP server with so many fronts."""
         from weir.fronts.front import FrontConfig
         from weir.fronts.server import FrontsServer
@@ -204,7 +207,7 @@ class App:
         )
         server = FrontsServer(
             self.registry, site.asgi, settings.http, notified.observers, config=config, figures=figures, context=site.kserve,
-            websockets=site.websockets, log=notified.log, grpc=grpc, product=None if product is None else product.dispatcher,
+            websockets=site.websockets, log=notified.log, grpc=grpc, product=None if product is None else product.dispatcher, route_handlers=handlers,
         )  # fmt: skip
         self._front_rows = lambda: rows_of(server.fronts, server.connections_of)
         if site.exposition is not None:

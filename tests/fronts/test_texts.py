@@ -3,6 +3,7 @@
 import base64
 import json
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -318,3 +319,21 @@ def test_keys_the_log_and_a_drain_are_those_of_the_server(folder: Path, tmp_path
             served.until_logged("draining")
         assert [caller.answer()[0] for caller in callers] == [200, 200]
         assert served.process.wait(20) == 0
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/embeddings", 400), ("/embed", 422)])
+def test_what_is_framed_wrongly_is_refused_in_the_form_of_its_api(
+    served: Served, single: Served, path: str, status: int
+) -> None:
+    """Such a request is handed over to the dispatcher, which writes the error without the application."""
+
+    def refusal(running: Served) -> bytes:
+        host, _, port = running.url.partition("://")[2].partition(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(f"POST {path} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nZ\r\n".encode())
+            with connection.makefile("rb") as answer:
+                head, _, content = answer.read().partition(b"\r\n\r\n")
+        assert int(head[9:12]) == status
+        return content
+
+    assert refusal(served) == refusal(single)

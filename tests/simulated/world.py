@@ -444,14 +444,15 @@ class World:
         self.texts = texts and SimulatedTexts(texts, settings, knows_words=self.plan.knows_words)
         added = self.texts.added if self.texts else NOTHING
         app = make_app(registry, settings, metrics=render, context=context, websockets=websockets, added=added)
+        handlers = self.texts.routes if self.texts else ()
         if figures is None:
             return SimulatedServer(
                 registry, app, settings, context=context, websockets=websockets, clock=clock, time_of_day=clock,
-                route_handlers=self.texts.routes if self.texts else (),
+                route_handlers=handlers,
             )  # fmt: skip
         server = SimulatedFrontsServer(
             registry, app, settings, [self.watch, self.metrics], config=config_of(settings, context.access, self.plan.fronts),
-            figures=figures, context=context, websockets=websockets, clock=clock, time_of_day=clock,
+            figures=figures, context=context, websockets=websockets, clock=clock, time_of_day=clock, route_handlers=handlers,
         )  # fmt: skip
         server.simulate(self.loop, random.Random(f"{self.plan.seed} machines"), self.broken)
         return server

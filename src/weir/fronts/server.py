@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from weir.errors import SettingsError
 from weir.frontends.http.access_log import HttpLog
+from weir.frontends.http.fast.plan import RouteHandler
 from weir.frontends.http.server import BACKLOG, HttpServer, Listening, unix_socket
 from weir.fronts.account import SharedAccount, SharedFigures, table_bytes
 from weir.fronts.dispatcher import Catalogue, ConnectedFront
@@ -70,11 +71,12 @@ class FrontsServer(HttpServer):
         self, registry: "Models", asgi_app: Any, settings: HttpSettings, observers: Sequence[Observer], *, config: FrontConfig,
         figures: FrontFigures, context: KserveContext, websockets: "WebSockets | None" = None, log: HttpLog | None = None,
         grpc: "DispatcherGrpc | None" = None, product: "DispatcherProduct | None" = None, clock: "Callable[[], float]" = time.monotonic,
-        time_of_day: "Callable[[], float]" = time.time,
+        time_of_day: "Callable[[], float]" = time.time, route_handlers: Sequence[RouteHandler] = (),
     ) -> None:  # fmt: skip
         check_possible(config.fronts)
         super().__init__(
-            registry, asgi_app, settings, observers, context=context, websockets=websockets, log=log, clock=clock, time_of_day=time_of_day
+            registry, asgi_app, settings, observers, context=context, websockets=websockets, log=log, clock=clock, time_of_day=time_of_day,
+            route_handlers=route_handlers,
         )  # fmt: skip
         self._config = config
         self._figures = figures
