@@ -444,7 +444,7 @@ _HEADER_LENGTH = "Inference-Header-Content-Length"
 
 class KserveTarget(HttpTarget):
     """Sends requests of the Open Inference Protocol, with tensors as JSON or raw bytes. `data` are the requests as JSON (see
-    payloads.given_requests); without it, a request is made from the model's metadata."""
+    target.given_requests); without it, a request is made from the model's metadata."""
 
     def __init__(
         self,
