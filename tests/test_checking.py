@@ -39,6 +39,9 @@ def test_one_worker_is_tried_and_measured_of_a_model_with_two_kinds(tmp_path: Pa
     path = tmp_path / "count.toml"
     done = weir("profile", COUNT, "--config", config, "--sizes", "1", "--seconds", "0.1", "--output", path)
     assert done.returncode == 0, done.stderr
+    config.write_text('[models.count]\nworkers = 1\nworker_kinds = ["large", "small"]\n')
+    refused = weir("check", COUNT, "--config", config)  # as it would be served
+    assert "workers=1: no worker is of the kind 'small'; have more workers" in " ".join(refused.stderr.split())
     refused = weir("profile", COUNT, "--worker-kinds", "large")
     assert "No such option: --worker-kinds" in refused.stderr
 

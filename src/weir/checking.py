@@ -20,6 +20,7 @@ from weir.profiling.machine import memory_of
 from weir.protocols.entries import QueueEntry, Schedule
 from weir.protocols.exchange import Exchange, QueuedRequest
 from weir.serving.service import Service, same
+from weir.workers import source
 from weir.workers.settings import ONE_WORKER
 
 
@@ -68,7 +69,10 @@ def check_model_runs(model: ModelToServe, others: Sequence[ModelToServe] = ()) -
 
 
 def _one_worker(model: ModelToServe) -> Service:
-    return make_service(model._replace(settings={**model.settings, **ONE_WORKER}), ())
+    as_served = make_service(model, ())  # raises what `weir serve` would, of the workers that are not tried
+    service = make_service(model._replace(settings={**model.settings, **ONE_WORKER}), ())
+    source.release(as_served.generation)
+    return service
 
 
 async def _check(service: Service, registry: Registry) -> ModelReport:

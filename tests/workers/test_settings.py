@@ -97,7 +97,7 @@ def test_workers_are_a_number_or_a_range(given: Any, kept: object, first: int, m
     assert replace(settings, threads=2).workers == kept
 
 
-@pytest.mark.parametrize("given", [0, -1, "x", "4..2", "0", "1..5000", None])
+@pytest.mark.parametrize("given", [0, -1, "x", "4..2", "0", "1..5000", "5000", 5000, None])
 def test_other_workers_are_refused(given: Any) -> None:
     with pytest.raises(SettingsError) as raised:
         WorkerSettings(workers=given)

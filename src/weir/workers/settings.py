@@ -101,13 +101,13 @@ ONE_WORKER: Mapping[str, Any] = {"workers": 1, "worker_kinds": []}  # the settin
 
 def as_workers(value: Any) -> int | str | None:
     """Return a number of workers as an int, and a range as its text; None if `value` is neither."""
-    if isinstance(value, str):
-        try:
-            stated = WorkerRange.parse(value)
-        except SettingsError:
-            return None
-        return str(stated) if ".." in value else stated.most
-    return int(value) if value is not True and isinstance(value, Integral) and int(value) >= 1 else None
+    if not isinstance(value, str | Integral) or value is True:
+        return None
+    try:
+        stated = WorkerRange.parse(str(value))
+    except SettingsError:
+        return None
+    return str(stated) if ".." in str(value) else stated.most
 
 
 def is_workers(value: Any) -> bool:
