@@ -51,8 +51,8 @@ from benchmarks.harness.servers import ROOT, environment
 from benchmarks.models import Grid, Words
 from weir.batching.settings import BatchingSettings
 from weir.catalog.registry import Registry
+from weir.frontends.grpc import GrpcSettings
 from weir.frontends.grpc.core import Core
-from weir.frontends.grpc.frontend import GrpcSettings
 from weir.frontends.grpc.server import GrpcServer
 from weir.frontends.http.application import InferencePaths, inference_protocols, make_app
 from weir.frontends.http.server import HttpServer
@@ -62,8 +62,8 @@ from weir.jobs.running import Reply, call
 from weir.jobs.settings import JobSettings
 from weir.protocols.access import Control, ControlSettings
 from weir.protocols.account import Account
-from weir.protocols.content_negotiation import compress
 from weir.protocols.kserve import KserveContext
+from weir.protocols.response import compress
 from weir.protocols.settings import HttpSettings
 from weir.telemetry.logs import LogObserver, get_logger, logging_to
 from weir.telemetry.settings import TelemetrySettings

@@ -22,7 +22,7 @@ from weir.catalog.repository.triton import PLATFORMS, REFUSED, WARNED
 from weir.catalog.sources import ON_DEMAND_SETTINGS
 from weir.config import GONE
 from weir.frontends.http.pages import Held, InMemory
-from weir.fronts.supervision import FrontMetrics
+from weir.fronts.server import FrontMetrics
 from weir.manifests.kubernetes import documents
 from weir.manifests.monitoring import Queries, groups
 from weir.messages import Reason

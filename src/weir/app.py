@@ -50,8 +50,8 @@ from weir.frontends.frontend import (
     nothing,
     open_frontends,
 )
-from weir.frontends.grpc.frontend import GrpcSettings
-from weir.frontends.grpc.frontend import make_frontend as make_grpc
+from weir.frontends.grpc import GrpcSettings
+from weir.frontends.grpc import make_frontend as make_grpc
 from weir.frontends.http.access_log import HttpLog
 from weir.frontends.http.application import NOTHING, Added, InferencePaths, inference_protocols, make_app
 from weir.frontends.http.pages import Held, InMemory, code_of, make_exposition
@@ -192,8 +192,7 @@ class App:
     ) -> HttpServer:  # fmt: skip
         """Return the HTTP server with so many fronts."""
         from weir.fronts.front import FrontConfig
-        from weir.fronts.server import FrontsServer
-        from weir.fronts.supervision import FrontMetrics, rows_of
+        from weir.fronts.server import FrontMetrics, FrontsServer, rows_of
 
         settings, site = self.settings, self.site
         level = logging.getLevelNamesMapping()[settings.telemetry.log_level.upper()]

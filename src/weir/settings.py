@@ -22,7 +22,7 @@ from weir.catalog.sources import ALL_FORMS, ModelToServe, RepositorySettings, de
 from weir.config import Rule, check, from_text, from_texts, from_toml, setting
 from weir.errors import SettingsError
 from weir.frontends.frontend import FrontendsSettings
-from weir.frontends.grpc.frontend import GrpcSettings
+from weir.frontends.grpc import GrpcSettings
 from weir.jobs.settings import JobSettings
 from weir.protocols.access import AccessSettings, ControlSettings
 from weir.protocols.settings import HttpSettings, KserveSettings

@@ -8,6 +8,7 @@ import pytest
 from tests.fronts.test_dispatcher import connected, run, until
 
 from weir.errors import Overloaded
+from weir.fronts.dispatcher import sent_output
 from weir.fronts.messages import (
     CallerLeft,
     FailedRequest,
@@ -18,7 +19,6 @@ from weir.fronts.messages import (
     Submit,
     TextOutputs,
 )
-from weir.fronts.texts import sent_output
 from weir.messages import OBJECT
 from weir.testing import FakeExecutor
 

@@ -20,7 +20,7 @@ import grpc
 from benchmarks.parsers import Ports, cases, message
 from tests.fuzz.growth import grpc_body, head, json_body, json_value, msgpack_body
 
-from weir.protocols.content_negotiation import compress
+from weir.protocols.response import compress
 from weir.text_server.bert_as_service.frames import COMMAND, GREETING, LONG, MORE, frame, ready
 
 CORPUS = Path(__file__).parent / "corpus"

@@ -31,8 +31,8 @@ from weir.frontends.http.application import make_app
 from weir.model import Model, Tensor
 from weir.protocols import entries, offloading
 from weir.protocols.account import CLAIM, Account
-from weir.protocols.content_negotiation import compress, decompress
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, parsed, work_later
+from weir.protocols.response import compress, decompress
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.settings import read_model_table

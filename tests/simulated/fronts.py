@@ -9,12 +9,11 @@ from tests.simulated.loop import SimulatedLoop
 from tests.simulated.processes import SimulatedProcess, socket_pair
 from tests.simulated.transport import Ordered, Peer, SimulatedTransport
 
-from weir.fronts.account import SharedAccount, SharedFigures
 from weir.fronts.front import Front, FrontConfig, FrontEnds
 from weir.fronts.messages import ModelTable
-from weir.fronts.server import FrontsServer, _Passed
-from weir.fronts.supervision import FrontProcesses, Fronts, MakeFront, StartedFront
+from weir.fronts.server import FrontProcesses, Fronts, FrontsServer, MakeFront, StartedFront, _Passed
 from weir.protocols.access import Access
+from weir.protocols.account import SharedAccount, SharedFigures
 
 START = 0.2  # seconds until a front listens
 LATENCIES = (0.0, 0.0001, 0.002)  # seconds of a link

@@ -31,7 +31,7 @@ from tests.simulated.workers import SimulatedExecutor, WorkerPlan
 
 from weir.catalog.registry import Registry
 from weir.errors import DeadlineExceeded, Draining, WeirError
-from weir.frontends.grpc.frontend import GrpcSettings
+from weir.frontends.grpc import GrpcSettings
 from weir.frontends.grpc.server import GrpcServer
 from weir.frontends.http.application import NOTHING, make_app
 from weir.frontends.http.pages import make_exposition

@@ -15,8 +15,7 @@ from weir import Service
 from weir.errors import InvalidRequest, ModelError, SettingsError
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Batch
 from weir.text_models.model import TextEncoder, TokenIds, estimated_tokens, padded_inputs, runs
-from weir.text_models.runtime import open_runtime
-from weir.text_models.runtime.contract import Widths
+from weir.text_models.runtime import Widths, open_runtime
 from weir.text_models.texts import Tokens
 from weir.workers.run.runner import RunnableModel, Runner
 

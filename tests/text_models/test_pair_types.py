@@ -12,8 +12,7 @@ from weir.errors import SettingsError
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.model import TextEncoder, TokenIds, padded_inputs
 from weir.text_models.pooling import Pooling, Recipe
-from weir.text_models.runtime import open_runtime
-from weir.text_models.runtime.contract import RuntimeOptions
+from weir.text_models.runtime import RuntimeOptions, open_runtime
 from weir.text_models.tokenizer import Tokenizer
 
 NO_TYPES = {"model_input_names": ["input_ids", "attention_mask"]}

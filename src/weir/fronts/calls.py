@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from weir.errors import CapacityError, ModelNotFound, Unauthorized
+from weir.frontends.grpc import GrpcSettings, make_frontend
 from weir.frontends.grpc.aio import Relay, take_peer
 from weir.frontends.grpc.call import IncomingCall
-from weir.frontends.grpc.frontend import GrpcSettings, make_frontend
 from weir.frontends.grpc.inference import UnaryInference
 from weir.frontends.grpc.server import Certificate, GrpcServer, certificate_of, credentials_of
 from weir.frontends.grpc.services import INFERENCE, Services

@@ -22,7 +22,6 @@ from weir.errors import (
     WeirError,
 )
 from weir.messages import JSON, TRACE_FIELD_NAMES, carry
-from weir.protocols.content_negotiation import accept_of, accepted_coding, coding_of, content_type_of, write_types
 from weir.protocols.entries import (
     CLASS_HEADER,
     arrays_size,
@@ -37,11 +36,16 @@ from weir.protocols.offloading import written
 from weir.protocols.response import (
     Headers,
     HttpResponse,
+    accept_of,
+    accepted_coding,
     batch_body,
+    coding_of,
+    content_type_of,
     error_answer,
     error_body,
     explain_headers,
     start_headers,
+    write_types,
 )
 from weir.protocols.settings import HttpSettings
 from weir.serving.calls import StreamedCall

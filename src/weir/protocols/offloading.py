@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 from weir.errors import Overloaded, WeirError
 from weir.messages import JSON, MSGPACK
 from weir.protocols.account import CLAIM, Account, charge, charge_values, reading
-from weir.protocols.content_negotiation import is_msgpack
+from weir.protocols.response import is_msgpack
 from weir.wire.values import values_bytes
 
 Meaning = TypeVar("Meaning")

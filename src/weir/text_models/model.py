@@ -18,8 +18,16 @@ from weir.text_models.late_interaction import QUERY, LateInteraction, maxsim
 from weir.text_models.packing import written_numbers
 from weir.text_models.pooling import OF_SPECIAL_TOKENS, OF_TOKENS, WITH_CLASSIFIER, Pooling
 from weir.text_models.recipe import RecipeOptions, chosen_recipe
-from weir.text_models.runtime import check_devices, device_of, may_use_gpu, open_runtime
-from weir.text_models.runtime.contract import CPU, RuntimeOptions, Widths, widened
+from weir.text_models.runtime import (
+    CPU,
+    RuntimeOptions,
+    Widths,
+    check_devices,
+    device_of,
+    may_use_gpu,
+    open_runtime,
+    widened,
+)
 from weir.text_models.texts import Ids, PlainText, TextItem, TextOutput, Tokens, Words
 from weir.wire.schema import any_of
 from weir.wire.values import encode
@@ -27,7 +35,7 @@ from weir.wire.values import encode
 if TYPE_CHECKING:
     from weir.text_models.checkpoint.reading import Checkpoint
     from weir.text_models.pooling import Recipe
-    from weir.text_models.runtime.contract import Runtime
+    from weir.text_models.runtime import Runtime
     from weir.text_models.tokenizer import Tokenizer
 
 
@@ -52,7 +60,7 @@ class TextEncoder(Model):
             files.
         bare_layer: see recipe.chosen_recipe.
         runtime, threads, compiled, gpu_memory_fraction, cache: see runtime.RuntimeOptions.
-        lone_threads: the most threads that compute a batch on a CPU while enough other workers have none, see runtime/contract.py; as `threads` if it is not
+        lone_threads: the most threads that compute a batch on a CPU while enough other workers have none, see runtime/__init__.py; as `threads` if it is not
             more.
         devices: the device of each worker, repeated if there are more workers: auto, cpu, cuda or cuda:1.
         max_length: the most tokens of a text, special tokens included; None for the model's own limit.

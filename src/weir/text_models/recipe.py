@@ -23,7 +23,7 @@ from weir.text_models.pooling import (
 )
 
 if TYPE_CHECKING:
-    from weir.text_models.checkpoint.config import Architecture
+    from weir.text_models.checkpoint.families import Architecture
     from weir.text_models.checkpoint.heads import Dense
     from weir.text_models.checkpoint.reading import Checkpoint
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
+from weir.frontends.grpc import GrpcSettings
 from weir.frontends.grpc.core import Core
-from weir.frontends.grpc.frontend import GrpcSettings
 from weir.frontends.grpc.server import GrpcServer
 from weir.fronts.calls import DispatcherGrpc
 from weir.fronts.front import FrontConfig

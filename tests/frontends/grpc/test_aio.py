@@ -11,10 +11,9 @@ from tests.frontends.grpc.test_stock_clients import CLIENTS, MODELS
 from tests.served import Served
 
 from weir.catalog.registry import Registry
-from weir.frontends.grpc import call
+from weir.frontends.grpc import GrpcSettings, call, make_frontend
 from weir.frontends.grpc.aio import AioCore
 from weir.frontends.grpc.core import Core
-from weir.frontends.grpc.frontend import GrpcSettings, make_frontend
 from weir.frontends.grpc.server import GrpcServer
 from weir.protocols.kserve import KserveContext
 from weir.protocols.settings import HttpSettings

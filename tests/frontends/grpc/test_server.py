@@ -23,9 +23,9 @@ from tests.served import MODELS, Served
 
 from weir.catalog.registry import Registry
 from weir.errors import Cancelled, SettingsError
+from weir.frontends.grpc import GrpcSettings, make_frontend
 from weir.frontends.grpc.call import cygrpc
 from weir.frontends.grpc.core import Core
-from weir.frontends.grpc.frontend import GrpcSettings, make_frontend
 from weir.frontends.grpc.server import GrpcServer, channel_options
 from weir.protocols.account import Account
 from weir.protocols.kserve import KserveContext

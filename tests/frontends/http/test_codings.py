@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 
 from weir.errors import InvalidRequest, TooLarge, UnsupportedMediaType
-from weir.protocols.content_negotiation import CODINGS, MAX_MEMBERS, accepted_coding, coding_of, compress, decompress
+from weir.protocols.response import CODINGS, MAX_MEMBERS, accepted_coding, coding_of, compress, decompress
 
 both = pytest.mark.parametrize("coding", CODINGS)
 

@@ -6,7 +6,7 @@ import pytest
 from tests.frontends.http.models import Echo
 from tests.frontends.http.servers import Serve
 
-from weir.protocols.content_negotiation import CODINGS, compress, decompress
+from weir.protocols.response import CODINGS, compress, decompress
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
 

@@ -18,8 +18,7 @@ from weir.text_models.checkpoint.weights import open_tensors
 from weir.text_models.model import Inputs, TextEncoder, TokenIds, padded_inputs
 from weir.text_models.pooling import WITH_HEAD, Pooling, Precision, Recipe
 from weir.text_models.recipe import chosen_recipe
-from weir.text_models.runtime import open_runtime
-from weir.text_models.runtime.contract import Runtime, RuntimeOptions
+from weir.text_models.runtime import Runtime, RuntimeOptions, open_runtime
 
 pytestmark = [
     pytest.mark.torch,

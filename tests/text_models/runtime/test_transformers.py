@@ -27,8 +27,7 @@ from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.model import TextEncoder, TokenIds, padded_inputs
 from weir.text_models.packing import Packing, quantized
 from weir.text_models.pooling import Pooling, Recipe
-from weir.text_models.runtime import open_runtime
-from weir.text_models.runtime.contract import Runtime, RuntimeOptions
+from weir.text_models.runtime import Runtime, RuntimeOptions, open_runtime
 
 pytestmark = [
     pytest.mark.torch,

@@ -1,6 +1,7 @@
 """The Open Inference Protocol (KServe v2) over gRPC, with Triton's calls and those of the AMD Inference Server.
 
-frontend.py   the settings of gRPC, and the function that makes the frontend
+This module has the settings of gRPC and the function that makes the frontend. It loads neither grpcio nor protobuf; the others do:
+
 server.py     the frontend: address, TLS, limits, draining
 core.py       a server on grpcio's private core
 aio.py        the same server on the public grpc.aio, which is used where the private core has changed; and a relay to another server
@@ -11,3 +12,84 @@ services.py   all other calls: health, metadata, repository, workers, shared mem
 Sources: grpc_predict_v2.proto of the Open Inference Protocol (https://github.com/kserve/open-inference-protocol) and grpc_service.proto of Triton
 (https://github.com/triton-inference-server/common, protobuf/).
 """
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from weir.config import AT_LEAST_ONE, POSITIVE, check, setting
+from weir.errors import SettingsError
+from weir.frontends.frontend import Frontend
+from weir.protocols.settings import PORT, HttpSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from weir.frontends.grpc.services import AddedCalls
+    from weir.protocols.kserve import KserveContext
+
+
+_LIBRARIES = ("grpc", "google")
+
+
+@dataclass(frozen=True)
+class GrpcSettings:
+    """Where and how gRPC is served. Durations are in seconds, sizes in bytes."""
+
+    grpc_port: int | None = setting(None, "port for gRPC; 0 picks a free one (default: no gRPC)", rule=PORT)
+    grpc_host: str | None = setting(
+        None, "address for gRPC to listen on (default: that of HTTP); 0.0.0.0 includes IPv6"
+    )
+    grpc_max_message_size: int = setting(16 << 20, "largest message from a client, in bytes", rule=AT_LEAST_ONE)
+    grpc_keepalive: float = setting(30.0, "seconds of silence after which a client is pinged", rule=POSITIVE)
+    grpc_keepalive_timeout: float = setting(20.0, "seconds within which a client must answer a ping", rule=POSITIVE)
+    grpc_stream_requests: int = setting(
+        256, "running requests of one stream at which reading pauses", rule=AT_LEAST_ONE
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def make_frontend(
+    context: "KserveContext",
+    settings: GrpcSettings,
+    http: HttpSettings,
+    added: "Callable[[int], AddedCalls] | None" = None,
+    kind: "Callable[[], Any] | None" = None,
+) -> Frontend | None:
+    """Return the gRPC frontend, not started; None if there is no port. The certificate is that of `http`.
+
+    `added` takes the most requests of a stream that may be under way, and returns the calls that a product adds; it is not called without a port.
+    `kind` returns another class than GrpcServer, derived from it.
+
+    If the installed grpcio lacks a private name that core.py needs, gRPC runs over grpc.aio, and a warning is logged once. Raises SettingsError if grpcio
+    is not installed.
+    """
+    if settings.grpc_port is None:
+        return None
+    try:
+        from weir.frontends.grpc.call import lacking  # grpcio and protobuf are optional
+        from weir.frontends.grpc.server import GrpcServer
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _LIBRARIES:
+            raise
+        raise SettingsError(
+            f"grpc_port={settings.grpc_port}: needs grpcio and protobuf, which are not installed ({error}): "
+            'pip install "weir-serving[grpc]"'
+        ) from error
+    make = GrpcServer if kind is None else kind()
+    if missing := lacking():
+        import grpc
+
+        from weir.frontends.grpc.aio import AioCore
+
+        logging.getLogger("weir.grpc").warning(
+            "grpcio %s has no %s in its core: gRPC runs over grpc.aio, which does more work for each call",
+            grpc.__version__,
+            ", ".join(missing),
+        )
+        return make(context, settings, http, AioCore, added)
+    from weir.frontends.grpc.core import Core
+
+    return make(context, settings, http, Core, added)

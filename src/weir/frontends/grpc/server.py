@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 
 from weir.errors import SettingsError
+from weir.frontends.grpc import GrpcSettings
 from weir.frontends.grpc.call import IncomingCall
-from weir.frontends.grpc.frontend import GrpcSettings
 from weir.frontends.grpc.services import NO_CALLS, AddedCalls, Services
 from weir.frontends.http.server import tls_context
 from weir.protocols.kserve import KserveContext

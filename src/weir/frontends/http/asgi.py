@@ -18,11 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from weir.errors import Cancelled, DeadlineExceeded, Overloaded, TooLarge, WeirError
 from weir.messages import CURRENT_TRACE, TRACEPARENT
 from weir.protocols.account import Pace, charge, charge_answer, release, unpacking
-from weir.protocols.content_negotiation import coding_of, decompress
 from weir.protocols.exchange import EventSource, Exchange, HttpProtocol, HttpRequestHead, once_read
 from weir.protocols.native import FRONTEND, MAX_REQUEST_ID_LENGTH, check_length, content_length, head_size, too_large
 from weir.protocols.offloading import LONG_BODY, parsed, unpack
-from weir.protocols.response import Headers, HttpResponse, compressed_off_loop
+from weir.protocols.response import Headers, HttpResponse, coding_of, compressed_off_loop, decompress
 from weir.protocols.settings import HttpSettings
 from weir.serving.settings import NAME_IN_PATH
 from weir.wire.kserve_json import read_object

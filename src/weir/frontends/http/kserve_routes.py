@@ -29,11 +29,10 @@ from weir.profiling.machine import find_hardware
 from weir.protocols import kserve_metadata as kserve
 from weir.protocols.entries import ITEM_INPUTS
 from weir.protocols.exchange import answered_once_read, inference_of
-from weir.protocols.kserve import JSON_TYPE, KserveContext, error_answer
+from weir.protocols.kserve import JSON_TYPE, KserveContext, RegionStatus, error_answer
 from weir.protocols.kserve_metadata import KserveError
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import HttpResponse, encode_safely
-from weir.protocols.shared_memory import RegionStatus
 from weir.wire.inference import Parameter
 from weir.wire.kserve_json import ReadOutput, ReadRequest, ReadResponse, ReadTensor
 from weir.wire.schema import REF_TEMPLATE, json_schemas, read_document

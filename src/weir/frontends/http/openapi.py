@@ -14,8 +14,7 @@ from weir._version import __version__
 from weir.messages import JSON, MSGPACK, DispatchRecord
 from weir.model import Example, Model, Tensor, is_tensor_model
 from weir.policy.cost.objective import Prices
-from weir.protocols.content_negotiation import read_types
-from weir.protocols.response import ErrorValue
+from weir.protocols.response import ErrorValue, read_types
 from weir.serving.generation import WorkerView
 from weir.serving.handle import ModelHealth, ResidencyView
 from weir.wire.schema import REF_TEMPLATE, json_schemas, schema_of

@@ -41,11 +41,10 @@ from weir.messages import JSON
 from weir.model import Example, Tensor, is_tensor_model
 from weir.policy.residency import Presence, Residents
 from weir.protocols.account import Account
-from weir.protocols.content_negotiation import accepted_coding
 from weir.protocols.exchange import inference_of
 from weir.protocols.kserve import KserveContext
 from weir.protocols.kserve import error_answer as kserve_error
-from weir.protocols.response import HttpResponse, compressed_off_loop, encode_safely, error_answer
+from weir.protocols.response import HttpResponse, accepted_coding, compressed_off_loop, encode_safely, error_answer
 from weir.protocols.settings import HttpSettings
 from weir.serving.handle import ModelHandle, ModelHealth
 from weir.telemetry.exposition import NAMESPACE, Exposition, Levels, ModelCounts, TritonNames

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from weir.errors import SettingsError
-from weir.text_models.checkpoint.config import Architecture
+from weir.text_models.checkpoint.families import Architecture
 from weir.text_models.checkpoint.hub import PICKLED_HEADS
 from weir.text_models.checkpoint.weights import TensorFile, open_pickled
 from weir.text_models.formats import JsonDocument

@@ -14,8 +14,7 @@ import msgspec
 import numpy as np
 
 from weir.errors import SettingsError
-from weir.text_models.checkpoint.config import Architecture
-from weir.text_models.checkpoint.families import JINA, MODEL2VEC, SIZES, read_architecture, read_family
+from weir.text_models.checkpoint.families import JINA, MODEL2VEC, SIZES, Architecture, read_architecture, read_family
 from weir.text_models.checkpoint.heads import (
     Dense,
     ModelHeads,

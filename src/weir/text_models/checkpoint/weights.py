@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.errors import SettingsError
-from weir.text_models.checkpoint.config import Architecture
 from weir.text_models.checkpoint.families import (
     ALBERT_POOLER,
     COMPLETE,
@@ -26,6 +25,7 @@ from weir.text_models.checkpoint.families import (
     ROOTS,
     STATIC,
     WORD_NAMES,
+    Architecture,
     names_of,
 )
 from weir.text_models.formats import read_document

@@ -32,7 +32,7 @@ from weir.text_models.pooling import OF_LAST_LAYER, OF_TOKENS, WITH_HEAD, Poolin
 from weir.text_models.recipe import dense_layers, dimensions_of, used_layers
 
 if TYPE_CHECKING:
-    from weir.text_models.checkpoint.config import Architecture
+    from weir.text_models.checkpoint.families import Architecture
     from weir.text_models.checkpoint.heads import Dense, TokenHead, WordHead
     from weir.text_models.checkpoint.reading import Checkpoint
 

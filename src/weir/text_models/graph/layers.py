@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from weir.text_models.graph.assembly import FUSED, Assembly, Numbers
 
 if TYPE_CHECKING:
-    from weir.text_models.checkpoint.config import Architecture, Distances, Rotary
+    from weir.text_models.checkpoint.families import Architecture, Distances, Rotary
 
 Array = NDArray[Any]
 PARTS = ("query", "key", "value")

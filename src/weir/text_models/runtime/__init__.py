@@ -1,19 +1,202 @@
-"""Runtimes compute vectors from token ids: the onnx runtime and torch. This module opens them and chooses a device for each worker."""
+"""Runtimes compute vectors from token ids: the onnx runtime and torch. This module states what a runtime offers, opens one, and chooses a device for each worker.
+
+It also decides how many threads compute a batch that runs alone on the CPU. More threads are not always faster: a short text is too little work for them, above
+all in int8, and the CPU of an idle worker may be busy with other work, such as the server's own. So `Widths` times each number of threads on the batches
+themselves, by size, and the fewest threads that are nearly as fast as any win.
+"""
 
 import logging
-from collections.abc import Callable, Sequence
+import os
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weir.errors import SettingsError
 from weir.text_models.formats import DEVICE_RULE, RUNTIMES, is_device
-from weir.text_models.runtime.contract import AUTO, CPU, Runtime, RuntimeOptions, free_memory
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from weir.text_models.checkpoint.reading import Checkpoint
-    from weir.text_models.pooling import Recipe
+    from weir.text_models.pooling import Pooling, Recipe
 
 logger = logging.getLogger("weir")
+
+AUTO, CPU = "auto", "cpu"
+
+
+class Runtime(Protocol):
+    """A text encoder that is loaded on a device."""
+
+    @property
+    def dimensions(self) -> int:
+        """How many numbers a vector has."""
+
+    @property
+    def device(self) -> str:
+        """The device that computes: "cpu", or "cuda:" and a number."""
+
+    def run(
+        self, ids: "NDArray[Any]", mask: "NDArray[Any]", types: "NDArray[Any]", pool: "NDArray[Any]"
+    ) -> "NDArray[Any]":
+        """Compute the vectors of a batch of texts with padding on the right. All arguments are [texts, length].
+
+        Args:
+            ids: token ids, int32.
+            mask: 1 for a token, 0 for padding, int32.
+            types: 1 for a token of the second text of a pair, else 0, int32.
+            pool: the weight of a token in the pooling, float32.
+
+        Returns:
+            float32 [texts, dimensions], or [texts, length, dimensions] for Pooling.NONE.
+        """
+
+    def widened(self, threads: int) -> "Runtime | None":
+        """Return the same model with more threads of the CPU, if that takes hardly any memory; else None."""
+
+    def run_several(
+        self,
+        ids: "NDArray[Any]",
+        mask: "NDArray[Any]",
+        types: "NDArray[Any]",
+        pool: "NDArray[Any]",
+        poolings: "Sequence[Pooling]",
+    ) -> "list[NDArray[Any]]":
+        """Compute the results of several poolings in one pass: that of the recipe, and those that the recipe has in addition.
+
+        Args and results are those of `run`; for Pooling.NONE [texts, length, dimensions], of any value for padding.
+        """
+
+
+class RuntimeOptions(NamedTuple):
+    """The options of a runtime.
+
+    Attributes:
+        kind: the runtime: one of RUNTIMES.
+        threads: how many threads compute one batch on a CPU.
+        cache: the directory where graphs are kept; None for the user's cache directory.
+        compiled: whether torch compiles the model.
+        prepacked: whether the onnx runtime reads weights as this CPU computes with them from a file, so that sessions share them.
+        gpu_memory_fraction: the most of a GPU's memory that a worker may take, above 0 and at most 1; None for no limit.
+    """
+
+    kind: str = "onnx"
+    threads: int = 1
+    cache: Path | None = None
+    compiled: bool = False
+    gpu_memory_fraction: float | None = None
+    prepacked: bool = False
+
+
+def free_memory() -> list[int]:
+    """Return the free memory, in bytes, of each NVIDIA GPU that CUDA_VISIBLE_DEVICES leaves, in CUDA's order; empty without the extra `gpu`."""
+    return [int(memory.free) for memory in _memory()]
+
+
+def memory_limit(device: str, fraction: float | None) -> int | None:
+    """Return `fraction` of the memory of `device`, in bytes; None on the CPU, without a fraction, or if the GPU's memory is unknown."""
+    if device == CPU or fraction is None:
+        return None
+    memory, number = _memory(), int(device.partition(":")[2])
+    return int(memory[number].total * fraction) if number < len(memory) else None
+
+
+def _memory() -> list[Any]:
+    """Return NVML's memory information of each visible GPU; empty if NVML is missing or fails."""
+    try:
+        import pynvml
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        return [pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in _visible(pynvml)]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _visible(nvml: Any) -> list[Any]:
+    """Return NVML's handles of the GPUs in CUDA_VISIBLE_DEVICES, which has numbers or UUIDs; all GPUs if it is not set."""
+    by_index, by_name = nvml.nvmlDeviceGetHandleByIndex, nvml.nvmlDeviceGetHandleByUUID
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [by_index(number) for number in range(nvml.nvmlDeviceGetCount())]
+    names = [name.strip() for name in visible.split(",") if name.strip() and name.strip() != "-1"]
+    return [by_index(int(name)) if name.isdigit() else by_name(name) for name in names]
+
+
+MOST_SESSIONS = 3  # beside the worker's own: each takes 1 to 3 MB
+TRIES = 3  # the last times that count for a number of threads; their median is compared
+EVERY = 16  # one batch in so many of a size tries a number of threads by turns, since what else the CPUs do may change
+GAIN = 1.1  # how many times as fast more threads must be: they take more CPU time for the same batch
+
+
+def widened(runtime: "Runtime", threads: int, most: int) -> "Widths | None":
+    """Open the model of `runtime`, which has `threads`, also with twice as many, four times as many and so on, at most `most`.
+
+    Returns None if `most` is no more, or if the runtime cannot do it in little memory, see Runtime.widened.
+    """
+    runtimes = {threads: runtime}
+    for step in range(1, MOST_SESSIONS + 1):
+        count = min(threads * 2**step, most)
+        if count in runtimes:
+            break
+        other = runtime.widened(count)
+        if other is None:
+            return None
+        runtimes[count] = other
+    return Widths(runtimes) if len(runtimes) > 1 else None
+
+
+class Widths:
+    """One model with several numbers of threads: `runtimes` by their threads."""
+
+    def __init__(self, runtimes: "Mapping[int, Runtime]", clock: Callable[[], float] = time.perf_counter) -> None:
+        self._runtimes = dict(sorted(runtimes.items()))
+        self._clock = clock
+        self._sizes: defaultdict[int, _Times] = defaultdict(_Times)
+
+    def run(self, most: int, inputs: "Sequence[NDArray[Any]]") -> "NDArray[Any]":
+        """Compute a batch as Runtime.run does, with at most `most` threads."""
+        tokens = inputs[0].size
+        times = self._sizes[tokens.bit_length()]
+        threads = times.choose([count for count in self._runtimes if count <= most])
+        began = self._clock()
+        vectors = self._runtimes[threads].run(*inputs)
+        times.note(threads, (self._clock() - began) / tokens)
+        return vectors
+
+
+class _Times:
+    """The last times of each number of threads, in seconds for a token, for batches of about one size."""
+
+    def __init__(self) -> None:
+        self._last: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=TRIES))
+        self._batches = 0
+
+    def choose(self, counts: Sequence[int]) -> int:
+        """Return which of these numbers of threads, in ascending order, computes the next batch."""
+        untried = next((count for count in counts if len(self._last[count]) < TRIES), None)
+        if untried is not None:
+            return untried
+        self._batches += 1
+        turn, rest = divmod(self._batches, EVERY)
+        if rest == 0:
+            return counts[turn % len(counts)]
+        usual = {count: median(self._last[count]) for count in counts}
+        least = min(usual.values())
+        return next(count for count in counts if usual[count] <= least * GAIN)
+
+    def note(self, threads: int, seconds: float) -> None:
+        """Add the time of a batch, for a token."""
+        self._last[threads].append(seconds)
 
 
 def open_runtime(checkpoint: "Checkpoint", recipe: "Recipe", options: RuntimeOptions, device: str = "cpu") -> Runtime:

@@ -29,7 +29,7 @@ from weir.text_models.graph.building import VECTORS, WHOLE
 from weir.text_models.graph.cache import graph_file, hold, locked, manifest_of, run_child
 from weir.text_models.pooling import WITH_CLASSIFIER, Pooling, Precision, Recipe
 from weir.text_models.recipe import dense_layers, dimensions_of
-from weir.text_models.runtime.contract import CPU, RuntimeOptions, memory_limit
+from weir.text_models.runtime import CPU, RuntimeOptions, memory_limit
 
 if TYPE_CHECKING:
     from weir.text_models.checkpoint.reading import Checkpoint

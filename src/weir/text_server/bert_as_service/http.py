@@ -22,8 +22,7 @@ from weir.errors import InvalidRequest, UnsupportedMediaType, brief
 from weir.frontends.http.asgi import AsgiCall
 from weir.messages import JSON, MSGPACK
 from weir.protocols.access import Control
-from weir.protocols.content_negotiation import accept_of
-from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
+from weir.protocols.response import Headers, HttpResponse, accept_of, encode_safely, error_headers, error_value
 from weir.protocols.settings import HttpSettings
 from weir.serving.handle import ModelHandle
 from weir.text_models.packing import packed

@@ -38,6 +38,7 @@ from weir.protocols.kserve import (
     KserveProtocol,
     KserveReply,
     Layout,
+    Memory,
     inflated,
     layout_of,
     named_in,
@@ -57,7 +58,6 @@ from weir.protocols.response import (
     start_headers,
     trace_headers,
 )
-from weir.protocols.shared_memory import Memory
 from weir.serving.delivery import discard, is_block
 from weir.serving.handle import ModelFacts, ModelHandle
 from weir.wire.inference import HEAD, ArenaArrays, InferenceRequest

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from weir.errors import Conflict, Forbidden, InvalidRequest, TooLarge, WeirError
-from weir.protocols.shared_memory import Memory, Regions
+from weir.protocols.kserve import Memory, Regions
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, RequestedOutput, TensorValue
 
 SIZE = 4096
@@ -76,7 +76,7 @@ def test_a_name_is_given_once(regions: Regions) -> None:
 
 
 def test_there_are_only_so_many(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.protocols.shared_memory._MAX_REGIONS", 1)
+    monkeypatch.setattr("weir.protocols.kserve._MAX_REGIONS", 1)
     regions.register("r", "mine", 0, 1)
     with pytest.raises(Conflict, match="the limit"):
         regions.register("s", "mine", 0, 1)
