@@ -77,7 +77,7 @@ def weir_here(
     return subprocess.CompletedProcess(command, code, stdout.getvalue(), stderr.getvalue())
 
 
-def still_running(processes: Iterable[psutil.Process], seconds: float = 10.0) -> list[psutil.Process]:
+def still_running(processes: Iterable[psutil.Process], seconds: float = 60.0) -> list[psutil.Process]:
     """Return those that have not ended within `seconds`. One that has ended may be listed until its parent looks; where that is the
     system's first process, it may look only now and then."""
     alive, end = [], time.monotonic() + seconds
@@ -94,7 +94,7 @@ def still_running(processes: Iterable[psutil.Process], seconds: float = 10.0) ->
     return alive
 
 
-def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     """Return once `condition` holds, of a server that tells nobody. Asked without a pause, it would take the processor from what it waits for."""
     end = time.monotonic() + seconds
     while not condition():
@@ -190,7 +190,7 @@ class Served:
 
     def wait(self) -> int:
         """Return the exit code, when it has ended."""
-        return self.process.wait(timeout=40)
+        return self.process.wait(timeout=60)
 
 
 @contextmanager
@@ -198,5 +198,5 @@ def serving(*arguments: object, env: dict[str, str] | None = None) -> Iterator[t
     """Serve until the block ends, and give a client too."""
     with Served(*arguments, env=env) as served:
         served.until_ready()
-        with httpx.Client(base_url=served.url, timeout=30) as client:
+        with httpx.Client(base_url=served.url, timeout=60) as client:
             yield served, client

@@ -86,14 +86,16 @@ def _meant(said: Any) -> Any:
 
 
 class Ticking(Model):
-    """Gives the numbers from 0, `seconds` apart, until nobody is left; writes "closed" into `ledger` then."""
+    """Gives the numbers from 0, `seconds` apart, until nobody is left; writes "closed" into `ledger` then. No number is more than
+    the bytes of the file `pace`, if there is one."""
 
     streaming = True
     max_batch_size = 8
     retry_in_halves = False
 
-    def __init__(self, ledger: str = "", seconds: float = 0.005, size: int = 0) -> None:
+    def __init__(self, ledger: str = "", seconds: float = 0.005, size: int = 0, pace: str = "") -> None:
         self._ledger = ledger
+        self._pace = pace
         self._seconds = seconds
         self._size = size
 
@@ -104,6 +106,9 @@ class Ticking(Model):
                 yield dict.fromkeys(range(len(batch)), (number, "x" * self._size) if self._size else number)
                 number += 1
                 time.sleep(self._seconds)
+                while self._pace and Path(self._pace).stat().st_size < number:
+                    yield {}
+                    time.sleep(self._seconds)
         finally:
             if self._ledger:
                 Path(self._ledger).write_text("closed")

@@ -112,7 +112,7 @@ def hosted(command: list[str], **variables: str) -> Iterator[tuple[str, "subproc
         # hypercorn and gunicorn start processes of their own, which outlive a parent that is killed.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
+        process.wait(60)
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -131,7 +131,7 @@ def test_a_real_server_serves_and_leaves_nothing_behind(server: str) -> None:
         family = psutil.Process(process.pid).children(recursive=True)
         assert family
         process.send_signal(signal.SIGTERM)
-        process.wait(20)
+        process.wait(60)
         assert not still_running(family)
 
 
@@ -251,7 +251,7 @@ def test_the_processes_of_a_server_show_what_all_of_them_count(tmp_path: Path) -
         assert 'weir_workers{model="square",pid="' in shown
         until(lambda: len(list(tmp_path.glob("weir/counter_*.db"))) == 2)  # the second one may start later
         process.send_signal(signal.SIGTERM)  # each process writes for the last time
-        process.wait(20)
+        process.wait(60)
     registry = CollectorRegistry()
     MultiProcessCollector(registry, str(tmp_path / "weir"))
     labels = {"model": "square", "frontend": "http", "door": "http", "code": "200"}

@@ -1,6 +1,7 @@
 """The harness of the benchmarks: what it counts and what it writes. The measurements themselves are no tests."""
 
 import asyncio
+import itertools
 import json
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -20,7 +22,7 @@ from benchmarks.harness.report import PARTS
 from benchmarks.harness.result import Result, Run, ratio, rotated, short, spread
 from benchmarks.harness.texts import COLUMNS, compare, paragraphs
 from benchmarks.models import Numbers
-from benchmarks.parts import aiperf, classes, classes_live, loadgen, padding, text_memory
+from benchmarks.parts import aiperf, classes, classes_live, loadgen, overload, padding, text_memory
 from benchmarks.parts.in_process import CALLS as PART
 from benchmarks.parts.overload import OpenLoop
 from benchmarks.parts.padding import simulate
@@ -174,7 +176,9 @@ async def answer_by_turns(reader: asyncio.StreamReader, writer: asyncio.StreamWr
     await reader.readuntil(b"\r\n\r\n")
 
 
-def test_the_open_loop_counts_every_request_once() -> None:
+def test_the_open_loop_counts_every_request_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = itertools.count()
+    monkeypatch.setattr(overload, "time", SimpleNamespace(perf_counter=lambda: 0.0005 * next(looks)))
     handlers: list[asyncio.Task[None]] = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

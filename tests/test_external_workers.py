@@ -53,7 +53,7 @@ def ask(client: httpx.Client, body: str) -> tuple[int, object]:
 
 
 def client_of(served: Served) -> httpx.Client:
-    return httpx.Client(base_url=served.url, timeout=20)
+    return httpx.Client(base_url=served.url, timeout=60)
 
 
 def test_a_worker_in_perl(address: str) -> None:
@@ -75,7 +75,7 @@ def test_a_worker_in_perl(address: str) -> None:
             assert "worker_socket" in reload.json()["error"]
             assert squares(client) == [n * n for n in range(40)]
         served.process.send_signal(signal.SIGTERM)
-        assert served.process.wait(20) == 0
+        assert served.process.wait(60) == 0
 
 
 PICKY = """
@@ -105,7 +105,7 @@ def test_a_model_of_weir_attaches_and_its_errors_keep_their_types(address: str, 
             assert isinstance(refused, dict)
             assert (got, refused["error"]["type"]) == (code, kind)
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(20) == 0
+        assert worker.wait(60) == 0
 
 
 def test_a_worker_finds_its_server_again(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_worker_finds_its_server_again(tmp_path: Path) -> None:
                 assert ask(client, "4") == (200, 16)
         assert worker.poll() is None
         worker.send_signal(signal.SIGHUP)
-        _, told = worker.communicate(timeout=20)
+        _, told = worker.communicate(timeout=60)
         assert "trying again" in told
         assert worker.returncode == 0
 

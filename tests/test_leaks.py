@@ -39,6 +39,6 @@ def test_one_that_another_thread_has_open_for_an_instant_is_no_leak(
     monkeypatch.setattr(leaks, "descriptors", look)
     with no_leaks():
         thread.start()
-        assert opened.wait(30)
+        assert opened.wait(60)
     assert seen.is_set()
     thread.join()

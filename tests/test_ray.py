@@ -23,7 +23,7 @@ async def turns(count: int = 50) -> None:
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run `main` as a test, which ends within seconds."""
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def as_function_or_method(function: Callable[..., Any], in_class: bool, **options: Any) -> Any:

@@ -31,7 +31,7 @@ def test_a_drain_ends_what_is_being_solved(tmp_path: Path) -> None:
         codes = []
 
         def change() -> None:
-            with httpx.Client(base_url=served.url, timeout=30) as other:
+            with httpx.Client(base_url=served.url, timeout=60) as other:
                 codes.append(other.put("/models/square/policy", json={"latency_objective": "p99=30ms"}).status_code)
 
         thread = threading.Thread(target=change)
@@ -39,5 +39,5 @@ def test_a_drain_ends_what_is_being_solved(tmp_path: Path) -> None:
         while not {child.pid for child in served.children()} - before:
             assert client.get("/health/ready").status_code == 200
         served.signal(signal.SIGTERM)
-        thread.join(30)
+        thread.join(60)
         assert (served.wait(), codes) == (0, [503])

@@ -194,7 +194,7 @@ def test_and_so_over_grpc(server: Served, repository: Path, tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def client(server: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=30) as client:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
 
 

@@ -68,7 +68,7 @@ def test_ventus_workers_attach_over_both_sockets(ventu: Path, tmp_path: Path) ->
 
 def check(served: Served, workers: list[subprocess.Popen[bytes]]) -> None:
     """Two workers answer, refuse items alone, and one of them is enough."""
-    with httpx.Client(base_url=served.url, timeout=20) as client, ThreadPoolExecutor(8) as many:
+    with httpx.Client(base_url=served.url, timeout=60) as client, ThreadPoolExecutor(8) as many:
 
         def ask(number: object) -> httpx.Response:
             return client.post("/infer/m", json={"number": number})

@@ -141,8 +141,10 @@ def test_a_slow_answer_is_given_up_with_its_connection() -> None:
             await asyncio.sleep(30.0)
         return await good(number, writer)
 
-    outcome, _ = measure(behave, options=HttpOptions(timeout=1.0))  # the others are answered in time on a busy machine
-    assert outcome.timeouts == 1 and outcome.answered == outcome.requests - 1 and not outcome.errors
+    outcome, _ = measure(behave, options=HttpOptions(timeout=1.0))
+    held_up = outcome.lag.max_ms > 200.0  # by a machine so busy that others may be given up, too
+    assert outcome.timeouts == 1 or (held_up and outcome.timeouts > 1)
+    assert outcome.answered == outcome.requests - outcome.timeouts and not outcome.errors
     assert outcome.max_ms >= 1000.0
 
 
@@ -260,9 +262,11 @@ def test_what_answers_nothing_is_reported_in_one_line() -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 3\r\n\r\nwhy")
         return True
 
-    for behave, wrong in ((sleep, "no response within 0.2 s"), (hang_up, "connection closed"), (refuse, "400: why")):
+    for behave, timeout, wrong in (
+        (sleep, 0.2, "no response within 0.2 s"), (hang_up, 60.0, "connection closed"), (refuse, 60.0, "400: why"),
+    ):  # fmt: skip
         with pytest.raises(SettingsError, match=wrong) as caught:
-            measure(behave, options=HttpOptions(timeout=0.2))
+            measure(behave, options=HttpOptions(timeout=timeout))
         assert "\n" not in str(caught.value)
 
 

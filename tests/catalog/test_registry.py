@@ -118,7 +118,7 @@ def test_all_models_start_at_the_same_time() -> None:
         barrier = asyncio.Barrier(3)
         registry = Registry([named(name, Gated(barrier)) for name in "abc"])
         assert registry.not_ready_reasons == dict.fromkeys("abc", "not started")
-        async with asyncio.timeout(10), running(registry) as started:
+        async with asyncio.timeout(60), running(registry) as started:
             assert started is registry
             assert registry.ready
             assert await registry.get("b").infer(3) == 9

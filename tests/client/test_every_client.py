@@ -35,7 +35,7 @@ def test_the_server_says_what_it_is(client: Any) -> None:
     assert client.has_extension("telepathy") is False
     assert client.server_live() is True
     assert client.server_ready() is True
-    client.wait_until_server_ready(5)
+    client.wait_until_server_ready(60)
 
 
 def test_models_are_described(client: Any) -> None:
@@ -132,9 +132,9 @@ def test_errors_are_those_in_process(client: Any) -> None:
 
 def test_models_are_loaded_and_unloaded(client: Any) -> None:
     client.unload_models(["simple_string"])
-    client.wait_until_model_not_ready("simple_string", 5)
+    client.wait_until_model_not_ready("simple_string", 60)
     client.load_model("simple_string")
-    client.wait_until_model_ready("simple_string", 5)
+    client.wait_until_model_ready("simple_string", 60)
     client.load_model("simple_string", {"max_batch_size": 3})
     client.unload_model("simple_string")
     assert client.model_ready("simple_string") is False

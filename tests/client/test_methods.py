@@ -48,7 +48,7 @@ def test_a_client_serves_two_loops_at_once(name: str, server: kit.Running) -> No
 
     async def use() -> None:
         for _ in range(5):
-            both.wait(20)
+            both.wait(60)
             await ask(client)
 
     with ThreadPoolExecutor(2) as threads:

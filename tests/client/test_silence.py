@@ -3,7 +3,9 @@
 import signal
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy
 import psutil
@@ -28,35 +30,49 @@ def until(path: Path) -> dict[str, str]:
     return {"until": str(path)}
 
 
-@pytest.mark.parametrize(("name", "answers"), [*((name, 0) for name in kit.REMOTE), *((name, 1) for name in kit.MAKE)])
-def test_only_answers_end_a_silence(name: str, answers: int, server: kit.Running, tmp_path: Path) -> None:
-    never = tmp_path / "never"
-    with kit.asking(name, server, timeout=ALLOWED) as client:
-        stream = client.stream("script", item([1] * answers + [until(never)]))
+def begun(client: Any, folder: Path, *script: Any, answers: int = 1) -> tuple[Iterator[Any], Path]:
+    """Return a stream that has given `answers`, and then does as `script` says until a file is there, and that file.
+
+    Another one is begun where a busy machine was silent for as long as it may be.
+    """
+    for attempt in count():
+        never = folder / f"never {attempt}"
+        stream = client.stream("script", item([1] * answers + [*script, until(never)]))
         try:
             for _ in range(answers):
                 next(stream)
+        except errors.DeadlineExceeded:
+            never.touch()  # the model would wait for it
+            assert attempt < 20
+        else:
+            break
+    return stream, never
+
+
+@pytest.mark.parametrize(("name", "answers"), [*((name, 0) for name in kit.REMOTE), *((name, 1) for name in kit.MAKE)])
+def test_only_answers_end_a_silence(name: str, answers: int, server: kit.Running, tmp_path: Path) -> None:
+    with kit.asking(name, server, timeout=ALLOWED) as client:
+        stream, never = begun(client, tmp_path, answers=answers)
+        try:
             with pytest.raises(errors.DeadlineExceeded, match=SILENT):
                 next(stream)
         finally:
-            never.touch()  # the model would wait for it
+            never.touch()
 
 
 @pytest.mark.parametrize("name", kit.REMOTE)
 def test_the_callers_own_work_is_no_silence(name: str, server: kit.Running, tmp_path: Path) -> None:
     with kit.asking(name, server, timeout=ALLOWED) as client:
-        stream = client.stream("script", item([1, 2, until(tmp_path)]))
-        next(stream)
+        stream, never = begun(client, tmp_path, 2)
+        never.touch()
         time.sleep(2 * ALLOWED)  # this stands for work that takes longer than an answer may
         assert len(list(stream)) == 1
 
 
 @pytest.mark.parametrize("name", kit.REMOTE)
 def test_a_server_that_is_stopped_holds_nobody(name: str, server: kit.Running, tmp_path: Path) -> None:
-    never = tmp_path / "never"
     with kit.asking(name, server, timeout=ALLOWED) as client:
-        stream = client.stream("script", item([1, until(never)]))
-        next(stream)
+        stream, never = begun(client, tmp_path)
         server.served.signal(signal.SIGSTOP)
         try:
             with pytest.raises(errors.DeadlineExceeded, match=SILENT):
@@ -69,16 +85,14 @@ def test_a_server_that_is_stopped_holds_nobody(name: str, server: kit.Running, t
 @pytest.mark.parametrize("name", kit.REMOTE)
 def test_a_server_that_does_not_read_holds_nobody(name: str, server: kit.Running) -> None:
     long = {"x": numpy.zeros((2_000_000, 2), numpy.float32)}
-    with kit.asking(name, server, timeout=30.0) as client:
+    with kit.asking(name, server, timeout=3600.0) as client:  # which no test waits for
         assert client.infer("scale", {"x": long["x"][:1]})["y"].shape == (1, 2)
         server.served.signal(signal.SIGSTOP)
         try:
-            began = time.monotonic()
             for expected in (errors.DeadlineExceeded, errors.WeirError):  # then, a client may have to connect again
                 with pytest.raises(expected):
                     client.infer("scale", long, timeout=ALLOWED)
             client.close()
-            assert time.monotonic() - began < 20.0  # much less than the 30 s of the client
         finally:
             server.served.signal(signal.SIGCONT)
 
@@ -90,12 +104,10 @@ def test_a_stream_to_a_server_that_does_not_read_holds_nobody(name: str, server:
         assert client.server_live()
         server.served.signal(signal.SIGSTOP)
         try:
-            began = time.monotonic()
             for _ in range(2):
                 with pytest.raises(errors.WeirError):
                     next(client.stream("script", long))
             client.close()
-            assert time.monotonic() - began < 20.0
         finally:
             server.served.signal(signal.SIGCONT)
 

@@ -16,7 +16,6 @@ def shared() -> Iterator[dict[str, Server]]:
         server.end()
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("page", all_pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_does_what_it_shows(page: Path, tmp_path: Path, shared: dict[str, Server]) -> None:
     do(page, tmp_path, shared)

@@ -38,6 +38,6 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
 
     def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
         with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
-            runner.run(asyncio.wait_for(test(), 50))
+            runner.run(test())
 
     yield in_loop

@@ -86,8 +86,8 @@ class Server:
     def __init__(self, http: str, grpc_address: str, asgi: str) -> None:
         self.http = http
         self.channels = {
-            "fast": httpx.Client(base_url=http, timeout=20),
-            "asgi": httpx.Client(base_url=asgi, timeout=20),
+            "fast": httpx.Client(base_url=http, timeout=60),
+            "asgi": httpx.Client(base_url=asgi, timeout=60),
         }
         self.grpc = grpc_address
 

@@ -107,4 +107,4 @@ def test_every_address_is_one_of_ipv4_too_in_all_frontends(host: str) -> None:
         grpc = served.until_grpc().grpc.rpartition(":")[2]
         for port in (int(http), int(grpc)):
             for address in ("127.0.0.1", "::1"):
-                socket.create_connection((address, port), timeout=5.0).close()
+                socket.create_connection((address, port), timeout=60).close()

@@ -50,7 +50,7 @@ FORM = RequestForm(0, 1, 1e6, 0, 1, JSON, JSON, b"", explain=False, frontend="ht
 
 async def until(condition: Callable[[], bool]) -> None:
     """Return once `condition` holds."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)
 
@@ -169,7 +169,7 @@ def test_the_last_response_leaves_before_it_is_counted() -> None:
 
 def test_a_request_whose_time_is_over_already_expires() -> None:
     async def check() -> None:
-        async with connected() as (front, _, _), asyncio.timeout(20):
+        async with connected() as (front, _, _), asyncio.timeout(60):
             await front.send(msgspec.structs.replace(FORM, timeout=-0.01), request(5))
             answer = await front.next()
             assert isinstance(answer, FailedRequest)

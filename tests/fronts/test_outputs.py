@@ -102,7 +102,7 @@ class Pair:
         return int(self.service.executor.gauges()["results_held_bytes"])
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0)
 

@@ -54,7 +54,7 @@ class Attacked:
         client = socket.socket()
         self.sockets.append(client)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.settimeout(30.0)
+        client.settimeout(60)
         client.connect(self.address)
         client.sendall(request)
         return client

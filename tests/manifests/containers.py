@@ -73,7 +73,7 @@ class Container:
         return self.process.wait(self.pod["terminationGracePeriodSeconds"] - before)
 
 
-def wait_for(path: Path, seconds: float = 30.0) -> None:
+def wait_for(path: Path, seconds: float = 60.0) -> None:
     """Return when the file is there."""
     deadline = time.monotonic() + seconds
     while not path.exists():

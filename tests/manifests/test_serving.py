@@ -96,7 +96,7 @@ def test_what_was_accepted_is_answered_within_the_grace_period(gate: tuple[Conta
         assert refused.status_code == 503 and "retry-after" in refused.headers
         opened.touch()
         assert asked.result().json() == 5
-    assert pod.process.wait(20) == 0
+    assert pod.process.wait(60) == 0
 
 
 def test_a_server_that_hangs_ends_before_it_would_be_killed(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def with_service(
 
     async def main() -> None:
         async with Service(model, executor="inline", observers=[observer], **settings) as service:
-            await asyncio.wait_for(test(service), 20)
+            await asyncio.wait_for(test(service), 60)
 
     asyncio.run(main())
     return observer
@@ -307,7 +307,7 @@ def test_what_has_ended_is_freed_without_the_garbage_collector(
                     await ask(service)
                 await asyncio.sleep(0)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_what_is_refused_is_raised_and_has_no_other_end() -> None:

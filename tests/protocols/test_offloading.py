@@ -200,7 +200,7 @@ def test_long_answers_over_websocket_keep_their_order(left: bool, monkeypatch: p
     def held(*arguments: Any) -> Any:
         if thread().startswith("weir-write"):
             writing.set()
-            assert go_on.wait(20)
+            assert go_on.wait(60)
         return plain(*arguments)
 
     plain = tensors.write_json
@@ -394,7 +394,7 @@ def test_who_leaves_while_an_answer_of_grpc_waits_to_be_written_frees_it(writers
 
         def held() -> None:
             begun.set()
-            assert go_on.wait(20)
+            assert go_on.wait(60)
 
         async with serving(Service(Longer, executor="inline")) as rig:
             before = asyncio.ensure_future(off_loop(1 << 20, held, writes=True))
@@ -468,7 +468,7 @@ def test_who_leaves_while_the_body_is_read_leaves_nothing_behind(monkeypatch: py
 
     def held(*arguments: Any) -> Any:
         reading.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         return plain(*arguments)
 
     plain = entries.item_entry
@@ -510,7 +510,7 @@ def test_what_is_compressed_is_forgotten_when_its_client_leaves(
             # The attempt on the event loop, which is given up: it becomes too long.
             return decompress(body, coding, max_size)
         begun.release()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         ended.release()
         return b"{}"
 
@@ -524,13 +524,13 @@ def test_what_is_compressed_is_forgotten_when_its_client_leaves(
         for client in clients:
             client.sendall(head.encode() + packed)
         for _ in range(2):
-            assert begun.acquire(timeout=20)
+            assert begun.acquire(timeout=60)
         for client in clients:
             client.close()
         server.until(lambda: len(asyncio.all_tasks()) <= before)  # though the threads are at work
         go_on.set()
         for _ in range(2):
-            assert ended.acquire(timeout=20)
+            assert ended.acquire(timeout=60)
         assert not ended.acquire(blocking=False)
 
 

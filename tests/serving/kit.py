@@ -80,7 +80,7 @@ class Watch(RecordingObserver):
 
     async def until(self, condition: Callable[[], Any]) -> None:
         """Return once `condition` holds, which is looked at whenever something was heard."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not condition():
                 self._heard.clear()
                 await self._heard.wait()

@@ -20,7 +20,7 @@ def test_what_is_posted_is_taken_in_order_on_the_loop() -> None:
     background.start()
     for value in range(100):
         background.post(value)
-    assert done.wait(10)
+    assert done.wait(60)
     background.close()
     assert taken == [(value, "weir-test") for value in range(100)]
 
@@ -33,14 +33,14 @@ def test_many_posts_need_few_wakeups() -> None:
 
     async def hold() -> None:
         held.set()
-        release.wait(10)
+        release.wait(60)
 
     async def settle() -> None:
         await asyncio.sleep(0)
 
     busy = threading.Thread(target=background.run, args=(hold(),))
     busy.start()
-    held.wait(10)
+    held.wait(60)
     wakeups = 0
     loop = background._loop
     wake = loop.call_soon_threadsafe
@@ -114,7 +114,7 @@ def test_closing_runs_the_last_thing_first_also_from_the_loop_itself() -> None:
             background.run(close())
         else:
             background.close(last)
-        thread.join(10)
+        thread.join(60)
         assert ran.is_set()
         assert not thread.is_alive()
 

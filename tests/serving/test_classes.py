@@ -119,7 +119,7 @@ async def test_a_job_in_bulk_workers_survives_their_death_beside_interactive_cal
     try:
         assert [worker["index"] for worker in service.state()["workers"]] == [0]
         job = asyncio.ensure_future(service.infer_many(list(range(2000)), priority=weir.BULK, timeout=60.0))
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(60):
             while service.state()["bulk_delay"]:  # until a bulk worker has come
                 assert await service.infer(3) == 9
         workers = service.state()["workers"]

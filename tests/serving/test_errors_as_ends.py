@@ -137,7 +137,7 @@ def test_the_error_of_a_part_ends_its_stream_and_the_work_for_it(tmp_path: Any) 
                 [part async for part in service.infer_stream(1)]
             pipe, written = os.open(over, os.O_RDONLY | os.O_NONBLOCK), asyncio.Event()
             asyncio.get_running_loop().add_reader(pipe, written.set)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await written.wait()
             asyncio.get_running_loop().remove_reader(pipe)
             os.close(pipe)

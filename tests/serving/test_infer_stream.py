@@ -108,12 +108,18 @@ def test_errors_of_items_and_of_the_batch(executor: str) -> None:
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_slow_reader_holds_back_nobody(executor: str) -> None:
+def test_a_slow_reader_holds_back_nobody(executor: str, tmp_path: Path) -> None:
+    """A model beside the loop waits for the quick reader, who would be as slow as the other on a busy machine."""
+    pace = tmp_path / "pace"
+
     async def main() -> None:
-        async with Service(Ticking, executor=executor, stream_buffer=4, params={"seconds": 0.001}) as service:
+        params = {"seconds": 0.001, "pace": "" if executor == "inline" else str(pace)}
+        async with Service(Ticking, executor=executor, stream_buffer=4, params=params) as service:
             slow, quick = service.infer_stream("slow"), service.infer_stream("quick")
             assert list(await asyncio.gather(anext(slow), anext(quick))) == [0, 0]
-            assert [await anext(quick) for _ in range(80)] == list(range(1, 81))
+            for number in range(1, 81):
+                pace.write_bytes(bytes(number))
+                assert await anext(quick) == number
             got: list[Any] = []
             with pytest.raises(Overloaded, match=r"results behind; 4 are kept \(stream_buffer\)"):
                 async for answer in slow:
@@ -122,6 +128,7 @@ def test_a_slow_reader_holds_back_nobody(executor: str) -> None:
             assert 4 <= len(got) <= 4 * BURST
             await quick.aclose()
 
+    pace.touch()
     asyncio.run(main())
 
 

@@ -37,7 +37,7 @@ def ask(url: str, address: str) -> dict[str, str]:
     rows = {"INPUT0": [ROW], "INPUT1": [ROW]}
     inputs = [{"name": name, "datatype": "INT32", "shape": [1, 16], "data": ROW} for name in rows]
     answered: dict[str, str] = {}
-    with httpx.Client(base_url=url, timeout=30) as client:
+    with httpx.Client(base_url=url, timeout=60) as client:
         for name, path, body in (
             ("native", "/infer/simple", rows),
             ("kserve", "/v2/models/simple/infer", {"inputs": inputs}),

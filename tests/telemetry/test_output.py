@@ -72,7 +72,7 @@ def test_readers_who_leave_or_stop_cost_lines_and_nothing_else(
     with Served(noisy, *words) as served:
         served.until_ready()
         reader(served)
-        with httpx.Client(base_url=served.url, timeout=30) as client:
+        with httpx.Client(base_url=served.url, timeout=60) as client:
             for number in range(60):  # far more than pipes and queues hold
                 assert client.post("/infer/noisy", json=number).json() == number
                 # A thread writes the file, and what it has not written beyond some bytes is lost.
@@ -91,7 +91,7 @@ def test_a_server_on_a_full_disk_serves(noisy: str, tmp_path: Path, log_format: 
     uds = tmp_path / "socket"
     words = [sys.executable, "-m", "weir", "serve", noisy, "--uds", str(uds), "--log-format", log_format]
     with Path("/dev/full").open("wb") as full, subprocess.Popen(words, stdout=full, stderr=full, env=CLEAN) as server:
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(uds)), base_url="http://weir", timeout=30) as client:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(uds)), base_url="http://weir", timeout=60) as client:
             until(lambda: is_ready(client, uds), 60.0)
             assert client.post("/infer/noisy", json=1).json() == 1
             assert "weir_log_lines_lost_total" in client.get("/metrics").text
@@ -106,7 +106,7 @@ def test_a_server_without_standard_descriptors_serves(noisy: str, tmp_path: Path
     with subprocess.Popen(
         ["sh", "-c", command], env=CLEAN, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as server:
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(uds)), base_url="http://weir", timeout=30) as client:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(uds)), base_url="http://weir", timeout=60) as client:
             until(lambda: is_ready(client, uds), 60.0)
             leads = [os.readlink(f"/proc/{server.pid}/fd/{number}").partition(":")[0] for number in range(3)]
             assert leads == ["/dev/null", "pipe", "pipe"]
@@ -211,12 +211,12 @@ def test_an_outlet_drops_what_it_cannot_hold_and_goes_on_when_it_can(monkeypatch
 
     def write(data: bytes) -> None:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
         written.append(data)
 
     outlet = Outlet("stderr", write, "stderr")
     outlet.put(b"first\n")
-    assert begun.wait(30)
+    assert begun.wait(60)
     outlet.put(bytes(MOST_WAITING - 1) + b"\n")
     outlet.put(b"too\nmany\n")
     assert LOST["stderr"] == 2

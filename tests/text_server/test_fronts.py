@@ -49,7 +49,7 @@ def test_a_report_comes_by_itself() -> None:
     async def count() -> bytes:
         came: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         FrontClients(Counting(came.set_result)).received("me", 1, frontend="tei")
-        return await asyncio.wait_for(came, 30)
+        return await asyncio.wait_for(came, 60)
 
     assert asyncio.run(count())
 

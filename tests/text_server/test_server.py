@@ -252,7 +252,7 @@ def test_whoever_may_control_it_can_end_it(folder: Path, scheme: str) -> None:
         with pytest.raises(SettingsError, match="over ZeroMQ no token can be sent: name the server's HTTP address"):
             EmbeddingServer.shutdown(url, token="secret", port_out=out)
     EmbeddingServer.shutdown(server.url, token="secret")
-    server.join(30)
+    server.join(60)
     with pytest.raises((Unreachable, DeadlineExceeded)):
         EmbeddingServer.shutdown(url, port_out=out, timeout=0.5)
     server.close()
@@ -289,7 +289,7 @@ def test_a_key_is_required_at_every_endpoint(folder: Path) -> None:
         with BertClient("127.0.0.1", port, port_out, timeout=20_000) as other:
             assert other.encode(TEXTS).shape == (3, tiny.HIDDEN)
         EmbeddingServer.shutdown(server.url, token="k3y")
-        server.join(30)
+        server.join(60)
 
 
 def test_the_endpoints_of_batch_jobs_are_those_of_the_server(folder: Path) -> None:

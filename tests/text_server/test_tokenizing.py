@@ -188,7 +188,7 @@ def test_what_is_not_urgent_is_read_by_the_thread_that_was_woken_for_it_and_did_
         await asyncio.to_thread(words.reads["second"].wait)
         urgent, bulk = read(readers, ["now"]), read(readers, ["later"], urgent=False)
         words.gates["second"].set()  # the thread of the first does not come back
-        await asyncio.wait_for(asyncio.gather(second, urgent, bulk), 20)
+        await asyncio.wait_for(asyncio.gather(second, urgent, bulk), 60)
         words.gates["first"].set()
         await first
         readers.close()
@@ -219,7 +219,7 @@ def test_a_tokenizer_that_raises_harms_nobody_else(kind: type[BaseException]) ->
         readers.start()
         words.fault = kind("no")
         for urgent in (True, False):
-            (error,) = await asyncio.wait_for(read(readers, ["a"], urgent=urgent), 20)
+            (error,) = await asyncio.wait_for(read(readers, ["a"], urgent=urgent), 60)
             assert isinstance(error, ModelError)
             assert f"{kind.__name__}('no')" in error.message
         words.fault = None
@@ -272,9 +272,9 @@ def test_what_is_unread_at_the_end_hears_of_it() -> None:
         unread = [read(readers, ["b", "c"], urgent=urgent) for urgent in (True, False)]
         threading.Timer(0.01, words.gate.set).start()  # whoever closes them waits for what has begun
         readers.close()
-        for results in await asyncio.wait_for(asyncio.gather(*unread), 20):
+        for results in await asyncio.wait_for(asyncio.gather(*unread), 60):
             assert [type(each) for each in results] == [Draining, Draining]
-        assert [len(results) for results in await asyncio.wait_for(asyncio.gather(*begun), 20)] == [1, 1]
+        assert [len(results) for results in await asyncio.wait_for(asyncio.gather(*begun), 60)] == [1, 1]
 
     asyncio.run(main())
 
@@ -291,7 +291,7 @@ def test_whatever_comes_in_whatever_order_is_read(threads: int) -> None:
                 asked.append(read(readers, [f"{number}"] * chance.randrange(1, 80), urgent=chance.random() < 0.5))
                 if chance.random() < 0.2:
                     await asyncio.sleep(chance.random() * 1e-3)
-            await asyncio.wait_for(asyncio.gather(*asked), 20)
+            await asyncio.wait_for(asyncio.gather(*asked), 60)
         readers.close()
         assert not readers._urgent and not readers._bulk
 

@@ -74,7 +74,7 @@ def solved(service: weir.Service, reason: str) -> int:
 
 async def until(condition: Callable[[], Any]) -> None:
     """Return once `condition` holds: what a solving process has done is nothing that a test could hear of."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
 

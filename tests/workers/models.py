@@ -89,6 +89,17 @@ class Obedient(Model):
         return number.value
 
 
+class Begins(Model):
+    """Makes a file when it computes."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        self.path.touch()
+        return batch
+
+
 class Noted(Model):
     """Notes in a file when it is unloaded."""
 
@@ -183,7 +194,7 @@ class Overlapping(Model):
         return item
 
     def predict(self, batch: list[Any]) -> list[Any]:
-        return [self.second.wait(10) if item == "first" else item for item in batch]
+        return [self.second.wait(60) if item == "first" else item for item in batch]
 
 
 class SlowAndPicky(Model):

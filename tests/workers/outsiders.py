@@ -27,7 +27,7 @@ class Outsider:
 
     async def jobs(self) -> dict[str, bytes]:
         """Return the next batch."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             size = int.from_bytes(await self.reader.readexactly(4), "big")
             return decode_jobs(await self.reader.readexactly(size))
 
@@ -46,7 +46,7 @@ class Outsider:
 
     async def closed(self) -> bool:
         """Wait until the server has closed the connection; tell that it has."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             try:
                 return await self.reader.read() == b""
             except ConnectionError:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import uvloop
 from tests.serving.kit import turns
-from tests.workers.models import Echo, LoadsWhile, Obedient, SlowAndPicky
+from tests.workers.models import Begins, Echo, LoadsWhile, Obedient, SlowAndPicky
 from tests.workers.pools import Pool, started
 
 from weir.errors import ModelError
@@ -143,12 +143,17 @@ def test_a_batch_over_predict_timeout_ends_its_worker() -> None:
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_an_answer_that_was_in_time_counts_though_the_server_was_held_up(run: Callable[[Any], None]) -> None:
+def test_an_answer_that_was_in_time_counts_though_the_server_was_held_up(
+    run: Callable[[Any], None], tmp_path: Path
+) -> None:
     async def main() -> None:
-        async with started(Obedient, predict_timeout=0.3) as pool:
+        begun = tmp_path / "begun"
+        async with started(Begins, {"path": str(begun)}, predict_timeout=0.3) as pool:
             batch = pool.send("index")
-            time.sleep(0.6)  # noqa: ASYNC251 - this is what holds the server up
-            assert await pool.answer(batch) == [0]
+            while not begun.exists():  # this, too, holds the server up
+                time.sleep(0.001)  # noqa: ASYNC251
+            time.sleep(0.6)  # noqa: ASYNC251
+            assert await pool.answer(batch) == ["index"]
             assert pool.heard.lost == []
 
     run(main())

@@ -237,7 +237,7 @@ def test_a_chain_leaves_the_turns_to_its_steps(tmp_path: Path) -> None:
         registry = Registry([first, second, chain])
         await registry.start()
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 calls = [chain.infer(number) for number in range(20)]
                 assert await asyncio.gather(*calls) == list(range(20))
         finally:

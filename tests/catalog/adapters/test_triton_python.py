@@ -141,14 +141,14 @@ class TritonPythonModel:
             WAIT
 
     def wait(self, sender):
-        self.met.wait(30)
+        self.met.wait(60)
         self.respond(sender, 4)
 
     async def wait_in_loop(self, sender):
         self.arrived += 1
         if self.arrived == 4:
             self.all_here.set()
-        await asyncio.wait_for(self.all_here.wait(), 30)
+        await asyncio.wait_for(self.all_here.wait(), 60)
         self.respond(sender, 4)
 
     def respond(self, sender, value):

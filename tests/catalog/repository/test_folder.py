@@ -339,7 +339,7 @@ class Told:
     def make(self, model: ModelToServe, parameters: Parameters | None = None, *, fresh: bool = False) -> Service:
         kind = make_service(model, ()).model
         service = Service(kind, name=model.name, version=model.version, executor=FakeExecutor())
-        asyncio.run_coroutine_threadsafe(self.made.put(service.label), self.loop).result(10)
+        asyncio.run_coroutine_threadsafe(self.made.put(service.label), self.loop).result(60)
         return service
 
     async def __aenter__(self) -> "Told":
@@ -428,7 +428,7 @@ def test_unfinished_files_are_nobodys_change(tmp_path: Path) -> None:
 
 def test_a_real_folder_is_watched(tmp_path: Path) -> None:
     async def main() -> None:
-        async with Told(tmp_path) as told, watching([Watcher(told.folder, told.manager)]), asyncio.timeout(30):
+        async with Told(tmp_path) as told, watching([Watcher(told.folder, told.manager)]), asyncio.timeout(60):
             (tmp_path / "new.tmp" / "1").mkdir(parents=True)
             await asyncio.sleep(0)
             (tmp_path / "new.tmp" / "1" / "model.py").write_text(plain("n"))

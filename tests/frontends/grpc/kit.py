@@ -146,7 +146,7 @@ def run(
     async def main() -> None:
         services = [Service(model, executor=executor, observers=[observer]) for model in models or (Double,)]
         async with serving(*services, **options) as rig:
-            await asyncio.wait_for(test(rig), 20)
+            await asyncio.wait_for(test(rig), 60)
 
     asyncio.run(main())
     return observer

@@ -243,7 +243,7 @@ def run_controlled(test: Callable[[Rig], Coroutine[Any, Any, None]], **options: 
             return Manager(registry, TargetRepository([MODEL]), make)
 
         async with serving(make(MODEL), manager=managed, **options) as rig:
-            await asyncio.wait_for(test(rig), 20)
+            await asyncio.wait_for(test(rig), 60)
 
     asyncio.run(main())
 

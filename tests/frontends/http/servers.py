@@ -47,7 +47,7 @@ class Running:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run `coroutine` in the server's loop."""
-        return self.start(coroutine).result(30)
+        return self.start(coroutine).result(60)
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call `function` in the server's loop."""
@@ -66,7 +66,7 @@ class Running:
 
     def connect(self) -> socket.socket:
         """Return a new connection."""
-        return socket.create_connection((self.host, self.port), timeout=30)
+        return socket.create_connection((self.host, self.port), timeout=60)
 
     def exchange(self, *parts: bytes) -> bytes:
         """Send `parts` one by one on a new connection and return all that comes until the server closes it."""
@@ -202,13 +202,13 @@ def running(
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
     thread.start()
-    ready.wait(30)
+    ready.wait(60)
     try:
         server = started.result()
         with server.client:
             yield server
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(30)
+        thread.join(60)
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()

@@ -558,7 +558,7 @@ def test_silence_is_broken_by_comments(serve: Serve) -> None:
         streaming = True
 
         def predict(self, batch: list[Any]) -> Any:
-            assert heard.wait(30)
+            assert heard.wait(60)
             yield {0: "at last"}
 
     server = serve(Service(Silent, executor="thread"), stream_keep_alive=0.02)
@@ -575,7 +575,7 @@ def test_after_a_comment_even_the_first_error_is_an_event(serve: Serve) -> None:
         streaming = True
 
         def predict(self, batch: list[Any]) -> Any:
-            assert heard.wait(30)
+            assert heard.wait(60)
             if batch:
                 raise RuntimeError("no")
             yield {}

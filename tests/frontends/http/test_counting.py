@@ -76,7 +76,7 @@ class Telling(FakeExecutor):
 
     async def next_begun(self) -> None:
         """Return when one batch more is with a worker."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await self._begun.acquire()
 
 

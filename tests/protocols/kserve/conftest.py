@@ -47,5 +47,5 @@ def address(server: Served) -> str:
 @pytest.fixture(scope="session")
 def client(server: Served) -> Iterator[httpx.Client]:
     """Speak HTTP to it."""
-    with httpx.Client(base_url=server.url, timeout=30) as client:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client

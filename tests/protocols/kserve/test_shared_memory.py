@@ -134,7 +134,7 @@ def test_a_region_may_be_unregistered_while_a_request_is_computed(tmp_path: Path
                 assert begun.read_text() == "begun"
                 own.unregister_system_shared_memory("gone")
                 gate.write_text("go on")
-                answer.result(30)
+                answer.result(60)
                 there = shared_memory.get_contents_as_numpy(handle, np.float32, [1, 2], offset=8)
                 assert there.tolist() == [[6, 8]]
                 assert own.get_system_shared_memory_status() == []

@@ -24,7 +24,7 @@ def streaming() -> Iterator[httpx.Client]:
     """Speak to a server of streaming models."""
     with Served(*(f"{MODELS}:{name}" for name in NAMES)) as served:
         served.until_ready()
-        with httpx.Client(base_url=served.url, timeout=30) as client:
+        with httpx.Client(base_url=served.url, timeout=60) as client:
             yield client
 
 
@@ -120,4 +120,4 @@ def test_a_signal_lets_streams_end_and_closes_websockets_with_1001() -> None:
     with Served(f"{MODELS}:Script") as served:
         served.until_ready()
         asyncio.run(main(served))
-        assert served.process.wait(20) == 0
+        assert served.process.wait(60) == 0

@@ -69,22 +69,22 @@ class Opened:
         """For a client."""
         return f"tcp://127.0.0.1:{self.port}"
 
-    def client(self, identity: str | None = None, timeout: float = 20.0) -> EmbeddingClient:
+    def client(self, identity: str | None = None, timeout: float = 60.0, **options: Any) -> EmbeddingClient:
         """Return a client that is connected: Weir's methods, over ZeroMQ as bert-as-service speaks it."""
         transport = BertTransport("127.0.0.1", self.port, self.port_out, identity=identity)
-        return EmbeddingClient(timeout=timeout, ignore_all_checks=True, transport=transport)
+        return EmbeddingClient(timeout=timeout, ignore_all_checks=True, transport=transport, **options)
 
     def run(self, awaitable: Any) -> Any:
         """Run a coroutine in the frontend's loop."""
-        return asyncio.run_coroutine_threadsafe(awaitable, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(awaitable, self._loop).result(60)
 
     def call(self, function: Callable[[], T]) -> T:
         """Call a function in the frontend's loop."""
         called: Future[T] = Future()
         self._loop.call_soon_threadsafe(lambda: called.set_result(function()))
-        return called.result(30)
+        return called.result(60)
 
-    def until(self, holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    def until(self, holds: Callable[[], bool], seconds: float = 60.0) -> None:
         """Return when something holds, seen from the frontend's loop."""
         until = time.monotonic() + seconds
         while not self.call(holds):

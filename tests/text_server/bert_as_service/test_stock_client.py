@@ -251,7 +251,7 @@ def test_a_client_outlives_the_server(connect: Connect) -> None:
     asking = threading.Thread(target=lambda: answer.append(client.encode(TEXTS)))  # while nobody is there
     asking.start()
     with Opened(port=first.port, port_out=first.port_out):
-        asking.join(20)
+        asking.join(60)
         assert (answer[0] == expected(TEXTS)).all()
         assert (client.encode(TEXTS) == expected(TEXTS)).all()
 

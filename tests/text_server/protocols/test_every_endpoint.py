@@ -160,10 +160,10 @@ def test_a_caller_who_leaves_takes_the_texts_along(path: str, standing: Standing
         encoder.gate, encoder.entered, encoder.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
         before = server.counted()
         call = asyncio.ensure_future(server.client.post(path, json=EXAMPLES[path]))
-        await asyncio.wait_for(encoder.entered.wait(), 20)
+        await asyncio.wait_for(encoder.entered.wait(), 60)
         call.cancel()
         await asyncio.wait((call,))
-        await asyncio.wait_for(encoder.left.wait(), 20)
+        await asyncio.wait_for(encoder.left.wait(), 60)
         assert server.counted() == before
 
     try:

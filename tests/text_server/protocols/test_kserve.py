@@ -416,7 +416,7 @@ def test_who_leaves_takes_his_texts_along(server: EmbeddingServer) -> None:
             await writer.wait_closed()
 
     asyncio.run(main())
-    with httpx.Client(base_url=server.url, timeout=20) as http:
+    with httpx.Client(base_url=server.url, timeout=60) as http:
         assert http.post("/infer/small", json="it").status_code == 200
 
 

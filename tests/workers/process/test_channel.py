@@ -50,7 +50,7 @@ class Ends:
         self.heard.set()
 
     async def wait(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 self.heard.clear()
                 await self.heard.wait()

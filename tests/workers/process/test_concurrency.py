@@ -34,7 +34,7 @@ class Meeting(weir.Model):
         (item,) = batch
         match item:
             case "meet":
-                self.all_here.wait(30)
+                self.all_here.wait(60)
             case "wait":
                 self.waiting += 1
                 while not os.path.exists(self.go_on):
@@ -63,7 +63,7 @@ class Words(weir.Model):
 
     def predict(self, batch: list[Any]) -> Iterator[dict[int, Any]]:
         for word in batch[0].split():
-            self.both.wait(30)
+            self.both.wait(60)
             yield {0: word}
 
 

@@ -71,7 +71,7 @@ def test_nobody_between_the_nodes_can_read_what_is_sent(offer: ConnectionOffer) 
             assert received(server, 17) == b"a secret response"
         assert actor.recv(100) == b""  # the server has left
         for thread in [watching, *threads]:
-            thread.join(10)
+            thread.join(60)
         for end in between_ends:
             end.close()
     assert len(seen) > 1000 and b"secret" not in seen
@@ -92,7 +92,7 @@ def test_long_messages_cross_each_other(offer: ConnectionOffer) -> None:
         reading.start()
         assert received(server, size) == b"r" * size
         for thread in [*sending, reading]:
-            thread.join(30)
+            thread.join(60)
         assert came == [b"b" * size]
         server.sendall(b"last")
     assert received(actor, 5) == b"last"  # all of it, and then the end

@@ -60,7 +60,7 @@ def infer(url: str, model: str, count: int, at_once: int) -> None:
     """Put `count` questions, so many at once; whatever the answers."""
 
     async def call() -> None:
-        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
             turns = asyncio.Semaphore(at_once)
 
             async def one(number: int) -> None:
@@ -78,7 +78,7 @@ def load(url: str, model: str, at_once: int) -> Iterator[None]:
     over = threading.Event()
 
     async def call() -> None:
-        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
 
             async def one() -> None:
                 while not over.is_set():

@@ -46,7 +46,7 @@ def inferred(client: Any) -> None:
     assert result.as_numpy("OUTPUT0") is None and result.as_numpy("OUTPUT1") is not None
     answers: queue.Queue[Any] = queue.Queue()
     client.async_infer("simple", inputs(ROW), lambda result, error: answers.put((result, error)))
-    result, failed = answers.get(timeout=20)
+    result, failed = answers.get(timeout=60)
     assert failed is None and result.as_numpy("OUTPUT0") is not None
 
 
@@ -75,22 +75,22 @@ def streamed(client: Any) -> None:
     client.start_stream(lambda result, error: answers.put((result, error)))
     for number in range(20):
         client.async_stream_infer("simple", inputs(ROW), request_id=str(number))
-    found = [answers.get(timeout=20) for _ in range(20)]
+    found = [answers.get(timeout=60) for _ in range(20)]
     assert {result.get_response().id for result, _ in found} == set(map(str, range(20)))
     assert all(error is None for _, error in found)
     document = triton.InferInput("input", [1], "BYTES")
     document.set_data_from_numpy(np.array([b"3"], object))
     client.async_stream_infer("count", [document], enable_empty_final_response=True)
-    results = [answers.get(timeout=20)[0] for _ in range(4)]
+    results = [answers.get(timeout=60)[0] for _ in range(4)]
     assert [each.as_numpy("output").tolist() for each in results[:3]] == [[b"1"], [b"2"], [b"3"]]
     assert [each.get_response().parameters["triton_final_response"].bool_param for each in results] == [
         False, False, False, True
     ]  # fmt: skip
     client.async_stream_infer("nope", inputs(ROW), request_id="x")
-    _, error = answers.get(timeout=20)
+    _, error = answers.get(timeout=60)
     assert "Request for unknown model" in error.message()
     client.async_stream_infer("simple", inputs(ROW), request_id="y")
-    assert answers.get(timeout=20)[0].get_response().id == "y"
+    assert answers.get(timeout=60)[0].get_response().id == "y"
     client.stop_stream()
 
 

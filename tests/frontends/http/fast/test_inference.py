@@ -89,14 +89,14 @@ def test_several_requests_are_gathered() -> None:
     x = np.ones((2, LARGE), np.float32)
     with serving(Service(Where, max_batch_size=8, policy="control-limit:4")) as server:
         started = [server.start(_posted(server, x * i)) for i in (1, 2)]
-        answers = [unpacked(each.result(30))[1] for each in started]
+        answers = [unpacked(each.result(60))[1] for each in started]
         assert [found["sum"].tolist() for found in answers] == [[LARGE] * 2, [2 * LARGE] * 2]
 
 
 async def _posted(server: Running, x: Any) -> httpx.Response:
     tensor = {"name": "x", "datatype": "FP32", "shape": list(x.shape), "parameters": {"binary_data_size": x.nbytes}}
     header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
         headers = {"inference-header-content-length": str(len(header))}
         return await client.post("/v2/models/where/infer", content=header + x.tobytes(), headers=headers)
 
