@@ -1,11 +1,13 @@
 """Property tests give the same examples in every run, however slow the machine; a check for leaks, for those that ask;
-the garbage collector passes over what was there before the first test; linear algebra runs in one thread; clients of
-HTTP read one certificate instead of all that the world trusts; and SIGHUP and SIGINT mean what they do in a terminal."""
+the garbage collector passes over what was there before the first test; solving does not give way to other tests; linear
+algebra runs in one thread; clients of HTTP read one certificate instead of all that the world trusts; and SIGHUP and
+SIGINT mean what they do in a terminal."""
 
 import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,12 @@ def nothing_is_left() -> Iterator[None]:
     """The test leaves no process, no descriptor and no shared memory behind."""
     with no_leaks():
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def solving_takes_its_share() -> None:
+    """The process that solves yields CPUs to others: beside busy tests it would get hardly any."""
+    import_module("weir.tuning.solver").SolvingProcess.__init__.__defaults__ = (0,)
 
 
 @pytest.fixture(scope="module", autouse=True)

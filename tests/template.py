@@ -149,7 +149,7 @@ def _load() -> None:
         import_module(name)
     with suppress(ImportError):  # not every environment of the tests has what texts need
         import_module("weir.text_server.server")
-    # The process that solves yields CPUs to others: beside busy tests it would get hardly any.
+    # As in the process of the tests: see conftest.py.
     import_module("weir.tuning.solver").SolvingProcess.__init__.__defaults__ = (0,)
     gc.collect()
     gc.freeze()  # the collector would write into each page, and so copy it

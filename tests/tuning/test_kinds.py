@@ -172,11 +172,8 @@ def rows_by_kind(service: weir.Service) -> dict[str, int]:
     return {each["kind"]: each["rows"] for each in service.explain_policy()["kinds"]["workers"]}
 
 
-def test_the_slow_kind_is_idle_at_a_low_rate_and_works_at_a_high_one(
-    nothing_is_left: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_slow_kind_is_idle_at_a_low_rate_and_works_at_a_high_one(nothing_is_left: None) -> None:
     """At the low rate requests come two by two: a policy that uses every idle worker gives one of each two to the slow one."""
-    monkeypatch.setattr(SolvingProcess.__init__, "__defaults__", (0,))
 
     async def check() -> None:
         async with weir.Service(

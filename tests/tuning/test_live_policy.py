@@ -21,7 +21,6 @@ from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import Bank
 from weir.testing import FakeExecutor
-from weir.tuning.solver import SolvingProcess
 
 # Solves take seconds of processor time, and minutes where other work takes both processors.
 pytestmark = pytest.mark.timeout(400)
@@ -77,12 +76,6 @@ async def until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
-
-
-@pytest.fixture(autouse=True)
-def solving_takes_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The solving process yields CPUs to others: beside busy tests it would get hardly any."""
-    monkeypatch.setattr(SolvingProcess.__init__, "__defaults__", (0,))
 
 
 def test_a_killed_worker_means_tables_for_fewer(tmp_path: Path, nothing_is_left: None) -> None:

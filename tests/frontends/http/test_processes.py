@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 def call_at_once(url: str, path: str, items: list[object]) -> list[httpx.Response]:
     async def call() -> list[httpx.Response]:
-        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=120) as client:
             return await asyncio.gather(*(client.post(path, json=item) for item in items))
 
     return asyncio.run(call())
