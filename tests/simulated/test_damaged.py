@@ -20,7 +20,7 @@ from tests.simulated.world import Plan, World, simulate
 CASES, MORE = 150, 3000
 TOGETHER = 20  # connections to the real server
 SECONDS = 2.0  # of virtual time in which a case comes to its end
-PATIENCE = 20.0  # seconds that a real server has for it
+PATIENCE = 60.0  # seconds that a real server has for it
 STILL = 0.3  # seconds in which nothing more may come
 TARGETS = [f"tests.simulated.models:{name}" for name in ("Items", "Tensors", "Streams")]
 DEADLINES = (b"x-request-timeout", b'"timeout"')

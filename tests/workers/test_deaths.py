@@ -150,9 +150,9 @@ def test_an_answer_that_was_in_time_counts_though_the_server_was_held_up(
         begun = tmp_path / "begun"
         async with started(Begins, {"path": str(begun)}, predict_timeout=0.3) as pool:
             batch = pool.send("index")
-            while not begun.exists():  # this, too, holds the server up
-                time.sleep(0.001)  # noqa: ASYNC251
-            time.sleep(0.6)  # noqa: ASYNC251
+            while not begun.exists():
+                time.sleep(0.001)  # noqa: ASYNC251 - this, too, holds the server up
+            time.sleep(0.6)  # noqa: ASYNC251 - this is what does
             assert await pool.answer(batch) == ["index"]
             assert pool.heard.lost == []
 
