@@ -174,6 +174,12 @@ def test_an_error_beside_a_request_in_flight_has_the_form_of_that_request(path: 
     asyncio.run(main())
 
 
+def test_a_request_before_one_that_is_framed_wrongly_is_answered() -> None:
+    first, behind = CHUNKED + b"3\r\n[1]\r\n0\r\n\r\n", CHUNKED.replace(b"chunked", b"gzip, chunked")
+    received, closed = asyncio.run(exchanged(first + behind))
+    assert ([(answer.status, answer.body) for answer in received], closed) == ([(200, b"/elsewhere [1]")], True)
+
+
 ENDLESS = b"GET /elsewhere HTTP/1.1\r\nHost: test\r\n\r\nGET /again HTTP/1.1\r\nX: " + b"x" * 70_000
 EXTENSIONS = CHUNKED + b"1;" + b"x" * 70_000
 CRUMBS = CHUNKED + b"".join(b"1;" + b"x" * 100 + b"\r\n0\r\n" for _ in range(2000))

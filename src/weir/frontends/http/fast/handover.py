@@ -605,9 +605,9 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         self.cycle.body.clear()
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn: what arrived is not HTTP. A complete request before it is answered first."""
+        """uvicorn: what arrived is not HTTP, or its framing is refused. A complete request before it is answered first."""
         refusal, self._refusal = self._refusal, None
-        if refusal is None and self.busy and not self._open[0].more_body:
+        if self.busy and not self._open[0].more_body:
             self._open[0].keep_alive = False
             return
         self._refuse(refusal or InvalidRequest("request: its head, or the framing of its body, is not valid HTTP/1.1"))
