@@ -142,6 +142,19 @@ def test_a_worker_that_is_ready_before_the_timer_has_gone_off_runs_no_expired_su
     assert not mill.batcher.has_left_out
 
 
+@pytest.mark.parametrize("rest", [{}, {"priority": -1}])
+def test_an_expired_suspect_of_which_a_part_still_waits_ends_once(rest: dict[str, int]) -> None:
+    mill = Mill(max_batch_size=2)
+    request, other = listed(4, timeout=1.0, **rest), Asked("other")
+    mill.submit(request)
+    mill.lose(0, replace=False)
+    mill.submit(other)
+    mill.batcher.worker_ready(0, 1, 1.0)
+    (cut,) = mill.batcher.poll(1.0, Wakeup.WORKER)
+    assert (cut.requests, mill.batcher.expire(1.0)) == ([other], [request])
+    assert (mill.batcher.waiting_rows, mill.batcher.waiting_requests, mill.batcher.suspects) == (0, 0, 0)
+
+
 def test_suspects_that_all_left_are_forgotten() -> None:
     mill = Mill()
     requests = many(2)

@@ -408,6 +408,8 @@ class Batcher:
     def poll(self, now: float, wakeup: Wakeup) -> list[Dispatch]:
         """Return the batches to be run now, each with its worker. The policy is asked only while a worker has a free place."""
         queue, places, bulk = self._queue, self._places, self._bulk
+        if self._suspects.parts or bulk.suspects.parts:  # before the sweep: the rest of a divided request may wait
+            self._settle_late([*self._suspects.passed(now), *bulk.suspects.passed(now)], now)
         queue.sweep()
         if self._bulk_seen:
             bulk.queue.sweep()
@@ -423,8 +425,6 @@ class Batcher:
 
     def _cut_again(self, work: WorkClass, cut: list[Dispatch], now: float, wakeup: Wakeup) -> bool:
         """Cut batches of what is to run again, and add them to `cut`. Return whether other batches may be cut now."""
-        if work.suspects.parts:
-            self._settle_late(work.suspects.passed(now), now)
         while work.places.free and work.suspects.parts:
             dispatch = self._retry(work, now, wakeup)
             if dispatch is not None:
