@@ -22,7 +22,8 @@ MODEL_FAULTS = {
     "few": "ModelError",
     "many": "ModelError",
 }
-WRONG = (*RAISED, *OTHERS, "malformed", "unknown", "shape", "timeout", "late")  # what is not answered, and why
+# What is not answered, and why.
+WRONG = (*RAISED, *OTHERS, "malformed", "unknown", "shape", "timeout", "coding", "late")
 RANKS = ("X-Weir-Class: bulk", "X-Request-Priority: 3", "X-Request-Priority: -1", "X-Batch-Key: a", "X-Batch-Key: b")
 ERROR_HEADER = "weir-error"
 NAMED = b"/v2"  # the beginning of KServe's paths: whose errors have KServe's form
@@ -87,6 +88,12 @@ def _chunked(draw: random.Random, path: str, body: bytes, headers: tuple[str, ..
     return "\r\n".join(lines).encode() + b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in chunks) + b"0\r\n\r\n"
 
 
+def _coded(path: str, headers: tuple[str, ...]) -> bytes:
+    """Return a request in a transfer coding that the server does not read."""
+    lines = [f"POST {path} HTTP/1.1", "Host: simulated", *headers, "Transfer-Encoding: gzip, chunked", "", ""]
+    return "\r\n".join(lines).encode()
+
+
 class Mix(NamedTuple):
     """Of which kinds requests are, as shares, and what may become of those that are not answered."""
 
@@ -97,6 +104,10 @@ class Mix(NamedTuple):
     filled: float = 0.05  # of items, to a long body
     ranked: float = 0.1  # have a class, a priority or a key
     wrong: tuple[str, ...] = WRONG
+
+
+# Of requests of which each is read by another part of the server than the one before, and some are long.
+MIXED = Mix(tensors=0.5, lists=0.1, chunked=0.7, filled=0.3)
 
 
 def draw_mix(draw: random.Random) -> Mix:
@@ -175,6 +186,8 @@ def _item_ask(
         body, wanted = b'{"n": ' + body[:-1], "InvalidRequest"
     elif do == "timeout":
         headers, wanted = ("X-Request-Timeout: soon",), "InvalidRequest"
+    elif do == "coding":
+        return Ask(n, _coded(path, headers), False, 1, limit, "Unsupported", size)
     if not small and draw.random() < mix.chunked:
         return Ask(n, _chunked(draw, path, body, headers), False, 1, limit, wanted, size)
     return Ask(n, http(path, body, headers), False, 1, limit, wanted, size)
@@ -204,6 +217,8 @@ def _tensor_ask(draw: random.Random, n: int, do: str, limit: float, timeout: flo
         tensor["data"] = data
     if draw.random() < 0.2:
         document["outputs"] = [{"name": "y", "parameters": {"binary_data": True}}]
+    if do == "coding":
+        return Ask(n, _coded(path, ()), True, rows, limit, "Unsupported")
     parameters: dict[str, Any] = {} if limit == timeout else {"timeout": round(limit * 1e6)}
     if draw.random() < mix.ranked:
         parameters |= draw.choice(({"class": "bulk"}, {"priority": 1}, {"priority": 7}))

@@ -244,8 +244,8 @@ class _Call:
         self.messages.append(body)
 
     def note(self, body: bytes) -> None:
-        """Add a message to the trace."""
-        self.client.note(body)
+        """Add a message to the trace, whatever the order of the entries of its maps, which depends on the process."""
+        self.client.note(bytes(sorted(body)))
 
     def ended(self, code: int, text: str, trailers: Pairs) -> None:
         """See Listener."""

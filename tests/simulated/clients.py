@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from tests.simulated.asking import NAMED, Ask, draw_ask
+from tests.simulated.asking import MIXED, NAMED, Ask, draw_ask
 from tests.simulated.loop import SimulatedLoop
 from tests.simulated.themes import Theme
 from tests.simulated.transport import Peer, SimulatedTransport
@@ -129,6 +129,7 @@ class Client:
         self.index = index
         self.timeout = timeout
         self._theme = theme
+        self._mix = theme.mix  # of what is sent next
         self._draw = random.Random(f"{seed} client {index}")
         self._turns = turns
         self._pace = pace
@@ -172,7 +173,8 @@ class Client:
             return
         self._turns -= 1
         style = draw.choice(self._theme.styles)
-        count = draw.randint(2, 12) if style in ("pipeline", "leave", "slow") else 1
+        self._mix = MIXED._replace(wrong=self._theme.mix.wrong) if style == "mixed" else self._theme.mix
+        count = draw.randint(2, 12) if style in ("pipeline", "mixed", "leave", "slow") else 1
         asks = [self._ask(small=style == "bytes", long=style == "slow") for _ in range(count)]
         data = b"".join(ask.data for ask in asks)
         pieces = [data]
@@ -204,7 +206,7 @@ class Client:
     def _ask(self, small: bool, long: bool) -> Ask:
         self._number += 100
         return draw_ask(
-            self._draw, self._number, faults=self._faults, timeout=self.timeout, small=small, long=long, mix=self._theme.mix
+            self._draw, self._number, faults=self._faults, timeout=self.timeout, small=small, long=long, mix=self._mix
         )  # fmt: skip
 
     def _pieces(self, data: bytes, style: str) -> list[bytes]:

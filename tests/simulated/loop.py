@@ -73,6 +73,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         if self._coarse:
             when = max(self.now, round(when / _WHOLE) * _WHOLE)
+        return self.happen_at(when, callback, *args, context=context)
+
+    def happen_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Call `callback` at this very instant, however coarse timers are: what comes from outside does not wait for them."""
         self._number += 1
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         heappush(self._timers, (when, self._number, timer))

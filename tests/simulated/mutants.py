@@ -88,6 +88,12 @@ MUTANTS = {
     "form-of-the-next-request": Mutant(
         "weir.frontends.http.fast.handover", 'self.url if first is None else first.scope["raw_path"]', "self.url"
     ),
+    "refused-for-the-next-request": Mutant(
+        "weir.frontends.http.fast.handover", "        if self.busy and not self._open[0].more_body:\n", "        if refusal is None and self.busy and not self._open[0].more_body:\n"
+    ),
+    "late-once-more": Mutant(
+        "weir.batching.batcher", "        queue.sweep()\n        if self._bulk_seen", "        if self._bulk_seen"
+    ),
     "content-taken-for-framing": Mutant(
         "weir.frontends.http.fast.handover",
         "self._held.rfind(END_OF_HEAD, 0, _PIECE_OF_CHUNKS) if self._in_body else -1",
@@ -144,12 +150,12 @@ MUTANTS = {
     "withdrawn-in-the-table-only": Mutant(
         "weir.fronts.dispatcher", "        if request is not None:\n            request.handle.cancel(request)\n\n    def _count", "\n    def _count"
     ),
-    "answers-of-a-turn-kept": Mutant("weir.fronts.dispatcher", "        self._loop.call_soon(self.turn_ends)\n", ""),
+    "answers-of-a-turn-kept": Mutant("weir.fronts.dispatcher", "        self.answers = PlainOutputs([], [])\n        self._loop.call_soon(self.turn_ends)\n", "        self.answers = PlainOutputs([], [])\n"),
     "handed-back-nowhere": Mutant("weir.fronts.dispatcher", "            self._link.put(MustHandOver(number))\n", "            pass\n"),
     "removed-worker-served": Mutant("weir.serving.driver", "            self.worker_lost(worker, \"\")\n", ""),
     "crash-tried-for-ever": Mutant("weir.batching.retry", "if dispatch.batch_id in self._last_tries:", "if False:"),
     "expired-runs-again": Mutant(
-        "weir.batching.batcher", "            self._settle_late(work.suspects.passed(now), now)\n        while", "            pass\n        while"
+        "weir.batching.batcher", "            self._settle_late([*self._suspects.passed(now), *bulk.suspects.passed(now)], now)\n", "            pass\n"
     ),
     "reload-does-not-wait": Mutant("weir.serving.service", "        await self.generation.stop(drain_timeout)\n        if self", "        await self.generation.stop(0.0)\n        if self"),
     "former-generation-kept": Mutant("weir.serving.service", "            self._all.remove(self.generation)", "            pass"),
@@ -172,13 +178,13 @@ KINDS = {
     ),
     "a settled request answered again, or no end": (
         "settled-answered-again", "expired-not-settled", "end-not-noted", "half-of-a-dead-batch-lost", "cancelled-message-without-end",
-        "refusal-kept-from-a-front", "handed-back-nowhere", "crash-tried-for-ever",
+        "refusal-kept-from-a-front", "handed-back-nowhere", "crash-tried-for-ever", "late-once-more",
     ),
     "a deadline that does not hold": (
         "answer-after-the-deadline", "running-never-expires", "timeout-of-the-caller-ignored", "body-never-too-slow", "expired-runs-again",
     ),
     "a bound that does not hold": ("room-without-end", "left-stays-in-queue", "place-never-free", "bulk-without-end", "bulk-in-the-wrong-queue", "former-generation-kept"),
-    "an answer in the wrong order or form": ("pieces-out-of-order", "form-of-another-protocol", "form-of-the-next-request", "content-taken-for-framing", "message-of-another-id", "keys-mixed", "slow-stream-loses-parts", "part-after-the-end"),
+    "an answer in the wrong order or form": ("pieces-out-of-order", "form-of-another-protocol", "form-of-the-next-request", "refused-for-the-next-request", "content-taken-for-framing", "message-of-another-id", "keys-mixed", "slow-stream-loses-parts", "part-after-the-end"),
     "work for nobody": (
         "left-cancelled-nowhere", "left-cancelled-for-the-last-only", "expired-computed", "rest-of-a-failed-request-computed",
         "front-does-not-withdraw", "requests-of-a-dead-front-stay", "withdrawn-in-the-table-only",

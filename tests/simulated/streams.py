@@ -125,7 +125,7 @@ class StreamClient(ChannelClient):
     def turn(self) -> None:
         """Ask for a stream."""
         draw = self.draw
-        self._style = draw.choice(("read", "read", "read", "read", "leave", "leave soon", "half-close", "slow"))
+        self._style = draw.choice(self.site.plan.theme.of_streams)
         incoming = self._incoming
         if incoming is None or not incoming.open or incoming.ending or self._style == "slow" or draw.random() < 0.3:
             self.leave()
@@ -148,12 +148,13 @@ class StreamClient(ChannelClient):
 
     def _drawn(self) -> StreamAsk:
         draw, plan = self.draw, self.site.plan
-        n, size = self.number(), draw.choice((1, 2, 5, 30))
+        slow = self._style == "slow"
+        n, size = self.number(), draw.choice((30, 60) if slow else (1, 2, 5, 30))
         do = draw.choice((*RAISED, *STREAMED)) if draw.random() < plan.wrong else "ok"
         timeout = plan.timeout if draw.random() < 0.8 else draw.choice((0.02, 0.2, 1.0))
         at = draw.randrange(size)
         item = {"n": n, "size": size, "do": do, "at": at, "mark": draw.random() < 0.3}
-        item["pad"] = 3_000 if self._style == "slow" else draw.choice((0, 0, 200))
+        item["pad"] = draw.choice((3_000, 30_000)) if slow else draw.choice((0, 0, 200))
         body = json.dumps(item).encode()
         limit = b"" if timeout == plan.timeout else b"X-Request-Timeout: %g\r\n" % timeout
         head = b"POST /infer/streams HTTP/1.1\r\nHost: simulated\r\n%bContent-Length: %d\r\n\r\n" % (limit, len(body))

@@ -185,11 +185,15 @@ _ERRORS = {
 _WRONG_INPUTS: tuple[Any, ...] = ([], 5, {"a": 1}, [5.5], [None])
 
 
+_MOST_WORDS = 10_000
+_WORDS = [7919 * word % _MOST_WORDS for word in range(_MOST_WORDS + 100)]  # each of them, in no order
+
+
 def _draw_text(draw: random.Random, n: int, faults: float, *, small: bool) -> list[int]:
     """Return the tokens of a text with the number `n`."""
     do = draw.choice((*RAISED, "crash", "hang")) if draw.random() < faults else "ok"
     fillers = 0 if small else draw.choice((0, 1, 5, 30, 100))
-    return [n, CODE_OF.get(do, 0), *(draw.randrange(10_000) for _ in range(fillers))]
+    return [n, CODE_OF.get(do, 0), *(_WORDS[(at := draw.randrange(_MOST_WORDS)) : at + fillers] if fillers else ())]
 
 
 def draw_texts(draw: random.Random, n: int, *, faults: float, timeout: float, small: bool) -> Ask:

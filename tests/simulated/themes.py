@@ -19,6 +19,7 @@ STYLES = (
     *("pieces",) * 2,
     "bytes",
     *("pipeline",) * 6,
+    *("mixed",) * 2,
     *("leave",) * 2,
     *("half-close",) * 2,
     *("slow",) * 2,
@@ -26,6 +27,7 @@ STYLES = (
     "garbage",
 )
 KINDS = ("kill", "reload", "add", "remove")
+OF_STREAMS = (*("read",) * 4, "leave", "leave soon", "half-close", *("slow",) * 2)
 OF_FRONTS = ("front_kill", "front_stop")
 PLAIN = "plain"
 EVERYTHING = 0.15  # the share of seeds whose theme leaves nothing out
@@ -52,6 +54,7 @@ class Theme:
     of_fronts: tuple[str, ...]
     clients: dict[str, int] = field(default_factory=dict)  # by their channel
     turns: int = 10
+    of_streams: tuple[str, ...] = OF_STREAMS
 
 
 def some(draw: random.Random, things: Sequence[T]) -> tuple[T, ...]:
@@ -72,4 +75,4 @@ def draw_theme(seed: int) -> Theme:
     channels = [name for name, share in CHANNELS.items() if draw.random() < share] or [PLAIN]
     clients = {name: max(1, round(number / len(channels))) for name in channels}
     turns = min(60, max(4, draw.choice(WORK) // number))
-    return Theme(styles, mix, faults, of_fronts, clients, turns)
+    return Theme(styles, mix, faults, of_fronts, clients, turns, keeps(OF_STREAMS))

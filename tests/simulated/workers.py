@@ -4,7 +4,7 @@ import asyncio
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 
 from tests.simulated.loop import SimulatedLoop
@@ -29,6 +29,8 @@ class WorkerPlan:
     start: float = 0.5  # until a worker is ready
     hang_limit: float = 5.0  # after which a worker that hangs is killed
     failing_starts: float = 0.0  # the share of replacements that do not load
+    latency: float = 0.0  # until the server has what a worker has sent
+    aimed: float = 0.0  # the share of batches that end when a request is due, if they can; starts do so twice as often
 
     @property
     def longest(self) -> float:
@@ -36,6 +38,8 @@ class WorkerPlan:
         return 4.0 * (self.base + 64 * self.per_row)
 
 
+NEAR = (-0.0002, 0.0, 0.0001, 0.0001)  # seconds from when a request is due; timers may be half a millisecond away
+LATEST_START = 3.0  # seconds after which a start that is aimed ends
 PATIENCE = 5  # failures to load in a row after which no request should wait
 MOST_DEATHS = (
     9  # of workers by one item: one of its batch of at most 64, one of each half, and one more of the item alone
@@ -50,6 +54,7 @@ class _Worker:
         self.queue: deque[Batch] = deque()
         self.failures = 0
         self.cancelled: dict[int, set[int]] = {}
+        self.sent: set[int] = set()  # the batches whose last events are on their way to the server
         self.orphans: list[int] = []  # the entries of the batch that runs whose requests had ended when it began
 
 
@@ -111,10 +116,16 @@ class SimulatedExecutor(ExecutorBase):
         removed = self._workers.pop(max(self._workers) if worker is None else worker, None)
         if removed is not None:
             removed.life += 1
+            self.deaths += bool(removed.queue)
         self._look_for_idle()
 
     def states(self) -> Sequence[FakeWorkerState]:
         return [self._workers[index].state for index in sorted(self._workers)]
+
+    def has(self, worker: int, batch_id: int) -> bool:
+        """Return whether a worker computes this batch, or has done so and the server does not know it yet."""
+        each = self._workers.get(worker)
+        return each is not None and (batch_id in each.sent or any(batch.batch_id == batch_id for batch in each.queue))
 
     # What happens in time.
 
@@ -140,7 +151,18 @@ class SimulatedExecutor(ExecutorBase):
         worker.orphans = [index for index, request in enumerate(batch.requests) if request.settled]
         seconds = plan.base + plan.per_row * len(batch.payloads)
         seconds *= 1.0 + plan.spread * self._draw.uniform(-1.0, 1.0)
-        self._loop.call_later(seconds, self._finish, worker, worker.life, batch)
+        longest = self._loop.now + 2.0 * (plan.base + plan.per_row * len(batch.payloads))
+        at = self._aimed(self._loop.now + seconds, batch.requests, longest, plan.aimed)
+        self._loop.happen_at(at, self._finish, worker, worker.life, batch)
+
+    def _aimed(self, at: float, requests: Iterable[Request], longest: float, share: float) -> float:
+        """Return when something ends that ends `at`, or else, now and then, about when one of `requests` is due, if that is not after `longest`."""
+        if share and self._draw.random() < share:
+            due = min((each.deadline for each in requests if each.deadline > self._loop.now), default=math.inf)
+            due += self._draw.choice(NEAR)
+            if self._loop.now < due <= longest:
+                return due
+        return at
 
     def _finish(self, worker: _Worker, life: int, batch: Batch) -> None:
         if worker.life != life:
@@ -173,7 +195,7 @@ class SimulatedExecutor(ExecutorBase):
             ended.update(
                 index for index, kind in zip(events.indices or (), kinds, strict=True) if kind is not EventKind.PART
             )
-            self._listener.received(worker.state.index, events)
+            self._send(worker, events)
             worker.orphans = [index for index, request in enumerate(batch.requests) if request.settled]
             self._loop.call_later(self._plan.base * self._draw.random(), self._step, worker, life, batch, run, ended)
             return
@@ -183,7 +205,21 @@ class SimulatedExecutor(ExecutorBase):
         self._look_for_idle()
         if worker.queue:
             self._begin(worker)
-        self._listener.received(worker.state.index, events)
+        self._send(worker, events)
+
+    def _send(self, worker: _Worker, events: Events) -> None:
+        """Have the server receive `events`, unless the worker is lost before."""
+        if not self._plan.latency:
+            self._listener.received(worker.state.index, events)
+        else:
+            if events.final:
+                worker.sent.add(events.batch_id)
+            self._loop.happen_at(self._loop.now + self._plan.latency, self._arrive, worker, worker.life, events)
+
+    def _arrive(self, worker: _Worker, life: int, events: Events) -> None:
+        if worker.life == life:
+            worker.sent.discard(events.batch_id)
+            self._listener.received(worker.state.index, events)
 
     def _hung(self, worker: _Worker, life: int) -> None:
         if worker.life == life:
@@ -192,14 +228,20 @@ class SimulatedExecutor(ExecutorBase):
     def _die(self, worker: _Worker, reason: str) -> None:
         self.deaths += 1
         worker.life += 1
+        lost = [request for batch in worker.queue for request in batch.requests]
         for batch in worker.queue:
             self._count_deaths(batch)
         worker.queue.clear()
+        worker.sent.clear()
         worker.cancelled.clear()
         worker.state.state, worker.state.in_flight, worker.state.reason = "lost", 0, reason
         worker.state.restarts += 1
         self._look_for_idle()
-        self._loop.call_later(self._plan.start, self._restart, worker, worker.life)
+        now = self._loop.now
+        ready = self._aimed(
+            now + self._plan.start, lost, now + max(self._plan.start, LATEST_START), 2.0 * self._plan.aimed
+        )
+        self._loop.happen_at(ready, self._restart, worker, worker.life)
         self._listener.worker_lost(worker.state.index, reason)
 
     def _restart(self, worker: _Worker, life: int) -> None:

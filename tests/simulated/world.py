@@ -52,6 +52,7 @@ BOUND = 0.03  # seconds after its deadline in which a request has its end: a tim
 DRAIN = 60.0
 ROUNDING = 1e-9  # seconds: sums of instants differ in the last digit
 LONGEST = 20.0  # seconds of CPU time that a plan may take: no more than 5 are needed
+LATENCIES = (0.0, 0.0, 0.0002, 0.01)  # seconds
 _ROUND, _ROUNDS = 0.01, 100  # seconds, and how often, until a model has requests that wait
 SILENCE = 1000.0  # seconds after which some client has asked for something, but for pauses
 MODELS: dict[str, type[Model]] = {"items": Items, "tensors": Tensors}
@@ -109,12 +110,13 @@ def draw_plan(seed: int, *, turns: int | None = None) -> Plan:
             "policy": draw.choice(("greedy", "greedy", "full", "size-or-delay:delay=20ms", "control-limit:1")),
             "small_request_size": draw.choice((0, 16)), "drain_timeout": DRAIN,
         }  # fmt: skip
+    _draw_workers(random.Random(f"{seed} workers"), workers, services)
     if (loading := random.Random(f"{seed} loading")).random() < 0.2:  # models that hardly ever load again
         name = loading.choice(list(MODELS))
         workers[name] = replace(workers[name], failing_starts=0.9)
     http: dict[str, Any] = {"explain": draw.random() < 0.2, "idle_timeout": draw.choice((5.0, 75.0))}
     if draw.random() < 0.2:
-        http["max_waiting_bytes"] = draw.choice((400_000, 2_000_000))
+        http["max_waiting_bytes"] = draw.choice((20_000, 100_000, 400_000, 2_000_000))
     if draw.random() < 0.1:
         http["max_connections"] = 6
     pace = draw.choice((0.005, 0.05, 1.0))
@@ -132,6 +134,13 @@ def draw_plan(seed: int, *, turns: int | None = None) -> Plan:
     widen(plan, length)
     plan.kept_faults = list(range(len(plan.faults)))
     return plan
+
+
+def _draw_workers(draw: random.Random, workers: dict[str, WorkerPlan], services: dict[str, dict[str, Any]]) -> None:
+    """Add to the workers of each model how far they are, and with what their batches coincide; and how long its drains may take."""
+    for name, plan in workers.items():
+        workers[name] = replace(plan, latency=draw.choice(LATENCIES), aimed=draw.choice((0.0, 0.4)))
+        services[name]["drain_timeout"] = draw.choice((DRAIN, DRAIN, 1.0, 0.05))
 
 
 def drawn_faults(
@@ -225,7 +234,7 @@ class Watch(Observer):
             self._check_expired(model, requests)
         self.ended["" if error is None else type(error).__name__] += len(requests)
         if isinstance(error, Draining) and not error.message.startswith(ASKED):
-            self._world.cut_off.append(now)
+            self._world.check_cut_off(model.partition(":")[0])
 
     def _check_expired(self, model: str, requests: Sequence[Request]) -> None:
         """A greedy policy lets no request expire before a worker that has nothing to do, of any generation. How long streams take nobody knows."""
@@ -251,7 +260,8 @@ class Watch(Observer):
         pass
 
     def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:
-        pass
+        if any(id(request) not in self.open for request in requests):
+            self._world.broken("a request got a part after its end")
 
     def computed(self, model: str, dispatch: Dispatch, timing: Any, now: float) -> None:
         pass
@@ -308,7 +318,7 @@ class World:
         self.plan = plan
         self.cygrpc = cygrpc
         self.loop = loop
-        self.cut_off: list[float] = []  # when requests that were accepted failed with Draining
+        self._ending: dict[str, list[float]] = {name: [] for name in plan.services}  # when drains and reloads began
         self.responses: Counter[str] = Counter()
         self.judged = 0
         self._draw = random.Random(f"{plan.seed} world")
@@ -524,6 +534,16 @@ class World:
 
     async def _remove(self, name: str) -> None:
         await self.services[name].remove_worker()
+        self._check_workers()
+
+    def _check_workers(self) -> None:
+        """What the server takes for running must be with workers."""
+        for name, service in self.services.items():
+            driver = service.generation.driver
+            executor: Any = driver.executor
+            for batch in driver.batcher.running.values():
+                if not executor.has(batch.worker, batch.batch_id):
+                    self.broken(f"{name}: batch {batch.batch_id} runs, and worker {batch.worker} does not have it")
 
     async def _front_kill(self, _: str) -> None:
         await self.fronts.kill()
@@ -539,13 +559,15 @@ class World:
             await other.stop(0.0)
             return
         began = self.loop.now
+        self._ending[name].append(began)
         replaced = self.services[name].replace_with(other)
         self.registry.put([self.services[name]])
         await replaced.stop()
-        self._check_cut_off("reload", began, self.loop.now)
+        self._ending[name].remove(began)
 
     async def _drain(self, registry: Registry) -> None:
-        began = self.loop.now
+        for each in self._ending.values():
+            each.append(self.loop.now)
         self._draining = True
         self.readiness_changed()
         registry.ending = True
@@ -554,9 +576,8 @@ class World:
         if self.texts:
             await self.texts.encoder.drain()
         await registry.drain()
-        ended = self.loop.now
+        self._check_workers()
         await registry.stop(0.0)
-        self._check_cut_off("drain", began, ended)
         await asyncio.gather(*[frontend.drain(5.0) for frontend in self.frontends])
         for frontend in self.frontends:
             await frontend.stop()
@@ -565,12 +586,12 @@ class World:
         if self._reloading:
             await asyncio.wait(self._reloading)
 
-    def _check_cut_off(self, what: str, began: float, ended: float) -> None:
-        cut_off = [at for at in self.cut_off if began <= at < began + DRAIN]
-        if cut_off and ended < began + DRAIN:
-            self.broken(
-                f"a {what} of {ended - began:.3f} s cut off {len(cut_off)} requests after {cut_off[0] - began:.3f} s"
-            )
+    def check_cut_off(self, name: str) -> None:
+        """A request that was accepted has failed with Draining: right only if a drain or a reload of its model has given it all its time."""
+        limit = self.plan.services[name]["drain_timeout"]
+        given = self.loop.now - min(self._ending[name], default=math.inf)
+        if given < limit - ROUNDING:
+            self.broken(f"{name}: a request was cut off after {given:.3f} s, and must get {limit:g} s")
 
     # At rest.
 
@@ -592,7 +613,6 @@ class World:
             batcher = service.generation.driver.batcher
             left |= {
                 f"{name}: waiting rows": batcher.waiting_rows,
-                f"{name}: running batches": len(batcher.running),
                 f"{name}: waiting outside": service.generation.driver.waiting_outside,
                 f"{name}: former generations": len(service._former),
             }
