@@ -23,8 +23,7 @@ from weir.catalog.sources import ON_DEMAND_SETTINGS
 from weir.config import GONE
 from weir.frontends.http.pages import Held, InMemory
 from weir.fronts.server import FrontMetrics
-from weir.manifests.kubernetes import documents
-from weir.manifests.monitoring import Queries, groups
+from weir.manifests.kubernetes import Queries, documents, rule_groups
 from weir.messages import Reason
 from weir.policy.residency import Residents, Room
 from weir.protocols.account import Account
@@ -345,7 +344,7 @@ def manifest(words: str) -> str:
 def rules() -> str:
     """Return the rules of Prometheus for the job `weir`, as a file of its own."""
     head = "# Written by docs/generate.py: the rules that `weir manifest kubernetes --monitor` prints, for the job `weir`.\n"
-    return head + documents([{"groups": groups(Queries("weir"), "weir")}])
+    return head + documents([{"groups": rule_groups(Queries("weir"), "weir")}])
 
 
 KEYWORDS_HEAD = '''"""The settings as keyword arguments, for editors and type checkers. Written by docs/generate.py from their declarations."""

@@ -75,19 +75,19 @@ def test_our_own_house_has_no_knots() -> None:
 # Room by room: files and code lines. The goal of the rooms that stood when the house was rebuilt was 260 files and 33,000 lines.
 # Lower a pair whenever its room has become smaller; only the commit that adds a capability may raise one, by what it adds.
 LIMITS = {
-    "batching": (15, 2_771),
+    "batching": (13, 2_762),
     "bench": (8, 2_104),
     "catalog": (19, 4_912),
     "client": (7, 1_967),
     "commands": (10, 1_872),
     "frontends": (26, 6_752),
     "fronts": (9, 2_794),
-    "jobs": (8, 1_451),
-    "manifests": (4, 905),
+    "jobs": (5, 1_428),
+    "manifests": (3, 900),
     "policy": (26, 3_560),
     "profiling": (4, 1_092),
     "protocols": (10, 2_750),
-    "serving": (10, 2_766),
+    "serving": (9, 2_761),
     "simulation": (15, 3_132),
     "telemetry": (6, 1_551),
     "text_models": (26, 6_263),

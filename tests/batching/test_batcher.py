@@ -13,8 +13,8 @@ import pytest
 from tests.batching.mill import Asked, Mill, check_order, listed, many
 
 from weir.batching.batcher import RECENT, Batcher, History, check_size
-from weir.batching.choice import MARGIN, Choice, bounded, clamp, greedily
 from weir.batching.collate import entries_of
+from weir.batching.forecast import MARGIN, Choice, bounded, clamp, greedily
 from weir.batching.service_time import ServiceTime
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from weir.batching.batcher import Batcher
-from weir.batching.choice import MARGIN
+from weir.batching.forecast import MARGIN
 from weir.batching.service_time import KindTimes
 from weir.batching.settings import BatchingSettings
 from weir.messages import Wakeup

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from weir.errors import Conflict, InvalidRequest, NotFound, Overloaded, SettingsError, TooLarge
-from weir.jobs.disk import Disk
-from weir.jobs.requests import EXPIRED
-from weir.jobs.store import STALE, Answer, JobRequest, JobStore, StoredFile
+from weir.jobs.running import EXPIRED
+from weir.jobs.store import STALE, Answer, Disk, JobRequest, JobStore, StoredFile
 
 
 def opened(tmp_path: Path, max_bytes: int = 1 << 20, **bounds: Any) -> JobStore:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from weir.jobs.disk import Disk
+from weir.jobs.store import Disk
 
 
 class Killed(BaseException):

@@ -10,7 +10,7 @@ import pytest
 from tests.simulated.disk import SimulatedDisk
 from tests.simulated.jobs import JobWorld, simulate_jobs
 
-from weir.jobs.disk import Disk
+from weir.jobs.store import Disk
 
 SEEDS = range(16)
 

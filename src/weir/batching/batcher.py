@@ -9,7 +9,7 @@ queue is full or draining, or the deadline is near, one of those comparisons lea
 
 Bulk requests, whose priority is below 0, wait in a queue of their own, which no policy observes. They get what the others leave: see bulk.py.
 
-Every wait of a policy is clamped: see choice.py.
+Every wait of a policy is clamped: see forecast.py.
 """
 
 from collections import deque
@@ -17,11 +17,10 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Any
 
-from weir.batching.bulk import BulkWork, is_bulk
-from weir.batching.choice import BULK, IDLE, MARGIN, at_once, bounded, greedily
+from weir.batching.bulk import BulkWork, WorkClass, is_bulk
 from weir.batching.collate import Lost
 from weir.batching.compose import BatchDraft, compose
-from weir.batching.forecast import UNKNOWN_WAIT, QueueForecast
+from weir.batching.forecast import BULK, IDLE, MARGIN, UNKNOWN_WAIT, QueueForecast, at_once, bounded, greedily
 from weir.batching.group import FifoQueue, Group, is_plain
 from weir.batching.padded import ByLength, LengthQueue
 from weir.batching.queue import RequestQueue
@@ -29,7 +28,6 @@ from weir.batching.request_state import settle, steps
 from weir.batching.retry import draft_of
 from weir.batching.service_time import ServiceTime
 from weir.batching.settings import BatchingSettings
-from weir.batching.work_class import WorkClass
 from weir.batching.workers import Running, WaitingTurn, Worker, WorkerKinds
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, Overloaded
 from weir.messages import Dispatch, Kind, Reason, Request, Wakeup

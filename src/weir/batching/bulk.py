@@ -10,23 +10,55 @@ to the batches before this one, until a worker is idle again. So bulk work adds 
 
 All that is for workers that run both kinds of work. Where there are bulk workers, which give way to the others by themselves (processes of idle
 priority), they get all bulk work, in full batches, and the other workers none.
+
+A `WorkClass` is what interactive and bulk work have in common.
 """
 
 from math import inf
 
 from weir.batching.compose import BatchDraft
 from weir.batching.group import FifoQueue, Group
+from weir.batching.queue import RequestQueue
+from weir.batching.retry import CrashRetry
 from weir.batching.settings import BatchingSettings
-from weir.batching.work_class import WorkClass
+from weir.batching.workers import Places
 from weir.messages import Dispatch, Request
 from weir.policy.decision import PolicyBase
 
 DEFAULT_DELAY = 0.005  # seconds that bulk work may add, where neither the setting nor the policy says it
 QUIET_SHARE = 0.01  # what bulk work may add to the request that ends a quiet time, as a part of that time
-
 GROWTH = 0.25  # how much of the way to a larger size one batch that took less time leads
 MOST_GROWTH = 2.0  # the largest size that is aimed at, as a multiple of what is known to take little enough time
 MOST_FALL = 0.5  # the smallest share of its size that one slow batch leaves
+
+
+class WorkClass:
+    """One class of work. `queue` has the requests that wait, `places` the workers that are ready, and `suspects` the entries that such a worker had when
+    it died."""
+
+    __slots__ = ("places", "queue", "suspects")
+
+    def __init__(self, settings: BatchingSettings, queue_type: type[FifoQueue]) -> None:
+        self.queue = RequestQueue(settings.max_queue_size, queue_type, settings.capacity, settings.max_queue_cost)
+        self.places = Places()
+        self.suspects = CrashRetry()
+
+    def count_suspects(self, *, changed: bool = False) -> None:
+        """Tell the queue how many rows are to run again: they count as under way. Without `changed`, only if there are any."""
+        if changed or self.suspects.parts:
+            self.queue.run_again(self.suspects.rows)
+
+    def unsettled(self) -> list[Request]:
+        """Return the requests that wait or are to run again. A request may be there several times."""
+        return [
+            *(request for group in self.queue.groups.values() for request in group),
+            *(entry[0] for entry in self.suspects.entries()),
+        ]
+
+    def clear(self) -> None:
+        """Forget what waits and what is to run again."""
+        self.queue.clear()
+        self.suspects.clear()
 
 
 def delay_after(quiet: float, delay: float) -> float:

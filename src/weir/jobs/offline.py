@@ -17,11 +17,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weir.errors import InvalidRequest, SettingsError
-from weir.jobs.disk import Disk
-from weir.jobs.requests import NO_REQUESTS, begin_of_text, check_endpoint
-from weir.jobs.running import Ask, JobRunner
+from weir.jobs.running import NO_REQUESTS, Ask, JobRunner, begin_of_text, check_endpoint
 from weir.jobs.settings import JobSettings
-from weir.jobs.store import ACTIVE, Job, JobStore
+from weir.jobs.store import ACTIVE, Disk, Job, JobStore
 
 STATE = ".weir-batch"  # what the name of the directory has behind that of the output
 _LOOK = 0.25  # seconds between two looks at the progress

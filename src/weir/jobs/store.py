@@ -4,21 +4,26 @@ The directory survives the process at any moment. An answer is stored together w
 whose answer was stored runs again, and none is lost. An output is written to a new file, which gets its name before the transaction that ends the job: if
 the process ends between the two, the file has no row, is removed at the next start, and is written again.
 
+All that is written goes through a `Disk`, so a test can have one that is full, fails, or loses what was not made durable.
+
 A JobStore is used from one thread at a time; several may use the same directory, in one process or more. Only the user of the process can read what it
 keeps. Instants are whole seconds since 1970, sizes are in bytes.
 """
 
+import errno
 import fcntl
 import json
+import os
 import secrets
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from weir.errors import Conflict, InvalidRequest, NotFound, Overloaded, SettingsError, TooLarge
-from weir.jobs.disk import Disk
+
+_CANNOT = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}  # the errors of file systems that do not make names durable
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -37,11 +42,71 @@ CREATE TABLE IF NOT EXISTS requests (
     status INTEGER, answer BLOB, PRIMARY KEY (job, number), UNIQUE (job, custom_id)
 );
 """
-
 ACTIVE = ("validating", "in_progress", "finalizing", "cancelling")  # the states of a job that has not ended
 _MARKS = ", ".join("?" * len(ACTIVE))
 STALE = 600  # seconds after which a file that nobody knows and nobody writes to is removed
 SUCCESS = 400  # a status below this is a success
+
+
+class Disk:
+    """The disk of this machine. What it cannot do raises OSError."""
+
+    def create(self, path: Path, mode: Literal["wb", "ab"] = "wb") -> BinaryIO:
+        """Open a file to write to it; a new one can be read by the user of this process alone."""
+        return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
+
+    def keep(self, part: Path, path: Path) -> int:
+        """Make the file `part` durable, under the name `path`; return its size. If that fails, there is no file `path`."""
+        size = self.sync_file(part)
+        self.rename(part, path)
+        try:
+            self.sync_names(path.parent)
+        except BaseException:
+            self.remove(path)
+            raise
+        return size
+
+    def sync_file(self, path: Path) -> int:
+        """Make what a file holds durable; return its size."""
+        with path.open("rb") as written:
+            os.fsync(written.fileno())
+            return os.fstat(written.fileno()).st_size
+
+    def rename(self, path: Path, to: Path) -> None:
+        """Give a file another name."""
+        path.rename(to)
+
+    def sync_names(self, directory: Path) -> None:
+        """Make the names of the files in a directory durable, if its file system can do so."""
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in _CANNOT:
+                raise
+        finally:
+            os.close(descriptor)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file, if it is there."""
+        path.unlink(missing_ok=True)
+
+    def written_at(self, path: Path) -> float:
+        """Return when a file was last written to, in seconds since 1970."""
+        return path.stat().st_mtime
+
+    def connect(self, path: Path) -> sqlite3.Connection:
+        """Open a database, whose transactions are durable as soon as they are committed."""
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))  # SQLite gives its mode to the files next to it
+        database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        try:
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute("PRAGMA synchronous=FULL")
+        except BaseException:
+            database.close()
+            raise
+        return database
 
 
 class StoredFile(NamedTuple):

@@ -47,7 +47,7 @@ class Decision(NamedTuple):
 
     The batcher takes fewer rows where fewer fit. After a wait it asks again at the group's next arrival, when another
     place becomes free, or at the instant `until` (seconds) if that is set. The batcher limits every wait, whatever the
-    policy says (see batching/choice.py), and dispatches while it drains, even if the policy wants to wait.
+    policy says (see batching/forecast.py), and dispatches while it drains, even if the policy wants to wait.
 
     `reason` and `limit` only explain the decision: `limit` is the number of rows that the policy waits for, if it has
     one. A worker of the kind with the number `kind` gets the batch, if one has a free place; None: any.

@@ -3,8 +3,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.serving.backpressure import SWEEP_ABOVE, BackpressureQueue
 from weir.serving.calls import ThreadCall
+from weir.serving.driver import SWEEP_ABOVE, BackpressureQueue
 
 
 def call(name: Any = None, *, arrival: float = 0.0, timeout: float = 10.0, rows: int = 1) -> ThreadCall:

@@ -1,4 +1,4 @@
-"""uploads.py: forms that arrive in any pieces, and forms that are wrong."""
+"""Uploads: forms that arrive in any pieces, and forms that are wrong."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from weir.errors import InvalidRequest, TooLarge, UnsupportedMediaType, WeirError
-from weir.jobs.disk import Disk
-from weir.jobs.uploads import PIECE, Download, Upload
+from weir.jobs.routes import PIECE, Download, Upload
+from weir.jobs.store import Disk
 
 TYPE = "multipart/form-data; boundary=b"
 

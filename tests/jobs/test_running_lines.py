@@ -1,4 +1,4 @@
-"""requests.py: lines of input files, right and wrong; and the lines of outputs."""
+"""Lines of input files, right and wrong; and the lines of outputs."""
 
 import os
 from codecs import BOM_UTF8
@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from weir.errors import InvalidRequest
-from weir.jobs.requests import InputFile, answer_of, body_of, check_endpoint
+from weir.jobs.running import InputFile, answer_of, body_of, check_endpoint
 from weir.jobs.store import JobRequest
 
 GOOD = b'{"custom_id":"a","method":"POST","url":"/infer/m","body":{"x": [1, 2]}}\n'
