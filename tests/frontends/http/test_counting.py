@@ -209,6 +209,23 @@ def test_what_is_discarded_holds_nothing() -> None:
     assert held == [0]
 
 
+def test_a_piece_beyond_all_memory_ends_what_is_discarded() -> None:
+    account, sent = Account(HttpSettings(max_waiting_bytes=2000)), list[Any]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await discard_body(receive, 10.0)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"x" * 2001, "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append((message["type"], account.held_bytes))
+
+    asyncio.run(Counted(app, account)({"type": "http"}, receive, send))
+    assert sent == [("http.response.body", 0)]
+
+
 LONG = b"x" * (LONG_BODY + 1)
 
 

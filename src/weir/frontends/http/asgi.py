@@ -132,7 +132,7 @@ async def discard_body(receive: Receive, within: float) -> None:
 
     Closing a connection with unread bytes would reset it, and the client might lose the response (RFC 9112, section 9.6).
     """
-    with suppress(TimeoutError, Overloaded):
+    with suppress(TimeoutError, Overloaded, TooLarge):
         async with asyncio.timeout(within):
             message: Message = {"more_body": True}
             while message.get("more_body", False):
