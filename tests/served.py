@@ -38,7 +38,7 @@ def weir(
     with TemporaryFile("w+") as out, TemporaryFile("w+") as errors:
         process = start_weir(words, {**CLEAN, **(env or {})}, cwd, out.fileno(), errors.fileno())
         try:
-            code = process.wait(50)
+            code = process.wait(200)
         finally:
             process.kill()
         out.seek(0)

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy
@@ -29,9 +30,16 @@ def words_of(text: Text) -> list[str]:
 
 def vector_of(text: Text, dimensions: int = DIMENSIONS) -> NDArray[Any]:
     """Return the vector of one text."""
-    digests = [hashlib.blake2b(word.encode(), digest_size=DIMENSIONS).digest() for word in words_of(text)[:MAX_LENGTH]]
+    return _mean_of(tuple(words_of(text)[:MAX_LENGTH]))[:dimensions]
+
+
+@cache  # some tests send a text 20,000 times
+def _mean_of(words: tuple[str, ...]) -> NDArray[Any]:
+    digests = [hashlib.blake2b(word.encode(), digest_size=DIMENSIONS).digest() for word in words]
     rows: NDArray[Any] = numpy.array([list(digest) for digest in digests], "float32")
-    return numpy.asarray(rows.mean(axis=0)[:dimensions])
+    mean: NDArray[Any] = numpy.asarray(rows.mean(axis=0))
+    mean.flags.writeable = False
+    return mean
 
 
 class Hashing:
