@@ -196,7 +196,7 @@ def test_model_without_requests_has_no_worker_and_the_first_answer_says_that_it_
         assert "weir_workers_wanted{" in client.get("/metrics").text
         first = client.post("/infer/square", json=3)
         assert first.json() == 9
-        assert 0.0 < float(first.headers["x-start-time"]) < 30.0
+        assert float(first.headers["x-start-time"]) > 0.0
         tensor = {"inputs": [{"name": "input", "shape": [1], "datatype": "BYTES", "data": ["4"]}]}
         until(lambda: "x-start-time" not in client.post("/infer/square", json=4).headers)
         until(lambda: not scaling()["present"])

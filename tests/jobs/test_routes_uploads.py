@@ -39,7 +39,7 @@ def read(
 
     async def main() -> Upload:
         upload = Upload(kind, tmp_path / "file", most, reserve, Disk())
-        await upload.read(chunks(), 5.0)
+        await upload.read(chunks(), 60.0)
         return upload
 
     return asyncio.run(main())

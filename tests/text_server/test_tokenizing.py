@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from random import Random
 from types import SimpleNamespace
@@ -31,12 +31,15 @@ def read(
     urgent: bool = True,
     max_length: int = 9,
     characters: float = URGENT_CHARACTERS,
+    then: Callable[[], object] | None = None,
 ) -> "asyncio.Future[Any]":
-    """Have texts read, as if they had so many characters."""
+    """Have texts read, as if they had so many characters, and call `then` at their end."""
     future = asyncio.get_running_loop().create_future()
 
     def done(results: Sequence[Any]) -> None:
         future.set_result(results)
+        if then is not None:
+            then()
 
     readers.add(TokenizeRequest(texts, LengthRule(max_length, True), done), characters if urgent else inf)
     return future
@@ -269,8 +272,13 @@ def test_what_is_unread_at_the_end_hears_of_it() -> None:
         for urgent in (True, False):
             begun.append(read(readers, ["a"], urgent=urgent))
             await wait_for(words)
-        unread = [read(readers, ["b", "c"], urgent=urgent) for urgent in (True, False)]
-        threading.Timer(0.01, words.gate.set).start()  # whoever closes them waits for what has begun
+        unread: list[asyncio.Future[Any]] = []
+
+        def heard() -> None:
+            if all(each.done() for each in unread):
+                words.gate.set()  # whoever closes them waits for what has begun
+
+        unread += [read(readers, ["b", "c"], urgent=urgent, then=heard) for urgent in (True, False)]
         readers.close()
         for results in await asyncio.wait_for(asyncio.gather(*unread), 60):
             assert [type(each) for each in results] == [Draining, Draining]

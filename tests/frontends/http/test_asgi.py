@@ -334,8 +334,8 @@ class TestHeaders:
         headers = self.call(serve, explain="1").headers
         assert (headers["x-batch-size"], headers["x-batch-reason"], headers["x-batch-waiting"]) == ("1", "idle", "1")
         assert headers["x-batch-wakeup"] == "arrival"
-        assert 0 <= float(headers["x-batch-oldest-age"]) < 10
-        assert 0 <= float(headers["x-queue-time"]) < 10
+        assert 0 <= float(headers["x-batch-oldest-age"]) < 300
+        assert 0 <= float(headers["x-queue-time"]) < 300
 
     def test_or_when_the_server_always_does(self, serve: Serve) -> None:
         server = serve(inline(Square), explain=True)

@@ -343,7 +343,7 @@ def test_a_rule_says_what_is_measured_and_nothing_else(serve: Serve) -> None:
     assert (policy["model"], policy["policy"], policy["workers"]) == ("square", "control-limit:1", 1)
     assert policy["table"] == {"index": None, "rate": None, "limit": 1}
     assert (policy["measured"]["requests"], policy["measured"]["batches"]) == (3, 3)
-    assert 0.0 < policy["measured"]["response_time_ms"] < 10_000
+    assert 0.0 < policy["measured"]["response_time_ms"] < 300_000
     assert policy["rate"] == policy["measured"]["rate"] > 0.0
     assert set(policy["predicted"].values()) == {None}
     assert [policy[key] for key in ("capacity", "prices", "objective", "profile", "drift", "solved")] == [None] * 6
