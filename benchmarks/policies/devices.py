@@ -11,7 +11,7 @@ from benchmarks.policies.bursts import TRACES
 from benchmarks.policies.harness import Compared, Comparison, Effort
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Policy
-from weir.policy.online.device import DevicePolicy
+from weir.policy.online.joint import DevicePolicy
 from weir.policy.rules import Greedy
 from weir.policy.solve.device import DeviceLoad, DeviceTable
 from weir.simulation.arrivals import read_trace

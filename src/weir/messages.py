@@ -24,7 +24,7 @@ MSGPACK = "application/msgpack"
 OCTETS = "application/octet-stream"
 # The JSON body of an inference request of the Open Inference Protocol, and of its response.
 KSERVE = "application/vnd.kserve.v2+json"
-# Arrays as bytes, so that they pass through a process without being read there: see wire/packed.py.
+# Arrays as bytes, so that they pass through a process without being read there: see wire/tensors.py.
 PACKED = "packed arrays"
 
 

@@ -23,7 +23,7 @@ from weir.fronts.places import LentPlace, MemoryReceiver, OutputReader
 from weir.fronts.remote import HandedOver, Requests
 from weir.messages import JSON
 from weir.wire.inference import ArenaArrays
-from weir.wire.packed import pack
+from weir.wire.tensors import pack
 
 
 def asked(payload: Any, arrival: float, **changes: Any) -> Any:

@@ -9,7 +9,7 @@ from tests.policy.two_models import TwoModels
 
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Policy
-from weir.policy.online.device import DevicePolicy
+from weir.policy.online.joint import DevicePolicy
 from weir.policy.rules import ControlLimit, Greedy
 from weir.policy.solve.device import DeviceLoad, DeviceTable
 from weir.simulation.device import DeviceModel, SharedRun, share, solve_device

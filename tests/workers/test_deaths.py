@@ -21,8 +21,8 @@ from tests.workers.pools import Pool, started
 from weir.errors import ModelError
 from weir.messages import OCTETS
 from weir.policy.backoff import Backoff
-from weir.workers.process.child import Child
 from weir.workers.process.launch import KILL_GRACE
+from weir.workers.process.supervision import Child
 
 
 def is_gone(pid: int) -> bool:

@@ -202,7 +202,7 @@ def _compare_orders(
 ) -> None:
     from weir.batching.workers import FAIR, LONGEST, OLDEST, ORDERS, SOLVED
     from weir.policy.cost.profile import read_profile
-    from weir.simulation.orders import compare_orders, orders_heading, orders_table
+    from weir.simulation.device import compare_orders, orders_heading, orders_table
 
     if not workers.isdecimal() or workers == "0":
         raise SettingsError(f"--workers={workers}: must be a number, 1 or more, with several profiles")
@@ -248,7 +248,7 @@ def _show(compared: "Comparison", json: Path | None, figure: Path | None) -> Non
 
 
 def _show_scaling(compared: "ScalingComparison", json: Path | None, figure: Path | None) -> None:
-    from weir.simulation.scaling_report import draw_scaling, scaling_heading, scaling_table
+    from weir.simulation.scaling import draw_scaling, scaling_heading, scaling_table
 
     if figure is not None:
         draw_scaling(compared, figure)

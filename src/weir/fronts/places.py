@@ -30,7 +30,7 @@ from weir.fronts.messages import (
     WantCopy,
     WantPlace,
 )
-from weir.wire.packed import head_of_views
+from weir.wire.tensors import head_of_views
 from weir.workers.arena import Arena, Mapping, Results, SharedBlock
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ from weir.serving.delivery import Tracer, discard, undelivered
 from weir.serving.handle import ModelControl, ModelFacts
 from weir.serving.settings import ServiceSettings
 from weir.wire.inference import ArenaArrays
-from weir.wire.packed import Unpacker, pack
+from weir.wire.tensors import Unpacker, pack
 from weir.workers.executor import Block
 
 

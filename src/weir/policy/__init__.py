@@ -5,9 +5,10 @@ cost/    what the decision is based on: the profile of a model, the weights of l
 solve/   the queue as a decision process and its solver: smdp, stationary, tables, quantile; the best table for one
          arrival rate, and for every rate: bank
 online/  a policy while it serves: the estimated arrival rate (arrivals), the tables for it (rate), the decisions and what
-         they cost (adaptive), which rows are admitted (admission), whether service times have changed (drift)
+         they cost (adaptive), those by tables that were solved jointly (joint), which rows are admitted (admission),
+         whether service times have changed (drift)
 What else is decided          scaling: how many workers; residency: which models stay in memory; backoff: when a start is
-         tried again; solve/device and online/device: whose batch is next on a device that models share
+         tried again; solve/device: whose batch is next on a device that models share
 
 Units, where a name does not carry its own: instants and durations in seconds, rates in rows per second, power in
 watts. Names with `_ms` and `_mj` are in milliseconds and millijoules, as in the paper that the solver follows (Xu,

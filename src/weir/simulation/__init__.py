@@ -6,5 +6,5 @@ Its results                       results, statistics, report
 Searches and banks                rounds and replicas: fast models of one queue and of hundreds, which tests hold equal to
                                   the Batcher; search, banks
 Numbers of workers                scaling
-Models that share a device        device, orders
+Models that share a device        device
 """

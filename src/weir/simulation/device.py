@@ -1,31 +1,41 @@
-"""Runs several models that share one device in virtual time: a real Batcher for each, and the real order of turns.
+"""Runs several models that share one device in virtual time: a real Batcher for each, and the real order of turns; and compares the
+orders.
 
 Instants and durations are in seconds.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from heapq import heappop, heappush, merge
 from operator import itemgetter
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from weir.batching.batcher import Batcher
 from weir.batching.settings import BatchingSettings
-from weir.batching.workers import SharedWorkers, WaitingTurn
-from weir.errors import DeadlineExceeded
+from weir.batching.workers import SOLVED, SharedWorkers, WaitingTurn
+from weir.errors import DeadlineExceeded, SettingsError
 from weir.messages import Dispatch, Wakeup
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Policy
-from weir.policy.solve.device import DeviceLoad, DeviceTable, play, variants
+from weir.policy.online.joint import DevicePolicy
+from weir.policy.rules import Greedy
+from weir.policy.solve.device import DeviceLoad, DeviceTable, device_load, play, variants
+from weir.simulation.arrivals import Arrivals, parse_arrivals
 from weir.simulation.engine import ServiceTimes, SimulatedRequest
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
 
 PLAYED = 30_000  # requests
 TILT, TILTS, WORTH = 2.0**0.5, 4, 0.002  # see `_tilted`
-
 Tables = list[DeviceTable]
+NO_BOUND = 1e6  # seconds
 
 
 def solve_device(loads: Sequence[DeviceLoad], batches: int = 1, *, requests: int = PLAYED, seed: int = 1) -> Tables:
@@ -228,3 +238,141 @@ class _Device:
         user.ended(cut, began, self.now)
         user.poll(Wakeup.WORKER)
         self._shared.ended(cut.worker, self.now)
+
+
+@dataclass(frozen=True)
+class ModelOutcome:
+    """What one model got in one order. Times are in ms; `late_share` counts what was not answered before the deadline."""
+
+    requests: int
+    response_time_ms: float
+    p99_ms: float
+    late_share: float
+    batch_rows: float
+    share: float  # of the time, in which it has the device
+    power_w: float
+
+
+@dataclass(frozen=True)
+class OrdersComparison:
+    """The outcomes by order and by model, and what each order costs: the mean response time of all requests and the power, weighted."""
+
+    load: float
+    seed: int
+    prices: Prices
+    outcomes: dict[str, dict[str, ModelOutcome]]
+    costs: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as a JSON-able dict."""
+        return asdict(self)
+
+
+def compare_orders(
+    profiles: dict[str, Profile], arrivals: Sequence[str], orders: Sequence[str], *, prices: Prices, requests: int = 50_000,
+    workers: int = 1, seed: int = 1, warm_up: float = 0.1, deadline: float | None = None, max_queue_delay: float | None = None,
+) -> OrdersComparison:  # fmt: skip
+    """Return what each of `orders` comes to, all on the same arrivals.
+
+    `arrivals` are those of each model; a load is a share of the device. In the solved order the tables are those for the mean rates; in the others
+    no model waits on purpose. Raises SettingsError.
+    """
+    if len(arrivals) != len(profiles):
+        raise SettingsError(
+            f"--arrivals: given {len(arrivals)} times for {len(profiles)} profiles; must be given once for each, as in poisson:0.3"
+        )
+    streams = [
+        parse_arrivals(text, capacity=workers * each.max_rate)
+        for text, each in zip(arrivals, profiles.values(), strict=True)
+    ]
+    seconds = requests / sum(each.rate for each in streams)
+    instants = [_instants(each, seconds, [seed, place]) for place, each in enumerate(streams)]
+    until = min([seconds, *(float(own[-1]) for own, each in zip(instants, streams, strict=True) if each.length)])
+    instants = [each[each <= until] for each in instants]
+    loads = [
+        DeviceLoad(profile, len(own) / until, prices.latency_weight, prices.energy_weight)
+        for profile, own in zip(profiles.values(), instants, strict=True)
+    ]
+    tables = solve_device(loads, workers)
+    outcomes, costs = {}, {}
+    for order in orders:
+        models = [
+            DeviceModel(each.profile, _policy(order, table), own, max_queue_delay or NO_BOUND, deadline or 1e9)
+            for each, table, own in zip(loads, tables, instants, strict=True)
+        ]
+        found = share(models, order, workers=workers, seed=seed)
+        end = max(until, *(float(np.nanmax(each.end, initial=0.0)) for each in found))
+        outcomes[order] = {
+            name: _outcome(each, load.profile, warm_up * until, end, deadline)
+            for name, each, load in zip(profiles, found, loads, strict=True)
+        }
+        costs[order] = _cost(list(outcomes[order].values()), prices)
+    return OrdersComparison(device_load(loads) / workers, seed, prices, outcomes, costs)
+
+
+def _instants(arrivals: Arrivals, seconds: float, seed: list[int]) -> Floats:
+    if arrivals.rows > 1:
+        raise SettingsError(
+            f"arrivals={arrivals}: rows={arrivals.rows}: requests of models on a device have one row here"
+        )
+    count = arrivals.length or int(arrivals.rate * seconds) + 1
+    return arrivals.times(np.random.default_rng(seed), count)
+
+
+def _policy(order: str, table: DeviceTable) -> Any:
+    return DevicePolicy(table) if order == SOLVED else Greedy()
+
+
+def _outcome(run: SharedRun, profile: Profile, begin: float, end: float, deadline: float | None) -> ModelOutcome:
+    counts = run.arrival >= begin
+    took = 1000.0 * (run.end - run.arrival)[counts]
+    answered = took[np.isfinite(took)]
+    mean, p99 = (float(answered.mean()), float(np.quantile(answered, 0.99))) if len(answered) else (np.nan, np.nan)
+    late = 1.0 - float((took <= 1000.0 * (deadline or np.inf)).mean()) if len(took) else 0.0
+    busy = float(profile.service_time_ms[run.sizes - 1].sum()) / 1000.0
+    rows = float(run.sizes.mean()) if len(run.sizes) else 0.0
+    return ModelOutcome(int(counts.sum()), mean, p99, late, rows, busy / end, run.energy_mj / 1000.0 / end)
+
+
+def _cost(models: Sequence[ModelOutcome], prices: Prices) -> float:
+    answered = [each for each in models if np.isfinite(each.response_time_ms)]
+    mean = sum(each.requests * each.response_time_ms for each in answered) / max(
+        1, sum(each.requests for each in answered)
+    )
+    return prices.latency_weight * mean + prices.energy_weight * sum(each.power_w for each in models)
+
+
+def orders_heading(compared: OrdersComparison) -> str:
+    """Return one line that says what was simulated."""
+    counted = sum(each.requests for each in next(iter(compared.outcomes.values())).values())
+    prices = compared.prices
+    return (
+        f"load {compared.load:.3g} on one device; cost {prices.latency_weight:g} per ms, {prices.energy_weight:g} per W; "
+        f"{counted:,} requests counted, seed {compared.seed}"
+    )
+
+
+def orders_table(compared: OrdersComparison) -> "Table":
+    """Return the outcomes as a table, the cheapest order first."""
+    from rich.table import Table
+
+    from weir.simulation.report import short  # only a command shows tables
+
+    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    shown.add_column("order")
+    shown.add_column("model", overflow="fold", min_width=11)
+    for column in ("cost", "response ms", "p99 ms", "late %", "batch", "share", "W"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    for order in sorted(compared.costs, key=lambda each: compared.costs[each]):
+        for place, (name, each) in enumerate(compared.outcomes[order].items()):
+            head = (order, name, short(compared.costs[order])) if not place else ("", name, "")
+            shown.add_row(
+                *head,
+                short(each.response_time_ms),
+                short(each.p99_ms),
+                f"{100.0 * each.late_share:.2f}",
+                f"{each.batch_rows:.1f}",
+                f"{each.share:.0%}",
+                short(each.power_w),
+            )
+    return shown

@@ -18,13 +18,14 @@ import msgspec
 
 from weir.errors import InvalidRequest, RequestError, SettingsError, TooLarge, ValidationFailed, brief
 from weir.messages import JSON, MSGPACK
-from weir.wire.pydantic_forms import PydanticForms, mentions
 from weir.wire.values import (
     ANY_CONTAINERS,
     DECODE,
     ENCODE,
     UNREADABLE,
     UNWRITABLE,
+    PydanticForms,
+    mentions,
     refuse_containers,
     unreadable,
     writable,

@@ -387,7 +387,7 @@ def test_a_template_that_hangs_holds_up_nobody_else(
     run: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weir.workers.process.launch.PATIENCE", 1000.0)
-    monkeypatch.setattr("weir.workers.process.child.END_GRACE", 0.01)
+    monkeypatch.setattr("weir.workers.process.supervision.END_GRACE", 0.01)
 
     async def main() -> None:
         async with started(Forked, workers=2) as pool:
@@ -406,7 +406,7 @@ def test_a_template_that_goes_on_hanging_is_given_up(monkeypatch: pytest.MonkeyP
         async with started(Forked, workers=2) as pool:
             # Not before: a busy machine takes longer to fork the first.
             monkeypatch.setattr("weir.workers.process.launch.PATIENCE", 0.05)
-            monkeypatch.setattr("weir.workers.process.child.END_GRACE", 0.01)
+            monkeypatch.setattr("weir.workers.process.supervision.END_GRACE", 0.01)
             await hang(pool)
             await pool.heard.until(lambda: len(pool.heard.ready) == 4)
             told = [(await pool.ask("tell", worker=worker))[0] for worker in range(2)]
@@ -416,7 +416,7 @@ def test_a_template_that_goes_on_hanging_is_given_up(monkeypatch: pytest.MonkeyP
 
 
 def test_a_pool_stops_while_its_template_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.workers.process.child.END_GRACE", 0.01)
+    monkeypatch.setattr("weir.workers.process.supervision.END_GRACE", 0.01)
 
     async def main() -> None:
         async with started(Forked, workers=3) as pool:

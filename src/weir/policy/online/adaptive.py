@@ -29,9 +29,8 @@ from weir.policy.cost.profile import Profile
 from weir.policy.decision import Decision, Observation, PolicyBase
 from weir.policy.online.admission import AdmissionGate, AdmissionPlan
 from weir.policy.online.arrivals import Rate
-from weir.policy.online.device import DevicePolicy
+from weir.policy.online.joint import DevicePolicy, UnevenPolicy
 from weir.policy.online.rate import SILENCE, Answers, RateBand, RateBands
-from weir.policy.online.uneven import UnevenPolicy
 from weir.policy.rules import Greedy
 from weir.policy.solve.bank import Bank
 from weir.policy.solve.device import DeviceTable

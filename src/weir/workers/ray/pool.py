@@ -42,10 +42,9 @@ from weir.workers.arena import Arena
 from weir.workers.executor import READY, Listener
 from weir.workers.local import refuse_settings
 from weir.workers.process.channel import Channel
-from weir.workers.process.child import ChannelWithResults
 from weir.workers.process.launch import Launch, Popen, python_path, start_process, when_gone
 from weir.workers.process.pool import STOP_GRACE, ProcessPool
-from weir.workers.process.supervision import SupervisedWorker, WorkerChild
+from weir.workers.process.supervision import ChannelWithResults, SupervisedWorker, WorkerChild
 from weir.workers.settings import WorkerSettings
 from weir.workers.source import parse_target
 

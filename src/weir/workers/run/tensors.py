@@ -26,14 +26,15 @@ from weir.model import GROUP, PAD, RAGGED, Model, Sizes, Tensor, is_batched, ove
 from weir.wire.cells import LARGE_BYTES
 from weir.wire.inference import Parameters, RequestedOutput, ResponseHead, bind, take_head
 from weir.wire.kserve_json import ReadOutput, WrittenResponse, WrittenTensor, encode, read_request
-from weir.wire.packed import Unpacker, pack
 from weir.wire.tensors import (
     DTYPES,
     ELEMENT_TYPES,
     Arrays,
+    Unpacker,
     array_of,
     check_bound,
     element_count,
+    pack,
     read_arrays,
     rows_of,
     to_arrays,

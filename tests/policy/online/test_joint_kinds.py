@@ -1,4 +1,4 @@
-"""online/uneven.py: the policy of a model with two kinds of workers."""
+"""online/joint.py: the policy of a model with two kinds of workers."""
 
 import json
 from math import inf
@@ -12,8 +12,8 @@ from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Decision, KindState, Observation
 from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.online.joint import UnevenPolicy
 from weir.policy.online.rate import SILENCE
-from weir.policy.online.uneven import UnevenPolicy
 from weir.policy.solve.uneven import STEPS, UnevenBank, UnevenTable, WorkerKind
 
 FAST = Profile.linear(alpha_ms=0.0, tau0_ms=24.0, max_batch_size=8)  # 1 ms a step

@@ -8,9 +8,8 @@ import numpy
 import pytest
 
 from weir.errors import InvalidRequest
-from weir.wire import packed
-from weir.wire.packed import Unpacker, pack
-from weir.wire.tensors import DTYPES, Arrays
+from weir.wire import tensors
+from weir.wire.tensors import DTYPES, Arrays, Unpacker, pack
 
 
 def texts(*values: bytes) -> numpy.ndarray[Any, Any]:
@@ -75,11 +74,11 @@ def test_a_head_is_checked_once_and_again_after_a_refusal() -> None:
 
 
 def test_heads_are_forgotten_before_they_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "MAX_REMEMBERED", 2)
+    monkeypatch.setattr(tensors, "MAX_REMEMBERED", 2)
     unpack = Unpacker()
     for rows in range(1, 9):
         assert same(unpack(pack({"x": numpy.ones(rows)})), {"x": numpy.ones(rows)})
-    assert len(packed._heads) <= 2 and len(unpack._known) <= 2
+    assert len(tensors._heads) <= 2 and len(unpack._known) <= 2
 
 
 WHOLE = pack({"x": numpy.ones(4, "f8")})

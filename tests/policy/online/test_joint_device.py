@@ -1,4 +1,4 @@
-"""online/device.py: the policy of one model among those that share a device."""
+"""Models that share a device: the policy of one of them."""
 
 import pytest
 from tests.policy.banks import Feed, bank
@@ -8,7 +8,7 @@ from weir.policy.conformance import check_policy
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Decision, complete
 from weir.policy.online.adaptive import SolvedPolicy
-from weir.policy.online.device import DevicePolicy
+from weir.policy.online.joint import DevicePolicy
 from weir.policy.online.rate import SILENCE, filling_of
 from weir.policy.rules import Greedy
 from weir.policy.solve.device import DeviceLoad, DeviceTable
