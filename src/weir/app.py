@@ -255,11 +255,14 @@ class App:
     def end(self) -> None:
         """Begin the drain, as the first signal does. This must be called on the event loop of `run`."""
         if self._own_process and not self._signalled.is_set():
-            longest = max((service.facts.settings.drain_timeout for service in self.registry.all), default=0.0)
-            last_resort = threading.Timer(longest + END_LIMIT, _end_process, [self._logger])
+            last_resort = threading.Timer(self._longest_drain + END_LIMIT, _end_process, [self._logger])
             last_resort.daemon = True
             last_resort.start()
         self._signalled.set()
+
+    @property
+    def _longest_drain(self) -> float:
+        return max((service.facts.settings.drain_timeout for service in self.registry.all), default=0.0)
 
     async def _serve(self, ready: Callable[[], None]) -> None:
         try:
@@ -323,7 +326,9 @@ class App:
         self._logger.info("draining", **self._unfinished())
         self._refuse()
         await self.site.stop_jobs()
-        in_time = self._product is None or await self._product.drain()
+        in_time = self._product is None or all(
+            await asyncio.gather(self._product.drain(), self.server.drain_product(self._longest_drain))
+        )
         await self.manager.drain(None if in_time else 0.0)
         unfinished = self._unfinished()
         if any(unfinished.values()):

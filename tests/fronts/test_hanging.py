@@ -1,9 +1,11 @@
-"""A front that hangs is replaced, so that the connections that the kernel gives it are served."""
+"""A front that hangs, or ends before it listens, is replaced by one: the connections that the kernel gives it are served."""
 
 import asyncio
 import logging
 import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import psutil
 import pytest
@@ -12,8 +14,9 @@ from tests.served import still_running
 
 from weir.catalog.registry import Registry
 from weir.frontends.http.application import make_app
+from weir.fronts import server as fronts_server
 from weir.fronts.front import FrontConfig
-from weir.fronts.server import FrontFigures, FrontsServer
+from weir.fronts.server import FrontFigures, FrontProcesses, FrontsServer, StartedFront
 from weir.protocols.access import Access
 from weir.protocols.kserve import KserveContext
 from weir.protocols.settings import HttpSettings
@@ -21,32 +24,70 @@ from weir.serving.service import Service
 from weir.testing import FakeExecutor
 
 
-def test_a_front_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+@asynccontextmanager
+async def running_fronts(count: int) -> AsyncIterator[FrontsServer]:
+    """Serve with so many fronts."""
     settings = HttpSettings(port=0)
+    async with Service(Square, executor=FakeExecutor(squared)) as service:
+        registry, figures = Registry([service]), FrontFigures(settings, count)
+        context = KserveContext(registry, settings, account=figures.account)
+        config = FrontConfig(settings, Access(), False, logging.WARNING, count)
+        app = make_app(registry, settings, context=context)
+        server = FrontsServer(registry, app, settings, (), config=config, figures=figures, context=context)
+        await server.start()
+        try:
+            yield server
+        finally:
+            await server.stop()
 
+
+def test_a_front_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        async with Service(Square, executor=FakeExecutor(squared)) as service:
-            registry, figures = Registry([service]), FrontFigures(settings, 2)
-            context = KserveContext(registry, settings, account=figures.account)
-            config = FrontConfig(settings, Access(), False, logging.WARNING, 2)
-            app = make_app(registry, settings, context=context)
-            server = FrontsServer(registry, app, settings, (), config=config, figures=figures, context=context)
-            await server.start()
-            try:
-                hangs, works = [each.pid for each in server.fronts]
-                os.kill(hangs, signal.SIGSTOP)
-                while hangs in [each.pid for each in server.fronts]:
-                    while server.fronts[-1].silent:  # noqa: ASYNC110 - the other one reports each second
-                        await asyncio.sleep(0)
-                    server.sweep()
-                while len(server.fronts) < 2:  # noqa: ASYNC110 - nobody tells
+        async with running_fronts(2) as server:
+            hangs, works = [each.pid for each in server.fronts]
+            os.kill(hangs, signal.SIGSTOP)
+            while hangs in [each.pid for each in server.fronts]:
+                while server.fronts[-1].silent:  # noqa: ASYNC110 - the other one reports each second
                     await asyncio.sleep(0)
-                assert works in [each.pid for each in server.fronts]
-                assert not await asyncio.to_thread(
-                    still_running, [psutil.Process(hangs)] if psutil.pid_exists(hangs) else []
-                )
-            finally:
-                await server.stop()
+                server.sweep()
+            while len(server.fronts) < 2:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0)
+            assert works in [each.pid for each in server.fronts]
+            assert not await asyncio.to_thread(
+                still_running, [psutil.Process(hangs)] if psutil.pid_exists(hangs) else []
+            )
 
     asyncio.run(main())
     assert "it has not reported for 10 s" in caplog.text
+
+
+@pytest.mark.parametrize("at_first", [True, False], ids=["at the start of the server", "as a replacement"])
+def test_a_front_that_ends_before_it_listens_is_replaced_once(monkeypatch: pytest.MonkeyPatch, at_first: bool) -> None:
+    pids: list[int] = []
+    start = FrontProcesses.start
+
+    async def started(self: FrontProcesses, index: int) -> StartedFront | None:
+        made = await start(self, index)
+        assert made is not None
+        pids.append(made.process.pid)
+        if len(pids) == (1 if at_first else 2):
+            os.kill(made.process.pid, signal.SIGKILL)
+        return made
+
+    wanted = 2 if at_first else 3
+
+    async def main() -> None:
+        async with running_fronts(1) as server:
+            if not at_first:
+                os.kill(pids[0], signal.SIGKILL)
+            fronts = server._fronts
+            assert fronts is not None
+            listens = [each.front.listening for each in fronts._running.values()]
+            while len(pids) < wanted or not all(each.done() for each in listens):
+                await asyncio.sleep(0)
+                listens = [each.front.listening for each in fronts._running.values()]
+
+    monkeypatch.setattr(FrontProcesses, "start", started)
+    monkeypatch.setattr(fronts_server, "_SHORT_LIFE", 0.0)
+    asyncio.run(main())
+    assert len(pids) == wanted

@@ -301,7 +301,8 @@ def test_a_deadline_passes_in_the_queue(narrow: Served) -> None:
 def test_keys_the_log_and_a_drain_are_those_of_the_server(folder: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("secret\n")
-    settings = ("--fronts", 2, "--max-batch-size", 1, "--api-key-file", keys, "--access-log")
+    settings = ("--fronts", 2, "--max-queue-size", 12, "--max-batch-size", 1, "--api-key-file", keys, "--access-log")
+    texts = ["do", "it", "do it", "then", "first", "right", "do it then", "then do it"]
     with serving(folder, *settings) as served, ExitStack() as stack:
         headers = "Authorization: Bearer secret\r\n"
         callers = [stack.enter_context(calling(served, front)) for front in fronts_of(served)]
@@ -313,8 +314,10 @@ def test_keys_the_log_and_a_drain_are_those_of_the_server(folder: Path, tmp_path
             assert f"status={status}" in line and "client=127.0.0.1" in line
         with standing_still(served):
             for caller in callers:
-                caller.send("/v1/embeddings", body(input=["do", "it"]), headers=headers)
-            until(lambda: waiting(served, headers) == 3)
+                caller.send("/v1/embeddings", body(input=texts), headers=headers)
+            until(
+                lambda: waiting(served, headers) > 3
+            )  # of each front three are in the queue, and the others wait in it
             served.process.send_signal(signal.SIGTERM)
             served.until_logged("draining")
         assert [caller.answer()[0] for caller in callers] == [200, 200]

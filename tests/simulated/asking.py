@@ -70,8 +70,9 @@ def number_of(payload: Any) -> int:
     if isinstance(payload, Tokens):
         return int.from_bytes(payload.ids[:4], "little")
     first = payload[0] if isinstance(payload, list) else getattr(payload, "view", payload)
-    found = _NUMBER.search(bytes(first[:_BEGINNING]))
-    return 0 if found is None else int(found[1])
+    opening = bytes(first[:_BEGINNING])
+    found = _NUMBER.search(opening)
+    return int.from_bytes(opening[:4], "little") if found is None else int(found[1])  # token ids of a front's text
 
 
 def http(path: str, body: bytes, headers: tuple[str, ...] = ()) -> bytes:

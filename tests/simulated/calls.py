@@ -111,7 +111,7 @@ class CallClient(ChannelClient):
     def turn(self) -> None:
         """Make some calls."""
         draw = self.draw
-        server = self.site.listening()
+        server = self.site.listening(self._peer)
         if server is None:
             self.end(1.0)
             return
@@ -276,7 +276,7 @@ class _Call:
         site = self.client.site
         if code == UNAVAILABLE:
             site.gone(self.asks)
-            return not site.ready or site.stood_still(self.began)
+            return self.call.was_cut or not site.ready or site.stood_still(self.began)
         return code == CANCELLED and self.style == "slow"
 
     def broken(self, what: str) -> None:
@@ -400,7 +400,7 @@ class _Look(_Call):
         if len(self.messages) != 1:
             return f"{self._name} ended well, with {len(self.messages)} messages"
         answer = _METHODS[self.method].response.FromString(self.messages[0])
-        ready = self.client.site.ready
+        ready = None if self.client.site.stood_still(self.began) else self.client.site.ready
         if self._name == "ServerReady" and ready is not None and answer.ready != ready:
             return f"ServerReady says {answer.ready} although ready is {ready}"
         if self._name == "ServerLive" and not answer.live:

@@ -34,8 +34,8 @@ class Place(Site, Protocol):
     def crashed(self) -> bool:
         """Whether a worker has died: then any request may have been with it."""
 
-    def listening(self) -> Any:
-        """Return the core of a gRPC server that listens; None if there is none."""
+    def listening(self, peer: str) -> Any:
+        """Return the core of a gRPC server that listens, to which this client is connected or connects; None if there is none."""
 
     def hang_up(self, peer: str) -> None:
         """Close the connection of a client of gRPC."""

@@ -3,10 +3,13 @@
 import asyncio
 import random
 from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 from tests.simulated.loop import SimulatedLoop
 from tests.simulated.processes import SimulatedProcess, socket_pair
+from tests.simulated.texts import left_in
 from tests.simulated.transport import Ordered, Peer, SimulatedTransport
 
 from weir.fronts.front import Front, FrontConfig, FrontEnds
@@ -83,6 +86,8 @@ class SimulatedFrontProcesses(FrontProcesses):
         super().__init__(config, -1, [[] for _ in range(config.fronts)])
         self.machines: dict[int, _Machine] = {}
         self.gone_on: dict[SimulatedProcess, float] = {}
+        self.started: list[SimulatedProcess] = []
+        self.left: dict[str, int] = {}  # what fronts had when they had drained
         self._loop, self._draw, self._take, self._shared = loop, draw, take, figures
         self._former: list[_Machine] = []  # nothing of them is collected: they would complain that they have not ended
 
@@ -95,12 +100,14 @@ class SimulatedFrontProcesses(FrontProcesses):
         ends = FrontEnds(its_link, its_connections, -1, (), index + 1)
         front = process.context().run(self._front, process, ends)
         self.machines[index] = _Machine(process, front, ends)
+        self.started.append(process)
         process.start(self._life(process, front))
         return StartedFront(process, link, connections)
 
     def _front(self, process: Any, ends: FrontEnds) -> Front:
         config, clock = self._config, self._loop.time
         account = OrderedSharedAccount(config.http, self._shared, ends.index)
+        config = replace(config, product=copy(config.product))  # each process has its own
         sender: Any = _Sender(self._loop, self._take)
 
         def left(reason: str) -> None:
@@ -112,6 +119,7 @@ class SimulatedFrontProcesses(FrontProcesses):
         await asyncio.sleep(START)
         await front.start()
         await front.run()
+        self.left |= {f"{what} of a front that had drained": count for what, count in left_in_front(front).items()}
         self.kill(process)
 
     def kill(self, process: Any) -> None:
@@ -139,6 +147,7 @@ class SimulatedFronts(Fronts):
     ) -> None:  # fmt: skip
         super().__init__(processes, make, table, cleared, loop.time)
         self._loop, self._draw, self._broken = loop, draw, broken
+        self.processes = processes
         self.gone_on, self.machines = processes.gone_on, processes.machines
         self.stops: list[SimulatedProcess] = []
 
@@ -178,6 +187,11 @@ class SimulatedFronts(Fronts):
             self.gone_on.pop(process, None)
             self._loop.call_later(self._draw.choice(STOPS), self._go_on, process)
 
+    @property
+    def alive(self) -> int:
+        """How many processes there are."""
+        return sum(not process.killed for process in self.processes.started)
+
     def _go_on(self, process: SimulatedProcess) -> None:
         if not process.killed:
             self.gone_on[process] = self._loop.now
@@ -215,7 +229,10 @@ class SimulatedFrontsServer(FrontsServer):
         self._loop, self._draw, self._broken = loop, draw, broken
 
     async def _open_fronts(self) -> Fronts:
-        processes = SimulatedFrontProcesses(self._config, self._loop, self._draw, self._take, self._figures.figures)
+        grpc = None if self._grpc is None else await self._grpc.reserve(_bind)
+        processes = SimulatedFrontProcesses(
+            replace(self._config, grpc=grpc), self._loop, self._draw, self._take, self._figures.figures
+        )
         fronts = self.listening = SimulatedFronts(
             processes, self._make_front, self._catalogue.table, self._figures.ended,
             loop=self._loop, draw=self._draw, broken=self._broken,
@@ -238,12 +255,40 @@ class SimulatedFrontsServer(FrontsServer):
         return self.listening.accept(peer, window)
 
     def left(self) -> dict[str, int]:
-        """Return what fronts have left."""
-        return {f"front {index}: requests": each.busy for index, each in self.listening.machines.items()} | {
-            f"front {view.number}: requests at the dispatcher": view.requests for view in self.fronts
-        }
+        """Return what fronts have left, those that have ended and those that run."""
+        left = dict(self.listening.processes.left)
+        for index, machine in self.listening.machines.items():
+            if machine.process.runs and machine.front._models.known.is_set():
+                left |= {f"front {index}: {what}": count for what, count in left_in_front(machine.front).items()}
+        return left | {f"front {view.number}: requests at the dispatcher": view.requests for view in self.fronts}
 
 
-def config_of(http: Any, access: Access, fronts: int) -> FrontConfig:
+def left_in_front(front: Front) -> dict[str, int]:
+    """Return what is left in a front whose clients have gone."""
+    product: Any = front._product
+    encoders = [] if product is None else product._encoders.values()
+    left = {"requests": len(front._requests.open), "bytes in the account": front._account.held_bytes}
+    for encoder in encoders:
+        left |= left_in(encoder)
+    if front._grpc is not None and front._grpc._relay._channel is not None:
+        left |= {"calls that are passed on": len(front._grpc._relay._channel.calls)}
+    return left
+
+
+class _Reserved:
+    """A socket that keeps a port."""
+
+    def getsockname(self) -> tuple[str, int]:
+        return "192.0.2.0", 1
+
+    def close(self) -> None:
+        pass
+
+
+async def _bind(host: str, port: int) -> list[Any]:
+    return [_Reserved()]
+
+
+def config_of(http: Any, access: Access, fronts: int, product: Any) -> FrontConfig:
     """Return the settings of the fronts."""
-    return FrontConfig(http, access, False, 0, fronts)
+    return FrontConfig(http, access, False, 0, fronts, product=product)

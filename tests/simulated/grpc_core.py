@@ -115,34 +115,40 @@ class SimulatedCall:
         self._watching: list[tuple[_Operation, _Batch]] = []
         self.over = False  # for the core
         self._told = False  # for the client
+        self.was_cut = False  # by the end of the server's process
 
-    # The client's side.
+    # The client's side. What the client does counts at once; the server's process notices it when it runs.
 
     def send(self, body: bytes) -> None:
         """Send a message."""
         if not self.over:
             self._incoming.append(body)
-            self._read()
+            self._server.do(self._read)
 
     def half_close(self) -> None:
         """Send no more."""
         self._half_closed = True
-        self._read()
+        self._server.do(self._read)
 
     def take(self, count: float) -> None:
         """Take so many messages more."""
         self._window += count
-        self._write()
+        self._server.do(self._write)
 
     def leave(self, code: int = CANCELLED) -> None:
         """End the call: the client cancels it, or its connection or its time is over."""
         self._tell(code, "", ())
-        self._cut()
+        self._server.do(self._cut)
+
+    def cut_off(self) -> None:
+        """The server's process has ended."""
+        self.was_cut = True
+        self._tell(UNAVAILABLE, "", ())
 
     def _tell(self, code: int, text: str, trailers: Pairs) -> None:
         if not self._told:
             self._told = True
-            self._listener.ended(code, text, trailers)
+            self._server.at_client(self._listener.ended, code, text, trailers)
 
     # The server's side.
 
@@ -188,7 +194,8 @@ class SimulatedCall:
                 if self._window < 1:
                     return
                 self._window -= 1
-                self._listener.message(operation.arguments[0])
+                if not self._told:  # the client may have left while this process was stopped
+                    self._server.at_client(self._listener.message, operation.arguments[0])
             else:
                 trailers, code, text, _ = operation.arguments
                 self._tell(code, text.decode(), tuple(trailers))
@@ -243,13 +250,39 @@ class _Server:
     def __init__(self, machine: "SimulatedCygrpc", *_: Any) -> None:
         self._machine = machine
         self.queue: _Queue
+        self.address = ""
         self.connections: dict[str, None] = {}
         self._places: deque[Any] = deque()  # tags that wait for a call
         self._waiting: deque[SimulatedCall] = deque()  # calls that wait for a tag
         self._calls: Any = Ordered()
         self._shut: Any = None
         self.listens = False
+        self.process = machine.loop.process.get()
+        if self.process is not None:
+            self.process.at_end.append(self._die)
         machine.servers.append(self)
+
+    def do(self, step: Callable[..., object], *arguments: Any) -> None:
+        """Have the server's process do a step."""
+        if self.process is None:
+            step(*arguments)
+        else:
+            self.process.do(step, *arguments)
+
+    def at_client(self, step: Callable[..., object], *arguments: Any) -> None:
+        """Have a client do a step, which is not in the server's process."""
+        if self.process is None:
+            step(*arguments)
+        else:
+            self._machine.loop.outside.copy().run(step, *arguments)
+
+    def _die(self) -> None:
+        """The process has ended, and with it all connections."""
+        self.listens = False
+        self.connections.clear()
+        self.destroy()
+        for call in list(self._calls):
+            call.cut_off()
 
     # The clients' side.
 
@@ -262,7 +295,7 @@ class _Server:
             loop = self._machine.loop
             loop.call_at(deadline, made.leave, DEADLINE_EXCEEDED, context=loop.outside.copy())
         self._waiting.append(made)
-        self._match()
+        self.do(self._match)
         return made
 
     def disconnect(self, peer: str) -> None:
@@ -346,12 +379,17 @@ class SimulatedCygrpc:
 
     def __init__(self, loop: SimulatedLoop) -> None:
         self.loop = loop
-        self.servers: list[_Server] = []
+        self.servers: list[_Server] = []  # of all processes
         self.Server = partial(_Server, self)
+
+    def listening(self) -> list[_Server]:
+        """Return the servers at which clients may call: not those of other servers' own."""
+        return [each for each in self.servers if each.listens and not each.address.startswith("unix")]
 
     def channelz_get_servers(self, _: int) -> bytes:
         """See cygrpc."""
-        return json.dumps({"server": [{"ref": {"serverId": id(each)}} for each in self.servers]}).encode()
+        own = [each for each in self.servers if each.process is self.loop.process.get()]
+        return json.dumps({"server": [{"ref": {"serverId": id(each)}} for each in own]}).encode()
 
     def channelz_get_server_sockets(self, number: int, _: int, __: int) -> bytes:
         """See cygrpc."""
@@ -418,5 +456,10 @@ def simulated_core(loop: SimulatedLoop) -> Iterator[SimulatedCygrpc]:
     """Have gRPC's core be simulated while the block runs."""
     made = SimulatedCygrpc(loop)
     clock = SimpleNamespace(time=loop.time)
-    with patch.object(calls, "cygrpc", made), patch.object(cores, "cygrpc", made), patch.object(calls, "time", clock):
+    with (
+        patch.object(calls, "cygrpc", made),
+        patch.object(cores, "cygrpc", made),
+        patch.object(cores, "Core", SimulatedCore),
+        patch.object(calls, "time", clock),
+    ):
         yield made

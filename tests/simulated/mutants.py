@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.simulated.mutants_of_fronts import OF_FRONTS
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 PAGE = ROOT / "docs" / "explanation" / "testing.md"
@@ -167,6 +169,8 @@ MUTANTS = {
     "keys-mixed": Mutant("weir.batching.queue", "        group = self.groups.get(request.key)\n        if group is None:\n            group = self.groups[request.key] = self._new_group(request.key)\n        group.add", "        group = self.groups.get(None)\n        if group is None:\n            group = self.groups[None] = self._new_group(None)\n        group.add"),
 }  # fmt: skip
 
+MUTANTS |= {name: Mutant(*each) for name, each in OF_FRONTS.items()}
+
 # Which kinds of faults Weir has had, and the mutants of each.
 KINDS = {
     "a status or a name missing in a table": ("status-missing", "status-of-one-protocol", "name-of-the-error-missing"),
@@ -190,6 +194,7 @@ KINDS = {
         "front-does-not-withdraw", "requests-of-a-dead-front-stay", "withdrawn-in-the-table-only",
     ),
     "a drain or a reload that cuts off": ("drain-does-not-wait", "former-generation-forgotten", "reload-does-not-wait", "removed-worker-served"),
+    "what passes through several fronts": tuple(OF_FRONTS),
     "readiness or metrics that do not follow": ("never-ready-again", "ready-without-workers", "counted-twice"),
 }  # fmt: skip
 

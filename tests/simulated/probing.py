@@ -2,10 +2,15 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
 from tests.simulated.asking import Ask
 from tests.simulated.clients import Line, Site
+
+from weir.telemetry.exposition import Exposition
 
 INTERVALS = (5.0, 10.0, 10.0, 30.0)  # seconds between two probes
 FOLLOWS = 1.0  # seconds within which readiness follows what it depends on
@@ -110,3 +115,17 @@ def wrong_counts(metrics: Any, accepted: int, ended: Counter[str]) -> str:
         return f"the metrics have {dict(+counted)}, and requests ended so: {dict(+ended)}"
     times = sum(record.total.count + record.bulk_total.count for record in metrics.models.values())
     return f"{accepted} requests were accepted, and the metrics have {times} times" if times != accepted else ""
+
+
+def counted_requests(exposition: Exposition, accept: str) -> tuple[bytes, str]:
+    """Render the metrics that depend on nothing but the seed: they count requests, and no seconds of the real clock."""
+    return generate_latest(_Requests(exposition)), "text/plain"
+
+
+class _Requests(CollectorRegistry):
+    def __init__(self, exposition: Exposition) -> None:
+        super().__init__()
+        self._exposition = exposition
+
+    def collect(self) -> Iterator[Metric]:
+        return (family for family in self._exposition.collect() if family.name.startswith("weir_requests"))

@@ -23,6 +23,7 @@ class SimulatedProcess:
         self._begun: list[asyncio.Task[None]] = []  # what never goes on is not collected: it would do more then
         self.runs = True
         self.killed = False
+        self.at_end: list[Callable[[], None]] = []  # what others do when it is killed
         self._context = copy_context()
         self._context.run(loop.process.set, self)
         loop.has_processes = True
@@ -61,8 +62,12 @@ class SimulatedProcess:
 
     def kill(self) -> None:
         """Do nothing any more."""
+        if self.killed:
+            return
         self.runs, self.killed = False, True
         self._held.clear()
+        for step in self.at_end:
+            self._loop.outside.copy().run(step)
 
     def reap(self, done: Callable[[int | None], None]) -> None:
         """See Process."""

@@ -16,7 +16,9 @@ from tests.simulated.channels import FIRST, FUZZ
 from tests.simulated.clients import Client
 from tests.simulated.loop import SimulatedLoop, Stuck
 from tests.simulated.mutants import KINDS, MUTANTS, patched
+from tests.simulated.relaying import OnwardCall, SimulatedChannel
 from tests.simulated.shrinking import command, narrowed, promise_of, shrunk
+from tests.simulated.texts import SimulatedTexts
 from tests.simulated.themes import CHANNELS, PLAIN, STYLES
 from tests.simulated.world import Plan, Result, draw_plan, simulate
 
@@ -39,6 +41,11 @@ def plans(*, suited: Callable[[Plan], bool]) -> Iterator[Plan]:
 def loses_fronts(plan: Plan) -> bool:
     """Return whether fronts of this server are killed, and stopped, under load."""
     return {fault.kind for fault in plan.faults} > {"front_kill", "front_stop"} and len(plan.clients) > 10
+
+
+def passes_through_fronts(plan: Plan) -> bool:
+    """Return whether fronts serve gRPC and texts."""
+    return plan.fronts > 1 and min(plan.theme.clients.get(each, 0) for each in ("calls", "texts")) > 1
 
 
 def calls_fail(plan: Plan) -> bool:
@@ -96,6 +103,25 @@ def test_fronts_are_stopped_and_killed_and_their_requests_travel_as_bytes(monkey
     assert [simulate(plan).fault for plan in some] == [""] * 3
     assert min(seen[each] for each in ("Submit", "CallerLeft", "Refused", "Alive")) > 0
     assert seen["FrontListens"] > sum(plan.fronts for plan in some)
+
+
+def test_calls_and_texts_pass_through_fronts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: Counter[str] = Counter()
+    onward, reported = SimulatedChannel.stream_stream, SimulatedTexts.reported
+
+    def passed_on(self: SimulatedChannel, path: str) -> Callable[..., OnwardCall]:
+        seen[path.rpartition("/")[2]] += 1
+        return onward(self, path)
+
+    def counted(self: SimulatedTexts, data: bytes) -> None:
+        seen["counts"] += 1
+        reported(self, data)
+
+    monkeypatch.setattr(SimulatedChannel, "stream_stream", passed_on)
+    monkeypatch.setattr(SimulatedTexts, "reported", counted)
+    some = islice(plans(suited=passes_through_fronts), 3)
+    assert [simulate(plan).fault for plan in some] == [""] * 3
+    assert set(seen) >= {"ModelInfer", "ModelStreamInfer", "ServerReady", "counts"}
 
 
 def test_damaged_requests_are_refused_and_leave_nothing() -> None:

@@ -3,16 +3,16 @@
 import base64
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tests.simulated.asking import ANYTIME, CODE_OF, MODEL_FAULTS, Ask, http
 from tests.simulated.clients import Client
-from tests.simulated.models import CODES, RAISED, STATUS, Crash, Hang, answer_to, raised
+from tests.simulated.models import ASKED, CODES, RAISED, STATUS, Crash, Hang, answer_to, raised
 from tests.text_server.text_models import Words
 
-from weir.errors import InvalidRequest
+from weir.errors import Draining, InvalidRequest, WeirError
 from weir.frontends.http.application import Added
 from weir.messages import JSON
 from weir.model import Measure, Model
@@ -20,10 +20,11 @@ from weir.text_models.model import TextEncoder
 from weir.text_models.texts import Tokenized, Tokens
 from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.exchange import EmbeddingContext
+from weir.text_server.fronts import TextsInFronts, add_counted
 from weir.text_server.http import FastTexts
 from weir.text_server.metrics import TextClients, TextCounts
 from weir.text_server.protocols import text_apis
-from weir.text_server.requests import SMALL_REQUEST
+from weir.text_server.requests import SMALL_REQUEST, EncodeRequest
 
 if TYPE_CHECKING:
     from weir.protocols.settings import HttpSettings
@@ -84,8 +85,8 @@ class Vectors(Model):
     content_types = (JSON,)
     encode = TextEncoder.encode
 
-    def predict(self, batch: list[Tokens]) -> list[Any]:
-        texts = [np.frombuffer(item[0], "<i4").tolist() for item in batch]
+    def predict(self, batch: list[Tokens | bytes]) -> list[Any]:
+        texts = [np.frombuffer(item if isinstance(item, bytes) else item[0], "<i4").tolist() for item in batch]
         for text in texts:
             if text[1] == 1:
                 raise Crash
@@ -101,16 +102,66 @@ class Vectors(Model):
         return Measure(cost=len(item.ids) / 4)
 
 
+class _ServedVectors:
+    """What stands for a ServedTextModel."""
+
+    name = NAME
+    has_small_answers = True
+
+    def __init__(self, knows_words: bool, cut_off: Callable[[float], None]) -> None:
+        self._knows_words = knows_words
+        self._cut_off = cut_off
+
+    def encoder(self, service: "ModelHandle", _: Any, fronts: int) -> Encoder:
+        """Return an encoder, one of so many `fronts`."""
+        words = Numbers()
+        words.knows_all = self._knows_words
+        shape = TextShape(4, LONGEST, normalize=False)
+        made = WatchedEncoder(service, words, shape, name=NAME, threads=0, fronts=fronts)
+        made.cut_off = self._cut_off
+        return made
+
+
+class WatchedEncoder(Encoder):
+    """An encoder that calls `cut_off` with the beginning of a request that it has accepted, and that fails because the server drains."""
+
+    cut_off: Callable[[float], None]
+
+    def _fail(self, request: EncodeRequest, error: WeirError) -> None:
+        if isinstance(error, Draining) and ASKED not in error.message and not request.ended:
+            self.cut_off(request.deadline.began)
+        super()._fail(request, error)
+
+
 class SimulatedTexts:
     """The endpoints of texts in a simulated server, and its encoder of `service`."""
 
-    def __init__(self, service: "ModelHandle", settings: "HttpSettings", *, knows_words: bool) -> None:
-        words = Numbers()
-        words.knows_all = knows_words
-        self.encoder = Encoder(service, words, TextShape(4, LONGEST, normalize=False), threads=0)
-        clients = TextClients()
-        context = EmbeddingContext({NAME: self.encoder}, settings, MOST_TEXTS, TextCounts(clients), clients)
+    def __init__(
+        self, service: "ModelHandle", settings: "HttpSettings", *, knows_words: bool, cut_off: Callable[[float], None]
+    ) -> None:
+        self._model = _ServedVectors(knows_words, cut_off)
+        self.encoder = self._model.encoder(service, None, 1)
+        self._clients = TextClients()
+        self.counts = TextCounts(self._clients)
+        context = EmbeddingContext({NAME: self.encoder}, settings, MOST_TEXTS, self.counts, self._clients)
         self._apis = text_apis(context)
+
+    def in_fronts(self) -> TextsInFronts:
+        """Return its part in a front."""
+        made = TextsInFronts([], {}, MOST_TEXTS)
+        models: Any = [self._model]
+        made._models = models
+        return made
+
+    # It is the DispatcherProduct of several fronts.
+
+    def turns(self, handle: "ModelHandle") -> Encoder | None:
+        """See DispatcherProduct."""
+        return self.encoder if handle.facts.name == NAME else None
+
+    def reported(self, data: bytes) -> None:
+        """See DispatcherProduct."""
+        add_counted(data, self.counts, self._clients)
 
     @property
     def added(self) -> Added:
@@ -122,15 +173,26 @@ class SimulatedTexts:
         """Its handlers for the fast path."""
         return [FastTexts(api.texts, {NAME}) for api in self._apis]
 
+    @property
+    def answered(self) -> int:
+        """How many requests have been answered with vectors, by the counts of the whole server."""
+        return sum(calls for calls, _, _ in self.counts._answered.values())
+
     def left(self) -> dict[str, int]:
         """Return what is left of requests for vectors."""
-        encoder = self.encoder
-        return {
-            "texts that are held": encoder._held,
-            "texts under way": sum(encoder._under_way.values()),
-            "requests for vectors": encoder._open_requests._count,
-            "callers with texts": len(encoder._callers),
-        }
+        return left_in(self.encoder)
+
+
+def left_in(encoder: Encoder) -> dict[str, int]:
+    """Return what is left of requests for vectors in an encoder."""
+    callers = encoder._callers
+    return {
+        "texts that are held": encoder._held,
+        "texts under way": sum(encoder._under_way.values()),
+        "requests for vectors": encoder._open_requests._count,
+        "callers with texts": len(callers),
+        "turns that are kept": callers._held + len(callers._tags) - sum(callers._ended.values()),
+    }
 
 
 class Question:
@@ -168,6 +230,10 @@ class Question:
         return "" if vectors == right else f"the vectors are not its own: {vectors[:3]}, must be {right[:3]}"
 
     def _fault_of_error(self, ask: Ask, status: int, found: Any, also: frozenset[str]) -> str:
+        if not ask.named and isinstance(found["error"], dict):  # no byte of it had arrived
+            kind = found["error"]["type"]
+            if kind in ANYTIME and STATUS[kind] == status:
+                return ""
         if self._api == "tei":
             has: tuple[Any, ...] = status, found["error_type"]
         else:

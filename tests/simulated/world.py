@@ -14,8 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.metrics_core import Metric
 from tests.simulated.asking import Ask, fault_of, number_of
 from tests.simulated.channels import make_client, widen
 from tests.simulated.clients import PAUSES
@@ -23,9 +21,10 @@ from tests.simulated.fronts import OrderedSharedAccount, SimulatedFronts, Simula
 from tests.simulated.grpc_core import SimulatedCore, SimulatedCygrpc, simulated_core
 from tests.simulated.loop import SimulatedLoop, SimulatedThreads, Stuck
 from tests.simulated.models import ASKED, Items, Streams, Tensors
-from tests.simulated.probing import FOLLOWS, INTERVALS, Prober, wrong_counts
+from tests.simulated.probing import FOLLOWS, INTERVALS, Prober, counted_requests, wrong_counts
+from tests.simulated.relaying import simulated_channels
 from tests.simulated.texts import SimulatedTexts, Vectors
-from tests.simulated.themes import PLAIN, Theme, draw_theme
+from tests.simulated.themes import OF_FRONTS, PLAIN, Theme, draw_theme
 from tests.simulated.transport import Ordered, Peer, SimulatedTransport
 from tests.simulated.workers import SimulatedExecutor, WorkerPlan
 
@@ -37,6 +36,7 @@ from weir.frontends.http.application import NOTHING, make_app
 from weir.frontends.http.pages import make_exposition
 from weir.frontends.http.server import HttpServer, Listening
 from weir.frontends.websocket import WebSockets
+from weir.fronts.calls import DispatcherGrpc
 from weir.fronts.server import FrontFigures
 from weir.messages import Dispatch, Observer, Request
 from weir.model import Model
@@ -45,7 +45,6 @@ from weir.protocols.account import Account
 from weir.protocols.kserve import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
-from weir.telemetry.exposition import Exposition
 from weir.telemetry.recorder import Metrics
 
 BOUND = 0.03  # seconds after its deadline in which a request has its end: a timer's tick, and the threads that read and write long bodies
@@ -327,6 +326,8 @@ class World:
         self.over = False
         self._reloading: set[asyncio.Task[None]] = set()
         self._draining = False
+        self._drain_began = math.inf
+        self._vectors = 0  # how many responses with vectors clients have got
         self._changed_at = 0.0  # when what readiness depends on changed last
 
     def broken(self, what: str) -> None:
@@ -362,9 +363,11 @@ class World:
         """See Site."""
         return self.server.accept(self.loop, peer, window)
 
-    def listening(self) -> Any:
+    def listening(self, peer: str) -> Any:
         """See Place."""
-        return next((server for server in self.cygrpc.servers if server.listens), None)
+        servers = self.cygrpc.listening()
+        found = [each for each in servers if peer in each.connections] or servers
+        return self._draw.choice(found) if len(found) > 1 else next(iter(found), None)
 
     def hang_up(self, peer: str) -> None:
         """See Place."""
@@ -385,6 +388,7 @@ class World:
     def judge(self, ask: Ask, status: int, headers: dict[str, str], body: bytes, *, on_time: bool) -> None:
         """See Site."""
         self.judged += 1
+        self._vectors += status == 200 and ask.judged_by is not None
         self.responses[str(status)] += 1
         fault = fault_of(ask, status, headers, body, also=self._excuses(ask, body))
         late = self.loop.now - ask.since - ask.timeout
@@ -429,6 +433,7 @@ class World:
             await asyncio.sleep(plan.drains_at)
         else:
             await self._finished()
+            self._check_fronts()
         await self._drain(registry)
         await self._finished()
         self.prober.stop()
@@ -445,13 +450,17 @@ class World:
         account = OrderedAccount(settings) if figures is None else OrderedSharedAccount(settings, figures.figures, 0)
         context = KserveContext(registry, settings, account=account)
         self.websockets = websockets = WebSockets(registry, settings, context.account)
-        render = partial(_counts, make_exposition(self.metrics, registry))
-        self._grpc: list[GrpcServer] = []
-        if self.plan.stream_requests and figures is None:
+        render = partial(counted_requests, make_exposition(self.metrics, registry))
+        self._grpc: list[Any] = []
+        if self.plan.stream_requests:
             grpc = GrpcSettings(grpc_port=0, grpc_stream_requests=self.plan.stream_requests)
-            self._grpc.append(GrpcServer(context, grpc, settings, SimulatedCore))
+            kind = GrpcServer if figures is None else DispatcherGrpc
+            self._grpc.append(kind(context, grpc, settings, SimulatedCore))
         texts = self.services.get("texts")
-        self.texts = texts and SimulatedTexts(texts, settings, knows_words=self.plan.knows_words)
+        self.texts: SimulatedTexts | None = None
+        if texts is not None:
+            words = self.plan.knows_words
+            self.texts = SimulatedTexts(texts, settings, knows_words=words, cut_off=self._texts_cut_off)
         added = self.texts.added if self.texts else NOTHING
         app = make_app(registry, settings, metrics=render, context=context, websockets=websockets, added=added)
         handlers = self.texts.routes if self.texts else ()
@@ -461,8 +470,9 @@ class World:
                 route_handlers=handlers,
             )  # fmt: skip
         server = SimulatedFrontsServer(
-            registry, app, settings, [self.watch, self.metrics], config=config_of(settings, context.access, self.plan.fronts),
+            registry, app, settings, [self.watch, self.metrics], config=config_of(settings, context.access, self.plan.fronts, self.texts and self.texts.in_fronts()),
             figures=figures, context=context, websockets=websockets, clock=clock, time_of_day=clock, route_handlers=handlers,
+            grpc=self._grpc[0] if self._grpc else None, product=self.texts,
         )  # fmt: skip
         server.simulate(self.loop, random.Random(f"{self.plan.seed} machines"), self.broken)
         return server
@@ -566,6 +576,7 @@ class World:
         self._ending[name].remove(began)
 
     async def _drain(self, registry: Registry) -> None:
+        self._drain_began = self.loop.now
         for each in self._ending.values():
             each.append(self.loop.now)
         self._draining = True
@@ -574,7 +585,7 @@ class World:
         for frontend in self.frontends:
             frontend.refuse()
         if self.texts:
-            await self.texts.encoder.drain()
+            await asyncio.gather(self.texts.encoder.drain(), self.server.drain_product(self._longest_drain))
         await registry.drain()
         self._check_workers()
         await registry.stop(0.0)
@@ -593,7 +604,29 @@ class World:
         if given < limit - ROUNDING:
             self.broken(f"{name}: a request was cut off after {given:.3f} s, and must get {limit:g} s")
 
+    @property
+    def _longest_drain(self) -> float:
+        return max(float(each["drain_timeout"]) for each in self.plan.services.values())
+
+    def _texts_cut_off(self, began: float) -> None:
+        """A request for vectors that began at this instant fails because the server drains: right if it did not know that yet."""
+        now, since = self.loop.now, self._drain_began
+        if (
+            began < since - BOUND
+            and now < since + self.plan.services["texts"]["drain_timeout"]
+            and not self.stood_still(began)
+        ):
+            self.broken(f"a drain cut off texts after {now - since:.3f} s")
+
     # At rest.
+
+    def _check_fronts(self) -> None:
+        """Check that fronts that run have nothing left of clients that have gone."""
+        server = self.server
+        if isinstance(server, SimulatedFrontsServer) and (
+            left := {what: count for what, count in server.left().items() if count}
+        ):
+            self.broken(f"the clients have gone, and there are left: {left}")
 
     def _check_rest(self) -> None:
         account = self.server.account
@@ -606,7 +639,7 @@ class World:
             "servers of gRPC": len(self.cygrpc.servers),
         }
         if isinstance(self.server, SimulatedFrontsServer):
-            left |= self.server.left()
+            left |= self.server.left() | {"processes of fronts": self.fronts.alive}
         if self.texts:
             left |= self.texts.left()
         for name, service in self.services.items():
@@ -621,27 +654,20 @@ class World:
             self.broken(f"at rest there are left: {wrong}")
         if self.watch.accepted != sum(self.watch.ended.values()):
             self.broken(f"{self.watch.accepted} requests were accepted, and {dict(self.watch.ended)} ended")
+        elif self.texts and self.texts.answered < self._vectors and not self._lost_counts:
+            self.broken(f"clients got {self._vectors} answers with vectors, and {self.texts.answered} are counted")
         elif wrong_count := wrong_counts(self.metrics, self.watch.accepted, self.watch.ended):
             self.broken(wrong_count)
+
+    @property
+    def _lost_counts(self) -> bool:
+        """Whether a front may have ended with counts that it had not reported."""
+        return any(fault.kind in OF_FRONTS for fault in self.plan.faults)
 
     @property
     def trace(self) -> str:
         """The hash of all that all clients have received, and of when."""
         return hashlib.blake2b("".join(client.trace for client in self.clients).encode(), digest_size=8).hexdigest()
-
-
-def _counts(exposition: Exposition, accept: str) -> tuple[bytes, str]:
-    """Render the metrics that depend on nothing but the seed: they count requests, and no seconds of the real clock."""
-    return generate_latest(_Requests(exposition)), "text/plain"
-
-
-class _Requests(CollectorRegistry):
-    def __init__(self, exposition: Exposition) -> None:
-        super().__init__()
-        self._exposition = exposition
-
-    def collect(self) -> Iterator[Metric]:
-        return (family for family in self._exposition.collect() if family.name.startswith("weir_requests"))
 
 
 _LOG = logging.getLogger("weir")
@@ -681,7 +707,7 @@ class Result:
 def simulate(plan: Plan, kind: type[World] = World) -> Result:
     """Run `plan` from its beginning to its end in virtual time."""
     loop = SimulatedLoop(coarse=plan.coarse)
-    with simulated_core(loop) as cygrpc:
+    with simulated_core(loop) as cygrpc, simulated_channels(cygrpc, random.Random(f"{plan.seed} relays")):
         return _simulated(plan, kind(plan, loop, cygrpc), loop)
 
 

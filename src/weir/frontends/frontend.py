@@ -142,6 +142,9 @@ class FrontProduct(Protocol):
     def report(self) -> None:
         """Send what was counted."""
 
+    async def drain(self) -> None:
+        """Return when all requests have ended that were accepted; some may not have sent all to the dispatcher yet. No more come."""
+
 
 class DispatcherProduct(Protocol):
     """The part of a product in the dispatcher."""

@@ -35,6 +35,7 @@ from weir.fronts.messages import (
     Noted,
     PlaceFree,
     PlainOutputs,
+    ProductDrained,
     Refuse,
     Refused,
     Reported,
@@ -267,6 +268,7 @@ class ConnectedFront:
         self._loop = loop = asyncio.get_running_loop()
         self.listening: asyncio.Future[None] = loop.create_future()
         self.drained: asyncio.Future[bool] = loop.create_future()
+        self.product_drained: asyncio.Future[None] = loop.create_future()
         self._link: Link[FromFront] = Link(link, loop, reader_of_front(), self._received, ended)
         self._receiver = ConnectionReceiver(connections, loop, passed, account.max_bytes)
         self._places = PlacesOfFront(connections, self._link.put)
@@ -294,7 +296,7 @@ class ConnectedFront:
         self._link.open()
         self._readers = {
             Submit: self._submit, Reported: self._reported, RequestForm: self._know, WantPlace: self._want, PlaceFree: self._take_back, WantCopy: self._copy, CallerLeft: self._withdraw, Transferred: self._count, Refused: self._refused,
-            AccessLine: self._write_line, Noted: _note, FrontListens: self._listens, Alive: _alive, Drained: self._has_drained,
+            AccessLine: self._write_line, Noted: _note, FrontListens: self._listens, Alive: _alive, ProductDrained: self._product_has_drained, Drained: self._has_drained,
         }  # fmt: skip
 
     @property
@@ -316,7 +318,7 @@ class ConnectedFront:
         self._receiver.close()
         self._link.close()
         self._claim.close()
-        for future in (self.listening, self.drained):
+        for future in (self.listening, self.product_drained, self.drained):
             if not future.done():
                 future.cancel()
         requests, self.open = self.open, {}
@@ -480,6 +482,10 @@ class ConnectedFront:
     def _listens(self, _: FrontListens) -> None:
         if not self.listening.done():
             self.listening.set_result(None)
+
+    def _product_has_drained(self, _: ProductDrained) -> None:
+        if not self.product_drained.done():
+            self.product_drained.set_result(None)
 
     def _has_drained(self, message: Drained) -> None:
         if not self.drained.done():

@@ -46,6 +46,7 @@ from weir.fronts.messages import (
     PlacedOutput,
     PlaceFree,
     PlainOutputs,
+    ProductDrained,
     Refuse,
     Refused,
     Reported,
@@ -490,6 +491,7 @@ class Front:
         loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
+        self._finishing: asyncio.Task[None] | None = None
         self._link: Link[FromDispatcher] = Link(ends.link, loop, reader_of_dispatcher(), self._received, left)
         memory = MemoryReceiver(ends.connections)
         self._outputs = OutputReader(memory, self._link.put, loop)
@@ -589,6 +591,12 @@ class Front:
         self._server.refuse()
         if self._grpc is not None:
             self._grpc.refuse()
+        if self._product is not None and self._finishing is None:
+            self._finishing = asyncio.ensure_future(self._finish(self._product))
+
+    async def _finish(self, product: "FrontProduct") -> None:
+        await product.drain()
+        self._link.put(ProductDrained())
 
     def _sweep(self) -> None:
         self._models.sweep()

@@ -194,6 +194,10 @@ class Alive(msgspec.Struct, array_like=True, tag=9):
     """The front's event loop turns. It says so once a second."""
 
 
+class ProductDrained(msgspec.Struct, array_like=True, tag=11):
+    """After Refuse: all requests have ended that the product in the front had accepted."""
+
+
 class Drained(msgspec.Struct, array_like=True, tag=7):
     """The front has closed its sockets. `in_time`: all responses were sent before."""
 
@@ -342,7 +346,7 @@ class Drain(msgspec.Struct, array_like=True, tag=6):
 
 FromFront = (
     RequestForm | Submit | WantPlace | PlaceFree | CallerLeft | Transferred | Refused | AccessLine | Noted | Reported
-    | WantCopy | FrontListens | Alive | Drained
+    | WantCopy | FrontListens | Alive | ProductDrained | Drained
 )  # fmt: skip
 FromDispatcher = (
     ModelTable

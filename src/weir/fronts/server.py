@@ -222,6 +222,7 @@ class Fronts:
         running = self._running.pop(index, None)
         if running is None:
             return
+        had_started = running.front.listening.done()
         running.front.close()
         self._cleared(index)
         self._processes.kill(running.process)
@@ -231,6 +232,8 @@ class Fronts:
         if self._closing:
             return
         _log.warning("front %d has ended (%s): its connections are lost, and another one starts", index, reason)
+        if not had_started:  # who waits for it to listen starts the next one
+            return
         task = asyncio.ensure_future(self._replace(index, self._clock() - running.since))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -266,6 +269,14 @@ class Fronts:
         self._refusing = True
         for running in self._running.values():
             running.front.tell(Refuse())
+
+    async def drain_product(self, seconds: float) -> bool:
+        """Let the product in all fronts finish what it has accepted; return whether it did so within `seconds`. Call `refuse` before."""
+        waiting = [running.front.product_drained for running in self._running.values()]
+        if waiting:
+            _, late = await asyncio.wait(waiting, timeout=seconds)
+            return not late
+        return True
 
     def close(self) -> None:
         """Accept no more connections here; the fronts still do. Replace no front from now on. Idempotent."""
@@ -487,6 +498,12 @@ class FrontsServer(HttpServer):
         super().refuse()
         if self._fronts is not None:
             self._fronts.refuse()
+
+    async def drain_product(self, seconds: float) -> bool:
+        """See HttpServer."""
+        if self._fronts is None or self._catalogue.product is None:
+            return True
+        return await self._fronts.drain_product(seconds)
 
     async def drain(self, drain_timeout: float | None = None) -> bool:
         """See HttpServer."""

@@ -74,8 +74,8 @@ class OpenRequests:
         if not self._count:
             self._emptied.set()
 
-    async def drained(self, timeout: float) -> bool:
-        """Accept no more requests, and wait until all have ended. Return False if some have not after `timeout` seconds."""
+    async def drained(self, timeout: float | None = None) -> bool:
+        """Accept no more requests, and wait until all have ended. Return False if some have not after `timeout` seconds (None: no limit)."""
         self._closed = True
         if self._count:
             self._emptied.clear()
@@ -188,6 +188,10 @@ class Encoder:
         The service must accept texts meanwhile, as a large request enters its queue little by little.
         """
         return await self._open_requests.drained(self._service.facts.settings.drain_timeout)
+
+    async def drained(self) -> None:
+        """Accept no more requests, and return when all have ended, however long that takes."""
+        await self._open_requests.drained()
 
     def close(self) -> None:
         """End the threads that tokenize. Texts in the queue fail when the service is closed."""

