@@ -88,7 +88,7 @@ LIMITS = {
     "profiling": (4, 1_092),
     "protocols": (10, 2_750),
     "serving": (9, 2_839),
-    "simulation": (12, 3_091),
+    "simulation": (12, 3_111),
     "telemetry": (6, 1_551),
     "text_models": (26, 6_263),
     "text_server": (30, 7_545),
