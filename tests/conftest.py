@@ -1,7 +1,7 @@
 """Property tests give the same examples in every run, however slow the machine; a check for leaks, for those that ask;
 the garbage collector passes over what was there before the first test; solving does not give way to other tests; linear
-algebra runs in one thread; clients of HTTP read one certificate instead of all that the world trusts; and SIGHUP and
-SIGINT mean what they do in a terminal."""
+algebra runs in one thread; clients of HTTP read one certificate instead of all that the world trusts, and wait longer than
+a busy machine takes; and SIGHUP and SIGINT mean what they do in a terminal."""
 
 import gc
 import os
@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import settings
 from tests.leaks import no_leaks
 
@@ -20,6 +21,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # No test speaks TLS to a server that is not its own, but each client of httpx reads all certificates of the system's authorities,
 # in 30 ms of processor time, and the tests make a thousand clients.
 os.environ.setdefault("SSL_CERT_FILE", str(Path(__file__).parent / "authority.pem"))
+# What says no timeout would have 5 s for each of these.
+for phase in ("connect", "read", "write", "pool"):
+    setattr(DEFAULT_TIMEOUT_CONFIG, phase, 200.0)
 # Under `nohup`, or in the background of a script, the processes that tests start would ignore these, as they should, and never end by them.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -94,7 +94,7 @@ def still_running(processes: Iterable[psutil.Process], seconds: float = 60.0) ->
     return alive
 
 
-def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+def until(condition: Callable[[], Any], seconds: float = 200.0) -> None:
     """Return once `condition` holds, of a server that tells nobody. Asked without a pause, it would take the processor from what it waits for."""
     end = time.monotonic() + seconds
     while not condition():

@@ -47,7 +47,8 @@ class Server:
         self.server, self.websockets, self.registry = server, websockets, registry
 
     def connect(self, path: str = "/v2/ws", **options: Any) -> connect:
-        return connect(f"ws://127.0.0.1:{self.server.port}{path}", close_timeout=0.1, **options)
+        options = {"open_timeout": 60, "ping_timeout": 60, "close_timeout": 0.1, **options}
+        return connect(f"ws://127.0.0.1:{self.server.port}{path}", **options)
 
 
 @asynccontextmanager
