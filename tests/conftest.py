@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from tests.leaks import no_leaks
 
 # Before anything loads numpy: the tests run on all processors already, and OpenBLAS's threads spin while they wait for each
@@ -28,7 +28,7 @@ for phase in ("connect", "read", "write", "pool"):
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-settings.register_profile("weir", deadline=None, derandomize=True)
+settings.register_profile("weir", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("weir")
 
 

@@ -129,7 +129,7 @@ def test_every_call_of_grpc_asks_for_it_but_those_of_probes(running: Running) ->
 
 def code_of(channel: grpc.Channel, path: str, metadata: tuple[tuple[str, str], ...] | None) -> grpc.StatusCode | None:
     ask: Any = channel.stream_stream(path, lambda body: body, lambda body: body)
-    call = ask(iter([b""]), metadata=metadata, timeout=20)
+    call = ask(iter([b""]), metadata=metadata, timeout=60)
     try:
         next(iter(call), None)
     except grpc.RpcError:

@@ -205,6 +205,6 @@ def test_no_client_asks_a_proxy_of_the_environment(
         monkeypatch.setenv(variable, "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    with kit.asking(name, server, timeout=10.0) as client:
+    with kit.asking(name, server, timeout=60.0) as client:
         assert len(list(client.stream("count", item(2)))) == 2
         assert client.model_ready("scale")

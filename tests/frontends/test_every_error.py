@@ -211,7 +211,7 @@ def test_the_code_of_grpc(server: Server, kind: type[WeirError]) -> None:
 
     channel: Any
     with grpc.insecure_channel(server.grpc) as channel, pytest.raises(grpc.RpcError) as caught:
-        channel.unary_unary(INFER)(write_request(item(json.dumps(kind.__name__).encode(), "items")), timeout=20)
+        channel.unary_unary(INFER)(write_request(item(json.dumps(kind.__name__).encode(), "items")), timeout=60)
     assert caught.value.code().name == grpc_code(kind())
 
 
@@ -242,7 +242,7 @@ def test_a_response_that_cannot_be_written_ends_the_connection(
         monkeypatch.setattr(Heads, "plain_head", fails)
         body = kserve_item(json.dumps(item)) if path.startswith("/v2") else item
         with pytest.raises(httpx.RemoteProtocolError):
-            server.client.post(path, json=body, timeout=10)
+            server.client.post(path, json=body, timeout=60)
         monkeypatch.undo()
         assert server.client.post("/infer/items", json="good").json() == "good"
 
@@ -280,7 +280,7 @@ def test_the_observers_hear_of_each_error_once(channel: str, form: str) -> None:
     registry = Registry([Service(Measured, executor="inline", observers=[observer])])
     path, body, heard = HEARD[form]
     with running(channel, registry, HttpSettings(port=0)) as server:
-        server.client.post(path, json=body, timeout=20)
+        server.client.post(path, json=body, timeout=60)
     failures = [error for _, failed in observer.failures for error in failed]
     ends = [error for _, error, _ in observer.answers if error is not None]
     assert (len(observer.refusals), len(failures), len(ends)) == heard

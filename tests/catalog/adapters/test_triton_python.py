@@ -363,7 +363,7 @@ def test_requests_of_different_lengths_share_a_batch_of_a_ragged_model(tmp_path:
     write(tmp_path, "ragged", RAGGED, RAGGED_CONFIG + (policy if decoupled else ""))
     with (
         weir.running(model_repository=str(tmp_path), workers=1) as server,
-        HttpClient(server.address, timeout=20) as client,
+        HttpClient(server.address, timeout=60) as client,
         ThreadPoolExecutor(3) as callers,
     ):
         with urllib.request.urlopen(f"{server.address}/v2/models/ragged/config") as response:

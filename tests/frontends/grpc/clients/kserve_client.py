@@ -12,7 +12,7 @@ ROW = np.arange(16, dtype=np.int32).reshape(1, 16)
 
 async def main(address: str) -> None:
     """Ask everything, with raw tensors and with typed ones."""
-    async with InferenceGRPCClient(address, timeout=20) as client:
+    async with InferenceGRPCClient(address, timeout=60) as client:
         assert await client.is_server_live() and await client.is_server_ready()
         assert await client.is_model_ready("simple")
         raw = [InferInput(name, [1, 16], "INT32") for name in ("INPUT0", "INPUT1")]

@@ -16,9 +16,9 @@ def healthy(channel: Any) -> None:
     """Ask how the server and a model are."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     for name in ("", INFERENCE, "simple"):
-        status = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=20).status
+        status = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=60).status
         assert status == health_pb2.HealthCheckResponse.SERVING
-    watched = stub.Watch(health_pb2.HealthCheckRequest(), timeout=20)
+    watched = stub.Watch(health_pb2.HealthCheckRequest(), timeout=60)
     assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
     watched.cancel()
 
@@ -33,7 +33,7 @@ def reflected(channel: Any) -> None:
     call = channel.unary_unary(
         f"/{INFERENCE}/ModelMetadata", request.SerializeToString, answered.FromString
     )  # fmt: skip
-    assert [each.name for each in call(request(name="simple"), timeout=20).inputs] == ["INPUT0", "INPUT1"]
+    assert [each.name for each in call(request(name="simple"), timeout=60).inputs] == ["INPUT0", "INPUT1"]
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def shown(client: Any) -> None:
 
 def inferred(client: Any) -> None:
     """One request, one answer."""
-    result = client.infer("simple", inputs(ROW), request_id="7", priority=1, timeout=5_000_000)
+    result = client.infer("simple", inputs(ROW), request_id="7", priority=1, timeout=60_000_000)
     assert result.get_response().id == "7"
     assert (result.as_numpy("OUTPUT0") == 2 * ROW).all() and not result.as_numpy("OUTPUT1").any()
     texts = np.array([[str(n).encode() for n in range(16)]], object)
