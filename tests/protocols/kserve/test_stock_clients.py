@@ -173,7 +173,7 @@ def test_items_are_documents(call: Both) -> None:
 
 
 def test_priority_timeout_and_parameters(call: Both) -> None:
-    options = {"priority": 1, "timeout": 5_000_000, "parameters": {"colour": "blue", "depth": 3, "on": True}}
+    options = {"priority": 1, "timeout": 60_000_000, "parameters": {"colour": "blue", "depth": 3, "on": True}}
     call("infer", "simple", inputs(FIRST, SECOND), **options)
     with pytest.raises(InferenceServerException, match="timeout"):
         call("infer", "simple", inputs(FIRST, SECOND), timeout=1)
