@@ -1,5 +1,6 @@
 """The requests of simulated clients: their bytes, and which ends each may have."""
 
+import gzip
 import json
 import math
 import random
@@ -25,6 +26,7 @@ MODEL_FAULTS = {
 # What is not answered, and why.
 WRONG = (*RAISED, *OTHERS, "malformed", "unknown", "shape", "timeout", "coding", "late")
 RANKS = ("X-Weir-Class: bulk", "X-Request-Priority: 3", "X-Request-Priority: -1", "X-Batch-Key: a", "X-Batch-Key: b")
+MORE = (b"\r\nConnection: close\r\n", b"\r\nExpect: 100-continue\r\n", b"\r\nAccept-Encoding: gzip\r\n")
 ERROR_HEADER = "weir-error"
 NAMED = b"/v2"  # the beginning of KServe's paths: whose errors have KServe's form
 BINARY_HEADER = "inference-header-content-length"
@@ -104,6 +106,7 @@ class Mix(NamedTuple):
     chunked: float = 0.05  # of items
     filled: float = 0.05  # of items, to a long body
     ranked: float = 0.1  # have a class, a priority or a key
+    more: float = 0.1  # have a header that changes how they travel
     wrong: tuple[str, ...] = WRONG
 
 
@@ -116,7 +119,7 @@ def draw_mix(draw: random.Random) -> Mix:
     wrong = tuple(do for do in WRONG if draw.random() < 0.3) or (draw.choice(WRONG),)
     return Mix(
         draw.choice((0.0, 0.4, 0.8)), draw.choice((0.0, 0.1, 0.6)), draw.choice((0.0, 0.1, 0.6)), draw.choice((0.0, 0.05, 0.6)),
-        draw.choice((0.0, 0.05, 0.4)), draw.choice((0.0, 0.1, 0.6)), wrong,
+        draw.choice((0.0, 0.05, 0.4)), draw.choice((0.0, 0.1, 0.6)), draw.choice((0.0, 0.1, 0.6)), wrong,
     )  # fmt: skip
 
 
@@ -133,10 +136,14 @@ def draw_ask(
     if do == "late" or draw.random() < mix.short:
         limit = draw.choice((0.001, 0.02, 0.1, 0.5))
     if not long and draw.random() < mix.tensors:
-        return _tensor_ask(draw, n, do, limit, timeout, mix)
-    if not (small or long) and draw.random() < mix.lists:
-        return _list_ask(draw, n, limit, timeout, faults, mix)
-    return _item_ask(draw, n, do, limit, timeout, small=small, long=long, mix=mix)
+        ask = _tensor_ask(draw, n, do, limit, timeout, mix)
+    elif not (small or long) and draw.random() < mix.lists:
+        ask = _list_ask(draw, n, limit, timeout, faults, mix)
+    else:
+        ask = _item_ask(draw, n, do, limit, timeout, small=small, long=long, mix=mix)
+    if not small and draw.random() < mix.more:
+        ask.data = ask.data.replace(b"\r\n", draw.choice(MORE), 1)
+    return ask
 
 
 def _list_ask(draw: random.Random, n: int, limit: float, timeout: float, faults: float, mix: Mix) -> Ask:
@@ -191,11 +198,13 @@ def _item_ask(
         return Ask(n, _coded(path, headers), False, 1, limit, "Unsupported", size)
     if not small and draw.random() < mix.chunked:
         return Ask(n, _chunked(draw, path, body, headers), False, 1, limit, wanted, size)
+    if not small and draw.random() < mix.more / 2.0:
+        body, headers = gzip.compress(body, mtime=0), (*headers, "Content-Encoding: gzip")
     return Ask(n, http(path, body, headers), False, 1, limit, wanted, size)
 
 
 def _tensor_ask(draw: random.Random, n: int, do: str, limit: float, timeout: float, mix: Mix) -> Ask:
-    rows = draw.choice((1, 1, 1, 2, 3, 30))
+    rows = draw.choice((1, 1, 2, 3, 30, 30))
     path, wanted, code = "/v2/models/tensors/infer", MODEL_FAULTS.get(do, do), CODE_OF.get(do, 0)
     if do in ("ok", "late", "returns", "unwritable", "few", "many"):
         wanted = ""
@@ -236,6 +245,8 @@ def _tensor_ask(draw: random.Random, n: int, do: str, limit: float, timeout: flo
 
 def fault_of(ask: Ask, status: int, headers: dict[str, str], body: bytes, *, also: frozenset[str] = frozenset()) -> str:
     """Return what is wrong with a response to `ask`; "" if it is right. `also`: errors that it may have for what happened on the server."""
+    if headers.get("content-encoding") == "gzip":
+        body = gzip.decompress(body)
     if ask.judged_by is not None:
         return ask.judged_by.fault_of(ask, status, headers, body, also)
     if status == 200:

@@ -139,7 +139,7 @@ def _draw_workers(draw: random.Random, workers: dict[str, WorkerPlan], services:
     """Add to the workers of each model how far they are, and with what their batches coincide; and how long its drains may take."""
     for name, plan in workers.items():
         workers[name] = replace(plan, latency=draw.choice(LATENCIES), aimed=draw.choice((0.0, 0.4)))
-        services[name]["drain_timeout"] = draw.choice((DRAIN, DRAIN, 1.0, 0.05))
+        services[name]["drain_timeout"] = draw.choice((DRAIN, DRAIN, DRAIN, DRAIN, 1.0, 0.05))
 
 
 def drawn_faults(
