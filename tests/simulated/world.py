@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import inspect
 import logging
 import math
 import random
@@ -781,3 +782,7 @@ def _wind_up(loop: SimulatedLoop) -> None:
             task.cancel()
         with suppress(Stuck, RuntimeError):  # it may be stopped once more
             loop.run_until_complete(asyncio.wait(left, timeout=60.0))
+    for task in left:
+        coroutine: Any = task.get_coro()
+        if not task.done() and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+            coroutine.close()  # of a process that was killed before it began
