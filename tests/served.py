@@ -190,7 +190,7 @@ class Served:
 
     def wait(self) -> int:
         """Return the exit code, when it has ended."""
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=200)
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def test_a_server_that_does_not_end_leaves_behind_what_hangs_and_says_so() -> No
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=40)
+        _, log = process.communicate(timeout=200)
     assert process.returncode == 1
     assert "not everything ends" in log
     assert "processes=[" in log
@@ -112,7 +112,7 @@ def hosted(command: list[str], **variables: str) -> Iterator[tuple[str, "subproc
         # hypercorn and gunicorn start processes of their own, which outlive a parent that is killed.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(60)
+        process.wait(200)
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -131,7 +131,7 @@ def test_a_real_server_serves_and_leaves_nothing_behind(server: str) -> None:
         family = psutil.Process(process.pid).children(recursive=True)
         assert family
         process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        process.wait(200)
         assert not still_running(family)
 
 
@@ -150,7 +150,7 @@ def test_http_2() -> None:
 def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
     command = ["uvicorn", "tests.hosted:broken", "--fd", "{fd}"]
     with hosted(command) as (_, process):
-        assert process.wait(40) != 0
+        assert process.wait(200) != 0
 
 
 def asgi_get(app: Any, path: str, headers: dict[str, str] | None = None) -> httpx.Response:
@@ -251,7 +251,7 @@ def test_the_processes_of_a_server_show_what_all_of_them_count(tmp_path: Path) -
         assert 'weir_workers{model="square",pid="' in shown
         until(lambda: len(list(tmp_path.glob("weir/counter_*.db"))) == 2)  # the second one may start later
         process.send_signal(signal.SIGTERM)  # each process writes for the last time
-        process.wait(60)
+        process.wait(200)
     registry = CollectorRegistry()
     MultiProcessCollector(registry, str(tmp_path / "weir"))
     labels = {"model": "square", "frontend": "http", "door": "http", "code": "200"}

@@ -31,13 +31,13 @@ def imports_of(path: Path) -> set[str]:
 
 def loaded_by(statement: str) -> set[str]:
     code = f"import sys\n{statement}\nprint(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=200)
     return set(run.stdout.split())
 
 
 def test_imports_go_one_way() -> None:
     linter = [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"]
-    run = subprocess.run([*linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=50)
+    run = subprocess.run([*linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=200)
     assert run.returncode == 0, run.stdout + run.stderr
 
 

@@ -75,7 +75,7 @@ def test_a_worker_in_perl(address: str) -> None:
             assert "worker_socket" in reload.json()["error"]
             assert squares(client) == [n * n for n in range(40)]
         served.process.send_signal(signal.SIGTERM)
-        assert served.process.wait(60) == 0
+        assert served.process.wait(200) == 0
 
 
 PICKY = """
@@ -105,7 +105,7 @@ def test_a_model_of_weir_attaches_and_its_errors_keep_their_types(address: str, 
             assert isinstance(refused, dict)
             assert (got, refused["error"]["type"]) == (code, kind)
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(60) == 0
+        assert worker.wait(200) == 0
 
 
 def test_a_worker_finds_its_server_again(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_worker_finds_its_server_again(tmp_path: Path) -> None:
                 assert ask(client, "4") == (200, 16)
         assert worker.poll() is None
         worker.send_signal(signal.SIGHUP)
-        _, told = worker.communicate(timeout=60)
+        _, told = worker.communicate(timeout=200)
         assert "trying again" in told
         assert worker.returncode == 0
 

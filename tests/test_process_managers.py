@@ -58,7 +58,7 @@ class Supervised:
 
     def control(self, *words: str) -> str:
         command = [_found("supervisorctl"), "-c", str(self._file), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=200).stdout
 
     def ready(self) -> int:
         """Return the process id of the server, once it is ready."""
@@ -86,7 +86,7 @@ def supervised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervised]
             yield running
         finally:
             running.process.terminate()
-            running.process.wait(60)
+            running.process.wait(200)
 
 
 def test_supervisord_starts_a_killed_server_anew_and_its_workers_are_gone(supervised: Supervised) -> None:

@@ -168,7 +168,7 @@ def infer_over_grpc(server: Served, requests: list[tuple[str, Arrays]], folder: 
     source, target = folder / "requests", folder / "answers"
     source.write_bytes(pickle.dumps(requests))
     command = [sys.executable, "-W", "ignore", str(GRPC_CLIENT), server.grpc, str(source), str(target)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert run.returncode == 0, run.stderr
     answers: list[Any] = pickle.loads(target.read_bytes())
     return answers

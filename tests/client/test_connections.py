@@ -109,4 +109,4 @@ def test_who_has_the_token_may_control_and_a_server_that_dies_is_noticed(tmp_pat
                 with pytest.raises((Unreachable, ConnectionLost)):
                     client.infer("ticking", item(1), timeout=10.0)
             for child in children:
-                child.wait(60)
+                child.wait(200)

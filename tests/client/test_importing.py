@@ -38,7 +38,7 @@ client = weir.client.{kind}("{address}")
 
 
 def run(script: str) -> str:
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=40)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=200)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

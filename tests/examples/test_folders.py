@@ -30,7 +30,7 @@ def run(folder: Path, *command: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

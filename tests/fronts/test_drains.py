@@ -22,7 +22,7 @@ from weir.client import NEVER, Client, ConnectionLost, GrpcClient, Unreachable, 
 from weir.errors import Cancelled, CapacityError
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
-PATIENCE = 100  # seconds that a drain may take
+PATIENCE = 250  # seconds that a drain may take
 IDLE = 50  # connections that ask nothing
 MOST_GROWTH = 8 << 20  # bytes by which a process may be larger after reloads
 

@@ -539,7 +539,7 @@ def test_a_system_that_cannot_share_ports_is_refused(monkeypatch: pytest.MonkeyP
 
 def test_too_few_descriptors_for_the_fronts_are_refused() -> None:
     command = f"ulimit -n 100; exec {sys.executable} -m weir serve {SQUARE} --port 0 --fronts 50"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 2, done.stderr
     last = done.stderr.splitlines()[-1]
     assert last == "weir: fronts=50: this process may open 100 files (ulimit -n), too few for so many; raise that limit"

@@ -321,7 +321,7 @@ def test_keys_the_log_and_a_drain_are_those_of_the_server(folder: Path, tmp_path
             served.process.send_signal(signal.SIGTERM)
             served.until_logged("draining")
         assert [caller.answer()[0] for caller in callers] == [200, 200]
-        assert served.process.wait(60) == 0
+        assert served.process.wait(200) == 0
 
 
 @pytest.mark.parametrize(("path", "status"), [("/v1/embeddings", 400), ("/embed", 422)])

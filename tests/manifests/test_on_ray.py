@@ -53,7 +53,7 @@ def run(tmp_path: Path) -> Iterator[Any]:
         below = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         try:
-            process.wait(60)
+            process.wait(200)
         finally:
             process.kill()
             _, alive = psutil.wait_procs(below, 30)

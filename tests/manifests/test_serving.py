@@ -96,7 +96,7 @@ def test_what_was_accepted_is_answered_within_the_grace_period(gate: tuple[Conta
         assert refused.status_code == 503 and "retry-after" in refused.headers
         opened.touch()
         assert asked.result().json() == 5
-    assert pod.process.wait(60) == 0
+    assert pod.process.wait(200) == 0
 
 
 def test_a_server_that_hangs_ends_before_it_would_be_killed(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def weights(tmp_path: Path, port: int) -> list[Object]:
 def test_a_pod_is_restarted_when_its_model_never_loads(tmp_path: Path) -> None:
     with reserve_ports(1) as (http,), Container(weights(tmp_path, http), HERE) as pod:
         pod.until("listening")
-        assert pod.process.wait(60) == 1  # Kubernetes restarts what ends; there is nothing to probe
+        assert pod.process.wait(200) == 1  # Kubernetes restarts what ends; there is nothing to probe
 
 
 def test_a_pod_is_restarted_when_its_model_can_never_load_again(tmp_path: Path) -> None:

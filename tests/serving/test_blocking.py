@@ -294,7 +294,7 @@ def run_script(script: str, *, signal_after: str | None = None) -> subprocess.Co
                 head += line
             process.send_signal(signal.SIGINT)
         try:
-            out, errors = process.communicate(timeout=60)
+            out, errors = process.communicate(timeout=200)
         except subprocess.TimeoutExpired:
             process.kill()
             raise

@@ -46,7 +46,7 @@ def test_every_stream_has_its_end(seed: int) -> None:
     async def main() -> None:
         watch, counts, chance = Watch(), Counter[str](), random.Random(seed)
         async with Service(Fire, workers=2, stream_buffer=2, observers=[watch]) as service:
-            async with asyncio.timeout(50):
+            async with asyncio.timeout(200):
                 readers = [reader(service, random.Random(chance.random()), counts) for _ in range(STREAMS)]
                 await asyncio.gather(*readers)
                 await watch.until(lambda: service.state()["in_flight"] == 0)

@@ -195,7 +195,7 @@ def test_a_propagator_that_is_not_installed_is_refused_by_name() -> None:
         "http://localhost:1",
     ]
     environment = {**os.environ, "OTEL_PROPAGATORS": "tracecontext,nowhere"}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=200)
     assert run.returncode == 2 and "OTEL_PROPAGATORS='tracecontext,nowhere': Propagator nowhere not found" in run.stderr
 
 

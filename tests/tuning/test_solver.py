@@ -234,4 +234,4 @@ def test_it_ends_with_the_server_however_that_ends() -> None:
         assert server.stdout is not None
         child = psutil.Process(int(server.stdout.readline()))
         server.kill()
-    child.wait(60)
+    child.wait(200)

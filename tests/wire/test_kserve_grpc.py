@@ -285,7 +285,7 @@ def test_what_is_packaged_is_the_sources_compiled(tmp_path: Path) -> None:
     sources = sorted(path.name for path in Path(str(PROTOS)).glob("*.proto"))
     output = tmp_path / COMPILED
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTOS}", f"--descriptor_set_out={output}", *sources]
-    subprocess.run(command, check=True, timeout=30)
+    subprocess.run(command, check=True, timeout=200)
     made = descriptor_pb2.FileDescriptorSet.FromString(output.read_bytes())
     by_name = {file.name: file for file in made.file}
     assert {file.name for file in compiled().file} == by_name.keys()
@@ -302,7 +302,7 @@ def fields(descriptor: Any, prefix: str = "") -> set[tuple[Any, ...]]:
 def described(module: str) -> list[Any]:
     """Return the files of a client's own messages, read in a process of their own."""
     code = f"{BARE}\nfrom {module} import DESCRIPTOR as d; sys.stdout.buffer.write(d.serialized_pb)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=50)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=200)
     return [descriptor_pb2.FileDescriptorProto.FromString(run.stdout)]
 
 
@@ -367,7 +367,7 @@ def test_a_process_may_load_ours_and_those_of_clients_in_any_order(order: tuple[
     lines.append(
         "assert kserve_grpc.ModelInferRequest.FromString(kserve_grpc.ModelInferRequest(id='7').SerializeToString()).id == '7'"
     )
-    subprocess.run([sys.executable, "-W", "ignore", "-c", "\n".join(lines)], check=True, timeout=50)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", "\n".join(lines)], check=True, timeout=200)
 
 
 @pytest.mark.parametrize("value", [0, 1, 127, 128, 300, 16383, 16384, (1 << 32) - 1, (1 << 64) - 1])

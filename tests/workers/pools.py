@@ -50,7 +50,7 @@ class Recorder:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until what was heard fulfils `condition`."""
-        async with asyncio.timeout(50):
+        async with asyncio.timeout(200):
             while not condition():
                 self._heard.clear()
                 await self._heard.wait()

@@ -211,7 +211,7 @@ def test_a_model_that_waits_to_warm_up_says_so_and_can_be_stopped(tmp_path: Path
             assert await asyncio.to_thread(Held.began.wait, 20)
             late = Service(Exclusive, params={"path": str(tmp_path / "device")}, device=group, executor=executor)
             starting = asyncio.ensure_future(late.start())
-            async with asyncio.timeout(50):
+            async with asyncio.timeout(200):
                 while [each.reason for each in late.executor.states()] != [WAITS]:  # noqa: ASYNC110 - there is no event for it
                     await asyncio.sleep(0.001)
             await late.stop()

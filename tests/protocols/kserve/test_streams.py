@@ -120,4 +120,4 @@ def test_a_signal_lets_streams_end_and_closes_websockets_with_1001() -> None:
     with Served(f"{MODELS}:Script") as served:
         served.until_ready()
         asyncio.run(main(served))
-        assert served.process.wait(60) == 0
+        assert served.process.wait(200) == 0

@@ -186,7 +186,7 @@ def test_tritons_clients(server: EmbeddingServer, vectors: Any) -> None:
             np.testing.assert_array_equal(result.as_numpy("output"), vectors(TEXTS, prompt="query"))
             assert result.as_numpy("truncated").tolist() == [False] * 3
     program = [sys.executable, "-W", "ignore", str(TRITON), grpc_of(server), json.dumps(PAIRS)]
-    run = subprocess.run(program, capture_output=True, text=True, check=False, timeout=60)
+    run = subprocess.run(program, capture_output=True, text=True, check=False, timeout=200)
     assert run.returncode == 0, run.stderr
     with httpx.Client(base_url=server.url) as http:
         expected = http.post("/encode", json={"texts": PAIRS, "pairs": True, "dimensions": 3}).json()["result"]

@@ -164,7 +164,7 @@ def test_a_worker_that_ends_while_others_still_load_ends_the_start(tmp_path: Pat
         os.mkfifo(tmp_path / "go")
         pool, heard = make_pool(SecondWaits, {"fifo": str(tmp_path / "go")}, workers=2), Recorder()
         starting = asyncio.ensure_future(pool.start(heard))
-        async with asyncio.timeout(50):
+        async with asyncio.timeout(200):
             while not pool.states() or pool.states()[0].state != "ready":  # noqa: ASYNC110  (there is no event to wait for)
                 await asyncio.sleep(0.001)
             pid = pool.states()[0].pid

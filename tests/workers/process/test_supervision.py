@@ -27,7 +27,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Return when `condition`, asked in each turn of the loop, holds."""
-    async with asyncio.timeout(50):
+    async with asyncio.timeout(200):
         while not condition():  # noqa: ASYNC110  (the kernel tells nobody that a process stops)
             await asyncio.sleep(0.001)
 
