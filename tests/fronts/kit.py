@@ -50,7 +50,7 @@ class Caller:
     def __init__(self, url: str, session: ssl.SSLSession | None = None) -> None:
         scheme, _, address = url.partition("://")
         host, _, port = address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=60)
+        self.socket = socket.create_connection((host, int(port)), timeout=200)
         if scheme == "https":
             self.socket = TLS.wrap_socket(self.socket, server_hostname=host, session=session)
         self._rest = b""
