@@ -7,10 +7,10 @@ have the same head for the same names, datatypes and shapes, so each reader chec
 
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import GenericAlias
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy
@@ -66,6 +66,7 @@ def _short(shape: Sequence[int]) -> str:
 
 Arrays = dict[str, numpy.ndarray[Any, Any]]
 Complain = Callable[[str], WeirError]
+T = TypeVar("T")
 
 DTYPES: dict[str, numpy.dtype[Any]] = {datatype: numpy.dtype(name) for datatype, name in DATATYPES.items()}
 # Rows with up to this many padded elements share batches whatever their lengths are. With n variable lengths, each may go up to the n-th root.
@@ -106,20 +107,25 @@ def read_arrays(value: Any, declared: Sequence[Tensor], complain: Complain) -> A
     """Do what `to_arrays` does, but do not check the first dimension."""
     if not isinstance(value, dict):
         raise complain(f"tensors: {kind_of(value)}, must be an object with {_names(declared)}")
-    known = {tensor.name for tensor in declared}
-    if not known.issuperset(value):
-        unknown = next(name for name in value if name not in known)
-        raise complain(f"tensor {brief(unknown)}: not one of {_names(declared)}")
     arrays: Arrays = {}
-    for tensor in declared:
-        if tensor.name not in value:
-            if tensor.optional:
-                continue
-            raise complain(f"tensor {tensor.name!r}: is missing, the model declares {_names(declared)}")
-        array = _array(value[tensor.name], tensor, complain)
+    for tensor, given in _matched(value, declared, complain):
+        array = _array(given, tensor, complain)
         _check_shape(array.shape, tensor, complain)
         arrays[tensor.name] = array
     return arrays
+
+
+def _matched(found: Mapping[str, T], declared: Sequence[Tensor], complain: Complain) -> Iterator[tuple[Tensor, T]]:
+    """Yield each of the `declared` tensors that was found, and what was. Raises for an unknown name, and for one that is missing."""
+    known = {tensor.name for tensor in declared}
+    if not known.issuperset(found):
+        unknown = next(name for name in found if name not in known)
+        raise complain(f"tensor {brief(unknown)}: not one of {_names(declared)}")
+    for tensor in declared:
+        if tensor.name in found:
+            yield tensor, found[tensor.name]
+        elif not tensor.optional:
+            raise complain(f"tensor {tensor.name!r}: is missing, the model declares {_names(declared)}")
 
 
 def check_bound(found: Mapping[str, tuple[str, Sequence[int]]], declared: Sequence[Tensor]) -> int:
@@ -129,17 +135,8 @@ def check_bound(found: Mapping[str, tuple[str, Sequence[int]]], declared: Sequen
     Names, datatypes and shapes must be as declared. If the first dimension is the batch, it must be equal in all tensors and at least 1. Otherwise raises
     InvalidRequest naming tensor, value and rule.
     """
-    known = {tensor.name for tensor in declared}
-    if not known.issuperset(found):
-        unknown = next(name for name in found if name not in known)
-        raise InvalidRequest(f"tensor {brief(unknown)}: not one of {_names(declared)}")
     rows = 0
-    for tensor in declared:
-        if tensor.name not in found:
-            if tensor.optional:
-                continue
-            raise InvalidRequest(f"tensor {tensor.name!r}: is missing, the model declares {_names(declared)}")
-        datatype, shape = found[tensor.name]
+    for tensor, (datatype, shape) in _matched(found, declared, InvalidRequest):
         if datatype != tensor.datatype:
             raise InvalidRequest(f"tensor {tensor.name!r}: has datatype {datatype!r}, must be {tensor.datatype}")
         _check_shape(shape, tensor, InvalidRequest)
