@@ -162,6 +162,10 @@ def widen(plan: "Plan", length: float) -> None:
         plan.fronts = draw.choice((1, 2, 3))
         plan.faults += drawn_faults(draw, plan.theme.of_fronts, [""], (0, 1, 4), length)
         plan.faults.sort(key=lambda each: each.at)
+        if (
+            "texts" in clients and not plan.quiet and draw.random() < 0.5
+        ):  # what a front has of them must have its end, too
+            plan.drains_at = draw.uniform(0.1, min(length, 3.0))
 
 
 def make_client(site: Place, index: int) -> Caller:

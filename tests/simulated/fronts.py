@@ -21,6 +21,7 @@ from weir.protocols.account import SharedAccount, SharedFigures
 START = 0.2  # seconds until a front listens
 LATENCIES = (0.0, 0.0001, 0.002)  # seconds of a link
 _WAIT, _WAITS = 0.003, 300  # until a front has requests
+_DIES_YOUNG = 0.5  # the share of killed fronts whose replacement is killed, too
 STOPS = (0.05, 0.5, 3.0, 30.0)  # seconds for which a front is stopped: after ten it is replaced
 
 
@@ -172,10 +173,22 @@ class SimulatedFronts(Fronts):
         return self._draw.choice(list(self.machines.values())) if self.machines else None
 
     async def kill(self) -> None:
-        """Kill one of the fronts."""
+        """Kill one of the fronts, and sometimes the one that replaces it, before it listens."""
         if (machine := await self._drawn()) is not None:
             process: Any = machine.process
+            index = machine.ends.index - 1
             self._processes.kill(process)
+            if self._draw.random() < _DIES_YOUNG:
+                self._loop.call_later(START / 2, self._kill_starting, index)
+
+    def _kill_starting(self, index: int) -> None:
+        machine = self.machines.get(index)
+        if machine is not None and not self._listens(index):
+            process: Any = machine.process
+            self._processes.kill(process)
+
+    def _listens(self, index: int) -> bool:
+        return index in self._running and self._running[index].front.listening.done()
 
     async def hold(self) -> None:
         """Stop one of the fronts for a while."""
@@ -203,9 +216,7 @@ class SimulatedFronts(Fronts):
 
     def accept(self, peer: Peer, window: int | None) -> SimulatedTransport | None:
         """Connect a client to one of the fronts that listen; return None if there is none."""
-        listening = [
-            index for index, each in self._running.items() if each.front.listening.done() and index in self.machines
-        ]
+        listening = [index for index in self._running if self._listens(index) and index in self.machines]
         if self._closing or not listening:
             return None
         machine = self.machines[self._draw.choice(sorted(listening))]
