@@ -71,7 +71,6 @@ from weir.text_models.texts import Text, TokenDetail
 from weir.text_models.tokenizer import Tokenizer
 from weir.text_server.bert_as_service.frames import COMMAND, GREETING, MORE, frame, ready
 from weir.text_server.bert_as_service.http import Encode, Status
-from weir.text_server.bert_as_service.settings import ZeroMqSettings
 from weir.text_server.bert_as_service.zeromq import ZeroMqFrontend
 from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.exchange import EmbeddingContext
@@ -79,6 +78,7 @@ from weir.text_server.metrics import TextCounts
 from weir.text_server.protocols.openai import OpenAI
 from weir.text_server.protocols.tei import Tei
 from weir.text_server.server import added_by
+from weir.text_server.server_settings import ZeroMqSettings
 from weir.text_server.texts import Encoded, Encodes, TextFacts, TextQuery
 from weir.wire.kserve_grpc import ModelInferRequest
 from weir.wire.values import ANY_NAMES

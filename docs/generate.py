@@ -21,7 +21,7 @@ from weir.catalog.repository.folder import KEYS
 from weir.catalog.repository.triton import PLATFORMS, REFUSED, WARNED
 from weir.catalog.sources import ON_DEMAND_SETTINGS
 from weir.config import GONE
-from weir.frontends.http.pages import Held, InMemory
+from weir.frontends.http.application import Held, InMemory
 from weir.fronts.server import FrontMetrics
 from weir.manifests.kubernetes import Queries, documents, rule_groups
 from weir.messages import Reason

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import weir
 from weir.catalog.registry import Registry
-from weir.frontends.http.pages import make_exposition
+from weir.frontends.http.application import make_exposition
 from weir.metrics import MAX_METRICS, MAX_SERIES, Change, MetricReport, ModelMetrics, ReportedMetrics
 from weir.telemetry.recorder import Metrics
 

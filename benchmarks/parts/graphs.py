@@ -17,8 +17,8 @@ from benchmarks.harness.result import Result, ratio
 from benchmarks.harness.rounds import Measurements, Rounds, spreads
 from benchmarks.harness.texts import COLUMNS, compare, paragraphs
 from weir.errors import SettingsError
-from weir.text_models.graph.assembly import FUSED as FUSED_DOMAIN
-from weir.text_models.graph.assembly import Numbers
+from weir.text_models.graph import FUSED as FUSED_DOMAIN
+from weir.text_models.graph import Numbers
 from weir.text_models.graph.layers import PARTS, EncoderLayers
 from weir.text_models.pooling import Pooling, Precision, Recipe
 

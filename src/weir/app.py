@@ -53,8 +53,17 @@ from weir.frontends.frontend import (
 from weir.frontends.grpc import GrpcSettings
 from weir.frontends.grpc import make_frontend as make_grpc
 from weir.frontends.http.access_log import HttpLog
-from weir.frontends.http.application import NOTHING, Added, InferencePaths, inference_protocols, make_app
-from weir.frontends.http.pages import Held, InMemory, code_of, make_exposition
+from weir.frontends.http.application import (
+    NOTHING,
+    Added,
+    Held,
+    InferencePaths,
+    InMemory,
+    code_of,
+    inference_protocols,
+    make_app,
+    make_exposition,
+)
 from weir.frontends.http.server import HttpServer
 from weir.frontends.websocket import WebSockets
 from weir.jobs.routes import JobRoutes

@@ -112,7 +112,7 @@ class Request(Protocol):
     timeout: float
     deadline: float  # arrival + timeout
     large: bool  # whether it waits among the large requests, which small ones may overtake
-    tag: float  # a queue by length serves the lowest tag first, then the earliest arrival (see embedding/fair_queue.py)
+    tag: float  # a queue by length serves the lowest tag first, then the earliest arrival (see CallerQueue in text_server/requests.py)
     brief: bool  # in a queue by length, batches with such a request are kept short, so that they are done soon
     frontend: str  # the frontend by which it came: "python", "http", ...
     # An Origin; a Trace once the request is in the queue, if requests are traced.

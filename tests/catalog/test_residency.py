@@ -15,7 +15,7 @@ from weir.catalog.manager import Manager, ModelState
 from weir.catalog.registry import Registry
 from weir.catalog.residency import Residency
 from weir.catalog.sources import ModelToServe, Parameters
-from weir.frontends.http.pages import InMemory
+from weir.frontends.http.application import InMemory
 from weir.policy.residency import Room
 from weir.protocols.exchange import once_read
 from weir.testing import FakeClock, FakeExecutor

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 from tests.documentation.pages import ROOT
 
-from weir.text_server.bert_as_service.settings import ELSEWHERE, MODEL_DIRECTORY, OLD, ONE_DASH, PREFETCH, VERSION, XLA
+from weir.text_server.server_settings import ELSEWHERE, MODEL_DIRECTORY, OLD, ONE_DASH, PREFETCH, VERSION, XLA
 
 PAGE = ROOT / "docs" / "reference" / "bert-as-service.md"
 SHOWN = re.compile(r"<!-- (.+?) -->")

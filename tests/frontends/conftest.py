@@ -10,7 +10,7 @@ from tests.frontends.http.servers import SERVERS, Running, Serve, running
 from tests.frontends.http.sockets import LOOPS, Run
 
 from weir.catalog.registry import Registry
-from weir.frontends.http.pages import RenderMetrics
+from weir.frontends.http.application import RenderMetrics
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 

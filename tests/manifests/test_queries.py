@@ -16,7 +16,7 @@ from tests.manifests.containers import Container
 from tests.manifests.kit import printed
 
 from weir.bench.vectors import reserve_ports
-from weir.frontends.http.pages import Held
+from weir.frontends.http.application import Held
 from weir.protocols.account import Account
 from weir.protocols.settings import HttpSettings
 from weir.telemetry.exposition import Exposition

@@ -43,12 +43,12 @@ MUTANTS = {
     "error-as-value": Mutant(
         "weir.messages", "_with_errors(outputs, kinds) if has_failed(outputs) else kinds", "kinds"
     ),
-    "charge-kept": Mutant("weir.frontends.http.fast.response_writer", "            claim.close()\n", ""),
+    "charge-kept": Mutant("weir.frontends.http.fast.connection", "            claim.close()\n", ""),
     "charge-of-what-waits-kept": Mutant(
-        "weir.frontends.http.fast.response_writer", "        self.shared.account.give(self._counted)\n", ""
+        "weir.frontends.http.fast.connection", "        self.shared.account.give(self._counted)\n", ""
     ),
     "charge-of-unread-kept": Mutant(
-        "weir.frontends.http.fast.response_writer", "        self.shared.account.give(self._unread)\n", ""
+        "weir.frontends.http.fast.connection", "        self.shared.account.give(self._unread)\n", ""
     ),
     "wake-up-lost-of-a-group": Mutant(
         "weir.batching.batcher", "        if group.asleep:\n            queue.scheduler.wake(group)\n", ""
@@ -66,7 +66,7 @@ MUTANTS = {
     "running-never-expires": Mutant("weir.batching.batcher", "self._settle_late(self._running.passed(now), now)", "pass"),
     "left-stays-in-queue": Mutant("weir.batching.batcher", "if request.taken < request.rows:", "if False:"),
     "next-request-forgotten": Mutant(
-        "weir.frontends.http.fast.response_writer",
+        "weir.frontends.http.fast.connection",
         "        self._since = self.shared.tick\n        if self._pending:\n            self._advance()",
         "        self._since = self.shared.tick",
     ),
@@ -85,7 +85,7 @@ MUTANTS = {
     ),
     "timeout-of-the-caller-ignored": Mutant("weir.protocols.native", "    options.timeout = seconds\n", ""),
     "form-of-another-protocol": Mutant(
-        "weir.frontends.http.fast.response_writer", "if self.phase in (BODY, LARGE, SKIP, BUSY):", "if self.phase in (BODY, LARGE, SKIP):"
+        "weir.frontends.http.fast.connection", "if self.phase in (BODY, LARGE, SKIP, BUSY):", "if self.phase in (BODY, LARGE, SKIP):"
     ),
     "form-of-the-next-request": Mutant(
         "weir.frontends.http.fast.handover", 'self.url if first is None else first.scope["raw_path"]', "self.url"
@@ -102,7 +102,7 @@ MUTANTS = {
         "self._held.find(END_OF_HEAD, _PIECE_OF_CHUNKS) if self._in_body else -1",
     ),
     "left-cancelled-nowhere": Mutant(
-        "weir.frontends.http.fast.response_writer", "        if request is not None:\n            request.leave()\n", ""
+        "weir.frontends.http.fast.connection", "        if request is not None:\n            request.leave()\n", ""
     ),
     "left-cancelled-for-the-last-only": Mutant("weir.frontends.http.fast.handover", "        for cycle in self._open:\n", "        for cycle in ():\n"),
     "reading-never-resumed": Mutant(

@@ -33,8 +33,7 @@ from weir.catalog.registry import Registry
 from weir.errors import DeadlineExceeded, Draining, WeirError
 from weir.frontends.grpc import GrpcSettings
 from weir.frontends.grpc.server import GrpcServer
-from weir.frontends.http.application import NOTHING, make_app
-from weir.frontends.http.pages import make_exposition
+from weir.frontends.http.application import NOTHING, make_app, make_exposition
 from weir.frontends.http.server import HttpServer, Listening
 from weir.frontends.websocket import WebSockets
 from weir.fronts.calls import DispatcherGrpc

@@ -9,7 +9,7 @@ from tests.streaming_models import Count
 import weir
 from weir.catalog.registry import Registry
 from weir.errors import Cancelled, DeadlineExceeded, InvalidRequest, ModelCrashed, ModelError, Overloaded, WeirError
-from weir.frontends.http.pages import make_exposition
+from weir.frontends.http.application import make_exposition
 from weir.model import Model
 from weir.serving.service import Service
 from weir.telemetry.exposition import reason_of

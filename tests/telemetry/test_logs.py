@@ -23,7 +23,7 @@ from weir.errors import (
     Overloaded,
     SettingsError,
 )
-from weir.frontends.http.pages import code_of
+from weir.frontends.http.application import code_of
 from weir.messages import CURRENT_TRACE, Request, Trace
 from weir.simulation.arrivals import read_trace
 from weir.telemetry import output

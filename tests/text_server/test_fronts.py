@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from weir.text_server.fair_queue import CallerQueue
 from weir.text_server.fronts import Counting, FrontClients, FrontCounts, add_counted
 from weir.text_server.metrics import TextClients, TextCounts
+from weir.text_server.requests import CallerQueue
 
 
 def test_what_a_front_counts_is_counted_once() -> None:

@@ -10,14 +10,15 @@ from tests.text_models import tiny
 
 from weir.errors import SettingsError
 from weir.settings import declared_settings, read_settings, value_of
-from weir.text_server.bert_as_service.settings import ZeroMqSettings, translated
 from weir.text_server.server_settings import (
     INFINITY_VARIABLES,
     OTHER_FLAGS,
     TEI_VARIABLES,
     TEXTS,
+    ZeroMqSettings,
     from_other_servers,
     split_target,
+    translated,
 )
 from weir.text_server.settings import CallerSettings
 from weir.text_server.text_model import TARGET, read_model

@@ -30,32 +30,30 @@ from weir.commands.options import (
 )
 from weir.errors import SettingsError
 from weir.settings import Settings, declared_settings
-from weir.text_server.bert_as_service.settings import (
+from weir.text_server.server_settings import (
     BERT_PORT,
     BERT_PORT_OUT,
     ELSEWHERE,
     MODEL_DIRECTORY,
+    MODEL_ID,
     OLD,
     ONE_DASH,
     ONE_DASH_PREFIX,
-    PREFETCH,
-    VERSION,
-    XLA,
-    Translated,
-    ZeroMqSettings,
-    server_last,
-    translated,
-    with_commas,
-)
-from weir.text_server.server_settings import (
-    MODEL_ID,
     OTHER_FLAGS,
+    PREFETCH,
     REVISION,
     SERVED_NAME,
     TEXTS,
+    VERSION,
+    XLA,
     OtherFlag,
+    Translated,
+    ZeroMqSettings,
     check_as_given,
     from_other_servers,
+    server_last,
+    translated,
+    with_commas,
 )
 
 if TYPE_CHECKING:

@@ -22,10 +22,9 @@ import uvloop
 from weir.errors import CapacityError, ModelNotFound, WeirError
 from weir.frontends.frontend import Frontend
 from weir.frontends.http.access_log import HttpLog
-from weir.frontends.http.fast.connection import Connection, LoggedConnection
+from weir.frontends.http.fast.connection import LARGE, Connection, LoggedConnection
 from weir.frontends.http.fast.inference import HotKserve, HotNative, HttpRequest, KserveRequest, Step
 from weir.frontends.http.fast.plan import HttpHead, RouteHandler, RoutePlan
-from weir.frontends.http.fast.response_writer import LARGE
 from weir.frontends.http.fast.shared import BlockPlace
 from weir.frontends.http.server import BACKLOG, HttpServer, Listening
 from weir.fronts.messages import (

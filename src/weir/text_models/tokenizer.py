@@ -1,11 +1,14 @@
 """A model's tokenizer: texts to token ids, with the model's special tokens, truncated to a length or split into pieces.
 
-Each text is checked by itself. A text that breaks a rule becomes an error that names the rule; the caller adds which text it was.
+Each text is checked by itself. A text that breaks a rule becomes an error that names the rule; the caller adds which text it was. Most texts are tokenized by
+looking their words up.
 """
 
 import re
 import struct
-from collections.abc import Iterable, Sequence
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from math import inf
 from pathlib import Path
@@ -14,7 +17,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weir.errors import InvalidRequest, SettingsError
-from weir.text_models.known_words import NEW_AT_ONCE, KnownWords, pack_ids, splits_into_words, unpack_ids
 from weir.text_models.late_interaction import QUERY, LateTokens
 from weir.text_models.texts import (
     JUDGE_AFTER,
@@ -32,7 +34,104 @@ from weir.text_models.texts import (
     TokenizerOptions,
     parse_text,
 )
-from weir.text_models.tokenizer_files import as_settings_error, gives_types, load_tokenizer
+from weir.text_models.tokenizer_files import (
+    SpecialTokens,
+    as_settings_error,
+    gives_types,
+    load_tokenizer,
+    read_template,
+    read_type_lead,
+    sample_text,
+)
+
+MOST_WORDS = 1 << 14  # that are remembered, about 4 MB; then all are forgotten
+LONGEST_KNOWN = 64  # characters of a word that is remembered
+LONGEST_TEXT = 4_000  # characters of a text whose words are looked up
+NEW_AT_ONCE = 4  # words that a text may have that are not known, where it must be tokenized within microseconds
+
+_PUNCTUATION = "!-/:-@\\[-`{-~\u2010-\u2027"
+WORD = re.compile(rf"[^ \t\n\r{_PUNCTUATION}]+|[{_PUNCTUATION}]")
+# The package takes no halves of surrogate pairs.
+_KNOWABLE = re.compile(rf"[^ \t\n\r{_PUNCTUATION}\ud800-\udfff]{{1,{LONGEST_KNOWN}}}|[{_PUNCTUATION}]")
+
+# Normalizers that change each word by itself.
+_NORMALIZERS = ("BertNormalizer", "Lowercase")
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """Return token ids as int32, little-endian."""
+    packed = array("i", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_ids(packed: bytes) -> list[int]:
+    """Return the token ids that `pack_ids` packed."""
+    ids = array("i", packed)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids.tolist()
+
+
+class KnownWords:
+    """The token ids of words. `encode` returns the ids of each of some words, without special tokens; `special` are the tokens that texts may spell out.
+
+    Threads may share it.
+
+    A WordPiece tokenizer of BERT's kind divides a text at spaces and around punctuation, and turns each word into tokens by itself. So the tokens of a text are
+    those of its words, one after the other, and a word always has the same ones. To look 30 words up takes a few microseconds, a tenth of what the package
+    tokenizers takes for them.
+
+    Where a word ends is known for spaces, and for the punctuation of ASCII and of typographers; what stands between, of any characters, counts as one word,
+    which the package may divide further. For texts with long words, and those in which a special token is written out, `packed` returns None, and the package
+    tokenizes the whole text.
+    """
+
+    def __init__(self, encode: Callable[[list[str]], Sequence[Sequence[int]]], special: Sequence[str]) -> None:
+        self._encode = encode
+        self._known: dict[str, bytes] = {}  # packed: a list of numbers is spread over memory, and takes longer to read
+        self._beginnings = {character for token in special for character in (token[0].lower(), token[0].upper())}
+        self._special = re.compile("|".join(map(re.escape, special)), re.IGNORECASE)
+
+    def packed(self, text: str, new: float) -> bytes | None:
+        """Return the ids of `text` as `pack_ids` does; None if it must be tokenized as a whole, or has more than `new` words that are not known yet."""
+        if len(text) > LONGEST_TEXT or (any(map(text.__contains__, self._beginnings)) and self._special.search(text)):
+            return None
+        words = WORD.findall(text)
+        try:
+            return b"".join(map(self._known.__getitem__, words))
+        except KeyError:
+            found = self._learned(words, new)
+        return None if found is None else b"".join(map(found.__getitem__, words))
+
+    def ids(self, text: str, new: float) -> list[int] | None:
+        """Return what `packed` does as a list."""
+        packed = self.packed(text, new)
+        return None if packed is None else unpack_ids(packed)
+
+    def _learned(self, words: list[str], new: float) -> dict[str, bytes] | None:
+        """Return the ids of each of `words`, also of those that were not known; None as `packed` does."""
+        found = {word: self._known.get(word) for word in words}
+        missing = [word for word, ids in found.items() if ids is None]
+        if len(missing) > new or not all(map(_KNOWABLE.fullmatch, missing)):
+            return None
+        learned = dict(zip(missing, map(pack_ids, self._encode(missing)), strict=True))
+        if len(self._known) + len(learned) > MOST_WORDS:
+            self._known.clear()
+        self._known.update(learned)
+        return {word: learned[word] if ids is None else ids for word, ids in found.items()}
+
+
+def splits_into_words(state: dict[str, Any]) -> bool:
+    """Return whether the tokenizer with this description (`tokenizer.json`) turns each word that `WORD` finds into tokens by itself."""
+    normalizer = state.get("normalizer") or {}
+    steps = normalizer.get("normalizers", [normalizer] if normalizer else [])
+    return (
+        (state.get("model") or {}).get("type") == "WordPiece"
+        and (state.get("pre_tokenizer") or {}).get("type") == "BertPreTokenizer"
+        and all(step.get("type") in _NORMALIZERS for step in steps)
+    )
 
 
 def split_ids(ids: Sequence[int], words: Sequence[int | None], room: int, overlap: int) -> list[list[int]]:
@@ -59,60 +158,6 @@ def _piece_end(words: Sequence[int | None], start: int, room: int, overlap: int)
     while stop > start + overlap and words[stop] == words[stop - 1] is not None:
         stop -= 1
     return stop if stop > start + overlap else full
-
-
-class SpecialTokens(NamedTuple):
-    """The ids of the special tokens around texts. One text becomes `first + ids + last`; a pair becomes `first + a + middle + b + end`."""
-
-    first: tuple[int, ...] = ()
-    last: tuple[int, ...] = ()
-    middle: tuple[int, ...] = ()
-    end: tuple[int, ...] = ()
-
-    def room(self, max_length: int, *, pair: bool) -> int:
-        """Return how many tokens of the text, or of both texts of a pair, fit into `max_length` tokens in addition to the special tokens."""
-        special = len(self.middle) + len(self.end) if pair else len(self.last)
-        return max_length - len(self.first) - special
-
-
-def _sample(tokenizer: Any) -> str:
-    """Return a text that is one token of the vocabulary."""
-    added = tokenizer.get_added_tokens_decoder()
-    return str(added[min(added)].content) if added else "a"
-
-
-def read_template(tokenizer: Any) -> SpecialTokens:
-    """Return the special tokens that a `tokenizers.Tokenizer` puts around texts, found by encoding a token of its vocabulary."""
-    sample = _sample(tokenizer)
-    one, two = tokenizer.encode(sample), tokenizer.encode(sample, sample)
-    first, last = _outside(one.ids, one.sequence_ids, (0,))
-    _, end = _outside(two.ids, two.sequence_ids, (0, 1))
-    own = two.sequence_ids
-    middle = two.ids[len(own) - own[::-1].index(0) : own.index(1)] if 0 in own and 1 in own else []
-    return SpecialTokens(tuple(first), tuple(last), tuple(middle), tuple(end))
-
-
-def read_type_lead(tokenizer: Any, sample: str) -> int | None:
-    """Return how many special tokens before the second text of a pair have the type of that text; None if both texts have the same type.
-
-    Raises ValueError if the types are others than 0 and, from some place on, 1.
-    """
-    pair = tokenizer.encode(sample, sample)
-    types, own = pair.type_ids, pair.sequence_ids
-    if not any(types) or 1 not in own:
-        return None
-    begin = types.index(1)
-    if types != [0] * begin + [1] * (len(types) - begin):
-        raise ValueError(f"the types of a pair of texts are {types}: must be 0 and then 1")
-    return int(own.index(1) - begin)
-
-
-def _outside(ids: list[int], own: list[int | None], texts: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Return the ids before the first and after the last token of the given texts."""
-    places = [place for place, text in enumerate(own) if text in texts]
-    if not places:
-        return [], []
-    return ids[: places[0]], ids[places[-1] + 1 :]
 
 
 def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
@@ -202,7 +247,7 @@ class Tokenizer:
         self._rowless = {number: token.content for number, token in added.items() if number >= self.vocab_size}
         with as_settings_error(directory):
             self.full_template = read_template(self.backend)
-            self.type_lead = read_type_lead(self.backend, _sample(self.backend)) if gives_types(directory) else None
+            self.type_lead = read_type_lead(self.backend, sample_text(self.backend)) if gives_types(directory) else None
             self._encode([PROBE])
         self.template = self.full_template if options.special_tokens else SpecialTokens()
         if options.judges:

@@ -1,4 +1,4 @@
-"""Load a model's tokenizer: build a `tokenizers.Tokenizer` from the files in the model's directory.
+"""Load a model's tokenizer: build a `tokenizers.Tokenizer` from the files in the model's directory, and find the special tokens that it puts around texts.
 
 The first of these forms that the directory has is used:
 
@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -381,3 +381,57 @@ def _with_values(state: Any, kind: str, values: dict[str, Any]) -> Any:
         if key in state:
             state = state | {key: [_with_values(step, kind, values) for step in state[key]]}
     return state
+
+
+class SpecialTokens(NamedTuple):
+    """The ids of the special tokens around texts. One text becomes `first + ids + last`; a pair becomes `first + a + middle + b + end`."""
+
+    first: tuple[int, ...] = ()
+    last: tuple[int, ...] = ()
+    middle: tuple[int, ...] = ()
+    end: tuple[int, ...] = ()
+
+    def room(self, max_length: int, *, pair: bool) -> int:
+        """Return how many tokens of the text, or of both texts of a pair, fit into `max_length` tokens in addition to the special tokens."""
+        special = len(self.middle) + len(self.end) if pair else len(self.last)
+        return max_length - len(self.first) - special
+
+
+def sample_text(tokenizer: Any) -> str:
+    """Return a text that is one token of the vocabulary."""
+    added = tokenizer.get_added_tokens_decoder()
+    return str(added[min(added)].content) if added else "a"
+
+
+def read_template(tokenizer: Any) -> SpecialTokens:
+    """Return the special tokens that a `tokenizers.Tokenizer` puts around texts, found by encoding a token of its vocabulary."""
+    sample = sample_text(tokenizer)
+    one, two = tokenizer.encode(sample), tokenizer.encode(sample, sample)
+    first, last = _outside(one.ids, one.sequence_ids, (0,))
+    _, end = _outside(two.ids, two.sequence_ids, (0, 1))
+    own = two.sequence_ids
+    middle = two.ids[len(own) - own[::-1].index(0) : own.index(1)] if 0 in own and 1 in own else []
+    return SpecialTokens(tuple(first), tuple(last), tuple(middle), tuple(end))
+
+
+def read_type_lead(tokenizer: Any, sample: str) -> int | None:
+    """Return how many special tokens before the second text of a pair have the type of that text; None if both texts have the same type.
+
+    Raises ValueError if the types are others than 0 and, from some place on, 1.
+    """
+    pair = tokenizer.encode(sample, sample)
+    types, own = pair.type_ids, pair.sequence_ids
+    if not any(types) or 1 not in own:
+        return None
+    begin = types.index(1)
+    if types != [0] * begin + [1] * (len(types) - begin):
+        raise ValueError(f"the types of a pair of texts are {types}: must be 0 and then 1")
+    return int(own.index(1) - begin)
+
+
+def _outside(ids: list[int], own: list[int | None], texts: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Return the ids before the first and after the last token of the given texts."""
+    places = [place for place, text in enumerate(own) if text in texts]
+    if not places:
+        return [], []
+    return ids[: places[0]], ids[places[-1] + 1 :]

@@ -1,7 +1,7 @@
 """The encoder of a served text model: it tokenizes texts, passes them through the queue of the model's service, and returns their vectors in order.
 
 Only a window of the texts is in the queue at a time: enough to form batches of similar length. The other texts wait here, as strings. Callers share the
-window fairly (fair_queue.py); a text of a caller who has had no more than the others may exceed it.
+window fairly (CallerQueue); a text of a caller who has had no more than the others may exceed it.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from weir.protocols.account import CLAIM, charge
 from weir.protocols.exchange import Exchange
 from weir.serving.settings import LONGEST_TIMEOUT
 from weir.text_models.texts import Text, TextOutput, TokenDetail, TokenizeOptions, Tokens, prompt_text
-from weir.text_server.fair_queue import CallerQueue
 from weir.text_server.requests import (
+    CallerQueue,
     CallTrace,
     EncodeRequest,
     OneText,
@@ -355,7 +355,7 @@ class Encoder:
 
     @property
     def virtual_time(self) -> float:
-        """The virtual time of fair_queue.py, in tokens."""
+        """The virtual time of CallerQueue, in tokens."""
         return self._callers.now
 
     def enter(self, ahead: float, cost: float) -> tuple[float, bool]:

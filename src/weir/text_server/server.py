@@ -29,7 +29,6 @@ from weir.protocols.access import is_loopback
 from weir.serving.delivery import methods_of
 from weir.settings import Settings
 from weir.text_server.bert_as_service.http import Encode, Status, stock_fields
-from weir.text_server.bert_as_service.settings import ZeroMqSettings
 from weir.text_server.bert_as_service.zeromq import ZeroMqFrontend
 from weir.text_server.calibration import Budget, Progress, no_progress
 from weir.text_server.encoder import Encoder
@@ -38,7 +37,7 @@ from weir.text_server.http import FastTexts, TextApi
 from weir.text_server.metrics import PaddingMetrics, TextClients, TextCounts
 from weir.text_server.protocols import text_apis
 from weir.text_server.protocols.kserve import TextInference
-from weir.text_server.server_settings import given_settings
+from weir.text_server.server_settings import ZeroMqSettings, given_settings
 from weir.text_server.settings import CallerSettings
 from weir.text_server.text_model import ServedTextModel, read_model, with_shares
 

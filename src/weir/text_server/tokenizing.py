@@ -4,7 +4,7 @@ The tokenizer is Rust and releases the interpreter's lock, so it runs while mode
 threads are busy are tokenized together. The first thread takes urgent requests only, so that a small request never waits for a large one.
 
 To tokenize a sentence takes less time than to wake a thread, above all where models use all CPUs. So the event loop tokenizes requests itself if their
-words are known (known_words.py), which takes microseconds; and very small other requests, for a small share of its time.
+words are known (KnownWords), which takes microseconds; and very small other requests, for a small share of its time.
 """
 
 import asyncio

@@ -9,7 +9,7 @@ from tests.text_models import tiny
 
 from weir.commands.embed import _numbers, _split
 from weir.errors import SettingsError
-from weir.text_server.bert_as_service.settings import server_last, with_commas
+from weir.text_server.server_settings import server_last, with_commas
 
 
 def test_numbers_are_readwith_commas_or_spaces() -> None:

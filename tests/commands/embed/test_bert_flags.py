@@ -12,18 +12,18 @@ from typer.main import get_command
 from weir.commands.embed import _with_stock_ports, embed, old_parameters
 from weir.errors import SettingsError
 from weir.settings import declared_settings, read_settings, value_of
-from weir.text_server.bert_as_service.settings import (
+from weir.text_server.server_settings import (
     ELSEWHERE,
     MODEL_DIRECTORY,
     OLD,
     ONE_DASH,
     PREFETCH,
+    TEXTS,
     VERSION,
     XLA,
     Translated,
     translated,
 )
-from weir.text_server.server_settings import TEXTS
 
 TABLE: list[tuple[str, object, str, object]] = [
     ("max_seq_len", "40", "max_length", 40),

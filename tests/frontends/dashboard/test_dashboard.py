@@ -26,8 +26,8 @@ from weir.frontends.dashboard import (
     make_dashboard,
     use_of,
 )
+from weir.frontends.http.application import code_of, make_exposition
 from weir.frontends.http.endpoints import routes_of
-from weir.frontends.http.pages import code_of, make_exposition
 from weir.telemetry.recorder import Metrics
 from weir.testing import FakeExecutor
 

@@ -16,8 +16,7 @@ import uvloop
 from tests.served import TEST_FRONTS
 
 from weir.catalog.registry import Registry
-from weir.frontends.http.application import make_app
-from weir.frontends.http.pages import RenderMetrics
+from weir.frontends.http.application import RenderMetrics, make_app
 from weir.frontends.http.server import HttpServer
 from weir.fronts.front import FrontConfig
 from weir.fronts.server import FrontFigures, FrontsServer

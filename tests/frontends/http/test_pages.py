@@ -17,8 +17,7 @@ import weir
 from weir.catalog.registry import Registry
 from weir.errors import Cancelled, DeadlineExceeded, ModelCrashed, Overloaded, WeirError, WorkerLost
 from weir.frontends.http import openapi as documents
-from weir.frontends.http.application import make_app
-from weir.frontends.http.pages import Held, code_of, make_exposition
+from weir.frontends.http.application import Held, code_of, make_app, make_exposition
 from weir.model import Model
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile

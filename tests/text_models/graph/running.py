@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from weir.text_models.graph.assembly import Graph
+from weir.text_models.graph import Graph
 from weir.text_models.graph.building import write
 
 Array = NDArray[Any]

@@ -11,7 +11,7 @@ from tests.text_models import tiny
 from tests.text_models.graph.running import Running, running
 
 from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
-from weir.text_models.graph.assembly import Assembly, Numbers, Output, balance, quantize
+from weir.text_models.graph import Assembly, Numbers, Output, balance, quantize
 from weir.text_models.graph.building import build
 from weir.text_models.pooling import Pooling, Precision, Recipe
 

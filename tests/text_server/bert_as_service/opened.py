@@ -16,10 +16,10 @@ from weir.protocols.access import Control, ControlSettings
 from weir.protocols.account import Account
 from weir.protocols.settings import HttpSettings
 from weir.text_server.bert_as_service.client import BertTransport
-from weir.text_server.bert_as_service.settings import ZeroMqSettings
 from weir.text_server.bert_as_service.zeromq import ZeroMqFrontend
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.metrics import TextCounts
+from weir.text_server.server_settings import ZeroMqSettings
 
 T = TypeVar("T")
 Connect = Callable[..., Any]  # returns a client of a frontend

@@ -22,11 +22,11 @@ from weir.protocols.settings import HttpSettings
 from weir.serving.settings import LONGEST_TIMEOUT
 from weir.testing import FakeClock
 from weir.text_server.bert_as_service.port import Port
-from weir.text_server.bert_as_service.settings import ZeroMqSettings
 from weir.text_server.bert_as_service.zeromq import ZeroMqFrontend
 from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.metrics import TextCounts
+from weir.text_server.server_settings import ZeroMqSettings
 
 TEXTS = ["First do it", "then do it right", "then do it better"]
 

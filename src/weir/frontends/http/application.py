@@ -1,31 +1,590 @@
-"""The whole HTTP frontend as one ASGI application, which any ASGI server can run."""
+"""The whole HTTP frontend as one ASGI application, which any ASGI server can run.
 
-from collections.abc import Callable, Container, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+Its pages are what there is in addition to inference: health, models, metrics, documentation; and what callers get when one fails or is not there. Each model has
+a request to try: a command of curl, with the model's first example or an item of its type.
+"""
 
+import asyncio
+import logging
+import math
+import shlex
+from collections import Counter
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import msgspec
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, ExceptionHandler, Lifespan, Receive, Scope, Send
 
-from weir.errors import CapacityError, ModelNotFound, WeirError
+from weir._version import __version__
+from weir.errors import (
+    CapacityError,
+    InvalidRequest,
+    MethodNotAllowed,
+    ModelNotFound,
+    NotFound,
+    SettingsError,
+    ValidationFailed,
+    WeirError,
+    brief,
+)
 from weir.frontends.frontend import open_protocols
+from weir.frontends.http import openapi as documents
 from weir.frontends.http.access_log import HttpLog, Logged
-from weir.frontends.http.asgi import AsgiInference, inner_path
-from weir.frontends.http.endpoints import Gate, HttpEndpoint, refusals_of, routes_of
-from weir.frontends.http.kserve_routes import PREFIX, Kserve
-from weir.frontends.http.pages import Pages, RenderMetrics, exception_handlers
+from weir.frontends.http.asgi import AsgiInference, Body, as_response, inner_path, with_names
+from weir.frontends.http.endpoints import (
+    Gate,
+    HttpEndpoint,
+    answered,
+    described_paths,
+    refusals_of,
+    routes_of,
+    with_key,
+)
+from weir.frontends.http.kserve_routes import PREFIX, Kserve, kserve_openapi
 from weir.frontends.websocket import WebSockets
-from weir.protocols.account import Counted
-from weir.protocols.exchange import HttpProtocol
+from weir.messages import JSON
+from weir.model import Example, Tensor, is_tensor_model
+from weir.policy.residency import Presence, Residents
+from weir.protocols.account import Account, Counted
+from weir.protocols.exchange import HttpProtocol, inference_of
 from weir.protocols.kserve import KserveContext, KserveProtocol
 from weir.protocols.kserve import error_answer as kserve_error
 from weir.protocols.native import PREFIX as NATIVE
 from weir.protocols.native import NativeProtocol
+from weir.protocols.response import HttpResponse, accepted_coding, compressed_off_loop, encode_safely, error_answer
 from weir.protocols.settings import HttpSettings
+from weir.serving.handle import ModelHandle, ModelHealth
+from weir.telemetry.exposition import NAMESPACE, Exposition, Levels, ModelCounts, TritonNames
+from weir.telemetry.recorder import Metrics
+from weir.wire.schema import read_document, schema_of
+from weir.wire.status import codes_of_type
+from weir.wire.values import UNWRITABLE, decode, encode
+from weir.workers.executor import READY
 
 if TYPE_CHECKING:
     from weir.serving.handle import Models
+
+
+MULTIPART = "multipart/form-data"
+_LONGEST_EXAMPLE = 200  # characters of JSON in a command to be copied
+_DEEPEST = 8  # levels of a type that are followed
+
+
+def request_to_try(service: ModelHandle, curl: str, base: str) -> str:
+    """Return a command for a shell. `curl` is the program with its first options, and `base` the server's URL."""
+    # Without declared inputs there are no items, as for most models of MLServer.
+    path = (
+        f"/infer/{service.facts.name}"
+        if inference_of(service).inputs(service)
+        else f"/v2/models/{service.facts.name}/infer"
+    )
+    return f"{curl} {_options(service)} {base}{path}"
+
+
+def _options(service: ModelHandle) -> str:
+    """Return the options of curl for a request to try: with the model's first example, or else a file of its content type, or an
+    item of its type."""
+    model = service.facts.model
+    stream = "-N " if service.facts.streaming else ""
+    for example in model.examples[:1]:
+        if data := _quoted(example.item if isinstance(example, Example) else example):
+            return f"{stream}-d {data}"
+    if MULTIPART in model.content_types:
+        return f"{stream}-F file=@FILE"
+    if model.content_types:
+        return f"{stream}-H {shlex.quote(f'Content-Type: {model.content_types[0]}')} --data-binary @FILE"
+    if is_tensor_model(model):
+        item: Any = {tensor.name: _zeros(tensor) for tensor in model.inputs if not tensor.optional}
+        if any(math.prod(map(abs, tensor.shape)) > _LONGEST_EXAMPLE for tensor in model.inputs):
+            return f"{stream}-d JSON"
+    elif model.Input is not None:
+        try:
+            item = _sample(*schema_of(model.Input, "item").json_schema(output=False))
+        except Exception:  # a type may describe itself in any way, and no server ends for want of an example
+            return f"{stream}-d JSON"
+    else:
+        return f"{stream}-d {'TEXT' if model.plain_texts else 'JSON'}"
+    return f"{stream}-d {_quoted(item) or 'JSON'}"
+
+
+def _quoted(item: Any) -> str:
+    """Return an item as JSON, quoted for a shell; "" if JSON cannot represent it, or if it is long."""
+    try:
+        text = encode(item, JSON).decode()
+    except UNWRITABLE:
+        return ""
+    return shlex.quote(text) if len(text) <= _LONGEST_EXAMPLE else ""
+
+
+def _zeros(tensor: Tensor) -> Any:
+    """Return a tensor of zeros as nested lists, of length 1 where any length may be."""
+    array: Any = "text" if tensor.datatype == "BYTES" else False if tensor.datatype == "BOOL" else 0
+    for length in reversed(tensor.shape):
+        array = [array] * abs(length)
+    return array
+
+
+_SAMPLES: Mapping[str, Any] = MappingProxyType(
+    {"string": "text", "integer": 1, "number": 1.0, "boolean": True, "null": None}
+)
+
+
+def _sample(schema: Mapping[str, Any], components: Mapping[str, Any], depth: int = 0) -> Any:
+    """Return a value of a JSON schema; it may break rules such as patterns and limits."""
+    if "$ref" in schema and depth < _DEEPEST:
+        return _sample(components[schema["$ref"].rpartition("/")[2]], components, depth + 1)
+    for key in ("default", "const"):
+        if key in schema:
+            return schema[key]
+    for key in ("examples", "enum"):
+        if schema.get(key):
+            return schema[key][0]
+    for key in ("anyOf", "oneOf", "allOf"):
+        if schema.get(key) and depth < _DEEPEST:
+            return _sample(schema[key][0], components, depth + 1)
+    kind = schema.get("type")
+    if kind == "array":
+        return [_sample(schema.get("items") or {}, components, depth + 1)] if depth < _DEEPEST else []
+    if kind == "object" and depth < _DEEPEST:
+        needed = schema.get("required") or schema.get("properties", {})
+        return {name: _sample(schema["properties"][name], components, depth + 1) for name in needed}
+    return max(schema.get("minimum", 0), _SAMPLES[kind]) if kind in ("integer", "number") else _SAMPLES.get(str(kind))
+
+
+# Takes an Accept header and returns the metrics in Prometheus' text format, and their content type.
+RenderMetrics = Callable[[str], tuple[bytes, str]]
+
+Page = Callable[[Request], Awaitable[HttpResponse]]
+
+_DOCS_POLICY = (
+    b"default-src 'none'; connect-src 'self'; img-src data:; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
+)
+
+
+# The page at / for browsers.
+_LINKS = {
+    "/docs": "API",
+    "/dashboard": "Dashboard",
+    "/metrics": "Metrics",
+    "/health": "Health",
+    "/openapi.json": "OpenAPI",
+}
+_WELCOME = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Weir</title>
+<link rel="icon" href="data:,">
+<style>:root {{ color-scheme: light dark; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 3rem auto; padding: 0 1rem; }}
+pre {{ padding: .7rem 1rem; border: 1px solid; border-radius: .4rem; overflow-x: auto; }}</style></head>
+<body><h1>Weir {version}</h1><p>{links}</p>{models}</body></html>
+"""
+
+
+_LARGEST_CHANGE = 65536  # bytes of a body that changes something
+
+
+class Pages:
+    """The pages about the models of `context`. `others` are the endpoints of products, which the index and OpenAPI show too."""
+
+    def __init__(
+        self,
+        context: KserveContext,
+        settings: HttpSettings,
+        metrics: RenderMetrics | None,
+        others: Sequence[HttpEndpoint],
+    ) -> None:
+        self._others = others
+        self._context = context
+        self._registry = context.registry
+        self._settings = settings
+        self._metrics = metrics
+        self._checking: dict[str, asyncio.Future[ModelHealth]] = {}
+        # /openapi.json, but for its servers: to describe all takes tens of milliseconds.
+        self._described: bytes | None = None
+        self._registry.changed.append(self._forget_description)
+
+    def endpoints(self) -> list[HttpEndpoint]:
+        """Return the endpoints of the pages."""
+        pages: list[tuple[str, str, Page]] = [
+            ("GET", "/", self.index),
+            ("GET", "/health", self.ready),
+            ("GET", "/health/live", self.live),
+            ("GET", "/health/ready", self.ready),
+            ("GET", "/health/deep", self.deep),
+            ("GET", "/models", self.models),
+            ("GET", "/models/{model}", self.model),
+            ("GET", "/models/{model}/policy", self.policy),
+            ("PUT", "/models/{model}/policy", self.change_policy),
+            ("GET", "/openapi.json", self.openapi),
+            ("GET", "/docs", self.docs),
+        ]
+        if self._metrics is not None:
+            pages.append(("GET", "/metrics", self.metrics))
+        return [
+            HttpEndpoint(method, with_names(path), self._app(page), documents.described_page(method, path, page))
+            for method, path, page in pages
+        ] + [  # where SageMaker and clients of TEI look for a page
+            HttpEndpoint("GET", "/ping", self._app(self.ready)),
+            HttpEndpoint("GET", "/api-doc/openapi.json", self._app(self.openapi)),
+        ]
+
+    def _operations(self) -> dict[str, dict[str, Any]]:
+        """Return the operations of all endpoints by path and method."""
+        return described_paths([*self._others, *self.endpoints()])
+
+    async def index(self, request: Request) -> Annotated[HttpResponse, documents.ServerIndex]:
+        """List the models and pages. A browser gets a page with links and commands to try."""
+        if "text/html" in request.headers.get("accept", ""):
+            return self._welcome(str(request.base_url).rstrip("/"))
+        models: list[documents.IndexedModel] = [
+            {**self._line(service), "paths": documents.paths_of(self._registry, service)}
+            for service in self._services()
+        ]
+        described = self._operations()
+        pages = {path: "; ".join(each["summary"] for each in calls.values()) for path, calls in described.items()}
+        return _json(documents.ServerIndex(server="weir", version=__version__, models=models, pages=pages))
+
+    def _welcome(self, base: str) -> HttpResponse:
+        curl = 'curl -H "Authorization: Bearer $KEY"' if self._context.access.required else "curl"
+        models = "".join(
+            f"<h2>{escape(service.facts.name)}</h2><p>{escape(service.not_ready_reason or 'ready')}"
+            f' &middot; <a href="{escape(base)}/models/{escape(service.facts.name)}">state</a></p>'
+            f"<pre>{escape(request_to_try(service, curl, base))}</pre>"
+            for service in self._services()
+        )
+        pages = self._operations()
+        links = [(path, text) for path, text in _LINKS.items() if path in pages]
+        listed = " &middot; ".join(f'<a href="{escape(base)}{path}">{text}</a>' for path, text in links)
+        page = _WELCOME.format(version=__version__, links=listed, models=models)
+        headers = [
+            (b"content-type", b"text/html; charset=utf-8"),
+            (b"cache-control", b"no-store"),
+            (b"content-security-policy", b"default-src 'none'; img-src data:; style-src 'unsafe-inline'"),
+            (b"vary", b"accept"),
+        ]
+        return HttpResponse(200, headers, page.encode())
+
+    async def live(self, request: Request) -> Annotated[HttpResponse, documents.Liveness]:
+        """Check liveness: 200, or 503 with the models that can start no worker, where liveness counts them."""
+        failed = self._context.failed
+        return _health(
+            documents.Liveness(live=False, models=failed) if failed else documents.Liveness(live=True), not failed
+        )
+
+    async def ready(self, request: Request) -> Annotated[HttpResponse, documents.Readiness]:
+        """Check readiness: 200 if every model accepts requests, or 503 with the reasons."""
+        ready = self._registry.ready
+        return _health(documents.Readiness(ready=ready, models=self._lines()), ready)
+
+    async def deep(self, request: Request) -> Annotated[HttpResponse, documents.DeepHealth]:
+        """Run every model's examples: 200 if the answers are as they must be, or 503 with what is wrong."""
+        reports = await asyncio.gather(*map(self._check, self._services()))
+        healthy = all(report["healthy"] for report in reports)
+        return _health(documents.DeepHealth(healthy=healthy, models=reports), healthy)
+
+    async def models(self, request: Request) -> Annotated[HttpResponse, documents.ModelList]:
+        """List the models."""
+        services, unread = self._registry.services, sorted(self._registry.on_demand.items())
+        lines = [_unread(name, reason) for name, reason in unread if name not in services]
+        return _json(documents.ModelList(models=[*self._lines(), *lines]))
+
+    async def model(self, request: Request) -> Annotated[HttpResponse, documents.ServiceState]:
+        """Show the state of one model."""
+        return _json(self._registry.get(request.path_params["model"]).control.state())
+
+    async def policy(self, request: Request) -> Annotated[HttpResponse, documents.PolicyReport]:
+        """Explain the policy of one model: what it does, what was predicted and what is measured."""
+        return _json(self._registry.get(request.path_params["model"]).control.explain_policy())
+
+    async def change_policy(
+        self, request: Annotated[Request, documents.PolicyChange]
+    ) -> Annotated[HttpResponse, documents.PolicyReport]:
+        """Solve the policy for other weights; those that are not given stay."""
+        self._context.control.require_http(_peer(request), request.headers.raw)
+        service = self._registry.get(request.path_params["model"])
+        settings = self._settings
+        body = await Body(request.receive).read(min(_LARGEST_CHANGE, settings.max_body_size), settings.body_timeout)
+        document = decode(body or b"", JSON)
+        if not isinstance(document, dict):
+            raise InvalidRequest(f"body: must be a JSON object, is {brief(document, 100)}")
+        change = read_document(document, documents.PolicyChange)
+        try:
+            return _json(await service.control.set_prices(**msgspec.to_builtins(change)))
+        except SettingsError as error:  # it is well formed, but there is no such policy
+            raise ValidationFailed(error.message) from error
+
+    async def openapi(self, request: Request) -> Annotated[HttpResponse, dict[str, Any]]:
+        """Describe all routes as OpenAPI."""
+        if self._described is None:
+            self._described = encode_safely(self._description())
+        servers = encode_safely({"servers": documents.servers(inner_path(request.scope))})
+        return HttpResponse(200, list(_JSON_HEADERS), b"%b,%b" % (self._described[:-1], servers[1:]))
+
+    def _description(self) -> dict[str, Any]:
+        paths, components = kserve_openapi(self._context)
+        described = documents.openapi(self._registry, {**self._operations(), **paths}, components)
+        return with_key(described) if self._context.access.required else described
+
+    def _forget_description(self) -> None:
+        self._described = None
+
+    async def docs(self, request: Request) -> Annotated[HttpResponse, "text/html"]:
+        """Show the API documentation, with a form to try each route."""
+        page = (files("weir.frontends.http") / "docs.html").read_bytes()
+        policy = (b"content-security-policy", _DOCS_POLICY)
+        return HttpResponse(200, [(b"content-type", b"text/html; charset=utf-8"), policy], page)
+
+    async def metrics(self, request: Request) -> Annotated[HttpResponse, "text/plain"]:
+        """Show the metrics."""
+        assert self._metrics is not None, "there is no route without metrics: this is a bug"
+        body, content_type = self._metrics(request.headers.get("accept", ""))
+        return HttpResponse(200, [(b"content-type", content_type.encode())], body)
+
+    async def _check(self, service: "ModelHandle") -> ModelHealth:
+        """Return the result of a deep check. Only one check of a model runs at a time; requests that come meanwhile share it."""
+        check = self._checking.get(service.facts.name)
+        if check is None:
+            check = self._checking[service.facts.name] = asyncio.ensure_future(service.control.deep_health())
+            check.add_done_callback(lambda _: self._checking.pop(service.facts.name))
+        return await asyncio.shield(check)
+
+    def _services(self) -> "list[ModelHandle]":
+        return list(self._registry.services.values())
+
+    def _lines(self) -> list[documents.ModelLine]:
+        return [self._line(service) for service in self._services()]
+
+    def _line(self, service: "ModelHandle") -> documents.ModelLine:
+        line: documents.ModelLine = {
+            "name": service.facts.name,
+            "ready": not service.not_ready_reason,
+            "reason": service.not_ready_reason,
+            "workers": f"{service.control.ready_workers} of {service.control.workers.workers}",
+        }
+        if (residency := service.control.state(brief=True)["residency"]) is not None:
+            line |= {"state": residency["state"], "reason": line["reason"] or residency["reason"]}
+        return line
+
+    def _app(self, page: Page) -> ASGIApp:
+        async def endpoint(request: Request) -> Response:
+            answer = await page(request)
+            coding = accepted_coding(request.headers.get("accept-encoding", ""))
+            if coding and len(answer.body) > self._settings.compress_above:
+                answer = await compressed_off_loop(answer, coding)
+            return as_response(answer)
+
+        return answered(endpoint)
+
+
+def _unread(name: str, reason: str) -> documents.ModelLine:
+    """Return the line of a model on demand that was not read; `reason` is why it could not be, or ""."""
+    state = "failed" if reason else "available"
+    return {"name": name, "ready": not reason, "reason": reason, "workers": "0", "state": state}
+
+
+_JSON_HEADERS = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"))
+
+
+def _json(value: Mapping[str, Any], status: int = 200) -> HttpResponse:
+    return HttpResponse(status, list(_JSON_HEADERS), encode_safely(value))
+
+
+def _health(value: Mapping[str, Any], good: bool) -> HttpResponse:
+    answer = _json(value, 200 if good else 503)
+    if not good:
+        answer.headers.append((b"retry-after", b"1"))
+    return answer
+
+
+def _peer(request: Request) -> str | None:
+    return None if request.client is None else request.client.host
+
+
+# The frontends whose responses have HTTP's status codes: Weir's own, and those of products.
+HTTP_FRONTENDS = frozenset(("http", "openai", "tei", "cohere", "infinity", "encode"))
+
+
+def make_exposition(
+    metrics: Metrics, registry: "Models", *, triton_names: bool = False, namespace: str = NAMESPACE
+) -> Exposition:
+    """Return the exposition of `metrics`, which must be an observer of the services of `registry`.
+
+    With `triton_names` it also has the metrics that Triton's dashboards use. `namespace` is the first word of the names of all other metrics.
+    """
+    exposition = Exposition(
+        metrics, code_of, lambda: {each.facts.label: levels_of(each) for each in registry.all}, namespace
+    )
+    if triton_names:
+        exposition.registry.register(TritonNames(metrics, lambda: map(counted, registry.all)))
+    return exposition
+
+
+class Held(Collector):
+    """Shows the bytes and connections of all clients of a server."""
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+
+    def describe(self) -> Iterator[Metric]:
+        """Return no metrics: `collect` names them."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics."""
+        account = self._account
+        for name, text, value in (
+            ("weir_held_bytes", "Bytes held by requests and responses.", account.total_bytes),
+            ("weir_max_held_bytes", "Limit of the bytes held (max_waiting_bytes).", account.max_bytes),
+            ("weir_connections", "Open connections of all kinds.", account.connections),
+            ("weir_max_connections", "Limit of open connections.", account.max_connections),
+        ):
+            yield GaugeMetricFamily(name, text, value)
+        text = "Requests refused because memory was short."
+        yield CounterMetricFamily("weir_held_refusals", text, account.total_refused)
+
+
+class InMemory(Collector):
+    """Shows how many models are in memory, what they take, and how often they come and go."""
+
+    def __init__(self, residents: Residents) -> None:
+        self._residents = residents
+
+    def describe(self) -> Iterator[Metric]:
+        """Return no metrics: `collect` names them."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics."""
+        core = self._residents
+        for name, text, value in (
+            ("weir_models_loaded", "Models on demand that are loaded.", core.count(Presence.LOADED)),
+            (
+                "weir_models_waiting",
+                "Models on demand that wait or load.",
+                core.count(Presence.WAITING, Presence.LOADING),
+            ),
+            (
+                "weir_models_memory_bytes",
+                "Memory that models on demand take, as measured or declared.",
+                core.used.memory,
+            ),
+            ("weir_models_gpu_memory_bytes", "The same of GPU memory, as declared.", core.used.gpu_memory),
+        ):
+            yield GaugeMetricFamily(name, text, value)
+        for name, text, value in (
+            ("weir_models_loads", "Loads of models on demand.", core.loads),
+            ("weir_models_failed_loads", "Loads of models on demand that failed.", core.failures),
+            ("weir_models_load_seconds", "Seconds that loads of models on demand took together.", core.load_seconds),
+            ("weir_models_evictions", "Models on demand that left memory for others.", core.evictions),
+        ):
+            yield CounterMetricFamily(name, text, value)
+
+
+def counted(service: "ModelHandle") -> ModelCounts:
+    """Return the counts of `service` that are shown under Triton's names."""
+    return ModelCounts(
+        service.facts.name,
+        service.facts.version,
+        service.control.statistics,
+        service.control.state()["waiting_requests"],
+    )
+
+
+def code_of(frontend: str, kind: type[WeirError] | None) -> str:
+    """Return the status code of a request that ended with an error of type `kind` (None: a response), as its frontend `frontend` has codes.
+
+    A call in process has no codes: the name of the error stands for one.
+    """
+    if frontend in HTTP_FRONTENDS:
+        return "200" if kind is None else str(codes_of_type(kind).http)
+    if frontend == "grpc":
+        return "OK" if kind is None else codes_of_type(kind).grpc
+    return "ok" if kind is None else kind.__name__
+
+
+def levels_of(service: "ModelHandle") -> Levels:
+    """Return the current levels of `service` for the metrics."""
+    state = service.control.state()
+    gauges, scaling, device = state["gauges"], state["scaling"], state["device"]
+    return Levels(
+        version=service.facts.version,
+        waiting_rows=state["waiting"],
+        waiting_bulk=state["waiting_bulk"],
+        waiting_requests=state["waiting_requests"],
+        running_batches=state["in_flight_batches"],
+        workers=Counter(worker["state"] for worker in state["workers"] if not worker["bulk"]),
+        bulk_workers=sum(worker["bulk"] and worker["state"] == READY for worker in state["workers"]),
+        wanted_workers=service.control.worker_count if scaling is None else scaling["wanted"],
+        restarts=gauges.get("restarts", 0),
+        arena_bytes=gauges.get("arena_bytes", 0),
+        arena_free_bytes=gauges.get("arena_free_bytes", 0),
+        policy=state["policy"],
+        device=None if device is None else (device["group"], device["busy_seconds"]),
+        kinds={each["kind"]: each["rows"] for each in state["kinds"]},
+        places=[
+            (str(worker["index"]), worker["node"], worker["address"], ",".join(worker["gpus"]), worker["actor"])
+            for worker in state["workers"]
+            if worker["node"]
+        ],
+    )
+
+
+_log = logging.getLogger("weir.http")
+
+# Unknown paths that clients of the Open Inference Protocol may request. They read errors as texts only. The first is the WebSocket path of AMD's
+# client; the second begins a path if the client's base URL ends with a slash.
+_AMD_WEBSOCKET = "/models/infer"
+_DOUBLED = "//v2"
+
+
+def exception_handlers(settings: HttpSettings) -> Mapping[Any, ExceptionHandler]:
+    """Return the exception handlers for Starlette."""
+
+    # Each is a coroutine: Starlette has a thread call one that is not.
+    async def ours(request: Request, error: Exception) -> Response:
+        # Only a page of a known model gets far enough to fail otherwise.
+        model = None if isinstance(error, ModelNotFound) else request.path_params.get("model")
+        return as_response(error_answer(error, model, development=settings.development))
+
+    async def any_other(request: Request, error: Exception) -> Response:
+        _log.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
+        return await ours(request, error)
+
+    return {HTTPException: _router_error, WeirError: ours, Exception: any_other}
+
+
+async def _router_error(request: Request, error: Exception) -> Response:
+    """Return the response for an error of Starlette's router: an unknown path, or a method that the path does not take."""
+    path = request.scope["path"]
+    allow = None
+    message = f"{path}: unknown path; GET / lists those there are"
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        allow = sorted((error.headers or {}).get("Allow", "").split(", "))
+        where = "; GET / lists the paths that there are" if path == "/" else ""
+        message = f"{request.method} {path}: takes {', '.join(allow)} only{where}"
+    if path == _AMD_WEBSOCKET or path.startswith(_DOUBLED):
+        refusal = NotFound(message) if allow is None else MethodNotAllowed(message, details={"allow": allow})
+        return as_response(kserve_error(refusal))
+    if allow is not None:
+        return as_response(error_answer(MethodNotAllowed(message, details={"allow": allow})))
+    return as_response(not_found(message))
+
+
+def not_found(message: str) -> HttpResponse:
+    """Return the response for an unknown path."""
+    error = {"type": "NotFound", "message": message, "model": None, "details": None}
+    return HttpResponse(404, [(b"content-type", b"application/json")], encode_safely({"error": error}))
+
 
 _SHOWN_TO_PAGES = (
     "Retry-After", "X-Request-Id", "X-Batch-Size", "X-Batch-Reason", "X-Batch-Waiting", "X-Batch-Oldest-Age",

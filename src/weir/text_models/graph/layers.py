@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.text_models.graph.assembly import FUSED, Assembly, Numbers
+from weir.text_models.graph import FUSED, Assembly, Numbers
 
 if TYPE_CHECKING:
     from weir.text_models.checkpoint.families import Architecture, Distances, Rotary

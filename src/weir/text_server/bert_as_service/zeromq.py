@@ -45,8 +45,8 @@ from weir.text_server.bert_as_service import frames
 from weir.text_server.bert_as_service.frames import MAX_FRAMES, Event, Received, Subscribed, ZeroMqRequest, pack
 from weir.text_server.bert_as_service.http import Status
 from weir.text_server.bert_as_service.port import Drops, Limits, Peer, Port
-from weir.text_server.bert_as_service.settings import ZeroMqSettings
 from weir.text_server.exchange import EmbeddingContext, TextExchange
+from weir.text_server.server_settings import ZeroMqSettings
 from weir.text_server.texts import Encoded, TextOptions
 from weir.wire.status import http_code
 from weir.wire.values import values_bytes

@@ -21,8 +21,8 @@ from websockets.frames import Frame
 
 from weir.errors import InvalidRequest, TooLarge, Unsupported, WeirError
 from weir.frontends.http.access_log import REFUSED
+from weir.frontends.http.fast.connection import draining
 from weir.frontends.http.fast.plan import END_OF_HEAD
-from weir.frontends.http.fast.response_writer import draining
 from weir.protocols.account import Pace, head_bytes
 from weir.protocols.native import content_length, head_size
 from weir.protocols.settings import HttpSettings

@@ -1,4 +1,4 @@
-"""words.py: a text's tokens by its known words are those of the package, and texts that this cannot know are left to it."""
+"""A text's tokens by its known words are those of the package, and texts that this cannot know are left to it."""
 
 from math import inf
 from pathlib import Path
@@ -10,10 +10,9 @@ from tests.text_models import tiny, tiny_tokens
 from tests.text_models.tokens.reading import ids as ids_in
 from tests.text_models.tokens.reading import rule
 
-from weir.text_models import known_words as words_module
-from weir.text_models.known_words import LONGEST_KNOWN, LONGEST_TEXT, NEW_AT_ONCE, KnownWords
+from weir.text_models import tokenizer as words_module
 from weir.text_models.texts import NO_TOKENIZE_OPTIONS
-from weir.text_models.tokenizer import Tokenizer
+from weir.text_models.tokenizer import LONGEST_KNOWN, LONGEST_TEXT, NEW_AT_ONCE, KnownWords, Tokenizer
 
 ODD = [chr(code) for code in (*range(1, 0x250), *range(0x2000, 0x2070), 0x301, 0x338, 0x4E2D, 0x1F600, 0xFEFF)]
 # Letters, marks, symbols and punctuation of all scripts.
