@@ -249,3 +249,33 @@ def test_files_and_code_need_to_be_allowed() -> None:
         assert shop.shelf.asked == [({"a": 1}, {"1/model.py": b""})]
 
     run(main())
+
+
+def test_a_drain_during_a_reload_finishes_what_the_replaced_model_had_accepted() -> None:
+    """Also what a model had accepted that is being unloaded."""
+
+    async def main() -> None:
+        for change in ("load_model", "unload_model"):
+            shop = Workshop(a={"": "one"})
+            await shop.manager.load_model("a")
+            former, service = shop.executors[0], shop.registry.get("a")
+            former._answer = None
+            call = service.infer(0)
+            await turns()
+            changed = asyncio.ensure_future(getattr(shop.manager, change)("a"))
+            async with asyncio.timeout(20):
+                while not former.pending or not (service._former or service.draining):  # noqa: ASYNC110  (there is no event to wait for)
+                    await asyncio.sleep(0.001)
+            drained = asyncio.ensure_future(shop.manager.drain())
+            await turns()
+            assert not call.done()
+            assert not drained.done()
+            former.answer_next(lambda batch: ["one" for _ in batch])
+            await drained
+            assert await call == "one"
+            with pytest.raises(Draining):
+                await changed
+            await shop.manager.stop(0.0)
+            assert former.stopped
+
+    asyncio.run(main())

@@ -11,6 +11,7 @@ from tests.catalog.workshop import Shelf
 from tests.serving.kit import Square, turns
 
 from weir import DeadlineExceeded, Draining, ModelError, ModelNotFound, ModelNotReady, Service, SettingsError
+from weir.catalog import manager
 from weir.catalog.manager import Manager, ModelState
 from weir.catalog.registry import Registry
 from weir.catalog.residency import Residency
@@ -33,7 +34,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Gated(FakeExecutor):
-    """Starts when the test opens the gate of its house; takes what its house says."""
+    """Starts when the test opens the gate of its house, and has ended when it opens the exit; takes what its house says."""
 
     def __init__(self, house: "House", name: str) -> None:
         super().__init__(lambda batch: [[name, item] for item in batch] if house.answers else [])
@@ -41,15 +42,26 @@ class Gated(FakeExecutor):
             self._answer = None
         self._house = house
         self._name = name
+        self._over = asyncio.Event()
 
     async def start(self, listener: Listener) -> None:
         self._house.starts.append(self._name)
-        await self._house.gate.wait()
+        waits = [asyncio.ensure_future(each.wait()) for each in (self._house.gate, self._over)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for each in waits:
+            each.cancel()
+        if self._over.is_set():
+            raise ModelNotReady(f"{self._name}: stopped before it was ready")
         if self._name in self._house.fails:
             raise ModelError(f"{self._name}: no weights")
         await super().start(listener)
         for state in self._states.values():
             state.pid = self._house.pids.setdefault(self._name, len(self._house.pids) + 1)
+
+    async def stop(self) -> None:
+        self._over.set()
+        await self._house.exit.wait()
+        await super().stop()
 
 
 class House:
@@ -60,8 +72,9 @@ class House:
         clock: Callable[[], float] = time.monotonic, **settings: Any,
     ) -> None:  # fmt: skip
         self.shelf = Shelf(**{name: {"": name} for name in names})
-        self.gate = asyncio.Event()
+        self.gate, self.exit = asyncio.Event(), asyncio.Event()
         self.gate.set()
+        self.exit.set()
         self.answers = True
         self.starts: list[str] = []
         self.reads: list[str] = []
@@ -461,5 +474,108 @@ def test_a_server_that_stops_while_a_model_loads_leaves_nothing_behind() -> None
         with pytest.raises((Draining, ModelNotReady)):
             await house.ask("a")
         assert house.running() == []
+
+    run(main())
+
+
+def test_an_unloaded_model_that_was_evicted_is_not_loaded_by_who_still_knows_it() -> None:
+    """A body may have been on its way when the model was unloaded: its service is called after that."""
+
+    async def main() -> None:
+        house = House("a", "b", memory=1.0)
+        service = await house.find("a")
+        await service.infer(0)
+        await house.ask("b")
+        await until(lambda: house.states() == {"a": "evicted", "b": "loaded"})
+        await house.manager.unload_model("a")
+        with pytest.raises(ModelNotReady, match="stopped"):
+            await service.infer(0)
+        assert len(house.executors["a"]) == 2
+        assert not house.executors["a"][1].started
+        await house.manager.stop()
+
+    run(main())
+
+
+def test_a_model_that_is_unloaded_while_it_loads_has_not_failed(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        house = House("a")
+        house.gate.clear()
+        service = await house.find("a")
+        call = service.infer(0)
+        await until(lambda: house.starts == ["a"])
+        call.cancel()
+        await house.manager.unload_model("a")
+        with pytest.raises(ModelNotReady, match="stopped"):
+            await service.infer(0)
+        await house.manager.stop()
+        assert house.running() == []
+
+    run(main())
+    assert caplog.text == ""
+
+
+def test_the_memory_of_an_unloaded_model_is_free_when_its_workers_have_ended() -> None:
+    """Also where they were about to end, since the model was evicted."""
+
+    async def main() -> None:
+        house = House("a", "b", memory=1.0)
+        await house.ask("a")
+        house.exit.clear()
+        other = asyncio.ensure_future(house.ask("b"))
+        await until(lambda: house.states()["a"] == "leaving")
+        unloaded = asyncio.ensure_future(house.manager.unload_model("a"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not unloaded.done()
+        assert house.starts == ["a"]
+        house.exit.set()
+        await unloaded
+        assert await other == ["b", 0]
+        await house.manager.stop()
+
+    run(main())
+
+
+def test_a_model_that_is_unloaded_is_not_evicted_into_another_life() -> None:
+    async def main() -> None:
+        house = House("a", "b", memory=1.0)
+        house.answers = False
+        service = await house.find("a")
+        call = service.infer(0)
+        await until(lambda: house.has_work("a"))
+        unloaded = asyncio.ensure_future(house.manager.unload_model("a"))
+        await until(lambda: service.draining)
+        other = asyncio.ensure_future(house.ask("b"))  # is read after the unloading, and is wanted before
+        house.residency._evict(service.generation, "evicted for 'b'")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        with pytest.raises(Draining):
+            await service.infer(1)
+        await house.finish("a", 0)
+        assert await call == ["a", 0]
+        await unloaded
+        await house.finish("b", 0)
+        assert await other == ["b", 0]
+        assert len(house.executors["a"]) == 1
+        await house.manager.stop()
+
+    run(main())
+
+
+def test_a_first_request_does_not_wait_for_ever_behind_other_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        house = House("a", "b")
+        house.gate.clear()
+        load = asyncio.ensure_future(house.manager.load_model("a"))
+        await until(lambda: house.starts == ["a"])
+        monkeypatch.setattr(manager, "READ_WITHIN", 0.0)
+        with pytest.raises(ModelNotReady, match="when other models have been loaded") as refused:
+            await house.ask("b")
+        assert refused.value.retry_after == 1.0
+        house.gate.set()
+        await load
+        await until(lambda: "b" in house.registry.services)  # it was read all the same
+        await house.manager.stop()
 
     run(main())

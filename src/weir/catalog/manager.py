@@ -54,6 +54,7 @@ from weir.workers import source
 T = TypeVar("T")
 
 MAX_CHANGES = 256  # changes that may wait; each has a caller that waits with it
+READ_WITHIN = 30.0  # seconds that a request waits until its model has been read: changes come first that began before
 
 
 class ChangeQueue:
@@ -290,8 +291,8 @@ class FirstReads:
         self.reasons = dict.fromkeys(names, "")
 
     async def read(self, name: str) -> None:
-        """Read the model `name`; return when it is registered. Raises ModelNotReady if it cannot be read, and
-        ModelNotFound if it is there no more."""
+        """Read the model `name`; return when it is registered. Raises ModelNotReady if it cannot be read, or not within READ_WITHIN seconds,
+        and ModelNotFound if it is there no more."""
         backoff, until, reason = self._failed.get(name) or (Backoff(), 0.0, "")
         now = self._clock()
         if now < until:
@@ -302,8 +303,12 @@ class FirstReads:
                 self._changes.make(lambda: self._read(name), bounded=False)
             )
             task.add_done_callback(lambda _: self._under_way.pop(name))
+        if not (await asyncio.wait([task], timeout=READ_WITHIN))[0]:
+            raise ModelNotReady(
+                f"model {name!r} is not ready: it is read when other models have been loaded", retry_after=1.0
+            )
         try:
-            await asyncio.shield(task)
+            task.result()
         except (Draining, ModelNotFound, ModelNotReady):
             raise
         except WeirError as error:
@@ -371,6 +376,7 @@ class Manager:
         self._states = ModelStates(registry)
         self._endpoints = WorkerEndpoints()
         self._residency = residency
+        self._stops: set[asyncio.Future[list[BaseException | None]]] = set()  # that are under way
         if residency is not None:
             self._reads = FirstReads(self._changes, self._read_first, residency.clock, repository.names())
             registry.on_demand, registry.read = self._reads.reasons, self._reads.read
@@ -387,6 +393,7 @@ class Manager:
         """Make no more changes, drain and stop all models; see Service.stop. Idempotent."""
         await self._changes.close()
         await self.registry.stop(drain_timeout)
+        await asyncio.gather(*self._stops)
         if self._residency is not None:
             await self._residency.close()
         _release(service.generation for service in self.registry.all)
@@ -582,7 +589,9 @@ class Manager:
                 await self._unload_model(chain, "", True)
         self._check_dependents(name, ending)
         with self._states.during(name, ending, "UNLOADING"):
-            await asyncio.gather(*[service.stop() for service in ending.values()])
+            for end in await self._stopped(service.stop() for service in ending.values()):
+                if end is not None:
+                    raise end
         _release(service.generation for service in ending.values())
         self._keep(name, [service for key, service in running.items() if key not in ending])
         self._states.forget(name, ending)
@@ -720,12 +729,19 @@ class Manager:
 
     async def _retire(self, former: Sequence[Replaced]) -> None:
         """Drain and stop generations that were replaced; log what fails."""
-        ends = await asyncio.gather(*[each.stop() for each in former], return_exceptions=True)
+        ends = await self._stopped(each.stop() for each in former)
         _release(each.generation for each in former)
         for each, end in zip(former, ends, strict=True):
             if isinstance(end, Exception):
                 label = each.generation.label
                 logger.error("model %r: the one that was replaced did not end well", label, exc_info=end)
+
+    async def _stopped(self, stops: Iterable[Coroutine[Any, Any, None]]) -> list[BaseException | None]:
+        """Wait for `stops`, and return what each has raised. They go on if the change is cancelled: the server that drains waits for the same requests."""
+        task = asyncio.ensure_future(asyncio.gather(*stops, return_exceptions=True))
+        self._stops.add(task)
+        task.add_done_callback(self._stops.discard)
+        return await asyncio.shield(task)
 
 
 async def _discard(services: Sequence[Service]) -> None:

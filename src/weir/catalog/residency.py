@@ -171,7 +171,7 @@ class Residency:
             taken = await self._taken([generation])
         except Exception as failure:
             error = failure
-            if generation in self.core.models:  # it was not stopped meanwhile
+            if generation in self.core.models and not generation.stopping:
                 self._failed(generation, failure)
         else:
             if generation in self.core.models:

@@ -223,6 +223,8 @@ class Driver:
         """Accept no more requests, give the accepted ones `drain_timeout` seconds to finish, fail the rest with Draining, and
         stop the workers."""
         if not self._is_open:
+            if self.phase is DriverPhase.NEW and self._demand is not None:  # else a request could still have it started
+                self.phase, self.not_ready_reason = DriverPhase.STOPPED, STOPPED
             return
         try:
             await self.drain(drain_timeout)

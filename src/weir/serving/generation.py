@@ -1,6 +1,7 @@
 """What a service runs between two loads: a model with its settings, its policy, its executor and its driver; and the report of its policy, whose
 predictions stand next to what was measured."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, fields, replace
@@ -175,6 +176,8 @@ class Generation:
         self.on_demand = on_demand
         self._demand = None if on_demand is None else partial(on_demand.wanted, self)
         self._leaving: Driver | None = None  # what finishes its requests while `driver` waits for others
+        self._ending = asyncio.Lock()  # held while its workers end
+        self.stopping = False
         self._arrivals = 0  # rows that came before the present driver
         self.driver = self._new_driver()
 
@@ -267,6 +270,7 @@ class Generation:
         """Make a new driver if the present one was stopped. Raises Conflict if it runs, unless a request may have started it."""
         if self.driver.phase is DriverPhase.RUNNING and self.on_demand is None:
             raise Conflict(f"service {self.label!r} is already running")
+        self.stopping = False
         if self.driver.phase is DriverPhase.STOPPED:
             self._replace_driver()
 
@@ -305,16 +309,18 @@ class Generation:
         """Accept no more requests, finish the accepted ones within `drain_timeout` seconds (None: the setting), fail the rest
         with Draining, and stop the workers. Idempotent."""
         seconds = self.settings.drain_timeout if drain_timeout is None else drain_timeout
-        if self.scaler is not None:
-            if self.driver.phase is DriverPhase.RUNNING:
-                await self.driver.drain(seconds)  # first, since requests may wait for a worker that starts
-                seconds = 0.0
-            await self.scaler.close()
-        if self.tuner is not None:
-            await self.tuner.close()
+        self.stopping = True
         if self._leaving is not None:
             await self._leaving.stop(seconds)
-        await self.driver.stop(seconds)
+        async with self._ending:
+            if self.scaler is not None:
+                if self.driver.phase is DriverPhase.RUNNING:
+                    await self.driver.drain(seconds)  # first, since requests may wait for a worker that starts
+                    seconds = 0.0
+                await self.scaler.close()
+            if self.tuner is not None:
+                await self.tuner.close()
+            await self.driver.stop(seconds)
         if self.on_demand is not None:
             self.on_demand.ended(self)
 
@@ -325,18 +331,22 @@ class Generation:
 
     async def sleep(self) -> None:
         """Finish what was accepted, and stop the workers. Requests that come from now on wait until it is started again."""
+        if self.stopping:  # which does the same; nothing may wait for another start
+            async with self._ending:
+                return
         former = self._replace_driver()
         former.note_accepted()
         self._leaving = former
-        try:
-            await former.drain(LONGEST_TIMEOUT)  # each request has a deadline
-            if self.scaler is not None:
-                await self.scaler.close()
-            if self.tuner is not None:
-                await self.tuner.close()
-        finally:
-            await former.stop(0.0)
-            self._leaving = None
+        async with self._ending:
+            try:
+                await former.drain(LONGEST_TIMEOUT)  # each request has a deadline
+                if self.scaler is not None:
+                    await self.scaler.close()
+                if self.tuner is not None:
+                    await self.tuner.close()
+            finally:
+                await former.stop(0.0)
+                self._leaving = None
 
     def cancel(self, request: Request) -> None:
         """Cancel a request whose caller has left; nothing happens if it has already ended."""
