@@ -44,8 +44,9 @@ def main() -> int:
 
 def replay(seed: int, kept: dict[str, Any] | None, mutant: str | None) -> int:
     """Run one seed, and print its trace."""
+    from tests.simulated.plans import draw_plan
     from tests.simulated.shrinking import narrowed
-    from tests.simulated.world import draw_plan, simulate
+    from tests.simulated.world import simulate
 
     plan = draw_plan(seed)
     result = simulate(plan if kept is None else narrowed(plan, kept))
@@ -57,8 +58,9 @@ def replay(seed: int, kept: dict[str, Any] | None, mutant: str | None) -> int:
 
 def search(first: int, step: int, seconds: float, mutant: str | None = None) -> int:
     """Run every `step`-th seed from `first` on, until one fails or the time is over; return the exit code."""
+    from tests.simulated.plans import draw_plan
     from tests.simulated.shrinking import command, shrunk
-    from tests.simulated.world import draw_plan, simulate
+    from tests.simulated.world import simulate
 
     began, seed, requests, hours, quiet = time.process_time(), first, 0, 0.0, 0.0
     gc.set_threshold(50_000, 20, 50)  # what a simulation leaves is much, and soon garbage

@@ -11,16 +11,18 @@ from tests.simulated.clients import PAUSES, Client, Site
 from tests.simulated.models import KSERVE_STATUS, STATUS
 
 if TYPE_CHECKING:
-    from tests.simulated.world import Plan
+    from tests.simulated.catalog import Catalog
+    from tests.simulated.plans import Plan
 
 FIRST = 1000  # the clients of each channel begin at a multiple of it
-STREAMS, MESSAGES, FUZZ, CALLS, TEXTS = 1, 2, 3, 4, 5
+STREAMS, MESSAGES, FUZZ, CALLS, TEXTS, CHANGES = 1, 2, 3, 4, 5, 6
 OTHERS = {
     "streams": STREAMS,
     "messages": MESSAGES,
     "fuzz": FUZZ,
     "calls": CALLS,
     "texts": TEXTS,
+    "changes": CHANGES,
 }  # by their names in a theme
 
 
@@ -29,6 +31,11 @@ class Place(Site, Protocol):
 
     plan: "Plan"
     responses: Counter[str]
+    catalog: "Catalog | None"
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server ends."""
 
     @property
     def crashed(self) -> bool:
@@ -129,7 +136,8 @@ def fault_of_status(kind: str, status: int, *, kserve: bool) -> str:
 def widen(plan: "Plan", length: float) -> None:
     """Add to a plan of about `length` seconds what its theme has of other channels. Nothing else of the plan depends on it."""
     from tests.simulated.calls import REQUESTS_OF_STREAM
-    from tests.simulated.world import drawn_faults
+    from tests.simulated.catalog import KINDS, draw_catalog
+    from tests.simulated.plans import drawn_faults
 
     clients = plan.theme.clients
     if "streams" in clients:
@@ -155,6 +163,13 @@ def widen(plan: "Plan", length: float) -> None:
         plan.knows_words = draw.random() < 0.5
     if "calls" in clients:
         plan.stream_requests = random.Random(f"{plan.seed} calls").choice(REQUESTS_OF_STREAM)
+    if "changes" in clients:
+        plan.catalog = draw_catalog(plan)
+        draw = random.Random(f"{plan.seed} changes")
+        kinds = [kind for kind in KINDS if draw.random() < 0.6]
+        if kinds:
+            plan.faults += drawn_faults(draw, kinds, list(plan.catalog.models), (0, 2, 6), length)
+            plan.faults.sort(key=lambda each: each.at)
     for name, first in OTHERS.items():
         plan.clients += range(first * FIRST, first * FIRST + clients.get(name, 0))
     draw = random.Random(f"{plan.seed} fronts")
@@ -184,6 +199,10 @@ def make_client(site: Place, index: int) -> Caller:
         return FuzzClient(site, index)
     if index // FIRST == CALLS:
         return CallClient(site, index)
+    if index // FIRST == CHANGES:
+        from tests.simulated.changing import ChangeClient
+
+        return ChangeClient(site, index)
     kind = Client
     if index // FIRST == TEXTS:
         from tests.simulated.texts import TextClient

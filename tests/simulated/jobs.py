@@ -23,10 +23,11 @@ from tests.simulated.asking import Ask, _wanted, fault_of
 from tests.simulated.disk import Killed, SimulatedDisk, Storage
 from tests.simulated.loop import SimulatedLoop, T, Ts
 from tests.simulated.models import RAISED, STATUS
+from tests.simulated.plans import Plan, draw_plan
 from tests.simulated.processes import SimulatedProcess
 from tests.simulated.streams import Incoming
 from tests.simulated.transport import Ordered, SimulatedTransport
-from tests.simulated.world import OrderedAccount, Plan, Result, SimulatedServer, Watch, World, _simulated, draw_plan
+from tests.simulated.world import OrderedAccount, Result, SimulatedServer, Watch, World, _simulated
 
 from weir.catalog.registry import Registry
 from weir.errors import SettingsError
@@ -112,7 +113,7 @@ class _Life:
         """Start, if the disk allows it."""
         world = self._world
         world.watch, world.metrics = Watch(world), Metrics()
-        registry = self.registry = Registry([world._service("items")])
+        registry = self.registry = Registry([world.make_service("items")])
         settings = HttpSettings(port=0)
         context = KserveContext(registry, settings, account=OrderedAccount(settings))
         protocols = inference_protocols(context)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextvars import Context, ContextVar, copy_context
+from functools import partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
@@ -44,6 +45,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.outside = copy_context()  # of no process
         self._tasks: set[asyncio.Task[Any]] = set()  # of processes: nothing else holds those of one that is killed
         self._sockets: list[SimulatedSocket] = []
+        self.work_takes: Callable[[], float] | None = None  # seconds, of what other threads do
 
     def time(self) -> float:
         return self.now
@@ -111,10 +113,23 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """Leave it where it is until its time has come."""
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> "asyncio.Future[T]":
-        """Do the work at once, in this thread."""
+        """Do the work in this thread: at once, unless `work_takes` says how long that takes. What nobody awaits any more is done, too."""
         future: asyncio.Future[T] = self.create_future()
-        future.set_result(func(*args))
+        if self.work_takes is None:
+            future.set_result(func(*args))
+        else:
+            self.call_later(self.work_takes(), self._work, future, partial(func, *args))
         return future
+
+    def _work(self, future: "asyncio.Future[Any]", work: Callable[[], Any]) -> None:
+        try:
+            result = work()
+        except Exception as error:
+            if not future.cancelled():
+                future.set_exception(error)
+        else:
+            if not future.cancelled():
+                future.set_result(result)
 
     def _run_once(self) -> None:
         """Let time pass if nothing is to be done now, then do what was to be done when this round began."""

@@ -167,6 +167,15 @@ MUTANTS = {
     "bulk-in-the-wrong-queue": Mutant("weir.batching.batcher", "return self._bulk if is_bulk(request) else self._interactive", "return self._interactive"),
     "bulk-without-end": Mutant("weir.batching.batcher", "        if not queue.room(request.rows, request.cost):\n            raise Overloaded(f\"bulk", "        if False:\n            raise Overloaded(f\"bulk"),
     "keys-mixed": Mutant("weir.batching.queue", "        group = self.groups.get(request.key)\n        if group is None:\n            group = self.groups[request.key] = self._new_group(request.key)\n        group.add", "        group = self.groups.get(None)\n        if group is None:\n            group = self.groups[None] = self._new_group(None)\n        group.add"),
+    "unload-does-not-wait": Mutant("weir.catalog.manager", "self._stopped(service.stop() for", "self._stopped(service.stop(0.0) for"),
+    "unloaded-still-there": Mutant("weir.catalog.manager", "            self.registry.remove(name)\n            self._endpoints", "            self._endpoints"),
+    "replaced-never-stopped": Mutant("weir.catalog.manager", "        await self._retire(self._put(name, services, reading.default, reading.versions))", "        self._put(name, services, reading.default, reading.versions)"),
+    "drain-cuts-off-a-change": Mutant("weir.catalog.manager", "        return await asyncio.shield(task)\n\n\nasync def _discard", "        return await task\n\n\nasync def _discard"),
+    "index-lies": Mutant("weir.catalog.manager", "        if service.ready:\n            return READY", "        if True:\n            return READY"),
+    "busy-model-evicted": Mutant("weir.policy.residency", "(not is_idle(name), self.index(name, now), self._last(name))", "(self.index(name, now), self._last(name))"),
+    "failed-load-keeps-its-memory": Mutant("weir.policy.residency", "        self._move(name, Presence.FAILED, now, reason)\n        return pause", "        return pause"),
+    "load-begins-twice": Mutant("weir.policy.residency", "model.presence not in (*IN_MEMORY, Presence.WAITING)", "model.presence not in (Presence.LOADED, Presence.WAITING)"),
+    "memory-taken-before-it-is-free": Mutant("weir.policy.residency", "        if self.used.plus(needed).fits(self.limits):\n            return NextStep(name, [])", "        if self._staying.plus(needed).fits(self.limits):\n            return NextStep(name, [])"),
 }  # fmt: skip
 
 MUTANTS |= {name: Mutant(*each) for name, each in OF_FRONTS.items()}
@@ -195,6 +204,10 @@ KINDS = {
     ),
     "a drain or a reload that cuts off": ("drain-does-not-wait", "former-generation-forgotten", "reload-does-not-wait", "removed-worker-served"),
     "what passes through several fronts": tuple(OF_FRONTS),
+    "a load, an unload or an eviction that goes wrong": (
+        "unload-does-not-wait", "unloaded-still-there", "replaced-never-stopped", "drain-cuts-off-a-change", "index-lies", "busy-model-evicted",
+        "failed-load-keeps-its-memory", "load-begins-twice", "memory-taken-before-it-is-free",
+    ),
     "readiness or metrics that do not follow": ("never-ready-again", "ready-without-workers", "counted-twice"),
 }  # fmt: skip
 
@@ -330,10 +343,8 @@ def main() -> int:
 
 def _wrong_without_a_fault(seeds: set[int]) -> list[str]:
     """Return what is wrong with `seeds` if nothing is planted: then they find nothing."""
-    from tests.simulated.world import (
-        draw_plan,
-        simulate,
-    )  # not before: a process that plants a fault imports this module first
+    from tests.simulated.plans import draw_plan  # not before: a process that plants a fault imports this module first
+    from tests.simulated.world import simulate
 
     faults = {seed: simulate(draw_plan(seed)).fault for seed in sorted(seeds)}
     return [f"seed {seed} fails without a planted fault: {fault}" for seed, fault in faults.items() if fault]

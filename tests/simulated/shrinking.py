@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from tests.simulated.world import Plan, Result, simulate
+from tests.simulated.plans import Plan
+from tests.simulated.world import Result, simulate
 
 T = TypeVar("T")
 _LONGEST = 60.0  # seconds

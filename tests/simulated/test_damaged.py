@@ -12,10 +12,11 @@ from tests.served import Served
 from tests.simulated.asking import ERROR_HEADER, Mix
 from tests.simulated.channels import ChannelClient
 from tests.simulated.fuzzing import FIRST_NUMBER, damaged, valid
+from tests.simulated.plans import Plan
 from tests.simulated.streams import Incoming
 from tests.simulated.themes import Theme
 from tests.simulated.workers import WorkerPlan
-from tests.simulated.world import Plan, World, simulate
+from tests.simulated.world import World, simulate
 
 CASES, MORE = 150, 3000
 TOGETHER = 20  # connections to the real server

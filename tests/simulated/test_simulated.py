@@ -16,11 +16,12 @@ from tests.simulated.channels import FIRST, FUZZ
 from tests.simulated.clients import Client
 from tests.simulated.loop import SimulatedLoop, Stuck
 from tests.simulated.mutants import KINDS, MUTANTS, patched
+from tests.simulated.plans import Plan, draw_plan
 from tests.simulated.relaying import OnwardCall, SimulatedChannel
 from tests.simulated.shrinking import command, narrowed, promise_of, shrunk
 from tests.simulated.texts import SimulatedTexts
 from tests.simulated.themes import CHANNELS, PLAIN, STYLES
-from tests.simulated.world import Plan, Result, draw_plan, simulate
+from tests.simulated.world import Result, simulate
 
 from weir.frontends.grpc.call import IncomingCall
 from weir.fronts.dispatcher import ConnectedFront

@@ -41,6 +41,7 @@ CHANNELS = {
     "fuzz": 0.2,
     "calls": 0.25,
     "texts": 0.25,
+    "changes": 0.3,
 }  # in how many themes each is
 
 

@@ -6,6 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tests.simulated.loop import SimulatedLoop
 from tests.simulated.models import Crash, Hang
@@ -63,13 +64,14 @@ class SimulatedExecutor(ExecutorBase):
 
     def __init__(
         self, model: type[Model], plan: WorkerPlan, loop: SimulatedLoop, draw: random.Random, *, largest: int,
-        changed: Callable[[], None], broken: Callable[[str], None],
+        changed: Callable[[], None], broken: Callable[[str], None], params: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.model, self._plan, self._loop, self._draw, self._largest = model, plan, loop, draw, largest
         self._workers = {index: _Worker(index) for index in range(plan.workers)}
         self._listener: Listener
         self._changed = changed  # called when `unavailable` changes
         self._broken = broken
+        self._params = params or {}
         self.unavailable = True
         self.stopped = False
         self.deaths = 0
@@ -138,7 +140,9 @@ class SimulatedExecutor(ExecutorBase):
     def _ready(self, worker: _Worker) -> None:
         worker.life += 1
         worker.failures = 0
-        worker.runner = Runner(RunnableModel(self.model, {}, self._largest), worker.state.index, fatal=(Crash, Hang))
+        worker.runner = Runner(
+            RunnableModel(self.model, self._params, self._largest), worker.state.index, fatal=(Crash, Hang)
+        )
         worker.runner.start()
         worker.state.state, worker.state.reason = "ready", ""
         self._look_for_idle()

@@ -11,24 +11,26 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from tests.simulated.asking import Ask, fault_of, number_of
-from tests.simulated.channels import make_client, widen
-from tests.simulated.clients import PAUSES
+from tests.simulated.catalog import Catalog
+from tests.simulated.channels import make_client
 from tests.simulated.fronts import OrderedSharedAccount, SimulatedFronts, SimulatedFrontsServer, config_of
 from tests.simulated.grpc_core import SimulatedCore, SimulatedCygrpc, simulated_core
 from tests.simulated.loop import SimulatedLoop, SimulatedThreads, Stuck
-from tests.simulated.models import ASKED, Items, Streams, Tensors
-from tests.simulated.probing import FOLLOWS, INTERVALS, Prober, counted_requests, wrong_counts
+from tests.simulated.models import ASKED, Streams
+from tests.simulated.plans import MODELS, Fault, Plan
+from tests.simulated.probing import FOLLOWS, Prober, counted_requests, wrong_counts
 from tests.simulated.relaying import simulated_channels
 from tests.simulated.texts import SimulatedTexts, Vectors
-from tests.simulated.themes import OF_FRONTS, PLAIN, Theme, draw_theme
+from tests.simulated.themes import OF_FRONTS
 from tests.simulated.transport import Ordered, Peer, SimulatedTransport
-from tests.simulated.workers import SimulatedExecutor, WorkerPlan
+from tests.simulated.workers import SimulatedExecutor
 
+from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
 from weir.errors import DeadlineExceeded, Draining, WeirError
 from weir.frontends.grpc import GrpcSettings
@@ -41,125 +43,20 @@ from weir.fronts.server import FrontFigures
 from weir.messages import Dispatch, Observer, Request
 from weir.model import Model
 from weir.protocols import offloading
+from weir.protocols.access import Control, ControlSettings
 from weir.protocols.account import Account
 from weir.protocols.kserve import KserveContext
 from weir.protocols.settings import HttpSettings
+from weir.serving.generation import OnDemand
 from weir.serving.service import Service
 from weir.telemetry.recorder import Metrics
 
 BOUND = 0.03  # seconds after its deadline in which a request has its end: a timer's tick, and the threads that read and write long bodies
-DRAIN = 60.0
 ROUNDING = 1e-9  # seconds: sums of instants differ in the last digit
 LONGEST = 20.0  # seconds of CPU time that a plan may take: no more than 5 are needed
-LATENCIES = (0.0, 0.0, 0.0002, 0.01)  # seconds
 _ROUND, _ROUNDS = 0.01, 100  # seconds, and how often, until a model has requests that wait
 SILENCE = 1000.0  # seconds after which some client has asked for something, but for pauses
-MODELS: dict[str, type[Model]] = {"items": Items, "tensors": Tensors}
 OF_CHANNELS: dict[str, type[Model]] = {"streams": Streams, "texts": Vectors}  # which only some plans have
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Something that happens to the server at an instant: kill, reload, add or remove, of a model."""
-
-    at: float
-    kind: str
-    model: str
-
-
-@dataclass
-class Plan:
-    """What a seed stands for. Only `clients` and `faults` are left out of it to find a smaller plan that fails, too."""
-
-    seed: int
-    theme: Theme
-    http: dict[str, Any]
-    services: dict[str, dict[str, Any]]
-    workers: dict[str, WorkerPlan]
-    clients: list[int]
-    faults: list[Fault]
-    turns: int
-    pace: float
-    quiet: float  # seconds of a pause, on average: 0 for a plan that has none
-    wrong: float
-    timeout: float
-    drains_at: float | None
-    coarse: bool
-    probes: float  # seconds between two probes of readiness
-    knows_words: bool = False  # whether texts are tokenized at once
-    stream_requests: int = 0  # of one stream over gRPC that may be under way; 0: there is no gRPC
-    fronts: int = 0  # how many processes have the connections; 0 for the server's own
-    kept_faults: list[int] = field(default_factory=list)
-
-
-def draw_plan(seed: int, *, turns: int | None = None) -> Plan:
-    """Return the plan of `seed`."""
-    theme = draw_theme(seed)
-    draw = random.Random(f"{seed} plan")
-    workers, services = {}, {}
-    timeout = draw.choice((30.0, 30.0, 3.0, 0.5))
-    for name in MODELS:
-        base = draw.choice((0.001, 0.005, 0.05, 0.5))
-        workers[name] = WorkerPlan(
-            workers=draw.choice((1, 1, 2, 4)), places=draw.choice((1, 2, 2)), base=base, per_row=base / 10, spread=draw.choice((0.0, 0.5)),
-            start=draw.choice((0.0, 0.3, 3.0)), hang_limit=draw.choice((1.0, 5.0)), failing_starts=draw.choice((0.0, 0.0, 0.5)),
-        )  # fmt: skip
-        services[name] = {
-            "max_batch_size": draw.choice((1, 4, 16, 64)), "max_queue_size": draw.choice((8, 64, 1024)), "timeout": timeout,
-            "policy": draw.choice(("greedy", "greedy", "full", "size-or-delay:delay=20ms", "control-limit:1")),
-            "small_request_size": draw.choice((0, 16)), "drain_timeout": DRAIN,
-        }  # fmt: skip
-    _draw_workers(random.Random(f"{seed} workers"), workers, services)
-    if (loading := random.Random(f"{seed} loading")).random() < 0.2:  # models that hardly ever load again
-        name = loading.choice(list(MODELS))
-        workers[name] = replace(workers[name], failing_starts=0.9)
-    http: dict[str, Any] = {"explain": draw.random() < 0.2, "idle_timeout": draw.choice((5.0, 75.0))}
-    if draw.random() < 0.2:
-        http["max_waiting_bytes"] = draw.choice((20_000, 100_000, 400_000, 2_000_000))
-    if draw.random() < 0.1:
-        http["max_connections"] = 6
-    pace = draw.choice((0.005, 0.05, 1.0))
-    turns = turns or theme.turns
-    quiet = draw.choice((*(0.0,) * 14, 300.0, 3000.0))
-    if quiet:  # it is long, not busy
-        turns = max(turns, 200 // sum(theme.clients.values()))
-    length = turns * (pace + 0.05 + PAUSES * quiet)
-    faults = drawn_faults(random.Random(f"{seed} faults"), theme.faults, list(MODELS), (0, 2, 6), length)
-    plan = Plan(
-        seed, theme, http, services, workers, list(range(theme.clients.get(PLAIN, 0))), faults, turns, pace, quiet,
-        draw.choice((0.0, 0.05, 0.3, 0.5)), timeout, _drains_at(draw, faults, length) if draw.random() < 0.3 else None, draw.random() < 0.5,
-        draw.choice(INTERVALS),
-    )  # fmt: skip
-    widen(plan, length)
-    plan.kept_faults = list(range(len(plan.faults)))
-    return plan
-
-
-def _draw_workers(draw: random.Random, workers: dict[str, WorkerPlan], services: dict[str, dict[str, Any]]) -> None:
-    """Add to the workers of each model how far they are, and with what their batches coincide; and how long its drains may take."""
-    for name, plan in workers.items():
-        workers[name] = replace(plan, latency=draw.choice(LATENCIES), aimed=draw.choice((0.0, 0.4)))
-        services[name]["drain_timeout"] = draw.choice((DRAIN, DRAIN, DRAIN, DRAIN, 1.0, 0.05))
-
-
-def drawn_faults(
-    draw: random.Random, kinds: Sequence[str], models: Sequence[str], incidents: Sequence[int], length: float
-) -> list[Fault]:
-    """Return faults of `kinds`. They come as incidents, of one model and soon one after another: what has begun is to be met by the next."""
-    faults = []
-    for _ in range(draw.choice(incidents)):
-        at, model = draw.uniform(0.0, length), draw.choice(models)
-        for _ in range(draw.choice((1, 1, 2, 4))):
-            faults.append(Fault(at, draw.choice(kinds), model))
-            at += draw.expovariate(1.0 / draw.choice((0.01, 0.3)))
-    return sorted(faults, key=lambda each: each.at)
-
-
-def _drains_at(draw: random.Random, faults: list[Fault], length: float) -> float:
-    """Return when a server drains: at any time, or just after something has befallen it."""
-    if faults and draw.random() < 0.5:
-        return max(0.1, draw.choice(faults).at + draw.expovariate(1.0 / 0.1))
-    return draw.uniform(0.1, length)
 
 
 class CountedService(Service):
@@ -233,12 +130,12 @@ class Watch(Observer):
             self._check_expired(model, requests)
         self.ended["" if error is None else type(error).__name__] += len(requests)
         if isinstance(error, Draining) and not error.message.startswith(ASKED):
-            self._world.check_cut_off(model.partition(":")[0])
+            self._world.check_cut_off(model.partition(":")[0].partition("/")[0])
 
     def _check_expired(self, model: str, requests: Sequence[Request]) -> None:
         """A greedy policy lets no request expire before a worker that has nothing to do, of any generation. How long streams take nobody knows."""
         plan, name = self._world.plan, model.partition(":")[0]
-        if plan.services[name]["policy"] != "greedy" or name not in MODELS:
+        if name not in MODELS or plan.services[name]["policy"] != "greedy":
             return
         idle = self._world.idle_since(name)
         for request in requests:
@@ -328,6 +225,7 @@ class World:
         self._draining = False
         self._drain_began = math.inf
         self._vectors = 0  # how many responses with vectors clients have got
+        self.catalog: Catalog | None = None
         self._changed_at = 0.0  # when what readiness depends on changed last
 
     def broken(self, what: str) -> None:
@@ -344,10 +242,17 @@ class World:
     @property
     def ready(self) -> bool | None:
         """See Site."""
-        if self._reloading or self.loop.now < self._changed_at + FOLLOWS:
+        catalog = self.catalog
+        if self._reloading or self.loop.now < self._changed_at + FOLLOWS or (catalog and catalog.changing):
             return None
         executors: list[Any] = [service.executor for service in self.services.values()]
-        return not self._draining and not any(executor.unavailable for executor in executors)
+        unavailable = any(executor.unavailable for executor in executors) or bool(catalog and catalog.unavailable)
+        return not self._draining and not unavailable
+
+    @property
+    def draining(self) -> bool:
+        """See Place."""
+        return self._draining
 
     def idle_since(self, model: str) -> float:
         """Return the instant since which each generation of a model has a worker with nothing to do; infinity if one has none."""
@@ -414,12 +319,17 @@ class World:
         plan = self.plan
         self.watch = Watch(self)
         self.metrics = Metrics()
-        self.services = {name: self._service(name) for name in plan.services}
+        if plan.catalog is not None:
+            self.catalog = Catalog(self, plan.catalog)
+        demand = None if self.catalog is None else self.catalog.residency
+        self.services = {name: self.make_service(name, demand) for name in plan.services}
         registry = self.registry = Registry(list(self.services.values()))
+        manager = None if self.catalog is None else self.catalog.open(registry)
         settings = HttpSettings(port=0, **plan.http)
-        self.server = self._server(registry, settings)
+        self.server = self._server(registry, settings, manager)
         self.frontends: list[Any] = [self.server, *self._grpc]
-        await registry.start()
+        registry.changed.append(self.server.routes_changed)
+        await (registry.start() if self.catalog is None else self.catalog.start())
         for frontend in self.frontends:
             await frontend.start()
         self.clients = self.make_clients()
@@ -434,7 +344,9 @@ class World:
         else:
             await self._finished()
             self._check_fronts()
-        await self._drain(registry)
+            if self.catalog is not None:
+                await self.catalog.settle()
+        await self._drain(manager or registry)
         await self._finished()
         self.prober.stop()
         await asyncio.sleep(1.0)
@@ -444,11 +356,15 @@ class World:
         """Return the clients, before they begin."""
         return [make_client(self, index) for index in self.plan.clients]
 
-    def _server(self, registry: Registry, settings: HttpSettings) -> "SimulatedServer | SimulatedFrontsServer":
+    def _server(
+        self, registry: Registry, settings: HttpSettings, manager: Manager | None
+    ) -> "SimulatedServer | SimulatedFrontsServer":
         clock = self.loop.time
         figures = FrontFigures(settings, self.plan.fronts) if self.plan.fronts else None
         account = OrderedAccount(settings) if figures is None else OrderedSharedAccount(settings, figures.figures, 0)
-        context = KserveContext(registry, settings, account=account)
+        context = KserveContext(
+            registry, settings, Control(ControlSettings(allow_control=True)), account=account, manager=manager
+        )
         self.websockets = websockets = WebSockets(registry, settings, context.account)
         render = partial(counted_requests, make_exposition(self.metrics, registry))
         self._grpc: list[Any] = []
@@ -495,7 +411,8 @@ class World:
                 self.broken(f"{len(waiting)} clients wait without end")
         await asyncio.sleep(5.0 if self.plan.drains_at is None else 0.0)
 
-    def _service(self, name: str) -> CountedService:
+    def make_service(self, name: str, on_demand: OnDemand | None = None) -> CountedService:
+        """Return a service of one of the models that the server always has."""
         plan = self.plan
         executor = SimulatedExecutor(
             (MODELS | OF_CHANNELS)[name], plan.workers[name], self.loop, random.Random(f"{plan.seed} {name} {len(self._executors)}"),
@@ -508,10 +425,15 @@ class World:
             executor=executor,
             observers=[self.watch, self.metrics],
             clock=self.loop.time,
+            on_demand=on_demand,
             **plan.services[name],
         )
         service.watch = self.watch
         return service
+
+    def kind_of(self, model: type[Model]) -> type[CountedService]:
+        """Return the class of services of `model` whose requests are noted."""
+        return type("Counted", (CountedService,), {"model": model, "watch": self.watch})
 
     # What happens to the server.
 
@@ -561,8 +483,26 @@ class World:
     async def _front_stop(self, _: str) -> None:
         await self.fronts.hold()
 
+    async def _write(self, name: str) -> None:
+        assert self.catalog is not None
+        await self.catalog.write(name)
+
+    async def _grow(self, name: str) -> None:
+        assert self.catalog is not None
+        await self.catalog.grow(name)
+
+    async def _model_kill(self, name: str) -> None:
+        assert self.catalog is not None
+        await self.catalog.kill(name)
+
     async def _reload(self, name: str) -> None:
-        other = self._service(name)
+        if self.catalog is not None:
+            began = self.loop.now
+            self._ending[name].append(began)
+            await self.catalog.manager.load_model(name)
+            self._ending[name].remove(began)
+            return
+        other = self.make_service(name)
         await other.start()
         await self._loaded(name)
         if self._draining or not self.server.listening.open:  # the manager makes no changes then
@@ -575,20 +515,20 @@ class World:
         await replaced.stop()
         self._ending[name].remove(began)
 
-    async def _drain(self, registry: Registry) -> None:
+    async def _drain(self, models: Registry | Manager) -> None:
         self._drain_began = self.loop.now
         for each in self._ending.values():
             each.append(self.loop.now)
         self._draining = True
         self.readiness_changed()
-        registry.ending = True
+        self.registry.ending = True
         for frontend in self.frontends:
             frontend.refuse()
         if self.texts:
             await asyncio.gather(self.texts.encoder.drain(), self.server.drain_product(self._longest_drain))
-        await registry.drain()
+        await models.drain()
         self._check_workers()
-        await registry.stop(0.0)
+        await models.stop(0.0)
         await asyncio.gather(*[frontend.drain(5.0) for frontend in self.frontends])
         for frontend in self.frontends:
             await frontend.stop()
@@ -599,6 +539,10 @@ class World:
 
     def check_cut_off(self, name: str) -> None:
         """A request that was accepted has failed with Draining: right only if a drain or a reload of its model has given it all its time."""
+        if name not in self.plan.services:  # a model of the repository, whose settings are those of the items
+            if not self._draining and self.plan.services["items"]["drain_timeout"] >= 60.0:
+                self.broken(f"{name} was unloaded or replaced, and cut off a request")
+            return
         limit = self.plan.services[name]["drain_timeout"]
         given = self.loop.now - min(self._ending[name], default=math.inf)
         if given < limit - ROUNDING:
@@ -642,6 +586,8 @@ class World:
             left |= self.server.left() | {"processes of fronts": self.fronts.alive}
         if self.texts:
             left |= self.texts.left()
+        if self.catalog is not None:
+            left |= self.catalog.left()
         for name, service in self.services.items():
             batcher = service.generation.driver.batcher
             left |= {
@@ -688,6 +634,8 @@ class _Errors(logging.Handler):
         self._world = world
 
     def emit(self, record: logging.LogRecord) -> None:
+        if self._world.catalog is not None and self._world.catalog.expects(record.getMessage()):
+            return
         error = record.exc_info[1] if record.exc_info else None
         self._world.broken(f"it logged an error: {record.getMessage()} ({error!r})")
 
@@ -776,7 +724,9 @@ def _limited() -> Iterator[None]:
 def _wind_up(loop: SimulatedLoop) -> None:
     """End the tasks that a fault has left. Those of killed processes may have no step left that would end them."""
     loop.has_processes = False
-    if left := asyncio.all_tasks(loop):
+    for _ in range(3):  # what is cancelled may begin more
+        if not (left := asyncio.all_tasks(loop)):
+            return
         for task in left:
             task.cancel()
         with suppress(Stuck, RuntimeError):  # it may be stopped once more

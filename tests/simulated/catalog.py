@@ -1,0 +1,553 @@
+"""Models that a simulated server loads, replaces and unloads while it runs, on demand too: the real Manager and Residency; the disk and the memory are not.
+
+A model answers with its name and the state of the disk that it was loaded from, so that a request of a loaded model can be judged by what has happened.
+"""
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from tests.simulated.models import Items
+from tests.simulated.workers import SimulatedExecutor
+
+from weir.catalog.loading import make_service
+from weir.catalog.manager import Manager, ModelState
+from weir.catalog.registry import Registry
+from weir.catalog.residency import Residency
+from weir.catalog.sources import ModelReading, ModelToServe, Parameters
+from weir.errors import ModelError, ModelNotReady, SettingsError, WeirError, unknown_model
+from weir.messages import Observer
+from weir.policy.residency import Key, Presence, Resident, Residents, Room
+from weir.serving.generation import Generation
+from weir.serving.service import Service
+from weir.workers.executor import Listener
+
+if TYPE_CHECKING:
+    from tests.simulated.plans import Plan
+    from tests.simulated.world import World
+
+HUNG = 60.0  # seconds after which a start that hangs has failed
+STOPS = (0.0, 0.0, 0.05, 1.0)  # seconds until a worker has ended
+SIZES = (100, 300, 500, 1000)  # bytes: only their proportions matter
+KINDS = ("write", "grow", "model_kill")
+_SETTLES = 1.0  # seconds
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """A model of the repository. `size` is what it takes, `declared` whether it says so; it starts in `start` seconds, fails to or hangs by these shares."""
+
+    size: int
+    declared: bool
+    start: float
+    fails: float
+    hangs: float
+
+
+@dataclass(frozen=True)
+class CatalogPlan:
+    """The repository of a server. `reading` is how long its disk takes, and `unreadable` the share of readings that fail."""
+
+    models: dict[str, ModelPlan]
+    first: tuple[str, ...]
+    on_demand: bool
+    memory: float
+    at_once: int
+    reading: float
+    unreadable: float
+
+    @property
+    def easy(self) -> bool:
+        """Whether every model on demand is soon there."""
+        wrong = any(each.fails or each.hangs or each.start > 0.05 for each in self.models.values())
+        return not (wrong or self.unreadable or self.memory < inf or self.reading > 0.01)
+
+    def too_large(self, name: str) -> bool:
+        """Return whether a model says that it takes more than there is."""
+        return self.on_demand and self.models[name].declared and self.models[name].size > self.memory
+
+
+def draw_catalog(plan: "Plan") -> CatalogPlan:
+    """Return the repository of the server of `plan`."""
+    draw = random.Random(f"{plan.seed} catalog")
+    on_demand = draw.random() < 0.6
+    calm = draw.random() < 0.3
+    models = {}
+    for number in range(draw.choice((2, 3, 6))):
+        start = draw.choice((0.0, 0.05) if calm else (0.0, 0.05, 0.5, 5.0))
+        fails, hangs = (0.0, 0.0) if calm else (draw.choice((0.0, 0.0, 0.3, 1.0)), draw.choice((0.0, 0.0, 0.0, 0.2)))
+        models[f"m{number}"] = ModelPlan(draw.choice(SIZES), draw.random() < 0.5, start, fails, hangs)
+    sizes = [each.size for each in models.values()]
+    memory = draw.choice((inf, max(sizes), max(sizes), 1.5 * max(sizes), sum(sizes) / 2, 0.9 * max(sizes)))
+    first = [name for name, each in models.items() if not (each.fails or each.hangs) and draw.random() < 0.3]
+    return CatalogPlan(
+        models, () if on_demand else tuple(first), on_demand, memory, draw.choice((1, 2)),
+        draw.choice((0.0, 0.01) if calm else (0.0, 0.01, 0.5)), 0.0 if calm else draw.choice((0.0, 0.0, 0.3)),
+    )  # fmt: skip
+
+
+class Tagged(Items):
+    """Answers whose model it is, and of which state of the disk."""
+
+    def __init__(self, name: str, tag: int) -> None:
+        self._from = f"{name}:{tag}"
+
+    def answer(self, item: Any) -> Any:
+        """See Items."""
+        answer = super().answer(item)
+        return answer | {"from": self._from} if type(answer) is dict else answer
+
+
+class CatalogExecutor(SimulatedExecutor):
+    """Workers of one model, which take memory from the beginning of their start to the end of their stop."""
+
+    def __init__(self, name: str, params: dict[str, Any], largest: int, catalog: "Catalog") -> None:
+        world = catalog.world
+        self.plan, self.name, self.catalog = catalog.plan.models[name], name, catalog
+        self._draws = random.Random(f"{world.plan.seed} {name} {catalog.number()}")
+        workers = world.plan.workers["items"]
+        super().__init__(
+            Tagged, workers, world.loop, self._draws, largest=largest, changed=world.readiness_changed, broken=world.broken, params=params,
+        )  # fmt: skip
+        self._starting: asyncio.Future[None] | None = None
+
+    async def start(self, listener: Listener) -> None:
+        """See Executor."""
+        self._listener, self.stopped = listener, False
+        self.catalog.takes_memory(self)
+        for number, state in enumerate(self.states()):
+            state.pid = self.catalog.new_pid(self) + number
+        fails, hangs = (self._draws.random() < share for share in (self.plan.fails, self.plan.hangs))
+        self._starting = asyncio.get_running_loop().create_future()
+        timer = self._loop.call_later(HUNG if hangs else self.plan.start, self._started, fails or hangs)
+        try:
+            await self._starting
+        except Exception:
+            await self._end()
+            raise
+        except BaseException:
+            self.catalog.gives_memory_back(self)
+            raise
+        finally:
+            timer.cancel()
+        for worker in self._workers.values():
+            self._ready(worker)
+
+    def _started(self, failed: bool) -> None:
+        assert self._starting is not None
+        if self._starting.done():
+            return
+        if failed:
+            self.catalog.failed_starts.add(self.name)
+            self._starting.set_exception(ModelError(f"{self.name}: no weights"))
+        else:
+            self._starting.set_result(None)
+
+    async def stop(self) -> None:
+        """See Executor."""
+        await super().stop()
+        if self._starting is not None and not self._starting.done():
+            self._starting.set_exception(ModelNotReady(f"{self.name}: stopped before it was ready"))
+        await self._end()
+
+    async def _end(self) -> None:
+        if self not in self.catalog.living:
+            return
+        try:
+            await asyncio.sleep(self._draws.choice(STOPS))
+        finally:
+            self.catalog.gives_memory_back(self)
+
+
+class SimulatedRepository:
+    """The models of the server, as they are on the disk: each has a number, which a write increases."""
+
+    def __init__(self, plan: CatalogPlan, main: Sequence[str], draw: random.Random) -> None:
+        self._plan, self._main, self._draw = plan, main, draw
+        self.tags = dict.fromkeys(plan.models, 0)
+        self.unreadable: set[str] = set()  # which could once not be read
+
+    def names(self) -> list[str]:
+        """See Repository."""
+        return [*self._main, *self._plan.models]
+
+    def has(self, name: str) -> bool:
+        """See Repository."""
+        return name in self.names()
+
+    def read(
+        self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
+    ) -> ModelReading:
+        """See Repository."""
+        if not self.has(name):
+            raise unknown_model(name, self.names())
+        if name in self._main:
+            return ModelReading([ModelToServe("simulated", name, {}, [], {})])
+        if self._draw.random() < self._plan.unreadable:
+            self.unreadable.add(name)
+            raise SettingsError(f"{name}: the disk has no such sector")
+        model = self._plan.models[name]
+        settings: dict[str, Any] = {"needs_memory": model.size} if model.declared else {}
+        return ModelReading([ModelToServe("simulated", name, {"name": name, "tag": self.tags[name]}, [], settings)])
+
+
+class NoTemplates:
+    """Nothing is forked here."""
+
+    async def prepare(self) -> None:
+        """See Templates."""
+
+    async def close(self) -> None:
+        """See Templates."""
+
+
+class SimulatedResidency(Residency):
+    """The real one, whose evictions are looked at."""
+
+    def __init__(self, catalog: "Catalog", limits: Room, pinned: frozenset[str], at_once: int) -> None:
+        super().__init__(limits, pinned, clock=catalog.world.loop.time, measure=catalog.memory_of)
+        core = self.core = _Residents(limits, at_once)
+        core.catalog = catalog
+        nothing: Any = NoTemplates()
+        self.templates = nothing
+        self._catalog = catalog
+
+    def _evict(self, generation: Generation, reason: str, level: int = 0) -> None:
+        self._catalog.evicts(generation, reason)
+        super()._evict(generation, reason, level)
+
+
+class _Residents(Residents):
+    """The real ones, whose loads are looked at."""
+
+    catalog: "Catalog"
+
+    def begin(self, name: Key, now: float) -> None:
+        """See Residents."""
+        generation: Any = name
+        self.catalog.begins(generation)
+        super().begin(name, now)
+
+
+IN, OUT, CHANGING = "in", "out", "changing"
+
+
+class SimulatedManager(Manager):
+    """The real one, whose changes are noted, and which must tell the truth."""
+
+    catalog: "Catalog"
+
+    async def index(self, ready_only: bool = False) -> list[ModelState]:
+        """See Manager."""
+        states = await super().index(ready_only)
+        self.catalog.check_index(states, ready_only=ready_only)
+        return states
+
+    async def _load_model(self, name: str, *arguments: Any) -> None:
+        with _Change(self.catalog, name, "load"):
+            await super()._load_model(name, *arguments)
+
+    async def _unload_model(self, name: str, version: str, unload_dependents: bool) -> None:
+        with _Change(self.catalog, name, "unload"):
+            await super()._unload_model(name, version, unload_dependents)
+
+    async def _read_first(self, name: str) -> None:
+        with _Change(self.catalog, name, "read"):
+            await super()._read_first(name)
+
+
+class _Change:
+    """Notes a change of one model, from its beginning to its end."""
+
+    def __init__(self, catalog: "Catalog", name: str, kind: str) -> None:
+        self._catalog, self._name, self._kind = catalog, name, kind
+
+    def __enter__(self) -> None:
+        self._catalog.change_begins(self._name)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._catalog.change_ends(self._name, self._kind, error)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What a model was from an instant on."""
+
+    since: float
+    state: str
+    tag: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a change."""
+
+    at: float
+    name: str
+    kind: str
+    error: str
+
+
+class Catalog:
+    """The models of one world that change: what they are by what has happened, and the memory that they take."""
+
+    def __init__(self, world: "World", plan: CatalogPlan) -> None:
+        self.world, self.plan = world, plan
+        self._draw = random.Random(f"{world.plan.seed} disk")
+        self.failed_starts: set[str] = set()
+        self.killed: set[str] = set()
+        self.outcomes: list[Outcome] = []
+        self.repository = SimulatedRepository(plan, list(world.plan.services), self._draw)
+        self.sizes = {name: each.size for name, each in plan.models.items()}
+        self._pids: dict[int, CatalogExecutor] = {}
+        self.living: dict[CatalogExecutor, None] = {}
+        self._numbers = 0
+        self.changing = 0  # changes that are being made
+        self.phases: dict[str, list[Phase]] = {name: [Phase(0.0, OUT, -1)] for name in plan.models}
+        limits = Room(plan.memory, inf)
+        self.residency = (
+            SimulatedResidency(self, limits, frozenset(world.plan.services), plan.at_once) if plan.on_demand else None
+        )
+
+    def open(self, registry: Registry) -> SimulatedManager:
+        """Return the manager of the server."""
+        self.registry = registry
+        manager = self.manager = SimulatedManager(registry, self.repository, self.make, residency=self.residency)
+        manager.catalog = self
+        self.world.loop.work_takes = lambda: self._draw.choice((0.0, self.plan.reading))
+        return manager
+
+    async def start(self) -> None:
+        """Start the server's models, and load the first of the repository."""
+        await self.manager.start()
+        for name in self.plan.first:
+            with suppress(WeirError):  # the disk may fail
+                await self.manager.load_model(name)
+
+    def make(self, model: ModelToServe, parameters: Parameters | None = None, *, fresh: bool = False) -> Service:
+        """See MakeService."""
+        world = self.world
+        if model.name in world.plan.services:
+            return world.make_service(model.name, on_demand=self.residency)
+
+        def executor(_: Any, params: dict[str, Any], __: Any, *, name: str, max_batch_size: int) -> CatalogExecutor:
+            return CatalogExecutor(model.name, params, max_batch_size, self)
+
+        settings = world.plan.services["items"] | model.settings | {"executor": executor, "clock": world.loop.time}
+        observers: list[Observer] = [world.watch, world.metrics]
+        return make_service(
+            model._replace(settings=settings),
+            observers,
+            parameters,
+            kind=world.kind_of(Tagged),
+            on_demand=self.residency,
+        )
+
+    # Memory.
+
+    def number(self) -> int:
+        """Return a number that is new."""
+        self._numbers += 1
+        return self._numbers
+
+    def new_pid(self, executor: CatalogExecutor) -> int:
+        """Return the process id of the first worker of `executor`, which has all of its memory."""
+        pid = 1_000_000_000 + 100 * self.number()
+        self._pids[pid] = executor
+        return pid
+
+    def memory_of(self, pid: int) -> int | None:
+        """See Residency."""
+        executor = self._pids.get(pid)
+        return self.sizes[executor.name] if executor in self.living and executor is not None else None
+
+    def takes_memory(self, executor: CatalogExecutor) -> None:
+        """Its workers begin to load."""
+        if executor in self.living:
+            self.world.broken(f"{executor.name} is started twice")
+        self.living[executor] = None
+
+    def gives_memory_back(self, executor: CatalogExecutor) -> None:
+        """Its workers have ended."""
+        self.living.pop(executor, None)
+
+    def begins(self, generation: Generation) -> None:
+        """A load begins. Only a model beside which no other could leave may take more than there is."""
+        assert self.residency is not None
+        models: dict[Any, Resident] = self.residency.core.models
+        users = {
+            each: executor for each in models for driver in each.drivers if (executor := driver.executor) in self.living
+        }
+        others: list[Any] = [
+            *(each for each in models if models[each].presence is Presence.LOADING and each not in users),
+            *users,
+        ]
+        others = [each for each in others if each is not generation and not models[each].pinned]
+        stopped = [each for each in self.living if each not in users.values()]
+        used = sum(map(self._known, (generation, *others))) + sum(self.sizes[each.name] for each in stopped)
+        if used > self.plan.memory and (others or stopped):
+            names = [*(each.label for each in others), *(each.name for each in stopped)]
+            self.world.broken(
+                f"{generation.label} is loaded beside {names}: they take {used} of {self.plan.memory:g} bytes"
+            )
+
+    def _known(self, generation: Generation) -> float:
+        """Return what is known that a model takes."""
+        assert self.residency is not None
+        model = self.residency.core.models[generation]
+        return max(0.0 if model.measured is None else model.measured.memory, model.declared.memory)
+
+    def evicts(self, generation: Generation, reason: str) -> None:
+        """A model must leave. One that has requests may only if those that have none are not enough, or if it can never stay."""
+        assert self.residency is not None
+        core = self.residency.core
+        own = core.models[generation]
+        if own.presence is not Presence.LOADED or own.pinned:
+            self.world.broken(f"{generation.label} is evicted, and is {own}")
+        if generation.driver.is_idle or own.may_load_at == inf:
+            return
+        waiting = next(iter(core._queue), None) if reason.startswith("evicted for") else None
+        needed = core._staying.memory + (0.0 if waiting is None else core._expected(core.models[waiting]).memory)
+        idle: Any = [key for key, each in core.models.items() if each.presence is Presence.LOADED and not each.pinned]
+        free = sum(core._expected(core.models[each]).memory for each in idle if each.driver.is_idle)
+        if needed - free <= self.plan.memory:
+            self.world.broken(f"{generation.label} is evicted, has requests, and others have none")
+
+    # Changes.
+
+    def change_begins(self, name: str) -> None:
+        """A model is loaded, read or unloaded."""
+        self.changing += 1
+        self.world.readiness_changed()
+        if name in self.phases:
+            self._note(name, CHANGING)
+
+    def change_ends(self, name: str, kind: str, error: BaseException | None) -> None:
+        """It is done, or has failed."""
+        self.changing -= 1
+        self.world.readiness_changed()
+        self.outcomes.append(Outcome(self.world.loop.now, name, kind, "" if error is None else type(error).__name__))
+        if name not in self.phases:
+            return
+        registered = name in self.registry.services
+        self._note(name, IN if registered else OUT)
+        if error is not None and not isinstance(error, (WeirError, asyncio.CancelledError)):
+            self.world.broken(f"a {kind} of {name} raised {error!r}")
+        living = [each for each in self.living if each.name == name]
+        if kind == "unload" and error is None and (registered or living):
+            self.world.broken(f"{name} was unloaded, and is there: registered {registered}, running {len(living)}")
+        if kind == "load" and error is None and not registered:
+            self.world.broken(f"{name} was loaded, and is not there")
+        if kind == "load" and len(living) > registered and not isinstance(error, asyncio.CancelledError):
+            self.world.broken(f"a load of {name} ended with {error!r}, and {len(living)} of it run")
+
+    def _note(self, name: str, state: str) -> None:
+        tag = self.registry.services[name].params["tag"] if name in self.registry.services else -1
+        self.phases[name].append(Phase(self.world.loop.now, state, tag))
+
+    def during(self, name: str, since: float) -> list[Phase]:
+        """Return what a model was from this instant to now."""
+        phases = self.phases[name]
+        first = max((index for index, phase in enumerate(phases) if phase.since <= since), default=0)
+        return phases[first:]
+
+    def read_at(self, name: str) -> float:
+        """Return when a model was last read for a request."""
+        return max((each.at for each in self.outcomes if (each.name, each.kind) == (name, "read")), default=0.0)
+
+    # The index.
+
+    def check_index(self, states: Sequence[ModelState], *, ready_only: bool) -> None:
+        """Look at what callers are told."""
+        told = {state.name: state for state in states}
+        if len(told) != len(states):
+            self.world.broken(f"the index has a model twice: {states}")
+        missing = [name for name in self.repository.names() if name not in told]
+        if missing and not ready_only:
+            self.world.broken(f"the index does not have {missing}")
+        for name in self.plan.models:
+            serves = name in self.registry.services and self._serves(name)
+            ready = name in told and told[name].state == "READY"
+            leaves = serves and not self._is_loaded(self.registry.services[name])  # it is just about to
+            if ready != serves and not leaves:
+                self.world.broken(
+                    f"the index has {told.get(name)}, and the model {'serves' if serves else 'does not serve'}"
+                )
+
+    def _serves(self, name: str) -> bool:
+        """Return whether the workers of a model take requests, or would."""
+        generation = self.registry.services[name].generation
+        executor: Any = generation.driver.executor
+        return executor in self.living and not executor.unavailable and not generation.driver.draining
+
+    @property
+    def unavailable(self) -> bool:
+        """Whether a model that is loaded has no worker."""
+        services = [service for name, service in self.registry.services.items() if name in self.plan.models]
+        executors: list[Any] = [service.executor for service in services if self._is_loaded(service)]
+        return any(each.unavailable for each in executors)
+
+    def _is_loaded(self, service: Service) -> bool:
+        residency = service.residency
+        return residency is None or residency["state"] == Presence.LOADED.value
+
+    def expects(self, error: str) -> bool:
+        """Return whether the server has a reason to log this error."""
+        name = error.partition("'")[2].partition("'")[0]
+        if "cannot be read" in error:
+            return name in self.repository.unreadable
+        if "failed to load" in error:
+            return name in self.failed_starts
+        return "it takes" in error and name in self.plan.models and self.plan.memory < inf
+
+    # What befalls it.
+
+    async def write(self, name: str) -> None:
+        """Somebody changes a model on the disk."""
+        self.repository.tags[name] += 1
+
+    async def grow(self, name: str) -> None:
+        """A model takes more memory, or less."""
+        self.sizes[name] = max(1, round(self.sizes[name] * self._draw.choice((0.5, 1.2, 1.5))))
+
+    async def kill(self, name: str) -> None:
+        """Kill a worker."""
+        if name in self.registry.services:
+            executor: Any = self.registry.services[name].executor
+            if executor in self.living:
+                self.killed.add(name)
+                executor.kill(0)
+
+    # At rest.
+
+    def left(self) -> dict[str, Any]:
+        """Return what is left of models when the server has ended."""
+        left: dict[str, Any] = {
+            "models in memory": len(self.living),
+            "changes": len(self.manager._changes._tasks),
+            "models that are being loaded": len(self.registry.loading),
+        }
+        for service in self.registry.all:
+            left |= {f"{service.name}: running batches": len(service.generation.driver.batcher.running)}
+            left |= {f"{service.name}: former generations": len(service._former)}
+        return left
+
+    async def settle(self) -> None:
+        """Wait until nothing is under way, when nobody asks any more. That takes no longer than all loads."""
+        if self.residency is None:
+            return
+        core, on_their_way = self.residency.core, (Presence.WAITING, Presence.LOADING, Presence.LEAVING)
+        for _ in range(2 + len(core.models)):
+            if not core.count(*on_their_way):
+                break
+            await asyncio.sleep(HUNG)
+        if any(core.count(each) for each in on_their_way):
+            self.world.broken(f"nobody asks, and models are {[each.presence for each in core.models.values()]}")
+        present = {each.name for each in self.living}
+        told = {key.label for key, each in core.models.items() if each.presence is Presence.LOADED}  # type: ignore[attr-defined]  # a Generation
+        if present != told - set(self.world.plan.services):
+            self.world.broken(f"{present} are in memory, and should be {told}")

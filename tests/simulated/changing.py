@@ -1,0 +1,324 @@
+"""Simulated clients that load, unload and ask for the models of a repository, over HTTP and gRPC, and look at its index."""
+
+import json
+import math
+import random
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from tests.simulated.asking import MODEL_FAULTS, Ask, http
+from tests.simulated.calls import CODES
+from tests.simulated.catalog import CHANGING, IN, OUT, Catalog
+from tests.simulated.channels import ChannelClient, Place, fault_of_status
+from tests.simulated.clients import Line
+from tests.simulated.grpc_core import CANCELLED, OK, UNAVAILABLE, Pairs
+from tests.simulated.models import RAISED, answer_to
+from tests.simulated.themes import some
+
+from weir.catalog.manager import READ_WITHIN
+from weir.frontends.grpc.services import INFERENCE
+from weir.wire.kserve_grpc import methods
+
+LATE = 0.03  # seconds after the deadline in which a request has its end
+_SILENCE = 1.0  # seconds beyond the deadline after which a request hangs
+_FOLLOWS = 1.0  # seconds in which a front knows what has changed
+_LOAD, _UNLOAD, _INDEX, _READY, _ASK = "load", "unload", "index", "ready", "ask"
+_TURNS = (*(_ASK,) * 12, *(_LOAD,) * 3, *(_UNLOAD,) * 2, _INDEX, _READY)
+_STAYS = (0.0, 0.001, 0.05, 1.0)  # seconds after which the caller of a change leaves
+_MODELS = "/v2/repository/models"
+_METHODS = {method.path.rpartition("/")[2]: method for method in methods(INFERENCE)}
+_ERROR = "weir-error"
+
+
+@dataclass(slots=True)
+class ModelAsk(Ask):
+    """A request for a model of the repository, or one that changes or shows it."""
+
+    kind: str = _ASK
+    name: str = ""
+
+
+class ChangeClient(ChannelClient):
+    """Does one thing after the other: asks for some models, changes one, or looks."""
+
+    def __init__(self, site: Place, index: int) -> None:
+        super().__init__(site, index)
+        draw = self.draw
+        self._names = [name for name in self._catalog.plan.models if draw.random() < 0.7] or list(
+            self._catalog.plan.models
+        )
+        self._kinds = some(draw, _TURNS) if draw.random() < 0.5 else _TURNS
+        self._line: Line | None = None
+        self._round = 0
+
+    @property
+    def _catalog(self) -> Catalog:
+        catalog = self.site.catalog
+        assert catalog is not None
+        return catalog
+
+    def turn(self) -> None:
+        """Do one thing."""
+        draw = self.draw
+        kind = draw.choice(self._kinds)
+        self._round += 1
+        peer = f"ipv4:127.0.0.1:{self.index}"
+        server = self.site.listening(peer)
+        if kind in (_LOAD, _UNLOAD, _INDEX) and server is not None and draw.random() < 0.4:
+            self.asked += 1
+            _ControlCall(self, self._drawn(kind)).begin(server, peer)
+            return
+        line = self._line
+        if line is None or not line.open or line.ending:
+            me: Any = self
+            line = self._line = Line(me, None)
+        if line.transport is None:
+            self._line = None
+            self.end(1.0)
+            return
+        asks = [self._drawn(kind) for _ in range(draw.choice((1, 1, 3, 8)) if kind == _ASK else 1)]
+        self.asked += len(asks)
+        line.waiting += asks
+        for ask in asks:
+            ask.sent = ask.since = self.site.loop.now
+        if kind == _ASK:
+            self._watch(line)
+        line.transport.send(b"".join(ask.data for ask in asks))
+        if kind not in (_ASK, _INDEX) and draw.random() < 0.2:
+            self.later(draw.choice(_STAYS), self._leave, line, self._round)
+
+    def _drawn(self, kind: str) -> ModelAsk:
+        draw, n = self.draw, self.number()
+        name = draw.choice(self._names)
+        if kind == _INDEX:
+            body = draw.choice((b"{}", b'{"ready": true}'))
+            return ModelAsk(n, http("/v2/repository/index", body), True, 0, math.inf, "", kind=kind)
+        if kind == _READY:
+            return ModelAsk(n, f"GET /v2/models/{name}/ready HTTP/1.1\r\nHost: simulated\r\n\r\n".encode(), True, 0, math.inf, "", kind=kind, name=name)  # fmt: skip
+        if kind in (_LOAD, _UNLOAD):
+            wanted = ""
+            if draw.random() < 0.05:
+                name, wanted = "nothing", "ModelNotFound"
+            body = b"{}"
+            if kind == _LOAD and not wanted and draw.random() < 0.1:
+                body, wanted = b'{"nonsense": 1}', "InvalidRequest"
+            return ModelAsk(n, http(f"{_MODELS}/{name}/{kind}", body), True, 0, math.inf, wanted, kind=kind, name=name)
+        return self._request(draw, n, name)
+
+    def _request(self, draw: random.Random, n: int, name: str) -> ModelAsk:
+        plan = self.site.plan
+        do, wanted = "ok", ""
+        if draw.random() < plan.wrong / 2:
+            do = draw.choice((*RAISED, "crash"))
+            wanted = "ModelCrashed" if do == "crash" else MODEL_FAULTS.get(do, do)
+        limit = plan.timeout
+        headers: tuple[str, ...] = ()
+        if draw.random() < 0.1:
+            limit = draw.choice((0.02, 0.5, 50.0))
+            headers = (f"X-Request-Timeout: {limit}",)
+        body = json.dumps({"n": n, "do": do, "size": 0}).encode()
+        return ModelAsk(n, http(f"/infer/{name}", body, headers), False, 1, limit, wanted, do=do, name=name)
+
+    # What comes back.
+
+    def answered(self, line: Line, status: int, headers: dict[str, str], body: bytes) -> None:
+        """A response has come on `line`."""
+        if headers.get("connection", "").lower() == "close":
+            line.ending = True
+        if not line.waiting:
+            if not line.ending:
+                self.broken(f"it got a response to nothing: {status} {body[:200]!r}")
+            return
+        ask: Any = line.waiting.popleft()
+        self.site.responses[str(status)] += 1
+        if fault := self._fault_of(ask, status, headers, body):
+            self.broken(f"n={ask.n}, {ask.kind} {ask.name}: {fault}")
+        if line.ending:
+            line.waiting.clear()
+        if line.waiting:
+            line.waiting[0].since = self.site.loop.now
+            self._watch(line)
+        elif line is self._line:
+            self.end()
+
+    def lost(self, line: Line) -> None:
+        """The connection has gone."""
+        self.note(b"closed")
+        if line.waiting and not (line.excused or line.ending):
+            self.broken(f"the connection closed without a response to n={line.waiting[0].n}")
+        self.site.gone(line.waiting)
+        if line is self._line:
+            self._line = None
+            if line.waiting:
+                self.end()
+        line.waiting.clear()
+
+    def _leave(self, line: Line, turn: int) -> None:
+        """Leave a change: it is made all the same."""
+        if self._round == turn and line is self._line and line.waiting and line.transport is not None:
+            self._line = None
+            line.excused = True
+            line.waiting = deque()
+            line.transport.reset()
+            self.end()
+
+    def leave(self) -> None:
+        """Close the connection."""
+        line, self._line = self._line, None
+        if line is not None and line.open and line.transport is not None:
+            line.excused = True
+            line.transport.half_close()
+
+    def _watch(self, line: Line) -> None:
+        ask: Any = line.waiting[0]
+        until = ask.since + ask.timeout + (READ_WITHIN if self._catalog.plan.on_demand else 0.0)
+        self.site.loop.call_at(until + _SILENCE, self._check_for_hangs, line, ask)
+
+    def _check_for_hangs(self, line: Line, ask: ModelAsk) -> None:
+        if line.waiting and line.waiting[0] is ask and not self.site.stood_still(ask.since):
+            self.broken(f"n={ask.n} for {ask.name} has no end {_SILENCE:g} s after its deadline")
+
+    def _fault_of(self, ask: ModelAsk, status: int, headers: dict[str, str], body: bytes) -> str:
+        if ask.kind == _INDEX and status == 200:
+            return ""  # it is looked at where it is made
+        document = json.loads(body)
+        kind = ""
+        if status != 200:
+            error = document.get("error")
+            own = isinstance(error, dict)  # of KServe's paths, too, what is refused before the path is read
+            kind = error["type"] if own else headers.get(_ERROR, "")
+            if own == ask.kserve and kind not in ("Overloaded", "TooLarge"):
+                return f"an error in another form: {body[:200]!r}"
+            if fault := fault_of_status(kind, status, kserve=ask.kserve):
+                return f"{fault}: {body[:200]!r}"
+        if ask.kind == _ASK:
+            return self._fault_of_request(ask, kind, document)
+        if ask.kind == _READY:
+            return self._fault_of_ready(ask, kind)
+        return self.fault_of_change(ask, kind)
+
+    def _allowed(self, ask: ModelAsk, phases: set[str]) -> set[str]:
+        """Return the errors that a request may have; "" stands for none."""
+        catalog, site = self._catalog, self.site
+        allowed = {"Overloaded", "DeadlineExceeded", ask.wanted}
+        if site.draining:
+            allowed |= {"Draining", "ModelNotReady"}
+        if site.crashed:
+            allowed |= {"ModelCrashed", "ModelNotReady"}
+        if "max_waiting_bytes" in site.plan.http:
+            allowed.add("TooLarge")
+        if catalog.plan.on_demand:
+            if not (catalog.plan.easy and ask.timeout >= 3.0):
+                allowed.add("ModelNotReady")
+            if catalog.plan.too_large(ask.name):
+                allowed.discard("")
+        elif phases == {OUT}:
+            allowed = {"ModelNotFound", "Overloaded", *(("Draining", "ModelNotReady") if site.draining else ())}
+        if CHANGING in phases:
+            allowed |= {"ModelNotReady", "Draining"}
+        if not catalog.plan.on_demand and phases != {IN}:
+            allowed.add("ModelNotFound")
+        return allowed
+
+    def _fault_of_request(self, ask: ModelAsk, kind: str, document: Any) -> str:
+        site, catalog = self.site, self._catalog
+        if site.stood_still(ask.sent):
+            return ""
+        late = site.loop.now - ask.since - ask.timeout
+        if catalog.plan.on_demand:  # its model may have been read first
+            read = min(max(ask.since, catalog.read_at(ask.name)), ask.since + READ_WITHIN)
+            late = site.loop.now - max(
+                read + ask.timeout, ask.since + READ_WITHIN if kind in ("ModelNotReady", "Draining") else 0.0
+            )
+        if late > LATE:
+            return f"it ended {late:.3f} s after its deadline"
+        phases = catalog.during(ask.name, ask.sent - (_FOLLOWS if site.plan.fronts else 0.0))
+        states = {phase.state for phase in phases}
+        if kind not in self._allowed(ask, states):
+            return f"it got {kind or 'an answer'}, while the model was {sorted(states)}: {str(document)[:300]}"
+        if kind:
+            return ""
+        if {name: document.get(name) for name in ("n", "v")} != {"n": ask.n, "v": answer_to(ask.n)}:
+            return f"the answer is not its own: {document}"
+        name, _, tag = document["from"].partition(":")
+        least, most = phases[0].tag, catalog.repository.tags[ask.name]
+        if name != ask.name or not least <= int(tag) <= most:
+            return f"the answer is from {document['from']}, must be from {least} to {most}"
+        return ""
+
+    def _fault_of_ready(self, ask: ModelAsk, kind: str) -> str:
+        catalog = self._catalog
+        states = {phase.state for phase in catalog.during(ask.name, ask.sent)}
+        right = {"Overloaded"}
+        if self.site.draining or self.site.crashed or CHANGING in states or catalog.plan.on_demand:
+            right |= {"", "ModelNotReady", "ModelNotFound"}
+        if IN in states:
+            right.add("")
+        if OUT in states:
+            right.add("ModelNotFound")
+        return "" if kind in right else f"it got {kind or 'ready'}, while the model was {sorted(states)}"
+
+    def fault_of_change(self, ask: ModelAsk, kind: str) -> str:
+        """Return what is wrong with the end of a change; "" if it is right."""
+        catalog, site = self._catalog, self.site
+        if kind in ("Overloaded", "Draining") and (kind == "Overloaded" or site.draining):
+            return ""
+        made = [
+            each for each in catalog.outcomes
+            if each.at >= ask.sent and (each.name, each.kind) == (ask.name, ask.kind)
+        ]  # fmt: skip
+        errors = {{"SettingsError": "InvalidRequest"}.get(each.error, each.error) for each in made}
+        if kind not in errors and kind != ask.wanted:
+            return f"it got {kind or 'done'}, and what was done is {made}"
+        reasons = {
+            "": not ask.wanted,
+            "ModelError": ask.name in catalog.failed_starts,
+            "InvalidRequest": ask.name in catalog.repository.unreadable or ask.wanted == kind,
+            "ModelNotFound": ask.wanted == kind,
+            "ModelNotReady": catalog.plan.on_demand,
+        }
+        return "" if reasons.get(kind) else f"it got {kind or 'done'} without a reason"
+
+
+class _ControlCall:
+    """A change or a look over gRPC. It is the listener of its SimulatedCall."""
+
+    def __init__(self, client: ChangeClient, ask: ModelAsk) -> None:
+        self._client, self._ask = client, ask
+        self._messages = 0
+
+    def begin(self, server: Any, peer: str) -> None:
+        """Call the server."""
+        ask = self._ask
+        ask.sent = self._client.site.loop.now
+        name = {_LOAD: "RepositoryModelLoad", _UNLOAD: "RepositoryModelUnload", _INDEX: "RepositoryIndex"}[ask.kind]
+        method = _METHODS[name]
+        request = method.request()
+        if ask.kind != _INDEX:
+            request.model_name = ask.name
+            if ask.wanted == "InvalidRequest":
+                request.parameters["nonsense"].string_param = "1"
+        call = server.call(peer, method.path, (), math.inf, self, math.inf)
+        call.send(request.SerializeToString())
+        call.half_close()
+
+    def message(self, body: bytes) -> None:
+        """See Listener."""
+        self._messages += 1
+        self._client.note(body)
+
+    def ended(self, code: int, text: str, trailers: Pairs) -> None:
+        """See Listener."""
+        client, kind = self._client, dict(trailers).get(_ERROR, "")
+        client.note(b"%d" % code)
+        client.site.responses[f"call {code}"] += 1
+        cut = not kind and code in (UNAVAILABLE, CANCELLED) and client.site.draining
+        if not cut:
+            if code != OK and CODES.get(kind) != code:
+                client.broken(f"{self._ask.kind}: status {code} with {kind!r}: {text[:200]!r}")
+            elif self._messages != (code == OK):
+                client.broken(f"{self._ask.kind}: {self._messages} messages, status {code}")
+            elif self._ask.kind != _INDEX and (fault := client.fault_of_change(self._ask, kind)):
+                client.broken(f"{self._ask.kind} {self._ask.name}: {fault}: {text[:200]!r}")
+        client.end()

@@ -1,0 +1,125 @@
+"""What a seed stands for: the plan of a simulated server, its models, its clients, and what befalls it."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tests.simulated.catalog import CatalogPlan
+from tests.simulated.channels import widen
+from tests.simulated.clients import PAUSES
+from tests.simulated.models import Items, Tensors
+from tests.simulated.probing import INTERVALS
+from tests.simulated.themes import PLAIN, Theme, draw_theme
+from tests.simulated.workers import WorkerPlan
+
+from weir.model import Model
+
+DRAIN = 60.0
+LATENCIES = (0.0, 0.0, 0.0002, 0.01)  # seconds
+MODELS: dict[str, type[Model]] = {"items": Items, "tensors": Tensors}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that happens to the server at an instant: kill, reload, add or remove, of a model."""
+
+    at: float
+    kind: str
+    model: str
+
+
+@dataclass
+class Plan:
+    """What a seed stands for. Only `clients` and `faults` are left out of it to find a smaller plan that fails, too."""
+
+    seed: int
+    theme: Theme
+    http: dict[str, Any]
+    services: dict[str, dict[str, Any]]
+    workers: dict[str, WorkerPlan]
+    clients: list[int]
+    faults: list[Fault]
+    turns: int
+    pace: float
+    quiet: float  # seconds of a pause, on average: 0 for a plan that has none
+    wrong: float
+    timeout: float
+    drains_at: float | None
+    coarse: bool
+    probes: float  # seconds between two probes of readiness
+    knows_words: bool = False  # whether texts are tokenized at once
+    stream_requests: int = 0  # of one stream over gRPC that may be under way; 0: there is no gRPC
+    fronts: int = 0  # how many processes have the connections; 0 for the server's own
+    catalog: CatalogPlan | None = None  # the models that are loaded and unloaded
+    kept_faults: list[int] = field(default_factory=list)
+
+
+def draw_plan(seed: int, *, turns: int | None = None) -> Plan:
+    """Return the plan of `seed`."""
+    theme = draw_theme(seed)
+    draw = random.Random(f"{seed} plan")
+    workers, services = {}, {}
+    timeout = draw.choice((30.0, 30.0, 3.0, 0.5))
+    for name in MODELS:
+        base = draw.choice((0.001, 0.005, 0.05, 0.5))
+        workers[name] = WorkerPlan(
+            workers=draw.choice((1, 1, 2, 4)), places=draw.choice((1, 2, 2)), base=base, per_row=base / 10, spread=draw.choice((0.0, 0.5)),
+            start=draw.choice((0.0, 0.3, 3.0)), hang_limit=draw.choice((1.0, 5.0)), failing_starts=draw.choice((0.0, 0.0, 0.5)),
+        )  # fmt: skip
+        services[name] = {
+            "max_batch_size": draw.choice((1, 4, 16, 64)), "max_queue_size": draw.choice((8, 64, 1024)), "timeout": timeout,
+            "policy": draw.choice(("greedy", "greedy", "full", "size-or-delay:delay=20ms", "control-limit:1")),
+            "small_request_size": draw.choice((0, 16)), "drain_timeout": DRAIN,
+        }  # fmt: skip
+    _draw_workers(random.Random(f"{seed} workers"), workers, services)
+    if (loading := random.Random(f"{seed} loading")).random() < 0.2:  # models that hardly ever load again
+        name = loading.choice(list(MODELS))
+        workers[name] = replace(workers[name], failing_starts=0.9)
+    http: dict[str, Any] = {"explain": draw.random() < 0.2, "idle_timeout": draw.choice((5.0, 75.0))}
+    if draw.random() < 0.2:
+        http["max_waiting_bytes"] = draw.choice((20_000, 100_000, 400_000, 2_000_000))
+    if draw.random() < 0.1:
+        http["max_connections"] = 6
+    pace = draw.choice((0.005, 0.05, 1.0))
+    turns = turns or theme.turns
+    quiet = draw.choice((*(0.0,) * 14, 300.0, 3000.0))
+    if quiet:  # it is long, not busy
+        turns = max(turns, 200 // sum(theme.clients.values()))
+    length = turns * (pace + 0.05 + PAUSES * quiet)
+    faults = drawn_faults(random.Random(f"{seed} faults"), theme.faults, list(MODELS), (0, 2, 6), length)
+    plan = Plan(
+        seed, theme, http, services, workers, list(range(theme.clients.get(PLAIN, 0))), faults, turns, pace, quiet,
+        draw.choice((0.0, 0.05, 0.3, 0.5)), timeout, _drains_at(draw, faults, length) if draw.random() < 0.3 else None, draw.random() < 0.5,
+        draw.choice(INTERVALS),
+    )  # fmt: skip
+    widen(plan, length)
+    plan.kept_faults = list(range(len(plan.faults)))
+    return plan
+
+
+def _draw_workers(draw: random.Random, workers: dict[str, WorkerPlan], services: dict[str, dict[str, Any]]) -> None:
+    """Add to the workers of each model how far they are, and with what their batches coincide; and how long its drains may take."""
+    for name, plan in workers.items():
+        workers[name] = replace(plan, latency=draw.choice(LATENCIES), aimed=draw.choice((0.0, 0.4)))
+        services[name]["drain_timeout"] = draw.choice((DRAIN, DRAIN, DRAIN, DRAIN, 1.0, 0.05))
+
+
+def drawn_faults(
+    draw: random.Random, kinds: Sequence[str], models: Sequence[str], incidents: Sequence[int], length: float
+) -> list[Fault]:
+    """Return faults of `kinds`. They come as incidents, of one model and soon one after another: what has begun is to be met by the next."""
+    faults = []
+    for _ in range(draw.choice(incidents)):
+        at, model = draw.uniform(0.0, length), draw.choice(models)
+        for _ in range(draw.choice((1, 1, 2, 4))):
+            faults.append(Fault(at, draw.choice(kinds), model))
+            at += draw.expovariate(1.0 / draw.choice((0.01, 0.3)))
+    return sorted(faults, key=lambda each: each.at)
+
+
+def _drains_at(draw: random.Random, faults: list[Fault], length: float) -> float:
+    """Return when a server drains: at any time, or just after something has befallen it."""
+    if faults and draw.random() < 0.5:
+        return max(0.1, draw.choice(faults).at + draw.expovariate(1.0 / 0.1))
+    return draw.uniform(0.1, length)
