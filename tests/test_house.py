@@ -80,7 +80,7 @@ LIMITS = {
     "catalog": (19, 4_926),
     "client": (7, 1_967),
     "commands": (10, 1_870),
-    "frontends": (24, 6_738),
+    "frontends": (24, 6_759),
     "fronts": (9, 2_819),
     "jobs": (5, 1_428),
     "manifests": (3, 900),

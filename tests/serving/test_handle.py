@@ -47,7 +47,7 @@ def test_the_house_of_one_model_knows_no_protocol() -> None:
     [
         ("submit", ["weir.frontends.http.fast.inference", "weir.fronts.dispatcher", "weir.protocols.exchange"]),
         ("submit_all", ["weir.fronts.dispatcher"]),
-        ("notify", ["weir.fronts.dispatcher", "weir.fronts.dispatcher", "weir.protocols.exchange"]),
+        ("notify", ["weir.fronts.dispatcher", "weir.protocols.exchange"]),
     ],
 )
 def test_only_the_exchange_the_dispatcher_and_for_requests_the_fast_path_call_a_service(

@@ -2,7 +2,7 @@
 
 OF_FRONTS = {
     "call-not-withdrawn-onward": (
-        "weir.frontends.grpc.aio", "            sending.cancel()\n            onward.cancel()\n", "            sending.cancel()\n"
+        "weir.frontends.grpc.aio", "            returning.cancel()\n            onward.cancel()\n", "            returning.cancel()\n"
     ),
     "call-passed-on-nowhere": ("weir.fronts.calls", "                self._pass_on(call, body)\n", "                pass\n"),
     "name-of-an-error-lost-onward": (

@@ -3,18 +3,19 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
 import pytest
 from msgspec.json import encode
-from tests.frontends.grpc.kit import INFER, Double, Rig, item, make_request, refused, run, serving
+from tests.frontends.grpc.kit import FRONTS, INFER, Double, Rig, item, make_request, refused, run, serving
 from tests.frontends.http.sockets import until
 
 from weir import Model, Service
 from weir.errors import DeadlineExceeded, WeirError
 from weir.frontends.grpc import core as tested
+from weir.frontends.grpc.aio import AioCore
 from weir.frontends.grpc.call import cygrpc
 from weir.frontends.grpc.core import PATIENCE, Connected, Core, Intake, Unsent
 from weir.protocols.account import Account
@@ -394,6 +395,38 @@ def test_an_answer_of_a_stream_for_which_there_is_no_room_is_its_error() -> None
         await until(lambda: rig.context.account.held_bytes == 950_000)
 
     run(test, Echo, http={"max_waiting_bytes": 1_000_000})
+
+
+async def write_for_ever(call: Any) -> None:
+    with suppress(asyncio.InvalidStateError):  # the call has ended
+        while True:
+            await call.write(large(100_000))
+
+
+@pytest.mark.parametrize("over", [Core, FRONTS], indirect=True)
+def test_who_does_not_read_the_responses_of_a_stream_is_let_go(over: None) -> None:
+    async def test(rig: Rig) -> None:
+        call = rig.stream()
+        writing = asyncio.ensure_future(write_for_ever(call))
+        await until(lambda: rig.context.account.held_bytes > 100_000)
+        await until(lambda: rig.context.account.held_bytes == 0 and writing.done())
+
+    run(test, Echo, http={"body_timeout": 0.5})
+
+
+@pytest.mark.parametrize("over", [Core, AioCore, FRONTS], indirect=True)
+def test_a_message_of_a_stream_that_is_too_large_is_refused_alone(over: None) -> None:
+    async def test(rig: Rig) -> None:
+        call = rig.stream()
+        for size, too_large in ((30_000, True), (100, False)):
+            await call.write(large(size))
+            error, response = read_stream_response(await call.read())
+            assert ("max_waiting_bytes" in error, bool(response.outputs)) == (too_large, not too_large)
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.OK
+        await until(lambda: rig.context.account.held_bytes == 0)
+
+    run(test, Echo, http={"max_waiting_bytes": 20_000})
 
 
 def test_watchers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,10 +32,11 @@ _LONGEST = 1e9  # seconds from now: the deadline of a call that has none
 class AioCall(IncomingCall):
     """A call that grpc.aio passes to its handler with `context`. `done` is set when the call has ended."""
 
-    __slots__ = ("_context", "done")
+    __slots__ = ("_context", "_patience", "done")
 
-    def __init__(self, context: Any, account: "Account") -> None:
+    def __init__(self, context: Any, account: "Account", patience: float) -> None:
         self._context = context
+        self._patience = patience
         self.account = account
         self.metadata = tuple(context.invocation_metadata() or ())
         left = context.time_remaining()
@@ -46,6 +47,11 @@ class AioCall(IncomingCall):
         self.done: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         self._held = 0
         self._raw = None
+
+    @property
+    def patience(self) -> float:
+        """See IncomingCall."""
+        return self._patience
 
     @property
     def peer(self) -> str:
@@ -73,8 +79,7 @@ class AioCall(IncomingCall):
         """End the call: the caller has left, or the deadline has passed."""
         self._leave()
 
-    async def write(self, body: bytes) -> None:
-        """See IncomingCall."""
+    async def _put(self, body: bytes) -> None:
         if self.over:
             raise Left
         try:
@@ -106,6 +111,7 @@ class AioCore:
         self._admit = admit
         self._refuse = refuse
         self._account = account
+        self._patience = patience
         self._calls = 0
         if has_clients:
             account.counters.append(lambda: self._calls)
@@ -144,7 +150,7 @@ class AioCore:
         return grpc.stream_stream_rpc_method_handler(serve)
 
     async def _serve(self, path: str, handler: Handler, context: Any) -> None:
-        call = AioCall(context, self._account)
+        call = AioCall(context, self._account, self._patience)
         self._calls += 1
         try:
             if self._admit(path, call):
@@ -223,15 +229,15 @@ class Relay:
             timeout=call.time_remaining(), metadata=self._metadata(call), wait_for_ready=True
         )
         sending = asyncio.ensure_future(_send(call, onward, body))
+        returning = asyncio.ensure_future(_return(call, onward))
         try:
-            with suppress(grpc.aio.AioRpcError):  # its status follows
-                async for message in onward:
-                    await call.write(message)
-            code, text = await onward.code(), await onward.details()
-            trailers = tuple((name, value) for name, value in await onward.trailing_metadata() or ())
-            call.end(code.value[0], text or "", trailers)
+            await asyncio.wait((sending, returning), return_when=asyncio.FIRST_COMPLETED)
+            if not returning.done():
+                sending.result()  # raises what has ended it too soon: nothing else would end the call
+            await returning
         finally:
             sending.cancel()
+            returning.cancel()
             onward.cancel()
 
     def _metadata(self, call: IncomingCall) -> list[tuple[str, Any]]:
@@ -245,10 +251,22 @@ async def _send(call: IncomingCall, onward: Any, body: bytes | None) -> None:
         if body is not None:
             await onward.write(body)
         else:
-            while (message := await call.read()) is not None:
+            # Who answers refuses what is too much, in the form of the call.
+            while (message := await call.read(refusing=False)) is not None:
                 await onward.write(message)
                 call.release(len(message))
         await onward.done_writing()
+
+
+async def _return(call: IncomingCall, onward: Any) -> None:
+    with suppress(grpc.aio.AioRpcError):  # its status follows
+        async for message in onward:
+            call.charge(len(message), refusing=False)
+            await call.write(message)
+            call.release(len(message))
+    code, text = await onward.code(), await onward.details()
+    trailers = tuple((name, value) for name, value in await onward.trailing_metadata() or ())
+    call.end(code.value[0], text or "", trailers)
 
 
 def take_peer(call: IncomingCall, secret: str) -> bool:

@@ -116,6 +116,11 @@ class IncomingCall:
         self.over = False  # it has ended, or its caller has left
 
     @property
+    def patience(self) -> float:
+        """The seconds that the client may take to read a message."""
+        return self._unsent.patience
+
+    @property
     def peer(self) -> str:
         """The caller's address, as gRPC writes it: `ipv4:127.0.0.1:5000`."""
         return self.forwarded or ("" if self._raw is None else _text(self._raw.peer()))
@@ -144,10 +149,11 @@ class IncomingCall:
             heard(None)
         self._close()
 
-    def charge(self, size_bytes: int) -> None:
-        """Charge `size_bytes` to the call until it ends. Raises what Account.take raises."""
+    def charge(self, size_bytes: int, *, refusing: bool = True) -> None:
+        """Charge `size_bytes` to the call until it ends. Raises what Account.take raises, unless another server is the one that refuses."""
         if not self.over:
-            self.account.take(size_bytes)
+            take = self.account.take if refusing else self.account.add
+            take(size_bytes)
             self._held += size_bytes
 
     def release(self, size_bytes: int) -> None:
@@ -188,18 +194,29 @@ class IncomingCall:
             self._leave()
 
     async def write(self, body: bytes) -> None:
-        """Send a message. Return when gRPC accepts the next one; only one may be sent at a time. Raises Left."""
+        """Send a message. Return when gRPC accepts the next one; only one may be sent at a time.
+
+        Raises Left; if the client does not read for `patience` seconds, the call is aborted first.
+        """
+        try:
+            async with asyncio.timeout(self.patience):
+                await self._put(body)
+        except TimeoutError:
+            self.cancel()
+            raise Left from None
+
+    async def _put(self, body: bytes) -> None:
         if self.over or not await self._done((*self._head(), cygrpc.SendMessageOperation(body, 0)), _success):
             raise Left
 
-    async def read(self) -> bytes | None:
+    async def read(self, *, refusing: bool = True) -> bytes | None:
         """Return the next message; None if the client sends no more. Only one read may wait at a time.
 
-        The call is charged for it, until the call ends or `release`. Raises what Account.take raises.
+        The call is charged for it, until the call ends or `release`. Raises what `charge` raises.
         """
         body = None if self.over else await self._next()
         if body is not None:
-            self.charge(len(body))
+            self.charge(len(body), refusing=refusing)
         return body
 
     def _next(self) -> Awaitable[bytes | None]:

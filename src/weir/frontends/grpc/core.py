@@ -201,7 +201,7 @@ class Unsent:
 
     def __init__(self, account: Account, patience: float) -> None:
         self._account = account
-        self._patience = patience
+        self.patience = patience
         self._numbers = count()
         self._answers: dict[int, tuple[Any, int, float]] = {}  # the core's call, bytes and since when, oldest first
         self._looking: asyncio.TimerHandle | None = None
@@ -223,7 +223,7 @@ class Unsent:
 
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
-        late = loop.time() - (self._patience / _HASTE if self._account.over else self._patience)
+        late = loop.time() - (self.patience / _HASTE if self._account.over else self.patience)
         for call, _, since in self._answers.values():
             if since >= late:
                 break

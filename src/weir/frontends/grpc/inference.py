@@ -556,13 +556,9 @@ class OneStream:
             self._call.release(size)
 
     async def _write(self, message: bytes) -> int:
-        """Write a message when those before it are written. Raises Left; if the client does not read for too long, the call is aborted first."""
-        try:
-            async with asyncio.timeout(self._context.http.body_timeout), self._writing:
-                await self._call.write(message)
-        except TimeoutError:
-            self._call.cancel()
-            raise Left from None
+        """Write a message when those before it are written. Raises Left."""
+        async with self._writing:
+            await self._call.write(message)
         return len(message)
 
 
