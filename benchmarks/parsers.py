@@ -57,16 +57,16 @@ from weir.frontends.grpc.server import GrpcServer
 from weir.frontends.http.application import InferencePaths, inference_protocols, make_app
 from weir.frontends.http.server import HttpServer
 from weir.frontends.websocket import WebSockets
+from weir.jobs import JobSettings
 from weir.jobs.routes import JobRoutes
 from weir.jobs.running import Reply, call
-from weir.jobs.settings import JobSettings
+from weir.protocols import HttpSettings
 from weir.protocols.access import Control, ControlSettings
 from weir.protocols.account import Account
 from weir.protocols.kserve import KserveContext
 from weir.protocols.response import compress
-from weir.protocols.settings import HttpSettings
+from weir.telemetry import TelemetrySettings
 from weir.telemetry.logs import LogObserver, get_logger, logging_to
-from weir.telemetry.settings import TelemetrySettings
 from weir.text_models.texts import Text, TokenDetail
 from weir.text_models.tokenizer import Tokenizer
 from weir.text_server.bert_as_service.frames import COMMAND, GREETING, MORE, frame, ready

@@ -26,8 +26,8 @@ from weir.fronts.server import FrontMetrics
 from weir.manifests.kubernetes import Queries, documents, rule_groups
 from weir.messages import Reason
 from weir.policy.residency import Residents, Room
+from weir.protocols import HttpSettings
 from weir.protocols.account import Account
-from weir.protocols.settings import HttpSettings
 from weir.settings import MODEL_PARTS, SERVER_PARTS, Declared, declared_settings
 from weir.telemetry.exposition import Exposition, TritonNames
 from weir.telemetry.recorder import Metrics

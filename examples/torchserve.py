@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 from weir.catalog.registry import Registry
 from weir.errors import ModelNotFound, Unsupported, WeirError
+from weir.protocols import HttpSettings
 from weir.protocols.exchange import EventSource, Exchange
 from weir.protocols.native import RequestHead, items_answer, read_head_for
 from weir.protocols.response import HttpResponse
-from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.wire.status import http_code
 

@@ -30,10 +30,11 @@ LAYOUT = {
 
 @dataclass(frozen=True)
 class Module:
-    """One file: its dotted `name`, its number of code `lines`, what it `imports` at module level, what it `knows` as it is imported anywhere in
-    the file, its `classes`, and how many `parameters` its functions have, without self and cls."""
+    """One file: its dotted `name`, the `package` that it stands in or is, its number of code `lines`, what it `imports` at module level, what it
+    `knows` as it is imported anywhere in the file, its `classes`, and how many `parameters` its functions have, without self and cls."""
 
     name: str
+    package: str
     lines: int
     imports: frozenset[str]
     knows: frozenset[str]
@@ -43,8 +44,8 @@ class Module:
     @property
     def room(self) -> str:
         """The part of the house that it stands in; modules directly under weir stand in "weir"."""
-        parts = self.name.split(".")
-        return parts[1] if len(parts) > 2 else "weir"
+        parts = self.package.split(".")
+        return parts[1] if len(parts) > 1 else "weir"
 
 
 def code_lines(source: str, nodes: Iterable[ast.AST] | None = None) -> int:
@@ -116,7 +117,7 @@ def read_modules(source: Path = SOURCE) -> list[Module]:
         classes = tuple(node.name for node in tree.body if isinstance(node, ast.ClassDef))
         imports, knows = _imported(_at_module_level(tree), package), _imported(nodes, package)
         parameters = dict(_parameters(tree, name))
-        modules.append(Module(name, code_lines(text, nodes), imports, knows, classes, parameters))
+        modules.append(Module(name, package, code_lines(text, nodes), imports, knows, classes, parameters))
     return modules
 
 

@@ -25,8 +25,8 @@ from weir.frontends.grpc import core
 from weir.frontends.grpc.aio import AioCore
 from weir.frontends.grpc.core import Core
 from weir.frontends.http.application import make_app
+from weir.protocols import HttpSettings
 from weir.protocols.account import Account
-from weir.protocols.settings import HttpSettings
 from weir.text_server.bert_as_service.frames import GREETING, frame, ready
 from weir.text_server.bert_as_service.port import Port
 from weir.wire.kserve_grpc import ModelInferRequest

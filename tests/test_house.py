@@ -40,11 +40,16 @@ def test_circles_are_found_also_by_way_of_others(tmp_path: Path) -> None:
 
 
 def test_rooms_and_repeated_classes(tmp_path: Path) -> None:
-    files = {"__init__.py": "", "a.py": "class A: ...\n", "room/b.py": "class A: ...\nclass B: ...\n"}
+    files = {
+        "__init__.py": "",
+        "a.py": "class A: ...\n",
+        "room/__init__.py": "X = 1\n",
+        "room/b.py": "class A: ...\nclass B: ...\n",
+    }
     modules = read_modules(folder(tmp_path, files))
 
     assert [(module.name, module.room, module.lines) for module in modules] == [
-        ("lodge", "weir", 0), ("lodge.a", "weir", 1), ("lodge.room.b", "room", 2),
+        ("lodge", "weir", 0), ("lodge.a", "weir", 1), ("lodge.room", "room", 1), ("lodge.room.b", "room", 2),
     ]  # fmt: skip
     assert repeated_classes(modules) == {"A": ["lodge.a", "lodge.room.b"]}
 
@@ -75,27 +80,28 @@ def test_our_own_house_has_no_knots() -> None:
 # Room by room: files and code lines. The goal of the rooms that stood when the house was rebuilt was 260 files and 33,000 lines.
 # Lower a pair whenever its room has become smaller; only the commit that adds a capability may raise one, by what it adds.
 LIMITS = {
-    "batching": (13, 2_762),
-    "bench": (8, 2_104),
-    "catalog": (19, 4_926),
-    "client": (7, 1_967),
-    "commands": (10, 1_870),
-    "frontends": (24, 6_759),
-    "fronts": (9, 2_819),
+    "batching": (14, 2_762),
+    "bench": (9, 2_167),
+    "catalog": (20, 4_926),
+    "client": (8, 2_011),
+    "commands": (11, 1_882),
+    "embedding": (1, 12),
+    "frontends": (25, 6_759),
+    "fronts": (10, 2_819),
     "jobs": (5, 1_428),
     "manifests": (3, 900),
-    "policy": (25, 3_552),
-    "profiling": (4, 1_092),
+    "policy": (26, 3_552),
+    "profiling": (5, 1_092),
     "protocols": (10, 2_750),
     "serving": (9, 2_851),
-    "simulation": (12, 3_111),
+    "simulation": (13, 3_111),
     "telemetry": (6, 1_551),
-    "text_models": (24, 6_267),
+    "text_models": (24, 6_264),
     "text_server": (28, 7_536),
-    "tuning": (5, 1_075),
-    "weir": (41, 4_153),
-    "wire": (12, 2_989),
-    "workers": (26, 7_282),
+    "tuning": (6, 1_075),
+    "weir": (20, 4_022),
+    "wire": (13, 2_989),
+    "workers": (27, 7_282),
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 import weir
 from weir.errors import SettingsError
 from weir.model import PAD, RAGGED, Model, Tensor, _device, adapted, check_model, function_of, is_batched
-from weir.serving.settings import compose
+from weir.serving import compose
 
 X, Y = Tensor("x", "FP32", [-1, -1]), Tensor("y", "FP32", [-1, -1])
 

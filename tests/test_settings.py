@@ -9,7 +9,7 @@ from weir import Model, Service
 from weir.catalog.sources import ALL_FORMS, ModelToServe, default_name
 from weir.config import _warn_of_gone
 from weir.errors import SettingsError
-from weir.jobs.settings import JobSettings
+from weir.jobs import JobSettings
 from weir.policy.scaling import RANGE_RULE
 from weir.settings import (
     MODEL_PARTS,

@@ -8,7 +8,7 @@ import pytest
 
 from weir.bench.target import read_payloads
 from weir.catalog.repository.folder import read_file
-from weir.manifests.settings import read_command
+from weir.manifests import read_command
 from weir.policy.cost.profile import Profile, read_profile
 from weir.profiling.items import read_items
 from weir.protocols.access import Control, ControlSettings, read_keys

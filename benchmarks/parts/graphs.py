@@ -17,10 +17,10 @@ from benchmarks.harness.result import Result, ratio
 from benchmarks.harness.rounds import Measurements, Rounds, spreads
 from benchmarks.harness.texts import COLUMNS, compare, paragraphs
 from weir.errors import SettingsError
+from weir.text_models import Pooling, Precision, Recipe
 from weir.text_models.graph import FUSED as FUSED_DOMAIN
 from weir.text_models.graph import Numbers
 from weir.text_models.graph.layers import PARTS, EncoderLayers
-from weir.text_models.pooling import Pooling, Precision, Recipe
 
 Array = NDArray[Any]
 TEXTS, MOST_TOKENS, TOGETHER = 96, 256, 8

@@ -38,7 +38,7 @@ from benchmarks.harness.texts import (
 from benchmarks.parts import text_peers
 from weir import Service
 from weir.errors import WeirError
-from weir.protocols.settings import HttpSettings
+from weir.protocols import HttpSettings
 from weir.testing import FakeExecutor
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.model import TextEncoder

@@ -66,22 +66,22 @@ from weir.frontends.http.application import (
 )
 from weir.frontends.http.server import HttpServer
 from weir.frontends.websocket import WebSockets
+from weir.jobs import JobSettings
 from weir.jobs.routes import JobRoutes
 from weir.jobs.running import Ask, Reply, call
-from weir.jobs.settings import JobSettings
 from weir.messages import Observer
 from weir.model import Model
+from weir.protocols import HttpSettings, KserveSettings
 from weir.protocols.access import Access, AccessSettings, Control, ControlSettings
 from weir.protocols.account import Account, allow_descriptors
 from weir.protocols.kserve import KserveContext
-from weir.protocols.settings import HttpSettings, KserveSettings
+from weir.serving import END_LIMIT
 from weir.serving.service import Service
-from weir.serving.settings import END_LIMIT
 from weir.settings import ProcessSettings, Settings, read_model_table
+from weir.telemetry import TelemetrySettings, open_tracing
 from weir.telemetry.exposition import NAMESPACE, Exposition
 from weir.telemetry.logs import AccessLog, LogObserver, get_logger, recorders
 from weir.telemetry.recorder import Metrics
-from weir.telemetry.settings import TelemetrySettings, open_tracing
 from weir.wire.status import set_timeout_status
 from weir.workers.cpus import cpu_count, pinned
 from weir.workers.settings import SERVER_ADDRESS

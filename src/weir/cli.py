@@ -75,8 +75,8 @@ def main() -> None:
 
 def _complain(text: str, code: int) -> int:
     if _wants_json():
+        from weir.telemetry import TelemetrySettings
         from weir.telemetry.logs import get_logger, logging_to
-        from weir.telemetry.settings import TelemetrySettings
 
         with logging_to(TelemetrySettings(log_format="json")):
             get_logger("weir").critical(text)

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Protocol, overload
 from weir.errors import ModelError, ModelNotReady, SettingsError, WeirError
 from weir.messages import JSON, Batch, EventKind, Events, Timing
 from weir.model import Measure, Model, check_model
+from weir.serving import LONGEST_TIMEOUT, known_settings
 from weir.serving.service import Service
-from weir.serving.settings import LONGEST_TIMEOUT, known_settings
 from weir.wire.status import http_code
 from weir.wire.values import decode, encode
 from weir.workers.executor import ExecutorBase, Listener

@@ -23,11 +23,11 @@ from weir.config import Rule, check, from_text, from_texts, from_toml, setting
 from weir.errors import SettingsError
 from weir.frontends.frontend import FrontendsSettings
 from weir.frontends.grpc import GrpcSettings
-from weir.jobs.settings import JobSettings
+from weir.jobs import JobSettings
+from weir.protocols import HttpSettings, KserveSettings
 from weir.protocols.access import AccessSettings, ControlSettings
-from weir.protocols.settings import HttpSettings, KserveSettings
-from weir.serving.settings import ServiceSettings
-from weir.telemetry.settings import TelemetrySettings
+from weir.serving import ServiceSettings
+from weir.telemetry import TelemetrySettings
 from weir.workers.settings import SERVER_ADDRESS, WorkerSettings
 
 PREFIX = "WEIR_"

@@ -14,7 +14,7 @@ from weir.catalog.manager import Manager, without_paths
 from weir.catalog.registry import Registry
 from weir.catalog.repository.folder import FolderRepository, upload_path, versions_in
 from weir.catalog.repository.model_files import file_within
-from weir.serving.settings import NAME
+from weir.serving import NAME
 from weir.settings import read_model_table
 
 

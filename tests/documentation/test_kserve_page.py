@@ -10,9 +10,9 @@ import pytest
 
 from weir.catalog.registry import Registry
 from weir.frontends.http.kserve_routes import PREFIX, kserve_endpoints
+from weir.protocols import HttpSettings, KserveSettings
 from weir.protocols.kserve import CALLS, KserveContext
 from weir.protocols.kserve_metadata import EXTENSIONS, SHARED_MEMORY
-from weir.protocols.settings import HttpSettings, KserveSettings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "kserve-http.md").read_text()
 VERSION = "/versions/{version}"

@@ -11,7 +11,7 @@ from tests.frontends.http.sockets import LOOPS, Run
 
 from weir.catalog.registry import Registry
 from weir.frontends.http.application import RenderMetrics
-from weir.protocols.settings import HttpSettings
+from weir.protocols import HttpSettings
 from weir.serving.service import Service
 
 

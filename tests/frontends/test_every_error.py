@@ -19,7 +19,7 @@ from weir.catalog.registry import Registry
 from weir.client import GrpcClient, HttpClient, WebSocketClient
 from weir.errors import WeirError
 from weir.frontends.http.fast.shared import Heads
-from weir.protocols.settings import HttpSettings
+from weir.protocols import HttpSettings
 from weir.serving.service import Service
 from weir.testing import RecordingObserver
 from weir.wire.sse import EventParser

@@ -10,8 +10,8 @@ from tests.served import MODELS, Served
 from weir.catalog.registry import Registry
 from weir.errors import SettingsError
 from weir.frontends.frontend import FrontendContext, FrontendsSettings, open_frontends
+from weir.protocols import HttpSettings
 from weir.protocols.access import Access, AccessSettings
-from weir.protocols.settings import HttpSettings
 
 
 class Settings:

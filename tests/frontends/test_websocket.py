@@ -22,8 +22,8 @@ from weir import Service
 from weir.catalog.registry import Registry
 from weir.frontends.http.application import make_app
 from weir.frontends.websocket import WebSockets
+from weir.protocols import HttpSettings
 from weir.protocols.access import allowed
-from weir.protocols.settings import HttpSettings
 from weir.testing import FakeExecutor, RecordingObserver
 from weir.wire.inference import InferenceRequest, InferenceResponse, RequestedOutput, TensorValue
 from weir.wire.websocket import ErrorMessage, read_answer, write_cancel, write_request

@@ -15,8 +15,8 @@ from weir.frontends.http.application import make_app
 from weir.frontends.http.server import HttpServer
 from weir.frontends.websocket import WebSockets
 from weir.fronts.server import FrontFigures, FrontsServer
+from weir.protocols import HttpSettings
 from weir.protocols.kserve import KserveContext
-from weir.protocols.settings import HttpSettings
 from weir.wire.inference import InferenceResponse
 from weir.wire.websocket import ErrorMessage, read_answer
 

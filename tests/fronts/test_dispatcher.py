@@ -38,8 +38,8 @@ from weir.fronts.messages import (
 )
 from weir.fronts.passing import socket_pair
 from weir.messages import JSON
+from weir.protocols import HttpSettings
 from weir.protocols.account import Account
-from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.telemetry.recorder import SilentObserver
 from weir.testing import FakeExecutor

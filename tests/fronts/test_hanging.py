@@ -17,9 +17,9 @@ from weir.frontends.http.application import make_app
 from weir.fronts import server as fronts_server
 from weir.fronts.front import FrontConfig
 from weir.fronts.server import FrontFigures, FrontProcesses, FrontsServer, StartedFront
+from weir.protocols import HttpSettings
 from weir.protocols.access import Access
 from weir.protocols.kserve import KserveContext
-from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
 

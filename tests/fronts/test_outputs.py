@@ -29,8 +29,8 @@ from weir.fronts.passing import socket_pair
 from weir.fronts.places import MemoryReceiver, OutputReader
 from weir.fronts.remote import Requests
 from weir.messages import JSON, Dispatch
+from weir.protocols import HttpSettings
 from weir.protocols.account import Account
-from weir.protocols.settings import HttpSettings
 from weir.wire.inference import InferenceRequest, TensorValue
 from weir.wire.kserve_grpc import read_response, write_request
 

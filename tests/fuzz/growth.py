@@ -21,8 +21,8 @@ from weir.errors import WeirError
 from weir.frontends.http.fast.plan import HeadReader
 from weir.messages import JSON, MSGPACK
 from weir.model import Tensor
+from weir.protocols import HttpSettings
 from weir.protocols.response import weighted
-from weir.protocols.settings import HttpSettings
 from weir.text_server.bert_as_service.http import read_document, read_fields
 from weir.text_server.exchange import EmbeddingContext, TextExchange
 from weir.text_server.http import TextProtocol

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from weir.errors import SettingsError
-from weir.jobs import offline
+from weir.jobs import JobSettings, offline
 from weir.jobs.offline import Source, check_source, run
 from weir.jobs.running import Reply
-from weir.jobs.settings import JobSettings
 from weir.jobs.store import JobStore
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from weir.jobs import running
+from weir.jobs import JobSettings, running
 from weir.jobs.running import Ask, JobRunner, Reply
-from weir.jobs.settings import JobSettings
 from weir.jobs.store import Job, JobStore
+from weir.protocols import HttpSettings
 from weir.protocols.account import Account
-from weir.protocols.settings import HttpSettings
 
 
 def test_files_go_when_they_expire(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from tests.manifests.kit import printed
 
 from weir.bench.vectors import reserve_ports
 from weir.frontends.http.application import Held
+from weir.protocols import HttpSettings
 from weir.protocols.account import Account
-from weir.protocols.settings import HttpSettings
 from weir.telemetry.exposition import Exposition
 from weir.telemetry.recorder import Metrics
 

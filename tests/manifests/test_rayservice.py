@@ -13,8 +13,8 @@ from tests.manifests.schemas import check
 
 from weir.app import asgi
 from weir.catalog.sources import ModelToServe
+from weir.manifests import RAY
 from weir.manifests.rayservice import _get as get
-from weir.manifests.settings import RAY
 
 TARGET = "models:Square"
 

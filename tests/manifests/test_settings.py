@@ -9,7 +9,7 @@ from tests.manifests.kit import command_of, of_kind, pod_of, printed, refused
 from tests.served import weir_here
 
 from weir.config import GONE
-from weir.manifests.settings import OF_KSERVE, manifest_settings, parse_replicas
+from weir.manifests import OF_KSERVE, manifest_settings, parse_replicas
 from weir.settings import CONFIG, declared_settings, read_settings
 from weir.workers.settings import OF_RAY
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from weir.errors import Overloaded, TooLarge
+from weir.protocols import HttpSettings
 from weir.protocols import account as module
 from weir.protocols.account import (
     CLAIM,
@@ -19,7 +20,6 @@ from weir.protocols.account import (
     table_bytes,
     usable_memory,
 )
-from weir.protocols.settings import HttpSettings
 from weir.workers.arena import create_memory
 
 

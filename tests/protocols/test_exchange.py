@@ -16,11 +16,11 @@ from weir.catalog.registry import Registry
 from weir.errors import Draining, InvalidRequest, ModelNotFound, Overloaded, TooLarge, Unsupported, ValidationFailed
 from weir.messages import JSON, MSGPACK, Dispatch, Kind
 from weir.model import Measure, Model
+from weir.protocols import HttpSettings
 from weir.protocols.entries import DEFAULT_SCHEDULE, REFUSED_ENTRY, QueueEntry, Schedule, schedule_of
 from weir.protocols.exchange import Exchange, QueuedRequest, StreamPart
 from weir.protocols.kserve_metadata import find
 from weir.protocols.native import read_head_for
-from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.testing import FakeClock, FakeExecutor, RecordingObserver
 from weir.wire.inference import InferenceRequest, InferenceResponse, RequestedOutput, TensorValue

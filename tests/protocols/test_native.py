@@ -8,8 +8,8 @@ from tests.frontends.http.models import Add, Echo, Words
 from weir.catalog.registry import Registry
 from weir.errors import InvalidRequest, MethodNotAllowed, ModelNotFound, TooLarge
 from weir.messages import JSON
+from weir.protocols import HttpSettings
 from weir.protocols.native import RequestHead, read_head
-from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
 

@@ -29,11 +29,10 @@ from weir.catalog.sources import ModelToServe, TargetRepository
 from weir.errors import InvalidRequest, Overloaded, TooLarge
 from weir.frontends.http.application import make_app
 from weir.model import Model, Tensor
-from weir.protocols import entries, offloading
+from weir.protocols import HttpSettings, entries, offloading
 from weir.protocols.account import CLAIM, Account
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, parsed, work_later
 from weir.protocols.response import compress, decompress
-from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.settings import read_model_table
 from weir.wire import kserve_grpc, tensors

@@ -14,6 +14,7 @@ from weir.catalog.registry import Registry
 from weir.errors import UnsupportedMediaType
 from weir.messages import JSON, MSGPACK, OCTETS, Dispatch, Kind, Reason, Wakeup
 from weir.model import Model
+from weir.protocols import HttpSettings
 from weir.protocols.entries import output_body
 from weir.protocols.exchange import QueuedRequest, items_response
 from weir.protocols.native import RequestHead, items_answer, read_head
@@ -29,7 +30,6 @@ from weir.protocols.response import (
     weighted,
     write_types,
 )
-from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.testing import FakeBlock, FakeExecutor, FakeRequest
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from weir.errors import SettingsError
-from weir.protocols.settings import HttpSettings
+from weir.protocols import HttpSettings
 
 
 def test_the_defaults_are_good() -> None:

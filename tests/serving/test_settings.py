@@ -4,7 +4,7 @@ import numpy
 import pytest
 
 from weir import Model, SettingsError
-from weir.serving.settings import ServiceSettings, compose, known_settings
+from weir.serving import ServiceSettings, compose, known_settings
 
 
 class Plain(Model):

@@ -32,12 +32,12 @@ from tests.simulated.world import OrderedAccount, Result, SimulatedServer, Watch
 from weir.catalog.registry import Registry
 from weir.errors import SettingsError
 from weir.frontends.http.application import Added, InferencePaths, inference_protocols, make_app
+from weir.jobs import JobSettings
 from weir.jobs.routes import JobRoutes
 from weir.jobs.running import Reply, call
-from weir.jobs.settings import JobSettings
 from weir.jobs.store import STALE, JobStore
+from weir.protocols import HttpSettings
 from weir.protocols.kserve import KserveContext
-from weir.protocols.settings import HttpSettings
 from weir.telemetry.recorder import Metrics
 
 _EPOCH = 2_000_000_000.0  # the wall clock at the beginning

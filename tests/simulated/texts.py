@@ -27,7 +27,7 @@ from weir.text_server.protocols import text_apis
 from weir.text_server.requests import SMALL_REQUEST, EncodeRequest
 
 if TYPE_CHECKING:
-    from weir.protocols.settings import HttpSettings
+    from weir.protocols import HttpSettings
     from weir.serving.handle import ModelHandle
 
 NAME = "texts"

@@ -42,11 +42,10 @@ from weir.fronts.calls import DispatcherGrpc
 from weir.fronts.server import FrontFigures
 from weir.messages import Dispatch, Observer, Request
 from weir.model import Model
-from weir.protocols import offloading
+from weir.protocols import HttpSettings, offloading
 from weir.protocols.access import Control, ControlSettings
 from weir.protocols.account import Account
 from weir.protocols.kserve import KserveContext
-from weir.protocols.settings import HttpSettings
 from weir.serving.generation import OnDemand
 from weir.serving.service import Service
 from weir.telemetry.recorder import Metrics

@@ -26,7 +26,7 @@ from weir.errors import (
 from weir.frontends.http.application import code_of
 from weir.messages import CURRENT_TRACE, Request, Trace
 from weir.simulation.arrivals import read_trace
-from weir.telemetry import output
+from weir.telemetry import TelemetrySettings, output
 from weir.telemetry.logs import (
     MOST_KINDS,
     WRITTEN_AT_ONCE,
@@ -39,7 +39,6 @@ from weir.telemetry.logs import (
     recorders,
 )
 from weir.telemetry.output import LOST
-from weir.telemetry.settings import TelemetrySettings
 from weir.testing import FakeClock, FakeRequest
 
 

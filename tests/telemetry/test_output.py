@@ -16,9 +16,9 @@ import httpx
 import pytest
 from tests.served import CLEAN, Served, until
 
+from weir.telemetry import TelemetrySettings
 from weir.telemetry.logs import get_logger, logging_to
 from weir.telemetry.output import LOST, MOST_WAITING, Outlet, OutletHandler, open_standard_descriptors, write_all
-from weir.telemetry.settings import TelemetrySettings
 
 NOISY = """
 import sys

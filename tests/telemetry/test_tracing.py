@@ -19,7 +19,7 @@ from weir.errors import DeadlineExceeded, ModelError, Overloaded
 from weir.messages import Trace, child_of
 from weir.model import Model
 from weir.serving.service import Service
-from weir.telemetry.settings import TelemetrySettings, open_tracing
+from weir.telemetry import TelemetrySettings, open_tracing
 from weir.telemetry.tracing import Tracing, make_tracing
 from weir.testing import FakeExecutor
 

@@ -21,7 +21,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling as Refere
 from tests.text_models.graph.random_models import FAMILIES, FEW, LABELS, cases, second_texts, texts, write_model
 from transformers import AutoModel, AutoModelForSequenceClassification
 
-from weir.text_models.pooling import Pooling, Recipe
+from weir.text_models import Pooling, Recipe
 
 HERE = Path(__file__).parent
 SENTENCES = HERE.parents[1] / "benchmarks" / "sentences.jsonl"

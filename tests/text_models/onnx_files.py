@@ -5,11 +5,11 @@ from typing import Any
 
 import onnx
 
+from weir.text_models import Pooling, Precision
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.graph import Assembly, Numbers, Output
 from weir.text_models.graph.building import WEIGHTS, OutputLayers, write
 from weir.text_models.graph.layers import EncoderLayers
-from weir.text_models.pooling import Pooling, Precision
 
 NAMES = {"ids": "input_ids", "mask": "attention_mask", "types": "token_type_ids"}
 

@@ -13,9 +13,9 @@ from tests.text_server.test_server import SETTINGS
 import weir.embedding
 from weir.embedding import EmbeddingServer
 from weir.errors import SettingsError
+from weir.text_models import Pooling
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.model import TextEncoder
-from weir.text_models.pooling import Pooling
 
 QUERY = "who reads this"
 DOCUMENTS = [

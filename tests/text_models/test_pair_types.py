@@ -9,9 +9,9 @@ import pytest
 from tests.text_models import tiny, tiny_tokens
 
 from weir.errors import SettingsError
+from weir.text_models import Pooling, Recipe
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.model import TextEncoder, TokenIds, padded_inputs
-from weir.text_models.pooling import Pooling, Recipe
 from weir.text_models.runtime import RuntimeOptions, open_runtime
 from weir.text_models.tokenizer import Tokenizer
 

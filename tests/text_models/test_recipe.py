@@ -6,8 +6,8 @@ import pytest
 from tests.text_models import tiny
 
 from weir.errors import SettingsError
+from weir.text_models import BERT_AS_SERVICE_NAMES, Pooling, Precision, Recipe, pooling_named, poolings_named
 from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
-from weir.text_models.pooling import BERT_AS_SERVICE_NAMES, Pooling, Precision, Recipe, pooling_named, poolings_named
 from weir.text_models.recipe import dimensions_of
 
 

@@ -13,8 +13,8 @@ from weir.frontends.http.application import make_app
 from weir.frontends.http.endpoints import described_paths
 from weir.frontends.http.openapi import openapi
 from weir.frontends.http.server import HttpServer
+from weir.protocols import HttpSettings
 from weir.protocols.access import Control
-from weir.protocols.settings import HttpSettings
 from weir.text_server.bert_as_service.http import Encode, Status
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.http import FastTexts, TextApi

@@ -9,10 +9,10 @@ from tests.text_models import tiny
 from tests.text_models.graph.test_heads import modules
 
 from weir.errors import SettingsError
+from weir.text_models import Pooling
 from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
-from weir.text_models.pooling import Pooling
 from weir.text_models.recipe import RecipeOptions, chosen_recipe
-from weir.text_server.settings import TextSettings
+from weir.text_server import TextSettings
 from weir.text_server.text_model import described
 
 BARE = "its files state no pooling, which --pooling and --layers choose"

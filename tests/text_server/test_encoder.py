@@ -28,7 +28,7 @@ from weir.messages import Dispatch, Request
 from weir.model import Model
 from weir.telemetry.recorder import SilentObserver
 from weir.testing import FakeClock, FakeExecutor
-from weir.text_models.pooling import Pooling
+from weir.text_models import Pooling
 from weir.text_models.texts import TokenDetail, Tokens
 from weir.text_server import encoder as encoder_module
 from weir.text_server.encoder import Encoder, OpenRequests, TextShape, release_free_memory

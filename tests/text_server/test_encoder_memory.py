@@ -11,8 +11,8 @@ from weir.errors import (
     Overloaded,
     TooLarge,
 )
+from weir.protocols import HttpSettings
 from weir.protocols.account import CLAIM, Account
-from weir.protocols.settings import HttpSettings
 from weir.text_server.texts import TextOptions, TextQuery, texts_bytes
 
 

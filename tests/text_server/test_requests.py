@@ -19,7 +19,7 @@ from weir.errors import InvalidRequest
 from weir.messages import OBJECT, Kind
 from weir.protocols.entries import QueueEntry, Schedule
 from weir.protocols.exchange import Exchange, QueuedRequest
-from weir.serving.settings import LONGEST_TIMEOUT
+from weir.serving import LONGEST_TIMEOUT
 from weir.telemetry.tracing import Tracing
 from weir.testing import FakeClock, FakeExecutor
 from weir.text_models.texts import Tokens

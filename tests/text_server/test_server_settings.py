@@ -10,6 +10,7 @@ from tests.text_models import tiny
 
 from weir.errors import SettingsError
 from weir.settings import declared_settings, read_settings, value_of
+from weir.text_server import CallerSettings
 from weir.text_server.server_settings import (
     INFINITY_VARIABLES,
     OTHER_FLAGS,
@@ -20,7 +21,6 @@ from weir.text_server.server_settings import (
     split_target,
     translated,
 )
-from weir.text_server.settings import CallerSettings
 from weir.text_server.text_model import TARGET, read_model
 from weir.workers.cpus import cpu_count
 

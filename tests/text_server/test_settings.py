@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from weir.errors import SettingsError
-from weir.text_server.settings import CallerSettings, ComputingSettings, TextSettings
+from weir.text_server import CallerSettings, ComputingSettings, TextSettings
 
 
 @pytest.mark.parametrize(("kind", "said", "rule"), [

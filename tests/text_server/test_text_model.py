@@ -15,8 +15,7 @@ import weir.embedding
 from weir.errors import SettingsError
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
-from weir.text_server import text_model
-from weir.text_server.settings import ComputingSettings, TextSettings
+from weir.text_server import ComputingSettings, TextSettings, text_model
 from weir.text_server.text_model import TextModelSpec, with_shares
 from weir.workers.cpus import cpu_count
 from weir.workers.executor import READY

@@ -44,9 +44,9 @@ from weir.profiling.items import Items, ProfilingSettings, items_of, read_items
 from weir.profiling.machine import Meters, describe_machine, find_meters
 from weir.profiling.measure import Progress, grid, measure
 from weir.profiling.sampling import Measuring
+from weir.serving import KINDS
 from weir.serving.generation import OnDemand
 from weir.serving.service import Service
-from weir.serving.settings import KINDS
 from weir.telemetry.logs import redacted
 from weir.workers import source
 from weir.workers.cpus import share_of_cpus

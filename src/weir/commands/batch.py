@@ -12,8 +12,8 @@ from weir.errors import SettingsError
 
 if TYPE_CHECKING:
     from weir.app import App
+    from weir.jobs import JobSettings
     from weir.jobs.offline import Source
-    from weir.jobs.settings import JobSettings
 
 batch = typer.Typer(cls=CommandGroup, help="Run a file of requests without a server.", no_args_is_help=True)
 _CLASS = re.compile(r".+:[A-Za-z_]\w*")
@@ -49,10 +49,10 @@ def run(
     An interrupted run, even by a power cut, continues when you start it again. Failed requests go to OUTPUT with the suffix
     .errors.jsonl, and the exit code is then 1.
     """
+    from weir.jobs import JobSettings
     from weir.jobs.offline import Source, check_source
-    from weir.jobs.settings import JobSettings
+    from weir.telemetry import TelemetrySettings
     from weir.telemetry.logs import logging_to
-    from weir.telemetry.settings import TelemetrySettings
 
     check_writable(output)
     settings = JobSettings(batch_concurrency=concurrency, batch_max_requests=1 << 40, batch_max_bytes=1 << 50)

@@ -124,7 +124,7 @@ def _in_process(
 
 def _model(target: str, settings: Sequence[str]) -> "ModelToServe":
     """Return the model `target` with `settings`, each KEY=VALUE, which are read as `weir serve` reads flags."""
-    from weir.serving.settings import unknown_setting
+    from weir.serving import unknown_setting
     from weir.settings import TRUST, declared_settings, read_settings
 
     known = {name: declared for name, declared in declared_settings().items() if declared.of_model or name in TRUST}

@@ -18,12 +18,12 @@ from weir.commands.options import (
     text_of,
     with_signature,
 )
-from weir.manifests.settings import OF_KSERVE, OF_KUBERNETES, OF_RAY, manifest_settings
+from weir.manifests import OF_KSERVE, OF_KUBERNETES, OF_RAY, manifest_settings
 from weir.settings import declared_settings
 from weir.text_server.server_settings import TEXT_VARIABLES
 
 if TYPE_CHECKING:
-    from weir.manifests.settings import Manifest
+    from weir.manifests import Manifest
 
 manifest = typer.Typer(
     cls=CommandGroup,
@@ -93,8 +93,8 @@ def _printing(kind: _Kind) -> Callable[..., None]:
     """Return the command that prints the objects of `kind`."""
 
     def command(targets: list[str] | None, config: list[str] | None, **options: list[Any] | None) -> None:
+        from weir.manifests import read_command, read_manifest
         from weir.manifests.kubernetes import documents
-        from weir.manifests.settings import read_command, read_manifest
 
         texts = {name: [text_of(value) for value in values] for name, values in options.items() if values}
         own = {name: texts.pop(name) for name in manifest_settings(kind.parts) if name in texts}

@@ -299,7 +299,7 @@ def new(
     template: Annotated[ProjectKind, typer.Option("--template", help="What the project serves.")] = ProjectKind.PLAIN,
 ) -> None:
     """Create a small project in a new directory: a model, its test, settings and a Dockerfile."""
-    from weir.serving.settings import check_name
+    from weir.serving import check_name
 
     folder = Path(check_name(name))
     if "/" in name:  # a model's name may have them, and a folder's may not

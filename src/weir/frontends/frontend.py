@@ -15,8 +15,8 @@ from weir.config import check, setting
 from weir.errors import SettingsError
 from weir.messages import Observer
 from weir.plugins import Plugins
+from weir.protocols import HttpSettings
 from weir.protocols.access import Access, Control
-from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector

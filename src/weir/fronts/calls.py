@@ -18,8 +18,8 @@ from weir.frontends.grpc.inference import UnaryInference
 from weir.frontends.grpc.server import Certificate, GrpcServer, certificate_of, credentials_of
 from weir.frontends.grpc.services import INFERENCE, Services
 from weir.fronts.remote import HandedOver
+from weir.protocols import HttpSettings
 from weir.protocols.kserve import KserveContext
-from weir.protocols.settings import HttpSettings
 
 _INFER = f"/{INFERENCE}/ModelInfer"
 

@@ -57,11 +57,11 @@ from weir.fronts.passing import ConnectionSender, Relays
 from weir.fronts.places import LentPlace, LentPlaces, MemoryReceiver, OutputReader
 from weir.fronts.remote import HandedOver, RemoteModels, Requests
 from weir.messages import Observer
+from weir.protocols import HttpSettings
 from weir.protocols.access import Access
 from weir.protocols.account import SharedAccount, SharedFigures
 from weir.protocols.kserve import ZLIB, KserveContext, Memory, Regions
 from weir.protocols.response import Headers
-from weir.protocols.settings import HttpSettings
 from weir.telemetry.recorder import SilentObserver
 from weir.wire.kserve_json import Body
 from weir.wire.status import set_timeout_status

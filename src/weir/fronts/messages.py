@@ -19,7 +19,7 @@ from weir.errors import WeirError
 from weir.messages import Dispatch, Reason, Wakeup
 from weir.model import Tensor
 from weir.protocols.response import encode_safely
-from weir.serving.settings import LONGEST_TIMEOUT
+from weir.serving import LONGEST_TIMEOUT
 from weir.wire.frames import FrameReader, framed
 from weir.workers.process.channel import Channel
 

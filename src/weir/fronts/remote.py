@@ -46,9 +46,9 @@ from weir.fronts.places import LentPlace, LentPlaces, MemoryReceiver, OutputBloc
 from weir.messages import OBJECT, PACKED, Request
 from weir.model import Model
 from weir.protocols.exchange import ModelInference
+from weir.serving import ServiceSettings
 from weir.serving.delivery import Tracer, discard, undelivered
 from weir.serving.handle import ModelControl, ModelFacts
-from weir.serving.settings import ServiceSettings
 from weir.wire.inference import ArenaArrays
 from weir.wire.tensors import Unpacker, pack
 from weir.workers.executor import Block

@@ -32,9 +32,9 @@ from weir.fronts.front import FrontConfig
 from weir.fronts.messages import Drain, GiveBack, ModelTable, Refuse
 from weir.fronts.passing import Origin, RelayedTransport, socket_pair
 from weir.messages import Observer
+from weir.protocols import HttpSettings
 from weir.protocols.account import SharedAccount, SharedFigures, table_bytes
 from weir.protocols.kserve import KserveContext
-from weir.protocols.settings import HttpSettings
 from weir.wire.frames import Start
 from weir.workers.arena import create_memory
 from weir.workers.cpus import unpinned

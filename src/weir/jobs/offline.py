@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weir.errors import InvalidRequest, SettingsError
+from weir.jobs import JobSettings
 from weir.jobs.running import NO_REQUESTS, Ask, JobRunner, begin_of_text, check_endpoint
-from weir.jobs.settings import JobSettings
 from weir.jobs.store import ACTIVE, Disk, Job, JobStore
 
 STATE = ".weir-batch"  # what the name of the directory has behind that of the output

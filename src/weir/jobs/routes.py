@@ -31,14 +31,14 @@ from weir.errors import (
 )
 from weir.frontends.http.asgi import as_response, too_slow, unless_left
 from weir.frontends.http.endpoints import HttpEndpoint, answered
+from weir.jobs import JobSettings
 from weir.jobs.running import Ask, JobRunner, check_endpoint
-from weir.jobs.settings import JobSettings
 from weir.jobs.store import Disk, Job, JobStore, StoredFile
+from weir.protocols import HttpSettings
 from weir.protocols.account import Account, Pace, charge, release
 from weir.protocols.native import content_length
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import openai_error_answer
-from weir.protocols.settings import HttpSettings
 
 _MAX_FIELD = 1024  # bytes of a field next to the file
 _MAX_FIELDS = 16

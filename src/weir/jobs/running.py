@@ -28,12 +28,12 @@ import msgspec
 from starlette.types import ASGIApp, Message
 
 from weir.errors import InvalidRequest, WeirError
-from weir.jobs.settings import JobSettings
+from weir.jobs import JobSettings
 from weir.jobs.store import Answer, Job, JobRequest, JobStore
+from weir.protocols import HttpSettings
 from weir.protocols.account import Account, Claim
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import error_body
-from weir.protocols.settings import HttpSettings
 from weir.wire.status import http_code
 
 MOST_ERRORS = 50  # that are listed of one file

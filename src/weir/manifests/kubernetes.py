@@ -21,7 +21,7 @@ from typing import Any
 
 from weir._version import __version__
 from weir.errors import SettingsError
-from weir.manifests.settings import CONFIG_FILE, CONFIG_FOLDER, PRE_STOP, Manifest
+from weir.manifests import CONFIG_FILE, CONFIG_FOLDER, PRE_STOP, Manifest
 
 USER = 1000  # of the Dockerfile: Kubernetes cannot tell from a name that a user is not root
 LIVE, READY = "/health/live", "/health/ready"

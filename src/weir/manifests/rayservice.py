@@ -16,9 +16,9 @@ from weir._version import __version__
 from weir.batching.settings import BatchingSettings
 from weir.catalog.sources import ModelToServe
 from weir.errors import SettingsError
+from weir.manifests import MARGIN, Manifest, ServeCommand
 from weir.manifests.kubernetes import documents, environment, resources
-from weir.manifests.settings import MARGIN, Manifest, ServeCommand
-from weir.serving.settings import END_LIMIT
+from weir.serving import END_LIMIT
 from weir.settings import declared_settings
 
 APPLICATION = "weir.manifests.rayservice:application"

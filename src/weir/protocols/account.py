@@ -30,7 +30,7 @@ from typing import Any, Self, TypeVar
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weir.errors import Overloaded, TooLarge, WeirError
-from weir.protocols.settings import HttpSettings
+from weir.protocols import HttpSettings
 
 # By default requests and responses may take one eighth of the memory of this process. Bytes that are charged once may exist four times:
 # as a body, as its copy on the way to a worker, as the output on its way back, and as the response.

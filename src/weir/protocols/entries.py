@@ -14,8 +14,8 @@ from weir.errors import InvalidRequest, ModelError, TooLarge, Unsupported, WeirE
 from weir.messages import BULK, JSON, LENT, MSGPACK, OBJECT, OCTETS, Kind
 from weir.model import Model, Tensor, is_batched
 from weir.protocols.account import charge_values
+from weir.serving import LONGEST_TIMEOUT
 from weir.serving.delivery import is_block
-from weir.serving.settings import LONGEST_TIMEOUT
 from weir.wire.inference import (
     InferenceRequest,
     InferenceResponse,

@@ -25,6 +25,7 @@ import numpy
 
 from weir.errors import Conflict, Forbidden, InvalidRequest, MethodNotAllowed, TooLarge, Unsupported, WeirError, brief
 from weir.messages import JSON, KSERVE, TRACE_FIELD_NAMES, carry
+from weir.protocols import HttpSettings, KserveSettings
 from weir.protocols.access import Access, Control
 from weir.protocols.account import Account, charge_values
 from weir.protocols.entries import CLASS, CLASS_HEADER, QueueEntry, Schedule, class_offset
@@ -43,8 +44,7 @@ from weir.protocols.response import (
     error_value,
     waited_headers,
 )
-from weir.protocols.settings import HttpSettings, KserveSettings
-from weir.serving.settings import NAME_IN_PATH
+from weir.serving import NAME_IN_PATH
 from weir.wire import kserve_binary, kserve_json
 from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse, Parameters
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write, contiguous_bytes, raw_bytes, write_response

@@ -22,6 +22,7 @@ from weir.errors import (
     WeirError,
 )
 from weir.messages import JSON, TRACE_FIELD_NAMES, carry
+from weir.protocols import HttpSettings
 from weir.protocols.entries import (
     CLASS_HEADER,
     arrays_size,
@@ -47,10 +48,9 @@ from weir.protocols.response import (
     start_headers,
     write_types,
 )
-from weir.protocols.settings import HttpSettings
+from weir.serving import LONGEST_TIMEOUT, NAME_IN_PATH
 from weir.serving.calls import StreamedCall
 from weir.serving.handle import ModelHandle
-from weir.serving.settings import LONGEST_TIMEOUT, NAME_IN_PATH
 from weir.wire.sse import CONTENT_TYPE
 from weir.wire.tensors import text_size
 

@@ -18,11 +18,11 @@ from weir.model import Model
 from weir.policy.decision import complete
 from weir.policy.loading import load_policy
 from weir.policy.residency import Presence
+from weir.serving import LONGEST_TIMEOUT, Composed
 from weir.serving.delivery import Delivery, tracer_among
 from weir.serving.driver import LOADING, Driver, DriverPhase
 from weir.serving.handle import ModelFacts, ResidencyView
 from weir.serving.hooks import Hook, HookedExecutor
-from weir.serving.settings import LONGEST_TIMEOUT, Composed
 from weir.telemetry.recorder import Metrics, Recorder, RollingWindow, WindowSummary
 from weir.workers.executor import (
     Executor,

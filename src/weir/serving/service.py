@@ -18,6 +18,7 @@ from weir.figures import html_table
 from weir.messages import Express, Kind, Observer, Request, label_of
 from weir.model import Example, Model, check_model
 from weir.policy.decision import Policy
+from weir.serving import LONGEST_TIMEOUT, check_name, check_version, compose
 from weir.serving.calls import (
     Call,
     ListCall,
@@ -35,7 +36,6 @@ from weir.serving.calls import (
 from weir.serving.delivery import Tracer, submit_traced
 from weir.serving.generation import Generation, LoadedModel, OnDemand, ServiceHooks, summary
 from weir.serving.handle import ExampleHealth, ModelFacts, ModelHealth, ResidencyView
-from weir.serving.settings import LONGEST_TIMEOUT, check_name, check_version, compose
 from weir.telemetry.recorder import Recorder
 from weir.workers.executor import Block, Executor, MakeExecutor
 from weir.workers.settings import Ray, WorkerSettings

@@ -1,3 +1,87 @@
 """What a server tells of itself: one recorder of events, the metrics that are views of it, logs and traces. It decides
-nothing.
+nothing. Here are the settings of metrics, logs, traces and recordings, and the start of tracing.
 """
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weir.config import Rule, check, one_of, setting
+from weir.errors import SettingsError
+
+if TYPE_CHECKING:
+    from weir.telemetry.tracing import Tracing
+
+
+_NAMESPACE: Rule = (
+    lambda value: re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", value) is not None,
+    "must be letters, digits and _, and begin with no digit",
+)
+_SHARE: Rule = (lambda value: 0 <= value <= 1, "must be from 0 to 1")
+
+
+@dataclass(frozen=True)
+class TelemetrySettings:
+    """What the server tells of itself."""
+
+    metrics: bool = setting(True, "collect metrics and serve them at /metrics")
+    metrics_namespace: str = setting("weir", "prefix of the metric names at /metrics", rule=_NAMESPACE)
+    triton_metrics: bool = setting(False, "also export metrics under Triton's names (nv_inference_*)")
+    log_format: str = setting(
+        "text", "format of log lines: text for people, json for machines", rule=one_of("text", "json")
+    )
+    log_level: str = setting(
+        "info", "minimum severity of log lines", rule=one_of("debug", "info", "warning", "error", "critical")
+    )
+    access_log: bool = setting(False, "log each HTTP request, and each request to a model")
+    log_file: str | None = setting(None, "file to write all log lines to, as JSON", metavar="PATH")
+    record: str | None = setting(
+        None,
+        "file to record request arrivals in, one per model, for weir simulate and weir bench",
+        metavar="PATH",
+    )
+
+    trace_endpoint: str | None = setting(
+        None,
+        "OTLP/HTTP endpoint that receives spans, such as http://localhost:4318",
+        metavar="URL",
+    )
+    trace_ratio: float | None = setting(
+        None,
+        "share of requests to trace when the caller does not decide (default: from OTEL_TRACES_SAMPLER, or all)",
+        rule=_SHARE,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def open_tracing(settings: TelemetrySettings, service_name: str) -> "list[Tracing]":
+    """Return the observer that makes spans, in a list, if the settings name a receiver and the environment does not disable it; else an empty
+    list.
+
+    Raises SettingsError if a library for it is not installed.
+    """
+    if settings.trace_endpoint is None:
+        return []
+    try:
+        try:
+            from weir.telemetry.tracing import make_tracing  # its library is optional, and takes a while to load
+        except ValueError as error:  # that library looks for propagators when it is imported
+            raise SettingsError(
+                f"OTEL_PROPAGATORS={os.environ.get('OTEL_PROPAGATORS')!r}: {error} (opentelemetry-propagator-b3, for one, has b3)"
+            ) from error
+
+        tracing = make_tracing(settings.trace_endpoint, settings.trace_ratio, service_name)
+        if tracing.enabled:
+            return [tracing]
+        with tracing:  # ends its thread
+            return []
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("opentelemetry"):
+            raise
+        raise SettingsError(
+            f"trace_endpoint={settings.trace_endpoint!r}: needs opentelemetry-sdk and its OTLP exporter, which are not "
+            f'installed ({error}): pip install "weir-serving[tracing]"'
+        ) from error

@@ -31,6 +31,7 @@ from weir.errors import (
     printable_lines,
 )
 from weir.messages import CURRENT_TRACE, Request, Trace
+from weir.telemetry import TelemetrySettings
 from weir.telemetry.output import (
     Capture,
     Outlet,
@@ -41,7 +42,6 @@ from weir.telemetry.output import (
     write_all,
 )
 from weir.telemetry.recorder import SilentObserver
-from weir.telemetry.settings import TelemetrySettings
 
 _SECRET_WORDS = ("secret", "token", "password", "passwd", "authorization", "api_key", "apikey", "credential", "cookie")
 _OF_A_WORKER = re.compile(

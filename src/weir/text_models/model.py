@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from weir.errors import InvalidRequest, ModelError
 from weir.messages import JSON
 from weir.model import Measure, Model
+from weir.text_models import OF_SPECIAL_TOKENS, OF_TOKENS, WITH_CLASSIFIER, Pooling
 from weir.text_models.late_interaction import QUERY, LateInteraction, maxsim
 from weir.text_models.packing import written_numbers
-from weir.text_models.pooling import OF_SPECIAL_TOKENS, OF_TOKENS, WITH_CLASSIFIER, Pooling
 from weir.text_models.recipe import RecipeOptions, chosen_recipe
 from weir.text_models.runtime import (
     CPU,
@@ -33,8 +33,8 @@ from weir.wire.schema import any_of
 from weir.wire.values import encode
 
 if TYPE_CHECKING:
+    from weir.text_models import Recipe
     from weir.text_models.checkpoint.reading import Checkpoint
-    from weir.text_models.pooling import Recipe
     from weir.text_models.runtime import Runtime
     from weir.text_models.tokenizer import Tokenizer
 

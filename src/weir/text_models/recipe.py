@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from weir.errors import SettingsError
-from weir.text_models.pooling import (
+from weir.text_models import (
     NEVER_NORMALIZED,
     NOT_JOINED,
     OF_LAST_LAYER,

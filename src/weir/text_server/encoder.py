@@ -20,7 +20,7 @@ from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, 
 from weir.messages import JSON
 from weir.protocols.account import CLAIM, charge
 from weir.protocols.exchange import Exchange
-from weir.serving.settings import LONGEST_TIMEOUT
+from weir.serving import LONGEST_TIMEOUT
 from weir.text_models.texts import Text, TextOutput, TokenDetail, TokenizeOptions, Tokens, prompt_text
 from weir.text_server.requests import (
     CallerQueue,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from weir.errors import InvalidRequest, WeirError, brief, unknown_model
 from weir.messages import Origin, Trace
-from weir.protocols.settings import HttpSettings
+from weir.protocols import HttpSettings
 from weir.text_models.late_interaction import MAXSIM, MEAN_MAXSIM
 from weir.text_models.texts import DIRECTIONS, Text, TextOptionFields, TextOutput, chosen_prompt
 from weir.text_server.metrics import TextClients, TextCounts

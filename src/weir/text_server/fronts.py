@@ -23,7 +23,7 @@ from weir.text_server.text_model import ServedTextModel, TextModelSpec
 if TYPE_CHECKING:
     from weir.frontends.http.fast.connection import Connection
     from weir.frontends.http.fast.plan import RouteHandler, RoutePlan
-    from weir.protocols.settings import HttpSettings
+    from weir.protocols import HttpSettings
     from weir.serving.handle import Models
     from weir.text_server.calibration import Budget
 

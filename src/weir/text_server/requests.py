@@ -14,8 +14,8 @@ from weir.batching.request_state import begin
 from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, WeirError
 from weir.messages import CURRENT_TRACE, OBJECT, Dispatch, Kind, Origin, Trace, attributes_of_frontend, child_of
 from weir.protocols.exchange import QueuedRequest
-from weir.serving.settings import LONGEST_TIMEOUT
-from weir.text_models.pooling import Pooling
+from weir.serving import LONGEST_TIMEOUT
+from weir.text_models import Pooling
 from weir.text_models.texts import Text, TextOutput, Tokenized, Tokens
 from weir.text_server.texts import TEXTS_FIELD, Encoded, Phases, TextQuery
 from weir.text_server.tokenizing import LengthRule

@@ -28,6 +28,7 @@ from weir.messages import Observer
 from weir.protocols.access import is_loopback
 from weir.serving.delivery import methods_of
 from weir.settings import Settings
+from weir.text_server import CallerSettings
 from weir.text_server.bert_as_service.http import Encode, Status, stock_fields
 from weir.text_server.bert_as_service.zeromq import ZeroMqFrontend
 from weir.text_server.calibration import Budget, Progress, no_progress
@@ -38,7 +39,6 @@ from weir.text_server.metrics import PaddingMetrics, TextClients, TextCounts
 from weir.text_server.protocols import text_apis
 from weir.text_server.protocols.kserve import TextInference
 from weir.text_server.server_settings import ZeroMqSettings, given_settings
-from weir.text_server.settings import CallerSettings
 from weir.text_server.text_model import ServedTextModel, read_model, with_shares
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from weir.config import AT_LEAST_ONE, POSITIVE, check, setting
 from weir.errors import SettingsError
-from weir.protocols.settings import PORT
+from weir.protocols import PORT
 from weir.settings import (
     MODEL_PARTS,
     PREFIX,
@@ -25,8 +25,8 @@ from weir.settings import (
     value_of,
 )
 from weir.text_models.checkpoint.hub import PATH_STARTS, parse_target
-from weir.text_server import settings as embedding
-from weir.text_server.settings import CallerSettings
+from weir.text_server import MODEL_PARTS as TEXT_PARTS
+from weir.text_server import CallerSettings
 
 
 @dataclass(frozen=True)
@@ -323,7 +323,7 @@ DERIVED_DEFAULTS = {
 
 # The kind of server of `weir embed serve`. A model's target is its directory; its class and parameters follow from the settings.
 TEXTS = ServerKind(
-    {**embedding.MODEL_PARTS, **{part: kind for part, kind in MODEL_PARTS.items() if part != "Model"}},
+    {**TEXT_PARTS, **{part: kind for part, kind in MODEL_PARTS.items() if part != "Model"}},
     {**TEXT_SERVER_PARTS, **{part: kind for part, kind in SERVER_PARTS.items() if part != "Repository"}},
     split_target,
     "directory",
@@ -336,7 +336,7 @@ TEXTS = ServerKind(
 # The environment variables of this command alone. Other commands ignore them, as several commands may share an environment.
 TEXT_VARIABLES = frozenset(
     PREFIX + field.name.upper()
-    for kind in (*embedding.MODEL_PARTS.values(), *TEXT_SERVER_PARTS.values())
+    for kind in (*TEXT_PARTS.values(), *TEXT_SERVER_PARTS.values())
     for field in fields(kind)
 )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weir.catalog.sources import ModelToServe
 from weir.errors import SettingsError
 from weir.profiling.machine import memory_of
+from weir.text_models import OF_TOKENS, WITH_CLASSIFIER, WITH_HEAD, Pooling, Precision, Recipe
 from weir.text_models.checkpoint.hub import local_directory, parse_target
 from weir.text_models.checkpoint.onnx_files import RUNTIME, find_file, wanted_names
 from weir.text_models.checkpoint.reading import CONFIG, read_for
@@ -18,16 +19,15 @@ from weir.text_models.formats import read_document
 from weir.text_models.graph.cache import cache_directory, graphs_folder, prune
 from weir.text_models.model import RUN_TOKENS_CPU, RUN_TOKENS_GPU, TextEncoder, poolings_of, runs
 from weir.text_models.packing import read_ranges
-from weir.text_models.pooling import OF_TOKENS, WITH_CLASSIFIER, WITH_HEAD, Pooling, Precision, Recipe
 from weir.text_models.recipe import RecipeOptions, chosen_recipe, dimensions_of
 from weir.text_models.runtime import may_use_gpu
 from weir.text_models.texts import TextOutput, TokenizerOptions, server_prompt
+from weir.text_server import ComputingSettings, TextSettings
 from weir.text_server.calibration import MAX_TOKENS, Budget, Progress, TextsToMeasure, budget_for
 from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.metrics import RunShapes
 from weir.text_server.protocols.kserve import TextInference
 from weir.text_server.requests import max_pooled_places
-from weir.text_server.settings import ComputingSettings, TextSettings
 from weir.text_server.texts import TextFacts, TextTask, WorkersUse
 from weir.workers.cpus import affinity, cpu_count, cpu_quota
 from weir.workers.process.shared import SharedPool, WorkersNeed, environment_of, share_workers

@@ -24,7 +24,7 @@ from weir.catalog.registry import Registry
 from weir.frontends.http.application import make_app
 from weir.frontends.http.server import HttpServer
 from weir.frontends.websocket import WebSockets
-from weir.protocols.settings import HttpSettings
+from weir.protocols import HttpSettings
 from weir.wire.inference import InferenceResponse
 from weir.wire.websocket import read_answer
 

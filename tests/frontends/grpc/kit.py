@@ -19,9 +19,9 @@ from weir.fronts.calls import DispatcherGrpc
 from weir.fronts.front import FrontConfig
 from weir.fronts.server import FrontFigures, FrontsServer
 from weir.model import Model, Tensor
+from weir.protocols import HttpSettings, KserveSettings
 from weir.protocols.access import Control, ControlSettings
 from weir.protocols.kserve import KserveContext
-from weir.protocols.settings import HttpSettings, KserveSettings
 from weir.serving.service import Service
 from weir.testing import RecordingObserver
 from weir.wire.inference import InferenceRequest, InferenceResponse, TensorValue

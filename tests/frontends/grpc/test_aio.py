@@ -15,8 +15,8 @@ from weir.frontends.grpc import GrpcSettings, call, make_frontend
 from weir.frontends.grpc.aio import AioCore
 from weir.frontends.grpc.core import Core
 from weir.frontends.grpc.server import GrpcServer
+from weir.protocols import HttpSettings
 from weir.protocols.kserve import KserveContext
-from weir.protocols.settings import HttpSettings
 
 # Run by Python before the program: the private module loses a name, or cannot be imported under its own.
 LOST = {

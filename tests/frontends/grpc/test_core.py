@@ -18,8 +18,8 @@ from weir.frontends.grpc import core as tested
 from weir.frontends.grpc.aio import AioCore
 from weir.frontends.grpc.call import cygrpc
 from weir.frontends.grpc.core import PATIENCE, Connected, Core, Intake, Unsent
+from weir.protocols import HttpSettings
 from weir.protocols.account import Account
-from weir.protocols.settings import HttpSettings
 from weir.testing import FakeClock, FakeExecutor
 from weir.wire.kserve_grpc import methods, read_stream_response, write_request
 

@@ -27,9 +27,9 @@ from weir.frontends.grpc import GrpcSettings, make_frontend
 from weir.frontends.grpc.call import cygrpc
 from weir.frontends.grpc.core import Core
 from weir.frontends.grpc.server import GrpcServer, channel_options
+from weir.protocols import HttpSettings
 from weir.protocols.account import Account
 from weir.protocols.kserve import KserveContext
-from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.testing import FakeExecutor, RecordingObserver
 from weir.wire.inference import InferenceRequest, TensorValue

@@ -20,9 +20,9 @@ from weir.frontends.http.application import RenderMetrics, make_app
 from weir.frontends.http.server import HttpServer
 from weir.fronts.front import FrontConfig
 from weir.fronts.server import FrontFigures, FrontsServer
+from weir.protocols import HttpSettings
 from weir.protocols.access import Access
 from weir.protocols.kserve import KserveContext
-from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 
 T = TypeVar("T")

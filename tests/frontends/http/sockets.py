@@ -14,7 +14,7 @@ from tests.frontends.http.fast.kit import Square, answers, hello, squared
 
 from weir.catalog.registry import Registry
 from weir.frontends.http.server import HttpServer
-from weir.protocols.settings import HttpSettings
+from weir.protocols import HttpSettings
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
 

@@ -18,9 +18,9 @@ from weir.catalog.registry import Registry
 from weir.frontends.http.access_log import LEFT, HttpLog
 from weir.frontends.http.application import make_app
 from weir.frontends.http.server import HttpServer
+from weir.protocols import HttpSettings
 from weir.protocols.access import Access, AccessSettings
 from weir.protocols.kserve import KserveContext
-from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.testing import FakeClock, FakeExecutor
 

@@ -12,8 +12,8 @@ from weir import Registry, Service
 from weir.errors import SettingsError
 from weir.frontends.http.application import InferencePaths, inference_protocols
 from weir.frontends.http.endpoints import HttpEndpoint, answered
+from weir.protocols import HttpSettings
 from weir.protocols.kserve import KserveContext
-from weir.protocols.settings import HttpSettings
 from weir.testing import FakeExecutor
 
 

@@ -41,7 +41,7 @@ from weir.frontends.http.asgi import unless_left
 from weir.frontends.http.server import HttpServer
 from weir.messages import JSON, MSGPACK, OCTETS, Request
 from weir.model import Model
-from weir.protocols.settings import HttpSettings
+from weir.protocols import HttpSettings
 from weir.serving.service import Service
 from weir.testing import FakeExecutor, RecordingObserver
 from weir.wire.sse import Event, EventParser

@@ -10,7 +10,7 @@ from tests.frontends.http.servers import Running, Serve, running
 from weir import errors
 from weir.catalog.registry import Registry
 from weir.messages import EventKind, Events, Timing
-from weir.protocols.settings import HttpSettings
+from weir.protocols import HttpSettings
 from weir.serving.service import Service
 from weir.testing import FakeClock, FakeExecutor, RecordingObserver
 

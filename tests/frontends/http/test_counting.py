@@ -14,11 +14,11 @@ from weir.errors import DeadlineExceeded, Overloaded, TooLarge
 from weir.frontends.http.application import make_app
 from weir.frontends.http.asgi import Body, discard_body, unpacked
 from weir.messages import Batch
+from weir.protocols import HttpSettings
 from weir.protocols.account import CLAIM, Account, Counted, charge_answer, release
 from weir.protocols.kserve import KserveContext
 from weir.protocols.offloading import LONG_BODY
 from weir.protocols.response import CODINGS, compress
-from weir.protocols.settings import HttpSettings
 from weir.testing import FakeExecutor
 
 

@@ -33,7 +33,7 @@ from weir.catalog.registry import Registry
 from weir.errors import Conflict, ModelCrashed, ModelError, Overloaded, ValidationFailed, WeirError
 from weir.frontends.http.application import make_app
 from weir.model import Model
-from weir.protocols.settings import HttpSettings
+from weir.protocols import HttpSettings
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
 

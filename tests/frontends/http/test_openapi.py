@@ -17,8 +17,8 @@ from weir.catalog.registry import Registry
 from weir.frontends.http.application import make_app
 from weir.frontends.http.endpoints import HttpEndpoint, described_paths
 from weir.frontends.http.openapi import ModelList, described_page, openapi
+from weir.protocols import HttpSettings
 from weir.protocols.response import HttpResponse
-from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
 

@@ -14,9 +14,9 @@ from weir.errors import InvalidRequest, ModelNotReady
 from weir.frontends.http.application import make_app
 from weir.frontends.http.server import HttpServer
 from weir.model import Model, Tensor
+from weir.protocols import HttpSettings
 from weir.protocols.entries import ItemHead, entries_of
 from weir.protocols.exchange import Exchange, Inference, ItemsResponse
-from weir.protocols.settings import HttpSettings
 from weir.serving.handle import ModelHandle
 from weir.serving.service import Service
 from weir.wire.inference import InferenceRequest, InferenceResponse, RequestedOutput, TensorValue

@@ -24,8 +24,8 @@ from weir.policy.cost.profile import Profile
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.rules import ControlLimit
 from weir.policy.solve.bank import Bank, solve_bank
+from weir.protocols import HttpSettings
 from weir.protocols.account import Account
-from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.telemetry.recorder import Metrics
 from weir.testing import FakeExecutor

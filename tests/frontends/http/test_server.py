@@ -21,7 +21,7 @@ from weir.catalog.registry import Registry
 from weir.errors import SettingsError
 from weir.frontends.http.server import HttpServer
 from weir.model import Model
-from weir.protocols.settings import HttpSettings
+from weir.protocols import HttpSettings
 from weir.serving.service import Service
 from weir.testing import FakeExecutor, RecordingObserver
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tests.text_models import tiny
 
+from weir.text_models import Pooling
 from weir.text_models.checkpoint.families import weight_names
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.checkpoint.weights import open_tensors
-from weir.text_models.pooling import Pooling
 from weir.text_server.server_settings import installed_model
 
 

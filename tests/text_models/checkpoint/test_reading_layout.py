@@ -8,9 +8,9 @@ import pytest
 from tests.text_models import tiny
 
 from weir.errors import SettingsError
+from weir.text_models import Pooling
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.model import TextEncoder
-from weir.text_models.pooling import Pooling
 from weir.text_models.recipe import RecipeOptions, chosen_recipe
 from weir.text_models.texts import TokenizerOptions
 

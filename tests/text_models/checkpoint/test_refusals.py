@@ -9,10 +9,10 @@ import pytest
 from tests.text_models import tiny
 
 from weir.errors import SettingsError
+from weir.text_models import Pooling, Recipe
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.checkpoint.weights import open_tensors
 from weir.text_models.graph.cache import graph_file
-from weir.text_models.pooling import Pooling, Recipe
 
 
 def refused(directory: Path) -> str:

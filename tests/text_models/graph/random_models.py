@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.text_models import tiny
 
-from weir.text_models.pooling import WITH_HEAD, Pooling, Recipe
+from weir.text_models import WITH_HEAD, Pooling, Recipe
 
 FAMILIES = tiny.FAMILIES
 VOCABULARY, LABELS = 90, 3

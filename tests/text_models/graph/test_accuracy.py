@@ -9,9 +9,9 @@ import pytest
 from tests.text_models.graph.random_models import FAMILIES, HEADS, LABELS, Case, cases, second_texts, texts, write_model
 from tests.text_models.graph.running import Array, Running, cosines, running
 
+from weir.text_models import Pooling, Precision, Recipe
 from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
 from weir.text_models.graph.building import build
-from weir.text_models.pooling import Pooling, Precision, Recipe
 
 VECTORS = np.load(Path(__file__).parent / "vectors.npz")
 EXACT, HALF, EIGHTH = 0.99999, 0.999, 0.98  # the least cosine in fp32 and fp16, and the least mean in int8

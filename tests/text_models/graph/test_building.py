@@ -10,10 +10,10 @@ from safetensors.numpy import load_file, save_file
 from tests.text_models import tiny
 from tests.text_models.graph.running import Running, running
 
+from weir.text_models import Pooling, Precision, Recipe
 from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
 from weir.text_models.graph import Assembly, Numbers, Output, balance, quantize
 from weir.text_models.graph.building import build
-from weir.text_models.pooling import Pooling, Precision, Recipe
 
 TEXTS = [np.array([0, 5, 6, 2]), np.array([0, 2]), np.array([0, 7, 8, 9, 10, 11, 2])]
 

@@ -17,10 +17,10 @@ from tests.text_models.graph.running import Running
 
 import weir.embedding
 from weir.errors import SettingsError
+from weir.text_models import Pooling, Precision, Recipe
 from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
 from weir.text_models.graph.building import WEIGHTS
 from weir.text_models.graph.cache import MANIFEST, cache_directory, graph_file, hold, locked, prune
-from weir.text_models.pooling import Pooling, Precision, Recipe
 
 MEAN = Recipe(Pooling.MEAN)
 TEXT = [np.array([0, 5, 6, 2])]

@@ -11,10 +11,10 @@ from tests.text_models.graph.reference import Network
 from tests.text_models.graph.running import Array, cosines, running
 
 from weir.errors import SettingsError
+from weir.text_models import Pooling, Precision, Recipe
 from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
 from weir.text_models.graph.building import build
 from weir.text_models.graph.layers import alibi_slopes
-from weir.text_models.pooling import Pooling, Precision, Recipe
 
 FAMILIES = [*tiny.MORE_FAMILIES]
 EXACT = 0.99999

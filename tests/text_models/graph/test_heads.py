@@ -14,10 +14,10 @@ from tests.text_models.graph.reference import tanh_gelu
 from tests.text_models.graph.running import Array, cosines, running
 
 from weir.errors import SettingsError
+from weir.text_models import Pooling, Recipe
 from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
 from weir.text_models.graph.building import build
 from weir.text_models.model import TextEncoder, terms
-from weir.text_models.pooling import Pooling, Recipe
 from weir.text_models.recipe import chosen_recipe, further_poolings
 from weir.text_models.texts import JUDGE_AFTER, JUDGE_BEFORE, JUDGE_INSTRUCTION, JUDGE_PAIR, Tokenized
 

@@ -8,9 +8,9 @@ from tests.text_models import tiny
 from tests.text_models.graph.running import Array, Running, running
 from tests.text_models.graph.windows import highest_mean
 
+from weir.text_models import Pooling, Recipe
 from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
 from weir.text_models.graph.building import build, recipe_as_json, recipe_from_json
-from weir.text_models.pooling import Pooling, Recipe
 from weir.text_models.recipe import chosen_recipe, dimensions_of
 
 TEXTS = [np.array([0, *range(5, 5 + count), 2]) for count in (1, 3, 4, 12)]

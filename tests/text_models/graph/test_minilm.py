@@ -8,9 +8,9 @@ from scipy.stats import spearmanr
 from tests.text_models.graph.random_models import FEW, HEADS, Case, cases
 from tests.text_models.graph.running import Array, cosines, running
 
+from weir.text_models import Pooling, Precision, Recipe
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.graph.building import build
-from weir.text_models.pooling import Pooling, Precision, Recipe
 from weir.text_server.server_settings import installed_model
 
 KNOWN = np.load(Path(__file__).parent / "minilm.npz")

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from tests.text_models import tiny
 
+from weir.text_models import Pooling, Recipe
 from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
 from weir.text_models.graph.cache import graph_file, prune
-from weir.text_models.pooling import Pooling, Recipe
 from weir.text_models.runtime import RuntimeOptions, onnx
 from weir.text_models.runtime.onnx import OnnxRuntime, cpu_key, open_onnx
 from weir.text_models.runtime.onnx import prepacked as copy_of

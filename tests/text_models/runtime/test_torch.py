@@ -13,10 +13,10 @@ from tests.text_models.graph.windows import highest_mean
 
 import weir
 from weir.errors import SettingsError
+from weir.text_models import WITH_HEAD, Pooling, Precision, Recipe
 from weir.text_models.checkpoint.reading import read_checkpoint, read_for
 from weir.text_models.checkpoint.weights import open_tensors
 from weir.text_models.model import Inputs, TextEncoder, TokenIds, padded_inputs
-from weir.text_models.pooling import WITH_HEAD, Pooling, Precision, Recipe
 from weir.text_models.recipe import chosen_recipe
 from weir.text_models.runtime import Runtime, RuntimeOptions, open_runtime
 

@@ -23,10 +23,10 @@ from tests.text_models.runtime.references import (
     save,
 )
 
+from weir.text_models import Pooling, Recipe
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.model import TextEncoder, TokenIds, padded_inputs
 from weir.text_models.packing import Packing, quantized
-from weir.text_models.pooling import Pooling, Recipe
 from weir.text_models.runtime import Runtime, RuntimeOptions, open_runtime
 
 pytestmark = [

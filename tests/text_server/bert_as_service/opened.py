@@ -12,9 +12,9 @@ import uvloop
 from tests.text_server.bert_as_service.hashing import Hashing
 
 from weir.client import EmbeddingClient
+from weir.protocols import HttpSettings
 from weir.protocols.access import Control, ControlSettings
 from weir.protocols.account import Account
-from weir.protocols.settings import HttpSettings
 from weir.text_server.bert_as_service.client import BertTransport
 from weir.text_server.bert_as_service.zeromq import ZeroMqFrontend
 from weir.text_server.exchange import EmbeddingContext

@@ -11,8 +11,8 @@ from tests.text_server.bert_as_service.opened import Connect, Opened
 
 from weir.client import NEVER, Unreachable
 from weir.errors import Cancelled, DeadlineExceeded, Draining, InvalidRequest, SettingsError, Unauthorized, Unsupported
+from weir.protocols import HttpSettings
 from weir.protocols.access import ControlSettings
-from weir.protocols.settings import HttpSettings
 from weir.text_server.bert_as_service.client import BertTransport
 
 TEXTS = ["First do it", "then do it right", "then do it better"]

@@ -7,8 +7,8 @@ from structlog.testing import CapturingLogger
 from tests.frontends.http.fast.kit import FakeTransport, settled
 from tests.frontends.http.sockets import until
 
+from weir.protocols import HttpSettings
 from weir.protocols.account import Account
-from weir.protocols.settings import HttpSettings
 from weir.text_server.bert_as_service.frames import COMMAND, GREETING, Event, Received, frame, ready
 from weir.text_server.bert_as_service.port import Drops, Limits, Peer, Port
 

@@ -18,8 +18,8 @@ from tests.text_server.text_models import Summing, Words
 
 from weir import Service
 from weir.errors import ModelNotReady, Overloaded
-from weir.protocols.settings import HttpSettings
-from weir.serving.settings import LONGEST_TIMEOUT
+from weir.protocols import HttpSettings
+from weir.serving import LONGEST_TIMEOUT
 from weir.testing import FakeClock
 from weir.text_server.bert_as_service.port import Port
 from weir.text_server.bert_as_service.zeromq import ZeroMqFrontend

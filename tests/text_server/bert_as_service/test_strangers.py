@@ -19,8 +19,8 @@ from tests.text_server.bert_as_service.opened import Opened
 
 from weir.client.embedding import EncodeCall
 from weir.errors import Overloaded, WeirError
+from weir.protocols import HttpSettings
 from weir.protocols.account import Account
-from weir.protocols.settings import HttpSettings
 from weir.text_server.bert_as_service import zeromq
 from weir.text_server.bert_as_service.client import BertTransport
 from weir.text_server.bert_as_service.frames import GREETING, LONG, MORE, Received, ZmtpParser, frame, ready

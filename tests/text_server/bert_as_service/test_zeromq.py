@@ -4,8 +4,8 @@ import asyncio
 from itertools import pairwise
 from typing import Any, cast
 
+from weir.protocols import HttpSettings
 from weir.protocols.account import Account
-from weir.protocols.settings import HttpSettings
 from weir.telemetry.logs import get_logger
 from weir.text_server.bert_as_service.frames import Subscribed
 from weir.text_server.bert_as_service.port import Drops, Peer

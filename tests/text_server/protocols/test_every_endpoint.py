@@ -10,7 +10,7 @@ from tests.text_server.served_texts import Served, Standing, apis_of, described,
 
 from weir.errors import Cancelled, DeadlineExceeded, Draining, InvalidRequest, ModelError, Overloaded
 from weir.frontends.http.application import HTTP_FRONTENDS
-from weir.protocols.settings import HttpSettings
+from weir.protocols import HttpSettings
 from weir.text_models.texts import TextOutput
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.metrics import TextCounts

@@ -24,8 +24,8 @@ from weir.client import GrpcClient, HttpClient, WebSocketClient
 from weir.client.embedding import EmbeddingClient
 from weir.embedding import EmbeddingServer
 from weir.errors import DeadlineExceeded, InvalidRequest
+from weir.protocols import HttpSettings
 from weir.protocols.native import RequestHead
-from weir.protocols.settings import HttpSettings
 from weir.text_server.exchange import EmbeddingContext, TextExchange
 from weir.text_server.metrics import TextCounts
 from weir.text_server.protocols.kserve import Item, ItemGroups

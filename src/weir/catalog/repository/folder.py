@@ -26,8 +26,8 @@ from weir.catalog.repository.triton import read_pbtxt, translated
 from weir.catalog.sources import ModelReading, ModelToServe, Trust, platform_of_target
 from weir.errors import InvalidRequest, ModelError, ModelNotFound, SettingsError, WeirError, brief
 from weir.model import NONE, OPTIONAL, REQUIRED
+from weir.serving import NAME, is_name
 from weir.serving.delivery import logger
-from weir.serving.settings import NAME, is_name
 
 if TYPE_CHECKING:
     from weir.catalog.manager import Manager

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from weir.config import AT_LEAST_ONE, POSITIVE, check, setting
 from weir.errors import SettingsError
 from weir.frontends.frontend import Frontend
-from weir.protocols.settings import PORT, HttpSettings
+from weir.protocols import PORT, HttpSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,8 @@ from weir.frontends.grpc import GrpcSettings
 from weir.frontends.grpc.call import IncomingCall
 from weir.frontends.grpc.services import NO_CALLS, AddedCalls, Services
 from weir.frontends.http.server import tls_context
+from weir.protocols import HttpSettings
 from weir.protocols.kserve import KserveContext
-from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
     from weir.frontends.grpc.aio import AioCore

@@ -56,6 +56,7 @@ from weir.frontends.websocket import WebSockets
 from weir.messages import JSON
 from weir.model import Example, Tensor, is_tensor_model
 from weir.policy.residency import Presence, Residents
+from weir.protocols import HttpSettings
 from weir.protocols.account import Account, Counted
 from weir.protocols.exchange import HttpProtocol, inference_of
 from weir.protocols.kserve import KserveContext, KserveProtocol
@@ -63,7 +64,6 @@ from weir.protocols.kserve import error_answer as kserve_error
 from weir.protocols.native import PREFIX as NATIVE
 from weir.protocols.native import NativeProtocol
 from weir.protocols.response import HttpResponse, accepted_coding, compressed_off_loop, encode_safely, error_answer
-from weir.protocols.settings import HttpSettings
 from weir.serving.handle import ModelHandle, ModelHealth
 from weir.telemetry.exposition import NAMESPACE, Exposition, Levels, ModelCounts, TritonNames
 from weir.telemetry.recorder import Metrics

@@ -17,13 +17,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weir.errors import Cancelled, DeadlineExceeded, Overloaded, TooLarge, WeirError
 from weir.messages import CURRENT_TRACE, TRACEPARENT
+from weir.protocols import HttpSettings
 from weir.protocols.account import Pace, charge, charge_answer, release, unpacking
 from weir.protocols.exchange import EventSource, Exchange, HttpProtocol, HttpRequestHead, once_read
 from weir.protocols.native import FRONTEND, MAX_REQUEST_ID_LENGTH, check_length, content_length, head_size, too_large
 from weir.protocols.offloading import LONG_BODY, parsed, unpack
 from weir.protocols.response import Headers, HttpResponse, coding_of, compressed_off_loop, decompress
-from weir.protocols.settings import HttpSettings
-from weir.serving.settings import NAME_IN_PATH
+from weir.serving import NAME_IN_PATH
 from weir.wire.kserve_json import read_object
 from weir.wire.schema import read_document
 from weir.wire.sse import CONTENT_TYPE, write_comment, write_event

@@ -24,9 +24,9 @@ from weir.frontends.http.fast.plan import RouteHandler
 from weir.frontends.http.fast.shared import HttpShared, TakesOver
 from weir.frontends.websocket import WebSockets
 from weir.messages import Observer
+from weir.protocols import HttpSettings
 from weir.protocols.account import Account
 from weir.protocols.kserve import KserveContext
-from weir.protocols.settings import HttpSettings
 from weir.wire.status import http_code
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from weir.errors import SettingsError
+from weir.text_models import Pooling
 from weir.text_models.formats import JsonDocument
-from weir.text_models.pooling import Pooling
 
 
 class Rotary(NamedTuple):

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from weir.errors import SettingsError
+from weir.text_models import Pooling
 from weir.text_models.checkpoint.families import Architecture
 from weir.text_models.checkpoint.hub import PICKLED_HEADS
 from weir.text_models.checkpoint.weights import TensorFile, open_pickled
 from weir.text_models.formats import JsonDocument
-from weir.text_models.pooling import Pooling
 
 if TYPE_CHECKING:
     from weir.text_models.checkpoint.onnx_files import OnnxStore

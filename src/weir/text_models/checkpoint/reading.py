@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from weir.errors import SettingsError
+from weir.text_models import Pooling
 from weir.text_models.checkpoint.families import JINA, MODEL2VEC, SIZES, Architecture, read_architecture, read_family
 from weir.text_models.checkpoint.heads import (
     Dense,
@@ -54,7 +55,6 @@ from weir.text_models.late_interaction import (
     read_pylate,
     read_stanford,
 )
-from weir.text_models.pooling import Pooling
 from weir.text_models.texts import NO_TOKENIZER_OPTIONS, TokenizerOptions
 from weir.text_models.tokenizer import Tokenizer
 

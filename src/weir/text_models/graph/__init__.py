@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.errors import SettingsError
-from weir.text_models.pooling import Precision
+from weir.text_models import Precision
 
 Array = NDArray[Any]
 

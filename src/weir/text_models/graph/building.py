@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from weir.text_models import OF_LAST_LAYER, OF_TOKENS, WITH_HEAD, Pooling, Precision, Recipe
 from weir.text_models.graph import Assembly, Graph, Numbers, Output
 from weir.text_models.graph.layers import EncoderLayers, GeneralLayers
-from weir.text_models.pooling import OF_LAST_LAYER, OF_TOKENS, WITH_HEAD, Pooling, Precision, Recipe
 from weir.text_models.recipe import dense_layers, dimensions_of, used_layers
 
 if TYPE_CHECKING:

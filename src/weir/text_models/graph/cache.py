@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from weir.errors import SettingsError
+from weir.text_models import Precision, Recipe
 from weir.text_models.graph import require, weight_bits
 from weir.text_models.graph.building import ALLOW_PICKLE, GRAPH, VERSION, WEIGHTS, WHOLE, recipe_as_json
-from weir.text_models.pooling import Precision, Recipe
 from weir.text_models.recipe import dimensions_of
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from weir.text_models.formats import DEVICE_RULE, RUNTIMES, is_device
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from weir.text_models import Pooling, Recipe
     from weir.text_models.checkpoint.reading import Checkpoint
-    from weir.text_models.pooling import Pooling, Recipe
 
 logger = logging.getLogger("weir")
 

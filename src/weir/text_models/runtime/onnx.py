@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from weir.config import SILENCE
 from weir.errors import SettingsError
 from weir.numerics import erf
+from weir.text_models import WITH_CLASSIFIER, Pooling, Precision, Recipe
 from weir.text_models.checkpoint.onnx_files import LOGITS
 from weir.text_models.graph.building import VECTORS, WHOLE
 from weir.text_models.graph.cache import graph_file, hold, locked, manifest_of, run_child
-from weir.text_models.pooling import WITH_CLASSIFIER, Pooling, Precision, Recipe
 from weir.text_models.recipe import dense_layers, dimensions_of
 from weir.text_models.runtime import CPU, RuntimeOptions, memory_limit
 

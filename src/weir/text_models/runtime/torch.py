@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.errors import SettingsError
 from weir.model import take_any_shape
-from weir.text_models.pooling import WITH_CLASSIFIER, WITH_HEAD, Pooling, Precision, Recipe
+from weir.text_models import WITH_CLASSIFIER, WITH_HEAD, Pooling, Precision, Recipe
 from weir.text_models.recipe import dense_layers, dimensions_of
 from weir.text_models.runtime import CPU, RuntimeOptions
 

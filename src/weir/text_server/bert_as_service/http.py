@@ -21,12 +21,12 @@ from weir._version import __version__
 from weir.errors import InvalidRequest, UnsupportedMediaType, brief
 from weir.frontends.http.asgi import AsgiCall
 from weir.messages import JSON, MSGPACK
+from weir.protocols import HttpSettings
 from weir.protocols.access import Control
 from weir.protocols.response import Headers, HttpResponse, accept_of, encode_safely, error_headers, error_value
-from weir.protocols.settings import HttpSettings
 from weir.serving.handle import ModelHandle
+from weir.text_models import Pooling
 from weir.text_models.packing import packed
-from weir.text_models.pooling import Pooling
 from weir.text_models.texts import Ids, PlainText, Text, TextOptionFields, Words
 from weir.text_server.exchange import (
     EmbeddingContext,

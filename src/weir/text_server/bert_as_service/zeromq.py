@@ -38,7 +38,7 @@ from weir.messages import JSON
 from weir.protocols.access import Control
 from weir.protocols.account import CLAIM, Account, charge_values
 from weir.protocols.offloading import off_loop
-from weir.serving.settings import LONGEST_TIMEOUT
+from weir.serving import LONGEST_TIMEOUT
 from weir.telemetry.logs import get_logger
 from weir.text_models.texts import Text
 from weir.text_server.bert_as_service import frames

@@ -12,9 +12,9 @@ from weir.frontends.http.fast.handover import HandOver
 from weir.frontends.http.fast.inference import HotKserve, HotNative
 from weir.frontends.http.fast.shared import HttpShared
 from weir.model import Model
+from weir.protocols import HttpSettings
 from weir.protocols.access import Access
 from weir.protocols.kserve import KserveContext
-from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.testing import FakeBlock, FakeClock, FakeExecutor, RecordingObserver
 

@@ -25,11 +25,11 @@ from weir.frontends.http.fast.connection import Connection
 from weir.frontends.http.fast.inference import HttpRequest, KserveRequest
 from weir.frontends.http.fast.plan import HeadReader, make_plan
 from weir.messages import Dispatch
+from weir.protocols import HttpSettings
 from weir.protocols import kserve as layouts
 from weir.protocols.access import Access
 from weir.protocols.entries import Schedule, item_entry
 from weir.protocols.exchange import Exchange, QueuedRequest
-from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.telemetry.tracing import Tracing
 

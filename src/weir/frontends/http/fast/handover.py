@@ -23,9 +23,9 @@ from weir.errors import InvalidRequest, TooLarge, Unsupported, WeirError
 from weir.frontends.http.access_log import REFUSED
 from weir.frontends.http.fast.connection import draining
 from weir.frontends.http.fast.plan import END_OF_HEAD
+from weir.protocols import HttpSettings
 from weir.protocols.account import Pace, head_bytes
 from weir.protocols.native import content_length, head_size
-from weir.protocols.settings import HttpSettings
 from weir.wire.status import HEAD_TOO_LARGE
 
 if TYPE_CHECKING:

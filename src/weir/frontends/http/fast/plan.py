@@ -7,10 +7,10 @@ from urllib.parse import unquote
 import httptools
 
 from weir.errors import InvalidRequest, ModelNotReady, Unauthorized, WeirError
+from weir.protocols import HttpSettings
 from weir.protocols.access import Access
 from weir.protocols.native import content_length
 from weir.protocols.response import HttpResponse
-from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
     from weir.serving.handle import ModelHandle

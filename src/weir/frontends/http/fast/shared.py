@@ -19,12 +19,12 @@ from weir.frontends.http.fast.plan import (
     make_plan,
 )
 from weir.messages import Observer
+from weir.protocols import HttpSettings
 from weir.protocols.access import Access
 from weir.protocols.account import Account, Claim
 from weir.protocols.exchange import Exchange
 from weir.protocols.native import FRONTEND
 from weir.protocols.offloading import HeadMemo
-from weir.protocols.settings import HttpSettings
 from weir.wire.status import phrase
 from weir.workers.executor import Block
 
