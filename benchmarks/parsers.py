@@ -660,16 +660,17 @@ async def serve(
         batches.begin()
         added = added._replace(endpoints=[*batches.endpoints(), *added.endpoints])
     sockets = WebSockets(registry, http, context.account)
-    app = make_app(registry, http, context=context, websockets=sockets, added=added)
+    app = make_app(context, websockets=sockets, added=added)
     servers: list[Any] = [
         registry,
-        HttpServer(registry, app, http, context=context, websockets=sockets),
+        HttpServer(context, app, websockets=sockets),
         GrpcServer(context, GrpcSettings(grpc_port=0), http, Core),
         ZeroMqFrontend(texts, ZeroMqSettings(zmq_port=0), control=control, account=context.account),
     ]
     if certificate:
         certified = dataclasses.replace(http, tls_certfile=certificate, tls_keyfile=key)
-        servers.append(HttpServer(registry, app, certified, context=context, websockets=sockets))
+        safe = KserveContext(registry, certified, control, account=context.account)
+        servers.append(HttpServer(safe, app, websockets=sockets))
     async with AsyncExitStack() as stack:
         stack.enter_context(logging_to(TelemetrySettings()))
         for server in servers:

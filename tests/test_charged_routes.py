@@ -27,6 +27,7 @@ from weir.frontends.grpc.core import Core
 from weir.frontends.http.application import make_app
 from weir.protocols import HttpSettings
 from weir.protocols.account import Account
+from weir.protocols.kserve import KserveContext
 from weir.text_server.bert_as_service.frames import GREETING, frame, ready
 from weir.text_server.bert_as_service.port import Port
 from weir.wire.kserve_grpc import ModelInferRequest
@@ -187,7 +188,7 @@ def test_every_grpc_call_charges_what_it_is_sent(grpc_calls: tuple[str, list[str
 
 
 def test_every_websocket_charges_what_it_is_sent(served: Served) -> None:
-    app = make_app(Registry([]), HttpSettings())
+    app = make_app(KserveContext(Registry([]), HttpSettings()))
     paths = [route.path for route in app.routes if isinstance(route, WebSocketRoute)]
     assert paths
     url = urlsplit(served.url)

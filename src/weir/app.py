@@ -164,14 +164,12 @@ class App:
         handlers = () if product is None else product.fast_routes(site.context)
         if figures is None:
             self.server = HttpServer(
-                self.registry,
+                site.kserve,
                 site.asgi,
-                settings.http,
                 notified.observers,
-                context=site.kserve,
+                log=notified.log,
                 websockets=site.websockets,
                 route_handlers=handlers,
-                log=notified.log,
             )
         else:
             self.server = self._server_with(fronts, figures, notified, grpc, in_fronts, handlers)
@@ -201,7 +199,7 @@ class App:
     ) -> HttpServer:  # fmt: skip
         """Return the HTTP server with so many fronts."""
         from weir.fronts.front import FrontConfig
-        from weir.fronts.server import FrontMetrics, FrontsServer, rows_of
+        from weir.fronts.server import FrontMetrics, FrontsPlan, FrontsServer, rows_of
 
         settings, site = self.settings, self.site
         level = logging.getLevelNamesMapping()[settings.telemetry.log_level.upper()]
@@ -213,9 +211,9 @@ class App:
             fronts,
             product=None if product is None else product.front,
         )
+        plan = FrontsPlan(config, figures, grpc, None if product is None else product.dispatcher)
         server = FrontsServer(
-            self.registry, site.asgi, settings.http, notified.observers, config=config, figures=figures, context=site.kserve,
-            websockets=site.websockets, log=notified.log, grpc=grpc, product=None if product is None else product.dispatcher, route_handlers=handlers,
+            site.kserve, site.asgi, plan, notified.observers, log=notified.log, websockets=site.websockets, route_handlers=handlers
         )  # fmt: skip
         self._front_rows = lambda: rows_of(server.fronts, server.connections_of)
         if site.exposition is not None:
@@ -457,10 +455,8 @@ class Site:
         dashboard = make_dashboard(registry, metrics, collectors, clients, _shown(jobs), fronts, memory)
         self._added = _joined(of_jobs, dashboard, own)
         self.asgi = make_app(
-            registry,
-            http,
+            kserve,
             metrics=None if self.exposition is None else self.exposition.render,
-            context=kserve,
             lifespan=lifespan,
             websockets=self.websockets,
             added=self._added,

@@ -24,6 +24,7 @@ from weir.frontends.http.application import make_app
 from weir.frontends.websocket import WebSockets
 from weir.protocols import HttpSettings
 from weir.protocols.access import allowed
+from weir.protocols.kserve import KserveContext
 from weir.testing import FakeExecutor, RecordingObserver
 from weir.wire.inference import InferenceRequest, InferenceResponse, RequestedOutput, TensorValue
 from weir.wire.websocket import ErrorMessage, read_answer, write_cancel, write_request
@@ -388,7 +389,7 @@ def test_any_asgi_server_can_host_them() -> None:
         await registry.start()
         listener = socket.create_server(("127.0.0.1", 0))
         config = uvicorn.Config(
-            make_app(registry, HttpSettings()), lifespan="off", log_config=None, ws="wsproto"
+            make_app(KserveContext(registry, HttpSettings())), lifespan="off", log_config=None, ws="wsproto"
         )  # fmt: skip
         config.load()
         server = uvicorn.Server(config)

@@ -14,7 +14,7 @@ from weir.catalog.registry import Registry
 from weir.frontends.http.application import make_app
 from weir.frontends.http.server import HttpServer
 from weir.frontends.websocket import WebSockets
-from weir.fronts.server import FrontFigures, FrontsServer
+from weir.fronts.server import FrontFigures, FrontsPlan, FrontsServer
 from weir.protocols import HttpSettings
 from weir.protocols.kserve import KserveContext
 from weir.wire.inference import InferenceResponse
@@ -57,12 +57,11 @@ async def serving(*services: Service, **options: Any) -> AsyncIterator[Server]:
     figures = FrontFigures(settings, 2) if TEST_FRONTS else None
     context = KserveContext(registry, settings, account=None if figures is None else figures.account)
     websockets = WebSockets(registry, settings, context.account)
-    app = make_app(registry, settings, context=context, websockets=websockets)
-    more: Any = {"context": context, "websockets": websockets}
+    app = make_app(context, websockets=websockets)
     server = (
-        HttpServer(registry, app, settings, **more)
+        HttpServer(context, app, websockets=websockets)
         if figures is None
-        else FrontsServer(registry, app, settings, (), config=two_fronts(settings), figures=figures, **more)
+        else FrontsServer(context, app, FrontsPlan(two_fronts(settings), figures), websockets=websockets)
     )
     await registry.start()
     await server.start()

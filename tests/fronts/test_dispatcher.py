@@ -15,7 +15,7 @@ from tests.frontends.http.fast.kit import Square, squared
 
 from weir.catalog.registry import Registry
 from weir.errors import InvalidRequest, Overloaded
-from weir.fronts.dispatcher import Catalogue, ConnectedFront, KnownForm, RemoteRequest
+from weir.fronts.dispatcher import Catalogue, ConnectedFront, FrontsShared, KnownForm, RemoteRequest
 from weir.fronts.messages import (
     LONGEST_PAYLOAD,
     CallerLeft,
@@ -66,10 +66,10 @@ class Front:
         self.ended: list[str] = []
         self.passed: list[bytes] = []
         self.pressed: list[int] = []
-        self.side = ConnectedFront(
-            ours, connections, self.catalogue, account, observers, None, time.monotonic,
-            self._passed, self.ended.append, self.pressed.append,
-        )  # fmt: skip
+        shared = FrontsShared(
+            self.catalogue, account, observers, None, time.monotonic, self._passed, self.pressed.append
+        )
+        self.side = ConnectedFront(ours, connections, shared, self.ended.append)
         self.link.setblocking(False)
         self._reader = reader_of_dispatcher()
         self._came: list[Any] = []

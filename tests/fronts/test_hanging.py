@@ -16,7 +16,7 @@ from weir.catalog.registry import Registry
 from weir.frontends.http.application import make_app
 from weir.fronts import server as fronts_server
 from weir.fronts.front import FrontConfig
-from weir.fronts.server import FrontFigures, FrontProcesses, FrontsServer, StartedFront
+from weir.fronts.server import FrontFigures, FrontProcesses, FrontsPlan, FrontsServer, StartedFront
 from weir.protocols import HttpSettings
 from weir.protocols.access import Access
 from weir.protocols.kserve import KserveContext
@@ -32,8 +32,8 @@ async def running_fronts(count: int) -> AsyncIterator[FrontsServer]:
         registry, figures = Registry([service]), FrontFigures(settings, count)
         context = KserveContext(registry, settings, account=figures.account)
         config = FrontConfig(settings, Access(), False, logging.WARNING, count)
-        app = make_app(registry, settings, context=context)
-        server = FrontsServer(registry, app, settings, (), config=config, figures=figures, context=context)
+        app = make_app(context)
+        server = FrontsServer(context, app, FrontsPlan(config, figures))
         await server.start()
         try:
             yield server

@@ -23,7 +23,7 @@ from tests.served import Served, still_running, until
 from weir import Service, WeirError
 from weir.batching.request_state import RequestBase
 from weir.catalog.registry import Registry
-from weir.fronts.dispatcher import Catalogue, ConnectedFront
+from weir.fronts.dispatcher import Catalogue, ConnectedFront, FrontsShared
 from weir.fronts.messages import Link, MemoryGone, PlacedOutput, PlaceFree, reader_of_dispatcher
 from weir.fronts.passing import socket_pair
 from weir.fronts.places import MemoryReceiver, OutputReader
@@ -67,9 +67,8 @@ class Pair:
         catalogue = Catalogue(Registry([service]))
         catalogue.table()
         self.ended: list[str] = []
-        self.side = ConnectedFront(
-            ours, self.sockets[0], catalogue, Account(HttpSettings()), [], None, time.monotonic, print, self.ended.append, print
-        )  # fmt: skip
+        shared = FrontsShared(catalogue, Account(HttpSettings()), [], None, time.monotonic, print, print)
+        self.side = ConnectedFront(ours, self.sockets[0], shared, self.ended.append)
         self.service = service
         self.came: list[Any] = []
         self.link: Link[Any] = Link(theirs, loop, reader_of_dispatcher(), self._received, print)

@@ -261,7 +261,7 @@ def test_calls_that_load_models_over_http_and_grpc(padding: int, monkeypatch: py
             config = '{"max_queue_size": 9' + " " * padding + "}"
             await rig.call("ModelLoad", name="double", parameters={"config": {"string_param": config}})
             assert rig.context.registry.get("double").facts.batching.max_queue_size == 9
-            transport = httpx.ASGITransport(make_app(rig.context.registry, rig.context.http, context=rig.context))
+            transport = httpx.ASGITransport(make_app(rig.context))
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 document = {"parameters": {"config": config.replace("9", "7")}}
                 answer = await client.post("/v2/repository/models/double/load", json=document)

@@ -12,6 +12,7 @@ from tests.simulated.processes import SimulatedProcess, socket_pair
 from tests.simulated.texts import left_in
 from tests.simulated.transport import Ordered, Peer, SimulatedTransport
 
+from weir.frontends.http.fast.shared import Clocks
 from weir.fronts.front import Front, FrontConfig, FrontEnds
 from weir.fronts.messages import ModelTable
 from weir.fronts.server import FrontProcesses, Fronts, FrontsServer, MakeFront, StartedFront, _Passed
@@ -114,7 +115,7 @@ class SimulatedFrontProcesses(FrontProcesses):
         def left(reason: str) -> None:
             self.kill(process)
 
-        return Front(config, ends, account, sender, left=left, clock=clock, time_of_day=clock)
+        return Front(config, ends, account, sender, left=left, clocks=Clocks(clock, clock))
 
     async def _life(self, process: Any, front: Front) -> None:
         await asyncio.sleep(START)
@@ -240,12 +241,13 @@ class SimulatedFrontsServer(FrontsServer):
         self._loop, self._draw, self._broken = loop, draw, broken
 
     async def _open_fronts(self) -> Fronts:
-        grpc = None if self._grpc is None else await self._grpc.reserve(_bind)
+        plan = self._plan
+        grpc = None if plan.grpc is None else await plan.grpc.reserve(_bind)
         processes = SimulatedFrontProcesses(
-            replace(self._config, grpc=grpc), self._loop, self._draw, self._take, self._figures.figures
+            replace(plan.config, grpc=grpc), self._loop, self._draw, self._take, plan.figures.figures
         )
         fronts = self.listening = SimulatedFronts(
-            processes, self._make_front, self._catalogue.table, self._figures.ended,
+            processes, self._make_front, self._catalogue.table, plan.figures.ended,
             loop=self._loop, draw=self._draw, broken=self._broken,
         )  # fmt: skip
         self._fronts = fronts

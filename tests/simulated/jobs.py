@@ -32,6 +32,7 @@ from tests.simulated.world import OrderedAccount, Result, SimulatedServer, Watch
 from weir.catalog.registry import Registry
 from weir.errors import SettingsError
 from weir.frontends.http.application import Added, InferencePaths, inference_protocols, make_app
+from weir.frontends.http.fast.shared import Clocks
 from weir.jobs import JobSettings
 from weir.jobs.routes import JobRoutes
 from weir.jobs.running import Reply, call
@@ -128,10 +129,8 @@ class _Life:
             jobs = self.jobs = JobRoutes(
                 options, settings, ask, world.no_log, context.account, InferencePaths(protocols), clock=world.wall, disk=self.disk
             )  # fmt: skip
-            app = make_app(registry, settings, context=context, added=Added(jobs.endpoints()), protocols=protocols)
-            server = self.server = SimulatedServer(
-                registry, app, settings, context=context, clock=world.loop.time, time_of_day=world.wall
-            )
+            app = make_app(context, added=Added(jobs.endpoints()), protocols=protocols)
+            server = self.server = SimulatedServer(context, app, clocks=Clocks(world.loop.time, world.wall))
             await server.start()
             jobs.begin()
         except (SettingsError, sqlite3.Error, Killed):

@@ -36,10 +36,11 @@ from weir.errors import DeadlineExceeded, Draining, WeirError
 from weir.frontends.grpc import GrpcSettings
 from weir.frontends.grpc.server import GrpcServer
 from weir.frontends.http.application import NOTHING, make_app, make_exposition
+from weir.frontends.http.fast.shared import Clocks
 from weir.frontends.http.server import HttpServer, Listening
 from weir.frontends.websocket import WebSockets
 from weir.fronts.calls import DispatcherGrpc
-from weir.fronts.server import FrontFigures
+from weir.fronts.server import FrontFigures, FrontsPlan
 from weir.messages import Dispatch, Observer, Request
 from weir.model import Model
 from weir.protocols import HttpSettings, offloading
@@ -358,7 +359,7 @@ class World:
     def _server(
         self, registry: Registry, settings: HttpSettings, manager: Manager | None
     ) -> "SimulatedServer | SimulatedFrontsServer":
-        clock = self.loop.time
+        clocks = Clocks(self.loop.time, self.loop.time)
         figures = FrontFigures(settings, self.plan.fronts) if self.plan.fronts else None
         account = OrderedAccount(settings) if figures is None else OrderedSharedAccount(settings, figures.figures, 0)
         context = KserveContext(
@@ -377,18 +378,21 @@ class World:
             words = self.plan.knows_words
             self.texts = SimulatedTexts(texts, settings, knows_words=words, cut_off=self._texts_cut_off)
         added = self.texts.added if self.texts else NOTHING
-        app = make_app(registry, settings, metrics=render, context=context, websockets=websockets, added=added)
+        app = make_app(context, metrics=render, websockets=websockets, added=added)
         handlers = self.texts.routes if self.texts else ()
         if figures is None:
-            return SimulatedServer(
-                registry, app, settings, context=context, websockets=websockets, clock=clock, time_of_day=clock,
-                route_handlers=handlers,
-            )  # fmt: skip
+            return SimulatedServer(context, app, clocks=clocks, websockets=websockets, route_handlers=handlers)
+        config = config_of(settings, context.access, self.plan.fronts, self.texts and self.texts.in_fronts())
+        plan = FrontsPlan(config, figures, self._grpc[0] if self._grpc else None, self.texts)
         server = SimulatedFrontsServer(
-            registry, app, settings, [self.watch, self.metrics], config=config_of(settings, context.access, self.plan.fronts, self.texts and self.texts.in_fronts()),
-            figures=figures, context=context, websockets=websockets, clock=clock, time_of_day=clock, route_handlers=handlers,
-            grpc=self._grpc[0] if self._grpc else None, product=self.texts,
-        )  # fmt: skip
+            context,
+            app,
+            plan,
+            [self.watch, self.metrics],
+            clocks=clocks,
+            websockets=websockets,
+            route_handlers=handlers,
+        )
         server.simulate(self.loop, random.Random(f"{self.plan.seed} machines"), self.broken)
         return server
 

@@ -15,6 +15,7 @@ from weir.frontends.http.openapi import openapi
 from weir.frontends.http.server import HttpServer
 from weir.protocols import HttpSettings
 from weir.protocols.access import Control
+from weir.protocols.kserve import KserveContext
 from weir.text_server.bert_as_service.http import Encode, Status
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.http import FastTexts, TextApi
@@ -58,8 +59,9 @@ async def served(
     names = list(site.encoders) if hot is None else hot
     route_handlers = [FastTexts(api.texts, names) for api in apis] if fast else []
     registry = Registry([])
-    app = make_app(registry, settings, added=added_by(apis))
-    server = HttpServer(registry, app, settings, route_handlers=route_handlers)
+    context = KserveContext(registry, settings)
+    app = make_app(context, added=added_by(apis))
+    server = HttpServer(context, app, route_handlers=route_handlers)
     await server.start()
     try:
         async with httpx.AsyncClient(base_url="http://unix" if "uds" in http else server.address) as client:

@@ -8,7 +8,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import msgspec
 import numpy
@@ -253,27 +253,40 @@ def _taken_out(block: Any) -> bytes:
         discard(block)
 
 
+class FrontsShared(NamedTuple):
+    """What all fronts of a server share in the dispatcher.
+
+    `passed` gets the connections that fronts hand over, and `pressed` the number of a model whose arena is full.
+    """
+
+    catalogue: Catalogue
+    account: Account
+    observers: Sequence[Observer]
+    log: HttpLog | None
+    clock: Callable[[], float]
+    passed: Passed
+    pressed: Callable[[int], None]
+
+
 class ConnectedFront:
     """One front, from its start to its end: what it has in the queues, and what it is sent.
 
-    `passed` gets the connections that it hands over, and `ended` is called when it has ended or must end, with a reason. `pressed` is called with the number
-    of a model whose arena is full.
+    `ended` is called when it has ended or must end, with a reason.
     """
 
     def __init__(
-        self, link: socket.socket, connections: socket.socket, catalogue: Catalogue, account: Account, observers: Sequence[Observer],
-        log: HttpLog | None, clock: Callable[[], float], passed: Passed,
-        ended: Callable[[str], None], pressed: Callable[[int], None],
-    ) -> None:  # fmt: skip
+        self, link: socket.socket, connections: socket.socket, shared: FrontsShared, ended: Callable[[str], None]
+    ) -> None:
+        self._shared = shared
+        self._catalogue, account = shared.catalogue, shared.account
         self._loop = loop = asyncio.get_running_loop()
         self.listening: asyncio.Future[None] = loop.create_future()
         self.drained: asyncio.Future[bool] = loop.create_future()
         self.product_drained: asyncio.Future[None] = loop.create_future()
         self._link: Link[FromFront] = Link(link, loop, reader_of_front(), self._received, ended)
-        self._receiver = ConnectionReceiver(connections, loop, passed, account.max_bytes)
+        self._receiver = ConnectionReceiver(connections, loop, shared.passed, account.max_bytes)
         self._places = PlacesOfFront(connections, self._link.put)
-        catalogue.places.append(self._places)
-        self._pressed = pressed
+        self._catalogue.places.append(self._places)
         self.put = self._link.put  # sends a message in this turn
         self.send = self._link.send  # sends it now
         self.open: dict[int, RemoteRequest] = {}
@@ -284,12 +297,7 @@ class ConnectedFront:
         self._most = 2 * account.max_connections
         self.silent = 0  # seconds since its last message, as `sweep` counts them
         self._now = 0.0  # when the present messages came
-        self._catalogue = catalogue
-        self._account = account
         self._claim = account.claim()  # what the front has not read
-        self._observers = observers
-        self._log = log
-        self._clock = clock
         self._ended = ended
         self.answers: PlainOutputs | None = None  # of this turn of the loop
         self.answer_bytes = 0
@@ -332,7 +340,7 @@ class ConnectedFront:
 
     def _received(self, messages: list[FromFront]) -> None:
         readers: Any = self._readers
-        self._now = self._clock()
+        self._now = self._shared.clock()
         self.silent = 0
         try:
             for message in messages:
@@ -426,7 +434,7 @@ class ConnectedFront:
     def _want(self, message: WantPlace) -> None:
         handle, _ = self._catalogue.handles.get(message.model, _NONE)
         if not self._places.want(message, handle):
-            self._pressed(message.model)
+            self._shared.pressed(message.model)
 
     def _take_back(self, message: PlaceFree) -> None:
         try:
@@ -441,7 +449,7 @@ class ConnectedFront:
         fronts.append(self._places)
         waits = [each.retry(message.memory) for each in fronts]
         if any(waits):
-            self._pressed(message.memory)
+            self._shared.pressed(message.memory)
 
     def _copy(self, message: WantCopy) -> None:
         try:
@@ -468,14 +476,15 @@ class ConnectedFront:
         if handle is not None:
             handle.notify(message.frontend, error)
             return
-        for observer in self._observers:
+        for observer in self._shared.observers:
             observer.refused("", message.frontend, error)
 
     def _write_line(self, message: AccessLine) -> None:
-        if self._log is not None:
-            began = self._log.clock() - (message.ended - message.began)
+        log = self._shared.log
+        if log is not None:
+            began = log.clock() - (message.ended - message.began)
             client = (message.client,) if message.client else None
-            self._log.answered(
+            log.answered(
                 client, message.method, message.target, message.status, message.size_bytes, began, message.protocol
             )
 
@@ -504,7 +513,7 @@ class ConnectedFront:
     @property
     def is_full(self) -> bool:
         """Whether the front must not get more before it has read."""
-        return bool(self._claim.held_bytes) and self.charge_unread() > self._account.max_connection_bytes
+        return bool(self._claim.held_bytes) and self.charge_unread() > self._shared.account.max_connection_bytes
 
     def in_place(self, number: int, output: Any, dispatch: Dispatch) -> bytes:
         """Have the front read the Block `output` in its place, which ends the request; or return its bytes, if they must travel."""

@@ -11,7 +11,6 @@ import logging
 import os
 import socket
 import ssl
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +24,7 @@ from weir.frontends.http.access_log import HttpLog
 from weir.frontends.http.fast.connection import LARGE, Connection, LoggedConnection
 from weir.frontends.http.fast.inference import HotKserve, HotNative, HttpRequest, KserveRequest, Step
 from weir.frontends.http.fast.plan import HttpHead, RouteHandler, RoutePlan
-from weir.frontends.http.fast.shared import BlockPlace
+from weir.frontends.http.fast.shared import REAL_TIME, BlockPlace, Clocks
 from weir.frontends.http.server import BACKLOG, HttpServer, Listening
 from weir.fronts.messages import (
     LONGEST_BODY,
@@ -356,25 +355,23 @@ class FrontServer(HttpServer):
         hand_over: PassOn,
         route_handlers: Sequence[RouteHandler],
         log: HttpLog | None,
-        clock: Callable[[], float],
-        time_of_day: Callable[[], float],
+        clocks: Clocks,
     ) -> None:
-        models, http = context.registry, context.http
         super().__init__(
-            models,
+            context,
             no_application,
-            http,
             observers,
-            context=context,
-            own=(FrontNative(models, http), FrontKserve(context)),
             hand_over=hand_over,
             route_handlers=route_handlers,
             log=log,
-            clock=clock,
-            time_of_day=time_of_day,
+            clocks=clocks,
         )
         self._ends = ends
         self._alive = alive
+
+    def _own_handlers(self, context: KserveContext) -> tuple[RouteHandler, RouteHandler]:
+        """See HttpServer."""
+        return FrontNative(context.registry, context.http), FrontKserve(context)
 
     def sweep(self) -> None:
         """See HttpServer."""
@@ -485,7 +482,7 @@ class Front:
 
     def __init__(
         self, config: FrontConfig, ends: FrontEnds, account: SharedAccount, sender: ConnectionSender, *, left: Callable[[str], None],
-        clock: Callable[[], float], time_of_day: Callable[[], float],
+        clocks: Clocks,
     ) -> None:  # fmt: skip
         loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
@@ -495,7 +492,7 @@ class Front:
         memory = MemoryReceiver(ends.connections)
         self._outputs = OutputReader(memory, self._link.put, loop)
         self._requests = Requests(self._link, self._outputs)
-        self._models = RemoteModels(self._requests, config.fronts, memory, clock)
+        self._models = RemoteModels(self._requests, config.fronts, memory, clocks.now)
         self._product = product = config.product
         self._account = account
         self._relays = Relays(sender, account)
@@ -509,9 +506,8 @@ class Front:
             route_handlers=()
             if product is None
             else product.routes(self._models, config.http, config.fronts, self._send_counts),
-            log=RemoteLog(self._link, clock) if config.access_log else None,
-            clock=clock,
-            time_of_day=time_of_day,
+            log=RemoteLog(self._link, clocks.now) if config.access_log else None,
+            clocks=clocks,
         )
         self._grpc: FrontGrpc | None = None
         if config.grpc is not None:
@@ -618,9 +614,7 @@ def run_front(config: FrontConfig, ends: FrontEnds) -> None:
     async def serve() -> None:
         account = SharedAccount(config.http, SharedFigures(ends.figures, config.fronts + 1), ends.index)
         sender = ConnectionSender(ends.connections, asyncio.get_running_loop())
-        front = Front(
-            config, ends, account, sender, left=lambda reason: os._exit(0), clock=time.monotonic, time_of_day=time.time
-        )
+        front = Front(config, ends, account, sender, left=lambda reason: os._exit(0), clocks=REAL_TIME)
         logging.basicConfig(level=config.log_level, handlers=[front.log_handler()], force=True)
         set_timeout_status(config.http.timeout_status)
         await front.start()

@@ -15,7 +15,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -26,8 +26,9 @@ from weir.errors import SettingsError
 from weir.frontends.dashboard import use_of
 from weir.frontends.http.access_log import HttpLog
 from weir.frontends.http.fast.plan import RouteHandler
+from weir.frontends.http.fast.shared import REAL_TIME, Clocks
 from weir.frontends.http.server import BACKLOG, HttpServer, Listening, unix_socket
-from weir.fronts.dispatcher import Catalogue, ConnectedFront
+from weir.fronts.dispatcher import Catalogue, ConnectedFront, FrontsShared
 from weir.fronts.front import FrontConfig
 from weir.fronts.messages import Drain, GiveBack, ModelTable, Refuse
 from weir.fronts.passing import Origin, RelayedTransport, socket_pair
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from weir.frontends.http.fast.connection import Connection
     from weir.frontends.websocket import WebSockets
     from weir.fronts.calls import DispatcherGrpc
-    from weir.serving.handle import Models
 
 _log = logging.getLogger("weir")
 
@@ -386,31 +386,37 @@ class FrontFigures:
             self._fd = -1
 
 
+@dataclass(frozen=True)
+class FrontsPlan:
+    """The fronts that a server shall have: `config` describes them. `grpc` and `product` are the dispatcher's parts of what else they serve."""
+
+    config: FrontConfig
+    figures: FrontFigures
+    grpc: "DispatcherGrpc | None" = None
+    product: "DispatcherProduct | None" = None
+
+
 class FrontsServer(HttpServer):
-    """Serves as HttpServer does, with the fronts that `config` describes. `context` has the account of `figures`.
+    """Serves as HttpServer does, with the fronts of `plan`. `context` has the account of its figures.
 
     Raises SettingsError for what several fronts cannot serve.
     """
 
     def __init__(
-        self, registry: "Models", asgi_app: Any, settings: HttpSettings, observers: Sequence[Observer], *, config: FrontConfig,
-        figures: FrontFigures, context: KserveContext, websockets: "WebSockets | None" = None, log: HttpLog | None = None,
-        grpc: "DispatcherGrpc | None" = None, product: "DispatcherProduct | None" = None, clock: Callable[[], float] = time.monotonic,
-        time_of_day: Callable[[], float] = time.time, route_handlers: Sequence[RouteHandler] = (),
+        self, context: KserveContext, asgi_app: Any, plan: FrontsPlan, observers: Sequence[Observer] = (), *, clocks: Clocks = REAL_TIME,
+        log: HttpLog | None = None, websockets: "WebSockets | None" = None, route_handlers: Sequence[RouteHandler] = (),
     ) -> None:  # fmt: skip
-        check_possible(config.fronts)
+        check_possible(plan.config.fronts)
         super().__init__(
-            registry, asgi_app, settings, observers, context=context, websockets=websockets, log=log, clock=clock, time_of_day=time_of_day,
-            route_handlers=route_handlers,
-        )  # fmt: skip
-        self._config = config
-        self._figures = figures
-        self._grpc = grpc
-        self._observers = observers
-        self._log = log
-        self._catalogue = Catalogue(registry, product)
+            context, asgi_app, observers, clocks=clocks, log=log, websockets=websockets, route_handlers=route_handlers
+        )
+        self._plan = plan
+        self._catalogue = Catalogue(context.registry, plan.product)
+        self._of_fronts = FrontsShared(
+            self._catalogue, self.account, observers, log, clocks.now, self._passed, self._arena_full
+        )
         self._fronts: Fronts | None = None
-        registry.changed.append(self._models_changed)
+        context.registry.changed.append(self._models_changed)
 
     def _load_tls(self) -> None:
         """Check the certificate. The fronts end TLS."""
@@ -424,16 +430,17 @@ class FrontsServer(HttpServer):
                 raise
             most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
             raise SettingsError(
-                f"fronts={self._config.fronts}: this process may open {most} files (ulimit -n), too few for so many; raise that limit"
+                f"fronts={self._plan.config.fronts}: this process may open {most} files (ulimit -n), too few for so many; raise that limit"
             ) from error
 
     async def _open_fronts(self) -> Fronts:
-        grpc = None if self._grpc is None else await self._grpc.reserve(_bind_one)
+        plan = self._plan
+        grpc = None if plan.grpc is None else await plan.grpc.reserve(_bind_one)
         listening = await self._bind()
         # As many connections as the system allows. The path of a Unix socket is this process's to remove.
         limited = replace(self._settings, max_connections=self.account.max_connections, uds=None)
-        processes = FrontProcesses(replace(self._config, http=limited, grpc=grpc), self._figures.fd, listening)
-        fronts = Fronts(processes, self._make_front, self._catalogue.table, self._figures.ended, self._clock)
+        processes = FrontProcesses(replace(plan.config, http=limited, grpc=grpc), plan.figures.fd, listening)
+        fronts = Fronts(processes, self._make_front, self._catalogue.table, plan.figures.ended, self._clock)
         try:
             await fronts.start()
         except BaseException:
@@ -444,7 +451,7 @@ class FrontsServer(HttpServer):
 
     async def _bind(self) -> list[list[socket.socket]]:
         """Return the listening sockets of each front. The fronts have one Unix socket in common, because the system divides only ports. Raises OSError."""
-        settings, count = self._settings, self._config.fronts
+        settings, count = self._settings, self._plan.config.fronts
         if settings.uds is None:
             return await bind_shared(settings.host, settings.port, count)
         with unix_socket(settings.uds, int(settings.uds_mode, 8)) as listener:
@@ -459,14 +466,12 @@ class FrontsServer(HttpServer):
 
     def connections_of(self, front: int) -> int:
         """Return how many connections a front has, by its number."""
-        return self._figures.figures.connections(front + 1)
+        return self._plan.figures.figures.connections(front + 1)
 
     def _make_front(
         self, link: socket.socket, connections: socket.socket, ended: Callable[[str], None]
     ) -> ConnectedFront:
-        return ConnectedFront(
-            link, connections, self._catalogue, self.account, self._observers, self._log, self._clock, self._passed, ended, self._arena_full,
-        )  # fmt: skip
+        return ConnectedFront(link, connections, self._of_fronts, ended)
 
     def _arena_full(self, model: int) -> None:
         if self._fronts is not None:
@@ -509,8 +514,8 @@ class FrontsServer(HttpServer):
         """See HttpServer."""
         self.refuse()
         in_time = self._fronts is None or await self._fronts.drain(drain_timeout)
-        if self._grpc is not None:
-            self._grpc.fronts_drained()
+        if self._plan.grpc is not None:
+            self._plan.grpc.fronts_drained()
         return await super().drain(drain_timeout) and in_time
 
     def _close_listening(self) -> list[asyncio.Task[Any]]:
@@ -522,7 +527,7 @@ class FrontsServer(HttpServer):
         await super().stop()
         if self._fronts is not None:
             await self._fronts.stop()
-        self._figures.close()
+        self._plan.figures.close()
 
 
 class _Passed(asyncio.BufferedProtocol):

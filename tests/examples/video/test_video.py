@@ -25,6 +25,7 @@ from weir.frontends.http.application import make_app
 from weir.frontends.http.server import HttpServer
 from weir.frontends.websocket import WebSockets
 from weir.protocols import HttpSettings
+from weir.protocols.kserve import KserveContext
 from weir.wire.inference import InferenceResponse
 from weir.wire.websocket import read_answer
 
@@ -86,7 +87,8 @@ async def serving(hosts: list[str], ledger: str = "") -> AsyncIterator[str]:
     """A server of the example's models; where it is."""
     registry, settings = Registry(services(hosts, ledger)), HttpSettings(port=0)
     websockets = WebSockets(registry, settings)
-    server = HttpServer(registry, make_app(registry, settings, websockets=websockets), settings, websockets=websockets)
+    context = KserveContext(registry, settings)
+    server = HttpServer(context, make_app(context, websockets=websockets), websockets=websockets)
     await registry.start()
     await server.start()
     try:

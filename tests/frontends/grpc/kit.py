@@ -17,7 +17,7 @@ from weir.frontends.grpc.core import Core
 from weir.frontends.grpc.server import GrpcServer
 from weir.fronts.calls import DispatcherGrpc
 from weir.fronts.front import FrontConfig
-from weir.fronts.server import FrontFigures, FrontsServer
+from weir.fronts.server import FrontFigures, FrontsPlan, FrontsServer
 from weir.model import Model, Tensor
 from weir.protocols import HttpSettings, KserveSettings
 from weir.protocols.access import Control, ControlSettings
@@ -126,10 +126,9 @@ async def fronts_of(server: DispatcherGrpc, context: KserveContext) -> AsyncIter
     """Run two fronts before `server`."""
     figures = FrontFigures(context.http, 2)
     context.account = figures.account
-    config = FrontConfig(replace(context.http, port=0), context.access, False, logging.WARNING, 2)
-    http = FrontsServer(
-        context.registry, None, config.http, (), config=config, figures=figures, context=context, grpc=server
-    )
+    context.http = replace(context.http, port=0)
+    config = FrontConfig(context.http, context.access, False, logging.WARNING, 2)
+    http = FrontsServer(context, None, FrontsPlan(config, figures, server))
     await http.start()
     try:
         yield http

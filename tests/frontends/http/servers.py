@@ -19,7 +19,7 @@ from weir.catalog.registry import Registry
 from weir.frontends.http.application import RenderMetrics, make_app
 from weir.frontends.http.server import HttpServer
 from weir.fronts.front import FrontConfig
-from weir.fronts.server import FrontFigures, FrontsServer
+from weir.fronts.server import FrontFigures, FrontsPlan, FrontsServer
 from weir.protocols import HttpSettings
 from weir.protocols.access import Access
 from weir.protocols.kserve import KserveContext
@@ -104,7 +104,7 @@ async def asgi_server(
     listener = socket.create_server(("127.0.0.1", 0))
     # asyncio sets it for sockets that it has made itself.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    app = make_app(registry, settings, metrics=metrics)
+    app = make_app(KserveContext(registry, settings), metrics=metrics)
     config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=5, ws="none")
     config.load()
     server = uvicorn.Server(config)
@@ -137,7 +137,8 @@ async def fastlane_server(
     registry: Registry, settings: HttpSettings, metrics: RenderMetrics | None
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve as `weir serve` does: inference on the fast path, the rest handed over."""
-    server = HttpServer(registry, make_app(registry, settings, metrics=metrics), settings)
+    context = KserveContext(registry, settings)
+    server = HttpServer(context, make_app(context, metrics=metrics))
     await server.start()
     try:
         yield settings.host, server.port
@@ -157,8 +158,8 @@ async def fronts_server(
     """Serve as `weir serve --fronts 2` does."""
     figures = FrontFigures(settings, 2)
     context = KserveContext(registry, settings, account=figures.account)
-    app = make_app(registry, settings, metrics=metrics, context=context)
-    server = FrontsServer(registry, app, settings, (), config=two_fronts(settings), figures=figures, context=context)
+    app = make_app(context, metrics=metrics)
+    server = FrontsServer(context, app, FrontsPlan(two_fronts(settings), figures))
     await server.start()
     try:
         yield settings.host, server.port

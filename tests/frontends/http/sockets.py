@@ -13,8 +13,10 @@ import uvloop
 from tests.frontends.http.fast.kit import Square, answers, hello, squared
 
 from weir.catalog.registry import Registry
+from weir.frontends.http.fast.shared import Clocks
 from weir.frontends.http.server import HttpServer
 from weir.protocols import HttpSettings
+from weir.protocols.kserve import KserveContext
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
 
@@ -38,7 +40,7 @@ async def serving(
 ) -> AsyncIterator[HttpServer]:
     """Serve numbers squared, or `service`, on a free port."""
     service = service or Service(Square, executor=executor or FakeExecutor(squared))
-    server = HttpServer(Registry([service]), app, HttpSettings(port=0, **settings), clock=clock)
+    server = HttpServer(KserveContext(Registry([service]), HttpSettings(port=0, **settings)), app, clocks=Clocks(clock))
     await service.start()
     await server.start()
     try:

@@ -53,7 +53,7 @@ async def serving(
     service, lines = Service(Square, executor=executor or FakeExecutor(squared)), Lines()
     registry, http, log = Registry([service]), HttpSettings(port=0, **settings), HttpLog(cast(Any, lines))
     context = KserveContext(registry, http, access=access)
-    server = HttpServer(registry, make_app(registry, http, context=context, log=log), http, context=context, log=log)
+    server = HttpServer(context, make_app(context, log=log), log=log)
     await service.start()
     await server.start()
     try:

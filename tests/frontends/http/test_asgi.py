@@ -38,10 +38,12 @@ from weir.catalog.registry import Registry
 from weir.errors import Cancelled
 from weir.frontends.http.application import make_app
 from weir.frontends.http.asgi import unless_left
+from weir.frontends.http.fast.shared import Clocks
 from weir.frontends.http.server import HttpServer
 from weir.messages import JSON, MSGPACK, OCTETS, Request
 from weir.model import Model
 from weir.protocols import HttpSettings
+from weir.protocols.kserve import KserveContext
 from weir.serving.service import Service
 from weir.testing import FakeExecutor, RecordingObserver
 from weir.wire.sse import Event, EventParser
@@ -378,7 +380,7 @@ def test_an_item_of_a_list_lets_go_of_its_tensors_when_it_has_its_answer(run: Ru
         executor = FakeExecutor()
         service = Service(Add, executor=executor, max_batch_size=1)
         async with service:
-            transport = httpx.ASGITransport(make_app(Registry([service]), HttpSettings()))
+            transport = httpx.ASGITransport(make_app(KserveContext(Registry([service]), HttpSettings())))
             async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
                 item = {"a": [[1.0, 2.0]], "b": [[3.0, 4.0]]}
                 request = asyncio.ensure_future(client.post("/infer/add/batch", json=[item, item]))
@@ -672,7 +674,8 @@ def test_a_reader_who_never_reads_again_loses_the_connection() -> None:
         params = {"seconds": 0.0, "size": 100_000}
         registry = Registry([Service(Ticking, executor="thread", params=params, observers=[heard])])
         settings = HttpSettings(port=0, body_timeout=5.0)
-        server = HttpServer(registry, make_app(registry, settings), settings, clock=lambda: clock[0])
+        context = KserveContext(registry, settings)
+        server = HttpServer(context, make_app(context), clocks=Clocks(lambda: clock[0]))
         await registry.start()
         await server.start()
         _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)

@@ -48,7 +48,7 @@ class Here:
         registry, http = Registry([self.service]), HttpSettings(**settings)
         context = KserveContext(registry, http)
         self.account = context.account
-        transport = httpx.ASGITransport(make_app(registry, http, context=context))
+        transport = httpx.ASGITransport(make_app(context))
         self.client = httpx.AsyncClient(
             transport=transport, base_url="http://test", headers={"accept-encoding": "identity"}
         )

@@ -34,6 +34,7 @@ from weir.errors import Conflict, ModelCrashed, ModelError, Overloaded, Validati
 from weir.frontends.http.application import make_app
 from weir.model import Model
 from weir.protocols import HttpSettings
+from weir.protocols.kserve import KserveContext
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
 
@@ -123,7 +124,7 @@ def test_readiness_says_that_a_model_loads() -> None:
 
     async def main() -> None:
         registry = Registry([vector()])
-        transport = httpx.ASGITransport(make_app(registry, HttpSettings()))
+        transport = httpx.ASGITransport(make_app(KserveContext(registry, HttpSettings())))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             assert (await client.get("/v2/health/live")).json() == {"live": True}
             for path in ("/v2/health/ready", "/v2/models/vector/ready"):
@@ -224,7 +225,9 @@ def test_on_the_fast_lane_the_worker_reads_the_body_and_writes_the_answer() -> N
 
 def test_a_head_too_large_is_refused_under_any_server() -> None:
     async def main() -> None:
-        transport = httpx.ASGITransport(make_app(Registry([vector()]), HttpSettings(max_header_size=1000)))
+        transport = httpx.ASGITransport(
+            make_app(KserveContext(Registry([vector()]), HttpSettings(max_header_size=1000)))
+        )
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             answer = await client.post(INFER, json=BODY, headers={"x-long": "x" * 2000})
             assert (answer.status_code, list(answer.json())) == (431, ["error"])
@@ -234,7 +237,7 @@ def test_a_head_too_large_is_refused_under_any_server() -> None:
 
 def test_without_a_manager_models_do_not_change_and_the_rest_is_there() -> None:
     async def main() -> None:
-        transport = httpx.ASGITransport(make_app(Registry([vector()]), HttpSettings()))
+        transport = httpx.ASGITransport(make_app(KserveContext(Registry([vector()]), HttpSettings())))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             assert (await client.get("/v2/hardware")).json()["hardware"][0]["kind"] == "CPU"
             assert (await client.post("/v2/hardware", json={"name": "cpu"})).status_code == 200

@@ -18,6 +18,7 @@ from weir.frontends.http.application import make_app
 from weir.frontends.http.endpoints import HttpEndpoint, described_paths
 from weir.frontends.http.openapi import ModelList, described_page, openapi
 from weir.protocols import HttpSettings
+from weir.protocols.kserve import KserveContext
 from weir.protocols.response import HttpResponse
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
@@ -141,7 +142,7 @@ def test_content_types_are_those_that_the_model_speaks() -> None:
 @pytest.mark.parametrize("path", ["/openapi.json", "/api-doc/openapi.json"])
 def test_the_servers_are_relative_to_the_document(path: str) -> None:
     """So that they hold behind a proxy that removes a prefix, which only the caller knows."""
-    app: Any = make_app(Registry([Service(Square, executor=FakeExecutor())]), HttpSettings())
+    app: Any = make_app(KserveContext(Registry([Service(Square, executor=FakeExecutor())]), HttpSettings()))
 
     async def ask() -> Any:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:

@@ -17,6 +17,7 @@ from weir.model import Model, Tensor
 from weir.protocols import HttpSettings
 from weir.protocols.entries import ItemHead, entries_of
 from weir.protocols.exchange import Exchange, Inference, ItemsResponse
+from weir.protocols.kserve import KserveContext
 from weir.serving.handle import ModelHandle
 from weir.serving.service import Service
 from weir.wire.inference import InferenceRequest, InferenceResponse, RequestedOutput, TensorValue
@@ -90,7 +91,8 @@ def answer_of(inference: Inference | None, path: str, model: type[Model] = Echo,
         service = Service(model, executor="inline")
         service.inference = inference
         registry, settings = Registry([service]), HttpSettings(port=0, max_body_size=1000)
-        server = HttpServer(registry, make_app(registry, settings), settings)
+        context = KserveContext(registry, settings)
+        server = HttpServer(context, make_app(context))
         await server.start()
         try:
             async with service, httpx.AsyncClient(base_url=server.address) as client:

@@ -26,6 +26,7 @@ from weir.policy.rules import ControlLimit
 from weir.policy.solve.bank import Bank, solve_bank
 from weir.protocols import HttpSettings
 from weir.protocols.account import Account
+from weir.protocols.kserve import KserveContext
 from weir.serving.service import Service
 from weir.telemetry.recorder import Metrics
 from weir.testing import FakeExecutor
@@ -61,7 +62,7 @@ def test_refusals_of_pages_take_no_thread(monkeypatch: pytest.MonkeyPatch) -> No
     """Starlette has a thread call a handler that is no coroutine: damaged requests would fill the pool."""
 
     async def main() -> list[int]:
-        transport = httpx.ASGITransport(make_app(Registry([squares()]), HttpSettings()))
+        transport = httpx.ASGITransport(make_app(KserveContext(Registry([squares()]), HttpSettings())))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return [(await client.get(path)).status_code for path in ("/nothing", "/models/nothing", "/infer/square")]
 
@@ -249,7 +250,7 @@ class TestCors:
 
 def test_applications_are_made_whole_before_the_first_request() -> None:
     # Starlette otherwise puts the parts together with the first request, while all others wait.
-    app = make_app(Registry([]), HttpSettings())
+    app = make_app(KserveContext(Registry([]), HttpSettings()))
     layer: Any = app.middleware_stack
     found = [app]
     while layer is not None:

@@ -22,6 +22,7 @@ from weir.errors import SettingsError
 from weir.frontends.http.server import HttpServer
 from weir.model import Model
 from weir.protocols import HttpSettings
+from weir.protocols.kserve import KserveContext
 from weir.serving.service import Service
 from weir.testing import FakeExecutor, RecordingObserver
 
@@ -345,7 +346,7 @@ class TestStart:
                 with pytest.raises(
                     SettingsError, match=rf"port={server.port}: cannot listen there: Address already in use"
                 ):
-                    await HttpServer(Registry([]), hello, HttpSettings(port=server.port)).start()
+                    await HttpServer(KserveContext(Registry([]), HttpSettings(port=server.port)), hello).start()
 
         run(test)
 
@@ -355,7 +356,7 @@ class TestStart:
         async def test() -> None:
             async with serving(uds=path):
                 with pytest.raises(SettingsError, match=r"weir\.sock': cannot listen there: Address already in use"):
-                    await HttpServer(Registry([]), hello, HttpSettings(uds=path)).start()
+                    await HttpServer(KserveContext(Registry([]), HttpSettings(uds=path)), hello).start()
                 client = Client(*await asyncio.open_unix_connection(path))
                 assert await client.call(post(b"3")) == (200, b"9")
                 client.close()
@@ -380,7 +381,7 @@ class TestStart:
             with pytest.raises(
                 SettingsError, match=r"host='300\.1\.1\.1', port=0: cannot listen there: [A-Z]"
             ) as caught:
-                await HttpServer(Registry([]), hello, HttpSettings(host="300.1.1.1", port=0)).start()
+                await HttpServer(KserveContext(Registry([]), HttpSettings(host="300.1.1.1", port=0)), hello).start()
             assert "Unknown error" not in caught.value.message
 
         run(test)
@@ -388,7 +389,9 @@ class TestStart:
     @pytest.mark.parametrize("certificate", ["missing.pem", "key.pem"])
     def test_an_unusable_certificate(self, run: Run, certificate: str) -> None:
         async def test() -> None:
-            server = HttpServer(Registry([]), hello, HttpSettings(port=0, tls_certfile=str(TLS / certificate)))
+            server = HttpServer(
+                KserveContext(Registry([]), HttpSettings(port=0, tls_certfile=str(TLS / certificate))), hello
+            )
             with pytest.raises(SettingsError, match=rf"tls_certfile='.*{certificate}'.*: not a usable certificate"):
                 await server.start()
             await server.stop()
@@ -413,7 +416,7 @@ def test_the_date_moves_on_both_sides_of_the_hand_over(run: Run) -> None:
 def test_observers_of_the_server_hear_of_what_is_no_request(run: Run) -> None:
     async def test() -> None:
         observer = RecordingObserver()
-        server = HttpServer(Registry([]), hello, HttpSettings(port=0), [observer])
+        server = HttpServer(KserveContext(Registry([]), HttpSettings(port=0)), hello, [observer])
         await server.start()
         client = await Client.connect(server)
         assert (await client.call(b"nonsense\n"))[0] == 400

@@ -645,27 +645,24 @@ def inference_protocols(context: KserveContext) -> Sequence[HttpProtocol]:
 
 
 def make_app(
-    registry: "Models",
-    settings: HttpSettings,
+    context: KserveContext,
     *,
     metrics: RenderMetrics | None = None,
-    context: KserveContext | None = None,
     lifespan: Lifespan[Any] | None = None,
     websockets: WebSockets | None = None,
     added: Added = NOTHING,
     log: HttpLog | None = None,
     protocols: Sequence[HttpProtocol] | None = None,
 ) -> Starlette:
-    """Return the application that serves the models of `registry`.
+    """Return the application that serves the models of `context`, which the frontends of the Open Inference Protocol share.
 
-    The caller starts and stops the models: before and after, or in `lifespan`. Without `metrics` there is no /metrics. `context` is shared by the frontends
-    of the Open Inference Protocol; without it anybody may call the server, and callers on this machine may control it. `websockets` are the WebSockets of
+    The caller starts and stops the models: before and after, or in `lifespan`. Without `metrics` there is no /metrics. `websockets` are the WebSockets of
     the application, if the caller wants to drain them. `added` has the endpoints of a product. `log` gets a line for each request.
     `protocols` are those of `inference_protocols`.
 
     No model's route may begin as a path of the application does. Raises SettingsError if one does already.
     """
-    context = context or KserveContext(registry, settings)
+    registry, settings = context.registry, context.http
     protocols = inference_protocols(context) if protocols is None else protocols
     middleware = [Middleware(AsgiInference, protocols, settings), Middleware(Kserve, context)]
     if added.endpoints:

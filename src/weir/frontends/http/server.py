@@ -8,11 +8,10 @@ import os
 import socket
 import ssl
 import stat
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 from weir.errors import Overloaded, SettingsError, bounded
 from weir.frontends.frontend import listen
@@ -21,16 +20,13 @@ from weir.frontends.http.fast.connection import Connection, LoggedConnection
 from weir.frontends.http.fast.handover import HandOver
 from weir.frontends.http.fast.inference import HotKserve, HotNative
 from weir.frontends.http.fast.plan import RouteHandler
-from weir.frontends.http.fast.shared import HttpShared, TakesOver
+from weir.frontends.http.fast.shared import REAL_TIME, Clocks, HttpShared, TakesOver
 from weir.frontends.websocket import WebSockets
 from weir.messages import Observer
 from weir.protocols import HttpSettings
 from weir.protocols.account import Account
 from weir.protocols.kserve import KserveContext
 from weir.wire.status import http_code
-
-if TYPE_CHECKING:
-    from weir.serving.handle import Models
 
 BACKLOG = 2048  # connections that wait in the kernel to be accepted
 _SWEEP_INTERVAL = 1.0  # seconds
@@ -55,38 +51,27 @@ class Listening(Protocol):
 
 
 class HttpServer:
-    """Serves `registry` over HTTP/1.1: inference by the fast path, everything else by `asgi_app`.
+    """Serves the models of `context` over HTTP/1.1: inference by the fast path, everything else by `asgi_app`.
 
     `context` is shared by the frontends of the Open Inference Protocol. `observers` are notified of requests that are refused before they reach a service;
-    the services notify their own observers of all others. `clock` returns seconds and measures idle and slow connections, `time_of_day` seconds since 1970. `websockets` are those of
+    the services notify their own observers of all others. `clocks` measure idle and slow connections. `websockets` are those of
     `asgi_app`, to be drained. `route_handlers` answer requests of a product on the fast path. `log` gets a line for each response that `asgi_app` does not
-    send. `own` replaces the handlers of Weir's own protocols, and `hand_over` what goes on with a connection that the fast path leaves.
+    send. `hand_over` replaces what goes on with a connection that the fast path leaves.
     """
 
     def __init__(
-        self, registry: "Models", asgi_app: Any, settings: HttpSettings, observers: Sequence[Observer] = (), *,
-        context: KserveContext | None = None, clock: Callable[[], float] = time.monotonic, websockets: WebSockets | None = None,
-        route_handlers: Sequence[RouteHandler] = (), log: HttpLog | None = None, own: Sequence[RouteHandler] | None = None,
-        hand_over: TakesOver | None = None, time_of_day: Callable[[], float] = time.time,
+        self, context: KserveContext, asgi_app: Any, observers: Sequence[Observer] = (), *, clocks: Clocks = REAL_TIME, log: HttpLog | None = None,
+        websockets: WebSockets | None = None, route_handlers: Sequence[RouteHandler] = (), hand_over: TakesOver | None = None,
     ) -> None:  # fmt: skip
-        self._settings = settings
+        self._settings = settings = context.http
         self._websockets = websockets
         self._asgi_app = asgi_app
         self._hand_over = hand_over or HandOver(self._asgi, settings)
-        context = context or KserveContext(registry, settings)
-        own = (HotNative(registry, settings), HotKserve(context)) if own is None else own
         self._shared = HttpShared(
-            (*own, *route_handlers),
-            settings,
-            observers,
-            self._hand_over,
-            clock=clock,
-            access=context.access,
-            account=context.account,
-            log=log,
-            time_of_day=time_of_day,
-        )
-        self._clock = clock
+            (*self._own_handlers(context), *route_handlers), settings, observers, self._hand_over,
+            clocks=clocks, access=context.access, account=context.account, log=log,
+        )  # fmt: skip
+        self._clock = clocks.now
         self._server: Listening | None = None
         self._tls: ssl.SSLContext | None = None
         self._handshakes: set[asyncio.Task[Any]] = context.account.connection_set()
@@ -94,6 +79,10 @@ class HttpServer:
         self._handshakes_reported = -_HANDSHAKE_LINES  # the instant of that line
         context.account.counters.append(lambda: len(self._handshakes))
         self._sweeping: asyncio.TimerHandle | None = None
+
+    def _own_handlers(self, context: KserveContext) -> tuple[RouteHandler, RouteHandler]:
+        """Return the handlers of Weir's own protocols."""
+        return HotNative(context.registry, context.http), HotKserve(context)
 
     async def start(self) -> None:
         """Listen. Raises SettingsError when the address is in use or invalid, or the certificate unreadable."""

@@ -10,7 +10,7 @@ from weir.catalog.registry import Registry
 from weir.frontends.http.fast.connection import Connection
 from weir.frontends.http.fast.handover import HandOver
 from weir.frontends.http.fast.inference import HotKserve, HotNative
-from weir.frontends.http.fast.shared import HttpShared
+from weir.frontends.http.fast.shared import Clocks, HttpShared
 from weir.model import Model
 from weir.protocols import HttpSettings
 from weir.protocols.access import Access
@@ -226,7 +226,7 @@ async def site(
     await service.start()
     try:
         yield Site(
-            HttpShared(route_handlers, http, [observer], hand_over, clock=clock, access=access),
+            HttpShared(route_handlers, http, [observer], hand_over, clocks=Clocks(clock), access=access),
             service,
             executor,
             observer,

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weir.errors import WeirError
 from weir.frontends.http.access_log import HttpLog
@@ -135,17 +135,25 @@ class Receiver(Protocol):
         """Move the body to ordinary memory and receive the rest there. Return False, with nothing changed, if that has no room."""
 
 
+class Clocks(NamedTuple):
+    """What tells a server the time: `now` returns seconds, by which it waits, and `time_of_day` seconds since 1970."""
+
+    now: Callable[[], float] = time.monotonic
+    time_of_day: Callable[[], float] = time.time
+
+
+REAL_TIME = Clocks()
+
+
 class HttpShared:
     """What all connections of a server share. It belongs to one event loop.
 
-    `route_handlers` answer the requests of the fast path; the first one also refuses requests that belong to no handler. `clock` returns seconds,
-    and `time_of_day` seconds since 1970.
+    `route_handlers` answer the requests of the fast path; the first one also refuses requests that belong to no handler.
     """
 
     def __init__(
         self, route_handlers: Sequence[RouteHandler], settings: HttpSettings, observers: Sequence[Observer],
-        hand_over: TakesOver, *, clock: Callable[[], float], access: Access | None = None, account: Account | None = None,
-        log: HttpLog | None = None, time_of_day: Callable[[], float] = time.time,
+        hand_over: TakesOver, *, clocks: Clocks, access: Access | None = None, account: Account | None = None, log: HttpLog | None = None,
     ) -> None:  # fmt: skip
         self.route_handlers = tuple(route_handlers)
         self.settings = settings
@@ -165,8 +173,7 @@ class HttpShared:
         self.ended = asyncio.Event()  # while draining: set when a request or a connection has ended
         self.tick = 0.0  # the instant of the last sweep
         self.receiving: set[Receiver] = set()  # connections that receive a body into shared memory
-        self._clock = clock
-        self._time_of_day = time_of_day
+        self._clocks = clocks
         self._memo: HeadMemo[RoutePlan] = HeadMemo()
         self.remembered = self._memo.find
         self._reader = HeadReader()
@@ -175,9 +182,9 @@ class HttpShared:
 
     def on_second(self) -> None:
         """Update the date, the instant of the sweep and `patience`. Report the transferred bytes to the observers."""
-        self.tick = self._clock()
+        self.tick = self._clocks.now()
         self.patience = self.settings.body_timeout / (_HASTE if self.account.pressed() else 1)
-        self.heads.tick(self._time_of_day())
+        self.heads.tick(self._clocks.time_of_day())
         self.hand_over.on_second(self.heads.date)
         self.tell_observers()
 
