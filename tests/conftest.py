@@ -42,7 +42,7 @@ def nothing_is_left() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def solving_takes_its_share() -> None:
     """The process that solves yields CPUs to others: beside busy tests it would get hardly any."""
-    import_module("weir.tuning.solver").SolvingProcess.__init__.__defaults__ = (0,)
+    import_module("weir.tuning").SolvingProcess.__init__.__defaults__ = (0,)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -150,7 +150,7 @@ def _load() -> None:
     with suppress(ImportError):  # not every environment of the tests has what texts need
         import_module("weir.text_server.server")
     # As in the process of the tests: see conftest.py.
-    import_module("weir.tuning.solver").SolvingProcess.__init__.__defaults__ = (0,)
+    import_module("weir.tuning").SolvingProcess.__init__.__defaults__ = (0,)
     gc.collect()
     gc.freeze()  # the collector would write into each page, and so copy it
 

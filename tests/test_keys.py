@@ -20,7 +20,7 @@ from weir.client import GrpcClient, HttpClient
 from weir.errors import Unauthorized
 from weir.frontends.grpc.services import ALL
 from weir.frontends.grpc.services import OPEN as OPEN_CALLS
-from weir.frontends.http.endpoints import OPEN
+from weir.frontends.http.asgi import OPEN
 from weir.wire.kserve_grpc import methods
 
 KEY = "k-1234567890"

@@ -16,7 +16,7 @@ from weir.errors import SettingsError
 from weir.frontends.frontend import Frontend, FrontendContext
 from weir.frontends.grpc.services import NO_CALLS, AddedCalls
 from weir.frontends.http.application import Added
-from weir.frontends.http.endpoints import HttpEndpoint, answered
+from weir.frontends.http.asgi import HttpEndpoint, answered
 from weir.frontends.http.fast.plan import RouteHandler
 from weir.messages import Observer
 from weir.serving.handle import Models

@@ -10,7 +10,7 @@ from weir.bench.target import read_payloads
 from weir.catalog.repository.folder import read_file
 from weir.manifests import read_command
 from weir.policy.cost.profile import Profile, read_profile
-from weir.profiling.items import read_items
+from weir.profiling import read_items
 from weir.protocols.access import Control, ControlSettings, read_keys
 from weir.settings import read_settings
 from weir.simulation.arrivals import read_trace

@@ -13,7 +13,7 @@ from weir.catalog.loading import describe_service, load_target, profile_service,
 from weir.errors import ModelError, SettingsError
 from weir.model import Model
 from weir.policy.cost.profile import Profile
-from weir.profiling.items import ProfilingSettings
+from weir.profiling import ProfilingSettings
 from weir.serving.service import Service
 from weir.text_models.model import TextEncoder
 

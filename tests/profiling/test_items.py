@@ -8,7 +8,7 @@ import pytest
 from weir.errors import SettingsError
 from weir.messages import JSON, OBJECT
 from weir.model import Example, Measure, Model, Tensor
-from weir.profiling.items import Entry, Items, ProfilingSettings, RawItem, items_of, read_items
+from weir.profiling import Entry, Items, ProfilingSettings, RawItem, items_of, read_items
 
 
 class Plain(Model):

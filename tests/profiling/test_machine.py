@@ -11,7 +11,7 @@ from tests.profiling.kit import TimedExecutor, items, started
 
 from weir import __version__
 from weir.errors import SettingsError
-from weir.profiling.items import ProfilingSettings
+from weir.profiling import ProfilingSettings
 from weir.profiling.machine import (
     Energy,
     GpuMemory,

@@ -14,7 +14,7 @@ from tests.profiling.kit import TimedExecutor, items, profiled, started
 from weir.errors import InvalidRequest, ModelError, SettingsError
 from weir.messages import OBJECT
 from weir.policy.cost.profile import ENERGY_SOURCES, GOOGLENET_P4, Profile
-from weir.profiling.items import Entry, Items, ProfilingSettings
+from weir.profiling import Entry, Items, ProfilingSettings
 from weir.profiling.measure import (
     ENERGIES,
     Point,

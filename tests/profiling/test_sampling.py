@@ -14,7 +14,7 @@ from tests.profiling.kit import Duration, TimedExecutor, items, started
 from weir.errors import InvalidRequest, ModelError
 from weir.messages import OBJECT, Batch, Events
 from weir.metrics import MetricReport, ModelMetrics
-from weir.profiling.items import ProfilingSettings
+from weir.profiling import ProfilingSettings
 from weir.profiling.sampling import (
     CROWDED_RARE,
     FEWEST,

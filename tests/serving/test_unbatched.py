@@ -10,7 +10,7 @@ from tests.catalog.repository.shelf import services, write
 
 from weir import Chain, Example, InvalidRequest, Model, ModelError, Service, SettingsError, Tensor
 from weir.catalog.registry import Registry
-from weir.profiling.items import items_of
+from weir.profiling import items_of
 
 
 class Total(Model):

@@ -10,7 +10,7 @@ from tests.text_server.hashing import HashingEncoder
 
 from weir.catalog.registry import Registry
 from weir.frontends.http.application import make_app
-from weir.frontends.http.endpoints import described_paths
+from weir.frontends.http.asgi import described_paths
 from weir.frontends.http.openapi import openapi
 from weir.frontends.http.server import HttpServer
 from weir.protocols import HttpSettings

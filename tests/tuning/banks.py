@@ -5,7 +5,7 @@ from functools import cache
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.solve.bank import Bank, solve_bank
-from weir.tuning.solver import SolveRequest
+from weir.tuning import SolveRequest
 
 PRICES = Prices()
 PROFILE = Profile.linear(alpha_ms=1.0, tau0_ms=4.0, max_batch_size=4)

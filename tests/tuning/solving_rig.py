@@ -13,8 +13,8 @@ from weir.policy.cost.objective import Prices
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import Bank
 from weir.testing import FakeClock
+from weir.tuning import SolveRequest
 from weir.tuning.policy_tuner import PolicyTuner
-from weir.tuning.solver import SolveRequest
 
 SPENT = Timing(0.0, 0.0, 0.0)
 

@@ -19,8 +19,8 @@ from weir.policy.cost.profile import Profile
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import Bank, solve_bank
 from weir.testing import FakeClock
+from weir.tuning import SolveRequest
 from weir.tuning.policy_tuner import PolicyTuner
-from weir.tuning.solver import SolveRequest
 
 PROFILE = Profile.linear(alpha_ms=0.3, tau0_ms=1.0, max_batch_size=32, cv=0.02)
 SLOW = PROFILE.scaled(time=np.where(PROFILE.sizes > 16, 1.6, 1.0))  # serves most in batches of 16

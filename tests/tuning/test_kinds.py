@@ -16,8 +16,8 @@ from weir.policy.cost.objective import Prices
 from weir.policy.decision import KindState, Observation
 from weir.policy.online.adaptive import AutoPolicy, SolvedPolicy
 from weir.policy.solve.uneven import UnevenBank, WorkerKind, solve_uneven
+from weir.tuning import SolvingProcess, UnevenRequest
 from weir.tuning.learning import ProfileMaker
-from weir.tuning.solver import SolvingProcess, UnevenRequest
 
 SLOW = PROFILE.scaled(time=4.0)
 KINDS: dict[str, Any] = {"kinds": ("small", "large"), "numbers": (0, 1)}

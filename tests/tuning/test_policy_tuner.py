@@ -11,10 +11,10 @@ from tests.tuning.solving_rig import Rig, running, turns
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, ModelNotReady, SettingsError
 from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.online.adaptive import AutoPolicy
+from weir.tuning import SolveRequest
 from weir.tuning import policy_tuner as resolving
 from weir.tuning.learning import ProfileMaker
 from weir.tuning.policy_tuner import changed_prices
-from weir.tuning.solver import SolveRequest
 
 
 def test_tables_that_fit_are_left_alone() -> None:

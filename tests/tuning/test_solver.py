@@ -16,12 +16,12 @@ import pytest
 import uvloop
 from tests.leaks import processes
 
+from weir import tuning
 from weir.errors import ModelError, SettingsError
 from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.solve.bank import Bank, solve_bank
-from weir.tuning import solver
-from weir.tuning.solver import Solver, SolveRequest, SolvingProcess
+from weir.tuning import Solver, SolveRequest, SolvingProcess
 
 # A solve takes seconds of processor time, and minutes where other work takes both processors. None of these tests is about that.
 LIMIT = 240.0
@@ -97,7 +97,7 @@ def test_one_that_was_killed_is_replaced_for_the_next_wish(run: Callable[[Any], 
 def test_a_wish_that_was_dropped_is_solved_to_its_end_and_the_next_by_the_same_process(
     run: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch, nothing_is_left: None
 ) -> None:
-    monkeypatch.setattr(solver, "DROPPED_LIMIT", LIMIT)  # a busy machine takes longer than a server waits
+    monkeypatch.setattr(tuning, "DROPPED_LIMIT", LIMIT)  # a busy machine takes longer than a server waits
 
     async def main() -> None:
         async with solving() as (process, before):
@@ -117,7 +117,7 @@ def test_a_wish_that_was_dropped_is_solved_to_its_end_and_the_next_by_the_same_p
 def test_a_dropped_wish_that_takes_long_costs_its_process(
     monkeypatch: pytest.MonkeyPatch, nothing_is_left: None
 ) -> None:
-    monkeypatch.setattr(solver, "DROPPED_LIMIT", 0.0)
+    monkeypatch.setattr(tuning, "DROPPED_LIMIT", 0.0)
 
     async def main() -> None:
         async with solving() as (process, before):
@@ -180,7 +180,7 @@ class Wrong(Solver):
 def test_a_process_that_fails_is_no_bank(
     monkeypatch: pytest.MonkeyPatch, nothing_is_left: None, kind: type[Solver], reason: str
 ) -> None:
-    monkeypatch.setattr(solver, "Solver", kind)
+    monkeypatch.setattr(tuning, "Solver", kind)
     with pytest.raises(ModelError, match=reason):
         asyncio.run(solve_outside(WISH, LIMIT))
 

@@ -5,11 +5,10 @@
     print(report.outcome.p99_ms.value, report.outcome.errors)
 
 run.py         one round of requests, an open or a closed loop; all rounds of all targets, and the results
-target.py      the contract of a target, what is sent to it, the ledger of a round, and the batches that a server counts
+target.py      the contract of a target, what is sent to it, the ledger of a round, the batches that a server counts; and a model in this process
 connection.py  addresses, and one connection of HTTP
 http.py        any path that accepts POST, and the Open Inference Protocol over HTTP and WebSocket
 grpc.py        the same protocol over gRPC
-inprocess.py   a model in this process
 report.py      the progress bar, tables, Markdown, JSON and the figure
 vectors.py     the tables for a server of text vectors
 """
@@ -22,10 +21,9 @@ from typing import Any
 import uvloop
 
 from weir.bench.http import HttpOptions, HttpTarget, KserveTarget, WebSocketTarget
-from weir.bench.inprocess import InProcessTarget
 from weir.bench.report import Display
 from weir.bench.run import Lag, LoadSettings, Outcome, Report, run_bench
-from weir.bench.target import Target, endpoint_of
+from weir.bench.target import InProcessTarget, Target, endpoint_of
 from weir.errors import SettingsError
 from weir.model import Model
 from weir.serving.service import Service

@@ -40,7 +40,7 @@ from weir.messages import Observer
 from weir.model import Model, adapted, check_model
 from weir.policy.cost.profile import Profile
 from weir.policy.loading import AUTO, RULES
-from weir.profiling.items import Items, ProfilingSettings, items_of, read_items
+from weir.profiling import Items, ProfilingSettings, items_of, read_items
 from weir.profiling.machine import Meters, describe_machine, find_meters
 from weir.profiling.measure import Progress, grid, measure
 from weir.profiling.sampling import Measuring
@@ -539,7 +539,7 @@ def profile(
     Arguments:
         model: a class, or a text like "module:Class".
         params: arguments for the model's constructor.
-        items: what batches are made of, or the path of a file of items (see profiling/items.py); without them, the model's
+        items: what batches are made of, or the path of a file of items (see profiling/); without them, the model's
             examples.
         progress: is called with the share that is done, from 0 to 1, and what is being done.
         settings: those of a measurement (`sizes`, `seconds`, `confidence`, `power`, `seed`), and those of Service, which should

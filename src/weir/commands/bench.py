@@ -110,7 +110,7 @@ def _headers(lines: Sequence[str]) -> dict[str, str]:
 def _in_process(
     targets: Sequence[str], policies: Sequence[str], settings: Sequence[str], data: str | None, timeout: float
 ) -> "list[Target]":
-    from weir.bench.inprocess import InProcessTarget
+    from weir.bench.target import InProcessTarget
 
     if (policies or settings) and not targets:
         raise SettingsError("--policy and --set are for models in this process: give one with --in-process")

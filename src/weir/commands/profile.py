@@ -24,7 +24,7 @@ from weir.commands.options import (
     write_atomically,
 )
 from weir.errors import SettingsError
-from weir.profiling.items import ProfilingSettings
+from weir.profiling import ProfilingSettings
 from weir.settings import TRUST, declared_by, declared_settings, value_of
 from weir.workers.settings import ONE_WORKER
 

@@ -24,8 +24,7 @@ from starlette.responses import Response
 from weir._version import __version__
 from weir.errors import WeirError
 from weir.frontends.http.application import Added, code_of
-from weir.frontends.http.asgi import as_response
-from weir.frontends.http.endpoints import HttpEndpoint, answered
+from weir.frontends.http.asgi import HttpEndpoint, answered, as_response
 from weir.messages import Reason, label_of
 from weir.protocols.response import Headers, HttpResponse, encode_safely
 from weir.telemetry.recorder import ROWS, SECONDS, Histogram, Metrics, Recorder

@@ -29,8 +29,7 @@ from weir.errors import (
     UnsupportedMediaType,
     WeirError,
 )
-from weir.frontends.http.asgi import as_response, too_slow, unless_left
-from weir.frontends.http.endpoints import HttpEndpoint, answered
+from weir.frontends.http.asgi import HttpEndpoint, answered, as_response, too_slow, unless_left
 from weir.jobs import JobSettings
 from weir.jobs.running import Ask, JobRunner, check_endpoint
 from weir.jobs.store import Disk, Job, JobStore, StoredFile

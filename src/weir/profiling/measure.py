@@ -14,7 +14,7 @@ from weir.errors import ModelError, RequestError, SettingsError
 from weir.figures import GREY, INK, figure, styles
 from weir.numerics import isotonic, monotone_curve
 from weir.policy.cost.profile import Profile
-from weir.profiling.items import Items, ProfilingSettings
+from weir.profiling import Items, ProfilingSettings
 from weir.profiling.machine import Energy, Meter, judged, modelled, read_energy, windows
 from weir.profiling.sampling import CROWDED, Contention, Measuring, ServiceTimeEstimate, ServiceTimeSampler
 

@@ -21,7 +21,7 @@ import numpy as np
 from weir.errors import ModelError, WeirError
 from weir.messages import Batch, Events
 from weir.metrics import GAUGE, MetricReport
-from weir.profiling.items import Items, ProfilingSettings
+from weir.profiling import Items, ProfilingSettings
 from weir.workers.executor import Executor, Listener, ReservesWorkers
 
 FIRST_ID = 1 << 48  # a service counts its batches from 1, so late events of these are never taken for its own

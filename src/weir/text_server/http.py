@@ -15,8 +15,7 @@ import msgspec
 from starlette.types import Send
 
 from weir.errors import WeirError
-from weir.frontends.http.asgi import AsgiCall, ClientLeft, Endpoint, Handler, identified, unless_left
-from weir.frontends.http.endpoints import HttpEndpoint
+from weir.frontends.http.asgi import AsgiCall, ClientLeft, Endpoint, Handler, HttpEndpoint, identified, unless_left
 from weir.frontends.http.openapi import described_headers, operation
 from weir.messages import JSON
 from weir.protocols.account import CLAIM

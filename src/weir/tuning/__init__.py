@@ -1,1 +1,223 @@
-"""How a running model is measured, and how its policy gets new tables while it serves."""
+"""How a running model is measured, and how its policy gets new tables while it serves.
+
+Here is what solves the tables, next to a server: a model on a worker process of its own. The first request starts the
+process, which then stays. Starting one is what disturbs a server most: a new process loads its libraries, and frees its
+memory at the end, and for both the kernel uses CPUs for milliseconds, whatever its priority.
+"""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from weir.errors import ModelError, SettingsError, WeirError
+from weir.messages import OBJECT, Batch, Events
+from weir.metrics import MetricReport
+from weir.model import Model
+from weir.workers.process.pool import ProcessPool
+from weir.workers.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from weir.policy.cost.objective import LatencySLO, Prices
+    from weir.policy.cost.profile import Profile
+    from weir.policy.scaling import Capacity
+    from weir.policy.solve.bank import Bank
+    from weir.policy.solve.device import DeviceLoad, DeviceTable
+    from weir.policy.solve.uneven import UnevenBank, WorkerKind
+    from weir.simulation.scaling import CapacityRequest
+
+NAME = "the solving process"
+NICENESS = 10  # of the solving process, added to the server's
+DROPPED_LIMIT = 2.0  # seconds; a bank for one worker takes less, so it is solved sooner than a new process starts
+
+
+class SolveRequest(NamedTuple):
+    """What a bank is solved for."""
+
+    profile: "Profile"
+    prices: "Prices"
+    workers: int
+    objective: "LatencySLO | None"
+
+
+class UnevenRequest(NamedTuple):
+    """What the tables of workers of two kinds are solved for: the faster kind first, and the numbers of both."""
+
+    kinds: "tuple[WorkerKind, WorkerKind]"
+    prices: "Prices"
+    numbers: tuple[int, int]
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are of both kinds."""
+        return sum(each.workers for each in self.kinds)
+
+
+class DeviceRequest(NamedTuple):
+    """What one order of models on a device is solved for."""
+
+    loads: "Sequence[DeviceLoad]"
+    batches: int  # at once
+
+
+Request: TypeAlias = "SolveRequest | UnevenRequest | CapacityRequest | DeviceRequest"
+
+
+class Solver(Model):
+    """Runs in the solving process. It answers a SolveRequest with the content of a bank file, a CapacityRequest with the
+    Capacity, other requests with the tables, and each with a text that says why there is none.
+    """
+
+    def __init__(self, niceness: int = NICENESS) -> None:
+        self._niceness = niceness
+
+    def load(self) -> None:
+        """Lower the priority below that of the server and its workers, and import the solver."""
+        os.nice(self._niceness)
+        import weir.simulation.banks  # noqa: F401 - takes long
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        """Solve each request."""
+        return [self._solve(request) for request in batch]
+
+    def _solve(self, request: Request) -> "bytes | UnevenBank | Capacity | list[DeviceTable] | str":
+        from weir.policy.solve.uneven import solve_uneven
+        from weir.simulation.banks import make_bank
+        from weir.simulation.device import solve_device
+        from weir.simulation.scaling import measure_capacity
+
+        try:
+            if isinstance(request, DeviceRequest):
+                return solve_device(request.loads, request.batches)
+            if isinstance(request, UnevenRequest):
+                return solve_uneven(request.kinds, request.prices)
+            if not isinstance(request, SolveRequest):
+                return measure_capacity(request)
+            objective = None if request.objective is None else request.objective.as_served()
+            bank = make_bank(request.profile, request.prices, workers=request.workers, objective=objective)
+        except SettingsError as error:
+            return error.message
+        return bank.to_bytes()
+
+
+class SolvingProcess:
+    """Solves one request after another, on one event loop, until `close`.
+
+    `niceness` is added to that of its process, so that it yields CPUs to the server.
+    """
+
+    def __init__(self, niceness: int = NICENESS) -> None:
+        self._niceness = niceness
+        self._pool: ProcessPool | None = None
+        self._turn = asyncio.Lock()
+        self._ids = count(1)
+        self._answer: asyncio.Future[Any] | None = None  # to the last request, even if its caller has left
+
+    async def solve(self, request: SolveRequest, limit: float) -> "Bank":
+        """Return the bank that `request` describes.
+
+        Raises SettingsError with the reason if there is none, ModelError when the process ends or cannot be started,
+        and TimeoutError after `limit` seconds. A request whose caller was cancelled is solved to its end; if the next
+        request has waited for that for DROPPED_LIMIT seconds, the process is ended and a new one is started.
+        """
+        from weir.policy.solve.bank import Bank
+
+        answer = await self._answered(request, limit)
+        try:
+            return Bank.from_bytes(answer, f"{NAME}'s answer", profile=request.profile)
+        except SettingsError as error:
+            raise ModelError(error.message) from error
+
+    async def uneven(self, request: UnevenRequest, limit: float) -> "UnevenBank":
+        """Return the tables of workers of two kinds. It raises what `solve` raises."""
+        found: UnevenBank = await self._answered(request, limit)
+        return found
+
+    async def capacity(self, request: "CapacityRequest", limit: float) -> "Capacity":
+        """Return what each number of workers can do. It raises what `solve` raises."""
+        found: Capacity = await self._answered(request, limit)
+        return found
+
+    async def device(self, loads: "Sequence[DeviceLoad]", batches: int, limit: float) -> "list[DeviceTable]":
+        """Return the tables of models that share a device, which runs so many `batches` at once. It raises what `solve` raises."""
+        found: list[DeviceTable] = await self._answered(DeviceRequest(loads, batches), limit)
+        return found
+
+    async def _answered(self, request: Request, limit: float) -> Any:
+        try:
+            async with asyncio.timeout(limit), self._turn:
+                answer = await self._solved(request)
+        except asyncio.CancelledError:
+            raise
+        except (WeirError, OSError) as error:  # also a TimeoutError
+            await self.close()
+            if isinstance(error, WeirError):
+                raise ModelError(error.message) from error
+            raise
+        if isinstance(answer, str):
+            raise SettingsError(answer)
+        return answer
+
+    async def close(self) -> None:
+        """End the process, if there is one, and wait until it has ended. Idempotent."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            self._end(ModelError(f"{NAME} was ended"))
+            await pool.stop()
+
+    async def _solved(self, request: Request) -> Any:
+        if self._answer is not None and not self._answer.done():
+            await asyncio.wait([self._answer], timeout=DROPPED_LIMIT)
+            if not self._answer.done():
+                await self.close()
+        if self._pool is None:
+            settings = WorkerSettings(threads=1, spin=0.0, arena_bytes=0, retry_in_halves=False)
+            params = {"niceness": self._niceness}
+            pool = ProcessPool(Solver, params, settings, name=NAME, max_batch_size=1, stop_grace=0.0)
+            await pool.start(self)  # ends the process when it fails or is cancelled
+            self._pool = pool
+        self._answer = asyncio.get_running_loop().create_future()
+        self._pool.run(0, Batch(next(self._ids), [request], OBJECT, OBJECT))
+        await asyncio.wait([self._answer])
+        return self._answer.result()
+
+    # Events of the pool (Listener).
+
+    def worker_ready(self, worker: int, places: int, *, bulk: bool = False) -> None:
+        """Do nothing: the next request starts when it is made."""
+
+    def worker_lost(self, worker: int, reason: str) -> None:
+        """Fail the present request."""
+        self._end(ModelError(f"{NAME} ended: {reason}"))
+
+    def worker_leaves(self, worker: int) -> None:
+        """Do nothing: processes of this machine do not leave."""
+
+    def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
+        """Do nothing: the solver has no metrics of its own."""
+
+    def unavailable(self, reason: str) -> None:
+        """Fail the present request."""
+        self._end(ModelError(f"{NAME} cannot be started: {reason}"))
+
+    def received(self, worker: int, events: Events) -> None:
+        """Take the answer."""
+        self._end(events.outputs[0])
+
+    def _end(self, end: Any) -> None:
+        if self._answer is not None and not self._answer.done():
+            if isinstance(end, WeirError):
+                self._answer.set_exception(end)
+                self._answer.exception()  # marks it as read: there may be no caller any more
+            else:
+                self._answer.set_result(end)
+
+
+async def end_tasks(*tasks: "asyncio.Task[Any] | None") -> None:
+    """Cancel the tasks that are not done, and wait until they are."""
+    running = [task for task in tasks if task is not None and not task.done()]
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.wait(running)

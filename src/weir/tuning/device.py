@@ -16,7 +16,7 @@ from weir.errors import SettingsError, WeirError
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.online.arrivals import Rate
 from weir.policy.solve.device import DeviceLoad, DeviceTable
-from weir.tuning.solver import SolvingProcess
+from weir.tuning import SolvingProcess
 from weir.workers.timer import sleep
 from weir.workers.turns import DeviceGroup, Member
 

@@ -17,7 +17,7 @@ from weir.errors import ModelNotReady, WeirError
 from weir.model import Model
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.online.adaptive import AutoPolicy
-from weir.profiling.items import ProfilingSettings, items_of
+from weir.profiling import ProfilingSettings, items_of
 from weir.profiling.measure import measure
 from weir.profiling.sampling import Measuring
 from weir.workers.executor import Executor, Listener

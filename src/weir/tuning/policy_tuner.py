@@ -25,8 +25,8 @@ from weir.policy.online.drift import BATCHES, Drift, DriftDetector
 from weir.policy.solve.bank import Bank
 from weir.policy.solve.uneven import UnevenBank, WorkerKind
 from weir.telemetry.recorder import SilentObserver
+from weir.tuning import SolveRequest, SolvingProcess, UnevenRequest, end_tasks
 from weir.tuning.learning import ProfiledExecutor, ProfileMaker
-from weir.tuning.solver import SolveRequest, SolvingProcess, UnevenRequest, end_tasks
 from weir.workers.executor import Executor
 from weir.workers.settings import WorkerSettings
 

@@ -30,8 +30,8 @@ from weir.policy.scaling import (
 )
 from weir.simulation.scaling import CapacityRequest
 from weir.telemetry.recorder import SilentObserver
+from weir.tuning import SolvingProcess, end_tasks
 from weir.tuning.learning import learned_profile
-from weir.tuning.solver import SolvingProcess, end_tasks
 from weir.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:

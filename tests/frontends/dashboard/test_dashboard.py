@@ -27,7 +27,7 @@ from weir.frontends.dashboard import (
     use_of,
 )
 from weir.frontends.http.application import code_of, make_exposition
-from weir.frontends.http.endpoints import routes_of
+from weir.frontends.http.asgi import routes_of
 from weir.telemetry.recorder import Metrics
 from weir.testing import FakeExecutor
 

@@ -11,7 +11,7 @@ import weir
 from weir import Registry, Service
 from weir.errors import SettingsError
 from weir.frontends.http.application import InferencePaths, inference_protocols
-from weir.frontends.http.endpoints import HttpEndpoint, answered
+from weir.frontends.http.asgi import HttpEndpoint, answered
 from weir.protocols import HttpSettings
 from weir.protocols.kserve import KserveContext
 from weir.testing import FakeExecutor

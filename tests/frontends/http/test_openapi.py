@@ -15,7 +15,7 @@ from tests.streaming_models import Prefixes as Stories
 
 from weir.catalog.registry import Registry
 from weir.frontends.http.application import make_app
-from weir.frontends.http.endpoints import HttpEndpoint, described_paths
+from weir.frontends.http.asgi import HttpEndpoint, described_paths
 from weir.frontends.http.openapi import ModelList, described_page, openapi
 from weir.protocols import HttpSettings
 from weir.protocols.kserve import KserveContext

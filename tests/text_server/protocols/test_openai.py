@@ -17,7 +17,7 @@ from tests.text_server.served_texts import post as post_to
 
 from weir.errors import DeadlineExceeded, Draining, ModelError, Overloaded
 from weir.frontends.http.application import HTTP_FRONTENDS, code_of
-from weir.frontends.http.endpoints import described_paths
+from weir.frontends.http.asgi import described_paths
 from weir.protocols import HttpSettings
 from weir.text_models.packing import Packing, quantized
 from weir.text_server.bert_as_service import http as encode_http

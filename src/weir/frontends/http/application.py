@@ -41,15 +41,19 @@ from weir.errors import (
 from weir.frontends.frontend import open_protocols
 from weir.frontends.http import openapi as documents
 from weir.frontends.http.access_log import HttpLog, Logged
-from weir.frontends.http.asgi import AsgiInference, Body, as_response, inner_path, with_names
-from weir.frontends.http.endpoints import (
+from weir.frontends.http.asgi import (
+    AsgiInference,
+    Body,
     Gate,
     HttpEndpoint,
     answered,
+    as_response,
     described_paths,
+    inner_path,
     refusals_of,
     routes_of,
     with_key,
+    with_names,
 )
 from weir.frontends.http.kserve_routes import PREFIX, Kserve, kserve_openapi
 from weir.frontends.websocket import WebSockets

@@ -20,8 +20,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weir import errors
 from weir.errors import MethodNotAllowed, ModelNotReady, NotFound, Unsupported
-from weir.frontends.http.asgi import AsgiCall, Endpoint, Handler, as_response, inner_path, with_names
-from weir.frontends.http.endpoints import HttpEndpoint, described_paths, routes_of
+from weir.frontends.http.asgi import (
+    AsgiCall,
+    Endpoint,
+    Handler,
+    HttpEndpoint,
+    as_response,
+    described_paths,
+    inner_path,
+    routes_of,
+    with_names,
+)
 from weir.frontends.http.openapi import EVENTS, Schema, described_errors, example_value
 from weir.messages import JSON, OCTETS
 from weir.model import OPTIONAL, Model, Tensor, is_tensor_model

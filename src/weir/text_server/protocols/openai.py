@@ -21,8 +21,7 @@ from weir.errors import (
     WeirError,
     brief,
 )
-from weir.frontends.http.asgi import AsgiCall, as_response, identified
-from weir.frontends.http.endpoints import ANY, HttpEndpoint, answered, listed
+from weir.frontends.http.asgi import ANY, AsgiCall, HttpEndpoint, answered, as_response, identified, listed
 from weir.protocols.response import (
     Headers,
     HttpResponse,

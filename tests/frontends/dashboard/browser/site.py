@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import uvicorn
 from starlette.applications import Starlette
 
-from weir.frontends.http.endpoints import HttpEndpoint, routes_of
+from weir.frontends.http.asgi import HttpEndpoint, routes_of
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome

@@ -1,6 +1,6 @@
 """What follows from the declaration of an endpoint.
 
-gate.py, in front of an application that says where it was reached.
+The gate, in front of an application that says where it was reached.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from tests.frontends.http.models import Square
 
 import weir
 from weir.frontends.grpc.services import Services
-from weir.frontends.http.endpoints import (
+from weir.frontends.http.asgi import (
     ANY,
     Gate,
     HttpEndpoint,
