@@ -73,6 +73,34 @@ def test_a_server_that_does_not_end_leaves_behind_what_hangs_and_says_so() -> No
     assert "processes=[" in log
 
 
+GOES_ON = """
+import threading
+import weir, weir.app, weir.console
+from tests.served_models import Square
+
+class Ready(weir.app.App):
+    async def run(self, ready, **options):
+        await super().run(lambda: (ready(), self.end()), **options)
+
+weir.console.App = Ready
+weir.serve(Square, port=0, drain_timeout=1)
+for each in threading.enumerate():
+    if isinstance(each, threading.Timer):
+        each.join()  # the last resort, if nobody has cancelled it
+print("goes on", flush=True)
+weir.app.END_LIMIT = 0.1
+stuck = threading.Thread(target=threading.Event().wait)
+stuck.start()
+"""
+
+
+def test_a_program_goes_on_after_its_server_and_ends_with_what_hangs_left_behind() -> None:
+    command = [sys.executable, "-c", GOES_ON]
+    done = subprocess.run(command, capture_output=True, text=True, env=CLEAN, timeout=200, check=False)
+    assert "goes on\n" in done.stdout, done.stderr
+    assert "not everything ends" in done.stderr and done.returncode == 1
+
+
 ROOT = Path(__file__).parent.parent
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import fields
@@ -179,6 +180,7 @@ class App:
         self.frontends += () if product is None else product.frontends(site.context)
         self._signalled = asyncio.Event()
         self._own_process = False
+        self._last_resort: threading.Timer | None = None
 
     def _count_fronts(self, *, one: bool) -> int:
         """Return how many fronts there shall be; with `one` the server can have only one."""
@@ -237,9 +239,9 @@ class App:
     async def run(self, ready: Callable[[], None] = lambda: None, *, signals: bool = True) -> None:
         """Serve until a signal of ENDING, then finish what was accepted. A second signal ends the process at once.
 
-        `ready` is called when all models are ready. With `signals`, this must run in the main thread, and the process belongs to the
-        server: it ends END_LIMIT seconds after the longest `drain_timeout` in any case. Without `signals`, only `end` ends the
-        server.
+        `ready` is called when all models are ready. With `signals`, this must run in the main thread. The process then ends in any
+        case END_LIMIT seconds after the longest `drain_timeout` if this has not returned, and as long after the end of the main
+        thread. Without `signals`, only `end` ends the server.
 
         Raises SettingsError if the address cannot be used, and ModelError with the worker's traceback if a model cannot be
         loaded; nothing is left running then.
@@ -256,15 +258,20 @@ class App:
             each = 2 if of_fronts and self.settings.http.tls_certfile is not None else 1
             if warning := allow_descriptors(self.site.kserve.account, others=of_fronts, each=each):
                 self._logger.warning(warning)
-            await self._serve(ready)
+            try:
+                await self._serve(ready)
+            finally:
+                if self._last_resort is not None:  # what the program does now may take long
+                    self._last_resort.cancel()
+                    threading.Thread(target=_end_with_the_program, name="weir-end", daemon=True).start()
         self._logger.info("stopped")
 
     def end(self) -> None:
         """Begin the drain, as the first signal does. This must be called on the event loop of `run`."""
         if self._own_process and not self._signalled.is_set():
-            last_resort = threading.Timer(self._longest_drain + END_LIMIT, _end_process, [self._logger])
-            last_resort.daemon = True
-            last_resort.start()
+            self._last_resort = threading.Timer(self._longest_drain + END_LIMIT, _end_process)
+            self._last_resort.daemon = True
+            self._last_resort.start()
         self._signalled.set()
 
     @property
@@ -377,11 +384,20 @@ def _of_fronts() -> Any:
     return DispatcherGrpc
 
 
-def _end_process(logger: Any) -> None:
+def _end_with_the_program() -> None:
+    """Give what the server has left END_LIMIT seconds from the end of the main thread."""
+    threading.main_thread().join()
+    time.sleep(END_LIMIT)
+    _end_process()
+
+
+def _end_process() -> None:
     """End the process although something hangs, and log what hangs."""
     threads = [each.name for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
     processes = [int(pid) for each in Path("/proc/self/task").glob("*/children") for pid in each.read_text().split()]
-    log = partial(logger.error, "not everything ends: leaving it behind", threads=threads, processes=processes)
+    log = partial(
+        get_logger("weir").error, "not everything ends: leaving it behind", threads=threads, processes=processes
+    )
     logging = threading.Thread(target=log, daemon=True)  # the log's destination may hang as well
     logging.start()
     logging.join(1.0)
