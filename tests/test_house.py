@@ -94,7 +94,7 @@ LIMITS = {
     "profiling": (4, 1_092),
     "protocols": (10, 2_750),
     "serving": (9, 2_851),
-    "simulation": (13, 3_111),
+    "simulation": (13, 3_091),
     "telemetry": (6, 1_551),
     "text_models": (24, 6_264),
     "text_server": (28, 7_536),

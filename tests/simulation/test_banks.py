@@ -51,16 +51,6 @@ def test_between_the_rates_of_a_crew_no_table_in_use_costs_more_than_the_best_li
 
 
 @needs_compiler
-def test_near_capacity_limits_that_cost_nearly_the_same_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How long the queues are is mostly chance there; a limit of 10 was taken that costs 1.3 % more than 3."""
-    monkeypatch.setattr("weir.simulation.banks.MULTI_WORKER_LOADS", (0.94, 0.97))
-    model, workers = drawn(100181), 4
-    replicas = Replicas(model.profile, workers)
-    for seed in (1, 2):
-        limits = set(map(limit_of, tables_for_several(replicas, model.prices, seed).values()))
-        assert max(limits) <= 8
-
-
 @needs_compiler
 def test_far_below_its_loads_a_crew_waits_for_as_few_rows_as_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weir.simulation.banks.MULTI_WORKER_LOADS", (0.001, 0.002))

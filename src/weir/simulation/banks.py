@@ -27,10 +27,10 @@ from weir.simulation.replicas import (
     TRIED,
     ReplicaCase,
     ReplicaEstimate,
+    ReplicaFigures,
     Replicas,
     best_tables,
     estimate,
-    excess,
 )
 from weir.simulation.rounds import Figures
 from weir.simulation.search import BURST, BURST_BATCHES, SURE, SloSearch, lowest
@@ -148,10 +148,9 @@ def _between(
         tables = [multi_worker_table(profile, limit) for limit in limits]
         margin = 1.0 + hysteresis(low, high)
         cases += [ReplicaCase(sqrt(low * high) * factor, tables, draws) for factor in (margin, 1.0 / margin)]
-    served = zip(cases, replicas.serve_all(cases), strict=True)
-    beyond = [excess(replicas.costs(case.rate, prices, made)) for case, made in served]
+    excess = [_excess(case.rate, prices, made) for case, made in zip(cases, replicas.serve_all(cases), strict=True)]
     added = {}
-    for (low, high), limits, above, below in zip(pairs, tried, beyond[::2], beyond[1::2], strict=True):
+    for (low, high), limits, above, below in zip(pairs, tried, excess[::2], excess[1::2], strict=True):
         if max(_bounds(above[0])[0], _bounds(below[-1])[0]) > DEARER:
             best = int((above + below).mean(axis=1).argmin())
             added[sqrt(low * high)] = multi_worker_table(profile, limits[best])
@@ -161,6 +160,13 @@ def _between(
 def _limits(low: int, high: int) -> list[int]:
     """Return at most TRIED limits from that of the lower rate to that of the higher one."""
     return list(dict.fromkeys(np.linspace(low, high, TRIED).astype(int).tolist()))
+
+
+def _excess(rate: float, prices: Prices, made: ReplicaFigures) -> Floats:
+    """Return by what share of the least cost each table costs more in each queue; shape (tables, queues)."""
+    costs = prices.latency_weight_at(rate) * made.response_ms + prices.energy_weight * made.power_w
+    least = costs[costs.mean(axis=1).argmin()]
+    return np.asarray((costs - least) / least.mean(), dtype=np.float64)
 
 
 def _promised(

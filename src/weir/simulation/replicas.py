@@ -7,7 +7,6 @@ tests/simulation/test_replicas.py holds it equal to `play`, which serves one que
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from functools import cache
 from math import inf, log
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -32,7 +31,6 @@ ENOUGH = 0.003  # relative standard error of the mean at which an estimate is go
 SHARE, LATE_COUNTS = 0.99, 0.1  # a relative error of the share of later rows counts as this part of one of the mean
 LEAST_SPARE = 0.003  # of the workers: where fewer are spare, queues begin as if so many were
 WARM = 0.2  # share of the rows of a queue that come before it counts
-POWERS = (1, 2, 3)  # of the work, whose drifts are controls when costs are compared
 WIDEST, FINE = 6.0, 32  # normal scores are looked up within this many deviations, in steps of one by this
 SAME_CV = 2  # decimals: coefficients of variation that agree so far are the same
 TOGETHER = 4_000_000  # rows of the cases that are served at once: many short ones, or a long one alone
@@ -73,8 +71,8 @@ class ReplicaFigures(NamedTuple):
         power_w: mean power in watts.
         busy: share of the workers' time in which they are busy.
         batches: how many they are.
-        work: of each queue, those of the first table first.
         times_ms: by table, the response times of all rows, queue by queue; only if they are wanted.
+        work: of each queue, likewise; it is of use if there is one table.
     """
 
     response_ms: Floats
@@ -82,8 +80,8 @@ class ReplicaFigures(NamedTuple):
     power_w: Floats
     busy: Floats
     batches: Ints
-    work: "Work"
     times_ms: Sequence[Sequence[Floats]] = ()
+    work: "Work | None" = None
 
 
 class _Batches(NamedTuple):
@@ -134,8 +132,8 @@ class Replicas:
     def serve(self, rate: float, tables: Sequence[Table], draws: Draws, *, times: bool = False) -> ReplicaFigures:
         """Serve rows that arrive at `rate` per second by each of `tables`.
 
-        Each table waits for its control limit and serves every longer queue; the largest batch is the same for all. The
-        response times of all rows are returned if `times`.
+        Each table waits for its control limit and serves every longer queue. The response times of all rows and the work
+        are returned if `times`.
         """
         return self.serve_all([ReplicaCase(rate, tables, draws)], times=times)[0]
 
@@ -164,21 +162,9 @@ class Replicas:
             line = part.line - made.line[low]
             own = begin[line % len(begin)]
             part = part._replace(line=line, start=part.start - own, end=part.end - own)
-            found.append(self._summed(part, case, arrivals, times=times))
+            figures = self._summed(part, arrivals, len(case.tables), times=times)
+            found.append(figures._replace(work=self._work(part, case)) if times else figures)
         return found
-
-    def costs(self, rate: float, prices: Prices, made: ReplicaFigures) -> Floats:
-        """Return what each table costs in each queue at `rate`, but for most of what is chance (control variates by regression:
-        see SeenQueues); shape (tables, queues).
-        """
-        power_w = made.excess_w + rate / 1000.0 * float(np.min(self.profile.energy_mj / self.profile.sizes))
-        costs: Floats = prices.latency_weight_at(rate) * made.response_ms + prices.energy_weight * power_w
-        drifts = np.array([made.work.drift_of_power(power).reshape(costs.shape) for power in POWERS])
-        spread = drifts.std(axis=(1, 2), keepdims=True)
-        drifts /= np.where(spread > 0.0, spread, 1.0)
-        off, by = (each - each.mean(axis=-1, keepdims=True) for each in (costs, drifts))
-        slopes = np.linalg.lstsq(by.reshape(len(by), -1).T, off.ravel())[0]
-        return np.asarray(costs - np.tensordot(slopes, drifts, 1), dtype=np.float64)
 
     def _batches(self, cases: Sequence[ReplicaCase], coming: Sequence[Floats]) -> _Batches:
         """Serve the queues whose rows arrive at `coming`, by case of shape (queues, rows), in ms. A line is a queue and a
@@ -243,8 +229,8 @@ class Replicas:
         """Return the share of a row in the longest queue's batch, in ms of a worker."""
         return float(self._mean[table[-1]] / table[-1])
 
-    def _summed(self, made: _Batches, case: ReplicaCase, coming: Floats, *, times: bool) -> ReplicaFigures:
-        (queues, width), tables = coming.shape, len(case.tables)
+    def _summed(self, made: _Batches, coming: Floats, tables: int, *, times: bool) -> ReplicaFigures:
+        queues, width = coming.shape
         profile, lines = self.profile, tables * queues
         sums = np.cumsum(np.concatenate((np.zeros((queues, 1)), coming), axis=1), axis=1)
         queue = made.line % queues
@@ -265,7 +251,6 @@ class Replicas:
             (total(energy) / span).reshape(shape),
             np.minimum(total(made.end - made.start) / span / self.workers, 1.0).reshape(shape),
             np.diff(ends, prepend=0).reshape(shape),
-            self._work(made, case),
         )
         if not times:
             return served
@@ -305,10 +290,6 @@ class Work(NamedTuple):
         changed = value(self.next) - value(self.before)
         return np.asarray(np.bincount(self.queue, changed - luck, self.queues), dtype=np.float64)
 
-    def drift_of_power(self, power: int) -> Floats:
-        """Return by queue by how much that power of the work changes, divided by it, likewise."""
-        return self.drift(lambda work: work**power / power, lambda work: work ** (power - 1))
-
 
 def _lines(cases: Sequence[ReplicaCase], coming: Sequence[Floats]) -> tuple[Ints, Ints]:
     """Return, by line, the place of its queue's first row among all, and that of the first row beyond its rows."""
@@ -327,9 +308,6 @@ SEARCH_QUEUES, SEARCH_ROWS, SEARCH_BATCHES = 24, 1_000, 100
 # The first limits are tried on this part of the rows. Ones that are worse by so many standard errors, and by that share of
 # the least cost, are left; the others are tried on at least so many batches as large as theirs, if that is fewer rows.
 FIRST_PART, WORSE, WORSE_BY, OWN_BATCHES = 0.2, 3.0, 0.02, 500
-# Those that are not worse by so many errors are tried on twice as many queues, so many times, until the errors are at most
-# that share of the least cost.
-UNSURE, DOUBLED, ALIKE = 2.0, 3, 0.0025
 
 
 def best_tables(replicas: Replicas, rates: Sequence[float], prices: Prices, seed: int) -> list[Table]:
@@ -337,19 +315,17 @@ def best_tables(replicas: Replicas, rates: Sequence[float], prices: Prices, seed
 
     The cost may have several valleys: where service times hardly depend on the size, workers that never wait are all
     busy with small batches, and ones that wait for many rows are not. So limits of all sizes are tried first, and then
-    those between the neighbours of the best few, until none is left between. Those that may still be the best are tried
-    on more queues. All are tried on the same arrivals.
+    those between the neighbours of the best few, until none is left between. All are tried on the same arrivals.
     """
     most = replicas.profile.best_batch_size
-    rows = SEARCH_ROWS + SEARCH_BATCHES * most
-    draws = cache(lambda doubled: replicas.draws(SEARCH_QUEUES << max(doubled - 1, 0), rows, [seed, 0, doubled]))
-    searches = [_LimitSearch(replicas, rate, prices) for rate in rates]
+    draws = replicas.draws(SEARCH_QUEUES, SEARCH_ROWS + SEARCH_BATCHES * most, [seed, 0])
+    searches = [_LimitSearch(replicas.profile, rate, prices) for rate in rates]
     while going := [search for search in searches if search.next]:
         cases = [
             ReplicaCase(
                 search.rate,
                 [multi_worker_table(replicas.profile, limit) for limit in search.next],
-                _first(draws(search.doubled), search.rows, most),
+                _first(draws, search.rows, most),
             )
             for search in going
         ]
@@ -364,12 +340,6 @@ def _first(draws: Draws, rows: int, most: int) -> Draws:
     return Draws(int(WARM * rows), rows, draws.arrivals[:, :width], draws.luck[..., :width])
 
 
-def excess(costs: Floats) -> Floats:
-    """Return by what share of the least cost each table costs more in each queue; shape (tables, queues)."""
-    least = costs[costs.mean(axis=1).argmin()]
-    return np.asarray((costs - least) / abs(float(least.mean())), dtype=np.float64)
-
-
 class _LimitSearch:
     """The search for the best limit at one rate.
 
@@ -377,42 +347,40 @@ class _LimitSearch:
         rate: rows per second.
         next: the limits to try next, ascending; none when it is over.
         rows: of each queue in which they are tried.
-        doubled: how often the number of queues was.
     """
 
-    def __init__(self, replicas: Replicas, rate: float, prices: Prices) -> None:
-        self.rate, self._replicas, self._prices = rate, replicas, prices
-        most = replicas.profile.best_batch_size
+    def __init__(self, profile: Profile, rate: float, prices: Prices) -> None:
+        self.rate, self._weights = rate, (prices.latency_weight_at(rate), prices.energy_weight)
+        most = self._most = profile.best_batch_size
         self.next = sorted({1, most} | {int(FIRST_RATIO**power) for power in range(99) if FIRST_RATIO**power < most})
         self._all_rows = SEARCH_ROWS + SEARCH_BATCHES * most
-        self.rows, self.doubled = int(FIRST_PART * self._all_rows), 0
-        self._first, self._costs = True, dict[int, Floats]()
+        self.rows = int(FIRST_PART * self._all_rows)
+        self._first = True
+        self._costs: dict[int, float] = {}
 
     @property
     def best(self) -> int:
         """The best limit so far."""
-        return min(self._costs, key=lambda limit: float(self._costs[limit].mean()))
+        return min(self._costs, key=self._costs.__getitem__)
 
     def learn(self, made: ReplicaFigures) -> None:
         """Learn what the limits in `next` do, and choose the next ones."""
-        for limit, cost in zip(self.next, self._replicas.costs(self.rate, self._prices, made), strict=True):
-            self._costs[limit] = np.append(self._costs.get(limit, []), cost)
+        latency, energy = self._weights
+        cost = latency * made.response_ms + energy * made.excess_w
+        self._costs.update(zip(self.next, cost.mean(axis=1).tolist(), strict=True))
         if self._first:
-            self._first, self.next = False, self._contenders(made)
+            self._first = False
+            self.next = self._contenders(cost, made)
         else:
-            self.next = ([] if self.doubled else self._between()) or self._unsure()
+            self.next = self._between()
 
-    def _beyond(self) -> tuple[Floats, Floats]:
-        """Return by what share of the least cost each limit costs more, ascending, and the standard errors."""
-        beyond = excess(np.array([self._costs[limit] for limit in sorted(self._costs)]))
-        return beyond.mean(axis=1), beyond.std(axis=1) / float(beyond.shape[1]) ** 0.5
-
-    def _contenders(self, made: ReplicaFigures) -> list[int]:
+    def _contenders(self, cost: Floats, made: ReplicaFigures) -> list[int]:
         """Return the limits that may be the best, with their neighbours, and set `rows` for them."""
-        beyond, error = self._beyond()
-        good = beyond <= np.maximum(WORSE * error, WORSE_BY)
-        queues = made.batches.shape[1]
-        largest = (1.0 - WARM) * self.rows * queues / float(made.batches[good].sum(axis=1).min())
+        least = int(cost.mean(axis=1).argmin())
+        beyond = cost - cost[least]
+        error = beyond.std(axis=1) / float(cost.shape[1]) ** 0.5
+        good = beyond.mean(axis=1) <= np.maximum(WORSE * error, WORSE_BY * abs(float(cost[least].mean())))
+        largest = (1.0 - WARM) * self.rows * cost.shape[1] / float(made.batches[good].sum(axis=1).min())
         self.rows = min(SEARCH_ROWS + int(OWN_BATCHES * largest), self._all_rows)
         near = good | np.append(good[1:], False) | np.append(False, good[:-1])
         self._costs = {}
@@ -422,20 +390,11 @@ class _LimitSearch:
         """Return the limits between the neighbours of the best few."""
         known = sorted(self._costs)
         between: set[int] = set()
-        for best in sorted(known, key=lambda limit: float(self._costs[limit].mean()))[:VALLEYS]:
+        for best in sorted(self._costs, key=self._costs.__getitem__)[:VALLEYS]:
             at = known.index(best)
             low, high = known[max(at - 1, 0)], known[min(at + 1, len(known) - 1)]
             between |= set(np.unique(np.linspace(low, high, TRIED).astype(int)).tolist())
         return sorted(between - self._costs.keys())
-
-    def _unsure(self) -> list[int]:
-        """Return the limits that may be the best if that has to be known better, and forget the others."""
-        beyond, error = self._beyond()
-        near = beyond <= UNSURE * error
-        kept = np.array(sorted(self._costs))[near].tolist()
-        self._costs = {limit: self._costs[limit] for limit in kept}
-        self.doubled += 1
-        return kept if self.doubled <= DOUBLED and error[near].max() > ALIKE else []
 
 
 class ReplicaEstimate(NamedTuple):
@@ -540,7 +499,8 @@ class SeenQueues:
             (lambda work: work**2 / 2.0, lambda work: work),
             (lambda work: by * rises(work) + np.maximum(work - most, 0.0), rises),
         )
-        found = np.array([np.concatenate([part.work.drift(*each) for part in self._parts]) for each in functions])
+        works = [part.work for part in self._parts if part.work]
+        found = np.array([np.concatenate([work.drift(*each) for work in works]) for each in functions])
         return found if self._stable else np.zeros_like(found)
 
     def later_than(self, deadline_ms: float) -> tuple[float, float]:
