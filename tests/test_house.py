@@ -93,7 +93,7 @@ LIMITS = {
     "policy": (26, 3_552),
     "profiling": (4, 1_092),
     "protocols": (10, 2_750),
-    "serving": (9, 2_851),
+    "serving": (9, 2_861),
     "simulation": (13, 3_091),
     "telemetry": (6, 1_551),
     "text_models": (24, 6_264),

@@ -176,7 +176,9 @@ class Generation:
         self.on_demand = on_demand
         self._demand = None if on_demand is None else partial(on_demand.wanted, self)
         self._leaving: Driver | None = None  # what finishes its requests while `driver` waits for others
-        self._ending = asyncio.Lock()  # held while its workers end
+        self._sleeping = asyncio.Lock()  # held while `sleep` ends its workers
+        self._stops = 0  # under way: a hurried one does not wait for a patient one
+        self._stopped = asyncio.Event()
         self.stopping = False
         self._arrivals = 0  # rows that came before the present driver
         self.driver = self._new_driver()
@@ -271,6 +273,7 @@ class Generation:
         if self.driver.phase is DriverPhase.RUNNING and self.on_demand is None:
             raise Conflict(f"service {self.label!r} is already running")
         self.stopping = False
+        self._stopped.clear()
         if self.driver.phase is DriverPhase.STOPPED:
             self._replace_driver()
 
@@ -310,9 +313,12 @@ class Generation:
         with Draining, and stop the workers. Idempotent."""
         seconds = self.settings.drain_timeout if drain_timeout is None else drain_timeout
         self.stopping = True
-        if self._leaving is not None:
-            await self._leaving.stop(seconds)
-        async with self._ending:
+        self._stops += 1
+        try:
+            if self._leaving is not None:
+                await self._leaving.stop(seconds)
+            async with self._sleeping:  # its workers have ended then
+                pass
             if self.scaler is not None:
                 if self.driver.phase is DriverPhase.RUNNING:
                     await self.driver.drain(seconds)  # first, since requests may wait for a worker that starts
@@ -321,6 +327,10 @@ class Generation:
             if self.tuner is not None:
                 await self.tuner.close()
             await self.driver.stop(seconds)
+        finally:
+            self._stops -= 1
+            if not self._stops:
+                self._stopped.set()
         if self.on_demand is not None:
             self.on_demand.ended(self)
 
@@ -332,12 +342,12 @@ class Generation:
     async def sleep(self) -> None:
         """Finish what was accepted, and stop the workers. Requests that come from now on wait until it is started again."""
         if self.stopping:  # which does the same; nothing may wait for another start
-            async with self._ending:
-                return
+            await self._stopped.wait()
+            return
         former = self._replace_driver()
         former.note_accepted()
         self._leaving = former
-        async with self._ending:
+        async with self._sleeping:
             try:
                 await former.drain(LONGEST_TIMEOUT)  # each request has a deadline
                 if self.scaler is not None:
