@@ -734,7 +734,14 @@ def _wind_up(loop: SimulatedLoop) -> None:
             task.cancel()
         with suppress(Stuck, RuntimeError):  # it may be stopped once more
             loop.run_until_complete(asyncio.wait(left, timeout=60.0))
-    for task in left:
-        coroutine: Any = task.get_coro()
-        if not task.done() and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
-            coroutine.close()  # of a process that was killed before it began
+    for task in asyncio.all_tasks(loop):
+        _close(task.get_coro())
+
+
+def _close(coroutine: Any) -> None:
+    """Close a coroutine that no step will end: whoever collected it later would hear what it then complains of, inner ones first and without a loop."""
+    for _ in range(10):  # what it does about that may wait once more
+        if inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED:
+            return
+        with suppress(BaseException):
+            coroutine.close()
