@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
 from weir.catalog.repository.folder import FolderRepository
 from weir.catalog.sources import ModelToServe, TargetRepository
-from weir.errors import InvalidRequest, SettingsError
+from weir.errors import Draining, InvalidRequest, SettingsError
 from weir.model import Model
 from weir.settings import read_model_table
 from weir.workers import source
@@ -110,6 +111,7 @@ class {name}(weir.Model):
 
 FINDS_BY_NAME = """
 import importlib
+import os
 import importlib.util
 import importlib.machinery as machinery
 import importlib.metadata
@@ -292,6 +294,33 @@ def test_a_folder_keeps_its_names_while_one_of_its_models_runs(folder: Path) -> 
         assert manager.registry.get("Beta").generation.model.__module__ != "isolated_main"
         await manager.unload_model("More")
         await manager.unload_model("Beta")
+        assert "utils" not in sys.modules
+
+    asyncio.run(check())
+
+
+def test_a_server_that_ends_while_it_replaces_a_model_leaves_no_names_taken(folder: Path) -> None:
+    async def check() -> None:
+        write(folder / "alpha", "Alpha", "isolated_main.py")
+        os.mkfifo(folder / "gate")
+        (folder / "alpha" / "isolated_main.py").write_text(
+            "import weir\nimport utils\nclass Alpha(weir.Model):\n"
+            f"    def predict(self, batch):\n        open({str(folder / 'gate')!r}).close()\n        return batch\n"
+        )
+        manager = manager_of("alpha/isolated_main.py:Alpha")
+        await manager.load_model("Alpha")
+        service = manager.registry.get("Alpha")
+        former = service.generation
+        call = service.infer(1)
+        replaced = asyncio.ensure_future(manager.load_model("Alpha"))
+        while service.generation is former:  # noqa: ASYNC110  (there is no event to wait for)
+            await asyncio.sleep(0.001)
+        stopped = asyncio.ensure_future(manager.stop())
+        with pytest.raises(Draining):
+            await replaced
+        (folder / "gate").write_text("")  # once the batch reads it
+        assert await call == 1
+        await stopped
         assert "utils" not in sys.modules
 
     asyncio.run(check())

@@ -563,6 +563,85 @@ def test_a_model_that_is_unloaded_is_not_evicted_into_another_life() -> None:
     run(main())
 
 
+def test_a_model_that_is_unloaded_while_it_is_evicted_accepts_no_more() -> None:
+    """Nor is it loaded once more, at the expense of others."""
+
+    async def main() -> None:
+        house = House("a", "b", memory=1.0)
+        house.answers = False
+        service = await house.find("a")
+        call = service.infer(0)
+        await until(lambda: house.has_work("a"))
+        other = asyncio.ensure_future(house.ask("b"))
+        await until(lambda: house.states()["a"] == "leaving")
+        unloaded = asyncio.ensure_future(house.manager.unload_model("a"))
+        await until(lambda: service.draining)
+        with pytest.raises(Draining, match="is being stopped"):
+            await service.infer(1)
+        await house.finish("a", 0)
+        assert await call == ["a", 0]
+        await unloaded
+        await house.finish("b", 0)
+        assert await other == ["b", 0]
+        assert house.starts == ["a", "b"]
+        await house.manager.stop()
+
+    run(main())
+
+
+def test_a_model_that_is_stopped_before_its_load_begins_is_not_loaded() -> None:
+    async def main() -> None:
+        house = House("a")
+        service = await house.find("a")
+        stopped = asyncio.ensure_future(service.stop())
+        service.infer(0).cancel()  # has it loaded, after the stop
+        await stopped
+        await turns(20)
+        assert house.starts == []
+        await house.manager.stop()
+
+    run(main())
+
+
+def test_who_waits_for_the_load_of_a_model_that_is_stopped_is_told() -> None:
+    async def main() -> None:
+        house = House("a", "b", memory=1.0, needs_memory=1)
+        house.gate.clear()
+        services = [await house.find(name) for name in "ab"]
+        starts = [asyncio.ensure_future(service.start()) for service in services]
+        await until(lambda: house.states() == {"a": "loading", "b": "waiting"})
+        await services[1].stop()
+        with pytest.raises(ModelNotReady, match="stopped"):
+            await starts[1]
+        house.gate.set()
+        await starts[0]
+        await house.manager.stop()
+
+    run(main())
+
+
+def test_a_read_that_fails_is_noted_although_its_caller_has_left(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        house = House("a", "b", clock=FakeClock())
+        house.shelf.models["a"][""] = "broken"
+        house.gate.clear()
+        load = asyncio.ensure_future(house.manager.load_model("b"))
+        await until(lambda: house.starts == ["b"])
+        asked = asyncio.ensure_future(house.ask("a"))
+        await turns(20)
+        asked.cancel()
+        house.gate.set()
+        await load
+        await until(lambda: bool(house.registry.on_demand["a"]))
+        with pytest.raises(ModelNotReady, match="cannot be read"):
+            await house.ask("a")
+        assert len(house.shelf.asked) == 2  # one of each: the next try comes later
+        await house.manager.stop()
+
+    run(main())
+    assert caplog.text.count("is not tried again") == 1
+
+
 def test_a_first_request_does_not_wait_for_ever_behind_other_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         house = House("a", "b")

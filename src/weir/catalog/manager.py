@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from weir.catalog.chains import dependents, missing
 from weir.catalog.loading import check_allowed
 from weir.catalog.registry import Registry, version_order
-from weir.catalog.residency import Residency
+from weir.catalog.residency import Residency, not_ready
 from weir.catalog.sources import (
     CombinedRepository,
     ModelReading,
@@ -285,7 +285,7 @@ class FirstReads:
         self._clock = clock
         self._changes = changes
         self._read = read
-        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._under_way: dict[str, asyncio.Task[WeirError | None]] = {}
         self._failed: dict[str, tuple[Backoff, float, str]] = {}  # the time until which requests are refused, and why
         # By name: why it could not be read; "" if it was not tried, or was read.
         self.reasons = dict.fromkeys(names, "")
@@ -296,32 +296,31 @@ class FirstReads:
         backoff, until, reason = self._failed.get(name) or (Backoff(), 0.0, "")
         now = self._clock()
         if now < until:
-            raise ModelNotReady(f"model {name!r} is not ready: {reason}", retry_after=until - now)
+            raise not_ready(name, reason, until - now)
         task = self._under_way.get(name)
         if task is None:
-            task = self._under_way[name] = asyncio.ensure_future(
-                self._changes.make(lambda: self._read(name), bounded=False)
-            )
+            task = self._under_way[name] = asyncio.ensure_future(self._outcome(name, backoff))
             task.add_done_callback(lambda _: self._under_way.pop(name))
         if not (await asyncio.wait([task], timeout=READ_WITHIN))[0]:
-            raise ModelNotReady(
-                f"model {name!r} is not ready: it is read when other models have been loaded", retry_after=1.0
-            )
+            raise not_ready(name, "it is read when other models have been loaded", 1.0)
+        if (error := task.result()) is not None:
+            raise error
+
+    async def _outcome(self, name: str, backoff: Backoff) -> WeirError | None:
+        """Read the model, and note what came of it, also where nobody waits any more; return what its requests fail with."""
         try:
-            task.result()
-        except (Draining, ModelNotFound, ModelNotReady):
-            raise
+            await self._changes.make(lambda: self._read(name), bounded=False)
+        except (Draining, ModelNotFound, ModelNotReady) as error:
+            return error
         except WeirError as error:
-            if name not in self._failed or self._failed[name][1] <= now:
-                pause = backoff.failed_to_load()
-                self._failed[name] = backoff, now + pause, error.message
-                self.reasons[name] = error.message
-                logger.error(
-                    "model %r: cannot be read, and is not tried again for %.3g s: %s", name, pause, error.message
-                )
-            raise ModelNotReady(f"model {name!r} is not ready: {error.message}", retry_after=1.0) from error
+            pause = backoff.failed_to_load()
+            self._failed[name] = backoff, self._clock() + pause, error.message
+            self.reasons[name] = error.message
+            logger.error("model %r: cannot be read, and is not tried again for %.3g s: %s", name, pause, error.message)
+            return not_ready(name, error.message, 1.0)
         self._failed.pop(name, None)
         self.reasons[name] = ""
+        return None
 
 
 class MakeService(Protocol):
@@ -589,10 +588,9 @@ class Manager:
                 await self._unload_model(chain, "", True)
         self._check_dependents(name, ending)
         with self._states.during(name, ending, "UNLOADING"):
-            for end in await self._stopped(service.stop() for service in ending.values()):
+            for end in await self._stopped(ending.values()):
                 if end is not None:
                     raise end
-        _release(service.generation for service in ending.values())
         self._keep(name, [service for key, service in running.items() if key not in ending])
         self._states.forget(name, ending)
 
@@ -729,16 +727,20 @@ class Manager:
 
     async def _retire(self, former: Sequence[Replaced]) -> None:
         """Drain and stop generations that were replaced; log what fails."""
-        ends = await self._stopped(each.stop() for each in former)
-        _release(each.generation for each in former)
-        for each, end in zip(former, ends, strict=True):
+        for each, end in zip(former, await self._stopped(former), strict=True):
             if isinstance(end, Exception):
                 label = each.generation.label
                 logger.error("model %r: the one that was replaced did not end well", label, exc_info=end)
 
-    async def _stopped(self, stops: Iterable[Coroutine[Any, Any, None]]) -> list[BaseException | None]:
-        """Wait for `stops`, and return what each has raised. They go on if the change is cancelled: the server that drains waits for the same requests."""
-        task = asyncio.ensure_future(asyncio.gather(*stops, return_exceptions=True))
+    async def _stopped(self, ending: Collection[Service | Replaced]) -> list[BaseException | None]:
+        """Drain and stop them, and return what each has raised. That goes on if the change is cancelled: the server that drains waits for the same requests."""
+
+        async def stopped() -> list[BaseException | None]:
+            ends = await asyncio.gather(*[each.stop() for each in ending], return_exceptions=True)
+            _release(each.generation for each in ending)
+            return ends
+
+        task = asyncio.ensure_future(stopped())
         self._stops.add(task)
         task.add_done_callback(self._stops.discard)
         return await asyncio.shield(task)

@@ -77,11 +77,7 @@ class Residency:
             self.core.add(generation, declared, pinned=generation.facts.name in self.pinned)
         refusal = self.core.ask(generation, deadline, now)
         self._go_on()
-        if refusal is None:
-            return None
-        return ModelNotReady(
-            f"model {generation.label!r} is not ready: {refusal.reason}", retry_after=refusal.retry_after
-        )
+        return None if refusal is None else not_ready(generation.label, refusal.reason, refusal.retry_after)
 
     async def load(self, generation: Generation) -> None:
         """See OnDemand."""
@@ -98,6 +94,7 @@ class Residency:
     def ended(self, generation: Generation) -> None:
         """See OnDemand."""
         self.core.remove(generation)
+        self._tell(generation, not_ready(generation.label, "stopped"))
         self._go_on()
 
     def explain(self, generation: Generation) -> ResidencyView:
@@ -165,6 +162,8 @@ class Residency:
         task.add_done_callback(self._tasks.discard)
 
     async def _load(self, generation: Generation) -> None:
+        if generation not in self.core.models:  # it was stopped before this began
+            return
         error: Exception | None = None
         try:
             await generation.begin()
@@ -192,7 +191,7 @@ class Residency:
         logger.info("model %r: loaded in %.3g s, takes %s", generation.label, model.load_seconds, as_size(taken.memory))
         if not stays:
             self._evict(generation, model.reason, logging.ERROR)
-            return ModelNotReady(f"model {generation.label!r} is not ready: {model.reason}")
+            return not_ready(generation.label, model.reason)
         self._make_room({})
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch())
@@ -300,6 +299,11 @@ def make_residency(settings: RepositorySettings, targets: Iterable[ModelToServe]
 def to_start(settings: RepositorySettings, residency: Residency | None) -> list[str]:
     """Return the names of the models to load at the start, as in the setting `load`."""
     return settings.load if residency is None else sorted(residency.pinned) or [LOAD_NONE]
+
+
+def not_ready(model: str, reason: str, retry_after: float | None = None) -> ModelNotReady:
+    """Return the error of a request for `model`, which does not run."""
+    return ModelNotReady(f"model {model!r} is not ready: {reason}", retry_after=retry_after)
 
 
 def _finite(size: float) -> float | None:

@@ -316,16 +316,14 @@ class Generation:
         self._stops += 1
         try:
             if self._leaving is not None:
+                self.driver.draining = True
                 await self._leaving.stop(seconds)
             async with self._sleeping:  # its workers have ended then
                 pass
-            if self.scaler is not None:
-                if self.driver.phase is DriverPhase.RUNNING:
-                    await self.driver.drain(seconds)  # first, since requests may wait for a worker that starts
-                    seconds = 0.0
-                await self.scaler.close()
-            if self.tuner is not None:
-                await self.tuner.close()
+            if self.scaler is not None and self.driver.phase is DriverPhase.RUNNING:
+                await self.driver.drain(seconds)  # first, since requests may wait for a worker that starts
+                seconds = 0.0
+            await self._close_tuners()
             await self.driver.stop(seconds)
         finally:
             self._stops -= 1
@@ -350,13 +348,15 @@ class Generation:
         async with self._sleeping:
             try:
                 await former.drain(LONGEST_TIMEOUT)  # each request has a deadline
-                if self.scaler is not None:
-                    await self.scaler.close()
-                if self.tuner is not None:
-                    await self.tuner.close()
+                await self._close_tuners()
             finally:
                 await former.stop(0.0)
                 self._leaving = None
+
+    async def _close_tuners(self) -> None:
+        for each in (self.scaler, self.tuner):
+            if each is not None:
+                await each.close()
 
     def cancel(self, request: Request) -> None:
         """Cancel a request whose caller has left; nothing happens if it has already ended."""
