@@ -167,7 +167,7 @@ MUTANTS = {
     "bulk-in-the-wrong-queue": Mutant("weir.batching.batcher", "return self._bulk if is_bulk(request) else self._interactive", "return self._interactive"),
     "bulk-without-end": Mutant("weir.batching.batcher", "        if not queue.room(request.rows, request.cost):\n            raise Overloaded(f\"bulk", "        if False:\n            raise Overloaded(f\"bulk"),
     "keys-mixed": Mutant("weir.batching.queue", "        group = self.groups.get(request.key)\n        if group is None:\n            group = self.groups[request.key] = self._new_group(request.key)\n        group.add", "        group = self.groups.get(None)\n        if group is None:\n            group = self.groups[None] = self._new_group(None)\n        group.add"),
-    "unload-does-not-wait": Mutant("weir.catalog.manager", "self._stopped(service.stop() for", "self._stopped(service.stop(0.0) for"),
+    "unload-does-not-wait": Mutant("weir.catalog.manager", "self._stopped(ending.values())", "asyncio.gather(*[each.stop(0.0) for each in ending.values()], return_exceptions=True)"),
     "unloaded-still-there": Mutant("weir.catalog.manager", "            self.registry.remove(name)\n            self._endpoints", "            self._endpoints"),
     "replaced-never-stopped": Mutant("weir.catalog.manager", "        await self._retire(self._put(name, services, reading.default, reading.versions))", "        self._put(name, services, reading.default, reading.versions)"),
     "drain-cuts-off-a-change": Mutant("weir.catalog.manager", "        return await asyncio.shield(task)\n\n\nasync def _discard", "        return await task\n\n\nasync def _discard"),
