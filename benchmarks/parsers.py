@@ -80,6 +80,7 @@ from weir.text_server.protocols.tei import Tei
 from weir.text_server.server import added_by
 from weir.text_server.server_settings import ZeroMqSettings
 from weir.text_server.texts import Encoded, Encodes, TextFacts, TextQuery
+from weir.text_server.tokenizing import TokenizerThreads
 from weir.wire.kserve_grpc import ModelInferRequest
 from weir.wire.values import ANY_NAMES
 
@@ -619,7 +620,7 @@ class Tokens(weir.Model):
 def of_tokens(directory: str) -> tuple[weir.Service, Encoder]:
     """Return a service of token counts and its encoder, with the tokenizer in `directory`."""
     service = weir.Service(Tokens, name="tokens", workers=1)
-    return service, Encoder(service, Tokenizer(Path(directory)), TextShape(2, 64))
+    return service, Encoder(service, TokenizerThreads(Tokenizer(Path(directory))), TextShape(2, 64))
 
 
 def print_nothing(event: str, **fields: Any) -> None:

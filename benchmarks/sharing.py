@@ -35,6 +35,7 @@ from weir.testing import FakeClock, FakeExecutor, whole
 from weir.text_models.texts import Text, TokenizeOptions
 from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.texts import TextQuery
+from weir.text_server.tokenizing import TokenizerThreads
 
 KEPT = Path(__file__).with_name("sharing.json")
 PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "sharing.png"
@@ -83,7 +84,7 @@ class Virtual:
             padding_cost=PADDING_SHARE,
         )  # fmt: skip
         async with service:
-            encoder = Encoder(service, Lengths(), TextShape(1, LONGEST), threads=0)
+            encoder = Encoder(service, TokenizerThreads(Lengths(), 0), TextShape(1, LONGEST))
             asking = [
                 asyncio.ensure_future(self._client(encoder, number, size, named, within))
                 for number, size in enumerate(sizes)

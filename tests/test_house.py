@@ -136,7 +136,6 @@ PARTS = "it is called once, with the parts of a server or of a simulation that i
 MOST_PARAMETERS = 8
 # The signatures with more parameters, and why they have no value object instead.
 LONG_SIGNATURES = {
-    "weir.app.Site.__init__": PARTS,
     "weir.batching.batcher.Batcher._start": HOT,
     "weir.batching.request_state.RequestBase.__init__": HOT,
     "weir.catalog.adapters.triton_utils.PbRequest.__init__": OTHERS,
@@ -146,11 +145,7 @@ LONG_SIGNATURES = {
     "weir.commands.embed.benchmark": FLAGS,
     "weir.commands.simulate.simulate": FLAGS,
     "weir.commands.solve.solve": FLAGS,
-    "weir.frontends.dashboard.DashboardSampler.__init__": PARTS,
     "weir.messages.Dispatch.__init__": HOT,
-    "weir.profiling.measure.measure": PARTS,
-    "weir.serving.driver.Driver.__init__": PARTS,
-    "weir.serving.generation.Generation.__init__": PARTS,
     "weir.serving.service.Service.__init__": KEYWORDS,
     "weir.simulation.banks.solve": KEYWORDS,
     "weir.simulation.device.compare_orders": KEYWORDS,
@@ -161,7 +156,6 @@ LONG_SIGNATURES = {
     "weir.simulation.simulator.simulate": KEYWORDS,
     "weir.testing.FakeRequest.__init__": KEYWORDS,
     "weir.text_models.model.TextEncoder.__init__": KEYWORDS,
-    "weir.text_server.encoder.Encoder.__init__": PARTS,
     "weir.tuning.policy_tuner.PolicyTuner.__init__": PARTS,
 }
 

@@ -49,6 +49,7 @@ from weir.text_server.exchange import EmbeddingContext, TextExchange
 from weir.text_server.metrics import TextCounts
 from weir.text_server.protocols.openai import OPENAI
 from weir.text_server.texts import Encoded, TextFacts, TextQuery, TextTask
+from weir.text_server.tokenizing import TokenizerThreads
 
 CLIENTS = (1, 16, 64)
 MOST_MICROSECONDS = 150
@@ -435,7 +436,7 @@ async def phases(clients: int, total: int, kind: str) -> dict[str, float]:
         TextEncoder, params={"directory": str(model_directory())}, executor=executor, **settings
     ) as service:
         encoder = Encoder(
-            service, tokenizer, TextShape(384, checkpoint.max_length), name=MODEL, facts=TextFacts(tasks=(TextTask.EMBED,))
+            service, TokenizerThreads(tokenizer), TextShape(384, checkpoint.max_length), name=MODEL, facts=TextFacts(tasks=(TextTask.EMBED,))
         )  # fmt: skip
         context = EmbeddingContext({MODEL: encoder}, HttpSettings(), 1024, TextCounts())
         exchange = TextExchange(context, "bench")

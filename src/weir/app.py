@@ -41,7 +41,7 @@ from weir.catalog.repository.folder import (
 from weir.catalog.residency import Residency, make_residency, to_start
 from weir.catalog.sources import ModelToServe, RepositorySettings, TargetRepository, all_sources
 from weir.errors import SettingsError, WeirError, brief
-from weir.frontends.dashboard import ListFronts, ListJobs, make_dashboard, no_clients
+from weir.frontends.dashboard import ListFronts, ListJobs, Sections, make_dashboard, no_clients
 from weir.frontends.frontend import (
     Frontend,
     FrontendContext,
@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from weir.frontends.http.fast.plan import RouteHandler
     from weir.fronts.server import FrontFigures
     from weir.keywords import AsgiKeywords
+    from weir.serving.handle import Models
 
 # The signals that begin the drain. A second SIGHUP does not end the process at once, as the others do: a service manager sends it
 # together with SIGTERM, and a shell sends it twice.
@@ -143,22 +144,15 @@ class App:
         self._front_rows: ListFronts = no_clients
         in_fronts = None if product is None else product.in_fronts()
         self.fronts = fronts = self._count_fronts(one=product is not None and in_fronts is None)
-        figures = None
+        figures = account = None
         if fronts > 1:
             from weir.fronts.server import FrontFigures  # most servers have one front: themselves
 
             figures = FrontFigures(settings.http, fronts)
+            account = figures.account
+        context = _context(self.registry, settings, Control(settings.control), self.manager, account)
         self.site = site = Site(
-            self.registry,
-            settings,
-            notified,
-            Control(settings.control),
-            manager=self.manager,
-            product=product,
-            end=self.end,
-            account=None if figures is None else figures.account,
-            residency=residency,
-            fronts=self._show_fronts,
+            context, settings, notified, product=product, end=self.end, residency=residency, fronts=self._show_fronts
         )
         added = None if product is None else partial(product.grpc_calls, site.context)
         grpc: Any = make_grpc(site.kserve, settings.grpc, settings.http, added, _of_fronts if fronts > 1 else None)
@@ -425,6 +419,16 @@ def _notified(settings: TelemetrySettings, more: Sequence[Observer], product: Pr
     return Notified(observers, metrics, log)
 
 
+def _context(
+    models: Registry, settings: Settings, control: Control, manager: Manager | None, account: Account | None = None
+) -> KserveContext:
+    """Return what the frontends of a server share."""
+    access = Access(settings.access, control)
+    return KserveContext(
+        models, settings.http, control, settings=settings.kserve, manager=manager, access=access, account=account
+    )
+
+
 class Site:
     """The HTTP application of one server and what it is made of. App and `asgi` have it alike.
 
@@ -439,18 +443,15 @@ class Site:
     """
 
     def __init__(
-        self, registry: Registry, settings: Settings, notified: Notified, control: Control, *, manager: Manager | None = None,
-        product: Product | None = None, end: Callable[[], None] = nothing, lifespan: Lifespan[Any] | None = None,
-        account: Account | None = None, residency: Residency | None = None, fronts: ListFronts = no_clients,
+        self, kserve: KserveContext, settings: Settings, notified: Notified, *, product: Product | None = None, end: Callable[[], None] = nothing,
+        lifespan: Lifespan[Any] | None = None, residency: Residency | None = None, fronts: ListFronts = no_clients,
     ) -> None:  # fmt: skip
-        http, metrics = settings.http, notified.metrics
+        registry, http, metrics = kserve.registry, settings.http, notified.metrics
         set_timeout_status(http.timeout_status)
-        self.access = Access(settings.access, control)
-        self.kserve = kserve = KserveContext(
-            registry, http, control, settings=settings.kserve, manager=manager, access=self.access, account=account
-        )
+        self.kserve, self.access = kserve, kserve.access
+        manager = kserve.manager if kserve.has_manager else None
         self.context = FrontendContext(
-            registry, settings, notified.observers, control, kserve, manager, end, self.access
+            registry, settings, notified.observers, kserve.control, kserve, manager, end, self.access
         )
         own = NOTHING if product is None else product.added(self.context)
         collectors = () if product is None else product.collectors()
@@ -465,11 +466,11 @@ class Site:
         self._jobs = jobs = _batch_jobs(
             settings.jobs, http, self.call, get_logger("weir").log, kserve.account, self.endpoints
         )
-        clients = no_clients if product is None else product.clients
         of_jobs = NOTHING if jobs is None else Added(jobs.endpoints(), jobs.begin)
+        clients = no_clients if product is None else product.clients
         memory = (lambda: None) if residency is None else residency.memory
-        dashboard = make_dashboard(registry, metrics, collectors, clients, _shown(jobs), fronts, memory)
-        self._added = _joined(of_jobs, dashboard, own)
+        sections = Sections(collectors, clients, _shown(jobs), fronts, memory)
+        self._added = _joined(of_jobs, make_dashboard(registry, metrics, sections), own)
         self.asgi = make_app(
             kserve,
             metrics=None if self.exposition is None else self.exposition.render,
@@ -499,7 +500,7 @@ class Site:
         return await call(self.asgi, path, body, self.access.own_key)
 
 
-def _exposition(settings: TelemetrySettings, metrics: Metrics, registry: Registry) -> Exposition:
+def _exposition(settings: TelemetrySettings, metrics: Metrics, registry: "Models") -> Exposition:
     return make_exposition(
         metrics, registry, triton_names=settings.triton_metrics, namespace=settings.metrics_namespace
     )
@@ -632,7 +633,8 @@ def asgi(
             finally:
                 await site.stop_jobs()
 
-    site = Site(registry, composed, notified, Control(composed.control, trusts_local=False), lifespan=lifespan)
+    context = _context(registry, composed, Control(composed.control, trusts_local=False), manager=None)
+    site = Site(context, composed, notified, lifespan=lifespan)
     return site.asgi
 
 

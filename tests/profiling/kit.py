@@ -90,6 +90,6 @@ def profiled(
         executor = TimedExecutor(clock, duration, places=places, ahead=ahead)
         measuring = Measuring(executor, clock)
         await executor.start(measuring)
-        return await measure(measuring, items(), max_batch_size, ProfilingSettings(**settings), pipeline_depth=places)
+        return await measure(measuring, items(), max_batch_size, ProfilingSettings(**settings))
 
     return asyncio.run(story())

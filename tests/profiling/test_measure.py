@@ -15,6 +15,7 @@ from weir.errors import InvalidRequest, ModelError, SettingsError
 from weir.messages import OBJECT
 from weir.policy.cost.profile import ENERGY_SOURCES, GOOGLENET_P4, Profile
 from weir.profiling import Entry, Items, ProfilingSettings
+from weir.profiling.machine import Meters
 from weir.profiling.measure import (
     ENERGIES,
     Point,
@@ -110,7 +111,7 @@ def test_without_energy_the_reason_is_reported() -> None:
     async def story() -> Profile:
         executor = TimedExecutor(FakeClock(), lambda b: 0.001)
         measuring = await started(executor)
-        return await measure(measuring, items(), 2, no_meters="NVML: no driver")
+        return await measure(measuring, items(), 2, meters=Meters([], "NVML: no driver"))
 
     profile = asyncio.run(story())
     assert profile.energy_source == "time"
@@ -139,7 +140,7 @@ def test_a_meter_that_is_there_is_read() -> None:
         measuring = await started(executor)
         shown: list[str] = []
         profile = await measure(
-            measuring, items(), 8, meters=[CountingMeter(executor)], about={"model": "m"},
+            measuring, items(), 8, meters=Meters([CountingMeter(executor)], ""), about={"model": "m"},
             progress=lambda share, what: shown.append(what),
         )  # fmt: skip
         assert shown[0] == "warming up" and shown[-1] == "reading energy"

@@ -25,6 +25,7 @@ from weir.text_server.http import FastTexts
 from weir.text_server.metrics import TextClients, TextCounts
 from weir.text_server.protocols import text_apis
 from weir.text_server.requests import SMALL_REQUEST, EncodeRequest
+from weir.text_server.tokenizing import TokenizerThreads
 
 if TYPE_CHECKING:
     from weir.protocols import HttpSettings
@@ -117,7 +118,7 @@ class _ServedVectors:
         words = Numbers()
         words.knows_all = self._knows_words
         shape = TextShape(4, LONGEST, normalize=False)
-        made = WatchedEncoder(service, words, shape, name=NAME, threads=0, fronts=fronts)
+        made = WatchedEncoder(service, TokenizerThreads(words, 0), shape, name=NAME, fronts=fronts)
         made.cut_off = self._cut_off
         return made
 

@@ -34,7 +34,7 @@ from weir.text_server import encoder as encoder_module
 from weir.text_server.encoder import Encoder, OpenRequests, TextShape, release_free_memory
 from weir.text_server.requests import EncodeRequest, TextRequest, max_pooled_places
 from weir.text_server.texts import Encodes, TextOptions, TextQuery
-from weir.text_server.tokenizing import INLINE_CHARACTERS
+from weir.text_server.tokenizing import INLINE_CHARACTERS, TokenizerThreads
 
 
 class Heard(SilentObserver):
@@ -70,9 +70,9 @@ async def serving(
     """Serve a model inline, with its encoder."""
     chosen: dict[str, Any] = {"executor": "inline", "max_batch_size": 8} | settings
     async with Service(model, **chosen) as service:
-        more: dict[str, Any] = {"threads": 1} | (options or {})
+        more: dict[str, Any] = dict(options or {})
         shape = TextShape(DIMENSIONS, 6, **{name: more.pop(name) for name in TextShape._fields if name in more})
-        encoder = Encoder(service, words or Words(), shape, **more)
+        encoder = Encoder(service, TokenizerThreads(words or Words(), more.pop("threads", 1)), shape, **more)
         try:
             yield encoder
         finally:
@@ -438,7 +438,7 @@ def test_what_cannot_be_done_in_time_is_refused_as_soon_as_that_is_known() -> No
     async def main() -> None:
         clock, executor = FakeClock(), FakeExecutor()
         async with Service(Summing, executor=executor, clock=clock, max_batch_size=10, timeout=4.0) as service:
-            encoder = Encoder(service, Words(), TextShape(DIMENSIONS, 8), threads=0)
+            encoder = Encoder(service, TokenizerThreads(Words(), 0), TextShape(DIMENSIONS, 8))
 
             async def run(texts: int, **options: Any) -> Any:
                 asked = asyncio.ensure_future(of(encoder, [f"{number} b" for number in range(texts)], **options))
@@ -471,7 +471,7 @@ def test_what_was_measured_at_the_start_refuses_before_anything_is_computed() ->
         executor = FakeExecutor()
         async with Service(Summing, executor=executor, clock=FakeClock(), max_batch_size=10) as service:
             # 10 texts of 2 tokens.
-            encoder = Encoder(service, Words(), TextShape(DIMENSIONS, 8, tokens_per_second=20.0), threads=0)
+            encoder = Encoder(service, TokenizerThreads(Words(), 0), TextShape(DIMENSIONS, 8, tokens_per_second=20.0))
             texts = [f"{number} b" for number in range(1000)]
             with pytest.raises(
                 DeadlineExceeded, match=r"cannot be met: 1000 texts like these take 100 s at least, 40 s"
@@ -497,7 +497,7 @@ def test_texts_that_wait_go_to_the_service_that_is_there_when_their_turn_comes()
             Service(Summing, executor=former, **settings) as first,
             Service(Summing, executor=latter, **settings) as second,
         ):
-            encoder = Encoder(first, Words(), TextShape(DIMENSIONS, 8), threads=0)
+            encoder = Encoder(first, TokenizerThreads(Words(), 0), TextShape(DIMENSIONS, 8))
             asked = asyncio.ensure_future(of(encoder, [f"{number} b" for number in range(1000)]))
             while not former.pending:
                 assert not asked.done()

@@ -16,6 +16,7 @@ from weir.testing import FakeClock, FakeExecutor
 from weir.text_models.texts import Tokens
 from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.texts import Encoded, TextQuery
+from weir.text_server.tokenizing import TokenizerThreads
 
 ROWS = 16
 SETTLED = 30  # turns of the loop in which all that follows from something has happened
@@ -71,7 +72,7 @@ async def bench(places: int = 1, **options: Any) -> AsyncIterator[Bench]:
     """Serve."""
     clock, executor = FakeClock(), FakeExecutor(places=places)
     async with Service(Summing, executor=executor, clock=clock, max_batch_size=ROWS, max_padding=4.0) as service:
-        encoder = Encoder(service, Words(), TextShape(DIMENSIONS, 8), threads=0, **options)
+        encoder = Encoder(service, TokenizerThreads(Words(), 0), TextShape(DIMENSIONS, 8), **options)
         made = Bench(encoder, executor, clock)
         yield made
         await made.leave()

@@ -12,6 +12,7 @@ from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.model import TextEncoder
 from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.texts import TextQuery
+from weir.text_server.tokenizing import TokenizerThreads
 
 WORDS = ["first", "then", "do", "it", "right", "better"]
 COUNT = 1500
@@ -31,7 +32,8 @@ def test_reading_and_computing_overlap(tmp_path: Path) -> None:
         async with Service(
             TextEncoder, params=params, observers=[timeline], max_batch_size=8, pipeline_depth=2
         ) as service:
-            encoder = Encoder(service, checkpoint.tokenizer(), TextShape(tiny.HIDDEN, 20), on_round=timeline.read)
+            threads = TokenizerThreads(checkpoint.tokenizer(), on_round=timeline.read)
+            encoder = Encoder(service, threads, TextShape(tiny.HIDDEN, 20))
             encoded = await encoder.encode(texts, TextQuery("test"))
             assert encoded.vectors.shape == (COUNT, tiny.HIDDEN)
             encoder.close()

@@ -41,8 +41,8 @@ from weir.model import Model, adapted, check_model
 from weir.policy.cost.profile import Profile
 from weir.policy.loading import AUTO, RULES
 from weir.profiling import Items, ProfilingSettings, items_of, read_items
-from weir.profiling.machine import Meters, describe_machine, find_meters
-from weir.profiling.measure import Progress, grid, measure
+from weir.profiling.machine import describe_machine, find_meters
+from weir.profiling.measure import NO_METERS, Progress, grid, measure
 from weir.profiling.sampling import Measuring
 from weir.serving import KINDS
 from weir.serving.generation import OnDemand
@@ -606,7 +606,7 @@ def worker_environment(service: Service) -> dict[str, str]:
 async def _measured(
     service: Service, settings: ProfilingSettings, items: Items, about: Mapping[str, Any], progress: Progress
 ) -> Profile:
-    meters = find_meters(worker_environment(service)) if settings.power is None else Meters([], "")
+    meters = find_meters(worker_environment(service)) if settings.power is None else NO_METERS
     progress(0.0, "loading")
     measuring = Measuring(service.executor)
     try:
@@ -616,9 +616,7 @@ async def _measured(
             items,
             service.facts.batching.max_batch_size,
             settings,
-            pipeline_depth=service.workers.places,
-            meters=meters.found,
-            no_meters=meters.missing,
+            meters=meters,
             about=about,
             progress=progress,
         )

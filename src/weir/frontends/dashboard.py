@@ -148,33 +148,41 @@ def no_clients() -> Sequence[Mapping[str, Any]]:
     return []
 
 
-class DashboardSampler:
-    """Takes samples of the services of `registry` and of what `metrics` and `collectors` have counted. It changes nothing.
+class Sections(NamedTuple):
+    """What a dashboard shows besides the models and their metrics. What there is nothing of is left out.
 
-    Without `metrics` a sample has levels and no counts. `clients` returns the clients that a product distinguishes, `jobs` the batch jobs, `fronts` the server's fronts, whose use is
-    the server's own, and `memory` what models on demand take. `clock` returns seconds, `time_of_day` seconds since 1970.
+    `collectors` count what a product does. `clients` returns the clients that a product distinguishes, `jobs` the batch jobs, `fronts` the server's fronts, whose use
+    is the server's own, and `memory` what models on demand take.
+    """
+
+    collectors: Sequence[Collector] = ()
+    clients: ListClients = no_clients
+    jobs: ListJobs = lambda: None
+    fronts: ListFronts = no_clients
+    memory: ShowMemory = lambda: None
+
+
+ONLY_MODELS = Sections()
+
+
+class DashboardSampler:
+    """Takes samples of the services of `registry`, of what `metrics` have counted, and of `sections`. It changes nothing.
+
+    Without `metrics` a sample has levels and no counts. `clock` returns seconds, `time_of_day` seconds since 1970.
     """
 
     def __init__(
         self,
         registry: "Models",
         metrics: Metrics | None,
-        collectors: Sequence[Collector] = (),
-        clients: ListClients = no_clients,
-        jobs: ListJobs = lambda: None,
-        fronts: ListFronts = no_clients,
-        memory: ShowMemory = lambda: None,
+        sections: Sections = ONLY_MODELS,
         *,
         clock: Callable[[], float] = time.monotonic,
         time_of_day: Callable[[], float] = time.time,
     ) -> None:
         self._registry = registry
         self._metrics = metrics
-        self._collectors = collectors
-        self._clients = clients
-        self._jobs = jobs
-        self._fronts = fronts
-        self._memory = memory
+        self._sections = sections
         self._clock = clock
         self._time_of_day = time_of_day
         self._before: Counts = {}
@@ -187,13 +195,13 @@ class DashboardSampler:
         In both, `models` is by label. The changes leave out zeros and models in which nothing happened. `late` is the delay of this call by the event loop,
         in seconds.
         """
-        now = self._clock()
-        counts = count(self._metrics, code_of, self._collectors) if self._metrics is not None else {}
+        now, sections = self._clock(), self._sections
+        counts = count(self._metrics, code_of, sections.collectors) if self._metrics is not None else {}
         services = {service.facts.label: service for service in self._registry.all}
         states = {label: service.control.state(brief=True) for label, service in services.items()}
         levels = {label: _levels(state) for label, state in states.items()}
         uses = _uses(states)
-        fronts = [{**each, **_use(use_of(each["pid"]))} for each in self._fronts()]
+        fronts = [{**each, **_use(use_of(each["pid"]))} for each in sections.fronts()]
         at, total = (
             self._time_of_day(),
             _total(uses, any(worker["node"] for state in states.values() for worker in state["workers"]), fronts),
@@ -214,12 +222,12 @@ class DashboardSampler:
         models = {label: _model(services[label], state, levels[label], uses) for label, state in states.items()}
         for label, counted in counts.items():
             models.setdefault(label, {})["counts"] = counted
-        present = {"at": at, "models": models, "machine": total, "clients": list(self._clients()[:_MOST_CLIENTS])}
+        present = {"at": at, "models": models, "machine": total, "clients": list(sections.clients()[:_MOST_CLIENTS])}
         if fronts:
             present["fronts"] = fronts
-        if (memory := self._memory()) is not None:
+        if (memory := sections.memory()) is not None:
             present["on_demand"] = {**memory, "models": len(self._registry.on_demand)}
-        if (jobs := self._jobs()) is not None:
+        if (jobs := sections.jobs()) is not None:
             present["jobs"] = jobs
         return changes, present
 
@@ -487,27 +495,12 @@ _DESCRIBED = {
 }
 
 
-def make_dashboard(
-    registry: "Models",
-    metrics: Metrics | None,
-    collectors: Sequence[Collector] = (),
-    clients: ListClients = no_clients,
-    jobs: ListJobs = lambda: None,
-    fronts: ListFronts = no_clients,
-    memory: ShowMemory = lambda: None,
-) -> Added:
+def make_dashboard(registry: "Models", metrics: Metrics | None, sections: Sections = ONLY_MODELS) -> Added:
     """Return the dashboard of the services of `registry`, to be added to the HTTP frontend.
 
-    `metrics` must be one of their observers. Without it the page shows queues and workers, and a note that nothing is counted. `collectors` and `clients`
-    are those of a product; `jobs` returns the batch jobs, `fronts` the fronts, `memory` what models on demand take.
+    `metrics` must be one of their observers. Without it the page shows queues and workers, and a note that nothing is counted.
     """
-    return pages_of(
-        Watch(
-            DashboardSampler(registry, metrics, collectors, clients, jobs, fronts, memory),
-            Ring(),
-            counted=metrics is not None,
-        )
-    )
+    return pages_of(Watch(DashboardSampler(registry, metrics, sections), Ring(), counted=metrics is not None))
 
 
 def pages_of(watch: Watch) -> Added:

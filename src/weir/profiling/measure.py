@@ -15,7 +15,7 @@ from weir.figures import GREY, INK, figure, styles
 from weir.numerics import isotonic, monotone_curve
 from weir.policy.cost.profile import Profile
 from weir.profiling import Items, ProfilingSettings
-from weir.profiling.machine import Energy, Meter, judged, modelled, read_energy, windows
+from weir.profiling.machine import Energy, Meters, judged, modelled, read_energy, windows
 from weir.profiling.sampling import CROWDED, Contention, Measuring, ServiceTimeEstimate, ServiceTimeSampler
 
 # Which batch sizes to measure, and between which of them the service time makes a step.
@@ -156,6 +156,8 @@ def along(times: Floats, values: Mapping[int, float]) -> Floats:
     return table
 
 
+NO_METERS = Meters([], "")
+
 Progress = Callable[[float, str], None]  # called with the share that is done, and what is being done
 
 # Shares of the whole time until which the first sizes, and then the edges, are measured. The rest goes to the least
@@ -170,9 +172,7 @@ async def measure(
     settings: ProfilingSettings | None = None,
     *,
     worker: int = 0,
-    pipeline_depth: int = 1,
-    meters: Sequence[Meter] = (),
-    no_meters: str = "",
+    meters: Meters = NO_METERS,
     about: Mapping[str, Any] | None = None,
     progress: Progress = lambda share, what: None,
 ) -> Profile:
@@ -184,9 +184,7 @@ async def measure(
         max_batch_size: rows.
         settings: how thoroughly to measure.
         worker: the index of the worker.
-        pipeline_depth: noted in the profile. The worker's places decide how many batches are in flight.
-        meters: counters of energy; the first whose power rises is used.
-        no_meters: why there are none, for the profile.
+        meters: counters of energy; the first whose power rises is used. If there are none, the profile says why.
         about: further notes for the profile.
         progress: called with the share that is done (0 to 1), and what is being done.
 
@@ -197,11 +195,11 @@ async def measure(
     try:
         await _measure_times(sampler, items, max_batch_size, settings, progress)
         estimates = sampler.estimates()
-        energy = await _measure_energy(sampler, estimates, settings, meters, no_meters, progress)
+        energy = await _measure_energy(sampler, estimates, settings, meters, progress)
     except RequestError as error:
         raise ModelError(f"the model rejects one of the items to measure with: {error.message}") from error
     notes = {**(about or {}), "items": len(items), "content_type": items.content_type, **_notes(sampler, settings)}
-    return _assembled(estimates, energy, max_batch_size, sampler.offset(), pipeline_depth, notes)
+    return _assembled(estimates, energy, max_batch_size, sampler.offset(), sampler.places, notes)
 
 
 async def _measure_times(
@@ -229,16 +227,15 @@ async def _measure_energy(
     sampler: ServiceTimeSampler,
     estimates: Mapping[int, ServiceTimeEstimate],
     settings: ProfilingSettings,
-    meters: Sequence[Meter],
-    no_meters: str,
+    meters: Meters,
     progress: Progress,
 ) -> Energy:
     if settings.power is not None:
         return modelled(settings.power)
-    if not meters:
-        return judged((), no_meters)
+    if not meters.found:
+        return judged((), meters.missing)
     progress(1.0, "reading energy")
-    readings = await read_energy(meters, sampler, windows(sorted(estimates)))
+    readings = await read_energy(meters.found, sampler, windows(sorted(estimates)))
     return judged(readings)
 
 

@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from weir.batching.batcher import Batcher
 from weir.batching.bulk import is_bulk
@@ -138,6 +138,18 @@ Demand = Callable[[float, float], WeirError | None]
 WrapExecutor = Callable[[Executor, Callable[[int], None]], Executor]
 
 
+class WorkerStarts(NamedTuple):
+    """What a driver calls to have workers started when work comes that none can take; None where nothing starts them.
+
+    `no_worker` is called when requests arrive and no worker is ready, and `start_bulk` once, when bulk work has come for the first time. With `demand`,
+    requests wait for the start.
+    """
+
+    no_worker: Callable[[], None] | None = None
+    start_bulk: Callable[[], None] | None = None
+    demand: Demand | None = None
+
+
 class DriverPhase(Enum):
     """A driver is started once and stopped once."""
 
@@ -161,11 +173,9 @@ class Driver:
 
     def __init__(
         self, batcher: Batcher, executor: Executor, delivery: Delivery, clock: Callable[[], float], *, streaming: bool = False,
-        wrap: WrapExecutor | None = None, no_worker: Callable[[], None] | None = None, start_bulk: Callable[[], None] | None = None,
-        demand: Demand | None = None,
+        starts: WorkerStarts, wrap: WrapExecutor | None = None,
     ) -> None:  # fmt: skip
-        """`wrap` returns the executor to use instead of `executor`. `no_worker` is called when requests arrive and there is no
-        worker, and `start_bulk` once, when bulk work has come for the first time. With `demand`, requests wait for the start."""
+        """`wrap` returns the executor to use instead of `executor`."""
         self.batcher = batcher
         self.outside = BackpressureQueue()
         self.outside_bulk = BackpressureQueue(bulk=True)
@@ -180,9 +190,7 @@ class Driver:
         # Workers that get no more batches. The event is set when the worker has no batch left.
         self._leaving: dict[int, asyncio.Event] = {}
         self._accepted: dict[int, Request] = {}  # by id(), see note_accepted
-        self._demand = demand
-        self._no_worker = no_worker
-        self._start_bulk = start_bulk  # None also once it has been called
+        self._no_worker, self._start_bulk, self._demand = starts  # `_start_bulk` is None also once it has been called
         self._woken_at: float | None = None  # when there was a worker again after there had been none
         self._delivery = delivery
         self._clock = clock

@@ -20,7 +20,7 @@ from weir.policy.loading import load_policy
 from weir.policy.residency import Presence
 from weir.serving import LONGEST_TIMEOUT, Composed
 from weir.serving.delivery import Delivery, tracer_among
-from weir.serving.driver import LOADING, Driver, DriverPhase
+from weir.serving.driver import LOADING, Driver, DriverPhase, WorkerStarts
 from weir.serving.handle import ModelFacts, ResidencyView
 from weir.serving.hooks import Hook, HookedExecutor
 from weir.telemetry.recorder import Metrics, Recorder, RollingWindow, WindowSummary
@@ -74,11 +74,13 @@ ELSEWHERE: dict[str, Any] = {"kind": "", "bulk": False, "node": "", "address": "
 
 
 class LoadedModel(NamedTuple):
-    """A model's class, the arguments for its constructor, and the kind of model for the metadata."""
+    """A model's class, the arguments for its constructor, the kind of model for the metadata, and what its service is called."""
 
     model: type[Model]
     params: dict[str, Any]
     platform: str
+    name: str
+    version: str
 
 
 class ServiceHooks(NamedTuple):
@@ -117,7 +119,6 @@ class Generation:
 
     Arguments:
         loaded: the model.
-        name, version: those of the service.
         settings: the settings of batching, workers and service.
         executor: replaces the workers that the settings describe, unless it is None; or makes what does, as make_executor does.
         device: the models with which this one takes turns.
@@ -130,11 +131,10 @@ class Generation:
     """
 
     def __init__(
-        self, loaded: LoadedModel, name: str, version: str, settings: Composed, *, executor: Executor | MakeExecutor | None,
-        device: DeviceGroup | None = None, hooks: ServiceHooks, observers: Sequence[Observer], clock: Callable[[], float],
-        on_demand: OnDemand | None = None,
+        self, loaded: LoadedModel, settings: Composed, *, executor: Executor | MakeExecutor | None, hooks: ServiceHooks,
+        observers: Sequence[Observer], clock: Callable[[], float], device: DeviceGroup | None = None, on_demand: OnDemand | None = None,
     ) -> None:  # fmt: skip
-        self.model, self.params, platform = loaded
+        self.model, self.params, platform, name, version = loaded
         self.batching, self._workers, self.settings = settings
         self.facts = ModelFacts(name, version, self.model, platform, self.batching, self.settings, hooked=any(hooks))
         self.label = label = self.facts.label
@@ -227,10 +227,8 @@ class Generation:
             Delivery(self.label, observers),
             self._clock,
             streaming=self.streaming,
+            starts=WorkerStarts(None if scaler is None else scaler.decide, start_bulk, self._demand),
             wrap=self._hooked if any(hooks) else None,
-            no_worker=None if scaler is None else scaler.decide,
-            start_bulk=start_bulk,
-            demand=self._demand,
         )
         if self._shared is not None:
             self._shared.join(driver)

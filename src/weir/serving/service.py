@@ -107,7 +107,7 @@ class Service:
         self._resizing = asyncio.Lock()
         self._former: list[Generation] = []  # replaced ones that have not been stopped
         self.generation = Generation(
-            LoadedModel(self.model, params or {}, platform), self.name, self.version, composed,
+            LoadedModel(self.model, params or {}, platform, self.name, self.version), composed,
             executor=executor, device=device, hooks=hooks, observers=observers, clock=clock, on_demand=on_demand,
         )  # fmt: skip
 

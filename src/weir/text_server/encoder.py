@@ -43,7 +43,6 @@ from weir.text_server.tokenizing import (
     TokenizeRequest,
     TokenizeResult,
     TokenizerThreads,
-    Tokenizes,
 )
 from weir.wire.cells import LARGE_BYTES
 
@@ -134,30 +133,27 @@ class Encoder:
 
     Args:
         service: the model's service.
-        tokenizer: the model's tokenizer.
+        threads: tokenize for the model, until `close` ends them.
         shape: what is known of the model.
         name: the model's name; None for that of the service.
         facts: what a server tells of the model.
-        threads: how many threads tokenize; with 0 the event loop does.
         max_held: the most texts of all requests together.
-        on_round: see TokenizerThreads.
         fronts: how many processes have an encoder of this queue. They divide its window.
     """
 
     def __init__(
-        self, service: "ModelHandle", tokenizer: Tokenizes, shape: TextShape, *, name: str | None = None, facts: TextFacts = NO_FACTS,
-        threads: int = 2, max_held: int = MAX_HELD, on_round: Callable[[float, float, int], None] | None = None, fronts: int = 1,
+        self, service: "ModelHandle", threads: TokenizerThreads, shape: TextShape, *, name: str | None = None, facts: TextFacts = NO_FACTS,
+        max_held: int = MAX_HELD, fronts: int = 1,
     ) -> None:  # fmt: skip
         self._service = service
-        self._tokenizer = tokenizer
         self._shape = shape
         self.name = name or service.facts.name
         self.dimensions, self.max_length = shape.dimensions, shape.max_length
         self._own_rule = LengthRule(shape.max_length, shape.truncate or shape.split, shape.split)
         self.facts = facts
         self._is_small = _LONGEST_NUMBER * shape.dimensions < LARGE_BYTES  # a vector as JSON travels with its batch
-        self._threads = TokenizerThreads(tokenizer, threads, on_round)
-        self._large_request = LARGE_REQUEST if threads else inf
+        self._threads, self._tokenizer = threads, threads.tokenizer
+        self._large_request = LARGE_REQUEST if threads.count else inf
         self._callers: CallerQueue[EncodeRequest] = CallerQueue()
         self._max_held = max_held // fronts
         self._fronts = fronts

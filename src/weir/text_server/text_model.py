@@ -29,6 +29,7 @@ from weir.text_server.metrics import RunShapes
 from weir.text_server.protocols.kserve import TextInference
 from weir.text_server.requests import max_pooled_places
 from weir.text_server.texts import TextFacts, TextTask, WorkersUse
+from weir.text_server.tokenizing import TokenizerThreads
 from weir.workers.cpus import affinity, cpu_count, cpu_quota
 from weir.workers.process.shared import SharedPool, WorkersNeed, environment_of, share_workers
 from weir.workers.settings import WorkerSettings
@@ -436,7 +437,8 @@ class ServedTextModel:
             self.dimensions, self.max_length, text.truncate, text.split, self.recipe.normalize,
             self.max_length if text.fixed_length else 1, max_pooled, self.recipe.pooling in OF_TOKENS, speed,
         )  # fmt: skip
-        return Encoder(service, self._tokenizer, shape, name=self.name, facts=self._facts(service), fronts=fronts)
+        threads, facts = TokenizerThreads(self._tokenizer), self._facts(service)
+        return Encoder(service, threads, shape, name=self.name, facts=facts, fronts=fronts)
 
     def _facts(self, service: "ModelHandle") -> TextFacts:
         pooling = self.recipe.pooling

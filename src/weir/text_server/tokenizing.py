@@ -87,8 +87,8 @@ class TokenizerThreads:
     def __init__(
         self, tokenizer: Tokenizes, threads: int = 2, on_round: Callable[[float, float, int], None] | None = None
     ) -> None:
-        self._tokenizer = tokenizer
-        self._count = threads
+        self.tokenizer = tokenizer
+        self.count = threads
         self._on_round = on_round
         self._urgent: deque[TokenizeRequest] = deque()
         self._bulk: deque[TokenizeRequest] = deque()
@@ -101,12 +101,12 @@ class TokenizerThreads:
 
     def start(self) -> None:
         """Start the threads, for the running loop. Idempotent."""
-        if self._loop is not None and len(self._threads) == self._count:
+        if self._loop is not None and len(self._threads) == self.count:
             return
         self._loop = asyncio.get_running_loop()
-        for number in range(len(self._threads), self._count):
+        for number in range(len(self._threads), self.count):
             queue = self._for_rest if number else self._for_first
-            only_urgent = number == 0 and self._count > 1
+            only_urgent = number == 0 and self.count > 1
             thread = Thread(target=self._work, args=(queue, only_urgent), name=f"weir-read-{number}", daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -131,7 +131,7 @@ class TokenizerThreads:
         """Tokenize `request`, which has so many `characters`; with infinity it is not urgent. Call it on the thread of the event loop."""
         if characters <= AT_ONCE_CHARACTERS and not request.rule.split and self._done_at_once(request):
             return
-        if not self._count:
+        if not self.count:
             asyncio.get_running_loop().call_soon(self._run, [request])
         elif characters <= INLINE_CHARACTERS and (began := time.monotonic()) >= self._inline_from:
             self._run([request])
@@ -148,7 +148,7 @@ class TokenizerThreads:
         """Tokenize `request` if all its words are known, or nearly all. Return whether that was so."""
         began, rule = time.monotonic(), request.rule
         try:
-            results = self._tokenizer.at_once(
+            results = self.tokenizer.at_once(
                 request.texts, max_length=rule.max_length, truncate=rule.truncate, tokenize_options=rule.options
             )
         except Exception:  # a thread meets it again, and answers with it
@@ -198,7 +198,7 @@ class TokenizerThreads:
         for rule, members in groups.items():
             texts = [text for request in members for text in request.texts]
             results = iter(
-                self._tokenizer.encode(
+                self.tokenizer.encode(
                     texts, max_length=rule.max_length, truncate=rule.truncate, tokenize_options=rule.options
                 )
             )
@@ -214,7 +214,7 @@ class TokenizerThreads:
         if not isinstance(result, Tokenized) or not result.truncated or isinstance(text[0], int):
             return result
         rule = request.rule
-        pieces = self._tokenizer.split(text, max_length=rule.max_length, tokenize_options=rule.options)
+        pieces = self.tokenizer.split(text, max_length=rule.max_length, tokenize_options=rule.options)
         return pieces if isinstance(pieces, InvalidRequest) else list(pieces)
 
     def _deliver(

@@ -18,6 +18,7 @@ from weir.model import Model
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.online.adaptive import AutoPolicy
 from weir.profiling import ProfilingSettings, items_of
+from weir.profiling.machine import Meters
 from weir.profiling.measure import measure
 from weir.profiling.sampling import Measuring
 from weir.workers.executor import Executor, Listener
@@ -126,7 +127,9 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 
 # Times the wanted seconds. If a few batches of each size take longer than that, the model is served
 # without a profile, and one is learned from its batches.
 LONGEST_MEASURING = 3.0
-NO_METERS = "a start has no time for them; `weir profile` reads them, and auto:profile=FILE uses what it wrote"
+NO_TIME_FOR_METERS = Meters(
+    [], "a start has no time for them; `weir profile` reads them, and auto:profile=FILE uses what it wrote"
+)
 
 
 class ProfiledExecutor:
@@ -209,13 +212,5 @@ class ProfiledExecutor:
         largest = self._max_batch_size
         sizes = [size for size in SIZES if size < largest] + [largest]
         settings = ProfilingSettings(sizes=sizes, seconds=self._policy.seconds, power=self._policy.power)
-        depth = self._settings.places
-        return await measure(
-            measuring,
-            items_of(self._model),
-            largest,
-            settings,
-            worker=worker,
-            pipeline_depth=depth,
-            no_meters=NO_METERS,
-        )
+        items = items_of(self._model)
+        return await measure(measuring, items, largest, settings, worker=worker, meters=NO_TIME_FOR_METERS)

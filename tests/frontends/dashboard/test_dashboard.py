@@ -19,6 +19,7 @@ from weir.frontends.dashboard import (
     DashboardSampler,
     Ring,
     SamplingTimer,
+    Sections,
     Watch,
     assets,
     change,
@@ -87,7 +88,7 @@ def test_what_models_on_demand_take_is_shown_with_how_many_there_are() -> None:
     assert "on_demand" not in without and without["models"]["square"]["residency"] is None
     memory = {"memory_bytes": 3, "memory_limit": None}
     scene.registry.on_demand = {"square": "", "unread": ""}
-    _, present = DashboardSampler(scene.registry, scene.metrics, memory=lambda: memory).sample()
+    _, present = DashboardSampler(scene.registry, scene.metrics, Sections(memory=lambda: memory)).sample()
     assert present["on_demand"] == {**memory, "models": 2}
 
 
@@ -125,7 +126,7 @@ def test_fronts_are_shown_and_their_use_is_the_servers() -> None:
     _, alone = scene.sampler.sample()
     assert "fronts" not in alone
     rows = [{"number": 0, "pid": os.getpid()}, {"number": 1, "pid": 1 << 30}]
-    _, present = DashboardSampler(scene.registry, scene.metrics, fronts=lambda: rows).sample()
+    _, present = DashboardSampler(scene.registry, scene.metrics, Sections(fronts=lambda: rows)).sample()
     first, ended = present["fronts"]
     assert (first["number"], ended) == (0, rows[1])
     assert first["memory_bytes"] > 1 << 20
@@ -135,7 +136,7 @@ def test_fronts_are_shown_and_their_use_is_the_servers() -> None:
 def test_clients_are_those_that_products_tell_of_and_bounded() -> None:
     scene = Scene("square")
     clients = [{"client": f"client {number}", "requests": number} for number in range(150)]
-    _, present = DashboardSampler(scene.registry, scene.metrics, clients=lambda: clients).sample()
+    _, present = DashboardSampler(scene.registry, scene.metrics, Sections(clients=lambda: clients)).sample()
     assert present["clients"] == clients[:20]
     assert scene.sampler.sample()[1]["clients"] == []
 

@@ -27,6 +27,7 @@ from weir.text_server.encoder import Encoder, TextShape
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.metrics import TextCounts
 from weir.text_server.server_settings import ZeroMqSettings
+from weir.text_server.tokenizing import TokenizerThreads
 
 TEXTS = ["First do it", "then do it right", "then do it better"]
 
@@ -215,7 +216,7 @@ def test_what_takes_longer_than_requests_may_is_answered_to_a_stock_client() -> 
     async def main() -> None:
         clock = FakeClock()
         async with Service(Summing, executor="inline", clock=clock, max_batch_size=8, timeout=0.05) as service:
-            encoder = Encoder(service, words, TextShape(DIMENSIONS, MAX_LENGTH))
+            encoder = Encoder(service, TokenizerThreads(words), TextShape(DIMENSIONS, MAX_LENGTH))
             frontend = ZeroMqFrontend(
                 EmbeddingContext({"words": encoder}, HttpSettings(), 1, TextCounts()), ZeroMqSettings(zmq_port=0)
             )

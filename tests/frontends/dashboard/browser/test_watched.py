@@ -10,7 +10,7 @@ from tests.frontends.dashboard.browser.site import Page, shown
 from tests.frontends.dashboard.kit import Scene, Square
 
 from weir.errors import Overloaded
-from weir.frontends.dashboard import DashboardSampler, Ring, Watch, make_dashboard, pages_of
+from weir.frontends.dashboard import DashboardSampler, Ring, Sections, Watch, make_dashboard, pages_of
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -98,7 +98,9 @@ def test_a_sample_that_came_late_leaves_no_gap(browser: "Chrome") -> None:
 def test_names_are_shown_and_never_run(browser: "Chrome") -> None:
     scene = Scene("square")
     clients = [{"client": HOSTILE, "requests": 1}]
-    scene.sampler = DashboardSampler(scene.registry, scene.metrics, clients=lambda: clients, clock=lambda: scene.now)
+    scene.sampler = DashboardSampler(
+        scene.registry, scene.metrics, Sections(clients=lambda: clients), clock=lambda: scene.now
+    )
     watch = watch_by_hand(scene)
     for name in (HOSTILE, "__proto__", "constructor"):
         scene.end(name, HOSTILE)
@@ -123,7 +125,7 @@ def test_padding_is_shown_where_it_is_counted(browser: "Chrome") -> None:
     tokens = Counter("weir_tokens", "", ["model"], registry=registry).labels("square")
     padding = Counter("weir_padding_tokens", "", ["model"], registry=registry).labels("square")
     without = Scene("square")
-    both = DashboardSampler(scene.registry, scene.metrics, [tokens, padding], clock=lambda: scene.now)
+    both = DashboardSampler(scene.registry, scene.metrics, Sections([tokens, padding]), clock=lambda: scene.now)
     scene.sampler = both
     watch = watch_by_hand(scene)
     watch.look()
@@ -202,7 +204,9 @@ def test_an_idle_processor_is_drawn_as_idle(browser: "Chrome") -> None:
 def test_clients_stand_in_the_order_in_which_the_server_tells_of_them(browser: "Chrome") -> None:
     scene = Scene("square")
     clients = [{"client": name, "requests": 1} for name in ("team-10", "b", "team-9", "a")]
-    scene.sampler = DashboardSampler(scene.registry, scene.metrics, clients=lambda: clients, clock=lambda: scene.now)
+    scene.sampler = DashboardSampler(
+        scene.registry, scene.metrics, Sections(clients=lambda: clients), clock=lambda: scene.now
+    )
     with shown(pages_of(watch_by_hand(scene)).endpoints) as url:
         page = Page(browser, url)
         assert [row[0] for row in page.rows("#clients")] == ["team-10", "b", "team-9", "a"]
