@@ -9,25 +9,28 @@ from tests.tuning.banks import bank_for, small_bank
 
 from weir.batching.service_time import KindTimes, ServiceTime
 from weir.messages import Dispatch, Reason, Timing, Wakeup
-from weir.policy.cost.objective import Prices
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import Bank
+from weir.policy.solve.uneven import UnevenBank, solve_uneven
 from weir.testing import FakeClock
-from weir.tuning import SolveRequest
+from weir.tuning import SolveRequest, SolvingProcess, UnevenRequest
 from weir.tuning.policy_tuner import PolicyTuner
+from weir.workers.settings import WorkerSettings
 
 SPENT = Timing(0.0, 0.0, 0.0)
 
 
-class Solver:
-    """Solves when the test says so."""
+class Solver(SolvingProcess):
+    """Solves when the test says so; and for workers of two kinds at once, for few rates."""
 
     def __init__(self) -> None:
+        super().__init__()
+        self.uneven_wishes: list[UnevenRequest] = []
         self.asked: list[tuple[SolveRequest, asyncio.Future[Bank]]] = []
         self.cancelled = 0
         self.pauses: list[tuple[float, asyncio.Future[None]]] = []
 
-    async def __call__(self, wish: SolveRequest, limit: float) -> Bank:
+    async def solve(self, wish: SolveRequest, limit: float) -> Bank:
         answer: asyncio.Future[Bank] = asyncio.get_running_loop().create_future()
         self.asked.append((wish, answer))
         try:
@@ -35,6 +38,10 @@ class Solver:
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
+
+    async def uneven(self, wish: UnevenRequest, limit: float) -> UnevenBank:
+        self.uneven_wishes.append(wish)
+        return solve_uneven(wish.kinds, wish.prices, [0.1, 0.5])
 
     async def pause(self, seconds: float) -> None:
         over = asyncio.get_running_loop().create_future()
@@ -61,16 +68,15 @@ class Solver:
 
 
 class Rig:
-    def __init__(self, policy: SolvedPolicy, **options: Any) -> None:
-        bank = policy.bank
-        prices, objective = (Prices(), None) if bank is None else (bank.prices, bank.objective)
+    def __init__(self, policy: SolvedPolicy, settings: WorkerSettings | None = None, **options: Any) -> None:
+        settings = settings or WorkerSettings()
         self.solver = Solver()
         self.swaps = 0
         self.label = "square"
-        self.service_time = KindTimes(2, lambda: [1, 1]) if options.get("kinds") else ServiceTime()
+        self.service_time = KindTimes(2, lambda: [1, 1]) if settings.worker_kinds else ServiceTime()
         self.clock = FakeClock()
         self.resolver = PolicyTuner(
-            self, policy, prices, objective, solve=self.solver, clock=self.clock, pause=self.solver.pause, **options
+            self, policy, settings, solver=self.solver, clock=self.clock, pause=self.solver.pause, **options
         )
 
     def policy_changed(self) -> None:

@@ -19,8 +19,9 @@ from weir.policy.cost.profile import Profile
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import Bank, solve_bank
 from weir.testing import FakeClock
-from weir.tuning import SolveRequest
+from weir.tuning import SolveRequest, SolvingProcess
 from weir.tuning.policy_tuner import PolicyTuner
+from weir.workers.settings import WorkerSettings
 
 PROFILE = Profile.linear(alpha_ms=0.3, tau0_ms=1.0, max_batch_size=32, cv=0.02)
 SLOW = PROFILE.scaled(time=np.where(PROFILE.sizes > 16, 1.6, 1.0))  # serves most in batches of 16
@@ -38,26 +39,32 @@ class Unconcerned(NamedTuple):
         """Do nothing."""
 
 
+class SlowSolver(SolvingProcess):
+    """Takes SOLVED seconds of `clock`."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    async def solve(self, request: SolveRequest, limit: float) -> Bank:
+        await pause(self._clock, SOLVED)
+        return await solve(request)
+
+
 async def queue_over_time(seconds: float, *, tuned: bool) -> tuple[list[int], PolicyTuner]:
     """Let rows arrive for so many seconds, while from the 10th second on batches of more than 16 rows take 60 % longer. Return how
     many wait at each arrival, and the tuner.
     """
     clock = FakeClock()
     policy = SolvedPolicy(await solve(SolveRequest(PROFILE, Prices(), 1, None)))
-
-    async def solve_later(request: SolveRequest, limit: float) -> Bank:
-        await pause(clock, SOLVED)
-        return await solve(request)
-
     batcher = Batcher(BatchingSettings(max_batch_size=32, max_queue_size=10**6, max_queue_delay=1e9), policy)
     tuner = PolicyTuner(
         Unconcerned(batcher.service),
         policy,
-        Prices(),
-        None,
+        WorkerSettings(),
         clock=clock,
         pause=partial(pause, clock),
-        solve=solve_later,
+        solver=SlowSolver(clock),
         watch=tuned,
     )
     tuner.worker_changed("m", 0, "ready", "")

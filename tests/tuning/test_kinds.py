@@ -15,37 +15,26 @@ import weir
 from weir.policy.cost.objective import Prices
 from weir.policy.decision import KindState, Observation
 from weir.policy.online.adaptive import AutoPolicy, SolvedPolicy
-from weir.policy.solve.uneven import UnevenBank, WorkerKind, solve_uneven
+from weir.policy.solve.uneven import WorkerKind, solve_uneven
 from weir.tuning import SolvingProcess, UnevenRequest
 from weir.tuning.learning import ProfileMaker
+from weir.workers.settings import WorkerSettings
 
 SLOW = PROFILE.scaled(time=4.0)
-KINDS: dict[str, Any] = {"kinds": ("small", "large"), "numbers": (0, 1)}
-
-
-class KindsSolver:
-    """Solves at once, for few rates, and keeps what it was asked for."""
-
-    def __init__(self) -> None:
-        self.asked: list[UnevenRequest] = []
-
-    async def __call__(self, request: UnevenRequest, limit: float) -> UnevenBank:
-        self.asked.append(request)
-        return solve_uneven(request.kinds, request.prices, [0.1, 0.5])
+KINDS = WorkerSettings(workers=2, worker_kinds=["small", "large"])
 
 
 @asynccontextmanager
-async def tuned(*profiles: Any) -> AsyncIterator[tuple[Rig, KindsSolver]]:
+async def tuned(*profiles: Any) -> AsyncIterator[Rig]:
     """A tuner that is open, of one small and one large worker."""
-    solver = KindsSolver()
     maker = partial(ProfileMaker, 4, None)
-    async with running(AutoPolicy(), workers=0, solve_kinds=solver, maker=maker, **KINDS) as rig:
+    async with running(AutoPolicy(), workers=0, settings=KINDS, maker=maker) as rig:
         for kind, profile in enumerate(profiles):
             rig.resolver.measured(profile, kind)
         for worker in (0, 1):
             rig.resolver.worker_changed("square", worker, "ready", "")
         await turns()
-        yield rig, solver
+        yield rig
 
 
 def kinds_of(rig: Rig) -> Any:
@@ -54,8 +43,8 @@ def kinds_of(rig: Rig) -> Any:
 
 def test_tables_are_solved_for_both_kinds_the_fast_one_first() -> None:
     async def check() -> None:
-        async with tuned(SLOW, PROFILE) as (rig, solver):
-            request = solver.asked[-1]
+        async with tuned(SLOW, PROFILE) as rig:
+            request = rig.solver.uneven_wishes[-1]
             assert [each.profile for each in request.kinds] == [PROFILE, SLOW]
             assert (request.numbers, request.workers) == ((1, 0), 2)
             assert [(each["kind"], each["workers"]) for each in kinds_of(rig)["each"]] == [("large", 1), ("small", 1)]
@@ -78,25 +67,25 @@ def test_tables_are_solved_for_both_kinds_the_fast_one_first() -> None:
 
 def test_without_the_workers_of_a_kind_the_tables_are_those_of_the_other() -> None:
     async def check() -> None:
-        async with tuned(SLOW, PROFILE) as (rig, solver):
-            asked = len(solver.asked)
+        async with tuned(SLOW, PROFILE) as rig:
+            asked = len(rig.solver.uneven_wishes)
             await rig.worker(0, "lost")
             await rig.solver.answer()
             assert (rig.solver.wishes[-1].profile, rig.solver.wishes[-1].workers) == (PROFILE, 1)
             assert (kinds_of(rig), rig.bank.profile) == (None, PROFILE)
             await rig.worker(0, "ready")
             assert kinds_of(rig) is not None
-            assert len(solver.asked) == asked  # these tables are still there
+            assert len(rig.solver.uneven_wishes) == asked  # these tables are still there
 
     asyncio.run(check())
 
 
 def test_a_kind_that_becomes_slower_has_its_own_drift() -> None:
     async def check() -> None:
-        async with tuned(SLOW, PROFILE) as (rig, solver):
+        async with tuned(SLOW, PROFILE) as rig:
             await rig.serve(4, 0.016, 200, worker=1)
             await turns()
-            fast, slow = (each.profile for each in solver.asked[-1].kinds)
+            fast, slow = (each.profile for each in rig.solver.uneven_wishes[-1].kinds)
             assert fast.service_time_ms == pytest.approx(2.0 * PROFILE.service_time_ms)
             assert slow is SLOW
             assert [kind.drift for kind in rig.resolver.kinds] == pytest.approx([1.0, 2.0])
@@ -106,12 +95,12 @@ def test_a_kind_that_becomes_slower_has_its_own_drift() -> None:
 
 def test_the_profile_of_each_kind_is_learned_where_there_is_none() -> None:
     async def check() -> None:
-        async with tuned(SLOW) as (rig, solver):
-            assert (solver.asked, rig.resolver.profile) == ([], None)
+        async with tuned(SLOW) as rig:
+            assert (rig.solver.uneven_wishes, rig.resolver.profile) == ([], None)
             for _ in range(60):
                 await rig.serve(1, 0.005, 2, worker=1)
                 await rig.serve(4, 0.008, 2, worker=1)
-            fast, slow = (each.profile for each in solver.asked[-1].kinds)
+            fast, slow = (each.profile for each in rig.solver.uneven_wishes[-1].kinds)
             assert fast.service_time_ms == pytest.approx([5.0, 6.0, 7.0, 8.0])
             assert slow is SLOW
 
@@ -120,9 +109,9 @@ def test_the_profile_of_each_kind_is_learned_where_there_is_none() -> None:
 
 def test_prices_are_solved_for_both_kinds_and_objectives_are_refused() -> None:
     async def check() -> None:
-        async with tuned(SLOW, PROFILE) as (rig, solver):
+        async with tuned(SLOW, PROFILE) as rig:
             await rig.resolver.change({"energy_weight": 2.0})
-            assert solver.asked[-1].prices.energy_weight == 2.0
+            assert rig.solver.uneven_wishes[-1].prices.energy_weight == 2.0
             with pytest.raises(weir.SettingsError, match="workers of two kinds are solved for weights"):
                 await rig.resolver.change({"latency_objective": "p99=1s"})
             await rig.worker(0, "lost")

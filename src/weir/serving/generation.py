@@ -151,12 +151,11 @@ class Generation:
             self.tuner = make_tuner(
                 self,
                 self.policy,
+                self._workers,
                 largest,
                 clock=clock,
                 pause=partial(sleep, clock),
                 watch=not any(hooks),
-                kinds=self._workers.kind_names,
-                numbers=self._workers.kind_numbers,
             )
         self._clock = clock
         self.scaler = self._make_scaler()

@@ -111,7 +111,7 @@ class DeviceTuner:
                 f"device_group={self._group!r}, device_order={SOLVED!r}: needs a solved policy, as policy=auto is; with "
                 "another policy use device_order=longest"
             )
-        objective = getattr(policy, "objective", None) or (policy.bank and policy.bank.objective)
+        objective = policy.objective or (policy.bank and policy.bank.objective)
         if objective:
             raise SettingsError(
                 f"device_group={self._group!r}, device_order={SOLVED!r}: is solved for weights, but the policy has a latency "

@@ -7,7 +7,7 @@ and swaps the tables when they are ready. Until then, and whenever solving fails
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -80,8 +80,6 @@ REMEMBERED = 8  # banks; when a worker comes back, the tables for as many worker
 
 Wanted = SolveRequest | UnevenRequest
 Tables = Bank | UnevenBank
-Solve = Callable[[SolveRequest, float], Coroutine[Any, Any, Bank]]
-SolveKinds = Callable[[UnevenRequest, float], Coroutine[Any, Any, UnevenBank]]
 Pause = Callable[[float], Awaitable[None]]  # sleeps for so many seconds of the clock
 
 
@@ -143,15 +141,12 @@ class PolicyTuner(SilentObserver):
 
     Args:
         user: the service.
-        policy: whose tables it keeps.
-        prices, objective: what they are solved for.
+        policy: whose tables it keeps. They are for the policy's prices and objective, until these are changed.
+        settings: of which kinds the workers are.
         clock: returns seconds.
         pause: sleeps for so many seconds of the clock.
         maker: returns what makes a profile of service times, if there is none.
-        kinds: the names of the kinds of workers, if they are of two kinds.
-        numbers: the number of each worker's kind, going round.
-        solve_kinds: returns the tables of workers of two kinds, as `solve` does a bank.
-        solve: returns a bank, or raises, within so many seconds; by default in another process.
+        solver: solves the tables.
         watch: whether the time for which a batch occupies its worker is the worker's alone, so that it can be compared with
             the profile.
 
@@ -166,15 +161,21 @@ class PolicyTuner(SilentObserver):
     """
 
     def __init__(
-        self, user: PolicyUser, policy: SolvedPolicy, prices: Prices, objective: LatencySLO | None, *,
-        clock: Callable[[], float], pause: Pause, maker: Callable[[], ProfileMaker] | None = None, solve: Solve | None = None,
-        watch: bool = True, kinds: Sequence[str] = (), numbers: Sequence[int] = (), solve_kinds: SolveKinds | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        user: PolicyUser,
+        policy: SolvedPolicy,
+        settings: WorkerSettings,
+        *,
+        clock: Callable[[], float],
+        pause: Pause,
+        maker: Callable[[], ProfileMaker] | None = None,
+        solver: SolvingProcess | None = None,
+        watch: bool = True,
+    ) -> None:
         self.policy = policy
-        self.kinds = [KindProfile(name, None if maker is None else maker()) for name in kinds or ("",)]
-        self._numbers = numbers or (0,)
-        self.prices = prices
-        self.objective = objective
+        self.kinds = [KindProfile(name, None if maker is None else maker()) for name in settings.kind_names or ("",)]
+        self._numbers = settings.kind_numbers or (0,)
+        self.prices, self.objective = policy.prices, policy.objective
         self.counts: dict[str, int] = {}
         self.reason: str | None = None
         self.seconds: float | None = None
@@ -183,9 +184,7 @@ class PolicyTuner(SilentObserver):
         self._user = user
         self._model = user.label
         self._watch = watch
-        self._process = SolvingProcess()
-        self._solve = solve or self._process.solve
-        self._solve_kinds = solve_kinds or self._process.uneven
+        self._solver = solver or SolvingProcess()
         self._clock = clock
         self._pause = pause
         self._banks: OrderedDict[Wanted, Tables] = OrderedDict()
@@ -200,7 +199,7 @@ class PolicyTuner(SilentObserver):
         if policy.bank is not None:
             bank = policy.bank
             self.kinds[0].take(bank.profile)
-            self._solved_for = SolveRequest(bank.profile, prices, bank.workers, objective)
+            self._solved_for = SolveRequest(bank.profile, self.prices, bank.workers, self.objective)
             self._remember(self._solved_for, bank)
 
     # The life of a service.
@@ -236,7 +235,7 @@ class PolicyTuner(SilentObserver):
         """Stop keeping them up to date. No process is left when it returns. Idempotent."""
         self._opened = False
         await end_tasks(self._updating, self._solving)
-        await self._process.close()
+        await self._solver.close()
         self._ready.clear()
 
     # Events.
@@ -394,8 +393,8 @@ class PolicyTuner(SilentObserver):
 
     async def _solved(self, request: Wanted, limit: float) -> Tables:
         if isinstance(request, UnevenRequest):
-            return await self._solve_kinds(request, limit)
-        return await self._solve(request, limit)
+            return await self._solver.uneven(request, limit)
+        return await self._solver.solve(request, limit)
 
     def _remember(self, request: Wanted, bank: Tables) -> None:
         self._banks[request] = bank
@@ -440,13 +439,12 @@ def check_kinds(kinds: Sequence[str], objective: LatencySLO | None) -> None:
 def make_tuner(
     user: PolicyUser,
     policy: Policy,
+    settings: WorkerSettings,
     max_batch_size: int,
     *,
     clock: Callable[[], float],
     pause: Pause,
     watch: bool,
-    kinds: Sequence[str] = (),
-    numbers: Sequence[int] = (),
 ) -> PolicyTuner | None:
     """Return the tuner of `policy`; None if it is not a solved policy of Weir's. For the other arguments, see PolicyTuner.
 
@@ -454,6 +452,7 @@ def make_tuner(
     """
     if not isinstance(policy, SolvedPolicy):
         return None
+    kinds = settings.kind_names
     if kinds and not (isinstance(policy, AutoPolicy) and policy.profile is None):
         raise SettingsError(
             f"worker_kinds={list(kinds)}: the policy has the times of one kind of workers; use policy=auto without a "
@@ -462,18 +461,7 @@ def make_tuner(
     if isinstance(policy, AutoPolicy):
         check_kinds(kinds, policy.objective)
         maker = partial(ProfileMaker, max_batch_size, policy.power) if policy.profile is None else None
-        tuner = PolicyTuner(
-            user,
-            policy,
-            policy.prices,
-            policy.objective,
-            clock=clock,
-            pause=pause,
-            maker=maker,
-            watch=watch,
-            kinds=kinds,
-            numbers=numbers,
-        )
+        tuner = PolicyTuner(user, policy, settings, clock=clock, pause=pause, maker=maker, watch=watch)
         if policy.profile is not None:
             read = read_profile(policy.profile, f"policy=auto:profile={policy.profile}")
             tuner.measured(read.up_to(max_batch_size))
@@ -481,7 +469,7 @@ def make_tuner(
     bank = policy.bank
     if bank is None:
         raise SettingsError("policy=SolvedPolicy(): must have a bank; without one, use auto")
-    tuner = PolicyTuner(user, policy, bank.prices, bank.objective, clock=clock, pause=pause, watch=watch)
+    tuner = PolicyTuner(user, policy, settings, clock=clock, pause=pause, watch=watch)
     if max_batch_size < bank.profile.max_batch_size:
         tuner.measured(bank.profile.up_to(max_batch_size))
     return tuner

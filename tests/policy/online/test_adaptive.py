@@ -386,9 +386,15 @@ def test_a_fresh_one_has_the_bank_and_no_memory() -> None:
     fresh = policy.fresh()
     assert fresh.bank is policy.bank
     assert (fresh.rate, fresh.learning) == (0.0, True)
+    assert (fresh.prices, fresh.objective) == (policy.prices, policy.objective) == (bank().prices, None)
     fresh.adopt(promised())
     assert policy.bank is not fresh.bank
-    assert SolvedPolicy().fresh().bank is None
+    empty = SolvedPolicy().fresh()
+    assert (empty.bank, empty.prices, empty.objective) == (None, Prices(), None)
+
+
+def test_its_objective_is_that_of_its_bank() -> None:
+    assert SolvedPolicy(promised()).objective == promised().objective is not None
 
 
 def test_a_line_that_starts_anew_keeps_the_rate() -> None:

@@ -436,12 +436,14 @@ class SolvedPolicy(PolicyBase):
     never held back.
 
     `max_waiting` is the number of waiting rows at which arrivals are refused until the next decision; None: no bound.
+    `prices` and `objective` are what its first tables are for.
     """
 
     adopts_banks = True
 
     def __init__(self, bank: Bank | None = None) -> None:
         self.max_waiting = None
+        self.prices, self.objective = (Prices(), None) if bank is None else (bank.prices, bank.objective)
         self._estimate = Rate()
         self._late = Lateness()
         self._account: CostAccount | None = None  # of the bank of `_of`, if that has no objective
@@ -578,9 +580,7 @@ class SolvedPolicy(PolicyBase):
 
     def fresh(self) -> "SolvedPolicy":
         """Return a policy with the same bank that has observed nothing. Each service and simulation has its own."""
-        made = SolvedPolicy()
-        made._bands = self._bands
-        return made
+        return SolvedPolicy(self.bank)
 
     # Facts.
 
