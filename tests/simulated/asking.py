@@ -64,6 +64,11 @@ class Ask:
     named: bool = True  # whether they had arrived when its end came
     judged_by: "Judge | None" = None  # of a protocol that has answers and errors of its own
 
+    @property
+    def names_itself_at(self) -> int:
+        """How many of its bytes the server must have to know its protocol: those of KServe's prefix, or its whole path."""
+        return self.data.find(NAMED) + len(NAMED) if self.judged_by is None else self.data.index(b" HTTP/")
+
 
 def number_of(payload: Any) -> int:
     """Return the number of the request with this payload: of its first item, or row."""

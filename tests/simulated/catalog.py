@@ -532,7 +532,6 @@ class Catalog:
             "models that are being loaded": len(self.registry.loading),
         }
         for service in self.registry.all:
-            left |= {f"{service.name}: running batches": len(service.generation.driver.batcher.running)}
             left |= {f"{service.name}: former generations": len(service._former)}
         return left
 

@@ -152,6 +152,7 @@ def widen(plan: "Plan", length: float) -> None:
     if "messages" in clients:
         draw = random.Random(f"{plan.seed} messages")
         plan.http |= {"websocket_in_flight": draw.choice((1, 4, 64)), "websocket_ping": draw.choice((1.0, 20.0))}
+        plan.http["websocket_ping"] = max(plan.http["websocket_ping"], plan.quiet / 100.0)  # hours have enough of them
     if "texts" in clients:
         draw = random.Random(f"{plan.seed} texts")
         base = draw.choice((0.002, 0.05, 0.3))

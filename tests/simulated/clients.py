@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from tests.simulated.asking import MIXED, NAMED, Ask, draw_ask
+from tests.simulated.asking import MIXED, Ask, draw_ask
 from tests.simulated.loop import SimulatedLoop
 from tests.simulated.themes import Theme
 from tests.simulated.transport import Peer, SimulatedTransport
@@ -196,7 +196,7 @@ class Client:
             return
         self.asked += len(asks)
         for ask in asks:
-            ask.named_at = line.meant + ask.data.find(NAMED) + len(NAMED)
+            ask.named_at = line.meant + ask.names_itself_at
             line.meant += len(ask.data)
         line.waiting += asks
         line.fresh = False

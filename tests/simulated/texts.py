@@ -231,7 +231,7 @@ class Question:
         return "" if vectors == right else f"the vectors are not its own: {vectors[:3]}, must be {right[:3]}"
 
     def _fault_of_error(self, ask: Ask, status: int, found: Any, also: frozenset[str]) -> str:
-        if not ask.named and isinstance(found["error"], dict):  # no byte of it had arrived
+        if not ask.named and isinstance(found["error"], dict):  # its path had not arrived
             kind = found["error"]["type"]
             if kind in ANYTIME and STATUS[kind] == status:
                 return ""
