@@ -299,7 +299,7 @@ class _ControlCall:
             request.model_name = ask.name
             if ask.wanted == "InvalidRequest":
                 request.parameters["nonsense"].string_param = "1"
-        call = server.call(peer, method.path, (), math.inf, self, math.inf)
+        call = self._call = server.call(peer, method.path, (), math.inf, self, math.inf)
         call.send(request.SerializeToString())
         call.half_close()
 
@@ -313,7 +313,7 @@ class _ControlCall:
         client, kind = self._client, dict(trailers).get(_ERROR, "")
         client.note(b"%d" % code)
         client.site.responses[f"call {code}"] += 1
-        cut = not kind and code in (UNAVAILABLE, CANCELLED) and client.site.draining
+        cut = not kind and code in (UNAVAILABLE, CANCELLED) and (client.site.draining or self._call.was_cut)
         if not cut:
             if code != OK and CODES.get(kind) != code:
                 client.broken(f"{self._ask.kind}: status {code} with {kind!r}: {text[:200]!r}")
