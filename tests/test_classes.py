@@ -5,7 +5,7 @@ import pytest
 from benchmarks.parts.classes import IdleTimeEngine
 
 from weir.policy.cost.profile import Profile
-from weir.simulation.engine import BulkRequest, EventLog, ServiceTimes, SimulatedRequest, Whole
+from weir.simulation.engine import BulkRequest, EventLog, ServiceTimes, SimulatedRequest, SimulatedWorkers, Whole
 from weir.simulation.simulator import settings_for
 
 PROFILE = Profile.linear(alpha_ms=1.0, tau0_ms=0.5, max_batch_size=32)
@@ -14,7 +14,7 @@ PROFILE = Profile.linear(alpha_ms=1.0, tau0_ms=0.5, max_batch_size=32)
 def test_bulk_workers_run_on_processors_that_others_leave() -> None:
     whole = Whole()
     engine = IdleTimeEngine(
-        settings_for(PROFILE), ServiceTimes(PROFILE, 1), EventLog(whole), map(BulkRequest, range(96)), workers=2, bulk_workers=2
+        settings_for(PROFILE), SimulatedWorkers(ServiceTimes(PROFILE, 1), 2), EventLog(whole), map(BulkRequest, range(96)), bulk_workers=2
     )  # fmt: skip
     # A bulk batch of 32 rows takes 32.5 ms: two begin at 0. From 10 ms on they share a processor, from 11 ms on they have none
     # (a batch of two takes 2.5 ms), ...

@@ -132,7 +132,6 @@ FLAGS = "each parameter is a flag of the command"
 KEYWORDS = "each parameter is a keyword that users write"
 OTHERS = "the signature is that of another program, whose callers come unchanged"
 HOT = "it is made or called for each batch or request: one more object would cost time"
-PARTS = "it is called once, with the parts of a server or of a simulation that it works with"
 MOST_PARAMETERS = 8
 # The signatures with more parameters, and why they have no value object instead.
 LONG_SIGNATURES = {
@@ -149,8 +148,6 @@ LONG_SIGNATURES = {
     "weir.serving.service.Service.__init__": KEYWORDS,
     "weir.simulation.banks.solve": KEYWORDS,
     "weir.simulation.device.compare_orders": KEYWORDS,
-    "weir.simulation.engine.Engine.__init__": PARTS,
-    "weir.simulation.scaling.ScalingEngine.__init__": PARTS,
     "weir.simulation.scaling.simulate_scaling": KEYWORDS,
     "weir.simulation.simulator.run": KEYWORDS,
     "weir.simulation.simulator.simulate": KEYWORDS,

@@ -25,7 +25,7 @@ from benchmarks.parts.classes_live import STEPS, Texts, measure_live
 from weir.batching.settings import BatchingSettings
 from weir.messages import Dispatch
 from weir.policy.rules import Greedy
-from weir.simulation.engine import Engine, EventLog, LogPart, SimulatedRequest, Times
+from weir.simulation.engine import Engine, EventLog, LogPart, SimulatedRequest, SimulatedWorkers
 
 Floats = NDArray[np.float64]
 
@@ -96,13 +96,13 @@ class IdleTimeEngine(Engine):
     """
 
     def __init__(
-        self, settings: BatchingSettings, services: Times, book: EventLog, bulk: Iterable[SimulatedRequest], *, workers: int = 1,
+        self, settings: BatchingSettings, workers: SimulatedWorkers, book: EventLog, bulk: Iterable[SimulatedRequest], *,
         bulk_workers: int = 1,
     ) -> None:  # fmt: skip
-        super().__init__(settings, Greedy(), services, book, workers=workers, bulk=bulk)
-        for worker in range(workers, workers + bulk_workers):
+        super().__init__(settings, Greedy(), workers, book, bulk=bulk)
+        for worker in range(workers.ready, workers.ready + bulk_workers):
             self.batcher.worker_ready(worker, 1, 0.0, bulk=True)
-        self._processors = workers  # those that no other worker uses now
+        self._processors = workers.ready  # those that no other worker uses now
         self._left: dict[int, float] = {}  # by batch id: seconds on a processor of its own until its end
         self._begun: dict[int, tuple[Dispatch, float]] = {}
         self._at = 0.0
@@ -133,7 +133,7 @@ class IdleTimeEngine(Engine):
     def _start(self, cut: Dispatch) -> None:
         self._get_on(self.now)
         if cut.gives_way:
-            self._left[cut.batch_id] = self._services.of(cut)
+            self._left[cut.batch_id] = self._times.of(cut)
             self._begun[cut.batch_id] = cut, self.now
         else:
             self._processors -= 1
@@ -168,7 +168,7 @@ def by_weir(texts: Traffic, job: Sequence[float], *, bulk_workers: int = 1) -> S
         bulk_delay=BULK_DELAY,
     )
     bulk = (TextRequest(-1 - number, 0.0, tokens) for number, tokens in enumerate(job))
-    engine = IdleTimeEngine(settings, Line(), EventLog(parts.append), bulk, bulk_workers=bulk_workers)
+    engine = IdleTimeEngine(settings, SimulatedWorkers(Line()), EventLog(parts.append), bulk, bulk_workers=bulk_workers)
     pairs = zip(texts.times.tolist(), texts.tokens.tolist(), strict=True)
     engine.accept(TextRequest(index, at, tokens) for index, (at, tokens) in enumerate(pairs))
     engine.finish()

@@ -16,7 +16,7 @@ from weir.policy.decision import Policy
 from weir.policy.online.joint import UnevenPolicy
 from weir.policy.rules import Greedy
 from weir.policy.solve.uneven import LOADS, WorkerKind, solve_uneven
-from weir.simulation.engine import Engine, EventLog, LogPart, ServiceTimes
+from weir.simulation.engine import Engine, EventLog, LogPart, ServiceTimes, SimulatedWorkers
 
 REQUESTS = 20_000
 
@@ -61,7 +61,7 @@ def run_uneven(
             rows[numbers[worker]] += size
             energy += float(energies[numbers[worker]][size - 1])
 
-    engine = Engine(settings, policy, OfWorker(), EventLog(note), workers=len(numbers), kinds=numbers)
+    engine = Engine(settings, policy, SimulatedWorkers(OfWorker(), len(numbers), kinds=numbers), EventLog(note))
     engine.arrive(0, arrivals.tolist())
     engine.finish()
     return UnevenRun(1000.0 * np.concatenate(seconds), tuple(rows), energy)

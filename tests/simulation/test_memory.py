@@ -3,7 +3,7 @@
 import gc
 
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
-from weir.simulation.engine import PART, Engine, EventLog, LogPart, ServiceTimes, SimulatedRequest
+from weir.simulation.engine import PART, Engine, EventLog, LogPart, ServiceTimes, SimulatedRequest, SimulatedWorkers
 from weir.simulation.results import BatchMeans
 from weir.simulation.simulator import policy_for, settings_for, simulate
 
@@ -48,7 +48,8 @@ def test_a_part_is_handed_over_before_it_is_large() -> None:
     profile = Profile.linear(alpha_ms=0.1, tau0_ms=1.0, max_batch_size=32)
     count = 2 * PART + 10
     seen = Noting(profile, 0, count)
-    engine = Engine(settings_for(profile), policy_for("full:32", profile), ServiceTimes(profile, 1), EventLog(seen))
+    workers = SimulatedWorkers(ServiceTimes(profile, 1))
+    engine = Engine(settings_for(profile), policy_for("full:32", profile), workers, EventLog(seen))
     engine.arrive(0, [0.0002 * number for number in range(count)])
     engine.finish()
     assert sum(sizes) == count

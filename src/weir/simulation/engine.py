@@ -275,39 +275,54 @@ ARRIVAL, WORKER, TIMER = Wakeup.ARRIVAL, Wakeup.WORKER, Wakeup.TIMER
 BULK_BATCHES = 4  # full batches of bulk work that wait at a time
 
 
+class SimulatedWorkers(NamedTuple):
+    """The workers of a run.
+
+    Attributes:
+        times: say how long batches take.
+        ready: how many there are at the start.
+        places: batches that may be at a worker at once; it computes them one after another.
+        kinds: the number of each worker's kind, going round.
+        start_up: seconds that a further one takes to start.
+    """
+
+    times: Times
+    ready: int = 1
+    places: int = 1
+    kinds: Sequence[int] = ()
+    start_up: float = 0.0
+
+
 class Engine:
     """One run: a Batcher, its workers and the virtual time. Memory is bounded by what waits.
 
     Args:
         settings: of the batcher.
         policy: decides.
-        services: returns the time of each batch.
+        workers: run the batches.
         book: records the batches.
-        workers: the number of workers.
-        places: batches that may be at a worker at once; it computes them one after another.
         timeout: seconds from the arrival of each request to its deadline.
         bulk: bulk work that is there from the start. A few batches of it wait at a time, as those of a running job do.
-        kinds: the number of each worker's kind, going round.
     """
 
     def __init__(
-        self, settings: BatchingSettings, policy: Policy, services: Times, book: EventLog, *, workers: int = 1,
-        places: int = 1, timeout: float = inf, bulk: Iterable[SimulatedRequest] = (), kinds: Sequence[int] = (),
+        self, settings: BatchingSettings, policy: Policy, workers: SimulatedWorkers, book: EventLog, *,
+        timeout: float = inf, bulk: Iterable[SimulatedRequest] = (),
     ) -> None:  # fmt: skip
         self.now = 0.0
-        self.batcher = Batcher(settings, policy, kinds)
-        self._services = services
+        self.batcher = Batcher(settings, policy, workers.kinds)
+        self._times = workers.times
         self._book = book
         self._timeout = timeout
         self._ends: list[tuple[float, int]] = []  # a heap: when each running batch ends, and its id
-        self._busy_until = [0.0] * workers
-        self._free = workers * places
+        self._busy_until = [0.0] * workers.ready
+        self._free = workers.ready * workers.places
         self._wake = inf  # the instant for which the batcher wants a timer
         self._bulk = iter(bulk)
         self._next_bulk = next(self._bulk, None)
         self._undecided = self._next_bulk is not None  # a request arrived at `now` and the batcher was not polled yet
-        for worker in range(workers):
-            self.batcher.worker_ready(worker, places, 0.0)
+        for worker in range(workers.ready):
+            self.batcher.worker_ready(worker, workers.places, 0.0)
 
     def arrive(self, first_index: int, times: Iterable[float], rows: Iterable[int] | None = None) -> None:
         """Let requests arrive at `times` (seconds, ascending). Each has one row if `rows` is None."""
@@ -394,7 +409,7 @@ class Engine:
         requests = cast("list[SimulatedRequest]", cut.requests)
         busy_until = self._busy_until[cut.worker]
         start = cut.at if cut.at > busy_until else busy_until
-        end = start + self._services.of(cut)
+        end = start + self._times.of(cut)
         self._busy_until[cut.worker] = end
         self._free -= 1
         heappush(self._ends, (end, cut.batch_id))

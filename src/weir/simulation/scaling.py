@@ -27,7 +27,7 @@ from weir.policy.solve.bank import Bank
 from weir.policy.solve.tables import Table, full_batch_table, greedy_table
 from weir.simulation.arrivals import Ints, parse_arrivals
 from weir.simulation.banks import make_bank
-from weir.simulation.engine import Engine, EventLog, Run, ServiceTimes, Whole
+from weir.simulation.engine import Engine, EventLog, Run, ServiceTimes, SimulatedWorkers, Whole
 from weir.simulation.replicas import Replicas, SeenQueues, best_tables, looks
 from weir.simulation.simulator import (
     SOLVED,
@@ -292,23 +292,20 @@ class ScalingEngine(Engine):
     """An Engine whose number of workers a rule decides.
 
     Args:
-        settings, policy, services, book, timeout: see Engine.
-        allowed: the fewest and the most workers. The fewest, but at least one, are ready at the start.
-        places: batches that may be at a worker at once.
-        start_up: seconds that a worker takes to start.
+        settings, policy, workers, book, timeout: see Engine.
+        allowed: the fewest and the most workers.
         rule: decides; None: their number stays.
         changed: called with the number of ready workers when it has changed.
     """
 
     def __init__(
-        self, settings: BatchingSettings, policy: Policy, services: ServiceTimes, book: EventLog, *, allowed: WorkerRange,
-        places: int, start_up: float, rule: Autoscaler | None, timeout: float = inf, changed: Changed = lambda workers: None,
+        self, settings: BatchingSettings, policy: Policy, workers: SimulatedWorkers, book: EventLog, *, allowed: WorkerRange,
+        rule: Autoscaler | None, timeout: float = inf, changed: Changed = lambda workers: None,
     ) -> None:  # fmt: skip
-        first = max(allowed.least, 1)
-        super().__init__(settings, policy, services, book, workers=first, places=places, timeout=timeout)
-        self._allowed, self._places, self._start_up, self._rule = allowed, places, start_up, rule
+        super().__init__(settings, policy, workers, book, timeout=timeout)
+        self._allowed, self._places, self._start_up, self._rule = allowed, workers.places, workers.start_up, rule
         self._changed = changed
-        self._ready = dict.fromkeys(range(first), 0)  # by worker that takes batches: how many it has
+        self._ready = dict.fromkeys(range(workers.ready), 0)  # by worker that takes batches: how many it has
         self._leaving: dict[int, int] = {}
         self._starting: dict[int, float] = {}  # by worker: the instant at which it is ready
         self._over = False
@@ -316,8 +313,8 @@ class ScalingEngine(Engine):
         self._rows = 0  # with workers
         self._sums = [0.0, 0.0, 0.0]  # seconds of workers, of workers that are busy, and of rows
         self._at = 0.0
-        self.counts: list[tuple[float, int]] = [(0.0, first)]
-        self.starts = first
+        self.counts: list[tuple[float, int]] = [(0.0, workers.ready)]
+        self.starts = workers.ready
         self.since, self.sums_since = 0.0, 0.0
         if rule is not None:
             self._schedule(0.0)
@@ -582,16 +579,15 @@ class ScalingTrial:
             allowed = range_of(rule, allowed)
             if rule == WEIR:
                 scaler = _WeirAutoscaler(WorkerScaling(allowed, self.capacity, self.idle_after))
-        policy, changed = self._policy(settings, max(allowed.least, 1))
+        ready, places = max(allowed.least, 1), self.profile.pipeline_depth
+        policy, changed = self._policy(settings, ready)
         engine = ScalingEngine(
             settings,
             policy,
-            ServiceTimes(self.profile, self.seed),
+            SimulatedWorkers(ServiceTimes(self.profile, self.seed), ready, places, start_up=self.start_up),
             EventLog(whole),
             allowed=allowed,
             rule=scaler,
-            places=self.profile.pipeline_depth,
-            start_up=self.start_up,
             changed=changed,
             timeout=inf if self.deadline is None else self.deadline,
         )

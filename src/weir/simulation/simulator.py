@@ -17,7 +17,7 @@ from weir.policy.cost.profile import Profile, read_profile
 from weir.policy.decision import Observation, Policy, complete
 from weir.policy.loading import load_policy
 from weir.simulation.arrivals import Arrivals, Floats, Ints, parse_arrivals
-from weir.simulation.engine import BulkRequest, Engine, EventLog, Run, ServiceTimes, Whole
+from weir.simulation.engine import BulkRequest, Engine, EventLog, Run, ServiceTimes, SimulatedWorkers, Whole
 from weir.simulation.results import BatchMeans, Comparison, PolicyOutcome, outcome_of
 
 SOLVED = "smdp"  # the policy that is solved for the profile, prices or objective, and workers of the simulation
@@ -143,10 +143,8 @@ def run(
     engine = Engine(
         settings,
         used,
-        ServiceTimes(profile, services_seed),
+        SimulatedWorkers(ServiceTimes(profile, services_seed), workers, profile.pipeline_depth),
         EventLog(whole),
-        workers=workers,
-        places=profile.pipeline_depth,
         timeout=inf if deadline is None else deadline,
     )
     arrival = np.asarray(arrival_times, dtype=np.float64)
@@ -244,10 +242,8 @@ class _Trial(NamedTuple):
         engine = Engine(
             settings,
             used,
-            ServiceTimes(profile, self.seed),
+            SimulatedWorkers(ServiceTimes(profile, self.seed), workers, profile.pipeline_depth),
             EventLog(seen),
-            workers=workers,
-            places=profile.pipeline_depth,
             timeout=inf if self.deadline is None else self.deadline,
             bulk=map(BulkRequest, range(self.bulk)),
         )
