@@ -150,6 +150,17 @@ def test_a_json_log_has_no_table(tmp_path: Path) -> None:
         assert "curl" not in served.table
 
 
+def test_a_server_whose_models_are_all_on_demand_prints_no_empty_table(tmp_path: Path) -> None:
+    (tmp_path / "untyped" / "1").mkdir(parents=True)
+    (tmp_path / "untyped" / "1" / "model.py").write_text(
+        "import weir\nclass Untyped(weir.Model):\n    def predict(self, batch):\n        return batch\n"
+    )
+    flags = ("--model-repository", tmp_path, "--model-control", "on-demand", "--model-memory", "5GB")
+    with serving(*flags) as (served, client):
+        assert served.table == f"on demand: 1 model, as by curl -d ITEM {served.url}/infer/untyped\n"
+        assert client.post("/infer/untyped", json=3).json() == 3
+
+
 COUNT = f"{Path(__file__).parent / 'streaming_models.py'}:Count"
 
 

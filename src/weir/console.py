@@ -24,7 +24,7 @@ from weir.catalog.registry import Registry
 from weir.catalog.repository.folder import FolderRepository
 from weir.catalog.sources import CombinedRepository, ModelToServe, names_to_start
 from weir.config import as_size, parse_size
-from weir.errors import ModelError, SettingsError, WeirError
+from weir.errors import ModelError, SettingsError, WeirError, counted
 from weir.frontends.frontend import Product
 from weir.frontends.http.application import request_to_try
 from weir.fronts.dispatcher import why_passed_on
@@ -177,7 +177,7 @@ def serve(settings: Settings, product: Product | None = None, kinds: Mapping[str
             if logs_json:  # the log already has this information
                 return
             lines = _curl_lines(app) if product is None else product.to_try(*_address(app))
-            _print(_served(app), "", *lines, *_other_frontends(app))
+            _print(*([_served(app), ""] if app.registry.services else []), *lines, *_other_frontends(app))
 
         try:
             loading.show(list(app.registry.services.values()))
@@ -384,7 +384,7 @@ def _curl_lines(app: App) -> list[str]:
     lines = [f"  {request_to_try(service, curl, base)}" for service in app.registry.services.values()]
     unread = sorted(set(app.registry.on_demand) - app.registry.services.keys())
     if unread:
-        lines.append(f"{len(unread)} more are loaded by their first requests: {curl} -d ITEM {base}/infer/{unread[0]}")
+        lines.append(f"on demand: {counted(len(unread), 'model')}, as by {curl} -d ITEM {base}/infer/{unread[0]}")
     return lines
 
 

@@ -7,7 +7,7 @@ import weakref
 import pytest
 from tests.serving.kit import Square, request, squares, turns
 
-from weir import DeadlineExceeded, ModelNotReady, Service
+from weir import DeadlineExceeded, Draining, ModelNotReady, Service
 from weir.serving.driver import Driver
 from weir.serving.service import Replaced
 from weir.testing import FakeClock, FakeExecutor, FakeRequest, RecordingObserver
@@ -180,6 +180,23 @@ def test_a_stop_ends_the_generations_that_were_replaced_too() -> None:
             pair.old.replace_with(pair.new)
             await pair.old.stop(0.0)
             assert [executor.stopped for executor in pair.executors] == [True, True, False]
+
+    asyncio.run(main())
+
+
+def test_a_stop_accepts_no_more_while_replaced_ones_finish() -> None:
+    async def main() -> None:
+        async with Pair() as pair:
+            sent = request(pair.old, 3)
+            await turns()
+            pair.replaced.append(pair.old.replace_with(pair.new))
+            stopping = asyncio.ensure_future(pair.old.stop(10.0))
+            await turns()
+            with pytest.raises((Draining, ModelNotReady)):
+                await pair.old.infer(4)
+            pair.answer(0)
+            await stopping
+            assert sent.output == 9
 
     asyncio.run(main())
 

@@ -40,6 +40,7 @@ from weir.errors import (
     Overloaded,
     SettingsError,
     WeirError,
+    counted,
     unknown_model,
 )
 from weir.policy.backoff import Backoff
@@ -553,7 +554,7 @@ class Manager:
             await self._give_workers(name, reading, new)
         services = [*kept.values(), *new]
         await self._retire(self._put(name, services, reading.default, reading.versions))
-        logger.info("model %r: loaded, %d versions run", name, len(services))
+        logger.info("model %r: loaded, serving %s", name, counted(len(services), "version"))
 
     async def _check_chains(
         self, name: str, new: Sequence[Service], kept: Mapping[str, Service], default: str | None

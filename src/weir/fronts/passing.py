@@ -6,7 +6,6 @@ The descriptor of a connection with TLS is not enough: its keys are the front's.
 dispatcher gets the other end in place of the connection. The first message of such a one says where it comes from.
 """
 
-import array
 import asyncio
 import contextlib
 import logging
@@ -26,7 +25,6 @@ _log = logging.getLogger("weir.http")
 _PART = 32 << 10  # bytes of a message, besides its mark
 _FIRST, _LAST, _ORIGIN = 1, 2, 4  # bits of the mark, the first byte of a message
 _AROUND = 1 << 20  # bytes that a connection may have besides a body: more than a head, and what is read ahead
-_ROOM = socket.CMSG_SPACE(array.array("i", [0]).itemsize)
 
 
 Address = tuple[str, int] | str | None

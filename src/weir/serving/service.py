@@ -171,9 +171,7 @@ class Service:
 
         Requests that are unfinished after `drain_timeout` seconds (None: the setting) fail with Draining. Idempotent.
         """
-        if self._former:
-            await asyncio.gather(*[former.stop(drain_timeout) for former in self._former])
-        await self.generation.stop(drain_timeout)
+        await asyncio.gather(*[each.stop(drain_timeout) for each in (*self._former, self.generation)])
 
     async def drain(self, drain_timeout: float | None = None) -> None:
         """Accept no more requests; return when all accepted ones have ended, those of replaced generations too, or after
