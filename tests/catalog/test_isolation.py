@@ -18,10 +18,14 @@ from weir.catalog.loading import ServiceMaker, load_target, reread
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
 from weir.catalog.repository.folder import FolderRepository
+from weir.catalog.residency import Residency
 from weir.catalog.sources import ModelToServe, TargetRepository
-from weir.errors import Draining, InvalidRequest, SettingsError
+from weir.errors import Draining, InvalidRequest, ModelNotReady, SettingsError
 from weir.model import Model
+from weir.policy.residency import Room
+from weir.protocols.exchange import once_read
 from weir.settings import read_model_table
+from weir.testing import FakeClock
 from weir.workers import source
 from weir.workers.source import FOLDER, ModelFolder, folder_of, loaded_apart
 
@@ -231,6 +235,23 @@ def test_what_an_ended_model_has_loaded_is_forgotten(tmp_path: Path) -> None:
     assert loaded() == one
     source.release(second.generation)
     assert loaded() == 0
+
+
+def test_a_model_on_demand_of_which_one_version_is_broken_leaves_nothing_behind(tmp_path: Path) -> None:
+    """It is read again and again."""
+
+    async def check() -> None:
+        write(tmp_path / "halved" / "1", "halved")
+        write(tmp_path / "halved" / "2", "halved").write_text("raise ValueError('broken')\n")
+        residency = Residency(Room(1e9), clock=FakeClock())
+        folder = FolderRepository(tmp_path, read_model_table)
+        manager = Manager(Registry([]), folder, ServiceMaker((), on_demand=residency), residency=residency)
+        with pytest.raises(ModelNotReady, match="broken"):
+            await once_read(lambda: manager.registry.get("halved"))
+        assert not [name for name in sys.modules if name.startswith("weir_model_halved_1")]
+        await manager.stop()
+
+    asyncio.run(check())
 
 
 def manager_of(*targets: str) -> Manager:

@@ -593,7 +593,7 @@ def test_a_model_that_is_stopped_before_its_load_begins_is_not_loaded() -> None:
     async def main() -> None:
         house = House("a")
         service = await house.find("a")
-        stopped = asyncio.ensure_future(service.stop())
+        stopped = asyncio.ensure_future(service.generation.stop())
         service.infer(0).cancel()  # has it loaded, after the stop
         await stopped
         await turns(20)

@@ -11,8 +11,8 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -131,7 +131,7 @@ class WorkerEndpoints:
         """Return the endpoint of that name."""
         return self._endpoints.get(name)
 
-    def of(self, model: str, parameters: Parameters, running: Container[str]) -> str | None:
+    def of(self, model: str, parameters: Parameters, running: Collection[str]) -> str | None:
         """Return the name of the endpoint where `model` runs with these parameters, or None."""
         wanted = _text(parameters)
         for name, endpoint in self._endpoints.items():
@@ -139,7 +139,7 @@ class WorkerEndpoints:
                 return name
         return model if not parameters and model in running and model not in self._endpoints else None
 
-    def new_name(self, model: str, running: Container[str], known: Container[str]) -> str:
+    def new_name(self, model: str, running: Collection[str], known: Collection[str]) -> str:
         """Return the name of a new endpoint of `model`: the model's own name if nothing runs under it; else the first of
         `name-1`, `name-2`, ... that is neither running nor the name of another model."""
         if model not in running:
@@ -498,9 +498,8 @@ class Manager:
         while names := await self._missing(starting):
             for name in names:
                 reading = await self._read(name, "", None, None)
-                services = [await import_in_thread(partial(self._make, model)) for model in reading.versions]
-                self.registry.join(services)
-                self._put(name, services, reading.default, reading.versions)
+                async with self._made(reading.versions) as services:
+                    self._put(name, services, reading.default, reading.versions)
                 starting += services
         await self.registry.start(starting)
 
@@ -513,16 +512,31 @@ class Manager:
         except ModelNotFound:  # its folder has gone since the start
             self._reads.reasons.pop(name, None)
             raise
-        for model in reading.versions:
-            self.registry.check_claim(name, model.routes)
-            self.registry.check_label(name, model.version)
-        services = [await import_in_thread(partial(self._make, model)) for model in reading.versions]
-        self.registry.join(services)
-        for step in await self._missing(services):
-            await self._read_first(step)
-        for service in services:
-            service.open()
-        self._put(name, services, reading.default, reading.versions)
+        async with self._made(reading.versions) as services:
+            for step in await self._missing(services):
+                await self._read_first(step)
+            for service in services:
+                service.open()
+            self._put(name, services, reading.default, reading.versions)
+
+    @asynccontextmanager
+    async def _made(
+        self, models: Sequence[ModelToServe], parameters: Parameters | None = None, *, fresh: bool = False
+    ) -> AsyncIterator[list[Service]]:
+        """Make services of all `models` for the block. When it fails, or one cannot be made, stop them and raise the error. Raises SettingsError
+        for a route or a name that another model has."""
+        for model in models:
+            self.registry.check_claim(model.name, model.routes)
+            self.registry.check_label(model.name, model.version)
+        services: list[Service] = []
+        try:
+            for model in models:
+                services.append(await import_in_thread(partial(self._make, model, parameters, fresh=fresh)))
+            self.registry.join(services)
+            yield services
+        except BaseException:
+            await _discard(services)
+            raise
 
     async def _missing(self, services: Sequence[Service]) -> list[str]:
         """Return the steps of `services` that do not run and could be loaded."""
@@ -589,9 +603,8 @@ class Manager:
                 await self._unload_model(chain, "", True)
         self._check_dependents(name, ending)
         with self._states.during(name, ending, "UNLOADING"):
-            for end in await self._stopped(ending.values()):
-                if end is not None:
-                    raise end
+            for error in filter(None, await self._stopped(ending.values())):
+                raise error
         self._keep(name, [service for key, service in running.items() if key not in ending])
         self._states.forget(name, ending)
 
@@ -650,26 +663,17 @@ class Manager:
 
     async def _started(self, models: Sequence[ModelToServe], parameters: Parameters | None) -> list[Service]:
         """Start services of all `models` and return them. When one fails, stop the others and raise its error."""
-        services: list[Service] = []
         name, versions = models[0].name, [model.version for model in models]
         try:
             with self._states.during(name, versions, "LOADING"):
-                for model in models:
-                    self.registry.check_claim(name, model.routes)
-                    self.registry.check_label(name, model.version)
-                for model in models:
-                    services.append(await import_in_thread(partial(self._make, model, parameters, fresh=True)))
-                self.registry.join(services)
-                await self._load_steps(services)
-                await asyncio.gather(*[service.start() for service in services])
-        except BaseException as error:
-            await _discard(services)
-            if isinstance(error, WeirError):
-                for version in versions:
-                    self._states.failed(name, version, error.message)
-                raise _failed(name, error) from error
-            raise
-        return services
+                async with self._made(models, parameters, fresh=True) as services:
+                    await self._load_steps(services)
+                    await asyncio.gather(*[service.start() for service in services])
+                return services
+        except WeirError as error:
+            for version in versions:
+                self._states.failed(name, version, error.message)
+            raise _failed(name, error) from error
 
     async def _give_workers(self, name: str, reading: ModelReading, new: Sequence[Service]) -> None:
         """Add as many workers to the new default version as load calls had added to the former one. Shared workers are there already."""
@@ -730,8 +734,7 @@ class Manager:
         """Drain and stop generations that were replaced; log what fails."""
         for each, end in zip(former, await self._stopped(former), strict=True):
             if isinstance(end, Exception):
-                label = each.generation.label
-                logger.error("model %r: the one that was replaced did not end well", label, exc_info=end)
+                logger.error("model %r: its replaced generation did not end well", each.generation.label, exc_info=end)
 
     async def _stopped(self, ending: Collection[Service | Replaced]) -> list[BaseException | None]:
         """Drain and stop them, and return what each has raised. That goes on if the change is cancelled: the server that drains waits for the same requests."""
