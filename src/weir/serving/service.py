@@ -171,7 +171,9 @@ class Service:
 
         Requests that are unfinished after `drain_timeout` seconds (None: the setting) fail with Draining. Idempotent.
         """
-        await asyncio.gather(*[each.stop(drain_timeout) for each in (*self._former, self.generation)])
+        formers = asyncio.gather(*[each.stop(drain_timeout) for each in self._former])
+        await self.generation.stop(drain_timeout)  # accepts no more from now on, not from the next turn of the loop on
+        await formers
 
     async def drain(self, drain_timeout: float | None = None) -> None:
         """Accept no more requests; return when all accepted ones have ended, those of replaced generations too, or after
