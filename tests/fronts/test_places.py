@@ -1,15 +1,23 @@
 """Large bodies come to places in the models' arenas that the dispatcher lends: nothing is mixed up or lost, and all places come back."""
 
 import json
+import socket
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy
 import psutil
 import pytest
 from tests.fronts.kit import Caller, Callers, calling, fronts_of, owners, total
 from tests.served import Served, still_running, until
+
+from weir.fronts.messages import Granted, PlaceFree, WantPlace
+from weir.fronts.passing import socket_pair
+from weir.fronts.places import LentPlaces, MemoryReceiver
+from weir.workers.arena import Arena, create_memory
 
 MODELS = f"{Path(__file__).parents[2]}/tests/fronts/models.py"
 ROW = 4 * 20_000
@@ -189,3 +197,22 @@ def test_a_reload_while_a_body_arrives_is_answered_by_the_new_model(tmp_path: Pa
         caller.socket.sendall(rest)
         assert json.loads(caller.answer()[2])["outputs"][0]["data"] == [102.0]
         assert means(caller, 3.0) == [103.0]
+
+
+def test_a_place_that_is_used_comes_back_when_its_model_has_gone() -> None:
+    """Its arena is not mapped any more then."""
+    sent: list[Any] = []
+    arena = Arena(create_memory("test", 1 << 20), 1 << 20)
+    dispatcher, front = socket_pair()
+    with dispatcher, front:
+        front.setblocking(False)
+        socket.send_fds(dispatcher, [struct.pack("<qq", 1, arena.size_bytes)], [arena.fd])
+        places = LentPlaces(1, 1, sent.append, MemoryReceiver(front))
+        places.ask(1000, lambda has_place: None)
+        places.granted(Granted(1, 64 << 10, 0))
+        place = places.reserve(1000)
+        assert place is not None
+        places.close()
+        place.release()
+    arena.close()
+    assert sent == [WantPlace(1, 64 << 10), PlaceFree(1, 0)]

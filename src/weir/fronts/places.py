@@ -298,8 +298,8 @@ class LentPlaces:
 
     def take_back(self, place: LentPlace) -> None:
         """Nobody uses `place` any more here."""
-        too_many = self._idle_bytes + place.room_bytes > self._most_idle
-        if place.spoilt or self._pressed or self._closed or too_many:
+        has_room = not self._closed and self._idle_bytes + place.room_bytes <= self._most_idle
+        if place.spoilt or self._pressed or not has_room:
             self._send(PlaceFree(self._model, place.offset))
         else:
             self._keep(place.offset, place.room_bytes)
