@@ -250,8 +250,6 @@ def _tensor_ask(draw: random.Random, n: int, do: str, limit: float, timeout: flo
 
 def fault_of(ask: Ask, status: int, headers: dict[str, str], body: bytes, *, also: frozenset[str] = frozenset()) -> str:
     """Return what is wrong with a response to `ask`; "" if it is right. `also`: errors that it may have for what happened on the server."""
-    if headers.get("content-encoding") == "gzip":
-        body = gzip.decompress(body)
     if ask.judged_by is not None:
         return ask.judged_by.fault_of(ask, status, headers, body, also)
     if status == 200:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tests.simulated.arenas import WAITS, draw_arenas
 from tests.simulated.clients import PAUSES, Client, Site
 from tests.simulated.models import KSERVE_STATUS, STATUS
 
@@ -182,6 +183,12 @@ def widen(plan: "Plan", length: float) -> None:
             "texts" in clients and not plan.quiet and draw.random() < 0.5
         ):  # what a front has of them must have its end, too
             plan.drains_at = draw.uniform(0.1, min(length, 3.0))
+    plan.arenas = draw_arenas(plan)
+    if plan.arenas is not None:
+        mix = plan.theme.mix
+        plan.theme = replace(plan.theme, mix=mix._replace(tensors=mix.tensors / 2.0, filled=max(mix.filled, 0.3)))
+        for settings in plan.services.values():
+            settings["arena_bytes"] = plan.arenas.size
 
 
 def make_client(site: Place, index: int) -> Caller:
@@ -212,4 +219,5 @@ def make_client(site: Place, index: int) -> Caller:
     return kind(
         site, index, plan.seed,
         turns=plan.turns, pace=plan.pace, quiet=plan.quiet, faults=plan.wrong, timeout=plan.timeout, theme=plan.theme,
+        waits=WAITS if plan.fronts and plan.arenas is not None else 0.0,
     )  # fmt: skip

@@ -12,6 +12,8 @@ from tests.simulated.loop import SimulatedLoop
 from tests.simulated.themes import Theme
 from tests.simulated.transport import Peer, SimulatedTransport
 
+from weir.fronts.messages import LONGEST_BODY
+
 # Seconds after which a client leaves.
 LEAVING = {
     "leave": (0.0, 0.001, 0.01, 0.1, 1.0, 5.0),
@@ -123,8 +125,10 @@ class Client:
     """Sends its requests turn by turn. `draw` is its own, so that it does the same whichever other clients there are."""
 
     def __init__(
-        self, site: Site, index: int, seed: int, *, turns: int, pace: float, quiet: float, faults: float, timeout: float, theme: Theme
+        self, site: Site, index: int, seed: int, *, turns: int, pace: float, quiet: float, faults: float, timeout: float, theme: Theme,
+        waits: float = 0.0,
     ) -> None:  # fmt: skip
+        """`waits`: how long the server may wait for memory before it reads a long body."""
         self.site = site
         self.index = index
         self.timeout = timeout
@@ -135,6 +139,7 @@ class Client:
         self._pace = pace
         self._quiet = quiet
         self._faults = faults
+        self._waits = waits
         self._number = index * 1_000_000
         self._line: Line | None = None
         self._now: Turn | None = None
@@ -196,6 +201,7 @@ class Client:
             return
         self.asked += len(asks)
         for ask in asks:
+            ask.timeout += self._waits if len(ask.data) > LONGEST_BODY else 0.0
             ask.named_at = line.meant + ask.names_itself_at
             line.meant += len(ask.data)
         line.waiting += asks

@@ -7,6 +7,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
+from tests.simulated.arenas import close_received
 from tests.simulated.loop import SimulatedLoop
 from tests.simulated.processes import SimulatedProcess, socket_pair
 from tests.simulated.texts import left_in
@@ -90,6 +91,7 @@ class SimulatedFrontProcesses(FrontProcesses):
         self.gone_on: dict[SimulatedProcess, float] = {}
         self.started: list[SimulatedProcess] = []
         self.left: dict[str, int] = {}  # what fronts had when they had drained
+        self.loses_memory: Callable[[], bool] = lambda: False  # whether the descriptor of an arena is lost on its way
         self._loop, self._draw, self._take, self._shared = loop, draw, take, figures
         self._former: list[_Machine] = []  # nothing of them is collected: they would complain that they have not ended
 
@@ -98,6 +100,7 @@ class SimulatedFrontProcesses(FrontProcesses):
         loop = self._loop
         latency = self._draw.choice(LATENCIES)
         (link, its_link), (connections, its_connections) = socket_pair(loop, latency), socket_pair(loop, latency)
+        its_connections.loses = self.loses_memory
         process: Any = SimulatedProcess(loop)
         ends = FrontEnds(its_link, its_connections, -1, (), index + 1)
         front = process.context().run(self._front, process, ends)
@@ -138,6 +141,7 @@ class SimulatedFrontProcesses(FrontProcesses):
                 transport.cut_off()
         machine.ends.link.close()
         machine.ends.connections.close()
+        close_received(machine.front._outputs._memory._come)
 
 
 class SimulatedFronts(Fronts):
@@ -235,10 +239,13 @@ class SimulatedFrontsServer(FrontsServer):
     _loop: SimulatedLoop
     _draw: random.Random
     _broken: Callable[[str], None]
+    _loses_memory: Callable[[], bool]
 
-    def simulate(self, loop: SimulatedLoop, draw: random.Random, broken: Callable[[str], None]) -> None:
+    def simulate(
+        self, loop: SimulatedLoop, draw: random.Random, broken: Callable[[str], None], loses_memory: Callable[[], bool]
+    ) -> None:
         """Set what is simulated."""
-        self._loop, self._draw, self._broken = loop, draw, broken
+        self._loop, self._draw, self._broken, self._loses_memory = loop, draw, broken, loses_memory
 
     async def _open_fronts(self) -> Fronts:
         plan = self._plan
@@ -246,6 +253,7 @@ class SimulatedFrontsServer(FrontsServer):
         processes = SimulatedFrontProcesses(
             replace(plan.config, grpc=grpc), self._loop, self._draw, self._take, plan.figures.figures
         )
+        processes.loses_memory = self._loses_memory
         fronts = self.listening = SimulatedFronts(
             processes, self._make_front, self._catalogue.table, plan.figures.ended,
             loop=self._loop, draw=self._draw, broken=self._broken,

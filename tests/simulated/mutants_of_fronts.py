@@ -1,4 +1,4 @@
-"""Faults to plant in what several fronts do with calls of gRPC and with texts: see mutants.py. Each is a module, a text in it, and what replaces it."""
+"""Faults to plant in what several fronts do with calls of gRPC, with texts and with shared memory: see mutants.py. Each is a module, a text in it, and what replaces it."""
 
 OF_FRONTS = {
     "call-not-withdrawn-onward": (
@@ -22,4 +22,6 @@ OF_FRONTS = {
     "texts-cut-off-by-a-drain": ("weir.fronts.server", "        return await self._fronts.drain_product(seconds)\n", "        return True\n"),
     "front-started-twice": ("weir.fronts.server", "        if not had_started:", "        if False:"),
     "counts-of-a-front-lost": ("weir.text_server.fronts", "        self._scheduled = False\n        counted", "        self._scheduled = False\n        self._reset()\n        counted"),
+    "place-of-a-request-never-free": ("weir.fronts.places", "        if not self._owners:\n            self._place.release()\n", "        pass\n"),
+    "place-freed-while-it-is-read": ("weir.fronts.places", "        place.retain()\n        self._place = place\n", "        self._place = place\n"),
 }  # fmt: skip

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.simulated.arenas import ArenaPlan
 from tests.simulated.catalog import CatalogPlan
 from tests.simulated.channels import widen
 from tests.simulated.clients import PAUSES
@@ -52,6 +53,7 @@ class Plan:
     stream_requests: int = 0  # of one stream over gRPC that may be under way; 0: there is no gRPC
     fronts: int = 0  # how many processes have the connections; 0 for the server's own
     catalog: CatalogPlan | None = None  # the models that are loaded and unloaded
+    arenas: ArenaPlan | None = None  # of each model
     kept_faults: list[int] = field(default_factory=list)
 
 

@@ -1,8 +1,11 @@
 """Processes of one simulated machine, which share its loop: each can be stopped and killed. And the sockets between them."""
 
 import asyncio
+import os
+import socket
+from array import array
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +92,8 @@ class SimulatedSocket:
         self._open = True
         self.readers: dict[str, asyncio.Handle] = {}  # "r" and "w": what the loop calls when it can be read or written
         self._called: set[str] = set()
+        self._messages: deque[tuple[bytes, list[int]]] = deque()  # with descriptors; they arrive at once
+        self.loses: Callable[[], bool] = lambda: False  # whether the descriptors of a message are lost at this end
 
     def setblocking(self, flag: bool) -> None:
         """See socket."""
@@ -134,14 +139,31 @@ class SimulatedSocket:
             self.other._look("w")
         return size
 
+    def sendmsg(self, buffers: Iterable[bytes], ancillary: Iterable[Any] = (), *_: Any) -> int:
+        """See socket: descriptors of memory are sent so."""
+        other = self.other
+        if other is None or not self._open:
+            raise BrokenPipeError
+        data = b"".join(buffers)
+        lost = other.loses()
+        other._messages.append((data, [] if lost else [os.dup(each) for _, _, all_ in ancillary for each in all_]))
+        return len(data)
+
     def recvmsg(self, *_: Any) -> Any:
-        """See socket: no connections are passed on here."""
-        raise BlockingIOError
+        """See socket. No connections are passed on here."""
+        if not self._messages:
+            raise BlockingIOError
+        data, descriptors = self._messages.popleft()
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors).tobytes())] if descriptors else []
+        return data, rights, 0, None
 
     def close(self) -> None:
         """See socket."""
         if self._open:
             self._open = False
+            for descriptor in (each for _, descriptors in self._messages for each in descriptors):
+                os.close(descriptor)
+            self._messages.clear()
             other, self.other = self.other, None
             if other is not None:
                 other.other = None

@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count, islice
+from random import Random
 from typing import Any
 
 import pytest
 from tests.simulated import shrinking, world
+from tests.simulated.arenas import ArenaPlan, SimulatedArena
 from tests.simulated.asking import Ask, fault_of
 from tests.simulated.channels import FIRST, FUZZ
 from tests.simulated.clients import Client
@@ -279,3 +281,29 @@ def test_a_simulation_that_computes_for_ever_fails(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(world, "LONGEST", 0.3)
     monkeypatch.setattr(world.SimulatedServer, "sweep", for_ever)
     assert "it has taken 0.3 s of CPU time, at <frame" in simulate(draw_plan(0)).fault
+
+
+class KeepsAPlace(world.World):
+    """A place in shared memory is not given back."""
+
+    def _check_rest(self) -> None:
+        executor = self._executors[0]
+        assert executor.arenas is not None
+        assert executor.arenas.requests.reserve(1) is not None
+        super()._check_rest()
+
+
+def test_a_place_that_is_not_given_back_is_found() -> None:
+    plan = next(plans(suited=lambda plan: plan.arenas is not None and plan.arenas.refused == 0.0 and not plan.quiet))
+    assert not simulate(plan).fault
+    assert "Items: places in an arena': 1" in simulate(plan, KeepsAPlace).fault
+
+
+def test_a_place_that_was_freed_has_other_bytes() -> None:
+    arena = SimulatedArena(ArenaPlan(1000, 0.0, 0.0), Random(0))
+    block = arena.reserve(2)
+    assert block is not None
+    block.view[:] = b"ab"
+    block.release()
+    assert bytes(block.view) == b"\xdd\xdd"
+    arena.close()

@@ -8,12 +8,14 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tests.simulated.arenas import Arenas, WorkerMemory
 from tests.simulated.loop import SimulatedLoop
 from tests.simulated.models import Crash, Hang
 
 from weir.messages import Batch, EventKind, Events, Kind, Request
 from weir.model import Model
 from weir.testing import FakeWorkerState
+from weir.workers.arena import SharedBlock
 from weir.workers.executor import ExecutorBase, Listener, free_index
 from weir.workers.run.runner import RunnableModel, Runner
 
@@ -51,6 +53,7 @@ class _Worker:
     def __init__(self, index: int) -> None:
         self.state = FakeWorkerState(index)
         self.runner: Runner | None = None
+        self.memory: WorkerMemory | None = None  # which it shares with the server, if there are arenas
         self.life = 0  # how often it has been started
         self.queue: deque[Batch] = deque()
         self.failures = 0
@@ -58,13 +61,21 @@ class _Worker:
         self.sent: set[int] = set()  # the batches whose last events are on their way to the server
         self.orphans: list[int] = []  # the entries of the batch that runs whose requests had ended when it began
 
+    def end(self) -> None:
+        """Nothing more comes from it in this life."""
+        self.life += 1
+        self.queue.clear()
+        self.state.in_flight = 0
+        if self.memory is not None:
+            self.memory.close()
+
 
 class SimulatedExecutor(ExecutorBase):
     """An executor whose workers live in virtual time. `idle_since` is the instant since which a worker has nothing to do; infinity if none has."""
 
     def __init__(
         self, model: type[Model], plan: WorkerPlan, loop: SimulatedLoop, draw: random.Random, *, largest: int,
-        changed: Callable[[], None], broken: Callable[[str], None], params: dict[str, Any] | None = None,
+        changed: Callable[[], None], broken: Callable[[str], None], params: dict[str, Any] | None = None, arenas: Arenas | None = None,
     ) -> None:  # fmt: skip
         self.model, self._plan, self._loop, self._draw, self._largest = model, plan, loop, draw, largest
         self._workers = {index: _Worker(index) for index in range(plan.workers)}
@@ -72,6 +83,7 @@ class SimulatedExecutor(ExecutorBase):
         self._changed = changed  # called when `unavailable` changes
         self._broken = broken
         self._params = params or {}
+        self.arenas = arenas
         self.unavailable = True
         self.stopped = False
         self.deaths = 0
@@ -90,6 +102,8 @@ class SimulatedExecutor(ExecutorBase):
             raise AssertionError(
                 f"worker {worker} ({each.state.state}) got batch {batch.batch_id} beside {len(each.queue)}"
             )
+        if each.memory is not None:
+            each.memory.send(batch)
         each.queue.append(batch)
         each.state.in_flight += 1
         self._look_for_idle()
@@ -102,9 +116,8 @@ class SimulatedExecutor(ExecutorBase):
     async def stop(self) -> None:
         self.stopped = True
         for worker in self._workers.values():
-            worker.life += 1
-            worker.queue.clear()
-            worker.state.state, worker.state.in_flight = "stopped", 0
+            worker.end()
+            worker.state.state = "stopped"
         self._look_for_idle()
 
     async def add_worker(self) -> None:
@@ -117,9 +130,15 @@ class SimulatedExecutor(ExecutorBase):
     async def remove_worker(self, worker: int | None = None) -> None:
         removed = self._workers.pop(max(self._workers) if worker is None else worker, None)
         if removed is not None:
-            removed.life += 1
             self.deaths += bool(removed.queue)
+            removed.end()
         self._look_for_idle()
+
+    def reserve(self, size_bytes: int) -> SharedBlock | None:
+        return None if self.arenas is None or self.stopped else self.arenas.requests.reserve(size_bytes)
+
+    def gauges(self) -> dict[str, Any]:
+        return super().gauges() | ({} if self.arenas is None else self.arenas.gauges())
 
     def states(self) -> Sequence[FakeWorkerState]:
         return [self._workers[index].state for index in sorted(self._workers)]
@@ -144,6 +163,8 @@ class SimulatedExecutor(ExecutorBase):
             RunnableModel(self.model, self._params, self._largest), worker.state.index, fatal=(Crash, Hang)
         )
         worker.runner.start()
+        if self.arenas is not None:
+            worker.memory = self.arenas.of_worker(self.model, worker.runner)
         worker.state.state, worker.state.reason = "ready", ""
         self._look_for_idle()
         self._become(unavailable=False)
@@ -172,9 +193,13 @@ class SimulatedExecutor(ExecutorBase):
         if worker.life != life:
             return
         assert worker.runner is not None
-        payloads = [getattr(payload, "view", payload) for payload in batch.payloads]
+        if worker.memory is None:
+            payloads = [getattr(payload, "view", payload) for payload in batch.payloads]
+            sent = batch.replaced(payloads=payloads)
+        else:
+            sent = worker.memory.read(batch)
         cancelled = worker.cancelled.setdefault(batch.batch_id, set())  # grows while a stream runs
-        prepared = worker.runner.prepare(batch.replaced(payloads=payloads))
+        prepared = worker.runner.prepare(sent)
         self._step(worker, life, batch, worker.runner.run(prepared, cancelled), set())
 
     def _step(
@@ -199,7 +224,7 @@ class SimulatedExecutor(ExecutorBase):
             ended.update(
                 index for index, kind in zip(events.indices or (), kinds, strict=True) if kind is not EventKind.PART
             )
-            self._send(worker, events)
+            self._send(worker, batch, events)
             worker.orphans = [index for index, request in enumerate(batch.requests) if request.settled]
             self._loop.call_later(self._plan.base * self._draw.random(), self._step, worker, life, batch, run, ended)
             return
@@ -209,21 +234,25 @@ class SimulatedExecutor(ExecutorBase):
         self._look_for_idle()
         if worker.queue:
             self._begin(worker)
-        self._send(worker, events)
+        self._send(worker, batch, events)
 
-    def _send(self, worker: _Worker, events: Events) -> None:
-        """Have the server receive `events`, unless the worker is lost before."""
+    def _send(self, worker: _Worker, batch: Batch, events: Events) -> None:
+        """Have the server receive `events` of `batch`, unless the worker is lost before."""
+        sent = events if worker.memory is None else worker.memory.write(events)
         if not self._plan.latency:
-            self._listener.received(worker.state.index, events)
+            self._arrive(worker, worker.life, batch, sent)
         else:
             if events.final:
                 worker.sent.add(events.batch_id)
-            self._loop.happen_at(self._loop.now + self._plan.latency, self._arrive, worker, worker.life, events)
+            self._loop.happen_at(self._loop.now + self._plan.latency, self._arrive, worker, worker.life, batch, sent)
 
-    def _arrive(self, worker: _Worker, life: int, events: Events) -> None:
+    def _arrive(self, worker: _Worker, life: int, batch: Batch, sent: Events | bytearray) -> None:
         if worker.life == life:
-            worker.sent.discard(events.batch_id)
-            self._listener.received(worker.state.index, events)
+            worker.sent.discard(batch.batch_id)
+            if isinstance(sent, bytearray):
+                assert worker.memory is not None
+                sent = worker.memory.receive(sent, batch)
+            self._listener.received(worker.state.index, sent)
 
     def _hung(self, worker: _Worker, life: int) -> None:
         if worker.life == life:
@@ -231,14 +260,13 @@ class SimulatedExecutor(ExecutorBase):
 
     def _die(self, worker: _Worker, reason: str) -> None:
         self.deaths += 1
-        worker.life += 1
         lost = [request for batch in worker.queue for request in batch.requests]
         for batch in worker.queue:
             self._count_deaths(batch)
-        worker.queue.clear()
+        worker.end()
         worker.sent.clear()
         worker.cancelled.clear()
-        worker.state.state, worker.state.in_flight, worker.state.reason = "lost", 0, reason
+        worker.state.state, worker.state.reason = "lost", reason
         worker.state.restarts += 1
         self._look_for_idle()
         now = self._loop.now

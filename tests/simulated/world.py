@@ -1,6 +1,7 @@
 """One simulated server with its clients, from a seed: what is promised of it is checked at every event and when all is at rest."""
 
 import asyncio
+import gzip
 import hashlib
 import inspect
 import logging
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from tests.simulated.arenas import Arenas
 from tests.simulated.asking import Ask, fault_of, number_of
 from tests.simulated.catalog import Catalog
 from tests.simulated.channels import make_client
@@ -53,7 +55,7 @@ from weir.telemetry.recorder import Metrics
 
 BOUND = 0.03  # seconds after its deadline in which a request has its end: a timer's tick, and the threads that read and write long bodies
 ROUNDING = 1e-9  # seconds: sums of instants differ in the last digit
-LONGEST = 20.0  # seconds of CPU time that a plan may take: no more than 5 are needed
+LONGEST = 60.0  # seconds of CPU time that a plan may take: no more than 15 are needed, by quiet hours of several fronts
 _ROUND, _ROUNDS = 0.01, 100  # seconds, and how often, until a model has requests that wait
 SILENCE = 1000.0  # seconds after which some client has asked for something, but for pauses
 OF_CHANNELS: dict[str, type[Model]] = {"streams": Streams, "texts": Vectors}  # which only some plans have
@@ -295,6 +297,8 @@ class World:
         self.judged += 1
         self._vectors += status == 200 and ask.judged_by is not None
         self.responses[str(status)] += 1
+        if headers.get("content-encoding") == "gzip":
+            body = gzip.decompress(body)
         fault = fault_of(ask, status, headers, body, also=self._excuses(ask, body))
         late = self.loop.now - ask.since - ask.timeout
         if not fault and on_time and late > BOUND and not self.stood_still(ask.since):
@@ -307,6 +311,7 @@ class World:
         name = "tensors" if ask.kserve else "items" if ask.judged_by is None else "texts"
         large = ask.rows > self.plan.services[name]["max_queue_size"]
         large |= "max_waiting_bytes" in self.plan.http
+        large |= self.plan.arenas is not None and len(ask.data) > self.plan.arenas.size
         wrong = {"ModelError"} if self.plan.wrong and not ask.kserve and b"must be one for each" in body else {}
         return (
             frozenset(wrong)
@@ -393,7 +398,9 @@ class World:
             websockets=websockets,
             route_handlers=handlers,
         )
-        server.simulate(self.loop, random.Random(f"{self.plan.seed} machines"), self.broken)
+        lost, draw = self.plan.arenas and self.plan.arenas.lost, random.Random(f"{self.plan.seed} memory")
+        loses_memory = (lambda: draw.random() < lost) if lost else (lambda: False)
+        server.simulate(self.loop, random.Random(f"{self.plan.seed} machines"), self.broken, loses_memory)
         return server
 
     @property
@@ -417,9 +424,11 @@ class World:
     def make_service(self, name: str, on_demand: OnDemand | None = None) -> CountedService:
         """Return a service of one of the models that the server always has."""
         plan = self.plan
+        number = f"{plan.seed} {name} {len(self._executors)}"
+        arenas = None if plan.arenas is None else Arenas(plan.arenas, random.Random(f"{number} arenas"))
         executor = SimulatedExecutor(
-            (MODELS | OF_CHANNELS)[name], plan.workers[name], self.loop, random.Random(f"{plan.seed} {name} {len(self._executors)}"),
-            largest=plan.services[name]["max_batch_size"], changed=self.readiness_changed, broken=self.broken,
+            (MODELS | OF_CHANNELS)[name], plan.workers[name], self.loop, random.Random(number),
+            largest=plan.services[name]["max_batch_size"], changed=self.readiness_changed, broken=self.broken, arenas=arenas,
         )  # fmt: skip
         self._executors.append(executor)
         service = CountedService(
@@ -591,6 +600,9 @@ class World:
             left |= self.texts.left()
         if self.catalog is not None:
             left |= self.catalog.left()
+        for each in self._executors:
+            if each.arenas is not None:
+                left |= {f"{each.model.__name__}: {what}": count for what, count in each.arenas.left().items()}
         for name, service in self.services.items():
             batcher = service.generation.driver.batcher
             left |= {
@@ -612,6 +624,12 @@ class World:
     def _lost_counts(self) -> bool:
         """Whether a front may have ended with counts that it had not reported."""
         return any(fault.kind in OF_FRONTS for fault in self.plan.faults)
+
+    def close(self) -> None:
+        """Give back what is real: the memory."""
+        for each in self._executors:
+            if each.arenas is not None:
+                each.arenas.close()
 
     @property
     def trace(self) -> str:
@@ -688,6 +706,7 @@ def _simulated(plan: Plan, world: World, loop: SimulatedLoop) -> Result:
         loop.set_exception_handler(lambda *_: None)
         world.over = True
         _wind_up(loop)
+        world.close()
     finally:
         _LOG.removeHandler(log)
         _hear(uvicorn=True)
