@@ -19,7 +19,7 @@ from weir.fronts.messages import (
     Submit,
     TextOutputs,
 )
-from weir.messages import OBJECT
+from weir.messages import JSON, OBJECT
 from weir.testing import FakeExecutor
 
 FORM = RequestForm(0, 1, 1e6, 0, 1, OBJECT, OBJECT, b"", explain=False, frontend="openai")
@@ -88,6 +88,29 @@ def test_every_end_of_a_text_ends_its_turn() -> None:
             assert len(product.under_way) == 2 and product.heard == [b"counts"]
             front.side.close()
             assert product.under_way == []
+
+    run(check)
+
+
+def test_a_front_may_send_requests_beside_more_texts_than_it_can_have_connections() -> None:
+    plain = RequestForm(1, 1, 1e6, 0, 1, JSON, JSON, b"", explain=False, frontend="http")
+
+    async def check() -> None:
+        executor = FakeExecutor()
+        async with connected(executor, max_batch_size=1, max_queue_size=8) as (front, _, account):
+            front.catalogue.product = Texts()
+            front.catalogue.table()
+            await front.send(FORM, plain, texts(0, *[b"abcd"] * 2 * account.max_connections))
+            await until(lambda: front.side.requests == 2 * account.max_connections)
+            front.catalogue.product = None  # the model of these texts has gone, and they still wait
+            front.side.tell(front.catalogue.table())
+            now = time.monotonic()
+            await front.send(Submit(6, 1, [now, now], [b"3", b"4"]))
+            await until(lambda: front.side.requests == 8)
+            assert front.ended == []
+            await front.send(Submit(8, 1, [now] * 7, [b"3"] * 7))
+            assert "more than it can have" in await front.until_ended()
+            front.side.close()
 
     run(check)
 

@@ -166,6 +166,8 @@ class SimulatedFronts(Fronts):
         running = self._running.get(index)
         requests = [] if running is None else list(running.front.open.values())
         super()._ended(index, reason)
+        if reason.startswith("it sent"):
+            self._broken(f"the dispatcher has ended front {index}: {reason}")
         if left := [request.number for request in requests if not request.settled]:
             self._broken(f"front {index} has ended, and its requests {left} go on")
 

@@ -95,13 +95,13 @@ class Catalogue:
         self._last = 0
         self._numbers: dict[ModelFacts, int] = {}
         self.handles: dict[int, tuple[LocalHandle, ModelFacts]] = {}
-        self.most_texts = 0  # that may be in queues
+        self.most_texts = 0  # that may be in queues: texts stay there when their model has gone
         self.places: list[PlacesOfFront] = []  # to each front; the one that gave a place back last is the last one
 
     def table(self) -> ModelTable:
         """Return the models that there are now, which `handles` has from then on."""
-        before, self._numbers, self.handles, self.most_texts = self._numbers, {}, {}, 0
-        states = []
+        before, self._numbers, self.handles = self._numbers, {}, {}
+        states, most_texts = [], 0
         for handle in self._models.all:
             facts = handle.facts
             number = before.get(facts)
@@ -111,7 +111,8 @@ class Catalogue:
             self.handles[number] = cast(LocalHandle, handle), facts
             takes_texts = handle.tracing is None and self.turns_of(handle) is not None
             states.append(_state_of(number, handle, takes_texts=takes_texts))
-            self.most_texts += facts.batching.max_queue_size if takes_texts else 0
+            most_texts += facts.batching.max_queue_size if takes_texts else 0
+        self.most_texts = max(self.most_texts, most_texts)
         return ModelTable(
             states, self._of(self._models.services), self._of(self._models.routes), dict(self._models.aliases)
         )
@@ -293,7 +294,7 @@ class ConnectedFront:
         self._texts: TextsOfFront | None = None
         self._next = 0  # the lowest number that a request may have
         self._forms: dict[int, KnownForm] = {}
-        # Each connection has one request at a time, and there may be as many calls of gRPC.
+        # Each connection has one request at a time, and there may be as many calls of gRPC. The texts that wait come on top.
         self._most = 2 * account.max_connections
         self.silent = 0  # seconds since its last message, as `sweep` counts them
         self._now = 0.0  # when the present messages came
@@ -358,8 +359,8 @@ class ConnectedFront:
             raise _Violation(f"a form of requests that is none: {error}") from None
 
     def _submit(self, message: Submit) -> None:
+        form, numbers = self._checked(message)
         kinds = set(map(type, message.payloads))
-        form, numbers = self._checked(message, texts=SentText in kinds)
         if SentText in kinds:
             if len(kinds) > 1:
                 raise _Violation("texts and other requests in one message")
@@ -399,11 +400,11 @@ class ConnectedFront:
         except (ValueError, msgspec.MsgspecError) as error:
             raise _Violation(f"counts that are none: {error}") from None
 
-    def _checked(self, message: Submit, *, texts: bool) -> tuple[KnownForm, range]:
+    def _checked(self, message: Submit) -> tuple[KnownForm, range]:
         """Return the form and the numbers of requests that a front may send."""
         count, arrivals = len(message.payloads), message.arrivals
         form, numbers = self._forms.get(message.form), range(message.first, message.first + count)
-        most = self._most + self._catalogue.most_texts if texts else self._most
+        most = self._most + self._catalogue.most_texts
         if form is None or numbers.start < self._next or len(self.open) + count > most:
             raise _Violation("requests of an unknown form, with former numbers, or more than it can have connections")
         if not 0 < count == len(arrivals) or arrivals != sorted(arrivals) or arrivals[-1] > self._now:
