@@ -147,6 +147,10 @@ class CatalogExecutor(SimulatedExecutor):
         else:
             self._starting.set_result(None)
 
+    def _die(self, *arguments: Any) -> None:
+        self.catalog.died.add(self.name)
+        super()._die(*arguments)
+
     async def stop(self) -> None:
         """See Executor."""
         await super().stop()
@@ -299,7 +303,7 @@ class Catalog:
         self.world, self.plan = world, plan
         self._draw = random.Random(f"{world.plan.seed} disk")
         self.failed_starts: set[str] = set()
-        self.killed: set[str] = set()
+        self.died: set[str] = set()  # which have lost a worker
         self.outcomes: list[Outcome] = []
         self.repository = SimulatedRepository(plan, list(world.plan.services), self._draw)
         self.sizes = {name: each.size for name, each in plan.models.items()}
@@ -519,7 +523,6 @@ class Catalog:
         if name in self.registry.services:
             executor: Any = self.registry.services[name].executor
             if executor in self.living:
-                self.killed.add(name)
                 executor.kill(0)
 
     # At rest.

@@ -204,7 +204,7 @@ class ChangeClient(ChannelClient):
         allowed = {"Overloaded", "DeadlineExceeded", ask.wanted}
         if site.draining:
             allowed |= {"Draining", "ModelNotReady"}
-        if site.crashed:
+        if ask.name in catalog.died:
             allowed |= {"ModelCrashed", "ModelNotReady"}
         if "max_waiting_bytes" in site.plan.http:
             allowed.add("TooLarge")
@@ -251,7 +251,7 @@ class ChangeClient(ChannelClient):
         catalog = self._catalog
         states = {phase.state for phase in catalog.during(ask.name, ask.sent)}
         right = {"Overloaded"}
-        if self.site.draining or self.site.crashed or CHANGING in states or catalog.plan.on_demand:
+        if self.site.draining or ask.name in catalog.died or CHANGING in states or catalog.plan.on_demand:
             right |= {"", "ModelNotReady", "ModelNotFound"}
         if IN in states:
             right.add("")
