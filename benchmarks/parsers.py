@@ -623,10 +623,6 @@ def of_tokens(directory: str) -> tuple[weir.Service, Encoder]:
     return service, Encoder(service, TokenizerThreads(Tokenizer(Path(directory))), TextShape(2, 64))
 
 
-def print_nothing(event: str, **fields: Any) -> None:
-    """Log nothing."""
-
-
 async def serve(
     waiting_bytes: str = "0", certificate: str = "", key: str = "", jobs: str = "", tokenizer: str = ""
 ) -> None:
@@ -654,7 +650,7 @@ async def serve(
             JobSettings(batch_dir=jobs, batch_max_bytes=1 << 30),
             http,
             ask,
-            print_nothing,
+            get_logger("weir").log,
             context.account,
             InferencePaths(inference_protocols(context), added.endpoints),
         )

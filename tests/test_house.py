@@ -88,7 +88,7 @@ LIMITS = {
     "embedding": (1, 12),
     "frontends": (24, 6_727),
     "fronts": (10, 2_819),
-    "jobs": (5, 1_428),
+    "jobs": (5, 1_429),
     "manifests": (3, 900),
     "policy": (26, 3_551),
     "profiling": (4, 1_090),

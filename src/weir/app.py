@@ -463,9 +463,7 @@ class Site:
         self.websockets = WebSockets(registry, http, kserve.account)
         protocols = inference_protocols(kserve)
         self.endpoints = InferencePaths(protocols, own.endpoints)
-        self._jobs = jobs = _batch_jobs(
-            settings.jobs, http, self.call, get_logger("weir").log, kserve.account, self.endpoints
-        )
+        self._jobs = jobs = _batch_jobs(settings.jobs, http, self.call, kserve.account, self.endpoints)
         of_jobs = NOTHING if jobs is None else Added(jobs.endpoints(), jobs.begin)
         clients = no_clients if product is None else product.clients
         memory = (lambda: None) if residency is None else residency.memory
@@ -510,14 +508,13 @@ def _batch_jobs(
     settings: JobSettings,
     http: HttpSettings,
     ask: Ask,
-    log: Callable[..., None],
     account: Account,
     endpoints: InferencePaths,
 ) -> JobRoutes | None:
     """Return the routes of batch jobs, whose requests go to `ask`; None without a directory for them. Raises SettingsError."""
     if settings.batch_dir is None:
         return None
-    return JobRoutes(settings, http, ask, log, account, endpoints)
+    return JobRoutes(settings, http, ask, get_logger("weir").log, account, endpoints)
 
 
 def _shown(jobs: JobRoutes | None) -> ListJobs:

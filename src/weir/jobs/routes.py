@@ -31,7 +31,7 @@ from weir.errors import (
 )
 from weir.frontends.http.asgi import HttpEndpoint, answered, as_response, too_slow, unless_left
 from weir.jobs import JobSettings
-from weir.jobs.running import Ask, JobRunner, check_endpoint
+from weir.jobs.running import Ask, JobRunner, Log, check_endpoint
 from weir.jobs.store import Disk, Job, JobStore, StoredFile
 from weir.protocols import HttpSettings
 from weir.protocols.account import Account, Pace, charge, release
@@ -268,7 +268,7 @@ class JobRoutes:
         settings: JobSettings,
         http: HttpSettings,
         ask: Ask,
-        log: Callable[..., None],
+        log: Log,
         account: Account,
         endpoints: Container[str],
         *,

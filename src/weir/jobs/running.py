@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote
 
 import msgspec
@@ -230,10 +230,16 @@ async def call(app: ASGIApp, path: str, body: bytes, key: str | None = None) -> 
     return Reply(status, b"".join(parts), retry_after)
 
 
+class Log(Protocol):
+    """Logs an event with its fields, as a logger's `log` does."""
+
+    def __call__(self, level: int, event: str, **fields: Any) -> Any: ...
+
+
 class JobRunner:
     """Runs the jobs of a store on the present event loop, each request by `ask`.
 
-    `log` is called with an event and its fields. `clock` returns seconds since 1970. The store is used by one thread, through `use`, and input files are read
+    `clock` returns seconds since 1970. The store is used by one thread, through `use`, and input files are read
     by another. Requests and answers are charged to `account`.
     """
 
@@ -245,7 +251,7 @@ class JobRunner:
         *,
         max_line: int,
         account: Account | None = None,
-        log: Callable[..., None] = lambda level, event, **fields: None,
+        log: Log = lambda level, event, **fields: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.store = store
