@@ -95,11 +95,11 @@ LIMITS = {
     "protocols": (10, 2_750),
     "serving": (9, 2_860),
     "simulation": (13, 3_091),
-    "telemetry": (6, 1_551),
+    "telemetry": (6, 1_544),
     "text_models": (24, 6_264),
     "text_server": (28, 7_536),
     "tuning": (5, 1_061),
-    "weir": (20, 4_030),
+    "weir": (20, 4_037),
     "wire": (13, 2_989),
     "workers": (27, 7_282),
 }

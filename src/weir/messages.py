@@ -144,6 +144,13 @@ class NoAnswer(Enum):
 NO_ANSWER = NoAnswer.NO_ANSWER  # the argument of `finish` for a streaming request whose last answer was a part
 
 
+def arrivals_of(requests: Sequence[Request]) -> list[float]:
+    """Return the instants at which `requests` arrived, ascending, in seconds."""
+    arrivals = [request.arrival for request in requests]
+    arrivals.sort()  # one pass when they are in order, which they nearly always are
+    return arrivals
+
+
 class DispatchRecord(TypedDict):
     """A batch, in rows, why it was dispatched (`reason`), and what the policy knew and wanted then. Ages are in seconds."""
 
@@ -191,7 +198,7 @@ class Dispatch:
     """
 
     __slots__ = (
-        "attempt", "at", "batch_id", "begun", "bulk", "cost", "entries", "gives_way", "limit", "missed", "oldest_age", "padding", "plain", "reason",
+        "_arrivals", "attempt", "at", "batch_id", "begun", "bulk", "cost", "entries", "gives_way", "limit", "missed", "oldest_age", "padding", "plain", "reason",
         "requests", "rows", "seconds", "shorter", "slices", "waiting", "wakeup", "woken_at", "worker",
     )  # fmt: skip
 
@@ -223,6 +230,14 @@ class Dispatch:
         self.missed = False
         self.shorter = False
         self.woken_at: float | None = None
+        self._arrivals: list[float] | None = None
+
+    @property
+    def arrivals(self) -> list[float]:
+        """The instants at which its requests arrived, ascending, in seconds."""
+        if self._arrivals is None:
+            self._arrivals = arrivals_of(self.requests)  # observers ask several times, and there are many requests
+        return self._arrivals
 
     def started_for(self, arrival: float) -> float:
         """Return for how many seconds a request that arrived at the instant `arrival` has waited for a worker to start."""

@@ -13,11 +13,10 @@ from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.errors import Cancelled, ModelError, ModelNotFound, WeirError
-from weir.messages import Dispatch, Kind, Reason, Request, Timing
+from weir.messages import Dispatch, Kind, Reason, Request, Timing, arrivals_of
 from weir.metrics import MetricReport, ReportedMetrics
 
 if TYPE_CHECKING:
@@ -161,9 +160,6 @@ class Steps:
 
 Outcome = tuple[str, str, type[WeirError] | None]  # model, frontend, and the error or None
 
-_arrival = attrgetter("arrival")
-_frontend = attrgetter("frontend")
-
 
 class Recorder(SilentObserver):
     """An Observer that counts everything that happens to the requests of one service, once.
@@ -226,25 +222,30 @@ class Recorder(SilentObserver):
         self.bulk_rows += dispatch.bulk
         if dispatch.attempt or dispatch.bulk == dispatch.rows:
             return  # their wait was counted when they were dispatched first; and that of bulk work does not count
-        requests = dispatch.requests if dispatch.slices is None else _first_pieces(dispatch)
-        if dispatch.bulk:
-            requests = _interactive(requests)
-        if requests:
-            self.waited.add(len(requests), self._spent(self.queue, requests, dispatch.at))
+        if dispatch.slices is None and not dispatch.bulk:
+            arrivals = dispatch.arrivals
+        else:
+            arrivals = arrivals_of(_interactive(_first_pieces(dispatch)))
+        if arrivals:
+            self.waited.add(len(arrivals), self._spent(self.queue, arrivals, dispatch.at))
 
     def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
         """Count requests that had their end at `now` (seconds)."""
         if not requests:
             return
         kind, count = None if error is None else type(error), len(requests)
-        spent = self._spent_by_class(requests, now) if self.bulk_rows else self._spent(self.total, requests, now)
+        spent = (
+            self._spent_by_class(requests, now)
+            if self.bulk_rows
+            else self._spent(self.total, arrivals_of(requests), now)
+        )
         if error is None:
             self.success.add(count, spent)
         elif not isinstance(error, Cancelled):
             self.fail.add(count, spent)
         if not self._detailed:
             return
-        frontends = list(map(_frontend, requests))
+        frontends = [request.frontend for request in requests]
         first = frontends[0]
         if frontends.count(first) == count:
             self.ended[first, kind] += count
@@ -253,24 +254,19 @@ class Recorder(SilentObserver):
                 self.ended[frontend, kind] += frontends.count(frontend)
 
     def _spent_by_class(self, requests: Sequence[Request], now: float) -> float:
-        interactive = _interactive(requests)
-        spent = self._spent(self.total, interactive, now) if interactive else 0.0
-        if len(interactive) < len(requests):
-            spent += self._spent(self.bulk_total, [request for request in requests if request.priority < 0], now)
-        return spent
+        interactive, bulk = _interactive(requests), [request for request in requests if request.priority < 0]
+        spent = self._spent(self.total, arrivals_of(interactive), now) if interactive else 0.0
+        return spent + self._spent(self.bulk_total, arrivals_of(bulk), now) if bulk else spent
 
-    def _spent(self, ages: Histogram, requests: Sequence[Request], now: float) -> float:
-        """Return the seconds since the arrival of `requests`, added up. With `detailed`, count each in `ages`."""
-        if self._detailed:
-            return ages.observe_ages(_sorted_arrivals(requests), now)
-        arrivals: float = sum(map(_arrival, requests))
-        return len(requests) * now - arrivals
+    def _spent(self, ages: Histogram, arrivals: list[float], now: float) -> float:
+        """Return the seconds since `arrivals`, which ascend, added up. With `detailed`, count each in `ages`."""
+        return ages.observe_ages(arrivals, now) if self._detailed else len(arrivals) * now - sum(arrivals)
 
     def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:
         """Count answers of a streaming model, and the time until the first answer of each request."""
         self.parts += len(requests)
         if firsts:
-            self.first_part.observe_ages(_sorted_arrivals(firsts), now)
+            self.first_part.observe_ages(arrivals_of(firsts), now)
 
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
         """Count a batch that came back, and the times of its steps."""
@@ -433,19 +429,15 @@ class Metrics(SilentObserver):
         self._own[model].transferred(model, frontend, received_bytes, sent_bytes)
 
 
-def _sorted_arrivals(requests: Sequence[Request]) -> list[float]:
-    arrivals = list(map(_arrival, requests))
-    arrivals.sort()  # one pass when they are in order, which they nearly always are
-    return arrivals
-
-
 def _interactive(requests: Sequence[Request]) -> list[Request]:
     """Return the requests that are not bulk work."""
     return [request for request in requests if request.priority >= 0]
 
 
 def _first_pieces(dispatch: Dispatch) -> list[Request]:
-    pieces = zip(dispatch.requests, dispatch.slices or (), strict=True)
+    if dispatch.slices is None:
+        return dispatch.requests
+    pieces = zip(dispatch.requests, dispatch.slices, strict=True)
     return [request for request, piece in pieces if piece is None or piece[0] == 0]
 
 
@@ -536,9 +528,7 @@ class RollingWindow(SilentObserver):
         half.sizes[min(rows, self._largest)] += 1
         if rows == len(requests) and not dispatch.bulk:
             half.requests += rows
-            arrivals = list(map(_arrival, requests))
-            arrivals.sort()
-            half.ages.observe_ages(arrivals, now)
+            half.ages.observe_ages(dispatch.arrivals, now)
         else:
             half.requests += _weigh(dispatch, half.ages, now)
 
