@@ -537,6 +537,31 @@ def test_the_memory_of_an_unloaded_model_is_free_when_its_workers_have_ended() -
     run(main())
 
 
+def test_the_memory_of_an_evicted_model_is_free_when_its_workers_have_ended() -> None:
+    """Also where a reload ends them, since the model had no time left for what it was to finish."""
+
+    async def main() -> None:
+        house = House("a", "b", memory=1.0, drain_timeout=0.0)
+        house.answers = False
+        call = (service := await house.find("a")).infer(0)
+        await until(lambda: house.has_work("a"))
+        house.exit.clear()
+        other = asyncio.ensure_future(house.ask("b"))
+        await until(lambda: house.states()["a"] == "leaving")
+        stopped = asyncio.ensure_future(service.stop())
+        with pytest.raises(Draining):
+            await call
+        await turns(20)
+        assert (stopped.done(), house.starts) == (False, ["a"])
+        house.exit.set()
+        await stopped
+        await house.finish("b", 0)
+        assert await other == ["b", 0]
+        await house.manager.stop()
+
+    run(main())
+
+
 def test_a_model_that_is_unloaded_is_not_evicted_into_another_life() -> None:
     async def main() -> None:
         house = House("a", "b", memory=1.0)

@@ -185,6 +185,7 @@ class Driver:
         self._handed_later = wrap is not None
         self.draining = False
         self._drains: list[asyncio.Event] = []
+        self._ending = asyncio.Lock()  # held while `stop` ends the workers
         self.not_ready_reason = NOT_STARTED
         self.failed = ""
         # Workers that get no more batches. The event is set when the worker has no batch left.
@@ -229,11 +230,12 @@ class Driver:
 
     async def stop(self, drain_timeout: float) -> None:
         """Accept no more requests, give the accepted ones `drain_timeout` seconds to finish, fail the rest with Draining, and
-        stop the workers."""
+        stop the workers. A second stop waits for the end of the workers, too."""
         if not self._is_open:
             if self.phase is DriverPhase.NEW and self._demand is not None:  # else a request could still have it started
                 self.phase, self.not_ready_reason = DriverPhase.STOPPED, STOPPED
-            return
+            async with self._ending:
+                return
         try:
             await self.drain(drain_timeout)
         finally:
@@ -247,7 +249,8 @@ class Driver:
                     self.executor.cancel(each.worker, each.batch_id, range(len(entries_of(each))))
             self._timer.cancel()
             if was_started:
-                await self.executor.stop()
+                async with self._ending:
+                    await self.executor.stop()
 
     async def drain(self, seconds: float) -> None:
         """Accept no more requests; return when all accepted ones have ended, or after `seconds` seconds."""

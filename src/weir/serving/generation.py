@@ -175,7 +175,6 @@ class Generation:
         self.on_demand = on_demand
         self._demand = None if on_demand is None else partial(on_demand.wanted, self)
         self._leaving: Driver | None = None  # what finishes its requests while `driver` waits for others
-        self._sleeping = asyncio.Lock()  # held while `sleep` ends its workers
         self._stops = 0  # under way: a hurried one does not wait for a patient one
         self._stopped = asyncio.Event()
         self.stopping = False
@@ -315,8 +314,6 @@ class Generation:
             if self._leaving is not None:
                 self.driver.draining = True
                 await self._leaving.stop(seconds)
-            async with self._sleeping:  # its workers have ended then
-                pass
             if self.scaler is not None and self.driver.phase is DriverPhase.RUNNING:
                 await self.driver.drain(seconds)  # first, since requests may wait for a worker that starts
                 seconds = 0.0
@@ -342,13 +339,12 @@ class Generation:
         former = self._replace_driver()
         former.note_accepted()
         self._leaving = former
-        async with self._sleeping:
-            try:
-                await former.drain(LONGEST_TIMEOUT)  # each request has a deadline
-                await self._close_tuners()
-            finally:
-                await former.stop(0.0)
-                self._leaving = None
+        try:
+            await former.drain(LONGEST_TIMEOUT)  # each request has a deadline
+            await self._close_tuners()
+        finally:
+            await former.stop(0.0)
+            self._leaving = None
 
     async def _close_tuners(self) -> None:
         for each in (self.scaler, self.tuner):
