@@ -93,7 +93,7 @@ LIMITS = {
     "policy": (26, 3_551),
     "profiling": (4, 1_090),
     "protocols": (10, 2_750),
-    "serving": (9, 2_860),
+    "serving": (9, 2_858),
     "simulation": (13, 3_091),
     "telemetry": (6, 1_544),
     "text_models": (24, 6_264),

@@ -5,7 +5,7 @@ A model answers with its name and the state of the disk that it was loaded from,
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -23,7 +23,7 @@ from weir.errors import ModelError, ModelNotReady, SettingsError, WeirError, unk
 from weir.messages import Observer
 from weir.policy.residency import Key, Presence, Resident, Residents, Room
 from weir.serving.generation import Generation
-from weir.serving.service import Service
+from weir.serving.service import Replaced, Service
 from weir.workers.executor import Listener
 
 if TYPE_CHECKING:
@@ -77,12 +77,12 @@ def draw_catalog(plan: "Plan") -> CatalogPlan:
     on_demand = draw.random() < 0.6
     calm = draw.random() < 0.3
     models = {}
-    for number in range(draw.choice((2, 3, 6))):
+    for number in range(draw.choice((2, 3, 6, 6))):
         start = draw.choice((0.0, 0.05) if calm else (0.0, 0.05, 0.5, 5.0))
         fails, hangs = (0.0, 0.0) if calm else (draw.choice((0.0, 0.0, 0.3, 1.0)), draw.choice((0.0, 0.0, 0.0, 0.2)))
         models[f"m{number}"] = ModelPlan(draw.choice(SIZES), draw.random() < 0.5, start, fails, hangs)
     sizes = [each.size for each in models.values()]
-    memory = draw.choice((inf, max(sizes), max(sizes), 1.5 * max(sizes), sum(sizes) / 2, 0.9 * max(sizes)))
+    memory = draw.choice((inf, max(sizes), 1.5 * max(sizes), sum(sizes) / 2, 0.7 * sum(sizes), 0.9 * max(sizes)))
     first = [name for name, each in models.items() if not (each.fails or each.hangs) and draw.random() < 0.3]
     return CatalogPlan(
         models, () if on_demand else tuple(first), on_demand, memory, draw.choice((1, 2)),
@@ -259,6 +259,10 @@ class SimulatedManager(Manager):
         with _Change(self.catalog, name, "unload"):
             await super()._unload_model(name, version, unload_dependents)
 
+    async def _stopped(self, ending: Collection[Service | Replaced]) -> list[BaseException | None]:
+        self.catalog.world.ends(each.generation for each in ending)
+        return await super()._stopped(ending)
+
     async def _read_first(self, name: str) -> None:
         with _Change(self.catalog, name, "read"):
             await super()._read_first(name)
@@ -271,10 +275,10 @@ class _Change:
         self._catalog, self._name, self._kind = catalog, name, kind
 
     def __enter__(self) -> None:
-        self._catalog.change_begins(self._name)
+        self._began = self._catalog.change_begins(self._name)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._catalog.change_ends(self._name, self._kind, error)
+        self._catalog.change_ends(self._name, self._kind, self._began, error)
 
 
 @dataclass(frozen=True)
@@ -311,6 +315,10 @@ class Catalog:
         self.living: dict[CatalogExecutor, None] = {}
         self._numbers = 0
         self.changing = 0  # changes that are being made
+        self._ending: dict[str, list[float]] = {
+            name: [] for name in plan.models
+        }  # when changes began that may end a model
+        self._evicted: dict[str, list[float]] = {name: [] for name in plan.models}  # when it had to leave
         self.phases: dict[str, list[Phase]] = {name: [Phase(0.0, OUT, -1)] for name in plan.models}
         limits = Room(plan.memory, inf)
         self.residency = (
@@ -412,6 +420,8 @@ class Catalog:
         own = core.models[generation]
         if own.presence is not Presence.LOADED or own.pinned:
             self.world.broken(f"{generation.label} is evicted, and is {own}")
+        if generation.label in self._evicted:
+            self._evicted[generation.label].append(self.world.loop.now)
         if generation.driver.is_idle or own.may_load_at == inf:
             return
         waiting = next(iter(core._queue), None) if reason.startswith("evicted for") else None
@@ -423,15 +433,24 @@ class Catalog:
 
     # Changes.
 
-    def change_begins(self, name: str) -> None:
-        """A model is loaded, read or unloaded."""
+    def change_begins(self, name: str) -> float:
+        """A model is loaded, read or unloaded; return the instant."""
         self.changing += 1
         self.world.readiness_changed()
         if name in self.phases:
             self._note(name, CHANGING)
+            self._ending[name].append(self.world.loop.now)
+        return self.world.loop.now
 
-    def change_ends(self, name: str, kind: str, error: BaseException | None) -> None:
+    def endings(self, name: str, limit: float) -> list[float]:
+        """Return when that began which may end a model now, after `limit` seconds: changes, also those that were cancelled, and evictions."""
+        least = self.world.loop.now - limit - _SETTLES
+        return [*self._ending[name], *(at for at in self._evicted[name] if at > least)]
+
+    def change_ends(self, name: str, kind: str, began: float, error: BaseException | None) -> None:
         """It is done, or has failed."""
+        if name in self._ending and not isinstance(error, asyncio.CancelledError):
+            self._ending[name].remove(began)
         self.changing -= 1
         self.world.readiness_changed()
         self.outcomes.append(Outcome(self.world.loop.now, name, kind, "" if error is None else type(error).__name__))

@@ -175,7 +175,8 @@ def widen(plan: "Plan", length: float) -> None:
     for name, first in OTHERS.items():
         plan.clients += range(first * FIRST, first * FIRST + clients.get(name, 0))
     draw = random.Random(f"{plan.seed} fronts")
-    if draw.random() < 0.25:
+    passed_on = "calls" in clients or "texts" in clients  # of which fronts do most
+    if draw.random() < (0.4 if passed_on else 0.25):
         plan.fronts = draw.choice((1, 2, 3))
         plan.faults += drawn_faults(draw, plan.theme.of_fronts, [""], (0, 1, 4), length)
         plan.faults.sort(key=lambda each: each.at)

@@ -277,6 +277,12 @@ class Client:
             self._hang_up()
         self._later(self._gap() if seconds is None else seconds, self._turn)
 
+    def leave(self) -> None:
+        """Leave what is asked, if it has been sent."""
+        turn = self._now
+        if turn is not None and turn.sent and not turn.over and turn.line is self._line and turn.style not in LEAVING:
+            self._leave(turn)
+
     # What comes back.
 
     def answered(self, line: Line, status: int, headers: dict[str, str], body: bytes) -> None:

@@ -19,11 +19,13 @@ from weir.fronts.messages import ModelTable
 from weir.fronts.server import FrontProcesses, Fronts, FrontsServer, MakeFront, StartedFront, _Passed
 from weir.protocols.access import Access
 from weir.protocols.account import SharedAccount, SharedFigures
+from weir.text_server.encoder import Encoder
 
 START = 0.2  # seconds until a front listens
 LATENCIES = (0.0, 0.0001, 0.002)  # seconds of a link
 _WAIT, _WAITS = 0.003, 300  # until a front has requests
 _DIES_YOUNG = 0.5  # the share of killed fronts whose replacement is killed, too
+_UNREPORTED = 0.03  # seconds until what a front counts has come to the dispatcher
 STOPS = (0.05, 0.5, 3.0, 30.0)  # seconds for which a front is stopped: after ten it is replaced
 
 
@@ -89,6 +91,8 @@ class SimulatedFrontProcesses(FrontProcesses):
         super().__init__(config, -1, [[] for _ in range(config.fronts)])
         self.machines: dict[int, _Machine] = {}
         self.gone_on: dict[SimulatedProcess, float] = {}
+        self.stopped: dict[SimulatedProcess, float] = {}  # since when
+        self.ends: list[tuple[float, float]] = []  # of killed ones: when they did their last work, and their ends
         self.started: list[SimulatedProcess] = []
         self.left: dict[str, int] = {}  # what fronts had when they had drained
         self.loses_memory: Callable[[], bool] = lambda: False  # whether the descriptor of an arena is lost on its way
@@ -136,6 +140,7 @@ class SimulatedFrontProcesses(FrontProcesses):
         self._former.append(machine)
         process.kill()
         self.gone_on.setdefault(process, self._loop.now)
+        self.ends.append((self.stopped.pop(process, self._loop.now), self._loop.now))
         for transport in list(machine.connections):
             if transport.process is process:
                 transport.cut_off()
@@ -204,6 +209,7 @@ class SimulatedFronts(Fronts):
             process = machine.process
             process.stop()
             self.stops.append(process)
+            self.processes.stopped[process] = self._loop.now
             self.gone_on.pop(process, None)
             self._loop.call_later(self._draw.choice(STOPS), self._go_on, process)
 
@@ -215,7 +221,12 @@ class SimulatedFronts(Fronts):
     def _go_on(self, process: SimulatedProcess) -> None:
         if not process.killed:
             self.gone_on[process] = self._loop.now
+            self.processes.stopped.pop(process, None)
         process.go_on()
+
+    def counts(self, at: float) -> bool:
+        """Return whether what a front did at this instant is counted: no front has ended soon after, before it had reported that."""
+        return not any(began - _UNREPORTED <= at <= end for began, end in self.processes.ends)
 
     def stood_still(self, since: float) -> bool:
         """Return whether a front has been stopped, or has begun to work off what had come meanwhile, since this instant."""
@@ -277,6 +288,11 @@ class SimulatedFrontsServer(FrontsServer):
         """Connect a client; return None if nothing listens."""
         return self.listening.accept(peer, window)
 
+    def encoders(self) -> list[Encoder]:
+        """Return the encoders of the fronts that run."""
+        machines = self.listening.machines.values()
+        return [each for machine in machines for each in encoders_of(machine.front)]
+
     def left(self) -> dict[str, int]:
         """Return what fronts have left, those that have ended and those that run."""
         left = dict(self.listening.processes.left)
@@ -286,12 +302,15 @@ class SimulatedFrontsServer(FrontsServer):
         return left | {f"front {view.number}: requests at the dispatcher": view.requests for view in self.fronts}
 
 
+def encoders_of(front: Front) -> list[Encoder]:
+    """Return the encoders of a front, if it has started."""
+    return list(getattr(front._product, "_encoders", {}).values())
+
+
 def left_in_front(front: Front) -> dict[str, int]:
     """Return what is left in a front whose clients have gone."""
-    product: Any = front._product
-    encoders = [] if product is None else product._encoders.values()
     left = {"requests": len(front._requests.open), "bytes in the account": front._account.held_bytes}
-    for encoder in encoders:
+    for encoder in encoders_of(front):
         left |= left_in(encoder)
     if front._grpc is not None and front._grpc._relay._channel is not None:
         left |= {"calls that are passed on": len(front._grpc._relay._channel.calls)}

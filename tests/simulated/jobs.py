@@ -27,7 +27,8 @@ from tests.simulated.plans import Plan, draw_plan
 from tests.simulated.processes import SimulatedProcess
 from tests.simulated.streams import Incoming
 from tests.simulated.transport import Ordered, SimulatedTransport
-from tests.simulated.world import OrderedAccount, Result, SimulatedServer, Watch, World, _simulated
+from tests.simulated.watching import Watch
+from tests.simulated.world import OrderedAccount, Result, SimulatedServer, World, _simulated
 
 from weir.catalog.registry import Registry
 from weir.errors import SettingsError

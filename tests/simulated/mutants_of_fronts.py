@@ -20,6 +20,7 @@ OF_FRONTS = {
         "weir.fronts.dispatcher", "            self.turns.leave(self.turn)\n            self.front.fail(self.number, error)\n", "            self.front.fail(self.number, error)\n"
     ),
     "texts-cut-off-by-a-drain": ("weir.fronts.server", "        return await self._fronts.drain_product(seconds)\n", "        return True\n"),
+    "front-with-many-texts-ended": ("weir.fronts.dispatcher", "most = self._most + self._catalogue.most_texts\n", "most = self._most\n"),
     "front-started-twice": ("weir.fronts.server", "        if not had_started:", "        if False:"),
     "counts-of-a-front-lost": ("weir.text_server.fronts", "        self._scheduled = False\n        counted", "        self._scheduled = False\n        self._reset()\n        counted"),
     "place-of-a-request-never-free": ("weir.fronts.places", "        if not self._owners:\n            self._place.release()\n", "        pass\n"),

@@ -92,7 +92,7 @@ def draw_plan(seed: int, *, turns: int | None = None) -> Plan:
     faults = drawn_faults(random.Random(f"{seed} faults"), theme.faults, list(MODELS), (0, 2, 6), length)
     plan = Plan(
         seed, theme, http, services, workers, list(range(theme.clients.get(PLAIN, 0))), faults, turns, pace, quiet,
-        draw.choice((0.0, 0.05, 0.3, 0.5)), timeout, _drains_at(draw, faults, length) if draw.random() < 0.3 else None, draw.random() < 0.5,
+        draw.choice((0.0, 0.05, 0.3, 0.5)), timeout, _drains_at(draw, faults, length) if draw.random() < 0.4 else None, draw.random() < 0.5,
         draw.choice(INTERVALS),
     )  # fmt: skip
     widen(plan, length)

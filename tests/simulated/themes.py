@@ -26,7 +26,7 @@ STYLES = (
     "stall",
     "garbage",
 )
-KINDS = ("kill", "reload", "add", "remove")
+KINDS = ("kill", "reload", "add", "remove", "callers_leave")
 OF_STREAMS = (*("read",) * 4, "leave", "leave soon", "half-close", *("slow",) * 2)
 OF_FRONTS = ("front_kill", "front_stop")
 PLAIN = "plain"

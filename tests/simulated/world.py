@@ -17,24 +17,25 @@ from functools import partial
 from typing import Any
 
 from tests.simulated.arenas import Arenas
-from tests.simulated.asking import Ask, fault_of, number_of
+from tests.simulated.asking import Ask, fault_of
 from tests.simulated.catalog import Catalog
 from tests.simulated.channels import make_client
+from tests.simulated.clients import Client
 from tests.simulated.fronts import OrderedSharedAccount, SimulatedFronts, SimulatedFrontsServer, config_of
 from tests.simulated.grpc_core import SimulatedCore, SimulatedCygrpc, simulated_core
 from tests.simulated.loop import SimulatedLoop, SimulatedThreads, Stuck
-from tests.simulated.models import ASKED, Streams
+from tests.simulated.models import Streams
 from tests.simulated.plans import MODELS, Fault, Plan
 from tests.simulated.probing import FOLLOWS, Prober, counted_requests, wrong_counts
 from tests.simulated.relaying import simulated_channels
 from tests.simulated.texts import SimulatedTexts, Vectors
-from tests.simulated.themes import OF_FRONTS
 from tests.simulated.transport import Ordered, Peer, SimulatedTransport
+from tests.simulated.watching import BOUND, ROUNDING, CountedService, Watch
 from tests.simulated.workers import SimulatedExecutor
 
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
-from weir.errors import DeadlineExceeded, Draining, WeirError
+from weir.errors import WeirError
 from weir.frontends.grpc import GrpcSettings
 from weir.frontends.grpc.server import GrpcServer
 from weir.frontends.http.application import NOTHING, make_app, make_exposition
@@ -43,135 +44,20 @@ from weir.frontends.http.server import HttpServer, Listening
 from weir.frontends.websocket import WebSockets
 from weir.fronts.calls import DispatcherGrpc
 from weir.fronts.server import FrontFigures, FrontsPlan
-from weir.messages import Dispatch, Observer, Request
 from weir.model import Model
 from weir.protocols import HttpSettings, offloading
 from weir.protocols.access import Control, ControlSettings
 from weir.protocols.account import Account
 from weir.protocols.kserve import KserveContext
-from weir.serving.generation import OnDemand
-from weir.serving.service import Service
+from weir.serving.generation import Generation, OnDemand
 from weir.telemetry.recorder import Metrics
 
-BOUND = 0.03  # seconds after its deadline in which a request has its end: a timer's tick, and the threads that read and write long bodies
-ROUNDING = 1e-9  # seconds: sums of instants differ in the last digit
 LONGEST = 60.0  # seconds of CPU time that a plan may take: no more than 15 are needed, by quiet hours of several fronts
+_UNTIL_CALLERS_LEAVE = (0.0, 0.002, 0.05)  # seconds
+_MEETS_WITHIN = 5.0  # seconds
 _ROUND, _ROUNDS = 0.01, 100  # seconds, and how often, until a model has requests that wait
 SILENCE = 1000.0  # seconds after which some client has asked for something, but for pauses
 OF_CHANNELS: dict[str, type[Model]] = {"streams": Streams, "texts": Vectors}  # which only some plans have
-
-
-class CountedService(Service):
-    """A service that notes which requests it has accepted."""
-
-    watch: "Watch"
-
-    def submit(self, request: Request, now: float | None = None) -> None:
-        """See Service."""
-        self.watch.submitting(request)
-        try:
-            super().submit(request, now)
-            self.watch.taken(self, request)
-        except BaseException:
-            self.watch.not_taken(request)
-            raise
-
-    def submit_all(self, requests: Sequence[Request], now: float) -> list[tuple[Request, WeirError]]:
-        """See Service."""
-        for request in requests:
-            self.watch.submitting(request)
-        refused = super().submit_all(requests, now)
-        for request, _ in refused:
-            self.watch.not_taken(request)
-        return refused
-
-
-class Watch(Observer):
-    """Sees every accepted request end exactly once, and every batch begin in time."""
-
-    def __init__(self, world: "World") -> None:
-        self._world = world
-        self.open: dict[int, Request] = {}
-        self.accepted = 0
-        self.ended: Counter[str] = Counter()
-        self._gone: dict[int, float] = {}  # when the callers left, by the number of the request
-
-    def gone(self, asks: Iterable[Ask]) -> None:
-        """The connection of these has gone before they had their ends."""
-        self._gone.update((ask.n, self._world.loop.now) for ask in asks)
-
-    def submitting(self, request: Request) -> None:
-        """A request comes to the queue."""
-        if id(request) in self.open:
-            self._world.broken("a request was submitted twice")
-        self.open[id(request)] = request
-        self.accepted += 1
-
-    def taken(self, service: Service, request: Request) -> None:
-        """The queue has taken it; bulk work has one of its own. Only a request that is larger than the queue may exceed it, alone."""
-        batcher, most = service.generation.driver.batcher, service.facts.batching.max_queue_size
-        for waiting in (batcher.waiting_rows - batcher.waiting_bulk, batcher.waiting_bulk):
-            if waiting > max(most, request.rows):
-                self._world.broken(f"{waiting} rows wait, and at most {most} may")
-
-    def not_taken(self, request: Request) -> None:
-        """The queue has refused it."""
-        if self.open.pop(id(request), None) is None:
-            self._world.broken("a request was refused after it had ended")
-        self.accepted -= 1
-
-    def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
-        for request in requests:
-            if self.open.pop(id(request), None) is None:
-                self._world.broken(f"a request ended twice, or was never accepted: {error!r}")
-            if now > request.deadline + BOUND:
-                self._world.broken(f"a request ended {now - request.deadline:.3f} s after its deadline ({error!r})")
-            if error is None and now > request.deadline + ROUNDING:
-                self._world.broken(f"a request was answered {now - request.deadline:.3g} s after its deadline")
-        if isinstance(error, DeadlineExceeded):
-            self._check_expired(model, requests)
-        self.ended["" if error is None else type(error).__name__] += len(requests)
-        if isinstance(error, Draining) and not error.message.startswith(ASKED):
-            self._world.check_cut_off(model.partition(":")[0].partition("/")[0])
-
-    def _check_expired(self, model: str, requests: Sequence[Request]) -> None:
-        """A greedy policy lets no request expire before a worker that has nothing to do, of any generation. How long streams take nobody knows."""
-        plan, name = self._world.plan, model.partition(":")[0]
-        if name not in MODELS or plan.services[name]["policy"] != "greedy":
-            return
-        idle = self._world.idle_since(name)
-        for request in requests:
-            if not request.taken and idle < request.arrival and request.timeout > plan.workers[name].longest:
-                self._world.broken(f"a request expired before an idle worker, after {request.timeout:g} s")
-
-    def dispatched(self, model: str, dispatch: Dispatch) -> None:
-        if len({request.key for request in dispatch.requests}) > 1:
-            self._world.broken("requests of different keys are in one batch")
-        for request in dispatch.requests:
-            if request.deadline < dispatch.at - ROUNDING:
-                self._world.broken(f"a request began {dispatch.at - request.deadline:.3g} s after its deadline")
-            since = self._gone.get(number_of(request.payload), math.inf) if self._gone else math.inf
-            if dispatch.at > since + BOUND and request.arrival < since + 1.0:  # a damaged request may have any number
-                self._world.broken(f"a request began {dispatch.at - since:.3g} s after its caller had left")
-
-    def refused(self, model: str, frontend: str, error: WeirError) -> None:
-        pass
-
-    def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:
-        if any(id(request) not in self.open for request in requests):
-            self._world.broken("a request got a part after its end")
-
-    def computed(self, model: str, dispatch: Dispatch, timing: Any, now: float) -> None:
-        pass
-
-    def failed(self, model: str, errors: Sequence[Any], now: float) -> None:
-        pass
-
-    def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
-        pass
-
-    def transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
-        pass
 
 
 class OrderedAccount(Account):
@@ -225,8 +111,9 @@ class World:
         self.over = False
         self._reloading: set[asyncio.Task[None]] = set()
         self._draining = False
+        self._meets = asyncio.Event()  # a model begins to end that has requests
         self._drain_began = math.inf
-        self._vectors = 0  # how many responses with vectors clients have got
+        self._vectors: list[float] = []  # when clients got responses with vectors
         self.catalog: Catalog | None = None
         self._changed_at = 0.0  # when what readiness depends on changed last
 
@@ -295,7 +182,8 @@ class World:
     def judge(self, ask: Ask, status: int, headers: dict[str, str], body: bytes, *, on_time: bool) -> None:
         """See Site."""
         self.judged += 1
-        self._vectors += status == 200 and ask.judged_by is not None
+        if status == 200 and ask.judged_by is not None:
+            self._vectors.append(self.loop.now)
         self.responses[str(status)] += 1
         if headers.get("content-encoding") == "gzip":
             body = gzip.decompress(body)
@@ -346,6 +234,7 @@ class World:
             self.loop.call_at(fault.at, self._happen, fault)
         if plan.drains_at is not None:
             await asyncio.sleep(plan.drains_at)
+            await self._busy()
         else:
             await self._finished()
             self._check_fronts()
@@ -464,9 +353,36 @@ class World:
     async def _loaded(self, name: str) -> None:
         """Wait a while for requests that wait: what befalls a model that has nothing to do shows little."""
         for _ in range(_ROUNDS):
-            if self.services[name].generation.driver.batcher.waiting_rows:
+            if self._waits(name):
                 return
             await asyncio.sleep(_ROUND)
+
+    async def _busy(self) -> None:
+        """Wait a while for what a drain must not cut off: requests that wait for some model, or those of one that ends."""
+        name = self._draw.choice(list(self.services))
+        await self._loaded(name)
+        if self._draw.random() < 0.5:
+            return
+        self._meets.clear()
+        self._happen(Fault(self.loop.now, "reload", name))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_MEETS_WITHIN):
+                await self._meets.wait()
+
+    def ends(self, generations: Iterable[Generation]) -> None:
+        """These have been replaced, or are unloaded: from now on they finish what they have."""
+        if any(not each.driver.batcher.is_empty for each in generations):
+            self._meets.set()
+
+    def _waits(self, name: str) -> bool:
+        """Return whether requests wait for a model: in its queue, or for their turns to come there."""
+        service = self.services[name]
+        if any(each.driver.batcher.waiting_rows for each in (service.generation, *service._former)):
+            return True
+        encoders = [] if self.texts is None or name != "texts" else [self.texts.encoder]
+        if encoders and isinstance(self.server, SimulatedFrontsServer):
+            encoders += self.server.encoders()
+        return any(each._held > sum(each._under_way.values()) for each in encoders)
 
     async def _kill(self, name: str) -> None:
         await self._loaded(name)
@@ -477,7 +393,11 @@ class World:
         await self.services[name].add_worker()
 
     async def _remove(self, name: str) -> None:
-        await self.services[name].remove_worker()
+        service = self.services[name]
+        if service.worker_count == 1 and self._draw.random() < 0.5:
+            await service.add_worker()
+        await self._loaded(name)
+        await service.remove_worker()
         self._check_workers()
 
     def _check_workers(self) -> None:
@@ -488,6 +408,15 @@ class World:
             for batch in driver.batcher.running.values():
                 if not executor.has(batch.worker, batch.batch_id):
                     self.broken(f"{name}: batch {batch.batch_id} runs, and worker {batch.worker} does not have it")
+
+    async def _callers_leave(self, name: str) -> None:
+        """Callers leave at once, as those behind one proxy do."""
+        await self._loaded(name)
+        await asyncio.sleep(self._draw.choice(_UNTIL_CALLERS_LEAVE))
+        share = self._draw.choice((0.5, 1.0))
+        for client in self.clients:
+            if isinstance(client, Client) and self._draw.random() < share:
+                client.leave()
 
     async def _front_kill(self, _: str) -> None:
         await self.fronts.kill()
@@ -524,6 +453,7 @@ class World:
         self._ending[name].append(began)
         replaced = self.services[name].replace_with(other)
         self.registry.put([self.services[name]])
+        self.ends([replaced.generation])
         await replaced.stop()
         self._ending[name].remove(began)
 
@@ -551,12 +481,15 @@ class World:
 
     def check_cut_off(self, name: str) -> None:
         """A request that was accepted has failed with Draining: right only if a drain or a reload of its model has given it all its time."""
-        if name not in self.plan.services:  # a model of the repository, whose settings are those of the items
-            if not self._draining and self.plan.services["items"]["drain_timeout"] >= 60.0:
-                self.broken(f"{name} was unloaded or replaced, and cut off a request")
-            return
-        limit = self.plan.services[name]["drain_timeout"]
-        given = self.loop.now - min(self._ending[name], default=math.inf)
+        own = name in self.plan.services
+        limit = self.plan.services[name if own else "items"][
+            "drain_timeout"
+        ]  # a model of the repository has the settings of the items
+        if own or self.catalog is None:
+            endings = self._ending[name]
+        else:
+            endings = [self._drain_began, *self.catalog.endings(name, limit)]
+        given = self.loop.now - min(endings, default=math.inf)
         if given < limit - ROUNDING:
             self.broken(f"{name}: a request was cut off after {given:.3f} s, and must get {limit:g} s")
 
@@ -615,15 +548,14 @@ class World:
             self.broken(f"at rest there are left: {wrong}")
         if self.watch.accepted != sum(self.watch.ended.values()):
             self.broken(f"{self.watch.accepted} requests were accepted, and {dict(self.watch.ended)} ended")
-        elif self.texts and self.texts.answered < self._vectors and not self._lost_counts:
-            self.broken(f"clients got {self._vectors} answers with vectors, and {self.texts.answered} are counted")
+        elif self.texts and self.texts.answered < (counted := self._counted_vectors()):
+            self.broken(f"clients got {counted} answers with vectors, and {self.texts.answered} are counted")
         elif wrong_count := wrong_counts(self.metrics, self.watch.accepted, self.watch.ended):
             self.broken(wrong_count)
 
-    @property
-    def _lost_counts(self) -> bool:
-        """Whether a front may have ended with counts that it had not reported."""
-        return any(fault.kind in OF_FRONTS for fault in self.plan.faults)
+    def _counted_vectors(self) -> int:
+        """Return how many answers with vectors must be counted."""
+        return sum(not self.plan.fronts or self.fronts.counts(at) for at in self._vectors)
 
     def close(self) -> None:
         """Give back what is real: the memory."""

@@ -1,0 +1,133 @@
+"""What is looked at for each request that a simulated server accepts, from its acceptance to its one end."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tests.simulated.asking import Ask, number_of
+from tests.simulated.models import ASKED
+from tests.simulated.plans import MODELS
+
+from weir.errors import DeadlineExceeded, Draining, WeirError
+from weir.messages import Dispatch, Observer, Request
+from weir.serving.service import Service
+
+if TYPE_CHECKING:
+    from tests.simulated.world import World
+
+BOUND = 0.03  # seconds after its deadline in which a request has its end: a timer's tick, and the threads that read and write long bodies
+ROUNDING = 1e-9  # seconds: sums of instants differ in the last digit
+
+
+class CountedService(Service):
+    """A service that notes which requests it has accepted."""
+
+    watch: "Watch"
+
+    def submit(self, request: Request, now: float | None = None) -> None:
+        """See Service."""
+        self.watch.submitting(request)
+        try:
+            super().submit(request, now)
+            self.watch.taken(self, request)
+        except BaseException:
+            self.watch.not_taken(request)
+            raise
+
+    def submit_all(self, requests: Sequence[Request], now: float) -> list[tuple[Request, WeirError]]:
+        """See Service."""
+        for request in requests:
+            self.watch.submitting(request)
+        refused = super().submit_all(requests, now)
+        for request, _ in refused:
+            self.watch.not_taken(request)
+        return refused
+
+
+class Watch(Observer):
+    """Sees every accepted request end exactly once, and every batch begin in time."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.open: dict[int, Request] = {}
+        self.accepted = 0
+        self.ended: Counter[str] = Counter()
+        self._gone: dict[int, float] = {}  # when the callers left, by the number of the request
+
+    def gone(self, asks: Iterable[Ask]) -> None:
+        """The connection of these has gone before they had their ends."""
+        self._gone.update((ask.n, self._world.loop.now) for ask in asks)
+
+    def submitting(self, request: Request) -> None:
+        """A request comes to the queue."""
+        if id(request) in self.open:
+            self._world.broken("a request was submitted twice")
+        self.open[id(request)] = request
+        self.accepted += 1
+
+    def taken(self, service: Service, request: Request) -> None:
+        """The queue has taken it; bulk work has one of its own. Only a request that is larger than the queue may exceed it, alone."""
+        batcher, most = service.generation.driver.batcher, service.facts.batching.max_queue_size
+        for waiting in (batcher.waiting_rows - batcher.waiting_bulk, batcher.waiting_bulk):
+            if waiting > max(most, request.rows):
+                self._world.broken(f"{waiting} rows wait, and at most {most} may")
+
+    def not_taken(self, request: Request) -> None:
+        """The queue has refused it."""
+        if self.open.pop(id(request), None) is None:
+            self._world.broken("a request was refused after it had ended")
+        self.accepted -= 1
+
+    def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
+        for request in requests:
+            if self.open.pop(id(request), None) is None:
+                self._world.broken(f"a request ended twice, or was never accepted: {error!r}")
+            if now > request.deadline + BOUND:
+                self._world.broken(f"a request ended {now - request.deadline:.3f} s after its deadline ({error!r})")
+            if error is None and now > request.deadline + ROUNDING:
+                self._world.broken(f"a request was answered {now - request.deadline:.3g} s after its deadline")
+        if isinstance(error, DeadlineExceeded):
+            self._check_expired(model, requests)
+        self.ended["" if error is None else type(error).__name__] += len(requests)
+        if isinstance(error, Draining) and not error.message.startswith(ASKED):
+            self._world.check_cut_off(model.partition(":")[0].partition("/")[0])
+
+    def _check_expired(self, model: str, requests: Sequence[Request]) -> None:
+        """A greedy policy lets no request expire before a worker that has nothing to do, of any generation. How long streams take nobody knows."""
+        plan, name = self._world.plan, model.partition(":")[0]
+        if name not in MODELS or plan.services[name]["policy"] != "greedy":
+            return
+        idle = self._world.idle_since(name)
+        for request in requests:
+            if not request.taken and idle < request.arrival and request.timeout > plan.workers[name].longest:
+                self._world.broken(f"a request expired before an idle worker, after {request.timeout:g} s")
+
+    def dispatched(self, model: str, dispatch: Dispatch) -> None:
+        if len({request.key for request in dispatch.requests}) > 1:
+            self._world.broken("requests of different keys are in one batch")
+        for request in dispatch.requests:
+            if request.deadline < dispatch.at - ROUNDING:
+                self._world.broken(f"a request began {dispatch.at - request.deadline:.3g} s after its deadline")
+            since = self._gone.get(number_of(request.payload), math.inf) if self._gone else math.inf
+            if dispatch.at > since + BOUND and request.arrival < since + 1.0:  # a damaged request may have any number
+                self._world.broken(f"a request began {dispatch.at - since:.3g} s after its caller had left")
+
+    def refused(self, model: str, frontend: str, error: WeirError) -> None:
+        pass
+
+    def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:
+        if any(id(request) not in self.open for request in requests):
+            self._world.broken("a request got a part after its end")
+
+    def computed(self, model: str, dispatch: Dispatch, timing: Any, now: float) -> None:
+        pass
+
+    def failed(self, model: str, errors: Sequence[Any], now: float) -> None:
+        pass
+
+    def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
+        pass
+
+    def transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
+        pass
