@@ -271,7 +271,8 @@ def _durations(value: Any) -> Any:
 
 # msgspec takes ten microseconds for a float such as -1e308 or 4.9e-324, so a megabyte of them blocks the interpreter for more than a second.
 # Python's own conversion takes 0.25 microseconds for any float. So a body with such exponents is read with that.
-_SLOW_FLOAT = re.compile(rb"[eE][-+]?[0-9]{2}")
+# It has a pattern for each letter, because re finds a letter ten times faster than one of a set.
+_SLOW_FLOATS = [re.compile(letter + rb"[-+]?[0-9]{2}") for letter in (b"e", b"E")]
 # A body of at most this many bytes is too short to be expensive, so its cost is not checked.
 SMALL_BODY = 4096
 
@@ -290,7 +291,7 @@ _decode_slowly = msgspec.json.Decoder(float_hook=read_float).decode
 
 def has_slow_floats(body: bytes | bytearray | memoryview) -> bool:
     """Return whether `body` may contain floats that msgspec reads slowly."""
-    return len(body) > SMALL_BODY and _SLOW_FLOAT.search(body) is not None
+    return len(body) > SMALL_BODY and any(each.search(body) for each in _SLOW_FLOATS)
 
 
 def decode_json(body: bytes | bytearray | memoryview) -> Any:
