@@ -193,7 +193,9 @@ def _item_ask(
         wanted = "ModelCrashed"
     elif do in STATUS and draw.random() < 0.5:
         what = f"pre:{do}"
-    body = json.dumps({"n": n, "do": what, "size": size} | ({"fill": "y" * fill} if fill else {})).encode()
+    body = json.dumps({"n": n, "do": what, "size": size}).encode()
+    if fill:
+        body = b'%b, "fill": "%b"}' % (body[:-1], b"y" * fill)
     headers = _headers(draw, limit, timeout, mix)
     if do in ("malformed", "shape"):
         body, wanted = b'{"n": ' + body[:-1], "InvalidRequest"

@@ -24,6 +24,24 @@ class Stuck(RuntimeError):
     """Everything waits, and no timer is set: a wake-up was lost. Or nothing waits, and time stands: something wakes itself up for ever."""
 
 
+class _Handle(asyncio.TimerHandle):
+    """asyncio's, made and cancelled without a look at whether the loop is debugged."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, when: float, callback: Any, args: tuple[Any, ...], loop: "SimulatedLoop", context: Context | None
+    ) -> None:  # fmt: skip
+        self._when, self._callback, self._args, self._loop = when, callback, args, loop
+        self._context = copy_context() if context is None else context
+        self._cancelled = self._scheduled = False
+        self._repr = self._source_traceback = None
+
+    def cancel(self) -> None:
+        """Leave it where it is until its time has come."""
+        self._cancelled, self._callback, self._args = True, None, ()
+
+
 class SimulatedLoop(asyncio.BaseEventLoop):
     """With `coarse`, timers fire at whole milliseconds, and so up to half a millisecond too early, as those of uvloop do.
 
@@ -31,7 +49,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     debugging is left out, because that took a third of the time of a simulation.
     """
 
-    _ready: "deque[asyncio.Handle]"  # asyncio's own
+    _ready: "deque[Any]"  # asyncio's own, of its handles
 
     def __init__(self, *, coarse: bool = False) -> None:
         super().__init__()
@@ -61,7 +79,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Handle(self.now, callback, args, self, context)
         self._ready.append(handle)
         return handle
 
@@ -82,7 +100,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         """Call `callback` at this very instant, however coarse timers are: what comes from outside does not wait for them."""
         self._number += 1
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer = _Handle(when, callback, args, self, context)
         heappush(self._timers, (when, self._number, timer))
         return timer
 
@@ -108,9 +126,6 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def remove_writer(self, fd: Any) -> bool:
         self._sockets[fd].watch("w", None)
         return True
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Leave it where it is until its time has come."""
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> "asyncio.Future[T]":
         """Do the work in this thread: at once, unless `work_takes` says how long that takes. What nobody awaits any more is done, too."""
@@ -148,7 +163,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         for _ in range(len(ready)):
             handle = ready.popleft()
             if not handle._cancelled and not (self.has_processes and self._waits(handle)):
-                handle._run()
+                try:
+                    handle._context.run(handle._callback, *handle._args)
+                except BaseException as error:
+                    self.call_exception_handler({"message": f"in {handle}", "exception": error})
 
     def _waits(self, handle: Any) -> bool:
         """Return whether `handle` is of a process that does not run, which keeps it then."""
