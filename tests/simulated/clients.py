@@ -22,7 +22,7 @@ LEAVING = {
     "garbage": (0.5, 15.0, 100.0),
 }
 
-PAUSES = 0.1  # the share of its turns after which a client of a plan with quiet stretches pauses
+PAUSES = 0.2  # the share of its turns after which a client of a plan with quiet stretches pauses
 
 
 class Site(Protocol):

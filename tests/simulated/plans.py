@@ -87,13 +87,13 @@ def draw_plan(seed: int, *, turns: int | None = None) -> Plan:
     turns = turns or theme.turns
     quiet = draw.choice((*(0.0,) * 14, 300.0, 3000.0))
     if quiet:  # it is long, not busy
-        turns = max(turns, 200 // sum(theme.clients.values()))
+        turns = max(turns, 100 // sum(theme.clients.values()))
     length = turns * (pace + 0.05 + PAUSES * quiet)
     faults = drawn_faults(random.Random(f"{seed} faults"), theme.faults, list(MODELS), (0, 2, 6), length)
     plan = Plan(
         seed, theme, http, services, workers, list(range(theme.clients.get(PLAIN, 0))), faults, turns, pace, quiet,
         draw.choice((0.0, 0.05, 0.3, 0.5)), timeout, _drains_at(draw, faults, length) if draw.random() < 0.4 else None, draw.random() < 0.5,
-        draw.choice(INTERVALS),
+        max(draw.choice(INTERVALS), quiet / 100.0),
     )  # fmt: skip
     widen(plan, length)
     plan.kept_faults = list(range(len(plan.faults)))
@@ -110,9 +110,13 @@ def _draw_workers(draw: random.Random, workers: dict[str, WorkerPlan], services:
 def drawn_faults(
     draw: random.Random, kinds: Sequence[str], models: Sequence[str], incidents: Sequence[int], length: float
 ) -> list[Fault]:
-    """Return faults of `kinds`. They come as incidents, of one model and soon one after another: what has begun is to be met by the next."""
+    """Return faults of `kinds`. They come as incidents, of one model and soon one after another: what has begun is to be met by the next.
+
+    There is one more for each hour, so that something happens in it.
+    """
     faults = []
-    for _ in range(draw.choice(incidents)):
+    number = draw.choice(incidents)
+    for _ in range(number and number + int(length / 3600.0)):
         at, model = draw.uniform(0.0, length), draw.choice(models)
         for _ in range(draw.choice((1, 1, 2, 4))):
             faults.append(Fault(at, draw.choice(kinds), model))
