@@ -24,10 +24,12 @@ def main(arguments: list[str]) -> int:
     """Run the template until the server leaves; return the exit code."""
     _, _, parent, cpus, niceness, descriptor = arguments
     loaded, _ = prepare(int(parent), [int(cpu) for cpu in cpus.split(",") if cpu], int(niceness))
+    from weir.frontends.grpc import SILENT, VERBOSITY
     from weir.frontends.http.server import tls_context  # only now: these load libraries
     from weir.fronts import front
     from weir.workers.process.program import READY, obey
 
+    os.environ.setdefault(VERBOSITY, SILENT)  # before the configuration is read, which may import gRPC
     server = ServerSocket(fileno=int(descriptor))
     os.set_inheritable(server.fileno(), False)
     start = ChildChannel(server, FrameParser(), None).receive()

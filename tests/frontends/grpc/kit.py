@@ -158,3 +158,13 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
     except grpc.aio.AioRpcError as error:
         return error.code(), error.details() or ""
     raise AssertionError("it was not refused")
+
+
+# HTTP/2, RFC 9113: how a connection begins, with settings that are all as they are by default; kinds of frames, and a flag.
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+PING, GOAWAY, ACK = 6, 7, 1
+
+
+def http2_frame(kind: int, payload: bytes) -> bytes:
+    """Return a frame of the whole connection."""
+    return len(payload).to_bytes(3, "big") + bytes([kind, 0, 0, 0, 0, 0]) + payload

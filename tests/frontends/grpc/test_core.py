@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from msgspec.json import encode
-from tests.frontends.grpc.kit import FRONTS, INFER, Double, Rig, item, make_request, refused, run, serving
+from tests.frontends.grpc.kit import FRONTS, INFER, PREFACE, Double, Rig, item, make_request, refused, run, serving
 from tests.frontends.http.sockets import until
 
 from weir import Model, Service
@@ -211,9 +211,6 @@ def calling(rig: Rig) -> int:
     """Return how many connections have calls under way."""
     core: Any = rig.server._core
     return int(core._intake.connections)
-
-
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and settings: none
 
 
 def test_connections_without_calls_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,9 +18,23 @@ from typing import Any
 import grpc
 import numpy
 import pytest
-from tests.frontends.grpc.kit import INFER, Double, Rig, make_request, refused, run, serving
+from tests.frontends.grpc.kit import (
+    ACK,
+    GOAWAY,
+    INFER,
+    PING,
+    PREFACE,
+    Double,
+    Rig,
+    http2_frame,
+    make_request,
+    refused,
+    run,
+    serving,
+)
 from tests.frontends.http.sockets import until
 from tests.served import MODELS, Served
+from tests.text_models import tiny
 
 from weir.catalog.registry import Registry
 from weir.errors import Cancelled, SettingsError
@@ -63,6 +78,24 @@ def test_without_its_library_the_setting_is_refused(missing: str) -> None:
 def test_a_server_without_grpc_loads_none_of_it() -> None:
     code = "import sys, weir.app; sys.exit(any(name in sys.modules for name in ('grpc', 'google.protobuf')))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=200).returncode == 0
+
+
+@pytest.mark.parametrize("fronts", [1, 2])
+@pytest.mark.parametrize("command", ["serve", "embed serve"])
+def test_what_a_stranger_sends_is_not_logged(command: str, fronts: int, tmp_path: Path) -> None:
+    """gRPC's core would write the text of a GOAWAY frame to stderr as it is."""
+    forged = b"no error\r\x1b[2J\n2026-01-01 00:00:00 ERROR forged"
+    model = f"{MODELS}:Square" if command == "serve" else tiny.model(tmp_path)
+    with Served(model, "--grpc-port", "0", "--fronts", fronts, command=command) as served:
+        host, _, port = served.until_grpc().grpc.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=200) as stranger:
+            stranger.sendall(PREFACE + http2_frame(GOAWAY, bytes(7) + b"\2" + forged) + http2_frame(PING, bytes(8)))
+            received = b""
+            while bytes([0, 8, PING, ACK]) not in received and (more := stranger.recv(1 << 16)):
+                received += more
+        served.process.send_signal(signal.SIGTERM)
+        served.until_logged("stopped")  # the last line
+        assert "forged" not in served.log
 
 
 def test_a_port_that_is_taken() -> None:

@@ -14,6 +14,8 @@ Sources: grpc_predict_v2.proto of the Open Inference Protocol (https://github.co
 """
 
 import logging
+import os
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +25,14 @@ from weir.frontends.frontend import Frontend
 from weir.protocols import PORT, HttpSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from weir.frontends.grpc.services import AddedCalls
     from weir.protocols.kserve import KserveContext
 
 
 _LIBRARIES = ("grpc", "google")
+VERBOSITY, SILENT = "GRPC_VERBOSITY", "NONE"  # the core reads this variable when it is imported
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,9 @@ def make_frontend(
     if settings.grpc_port is None:
         return None
     try:
-        from weir.frontends.grpc.call import lacking  # grpcio and protobuf are optional
-        from weir.frontends.grpc.server import GrpcServer
+        with _silent_core():
+            from weir.frontends.grpc.call import lacking  # grpcio and protobuf are optional
+            from weir.frontends.grpc.server import GrpcServer
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _LIBRARIES:
             raise
@@ -93,3 +97,17 @@ def make_frontend(
     from weir.frontends.grpc.core import Core
 
     return make(context, settings, http, Core, added)
+
+
+@contextmanager
+def _silent_core() -> "Iterator[None]":
+    """Have gRPC's core, which the block imports, log nothing unless GRPC_VERBOSITY is set: it writes what strangers send, line breaks
+    and control characters included, to stderr."""
+    if VERBOSITY in os.environ:
+        yield
+        return
+    os.environ[VERBOSITY] = SILENT
+    try:
+        yield
+    finally:
+        del os.environ[VERBOSITY]
