@@ -15,6 +15,7 @@ from weir import (
     InvalidRequest,
     Model,
     ModelError,
+    ModelNotFound,
     ModelNotReady,
     Overloaded,
     Registry,
@@ -250,6 +251,22 @@ def test_a_chain_is_as_ready_as_its_steps() -> None:
         models.remove("double")
         assert chain.not_ready_reason == "step 'double' is not ready: not loaded"
         with pytest.raises(ModelNotReady, match="step 'double'"):
+            await chain.infer(1)
+        await models.stop()
+
+    run(main())
+
+
+def test_an_error_that_a_step_raises_keeps_its_type() -> None:
+    class Lost(Model):
+        def predict(self, batch: Any) -> Any:
+            return [ModelNotFound("no weights for this language") for _ in batch]
+
+    async def main() -> None:
+        chain = Chain(["lost"], name="chain")
+        models = Registry([inline(Lost), chain])
+        await models.start()
+        with pytest.raises(ModelNotFound, match="step 'lost': no weights"):
             await chain.infer(1)
         await models.stop()
 

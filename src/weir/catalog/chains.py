@@ -264,16 +264,16 @@ class ItemWalk:
         return value
 
     async def _step(self, step: Step, value: Any) -> Any:
-        name = name_of(step)
         try:
             service = service_of(step, self._find)
+        except ModelNotFound as error:
+            raise ModelNotReady(f"step {name_of(step)!r}: {error.message}") from error
+        try:
             if not self._tensors:
                 return await self._call(service, value)
             answer = await self._call(service, _given(step, service, value))
-        except ModelNotFound as error:
-            raise ModelNotReady(f"step {name!r}: {error.message}") from error
         except WeirError as error:
-            raise _at(name, error) from error
+            raise _at(name_of(step), error) from error
         return {**value, **{step.outputs.get(output, output): array for output, array in answer.items()}}
 
     def _call(self, service: Service, payload: Any) -> Call:
