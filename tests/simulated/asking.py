@@ -73,7 +73,7 @@ class Ask:
 def number_of(payload: Any) -> int:
     """Return the number of the request with this payload: of its first item, or row."""
     if isinstance(payload, dict):
-        return int(payload["x"][0, 0])
+        return int(payload["x"][0, 0] if "x" in payload else payload["n"])
     if isinstance(payload, Tokens):
         return int.from_bytes(payload.ids[:4], "little")
     first = payload[0] if isinstance(payload, list) else getattr(payload, "view", payload)

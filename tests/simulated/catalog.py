@@ -1,12 +1,14 @@
-"""Models that a simulated server loads, replaces and unloads while it runs, on demand too: the real Manager and Residency; the disk and the memory are not.
+"""Models that a simulated server loads, replaces and unloads while it runs, on demand too, and chains of them: the real Manager and Residency; the disk
+and the memory are not.
 
 A model answers with its name and the state of the disk that it was loaded from, so that a request of a loaded model can be judged by what has happened.
 """
 
 import asyncio
 import random
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -14,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from tests.simulated.models import Items
 from tests.simulated.workers import SimulatedExecutor
 
+from weir.catalog.chains import Chain
 from weir.catalog.loading import make_service
 from weir.catalog.manager import Manager, ModelState
 from weir.catalog.registry import Registry
 from weir.catalog.residency import Residency
-from weir.catalog.sources import ModelReading, ModelToServe, Parameters
+from weir.catalog.sources import ModelReading, ModelToServe, Parameter, Parameters
 from weir.errors import ModelError, ModelNotReady, SettingsError, WeirError, unknown_model
 from weir.messages import Observer
 from weir.policy.residency import Key, Presence, Resident, Residents, Room
@@ -50,7 +53,8 @@ class ModelPlan:
 
 @dataclass(frozen=True)
 class CatalogPlan:
-    """The repository of a server. `reading` is how long its disk takes, and `unreadable` the share of readings that fail."""
+    """The repository of a server. `reading` is how long its disk takes, and `unreadable` the share of readings that fail. `chains` are models, too: each has
+    the names of its steps. `resized`: callers add workers and remove them."""
 
     models: dict[str, ModelPlan]
     first: tuple[str, ...]
@@ -59,6 +63,21 @@ class CatalogPlan:
     at_once: int
     reading: float
     unreadable: float
+    chains: Mapping[str, tuple[str, ...]]
+    resized: bool
+
+    @property
+    def names(self) -> list[str]:
+        """What callers can ask for."""
+        return [*self.models, *self.chains]
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        """Return which models compute a request for `name`, one after the other."""
+        return self.chains.get(name, (name,))
+
+    def chains_of(self, name: str) -> list[str]:
+        """Return the chains that have this step."""
+        return [chain for chain, steps in self.chains.items() if name in steps]
 
     @property
     def easy(self) -> bool:
@@ -84,14 +103,17 @@ def draw_catalog(plan: "Plan") -> CatalogPlan:
     sizes = [each.size for each in models.values()]
     memory = draw.choice((inf, max(sizes), 1.5 * max(sizes), sum(sizes) / 2, 0.7 * sum(sizes), 0.9 * max(sizes)))
     first = [name for name, each in models.items() if not (each.fails or each.hangs) and draw.random() < 0.3]
+    more, chains = random.Random(f"{plan.seed} chains"), {}
+    if not on_demand and more.random() < 0.6:
+        chains["c0"] = tuple(more.choices(list(models), k=more.choice((1, 2, 3))))
     return CatalogPlan(
         models, () if on_demand else tuple(first), on_demand, memory, draw.choice((1, 2)),
-        draw.choice((0.0, 0.01) if calm else (0.0, 0.01, 0.5)), 0.0 if calm else draw.choice((0.0, 0.0, 0.3)),
+        draw.choice((0.0, 0.01) if calm else (0.0, 0.01, 0.5)), 0.0 if calm else draw.choice((0.0, 0.0, 0.3)), chains, not on_demand and more.random() < 0.4,
     )  # fmt: skip
 
 
 class Tagged(Items):
-    """Answers whose model it is, and of which state of the disk."""
+    """Answers whose model it is, and of which state of the disk, after those that computed the item before. What it answers is an item for the next one."""
 
     def __init__(self, name: str, tag: int) -> None:
         self._from = f"{name}:{tag}"
@@ -99,7 +121,9 @@ class Tagged(Items):
     def answer(self, item: Any) -> Any:
         """See Items."""
         answer = super().answer(item)
-        return answer | {"from": self._from} if type(answer) is dict else answer
+        if type(answer) is not dict:
+            return answer
+        return answer | {"from": [*item.get("from", ()), self._from], "do": item.get("then", "ok")}
 
 
 class CatalogExecutor(SimulatedExecutor):
@@ -177,7 +201,7 @@ class SimulatedRepository:
 
     def names(self) -> list[str]:
         """See Repository."""
-        return [*self._main, *self._plan.models]
+        return [*self._main, *self._plan.names]
 
     def has(self, name: str) -> bool:
         """See Repository."""
@@ -194,6 +218,8 @@ class SimulatedRepository:
         if self._draw.random() < self._plan.unreadable:
             self.unreadable.add(name)
             raise SettingsError(f"{name}: the disk has no such sector")
+        if name in self._plan.chains:
+            return ModelReading([ModelToServe("simulated", name, {}, [], {})])
         model = self._plan.models[name]
         settings: dict[str, Any] = {"needs_memory": model.size} if model.declared else {}
         return ModelReading([ModelToServe("simulated", name, {"name": name, "tag": self.tags[name]}, [], settings)])
@@ -263,6 +289,14 @@ class SimulatedManager(Manager):
         self.catalog.world.ends(each.generation for each in ending)
         return await super()._stopped(ending)
 
+    async def _load_worker(self, name: str, parameters: dict[str, Parameter], share: bool) -> str:
+        with self.catalog.resizes(name, "add", int(not share)):
+            return await super()._load_worker(name, parameters, share)
+
+    async def _unload_worker(self, endpoint: str) -> None:
+        with self.catalog.resizes(endpoint, "remove", -1):
+            await super()._unload_worker(endpoint)
+
     async def _read_first(self, name: str) -> None:
         with _Change(self.catalog, name, "read"):
             await super()._read_first(name)
@@ -316,10 +350,11 @@ class Catalog:
         self._numbers = 0
         self.changing = 0  # changes that are being made
         self._ending: dict[str, list[float]] = {
-            name: [] for name in plan.models
+            name: [] for name in plan.names
         }  # when changes began that may end a model
-        self._evicted: dict[str, list[float]] = {name: [] for name in plan.models}  # when it had to leave
-        self.phases: dict[str, list[Phase]] = {name: [Phase(0.0, OUT, -1)] for name in plan.models}
+        self._added: Counter[str] = Counter()  # workers, by callers
+        self._evicted: dict[str, list[float]] = {name: [] for name in plan.names}  # when it had to leave
+        self.phases: dict[str, list[Phase]] = {name: [Phase(0.0, OUT, -1)] for name in plan.names}
         limits = Room(plan.memory, inf)
         self.residency = (
             SimulatedResidency(self, limits, frozenset(world.plan.services), plan.at_once) if plan.on_demand else None
@@ -336,7 +371,7 @@ class Catalog:
     async def start(self) -> None:
         """Start the server's models, and load the first of the repository."""
         await self.manager.start()
-        for name in self.plan.first:
+        for name in (*self.plan.first, *self.plan.chains):
             with suppress(WeirError):  # the disk may fail
                 await self.manager.load_model(name)
 
@@ -346,16 +381,24 @@ class Catalog:
         if model.name in world.plan.services:
             return world.make_service(model.name, on_demand=self.residency)
 
+        observers: list[Observer] = [world.watch, world.metrics]
+        if model.name in self.plan.chains:
+            kind = world.kind_of(Chain, steps=self.plan.chains[model.name])
+            items = world.plan.services["items"]
+            settings: dict[str, Any] = {each: items[each] for each in ("timeout", "drain_timeout")}
+            settings["clock"] = world.loop.time
+            return make_service(model._replace(settings=settings), observers, parameters, kind=kind)
+
         def executor(_: Any, params: dict[str, Any], __: Any, *, name: str, max_batch_size: int) -> CatalogExecutor:
             return CatalogExecutor(model.name, params, max_batch_size, self)
 
         settings = world.plan.services["items"] | model.settings | {"executor": executor, "clock": world.loop.time}
-        observers: list[Observer] = [world.watch, world.metrics]
+        settings["workers"] = world.plan.workers["items"].workers
         return make_service(
             model._replace(settings=settings),
             observers,
             parameters,
-            kind=world.kind_of(Tagged),
+            kind=world.kind_of(model=Tagged),
             on_demand=self.residency,
         )
 
@@ -445,7 +488,9 @@ class Catalog:
     def endings(self, name: str, limit: float) -> list[float]:
         """Return when that began which may end a model now, after `limit` seconds: changes, also those that were cancelled, and evictions."""
         least = self.world.loop.now - limit - _SETTLES
-        return [*self._ending[name], *(at for at in self._evicted[name] if at > least)]
+        names = {name, *self.plan.parts(name)}
+        began = [at for each in names for at in self._ending[each]]
+        return [*began, *(at for each in names for at in self._evicted[each] if at > least)]
 
     def change_ends(self, name: str, kind: str, began: float, error: BaseException | None) -> None:
         """It is done, or has failed."""
@@ -463,13 +508,51 @@ class Catalog:
         living = [each for each in self.living if each.name == name]
         if kind == "unload" and error is None and (registered or living):
             self.world.broken(f"{name} was unloaded, and is there: registered {registered}, running {len(living)}")
+        if (
+            kind == "unload"
+            and error is None
+            and (left := [each for each in self.plan.chains_of(name) if each in self.registry.services])
+        ):
+            self.world.broken(f"{name} was unloaded, and {left} have it as a step")
+        if kind == "unload" and error is None:
+            del self._added[name]
+        if kind == "load" and error is None and name in self.plan.models:
+            self._check_workers(name)
         if kind == "load" and error is None and not registered:
             self.world.broken(f"{name} was loaded, and is not there")
         if kind == "load" and len(living) > registered and not isinstance(error, asyncio.CancelledError):
             self.world.broken(f"a load of {name} ended with {error!r}, and {len(living)} of it run")
 
+    def _check_workers(self, name: str) -> None:
+        """A model has the workers that it started with, and those that callers have added, whatever has replaced it."""
+        found = self.registry.services[name].worker_count
+        if found != (right := self.world.plan.workers["items"].workers + self._added[name]):
+            self.world.broken(f"{name} has {found} workers, must have {right}")
+
+    @contextmanager
+    def resizes(self, name: str, kind: str, by: int) -> Iterator[None]:
+        """A caller adds so many workers to a model, or removes one: that changes nothing for requests, but that the first loads it and the last unloads it."""
+        service = self.registry.services.get(name)
+        before = 0 if service is None else service.worker_count
+        error = ""
+        try:
+            with nullcontext() if before else _Change(self, name, "load"):
+                yield
+        except BaseException as raised:
+            error = type(raised).__name__
+            raise
+        else:
+            if before > 1 or (before and by >= 0):
+                self._added[name] = max(0, self._added[name] + by)
+                if service is not None and service.worker_count != before + by:
+                    self.world.broken(
+                        f"{name} had {before} workers, should have {by:+} more, and has {service.worker_count}"
+                    )
+        finally:
+            self.outcomes.append(Outcome(self.world.loop.now, name, kind, error))
+
     def _note(self, name: str, state: str) -> None:
-        tag = self.registry.services[name].params["tag"] if name in self.registry.services else -1
+        tag = self.registry.services[name].params.get("tag", -1) if name in self.registry.services else -1
         self.phases[name].append(Phase(self.world.loop.now, state, tag))
 
     def during(self, name: str, since: float) -> list[Phase]:
@@ -492,7 +575,7 @@ class Catalog:
         missing = [name for name in self.repository.names() if name not in told]
         if missing and not ready_only:
             self.world.broken(f"the index does not have {missing}")
-        for name in self.plan.models:
+        for name in self.plan.names:
             serves = name in self.registry.services and self._serves(name)
             ready = name in told and told[name].state == "READY"
             leaves = serves and not self._is_loaded(self.registry.services[name])  # it is just about to
@@ -502,8 +585,13 @@ class Catalog:
                 )
 
     def _serves(self, name: str) -> bool:
-        """Return whether the workers of a model take requests, or would."""
+        """Return whether the workers of a model take requests, or would: those of all its steps, if it is a chain."""
         generation = self.registry.services[name].generation
+        if name in self.plan.chains:
+            steps = self.plan.chains[name]
+            return not generation.driver.draining and all(
+                step in self.registry.services and self._serves(step) for step in steps
+            )
         executor: Any = generation.driver.executor
         return executor in self.living and not executor.unavailable and not generation.driver.draining
 

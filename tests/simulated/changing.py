@@ -23,8 +23,9 @@ from weir.wire.kserve_grpc import methods
 LATE = 0.03  # seconds after the deadline in which a request has its end
 _SILENCE = 1.0  # seconds beyond the deadline after which a request hangs
 _FOLLOWS = 1.0  # seconds in which a front knows what has changed
-_LOAD, _UNLOAD, _INDEX, _READY, _ASK = "load", "unload", "index", "ready", "ask"
+_LOAD, _UNLOAD, _INDEX, _READY, _ASK, _ADD, _REMOVE = "load", "unload", "index", "ready", "ask", "add", "remove"
 _TURNS = (*(_ASK,) * 12, *(_LOAD,) * 3, *(_UNLOAD,) * 2, _INDEX, _READY)
+_OF_WORKERS = (*(_ADD,) * 3, *(_REMOVE,) * 3)
 _STAYS = (0.0, 0.001, 0.05, 1.0)  # seconds after which the caller of a change leaves
 _MODELS = "/v2/repository/models"
 _METHODS = {method.path.rpartition("/")[2]: method for method in methods(INFERENCE)}
@@ -45,10 +46,11 @@ class ChangeClient(ChannelClient):
     def __init__(self, site: Place, index: int) -> None:
         super().__init__(site, index)
         draw = self.draw
-        self._names = [name for name in self._catalog.plan.models if draw.random() < 0.7] or list(
-            self._catalog.plan.models
-        )
+        plan = self._catalog.plan
+        self._names = [name for name in plan.names if draw.random() < 0.7] or plan.names
         self._kinds = some(draw, _TURNS) if draw.random() < 0.5 else _TURNS
+        if plan.resized:
+            self._kinds += _OF_WORKERS
         self._line: Line | None = None
         self._round = 0
 
@@ -96,6 +98,11 @@ class ChangeClient(ChannelClient):
             return ModelAsk(n, http("/v2/repository/index", body), True, 0, math.inf, "", kind=kind)
         if kind == _READY:
             return ModelAsk(n, f"GET /v2/models/{name}/ready HTTP/1.1\r\nHost: simulated\r\n\r\n".encode(), True, 0, math.inf, "", kind=kind, name=name)  # fmt: skip
+        if kind in (_ADD, _REMOVE):
+            name = draw.choice(list(self._catalog.plan.models))
+            body = draw.choice((b"{}", b'{"share": false}', b'{"share": false}')) if kind == _ADD else b"{}"
+            path = f"/v2/workers/{name}/{'load' if kind == _ADD else 'unload'}"
+            return ModelAsk(n, http(path, body), True, 0, math.inf, "", kind=kind, name=name)
         if kind in (_LOAD, _UNLOAD):
             wanted = ""
             if draw.random() < 0.05:
@@ -103,6 +110,8 @@ class ChangeClient(ChannelClient):
             body = b"{}"
             if kind == _LOAD and not wanted and draw.random() < 0.1:
                 body, wanted = b'{"nonsense": 1}', "InvalidRequest"
+            if kind == _UNLOAD and self._catalog.plan.chains_of(name) and draw.random() < 0.3:
+                body = b'{"parameters": {"unload_dependents": true}}'
             return ModelAsk(n, http(f"{_MODELS}/{name}/{kind}", body), True, 0, math.inf, wanted, kind=kind, name=name)
         return self._request(draw, n, name)
 
@@ -117,7 +126,11 @@ class ChangeClient(ChannelClient):
         if draw.random() < 0.1:
             limit = draw.choice((0.02, 0.5, 50.0))
             headers = (f"X-Request-Timeout: {limit}",)
-        body = json.dumps({"n": n, "do": do, "size": 0}).encode()
+        item = {"n": n, "do": do, "size": 0}
+        if name in self._catalog.plan.chains and draw.random() < 0.5:
+            item |= {"do": "ok", "then": do}
+            wanted = wanted if len(self._catalog.plan.chains[name]) > 1 else ""
+        body = json.dumps(item).encode()
         return ModelAsk(n, http(f"/infer/{name}", body, headers), False, 1, limit, wanted, do=do, name=name)
 
     # What comes back.
@@ -182,7 +195,9 @@ class ChangeClient(ChannelClient):
     def _fault_of(self, ask: ModelAsk, status: int, headers: dict[str, str], body: bytes) -> str:
         if ask.kind == _INDEX and status == 200:
             return ""  # it is looked at where it is made
-        document = json.loads(body)
+        if ask.kind == _ADD and status == 200 and body.decode() != ask.name:
+            return f"it got the endpoint {body!r}"
+        document: Any = {} if ask.kind == _ADD and status == 200 else json.loads(body)
         kind = ""
         if status != 200:
             error = document.get("error")
@@ -204,7 +219,8 @@ class ChangeClient(ChannelClient):
         allowed = {"Overloaded", "DeadlineExceeded", ask.wanted}
         if site.draining:
             allowed |= {"Draining", "ModelNotReady"}
-        if ask.name in catalog.died:
+        parts = catalog.plan.parts(ask.name)
+        if not catalog.died.isdisjoint(parts):
             allowed |= {"ModelCrashed", "ModelNotReady"}
         if "max_waiting_bytes" in site.plan.http:
             allowed.add("TooLarge")
@@ -215,8 +231,11 @@ class ChangeClient(ChannelClient):
                 allowed.discard("")
         elif phases == {OUT}:
             allowed = {"ModelNotFound", "Overloaded", *(("Draining", "ModelNotReady") if site.draining else ())}
+        since = ask.sent - (_FOLLOWS if site.plan.fronts else 0.0)
         if CHANGING in phases:
             allowed |= {"ModelNotReady", "Draining"}
+        elif any(phase.state == CHANGING for each in parts for phase in catalog.during(each, since)):
+            allowed.add("Draining")  # by a step that was replaced and had no time for it
         if not catalog.plan.on_demand and phases != {IN}:
             allowed.add("ModelNotFound")
         return allowed
@@ -241,9 +260,11 @@ class ChangeClient(ChannelClient):
             return ""
         if {name: document.get(name) for name in ("n", "v")} != {"n": ask.n, "v": answer_to(ask.n)}:
             return f"the answer is not its own: {document}"
-        name, _, tag = document["from"].partition(":")
-        least, most = phases[0].tag, catalog.repository.tags[ask.name]
-        if name != ask.name or not least <= int(tag) <= most:
+        parts = catalog.plan.parts(ask.name)
+        least = [catalog.during(name, phases[0].since)[0].tag for name in parts]
+        most = [catalog.repository.tags[name] for name in parts]
+        tags = [int(each.removeprefix(f"{name}:")) for each, name in zip(document["from"], parts, strict=True)]
+        if not all(first <= tag <= last for first, tag, last in zip(least, tags, most, strict=True)):
             return f"the answer is from {document['from']}, must be from {least} to {most}"
         return ""
 
@@ -251,7 +272,8 @@ class ChangeClient(ChannelClient):
         catalog = self._catalog
         states = {phase.state for phase in catalog.during(ask.name, ask.sent)}
         right = {"Overloaded"}
-        if self.site.draining or ask.name in catalog.died or CHANGING in states or catalog.plan.on_demand:
+        died = not catalog.died.isdisjoint(catalog.plan.parts(ask.name))
+        if self.site.draining or died or CHANGING in states or catalog.plan.on_demand:
             right |= {"", "ModelNotReady", "ModelNotFound"}
         if IN in states:
             right.add("")
@@ -271,11 +293,13 @@ class ChangeClient(ChannelClient):
         errors = {{"SettingsError": "InvalidRequest"}.get(each.error, each.error) for each in made}
         if kind not in errors and kind != ask.wanted:
             return f"it got {kind or 'done'}, and what was done is {made}"
+        parts = {ask.name, *catalog.plan.parts(ask.name)}
         reasons = {
             "": not ask.wanted,
-            "ModelError": ask.name in catalog.failed_starts,
-            "InvalidRequest": ask.name in catalog.repository.unreadable or ask.wanted == kind,
-            "ModelNotFound": ask.wanted == kind,
+            "ModelError": not catalog.failed_starts.isdisjoint(parts),
+            "InvalidRequest": not catalog.repository.unreadable.isdisjoint(parts) or ask.wanted == kind,
+            "ModelNotFound": ask.wanted == kind or ask.kind == _REMOVE,
+            "Conflict": bool(catalog.plan.chains_of(ask.name)),
             "ModelNotReady": catalog.plan.on_demand,
         }
         return "" if reasons.get(kind) else f"it got {kind or 'done'} without a reason"

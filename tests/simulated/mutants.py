@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.simulated.mutants_of_fronts import OF_FRONTS
+from tests.simulated.mutants_of_fronts import OF_CHAINS, OF_FRONTS
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
@@ -178,7 +178,7 @@ MUTANTS = {
     "memory-taken-before-it-is-free": Mutant("weir.policy.residency", "        if self.used.plus(needed).fits(self.limits):\n            return NextStep(name, [])", "        if self._staying.plus(needed).fits(self.limits):\n            return NextStep(name, [])"),
 }  # fmt: skip
 
-MUTANTS |= {name: Mutant(*each) for name, each in OF_FRONTS.items()}
+MUTANTS |= {name: Mutant(*each) for name, each in (OF_FRONTS | OF_CHAINS).items()}
 
 # Which kinds of faults Weir has had, and the mutants of each.
 KINDS = {
@@ -208,6 +208,7 @@ KINDS = {
         "unload-does-not-wait", "unloaded-still-there", "replaced-never-stopped", "drain-cuts-off-a-change", "index-lies", "busy-model-evicted",
         "failed-load-keeps-its-memory", "load-begins-twice", "memory-taken-before-it-is-free",
     ),
+    "a chain of models, or workers that callers add": tuple(OF_CHAINS),
     "readiness or metrics that do not follow": ("never-ready-again", "ready-without-workers", "counted-twice"),
 }  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""Faults to plant in what several fronts do with calls of gRPC, with texts and with shared memory: see mutants.py. Each is a module, a text in it, and what replaces it."""
+"""Faults to plant in what several fronts do with calls of gRPC, with texts and with shared memory, and in chains and workers that callers add: see
+mutants.py. Each is a module, a text in it, and what replaces it."""
 
 OF_FRONTS = {
     "call-not-withdrawn-onward": (
@@ -25,4 +26,15 @@ OF_FRONTS = {
     "counts-of-a-front-lost": ("weir.text_server.fronts", "        self._scheduled = False\n        counted", "        self._scheduled = False\n        self._reset()\n        counted"),
     "place-of-a-request-never-free": ("weir.fronts.places", "        if not self._owners:\n            self._place.release()\n", "        pass\n"),
     "place-freed-while-it-is-read": ("weir.fronts.places", "        place.retain()\n        self._place = place\n", "        self._place = place\n"),
+}  # fmt: skip
+
+OF_CHAINS = {
+    "error-of-a-step-under-another-name": (
+        "weir.catalog.chains", "        except WeirError as error:\n            raise _at(name_of(step), error) from error\n        return {",
+        "        except ModelNotFound as error:\n            raise ModelNotReady(error.message) from error\n        except WeirError as error:\n            raise _at(name_of(step), error) from error\n        return {",
+    ),
+    "step-unloaded-under-its-chain": ("weir.catalog.manager", "        if chains := self._dependents(name, ending):\n", "        if chains := []:\n"),
+    "steps-drained-before-their-chain": ("weir.catalog.chains", "    return groups\n", "    return groups[::-1]\n"),
+    "added-workers-forgotten-by-a-load": ("weir.catalog.manager", "range(0 if has_them else self._endpoints.added(name))", "range(0)"),
+    "model-unloaded-with-a-worker": ("weir.catalog.manager", "        if service.worker_count > 1:\n", "        if False:\n"),
 }  # fmt: skip

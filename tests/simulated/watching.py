@@ -44,6 +44,13 @@ class CountedService(Service):
             self.watch.not_taken(request)
         return refused
 
+    def enter(self, call: Any, backpressure: bool | None) -> None:
+        """See Service: steps of chains are called so."""
+        self.watch.submitting(call)
+        super().enter(call, backpressure)
+        if call.done() and id(call) in self.watch.open:
+            self.watch.not_taken(call)
+
 
 class Watch(Observer):
     """Sees every accepted request end exactly once, and every batch begin in time."""

@@ -50,6 +50,7 @@ from weir.protocols.access import Control, ControlSettings
 from weir.protocols.account import Account
 from weir.protocols.kserve import KserveContext
 from weir.serving.generation import Generation, OnDemand
+from weir.serving.service import Service
 from weir.telemetry.recorder import Metrics
 
 LONGEST = 60.0  # seconds of CPU time that a plan may take: no more than 15 are needed, by quiet hours of several fronts
@@ -332,9 +333,9 @@ class World:
         service.watch = self.watch
         return service
 
-    def kind_of(self, model: type[Model]) -> type[CountedService]:
-        """Return the class of services of `model` whose requests are noted."""
-        return type("Counted", (CountedService,), {"model": model, "watch": self.watch})
+    def kind_of(self, *kinds: type[Service], **attributes: Any) -> type[CountedService]:
+        """Return a class of services, of these kinds and with these attributes, whose requests are noted."""
+        return type("Counted", (CountedService, *kinds), attributes | {"watch": self.watch})
 
     # What happens to the server.
 
