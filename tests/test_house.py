@@ -86,7 +86,7 @@ LIMITS = {
     "client": (8, 2_011),
     "commands": (11, 1_882),
     "embedding": (1, 12),
-    "frontends": (24, 6_741),
+    "frontends": (24, 6_742),
     "fronts": (10, 2_819),
     "jobs": (5, 1_429),
     "manifests": (3, 900),

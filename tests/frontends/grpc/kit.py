@@ -160,11 +160,12 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
     raise AssertionError("it was not refused")
 
 
-# HTTP/2, RFC 9113: how a connection begins, with settings that are all as they are by default; kinds of frames, and a flag.
+# HTTP/2, RFC 9113: how a connection begins, with settings that are all as they are by default; kinds of frames, and flags.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-PING, GOAWAY, ACK = 6, 7, 1
+HEADERS, PING, GOAWAY = 1, 6, 7
+ACK, ENDS = 1, 1 | 4  # the latter: the head and the stream
 
 
-def http2_frame(kind: int, payload: bytes) -> bytes:
-    """Return a frame of the whole connection."""
-    return len(payload).to_bytes(3, "big") + bytes([kind, 0, 0, 0, 0, 0]) + payload
+def http2_frame(kind: int, payload: bytes, *, stream: int = 0, flags: int = 0) -> bytes:
+    """Return a frame of a stream; 0 is the whole connection."""
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload

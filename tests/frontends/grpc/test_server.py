@@ -20,7 +20,9 @@ import numpy
 import pytest
 from tests.frontends.grpc.kit import (
     ACK,
+    ENDS,
     GOAWAY,
+    HEADERS,
     INFER,
     PING,
     PREFACE,
@@ -83,15 +85,27 @@ def test_a_server_without_grpc_loads_none_of_it() -> None:
 @pytest.mark.parametrize("fronts", [1, 2])
 @pytest.mark.parametrize("command", ["serve", "embed serve"])
 def test_what_a_stranger_sends_is_not_logged(command: str, fronts: int, tmp_path: Path) -> None:
-    """gRPC's core would write the text of a GOAWAY frame to stderr as it is."""
+    """gRPC's core would write the text of a GOAWAY frame to stderr as it is, and log a traceback for metadata that are no UTF-8."""
     forged = b"no error\r\x1b[2J\n2026-01-01 00:00:00 ERROR forged"
+    fields = {
+        b":method": b"POST", b":scheme": b"http", b":authority": b"here", b":path": b"/unknown", b"te": b"trailers",
+        b"content-type": b"application/grpc", b"text": b"forged\x88",
+    }  # fmt: skip
+    head = b"".join(b"\0%c%b%c%b" % (len(name), name, len(value), value) for name, value in fields.items())
+    frames = [
+        http2_frame(HEADERS, head, stream=1, flags=ENDS),
+        http2_frame(GOAWAY, bytes(7) + b"\2" + forged),
+        http2_frame(PING, bytes(8)),
+    ]
     model = f"{MODELS}:Square" if command == "serve" else tiny.model(tmp_path)
     with Served(model, "--grpc-port", "0", "--fronts", fronts, command=command) as served:
         host, _, port = served.until_grpc().grpc.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=200) as stranger:
-            stranger.sendall(PREFACE + http2_frame(GOAWAY, bytes(7) + b"\2" + forged) + http2_frame(PING, bytes(8)))
+            stranger.sendall(PREFACE + b"".join(frames))
             received = b""
-            while bytes([0, 8, PING, ACK]) not in received and (more := stranger.recv(1 << 16)):
+            while b"grpc-status" not in received or http2_frame(PING, bytes(8), flags=ACK) not in received:
+                more = stranger.recv(1 << 16)
+                assert more
                 received += more
         served.process.send_signal(signal.SIGTERM)
         served.until_logged("stopped")  # the last line
