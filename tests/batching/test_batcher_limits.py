@@ -95,6 +95,7 @@ def test_whoever_leaves_makes_room_within_the_capacity() -> None:
     assert not mill.batcher.room(2)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("workers", "seconds_per_row"), [(1, 0.0), (3, 0.0), (1, 0.002), (2, 0.001)])
 def test_retry_after_is_within_a_factor_of_two_of_the_real_wait(workers: int, seconds_per_row: float) -> None:
     mill = Mill(workers=workers, max_batch_size=16, max_queue_size=200)
@@ -284,6 +285,7 @@ def test_the_left_out_are_handed_over_by_the_next_expire() -> None:
     assert mill.batcher.is_empty
 
 
+@pytest.mark.no_cover
 def test_overload_still_answers_at_full_rate() -> None:
     """10 times more arrives than can be served, with short timeouts: the places go to requests that make it."""
     mill = Mill(max_batch_size=16, max_queue_size=400)

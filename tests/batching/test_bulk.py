@@ -65,6 +65,7 @@ def test_the_first_batch_is_one_item_and_later_ones_take_the_time_that_they_may(
     assert mill.batcher.counts[Reason.BULK] == len(mill.cuts)
 
 
+@pytest.mark.no_cover
 def test_after_a_long_time_without_others_bulk_batches_are_larger() -> None:
     mill = grown(4.0, bulk_delay=0.005, max_batch_size=256)
     mill.now = 9.0

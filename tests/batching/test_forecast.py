@@ -59,6 +59,7 @@ def good_share(lag: float, *, timeout: float = 0.3, times: int = 10, seconds: fl
     return good / (0.75 * seconds * CAPACITY)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("lag", [0.0, 0.005, 0.03, 0.1])
 @pytest.mark.parametrize("times", [2, 10, 20])
 def test_overload_leaves_time_for_the_way_there_and_back(lag: float, times: int) -> None:

@@ -270,6 +270,7 @@ def test_more_make_their_deadlines_than_in_order_of_arrival() -> None:
     assert made[4] > 1.1 * made[0]
 
 
+@pytest.mark.no_cover
 def test_a_small_one_waits_for_what_runs_and_for_a_short_batch() -> None:
     random, waits = Random(9), []
     mill = Mill(workers=2, max_batch_size=16, max_batch_cost=160.0, padded=True, max_padding=4.0, max_queue_size=5000)
@@ -294,6 +295,7 @@ def test_a_small_one_waits_for_what_runs_and_for_a_short_batch() -> None:
     assert {cut.rows for cut in mill.cuts if cut.rows > max(beside) + 4} == {16}
 
 
+@pytest.mark.no_cover
 def test_whoever_is_first_is_in_the_next_batch() -> None:
     mill, random = (
         Mill(max_batch_size=8, max_batch_cost=512.0, padded=True, max_padding=20.0, max_queue_size=5000),

@@ -86,6 +86,7 @@ def test_control_variates_that_are_wrong_say_nothing_wrong() -> None:
     assert power.high - power.low > 1e-4
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("load", [0.5, 0.95, 1.3])
 def test_a_policy_that_is_asked_by_a_plain_loop_answers_and_refuses_as_in_the_batcher(load: float) -> None:
     bank = make_bank(GOOGLENET_P4, objective=LatencySLO(0.02, 0.01)) if load > 1.0 else solve_bank(GOOGLENET_P4)

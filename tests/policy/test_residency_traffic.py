@@ -5,6 +5,7 @@ from benchmarks.policies import on_demand
 from benchmarks.policies.on_demand import SHAPES, shares
 
 
+@pytest.mark.no_cover
 def test_the_index_reloads_less_than_lru() -> None:
     found = shares(seed=1)
     assert found.keys() == SHAPES.keys()
@@ -14,6 +15,7 @@ def test_the_index_reloads_less_than_lru() -> None:
     assert found["Zipf with drift"] <= 0.8
 
 
+@pytest.mark.no_cover
 def test_with_room_for_ten_it_is_never_worse_either(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_demand, "MODELS", 200)
     monkeypatch.setattr(on_demand, "ROOM", 10.0)

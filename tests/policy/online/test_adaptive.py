@@ -47,6 +47,7 @@ def test_what_batches_cost_is_known_before_a_bank_is_solved_for_it() -> None:
     assert costs == [None, (PROFILE, bank().prices), (GOOGLENET_P4, Prices(latency_weight=3.0))]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("solved", [lambda: None, bank, promised, lambda: solve_bank(GOOGLENET_P4)])
 def test_it_keeps_the_rules_of_policies(solved: Callable[[], Bank | None]) -> None:
     policy = SolvedPolicy(solved())
@@ -405,6 +406,7 @@ def test_a_line_that_starts_anew_keeps_the_rate() -> None:
     assert policy.rate == pytest.approx(200.0, rel=1e-3)
 
 
+@pytest.mark.no_cover
 def test_the_same_object_decides_for_any_scale_of_time() -> None:
     for factor in (1e-3, 1.0, 1e3):
         profile = Profile.linear(alpha_ms=factor, tau0_ms=4.0 * factor, max_batch_size=8)
@@ -506,6 +508,7 @@ def costs(profile: Profile, made: Run) -> tuple[float, float]:
 # A queue in virtual time.
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("rate", [50.0, 300.0, 600.0])
 @pytest.mark.parametrize("limit", [0, 3, 8])
@@ -597,6 +600,7 @@ def test_waits_that_pay_are_left_alone(start: float) -> None:
     assert traffic.account.excess == pytest.approx(-RESERVE, abs=0.002)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("reference_rate", [200.0, None])
 @pytest.mark.parametrize("start", [0.0, 1.7e9])
 def test_waits_that_do_not_pay_cost_no_more_than_is_allowed(start: float, reference_rate: float | None) -> None:
@@ -641,6 +645,7 @@ def test_the_past_is_forgotten_by_halves() -> None:
     assert traffic.account._rows == pytest.approx(ROWS / 2.0, rel=0.01)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("cv", [0.6, 1.0])
 @pytest.mark.parametrize("seed", [7, 8, 9])
 def test_the_luck_of_service_times_does_not_stop_waits_that_pay(seed: int, cv: float) -> None:

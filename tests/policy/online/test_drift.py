@@ -38,6 +38,7 @@ def only_above(size: int, factor: float) -> Floats:
     return np.where(np.arange(1, 33) > size, factor, 1.0)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("cv", [0.0, 0.02, 0.1, 0.5])
 def test_chance_is_no_drift(cv: float) -> None:
     of = profile(cv)
@@ -173,6 +174,7 @@ def busy(seconds: float, settle: float, spread: float = 0.1, seed: int = 5) -> I
         yield rows, taken
 
 
+@pytest.mark.no_cover
 def test_ten_per_cent_of_noise_that_no_profile_knows_of_are_no_drift_in_an_hour() -> None:
     of = profile(0.01).scaled(time=10.0)
     detector = DriftDetector(of)
@@ -190,6 +192,7 @@ def follow(of: Profile, batches: Iterator[tuple[int, float]]) -> Iterator[tuple[
             yield worked, of
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("settle", "most"), [(0.1, 3), (1.0, 40)])
 def test_a_neighbour_that_works_now_and_then_is_seldom_a_drift(settle: float, most: int) -> None:
     """A spread that is assumed rather than learned finds 499 and 706 here."""

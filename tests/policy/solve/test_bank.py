@@ -267,6 +267,7 @@ def test_two_dozen_rates_up_to_99_percent() -> None:
     assert rates[[0, -1]] == pytest.approx([1.0, 990.0])
 
 
+@pytest.mark.no_cover
 @needs_compiler
 @pytest.mark.parametrize("number", [1, 7, 16])
 def test_no_rate_costs_a_quarter_of_a_percent_more_than_the_least(number: int) -> None:
@@ -288,7 +289,8 @@ def test_longer_queues_are_looked_at_where_batches_differ_there() -> None:
 
 
 @needs_compiler
-def test_rows_wait_below_the_lowest_rate_where_energy_is_dear() -> None:
+def test_rows_wait_below_the_lowest_rate_where_energy_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.policy.solve.bank.default_rates", lambda capacity: default_rates(capacity)[:4])
     prices = Prices(1.0, 1e5)
     bank = solve_bank(GOOGLENET_P4, prices)
     band = RateBands(bank)[0]

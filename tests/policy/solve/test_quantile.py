@@ -19,6 +19,7 @@ SAME = Profile(np.ones(16), np.ones(16), np.zeros(16))
 STEADY = Profile(0.1942 + 0.2884 * np.arange(1.0, 35.0), np.ones(34), np.zeros(34))
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("profile", [GOOGLENET_P4, STEPPED, FLAT], ids=["linear", "stepped", "flat"])
 @pytest.mark.parametrize("load", [0.1, 0.6, 0.9])
 def test_sampled_percentiles_are_those_of_the_law(profile: Profile, load: float) -> None:
@@ -61,6 +62,7 @@ def test_sampled_percentiles_are_those_of_the_event_loop(profile: Profile, rate:
     assert p99 == pytest.approx(served(profile, rate, table, 2_000_000, parts=1, warm=100_000).quantiles[0], rel=0.02)
 
 
+@pytest.mark.no_cover
 @needs_compiler
 @pytest.mark.parametrize("number", MODERATE)
 def test_of_random_models_one_row_in_a_hundred_is_later(number: int) -> None:

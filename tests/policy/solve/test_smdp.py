@@ -294,6 +294,7 @@ def test_how_long_lines_are_looked_at() -> None:
     assert longest_of(Profile.linear(alpha_ms=1.0, tau0_ms=1.0, max_batch_size=1000)) == 1144
 
 
+@pytest.mark.no_cover
 def test_a_bank_of_varied_service_times() -> None:
     measured = varied(FLAT, 1.5)
     loads = np.array([0.01, 0.3, 0.6, 0.9, 0.97])
