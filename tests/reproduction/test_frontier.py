@@ -11,11 +11,15 @@ from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import static_table
 
 LOAD = 0.7
-FOUND = corners(LOAD)
 
 
-def test_corners_are_convex_from_quick_to_thrifty() -> None:
-    times, powers = np.array([each[:2] for each in FOUND]).T
+@pytest.fixture(scope="module")
+def found() -> list[Corner]:
+    return corners(LOAD)
+
+
+def test_corners_are_convex_from_quick_to_thrifty(found: list[Corner]) -> None:
+    times, powers = np.array([each[:2] for each in found]).T
     slopes = np.diff(powers) / np.diff(times)
     assert np.all(np.diff(times) > 0.0)
     assert np.all(slopes < 0.0)
@@ -23,8 +27,8 @@ def test_corners_are_convex_from_quick_to_thrifty() -> None:
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.37, 2.0, 41.0])
-def test_for_any_weight_the_best_corner_is_optimal(weight: float) -> None:
-    best = min(each.cost(1.0, weight) for each in FOUND)
+def test_for_any_weight_the_best_corner_is_optimal(found: list[Corner], weight: float) -> None:
+    best = min(each.cost(1.0, weight) for each in found)
     exact = solve(PROFILE, LOAD * PROFILE.max_rate, Prices(1.0, weight)).cost
     assert best == pytest.approx(exact, rel=1e-6)
 
@@ -39,16 +43,16 @@ def test_the_least_power_lies_on_the_line_between_two_corners() -> None:
 
 
 def test_a_static_size_between_two_corners_is_dominated_by_no_corner_but_by_a_mix_and_by_a_neighbour(
-    monkeypatch: pytest.MonkeyPatch,
+    found: list[Corner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(neighbours, "STATES", 8)
     rate = LOAD * PROFILE.max_rate
     other = evaluate(PROFILE, rate, static_table(16))
     assert not [
-        each for each in FOUND if each.response_time_ms <= other.response_time_ms and each.power_w <= other.power_w
+        each for each in found if each.response_time_ms <= other.response_time_ms and each.power_w <= other.power_w
     ]
-    assert least_power_w(FOUND, other.response_time_ms) < other.power_w
-    right = next(each for each in FOUND if each.response_time_ms > other.response_time_ms)
+    assert least_power_w(found, other.response_time_ms) < other.power_w
+    right = next(each for each in found if each.response_time_ms > other.response_time_ms)
     better, tried = dominating(LOAD, [right.table], other)
     assert tried == 36  # one to eight other actions in states 1 to 8
     assert [about for about, _ in better] == ["3 instead of wait with 5 waiting"]

@@ -9,10 +9,9 @@ from tests.policy.random_models import Drawn, drawn
 from weir.errors import SettingsError
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4
-from weir.policy.solve.bank import solve_bank
+from weir.policy.solve.bank import Bank, solve_bank
 from weir.policy.solve.tables import Table, limit_of, multi_worker_table
-from weir.simulation.banks import MULTI_WORKER_LOADS, make_bank, tables_for_several
-from weir.simulation.replicas import Replicas
+from weir.simulation.banks import MULTI_WORKER_LOADS, make_bank
 from weir.simulation.search import lowest
 
 P4 = GOOGLENET_P4
@@ -25,9 +24,17 @@ def test_one_worker_is_solved_exactly() -> None:
     assert made.prices == prices and made.workers == 1 and made.objective is None
 
 
-def test_a_crews_bank_covers_all_its_workers_serve_and_is_stable_there() -> None:
+@pytest.fixture(scope="module")
+def crew() -> tuple[Bank, list[tuple[int, int]]]:
+    """The bank of three workers, and what was said of its progress."""
     told: list[tuple[int, int]] = []
-    bank = make_bank(P4, workers=3, progress=lambda done, total: told.append((done, total)))
+    return make_bank(P4, workers=3, progress=lambda done, total: told.append((done, total))), told
+
+
+def test_a_crews_bank_covers_all_its_workers_serve_and_is_stable_there(
+    crew: tuple[Bank, list[tuple[int, int]]],
+) -> None:
+    bank, told = crew
     assert told == [(done, len(bank.rates)) for done in range(1, len(bank.rates) + 1)]
     assert bank.workers == 3
     assert bank.rates[-1] == pytest.approx(0.97 * 3 * P4.max_rate)
@@ -51,7 +58,6 @@ def test_between_the_rates_of_a_crew_no_table_in_use_costs_more_than_the_best_li
 
 
 @needs_compiler
-@needs_compiler
 def test_far_below_its_loads_a_crew_waits_for_as_few_rows_as_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weir.simulation.banks.MULTI_WORKER_LOADS", (0.001, 0.002))
     model, workers = Drawn(0, "linear", P4, Prices(1.0, 1e5), 0.0), 2  # energy is so dear that many rows gather
@@ -62,12 +68,12 @@ def test_far_below_its_loads_a_crew_waits_for_as_few_rows_as_is_best(monkeypatch
         assert max(costs[limit_of(table) - 1] for table in in_use(bank, rate)) < 1.012 * min(costs)
 
 
-def test_a_crew_gets_no_rate_between_two_with_the_same_table() -> None:
-    tables = tables_for_several(Replicas(P4, 3), Prices(1.0, 1.0), 1)
+def test_a_crew_gets_no_rate_between_two_with_the_same_table(crew: tuple[Bank, list[tuple[int, int]]]) -> None:
+    bank, _ = crew
     own = [3 * P4.max_rate * load for load in MULTI_WORKER_LOADS]
-    limits = list(map(limit_of, tables.values()))
-    added = [place for place, rate in enumerate(tables) if rate not in own]
-    assert added and set(own) <= tables.keys()
+    rates, limits = bank.rates.tolist(), bank.limits().tolist()
+    added = [place for place, rate in enumerate(rates) if rate not in own]
+    assert added and set(own) <= set(rates)
     assert all(len(set(limits[place - 1 : place + 2])) > 1 for place in added)
 
 
@@ -79,7 +85,7 @@ def _cost(model: Drawn, workers: int, rate: float, table: Table) -> float:
 
 
 def test_energy_only_waits_for_the_best_batch_at_every_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.simulation.banks.MULTI_WORKER_LOADS", MULTI_WORKER_LOADS[::4])
+    monkeypatch.setattr("weir.simulation.banks.MULTI_WORKER_LOADS", MULTI_WORKER_LOADS[::8])
     one, other = (make_bank(P4, Prices(0.0, 1.0), workers=2, seed=3) for _ in range(2))
     assert (one.limits() == 32).all()
     np.testing.assert_array_equal(one.p99_ms, other.p99_ms)  # the same seed makes the same bank

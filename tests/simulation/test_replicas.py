@@ -117,7 +117,7 @@ def test_long_queues_are_predicted_where_service_times_vary_much(
 def test_the_common_limit_is_the_best_of_all(
     profile: Profile, workers: int, load: float, prices: Prices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weir.simulation.banks.MULTI_WORKER_LOADS", (0.3, 0.4, 0.5, 0.6, 0.7, 0.8))
+    monkeypatch.setattr("weir.simulation.banks.MULTI_WORKER_LOADS", (load - 0.05, load + 0.05))
     rate = load * workers * profile.max_rate
 
     def cost(limit: int) -> float:

@@ -235,7 +235,8 @@ def test_zero_workers_are_kept_while_nothing_comes() -> None:
     assert made.worker_seconds < trial.outcome("fixed:1").worker_hours * 3600.0
 
 
-def test_solved_policy_is_solved_for_each_number_of_workers() -> None:
+def test_solved_policy_is_solved_for_each_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.simulation.banks.MULTI_WORKER_LOADS", (0.2, 0.5, 0.8))
     times = steps((30.0, 4.0), (30.0, 10.0))
     small = Profile.linear(alpha_ms=100.0, tau0_ms=400.0, max_batch_size=8)
     trial = ScalingTrial(small, times, WorkerRange(1, 2), 2.0, policy="smdp", target_load=0.7, prices=Prices(1.0, 1.0))

@@ -256,7 +256,8 @@ def test_models_that_take_turns_have_a_fixed_number_of_workers() -> None:
 def test_models_of_a_server_take_turns_by_a_setting(tmp_path: Path) -> None:
     targets = [f"{__name__}:{model.__name__}" for model in (Exclusive, Other)]
     bank = tmp_path / "exclusive.npz"
-    bank.write_bytes(solve_bank(Profile.linear(alpha_ms=0.1, tau0_ms=1.0, max_batch_size=4)).to_bytes())
+    profile = Profile.linear(alpha_ms=0.1, tau0_ms=1.0, max_batch_size=4)
+    bank.write_bytes(solve_bank(profile, rates=[100.0, 1000.0, 2500.0]).to_bytes())
     turns = ["--device-group", "gpu0", "--policy", str(bank), "--max-batch-size", "4"]
     with (
         serving(*targets, *turns, env={"DEVICE": str(tmp_path / "device")}) as (_, client),
