@@ -161,6 +161,9 @@ def widen(plan: "Plan", length: float) -> None:
         plan.services["texts"] = plan.services["items"] | {
             "max_batch_size": draw.choice((1, 4, 16)),
             "max_batch_cost": draw.choice((64, 256, 4096)),
+            "max_queue_size": draw.choice(
+                (8, 8, 64, 1024)
+            ),  # where it is short, they wait for their turns to come there
         }
         plan.knows_words = draw.random() < 0.5
     if "calls" in clients:
@@ -180,6 +183,8 @@ def widen(plan: "Plan", length: float) -> None:
         plan.fronts = draw.choice((1, 2, 3))
         plan.faults += drawn_faults(draw, plan.theme.of_fronts, [""], (0, 1, 4), length)
         plan.faults.sort(key=lambda each: each.at)
+        if "texts" in clients and draw.random() < 0.25:  # a front may have many more texts than connections
+            plan.http["max_connections"] = 6
         if (
             "texts" in clients and not plan.quiet and draw.random() < 0.5
         ):  # what a front has of them must have its end, too

@@ -360,9 +360,11 @@ class World:
 
     async def _busy(self) -> None:
         """Wait a while for what a drain must not cut off: requests that wait for some model, or those of one that ends."""
-        name = self._draw.choice(list(self.services))
+        name = self._draw.choice([each for each in self.services if self._waits(each)] or list(self.services))
+        if self.plan.fronts and self.texts is not None and self._draw.random() < 0.7:
+            name = "texts"  # which wait in the fronts
         await self._loaded(name)
-        if self._draw.random() < 0.5:
+        if self._draw.random() < (0.5 if self.catalog is None else 0.2):
             return
         self._meets.clear()
         self._happen(Fault(self.loop.now, "reload", name))
@@ -376,12 +378,12 @@ class World:
             self._meets.set()
 
     def _waits(self, name: str) -> bool:
-        """Return whether requests wait for a model: in its queue, or for their turns to come there."""
-        service = self.services[name]
-        if any(each.driver.batcher.waiting_rows for each in (service.generation, *service._former)):
-            return True
-        encoders = [] if self.texts is None or name != "texts" else [self.texts.encoder]
-        if encoders and isinstance(self.server, SimulatedFrontsServer):
+        """Return whether requests wait for a model in its queue; texts, for their turns to come there."""
+        if self.texts is None or name != "texts":
+            service = self.services[name]
+            return any(each.driver.batcher.waiting_rows for each in (service.generation, *service._former))
+        encoders = [self.texts.encoder]
+        if isinstance(self.server, SimulatedFrontsServer):
             encoders += self.server.encoders()
         return any(each._held > sum(each._under_way.values()) for each in encoders)
 
@@ -501,11 +503,7 @@ class World:
     def _texts_cut_off(self, began: float) -> None:
         """A request for vectors that began at this instant fails because the server drains: right if it did not know that yet."""
         now, since = self.loop.now, self._drain_began
-        if (
-            began < since - BOUND
-            and now < since + self.plan.services["texts"]["drain_timeout"]
-            and not self.stood_still(began)
-        ):
+        if began < since and now < since + self.plan.services["texts"]["drain_timeout"] and not self.stood_still(began):
             self.broken(f"a drain cut off texts after {now - since:.3f} s")
 
     # At rest.
