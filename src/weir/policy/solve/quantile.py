@@ -172,11 +172,9 @@ class QuantileSampler:
         """
         mean, cv, rate = self._profile.service_time_ms[size - 1], self._profile.cv[size - 1], self._rate
         varies = (mean * cv >= np.sqrt(missing) / rate) & ((cv >= _CLEARLY) | (missing == 0))
-        waits = self._draw.standard_gamma(np.where(varies, missing, 0.0)) / rate
-        serves = np.where(varies, 0.0, self._services(size, np.ones_like(size)))
-        ends.base[index] = age + waits + serves
         kept = varies & (cv >= _CLEARLY)
-        ends.base[index] += np.where(varies & ~kept, self._services(size, np.ones_like(size)), 0.0)
+        waits = self._draw.standard_gamma(np.where(varies, missing, 0.0)) / rate
+        ends.base[index] = age + waits + np.where(kept, 0.0, self._services(size, np.ones_like(size)))
         ends.shape[index] = np.where(kept, 1.0 / np.where(kept, cv, 1.0) ** 2, np.where(varies, 0.0, missing))
         ends.scale[index] = np.where(kept, mean * cv**2, 1.0 / rate)
 
