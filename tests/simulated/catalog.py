@@ -23,7 +23,7 @@ from weir.catalog.registry import Registry
 from weir.catalog.residency import Residency
 from weir.catalog.sources import ModelReading, ModelToServe, Parameter, Parameters
 from weir.errors import ModelError, ModelNotReady, SettingsError, WeirError, unknown_model
-from weir.messages import Observer
+from weir.messages import Observer, label_of
 from weir.policy.residency import Key, Presence, Resident, Residents, Room
 from weir.serving.generation import Generation
 from weir.serving.service import Replaced, Service
@@ -54,7 +54,8 @@ class ModelPlan:
 @dataclass(frozen=True)
 class CatalogPlan:
     """The repository of a server. `reading` is how long its disk takes, and `unreadable` the share of readings that fail. `chains` are models, too: each has
-    the names of its steps. `resized`: callers add workers and remove them."""
+    the names of its steps. `resized`: callers add workers and remove them. `versions` are those of every model, of which `default` serves who names none
+    (None: the highest that is loaded)."""
 
     models: dict[str, ModelPlan]
     first: tuple[str, ...]
@@ -65,6 +66,8 @@ class CatalogPlan:
     unreadable: float
     chains: Mapping[str, tuple[str, ...]]
     resized: bool
+    versions: tuple[str, ...]
+    default: str | None
 
     @property
     def names(self) -> list[str]:
@@ -74,6 +77,10 @@ class CatalogPlan:
     def parts(self, name: str) -> tuple[str, ...]:
         """Return which models compute a request for `name`, one after the other."""
         return self.chains.get(name, (name,))
+
+    def versions_of(self, name: str) -> tuple[str, ...]:
+        """Return the versions that a model may have; "" for one that has none."""
+        return self.versions if name in self.models else ("",)
 
     def chains_of(self, name: str) -> list[str]:
         """Return the chains that have this step."""
@@ -106,17 +113,21 @@ def draw_catalog(plan: "Plan") -> CatalogPlan:
     more, chains = random.Random(f"{plan.seed} chains"), {}
     if not on_demand and more.random() < 0.6:
         chains["c0"] = tuple(more.choices(list(models), k=more.choice((1, 2, 3))))
+    resized = not on_demand and more.random() < 0.5
+    versioned = not (on_demand or resized)
+    versions = ("1", "2", "10") if versioned else ("",)
     return CatalogPlan(
         models, () if on_demand else tuple(first), on_demand, memory, draw.choice((1, 2)),
-        draw.choice((0.0, 0.01) if calm else (0.0, 0.01, 0.5)), 0.0 if calm else draw.choice((0.0, 0.0, 0.3)), chains, not on_demand and more.random() < 0.4,
+        draw.choice((0.0, 0.01) if calm else (0.0, 0.01, 0.5)), 0.0 if calm else draw.choice((0.0, 0.0, 0.3)), chains, resized,
+        versions, more.choice((None, "1", "1")) if versioned else None,
     )  # fmt: skip
 
 
 class Tagged(Items):
     """Answers whose model it is, and of which state of the disk, after those that computed the item before. What it answers is an item for the next one."""
 
-    def __init__(self, name: str, tag: int) -> None:
-        self._from = f"{name}:{tag}"
+    def __init__(self, label: str, tag: int) -> None:
+        self._from = f"{label}:{tag}"
 
     def answer(self, item: Any) -> Any:
         """See Items."""
@@ -222,7 +233,11 @@ class SimulatedRepository:
             return ModelReading([ModelToServe("simulated", name, {}, [], {})])
         model = self._plan.models[name]
         settings: dict[str, Any] = {"needs_memory": model.size} if model.declared else {}
-        return ModelReading([ModelToServe("simulated", name, {"name": name, "tag": self.tags[name]}, [], settings)])
+        params = {
+            version: {"label": label_of(name, version), "tag": self.tags[name]} for version in self._plan.versions
+        }
+        versions = [ModelToServe("simulated", name, each, [], settings, version) for version, each in params.items()]
+        return ModelReading(versions, self._plan.default)
 
 
 class NoTemplates:
@@ -277,12 +292,17 @@ class SimulatedManager(Manager):
         self.catalog.check_index(states, ready_only=ready_only)
         return states
 
-    async def _load_model(self, name: str, *arguments: Any) -> None:
-        with _Change(self.catalog, name, "load"):
-            await super()._load_model(name, *arguments)
+    async def _load_model(self, name: str, version: str, *arguments: Any) -> None:
+        with _Change(self.catalog, name, "load", version):
+            await super()._load_model(name, version, *arguments)
+
+    def _put(self, name: str, *arguments: Any) -> list[Replaced]:
+        former = super()._put(name, *arguments)
+        self.catalog.swapped(name)
+        return former
 
     async def _unload_model(self, name: str, version: str, unload_dependents: bool) -> None:
-        with _Change(self.catalog, name, "unload"):
+        with _Change(self.catalog, name, "unload", version):
             await super()._unload_model(name, version, unload_dependents)
 
     async def _stopped(self, ending: Collection[Service | Replaced]) -> list[BaseException | None]:
@@ -303,25 +323,26 @@ class SimulatedManager(Manager):
 
 
 class _Change:
-    """Notes a change of one model, from its beginning to its end."""
+    """Notes a change of one model, or of one version of it, from its beginning to its end."""
 
-    def __init__(self, catalog: "Catalog", name: str, kind: str) -> None:
-        self._catalog, self._name, self._kind = catalog, name, kind
+    def __init__(self, catalog: "Catalog", name: str, kind: str, version: str = "") -> None:
+        self._catalog, self._name, self._kind, self._version = catalog, name, kind, version
 
     def __enter__(self) -> None:
-        self._began = self._catalog.change_begins(self._name)
+        self._began = self._catalog.change_begins(self._name, self._version)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._catalog.change_ends(self._name, self._kind, self._began, error)
+        self._catalog.change_ends(self._name, self._version, self._kind, self._began, error)
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What a model was from an instant on."""
+    """What a model, or one version of it, was from an instant on. `version`: which one served."""
 
     since: float
     state: str
     tag: int
+    version: str = ""
 
 
 @dataclass(frozen=True)
@@ -354,7 +375,9 @@ class Catalog:
         }  # when changes began that may end a model
         self._added: Counter[str] = Counter()  # workers, by callers
         self._evicted: dict[str, list[float]] = {name: [] for name in plan.names}  # when it had to leave
-        self.phases: dict[str, list[Phase]] = {name: [Phase(0.0, OUT, -1)] for name in plan.names}
+        self.phases: dict[str, list[Phase]] = {
+            key: [Phase(0.0, OUT, -1)] for name in plan.names for key in self._keys(name)
+        }
         limits = Room(plan.memory, inf)
         self.residency = (
             SimulatedResidency(self, limits, frozenset(world.plan.services), plan.at_once) if plan.on_demand else None
@@ -476,12 +499,20 @@ class Catalog:
 
     # Changes.
 
-    def change_begins(self, name: str) -> float:
-        """A model is loaded, read or unloaded; return the instant."""
+    def _keys(self, name: str) -> dict[str, tuple[str, str]]:
+        """Return the name and the version of what has phases of a model: itself, for who names no version, and each version."""
+        return {name: (name, ""), **{label_of(name, each): (name, each) for each in self.plan.versions_of(name)}}
+
+    def change_begins(self, name: str, version: str) -> float:
+        """A model is loaded, read or unloaded, or only a version of it; return the instant."""
         self.changing += 1
         self.world.readiness_changed()
         if name in self.phases:
-            self._note(name, CHANGING)
+            default = self.registry.services.get(name)
+            own = not version or default is None or default.version == version
+            for key, (_, each) in self._keys(name).items():
+                if own if key == name else version in ("", each) or default is None:
+                    self._note(key, CHANGING)
             self._ending[name].append(self.world.loop.now)
         return self.world.loop.now
 
@@ -492,36 +523,58 @@ class Catalog:
         began = [at for each in names for at in self._ending[each]]
         return [*began, *(at for each in names for at in self._evicted[each] if at > least)]
 
-    def change_ends(self, name: str, kind: str, began: float, error: BaseException | None) -> None:
+    def swapped(self, name: str) -> None:
+        """What serves under a name has just been replaced."""
+        for key in self._keys(name) if name in self.phases else ():
+            self._note(key, self.phases[key][-1].state)
+
+    def change_ends(self, name: str, version: str, kind: str, began: float, error: BaseException | None) -> None:
         """It is done, or has failed."""
         if name in self._ending and not isinstance(error, asyncio.CancelledError):
             self._ending[name].remove(began)
         self.changing -= 1
         self.world.readiness_changed()
-        self.outcomes.append(Outcome(self.world.loop.now, name, kind, "" if error is None else type(error).__name__))
+        failed = "" if error is None else type(error).__name__
+        self.outcomes.append(Outcome(self.world.loop.now, label_of(name, version), kind, failed))
         if name not in self.phases:
             return
-        registered = name in self.registry.services
-        self._note(name, IN if registered else OUT)
+        for key, named in self._keys(name).items():
+            self._note(key, IN if self.registry._find(*named) else OUT)
+        running = self.registry.versions(name) if name in self.registry.services else {}
+        self._check_default(name, running)
+        registered = version in running if version else bool(running)
         if error is not None and not isinstance(error, (WeirError, asyncio.CancelledError)):
             self.world.broken(f"a {kind} of {name} raised {error!r}")
         living = [each for each in self.living if each.name == name]
-        if kind == "unload" and error is None and (registered or living):
+        if kind == "unload" and error is None and (registered or len(living) > len(running)):
             self.world.broken(f"{name} was unloaded, and is there: registered {registered}, running {len(living)}")
         if (
             kind == "unload"
             and error is None
+            and not running
             and (left := [each for each in self.plan.chains_of(name) if each in self.registry.services])
         ):
             self.world.broken(f"{name} was unloaded, and {left} have it as a step")
         if kind == "unload" and error is None:
             del self._added[name]
-        if kind == "load" and error is None and name in self.plan.models:
+        if kind == "load" and error is None and name in self.plan.models and self.plan.resized:
             self._check_workers(name)
         if kind == "load" and error is None and not registered:
             self.world.broken(f"{name} was loaded, and is not there")
-        if kind == "load" and len(living) > registered and not isinstance(error, asyncio.CancelledError):
+        if kind == "load" and len(living) > len(running) and not isinstance(error, asyncio.CancelledError):
             self.world.broken(f"a load of {name} ended with {error!r}, and {len(living)} of it run")
+
+    def _check_default(self, name: str, running: Mapping[str, Service]) -> None:
+        """Who names no version gets the default one while it is loaded, and else the highest."""
+        right = (
+            self.plan.default
+            if self.plan.default in running
+            else max(running, key=lambda each: int(each or 0), default="")
+        )
+        if running and self.registry.services[name].version != right:
+            self.world.broken(
+                f"{name}: version {self.registry.services[name].version} of {list(running)} is the default"
+            )
 
     def _check_workers(self, name: str) -> None:
         """A model has the workers that it started with, and those that callers have added, whatever has replaced it."""
@@ -551,9 +604,10 @@ class Catalog:
         finally:
             self.outcomes.append(Outcome(self.world.loop.now, name, kind, error))
 
-    def _note(self, name: str, state: str) -> None:
-        tag = self.registry.services[name].params.get("tag", -1) if name in self.registry.services else -1
-        self.phases[name].append(Phase(self.world.loop.now, state, tag))
+    def _note(self, key: str, state: str) -> None:
+        service = self.registry._find(*key.partition("/")[::2])
+        tag, version = (-1, "") if service is None else (service.params.get("tag", -1), service.version)
+        self.phases[key].append(Phase(self.world.loop.now, state, tag, version))
 
     def during(self, name: str, since: float) -> list[Phase]:
         """Return what a model was from this instant to now."""
@@ -569,28 +623,29 @@ class Catalog:
 
     def check_index(self, states: Sequence[ModelState], *, ready_only: bool) -> None:
         """Look at what callers are told."""
-        told = {state.name: state for state in states}
+        told = {label_of(state.name, state.version): state for state in states}
         if len(told) != len(states):
             self.world.broken(f"the index has a model twice: {states}")
-        missing = [name for name in self.repository.names() if name not in told]
+        missing = set(self.repository.names()) - {state.name for state in states}
         if missing and not ready_only:
             self.world.broken(f"the index does not have {missing}")
-        for name in self.plan.names:
-            serves = name in self.registry.services and self._serves(name)
-            ready = name in told and told[name].state == "READY"
-            leaves = serves and not self._is_loaded(self.registry.services[name])  # it is just about to
+        for label in [label_of(name, each) for name in self.plan.names for each in self.plan.versions_of(name)]:
+            service = self.registry._find(*label.partition("/")[::2])
+            serves = service is not None and self._serves(service)
+            ready = label in told and told[label].state == "READY"
+            leaves = service is not None and serves and not self._is_loaded(service)  # it is just about to
             if ready != serves and not leaves:
                 self.world.broken(
-                    f"the index has {told.get(name)}, and the model {'serves' if serves else 'does not serve'}"
+                    f"the index has {told.get(label)} for {label}, and the model {'serves' if serves else 'does not serve'}"
                 )
 
-    def _serves(self, name: str) -> bool:
+    def _serves(self, service: Service) -> bool:
         """Return whether the workers of a model take requests, or would: those of all its steps, if it is a chain."""
-        generation = self.registry.services[name].generation
-        if name in self.plan.chains:
-            steps = self.plan.chains[name]
+        generation, services = service.generation, self.registry.services
+        if service.name in self.plan.chains:
+            steps = self.plan.chains[service.name]
             return not generation.driver.draining and all(
-                step in self.registry.services and self._serves(step) for step in steps
+                step in services and self._serves(services[step]) for step in steps
             )
         executor: Any = generation.driver.executor
         return executor in self.living and not executor.unavailable and not generation.driver.draining
@@ -598,7 +653,7 @@ class Catalog:
     @property
     def unavailable(self) -> bool:
         """Whether a model that is loaded has no worker."""
-        services = [service for name, service in self.registry.services.items() if name in self.plan.models]
+        services = [service for service in self.registry.all if service.name in self.plan.models]
         executors: list[Any] = [service.executor for service in services if self._is_loaded(service)]
         return any(each.unavailable for each in executors)
 

@@ -18,6 +18,7 @@ from tests.simulated.themes import some
 
 from weir.catalog.manager import READ_WITHIN
 from weir.frontends.grpc.services import INFERENCE
+from weir.messages import label_of
 from weir.wire.kserve_grpc import methods
 
 LATE = 0.03  # seconds after the deadline in which a request has its end
@@ -38,6 +39,12 @@ class ModelAsk(Ask):
 
     kind: str = _ASK
     name: str = ""
+    version: str = ""
+
+    @property
+    def label(self) -> str:
+        """By what the catalog knows it."""
+        return label_of(self.name, self.version)
 
 
 class ChangeClient(ChannelClient):
@@ -48,6 +55,8 @@ class ChangeClient(ChannelClient):
         draw = self.draw
         plan = self._catalog.plan
         self._names = [name for name in plan.names if draw.random() < 0.7] or plan.names
+        if plan.resized or plan.default is not None:  # few models have many changes
+            self._names = [next(iter(plan.models)), *plan.chains]
         self._kinds = some(draw, _TURNS) if draw.random() < 0.5 else _TURNS
         if plan.resized:
             self._kinds += _OF_WORKERS
@@ -69,7 +78,7 @@ class ChangeClient(ChannelClient):
         server = self.site.listening(peer)
         if kind in (_LOAD, _UNLOAD, _INDEX) and server is not None and draw.random() < 0.4:
             self.asked += 1
-            _ControlCall(self, self._drawn(kind)).begin(server, peer)
+            _ControlCall(self, self._drawn(kind, named=False)).begin(server, peer)
             return
         line = self._line
         if line is None or not line.open or line.ending:
@@ -90,16 +99,20 @@ class ChangeClient(ChannelClient):
         if kind not in (_ASK, _INDEX) and draw.random() < 0.2:
             self.later(draw.choice(_STAYS), self._leave, line, self._round)
 
-    def _drawn(self, kind: str) -> ModelAsk:
+    def _drawn(self, kind: str, *, named: bool = True) -> ModelAsk:
+        """Return a request. `named`: it may name a version."""
         draw, n = self.draw, self.number()
         name = draw.choice(self._names)
+        versions = self._catalog.plan.versions_of(name)
+        version = draw.choice(versions) if named and versions != ("",) and draw.random() < 0.6 else ""
+        at = f"{name}/versions/{version}" if version else name
         if kind == _INDEX:
             body = draw.choice((b"{}", b'{"ready": true}'))
             return ModelAsk(n, http("/v2/repository/index", body), True, 0, math.inf, "", kind=kind)
         if kind == _READY:
-            return ModelAsk(n, f"GET /v2/models/{name}/ready HTTP/1.1\r\nHost: simulated\r\n\r\n".encode(), True, 0, math.inf, "", kind=kind, name=name)  # fmt: skip
+            return ModelAsk(n, f"GET /v2/models/{at}/ready HTTP/1.1\r\nHost: simulated\r\n\r\n".encode(), True, 0, math.inf, "", kind=kind, name=name, version=version)  # fmt: skip
         if kind in (_ADD, _REMOVE):
-            name = draw.choice(list(self._catalog.plan.models))
+            name = self._names[0]  # a chain has no workers
             body = draw.choice((b"{}", b'{"share": false}', b'{"share": false}')) if kind == _ADD else b"{}"
             path = f"/v2/workers/{name}/{'load' if kind == _ADD else 'unload'}"
             return ModelAsk(n, http(path, body), True, 0, math.inf, "", kind=kind, name=name)
@@ -107,15 +120,16 @@ class ChangeClient(ChannelClient):
             wanted = ""
             if draw.random() < 0.05:
                 name, wanted = "nothing", "ModelNotFound"
+                at, version = name, ""
             body = b"{}"
             if kind == _LOAD and not wanted and draw.random() < 0.1:
                 body, wanted = b'{"nonsense": 1}', "InvalidRequest"
             if kind == _UNLOAD and self._catalog.plan.chains_of(name) and draw.random() < 0.3:
                 body = b'{"parameters": {"unload_dependents": true}}'
-            return ModelAsk(n, http(f"{_MODELS}/{name}/{kind}", body), True, 0, math.inf, wanted, kind=kind, name=name)
-        return self._request(draw, n, name)
+            return ModelAsk(n, http(f"{_MODELS}/{at}/{kind}", body), True, 0, math.inf, wanted, kind=kind, name=name, version=version)  # fmt: skip
+        return self._request(draw, n, name, version)
 
-    def _request(self, draw: random.Random, n: int, name: str) -> ModelAsk:
+    def _request(self, draw: random.Random, n: int, name: str, version: str) -> ModelAsk:
         plan = self.site.plan
         do, wanted = "ok", ""
         if draw.random() < plan.wrong / 2:
@@ -131,6 +145,11 @@ class ChangeClient(ChannelClient):
             item |= {"do": "ok", "then": do}
             wanted = wanted if len(self._catalog.plan.chains[name]) > 1 else ""
         body = json.dumps(item).encode()
+        if version:
+            tensor = {"name": "input", "datatype": "BYTES", "shape": [1], "data": [body.decode()]}
+            document = {"inputs": [tensor], "parameters": {"timeout": round(limit * 1e6)} if headers else {}}
+            data = http(f"/v2/models/{name}/versions/{version}/infer", json.dumps(document).encode())
+            return ModelAsk(n, data, True, 1, limit, wanted, do=do, name=name, version=version)
         return ModelAsk(n, http(f"/infer/{name}", body, headers), False, 1, limit, wanted, do=do, name=name)
 
     # What comes back.
@@ -252,25 +271,28 @@ class ChangeClient(ChannelClient):
             )
         if late > LATE:
             return f"it ended {late:.3f} s after its deadline"
-        phases = catalog.during(ask.name, ask.sent - (_FOLLOWS if site.plan.fronts else 0.0))
+        phases = catalog.during(ask.label, ask.sent - (_FOLLOWS if site.plan.fronts else 0.0))
         states = {phase.state for phase in phases}
         if kind not in self._allowed(ask, states):
             return f"it got {kind or 'an answer'}, while the model was {sorted(states)}: {str(document)[:300]}"
         if kind:
             return ""
+        if ask.version:
+            document = json.loads(document["outputs"][0]["data"][0])
         if {name: document.get(name) for name in ("n", "v")} != {"n": ask.n, "v": answer_to(ask.n)}:
             return f"the answer is not its own: {document}"
-        parts = catalog.plan.parts(ask.name)
-        least = [catalog.during(name, phases[0].since)[0].tag for name in parts]
-        most = [catalog.repository.tags[name] for name in parts]
-        tags = [int(each.removeprefix(f"{name}:")) for each, name in zip(document["from"], parts, strict=True)]
-        if not all(first <= tag <= last for first, tag, last in zip(least, tags, most, strict=True)):
-            return f"the answer is from {document['from']}, must be from {least} to {most}"
+        since = phases[0].since
+        for origin, name in zip(document["from"], catalog.plan.parts(ask.name), strict=True):
+            label, _, tag = origin.partition(":")
+            served = phases if name == ask.name else catalog.during(name, since)
+            right = label in {label_of(name, phase.version) for phase in served}
+            if not (right and catalog.during(label, since)[0].tag <= int(tag) <= catalog.repository.tags[name]):
+                return f"the answer is from {document['from']}, and the model was {served}"
         return ""
 
     def _fault_of_ready(self, ask: ModelAsk, kind: str) -> str:
         catalog = self._catalog
-        states = {phase.state for phase in catalog.during(ask.name, ask.sent)}
+        states = {phase.state for phase in catalog.during(ask.label, ask.sent)}
         right = {"Overloaded"}
         died = not catalog.died.isdisjoint(catalog.plan.parts(ask.name))
         if self.site.draining or died or CHANGING in states or catalog.plan.on_demand:
@@ -288,7 +310,7 @@ class ChangeClient(ChannelClient):
             return ""
         made = [
             each for each in catalog.outcomes
-            if each.at >= ask.sent and (each.name, each.kind) == (ask.name, ask.kind)
+            if each.at >= ask.sent and (each.name, each.kind) == (ask.label, ask.kind)
         ]  # fmt: skip
         errors = {{"SettingsError": "InvalidRequest"}.get(each.error, each.error) for each in made}
         if kind not in errors and kind != ask.wanted:
@@ -298,7 +320,7 @@ class ChangeClient(ChannelClient):
             "": not ask.wanted,
             "ModelError": not catalog.failed_starts.isdisjoint(parts),
             "InvalidRequest": not catalog.repository.unreadable.isdisjoint(parts) or ask.wanted == kind,
-            "ModelNotFound": ask.wanted == kind or ask.kind == _REMOVE,
+            "ModelNotFound": ask.wanted == kind or ask.kind == _REMOVE or bool(ask.version),
             "Conflict": bool(catalog.plan.chains_of(ask.name)),
             "ModelNotReady": catalog.plan.on_demand,
         }

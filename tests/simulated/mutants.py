@@ -208,7 +208,7 @@ KINDS = {
         "unload-does-not-wait", "unloaded-still-there", "replaced-never-stopped", "drain-cuts-off-a-change", "index-lies", "busy-model-evicted",
         "failed-load-keeps-its-memory", "load-begins-twice", "memory-taken-before-it-is-free",
     ),
-    "a chain of models, or workers that callers add": tuple(OF_CHAINS),
+    "versions, chains, and workers that callers add": tuple(OF_CHAINS),
     "readiness or metrics that do not follow": ("never-ready-again", "ready-without-workers", "counted-twice"),
 }  # fmt: skip
 

@@ -1,5 +1,5 @@
-"""Faults to plant in what several fronts do with calls of gRPC, with texts and with shared memory, and in chains and workers that callers add: see
-mutants.py. Each is a module, a text in it, and what replaces it."""
+"""Faults to plant in what several fronts do with calls of gRPC, with texts and with shared memory, and in chains, in versions and in workers that
+callers add: see mutants.py. Each is a module, a text in it, and what replaces it."""
 
 OF_FRONTS = {
     "call-not-withdrawn-onward": (
@@ -34,7 +34,9 @@ OF_CHAINS = {
         "        except ModelNotFound as error:\n            raise ModelNotReady(error.message) from error\n        except WeirError as error:\n            raise _at(name_of(step), error) from error\n        return {",
     ),
     "step-unloaded-under-its-chain": ("weir.catalog.manager", "        if chains := self._dependents(name, ending):\n", "        if chains := []:\n"),
-    "steps-drained-before-their-chain": ("weir.catalog.chains", "    return groups\n", "    return groups[::-1]\n"),
     "added-workers-forgotten-by-a-load": ("weir.catalog.manager", "range(0 if has_them else self._endpoints.added(name))", "range(0)"),
+    "other-versions-lost-by-a-load": ("weir.catalog.manager", "if version and key != version}", "if False}"),
+    "default-lost-by-an-unload": ("weir.catalog.manager", "self.registry.put(services, self.registry.default_of(name))", "self.registry.put(services)"),
+    "version-of-a-request-ignored": ("weir.catalog.registry", "service = self._find(name, version) if version else", "service = self._find(name, \"\") if version else"),
     "model-unloaded-with-a-worker": ("weir.catalog.manager", "        if service.worker_count > 1:\n", "        if False:\n"),
 }  # fmt: skip
