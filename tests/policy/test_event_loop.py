@@ -88,8 +88,15 @@ def test_control_variates_that_are_wrong_say_nothing_wrong() -> None:
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("load", [0.5, 0.95, 1.3])
-def test_a_policy_that_is_asked_by_a_plain_loop_answers_and_refuses_as_in_the_batcher(load: float) -> None:
-    bank = make_bank(GOOGLENET_P4, objective=LatencySLO(0.02, 0.01)) if load > 1.0 else solve_bank(GOOGLENET_P4)
+def test_a_policy_that_is_asked_by_a_plain_loop_answers_and_refuses_as_in_the_batcher(
+    load: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weir.simulation.banks.PROMISE_LOADS", (0.5, 0.86, 0.97))
+    rates = [each * GOOGLENET_P4.max_rate for each in (0.2, 0.4, 0.6, 0.8, 0.97)]
+    promised = load > 1.0
+    bank = (
+        make_bank(GOOGLENET_P4, objective=LatencySLO(0.02, 0.01)) if promised else solve_bank(GOOGLENET_P4, rates=rates)
+    )
     coming = np.cumsum(np.random.default_rng(4).exponential(1.0 / (load * GOOGLENET_P4.max_rate), 4_000))
     taken = asked(SolvedPolicy(bank), GOOGLENET_P4, coming)
     made = run(GOOGLENET_P4, SolvedPolicy(bank), coming)

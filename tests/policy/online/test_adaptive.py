@@ -48,7 +48,9 @@ def test_what_batches_cost_is_known_before_a_bank_is_solved_for_it() -> None:
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("solved", [lambda: None, bank, promised, lambda: solve_bank(GOOGLENET_P4)])
+@pytest.mark.parametrize(
+    "solved", [lambda: None, bank, promised, lambda: solve_bank(GOOGLENET_P4, rates=[200.0, 1000.0, 2800.0])]
+)
 def test_it_keeps_the_rules_of_policies(solved: Callable[[], Bank | None]) -> None:
     policy = SolvedPolicy(solved())
     check_policy(policy)
