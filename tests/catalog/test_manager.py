@@ -108,6 +108,28 @@ def test_versions_are_served_side_by_side() -> None:
     run(main())
 
 
+def test_while_the_default_version_is_unloaded_another_one_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        shop = Workshop(one={"1": "a", "2": "b"})
+        await shop.manager.load_model("one")
+        last = shop.registry.get("one")
+        held = shop.executors[shop.made.index(last)]
+        monkeypatch.setattr(held, "_answer", None)
+        accepted = last.infer(0)
+        unloading = asyncio.ensure_future(shop.manager.unload_model("one", version="2"))
+        await turns(20)
+        assert await shop.ask("one") == "a"
+        with pytest.raises(Draining):
+            await shop.ask("one", "2")
+        assert await shop.states() == {"one/1": "READY", "one/2": "UNLOADING"}
+        held.answer_next(lambda batch: ["b" for _ in batch])
+        assert await accepted == "b"
+        await unloading
+        assert (await shop.ask("one"), await shop.states()) == ("a", {"one/1": "READY"})
+
+    run(main())
+
+
 def test_while_a_model_loads_its_requests_are_refused_with_the_reason() -> None:
     async def main() -> None:
         shop = Workshop(one={"": "a"})

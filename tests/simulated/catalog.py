@@ -329,7 +329,7 @@ class _Change:
         self._catalog, self._name, self._kind, self._version = catalog, name, kind, version
 
     def __enter__(self) -> None:
-        self._began = self._catalog.change_begins(self._name, self._version)
+        self._began = self._catalog.change_begins(self._name, self._version, self._kind)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._catalog.change_ends(self._name, self._version, self._kind, self._began, error)
@@ -386,6 +386,7 @@ class Catalog:
     def open(self, registry: Registry) -> SimulatedManager:
         """Return the manager of the server."""
         self.registry = registry
+        registry.changed.append(self._registry_changed)
         manager = self.manager = SimulatedManager(registry, self.repository, self.make, residency=self.residency)
         manager.catalog = self
         self.world.loop.work_takes = lambda: self._draw.choice((0.0, self.plan.reading))
@@ -503,18 +504,28 @@ class Catalog:
         """Return the name and the version of what has phases of a model: itself, for who names no version, and each version."""
         return {name: (name, ""), **{label_of(name, each): (name, each) for each in self.plan.versions_of(name)}}
 
-    def change_begins(self, name: str, version: str) -> float:
-        """A model is loaded, read or unloaded, or only a version of it; return the instant."""
+    def change_begins(self, name: str, version: str, kind: str) -> float:
+        """A model is loaded, read or unloaded, or only a version of it, while another one is there for who names none; return the instant."""
         self.changing += 1
         self.world.readiness_changed()
         if name in self.phases:
             default = self.registry.services.get(name)
-            own = not version or default is None or default.version == version
+            another = kind == "unload" and len(self._running(name)) > 1
+            own = not version or default is None or (default.version == version and not another)
             for key, (_, each) in self._keys(name).items():
                 if own if key == name else version in ("", each) or default is None:
                     self._note(key, CHANGING)
             self._ending[name].append(self.world.loop.now)
         return self.world.loop.now
+
+    def _running(self, name: str) -> Mapping[str, Service]:
+        return self.registry.versions(name) if name in self.registry.services else {}
+
+    def _registry_changed(self) -> None:
+        """While the default version is unloaded, another one is for who names none."""
+        for name, leaving in self.registry._leaving.items():
+            if name in self.phases and self.registry.services[name].version not in leaving:
+                self._note(name, IN)
 
     def endings(self, name: str, limit: float) -> list[float]:
         """Return when that began which may end a model now, after `limit` seconds: changes, also those that were cancelled, and evictions."""
@@ -540,7 +551,7 @@ class Catalog:
             return
         for key, named in self._keys(name).items():
             self._note(key, IN if self.registry._find(*named) else OUT)
-        running = self.registry.versions(name) if name in self.registry.services else {}
+        running = self._running(name)
         self._check_default(name, running)
         registered = version in running if version else bool(running)
         if error is not None and not isinstance(error, (WeirError, asyncio.CancelledError)):

@@ -602,6 +602,8 @@ class Manager:
             for chain in self._dependents(name, ending):
                 await self._unload_model(chain, "", True)
         self._check_dependents(name, ending)
+        if ending:
+            self.registry.leave(name, ending)
         with self._states.during(name, ending, "UNLOADING"):
             for error in filter(None, await self._stopped(ending.values())):
                 raise error

@@ -57,6 +57,7 @@ class Registry:
         self.ending = False  # the server accepts no more requests; models may still finish accepted ones
         self._versions: dict[str, dict[str, Service]] = {}
         self._default: dict[str, str] = dict(defaults or {})  # default versions that were set explicitly
+        self._leaving: dict[str, Collection[str]] = {}  # versions that are about to be stopped
         self._reserved = set[str]()  # first segments of paths that the server has itself
         self._paths: dict[str, str] = {}  # the name of a model by path; the model need not be loaded
         for service in services:
@@ -190,6 +191,7 @@ class Registry:
         versions = {service.version: service for service in services}
         name = next(iter(versions.values())).name
         self._versions[name] = versions
+        self._leaving.pop(name, None)
         self._default.pop(name, None)
         if default is not None:
             self._default[name] = default
@@ -198,6 +200,12 @@ class Registry:
     def remove(self, name: str) -> None:
         """Forget all services of this name."""
         self._versions.pop(name, None)
+        self._leaving.pop(name, None)
+        self._changed()
+
+    def leave(self, name: str, versions: Collection[str]) -> None:
+        """Let requests that name no version go to others than `versions`, which are about to be stopped, if there are others."""
+        self._leaving[name] = versions
         self._changed()
 
     def check_label(self, name: str, version: str) -> None:
@@ -240,10 +248,10 @@ class Registry:
             changed()
 
     def _renew(self) -> None:
-        self.services = {
-            name: versions.get(self._default.get(name, ""), versions[max(versions, key=version_order)])
-            for name, versions in self._versions.items()
-        }
+        self.services = {}
+        for name, every in self._versions.items():
+            versions = {each: every[each] for each in every if each not in self._leaving.get(name, ())} or every
+            self.services[name] = versions.get(self._default.get(name, ""), versions[max(versions, key=version_order)])
         self.routes = {path: self.services[name] for path, name in self._paths.items() if name in self.services}
 
 
