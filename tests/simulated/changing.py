@@ -132,8 +132,11 @@ class ChangeClient(ChannelClient):
     def _request(self, draw: random.Random, n: int, name: str, version: str) -> ModelAsk:
         plan = self.site.plan
         do, wanted = "ok", ""
+        of_chain = (
+            ("ModelNotFound",) * 8 if name in self._catalog.plan.chains else ()
+        )  # a chain has others of these itself
         if draw.random() < plan.wrong / 2:
-            do = draw.choice((*RAISED, "crash"))
+            do = draw.choice((*RAISED, "crash", *of_chain))
             wanted = "ModelCrashed" if do == "crash" else MODEL_FAULTS.get(do, do)
         limit = plan.timeout
         headers: tuple[str, ...] = ()
@@ -141,7 +144,7 @@ class ChangeClient(ChannelClient):
             limit = draw.choice((0.02, 0.5, 50.0))
             headers = (f"X-Request-Timeout: {limit}",)
         item = {"n": n, "do": do, "size": 0}
-        if name in self._catalog.plan.chains and draw.random() < 0.5:
+        if of_chain and draw.random() < 0.5:
             item |= {"do": "ok", "then": do}
             wanted = wanted if len(self._catalog.plan.chains[name]) > 1 else ""
         body = json.dumps(item).encode()
