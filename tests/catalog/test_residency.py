@@ -1,6 +1,7 @@
 """Models come when requests come for them and leave when others need their room; no request is lost by that."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from math import inf
@@ -17,7 +18,7 @@ from weir.catalog.registry import Registry
 from weir.catalog.residency import Residency
 from weir.catalog.sources import ModelToServe, Parameters
 from weir.frontends.http.application import InMemory
-from weir.policy.residency import Room
+from weir.policy.residency import Resident, Room
 from weir.protocols.exchange import once_read
 from weir.testing import FakeClock, FakeExecutor
 from weir.workers.executor import Listener
@@ -117,11 +118,12 @@ class House:
         return await (await self.find(name)).infer(item, **options)
 
     def states(self) -> dict[str, str]:
-        found = {}
-        for name, service in self.registry.services.items():
-            assert service.residency is not None
-            found[name] = service.residency["state"]
-        return found
+        """Return where each model is; one that answers is "loading" until it was measured."""
+        models = self.residency.core.models
+        return {
+            name: models.get(service.generation, Resident()).presence.value
+            for name, service in self.registry.services.items()
+        }
 
     async def finish(self, name: str, number: int) -> None:
         """Have the executor of that number of the model answer its batch, once it has one."""
@@ -172,6 +174,22 @@ def test_a_model_leaves_for_another_and_comes_back() -> None:
         assert await held.infer(7) == ["a", 7]  # a handle from before
         assert house.starts == ["a", "b", "c", "a"]
         assert len(house.running()) == 2
+        await house.manager.stop()
+
+    run(main())
+
+
+def test_a_model_that_answers_is_called_loaded_while_it_is_measured() -> None:
+    async def main() -> None:
+        house, measured = House("a"), threading.Event()
+        house.residency._measure = lambda pid: measured.wait(60)
+        assert await house.ask("a") == ["a", 0]
+        view = (await house.find("a")).residency
+        assert view is not None and (view["state"], view["ready_in_seconds"]) == ("loaded", None)
+        assert await house.manager.index() == [ModelState("a", "", "READY", "")]
+        assert house.states() == {"a": "loading"}
+        measured.set()
+        await until(lambda: house.states() == {"a": "loaded"})
         await house.manager.stop()
 
     run(main())

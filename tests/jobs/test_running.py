@@ -104,11 +104,13 @@ def line_of(number: int, size: int) -> bytes:
 def test_lines_and_answers_are_charged_while_they_are_in_memory(tmp_path: Path) -> None:
     most = at_once = 0
     under_way = list[None]()
+    pair = asyncio.Barrier(2)
 
     async def answered(path: str, body: bytes) -> Reply:
         nonlocal most, at_once
         under_way.append(None)
-        await asyncio.sleep(0)
+        await pair.wait()
+        await played.runner.use(int)  # until the lines that are being read are read: no third one may be
         assert played.account.held_bytes >= 100_000 * len(under_way)
         most, at_once = max(most, played.account.held_bytes), max(at_once, len(under_way))
         under_way.pop()

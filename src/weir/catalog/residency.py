@@ -102,9 +102,12 @@ class Residency:
         model = self.core.models.get(generation) or Resident()
         now = self.clock()
         taken = model.measured or Room()
-        coming = model.presence in (Presence.WAITING, Presence.LOADING)
+        presence = model.presence
+        if presence is Presence.LOADING and not generation.driver.not_ready_reason:
+            presence = Presence.LOADED  # it answers already; what it takes is being measured
+        coming = presence in (Presence.WAITING, Presence.LOADING)
         return {
-            "state": model.presence.value,
+            "state": presence.value,
             "reason": model.reason,
             "pinned": model.pinned,
             "memory_bytes": int(taken.memory),
@@ -223,14 +226,11 @@ class Residency:
 
     async def measure(self) -> None:
         """Measure what the loaded models take, and make room if they have grown beyond what there is."""
-        loaded = [_generation(key) for key, model in self.core.models.items() if model.presence is Presence.LOADED]
-        taken = await self._taken(loaded)
-        still: dict[Key, Room] = {
-            each: room
-            for each, room in taken.items()
-            if each in self.core.models and self.core.models[each].presence is Presence.LOADED
-        }
-        self._make_room(still)
+        taken = await self._taken(self._all_loaded())
+        self._make_room({each: taken[each] for each in self._all_loaded() if each in taken})
+
+    def _all_loaded(self) -> list[Generation]:
+        return [_generation(key) for key, model in self.core.models.items() if model.presence is Presence.LOADED]
 
     def _make_room(self, taken: dict[Key, Room]) -> None:
         now = self.clock()
