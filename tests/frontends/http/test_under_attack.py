@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from math import inf
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -76,8 +76,9 @@ class Attacked:
 
 def status(client: socket.socket) -> int:
     """Return the status of the next answer; 0 where the connection was closed without one."""
-    line = client.recv(12)
-    return int(line[9:12] or 0)
+    with suppress(ConnectionResetError):
+        return int(client.recv(12)[9:12] or 0)
+    return 0
 
 
 @contextmanager
@@ -144,9 +145,12 @@ def test_bodies_of_nothing_but_empty_members(tmp_path: Path) -> None:
         empty = gzip.compress(b"")
         clients = [server.connect() for _ in range(6)]
         for client in clients:
-            client.sendall(post(empty * ((8 << 20) // len(empty)), b"Content-Encoding: gzip"))
+            with suppress(ConnectionResetError):  # it was refused, and takes longer to send than the server waits
+                client.sendall(post(empty * ((8 << 20) // len(empty)), b"Content-Encoding: gzip"))
         assert server.call(post(gzip.compress(b'"abc"'), b"Content-Encoding: gzip", b"X-Request-Timeout: 10")) == 200
-        assert {status(client) for client in clients} <= {400, 429}  # read, or refused while others hold what there is
+        # Read, or refused while others hold what there is.
+        assert {status(client) for client in clients} - {0} <= {400, 429}
+        assert server.lives()
 
 
 def test_bodies_that_are_announced_and_never_sent(tmp_path: Path) -> None:

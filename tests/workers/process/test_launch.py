@@ -84,7 +84,7 @@ def test_nothing_is_loaded_before_the_process_is_bound_to_its_server_and_its_cpu
     heavy = {"numpy", "msgspec", "asyncio", "pydantic", "cloudpickle", "logging"}
     script = "import sys, weir.workers.process.entry; print(*sys.modules)"
 
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True)
 
     assert not heavy & set(done.stdout.split())
 
