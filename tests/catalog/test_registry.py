@@ -5,7 +5,7 @@ import pytest
 from tests.serving.kit import Square, squares, turns
 
 import weir
-from weir import ModelError, ModelNotFound, Registry, Service, SettingsError
+from weir import ModelError, ModelNotFound, ModelNotReady, Registry, Service, SettingsError
 from weir.catalog.registry import running, version_order
 from weir.testing import FakeExecutor
 from weir.workers.executor import Listener
@@ -35,6 +35,26 @@ def test_routes_lead_to_models() -> None:
     one, two = named("one"), named("two")
     registry = Registry([one, two], {"one": "/classify", "two": ["/embed", "/api/embed"]})
     assert registry.routes == {"/classify": one, "/embed": two, "/api/embed": two}
+
+
+def test_a_model_on_demand_all_of_whose_versions_leave_is_as_if_it_had_not_been_read() -> None:
+    async def read(name: str) -> None:
+        raise AssertionError(f"{name} is not read here")
+
+    one, two = named("one", version="1"), named("one", version="2")
+    registry = Registry([one, two, named("other")], {"one": "/classify"})
+    registry.on_demand, registry.read = {"one": ""}, read
+    registry.leave("one", {"2"})
+    assert (registry.get("one"), registry.get("one", "2")) == (one, two)
+    registry.leave("one", {"1", "2"})
+    assert "one" not in registry.services and not registry.routes
+    assert registry.all[:2] == [one, two]
+    for version in ("", "1", "2", "3"):
+        with pytest.raises(ModelNotReady) as raised:
+            registry.get("one", version)
+        assert raised.value.read is not None
+    registry.put([one, two])
+    assert (registry.get("one"), registry.get("one", "1")) == (two, one)
 
 
 def test_a_model_may_have_several_versions_of_which_the_highest_is_the_default() -> None:

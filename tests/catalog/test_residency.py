@@ -467,6 +467,29 @@ def test_an_unloaded_model_is_read_and_loaded_again_by_the_next_request() -> Non
     run(main())
 
 
+def test_requests_that_come_while_their_model_is_unloaded_wait_and_load_it_again() -> None:
+    async def main() -> None:
+        house = House("a")
+        house.answers = False
+        service = await house.find("a")
+        call = service.infer(0)
+        await until(lambda: house.has_work("a"))
+        unloaded = asyncio.ensure_future(house.manager.unload_model("a"))
+        await until(lambda: service.draining)
+        others = [asyncio.ensure_future(house.ask("a", number)) for number in (1, 2)]
+        await turns()
+        assert house.reads == ["a"]
+        await house.finish("a", 0)
+        assert await call == ["a", 0]
+        await unloaded
+        await house.finish("a", 1)
+        assert await asyncio.gather(*others) == [["a", 1], ["a", 2]]
+        assert house.reads == ["a", "a"]
+        await house.manager.stop()
+
+    run(main())
+
+
 def test_a_load_call_of_a_model_that_fails_raises_its_error() -> None:
     async def main() -> None:
         house = House("a")

@@ -524,7 +524,8 @@ class Catalog:
     def _registry_changed(self) -> None:
         """While the default version is unloaded, another one is for who names none."""
         for name, leaving in self.registry._leaving.items():
-            if name in self.phases and self.registry.services[name].version not in leaving:
+            service = self.registry.services.get(name)
+            if name in self.phases and service is not None and service.version not in leaving:
                 self._note(name, IN)
 
     def endings(self, name: str, limit: float) -> list[float]:

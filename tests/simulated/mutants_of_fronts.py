@@ -37,6 +37,6 @@ OF_CHAINS = {
     "added-workers-forgotten-by-a-load": ("weir.catalog.manager", "range(0 if has_them else self._endpoints.added(name))", "range(0)"),
     "other-versions-lost-by-a-load": ("weir.catalog.manager", "if version and key != version}", "if False}"),
     "default-lost-by-an-unload": ("weir.catalog.manager", "self.registry.put(services, self.registry.default_of(name))", "self.registry.put(services)"),
-    "version-of-a-request-ignored": ("weir.catalog.registry", "service = self._find(name, version) if version else", "service = self._find(name, \"\") if version else"),
+    "version-of-a-request-ignored": ("weir.catalog.registry", "(service := self._find(name, version))", "(service := self._find(name, \"\"))"),
     "model-unloaded-with-a-worker": ("weir.catalog.manager", "        if service.worker_count > 1:\n", "        if False:\n"),
 }  # fmt: skip

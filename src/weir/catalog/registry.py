@@ -100,10 +100,8 @@ class Registry:
 
         Raises ModelNotFound, which names the models or versions that exist, or ModelNotReady while the model is loading.
         """
-        service = self._find(name, version) if version else self.services.get(name)
-        if service is None and (own := self.name_of(name)) != name:
-            name, service = own, self._find(own, version)
-        if service is not None:
+        name = self.name_of(name)
+        if (service := self._find(name, version)) is not None:
             return service
         if name in self.services:
             raise unknown_model(name, filter(None, self._versions[name]), version)
@@ -114,7 +112,7 @@ class Registry:
         raise unknown_model(name, self.services)
 
     def _find(self, name: str, version: str) -> Service | None:
-        return self._versions.get(name, {}).get(version) if version else self.services.get(name)
+        return self._versions[name].get(version) if version and name in self.services else self.services.get(name)
 
     def name_of(self, name: str) -> str:
         """Return the own name of the model that answers to `name`; `name` if there is none."""
@@ -204,7 +202,8 @@ class Registry:
         self._changed()
 
     def leave(self, name: str, versions: Collection[str]) -> None:
-        """Let requests that name no version go to others than `versions`, which are about to be stopped, if there are others."""
+        """Let requests that name no version go to others than `versions`, which are about to be stopped, if there are others. If
+        there are none, and the model is on demand, requests wait as for one that has not been read."""
         self._leaving[name] = versions
         self._changed()
 
@@ -250,8 +249,10 @@ class Registry:
     def _renew(self) -> None:
         self.services = {}
         for name, every in self._versions.items():
-            versions = {each: every[each] for each in every if each not in self._leaving.get(name, ())} or every
-            self.services[name] = versions.get(self._default.get(name, ""), versions[max(versions, key=version_order)])
+            versions = {each: every[each] for each in every if each not in self._leaving.get(name, ())}
+            if versions := versions or ({} if name in self.on_demand else every):
+                highest = versions[max(versions, key=version_order)]
+                self.services[name] = versions.get(self._default.get(name, ""), highest)
         self.routes = {path: self.services[name] for path, name in self._paths.items() if name in self.services}
 
 
