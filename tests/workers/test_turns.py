@@ -150,7 +150,7 @@ def test_a_model_is_measured_while_no_other_computes(
         params, executor = {"path": str(tmp_path / "device")}, SharedPool().member if pooled else "process"
         async with taking_turns(tmp_path, group, Exclusive, executor=executor) as (first,):
             settings: dict[str, Any] = {"params": params, "executor": executor, "device": group, "max_batch_size": 2}
-            late = Service(Measured, policy="auto:seconds=0.1", **settings)
+            late = Service(Measured, policy="auto:seconds=0.4", **settings)
             starting = asyncio.ensure_future(late.start())
             served = 0
             while not starting.done():
