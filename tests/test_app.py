@@ -146,7 +146,7 @@ def hosted(command: list[str], **variables: str) -> Iterator[tuple[str, "subproc
 @pytest.mark.parametrize("server", SERVERS)
 def test_a_real_server_serves_and_leaves_nothing_behind(server: str) -> None:
     with hosted(SERVERS[server]) as (url, process):
-        with httpx.Client(base_url=url, timeout=40) as client:
+        with httpx.Client(base_url=url) as client:
             assert client.post("/infer/square", content=b"3").json() == 9
             assert client.post("/inference/batch", json=[1, "a", 2]).json()[2] == {"output": 4}
             assert client.get("/health/ready").json()["ready"] is True
@@ -166,7 +166,7 @@ def test_a_real_server_serves_and_leaves_nothing_behind(server: str) -> None:
 def test_http_2() -> None:
     with (
         hosted(SERVERS["hypercorn"]) as (url, _),
-        httpx.Client(http1=False, http2=True, base_url=url, timeout=40) as client,
+        httpx.Client(http1=False, http2=True, base_url=url) as client,
     ):
         answer = client.post("/infer/square", content=b"3")
         assert (answer.http_version, answer.content) == ("HTTP/2", b"9")
@@ -274,8 +274,8 @@ def test_a_wrong_setting_is_refused_at_once(settings: dict[str, Any], says: str)
 def test_the_processes_of_a_server_show_what_all_of_them_count(tmp_path: Path) -> None:
     with hosted(SERVERS["gunicorn"], PROMETHEUS_MULTIPROC_DIR=str(tmp_path)) as (url, process):
         for number in range(20):
-            assert httpx.post(f"{url}/infer/square", content=str(number), timeout=40).json() == number * number
-        shown = httpx.get(f"{url}/metrics", timeout=40).text
+            assert httpx.post(f"{url}/infer/square", content=str(number)).json() == number * number
+        shown = httpx.get(f"{url}/metrics").text
         assert 'weir_workers{model="square",pid="' in shown
         until(lambda: len(list(tmp_path.glob("weir/counter_*.db"))) == 2)  # the second one may start later
         process.send_signal(signal.SIGTERM)  # each process writes for the last time

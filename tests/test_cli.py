@@ -75,7 +75,7 @@ class Asking:
         self._thread.start()
 
     def _ask(self, url: str, item: Any) -> None:
-        self.response = httpx.post(url, json=item, timeout=40)
+        self.response = httpx.post(url, json=item)
 
     def answer(self) -> httpx.Response:
         self._thread.join()

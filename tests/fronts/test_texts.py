@@ -169,7 +169,7 @@ def test_what_a_front_does_not_answer_goes_on_at_the_dispatcher(
     front, _ = fronts_of(served)
     with calling(served, front) as caller:
         caller.call(path, sent, headers=headers)
-        assert owners(served, caller) == []
+        until(lambda: owners(served, caller) == [])  # it closes its own descriptor once the other one has been sent
         assert caller.call("/v1/embeddings", body(input="it"))[0] == 200
 
 
