@@ -212,7 +212,7 @@ def test_calls_that_race_with_the_stop_are_all_answered() -> None:
         service.stop(0.0)
         for thread in threads:
             thread.join()
-        assert concurrent.futures.wait(futures, timeout=10).not_done == set()
+        assert concurrent.futures.wait(futures, timeout=200).not_done == set()
 
 
 def test_a_service_that_nothing_refers_to_ends() -> None:
