@@ -125,6 +125,16 @@ class House:
             for name, service in self.registry.services.items()
         }
 
+    async def unload_busy(self, name: str) -> tuple[Service, asyncio.Future[Any], asyncio.Future[None]]:
+        """Begin to unload a model that has a request, which is finished by `finish`; return its service, the request and the unloading."""
+        self.answers = False
+        service = await self.find(name)
+        call = service.infer(0)
+        await until(lambda: self.has_work(name))
+        unloaded = asyncio.ensure_future(self.manager.unload_model(name))
+        await until(lambda: service.draining)
+        return service, call, unloaded
+
     async def finish(self, name: str, number: int) -> None:
         """Have the executor of that number of the model answer its batch, once it has one."""
         await until(lambda: any(each.pending for each in self.executors.get(name, [])[number:]))
@@ -470,12 +480,7 @@ def test_an_unloaded_model_is_read_and_loaded_again_by_the_next_request() -> Non
 def test_requests_that_come_while_their_model_is_unloaded_wait_and_load_it_again() -> None:
     async def main() -> None:
         house = House("a")
-        house.answers = False
-        service = await house.find("a")
-        call = service.infer(0)
-        await until(lambda: house.has_work("a"))
-        unloaded = asyncio.ensure_future(house.manager.unload_model("a"))
-        await until(lambda: service.draining)
+        _, call, unloaded = await house.unload_busy("a")
         others = [asyncio.ensure_future(house.ask("a", number)) for number in (1, 2)]
         await turns()
         assert house.reads == ["a"]
@@ -606,12 +611,7 @@ def test_the_memory_of_an_evicted_model_is_free_when_its_workers_have_ended() ->
 def test_a_model_that_is_unloaded_is_not_evicted_into_another_life() -> None:
     async def main() -> None:
         house = House("a", "b", memory=1.0)
-        house.answers = False
-        service = await house.find("a")
-        call = service.infer(0)
-        await until(lambda: house.has_work("a"))
-        unloaded = asyncio.ensure_future(house.manager.unload_model("a"))
-        await until(lambda: service.draining)
+        service, call, unloaded = await house.unload_busy("a")
         other = asyncio.ensure_future(house.ask("b"))  # is read after the unloading, and is wanted before
         house.residency._evict(service.generation, "evicted for 'b'")
         for _ in range(20):

@@ -164,7 +164,7 @@ class ResponseWriter(asyncio.BufferedProtocol):
 
     def _advance(self) -> None:
         """Process the bytes that have arrived."""
-        raise NotImplementedError  # implemented in connection.py
+        raise NotImplementedError  # Connection implements it
 
     # Responses.
 
