@@ -1,7 +1,7 @@
 # Everything runs in .venv, made by plain `python -m venv`. Stamps in it make a second run quick.
 #   make serve   install, and serve sentence vectors of a real model on port 8000 (PORT=...)
-#   make test    install what the tests need, and run them on JOBS cores (ARGS=... go to pytest; -n0: one after another; SLOW=0.04: all
-#                work for threads begins so many seconds late, in servers too: what passes only where a thread is quick fails)
+#   make test    install what the tests need, and run them on JOBS cores (ARGS=... go to pytest; -n0: one after another; SLOW=0.04: work
+#                for threads begins, and messages of processes are read, so many seconds late, in servers too: what passes only where they are quick fails)
 #   make lint    ruff, mypy --strict and import-linter: seconds, once mypy has its cache
 #   make check   make lint; and the core is covered by its tests in every branch
 #   make test-browser  watch a server at work in a real Chromium, which it installs where it may

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.catalog.workshop import Shelf
-from tests.serving.kit import Square, turns
+from tests.serving.kit import Square, turns, until
 
 from weir import DeadlineExceeded, Draining, ModelError, ModelNotFound, ModelNotReady, Service, SettingsError
 from weir.catalog import manager
@@ -26,12 +26,6 @@ from weir.workers.executor import Listener
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     asyncio.run(main)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  (there is no event to wait for)
-            await asyncio.sleep(0.001)
 
 
 class Gated(FakeExecutor):

@@ -55,6 +55,13 @@ async def turns(count: int = 3) -> None:
         await asyncio.sleep(0)
 
 
+async def until(condition: Callable[[], Any]) -> None:
+    """Return once `condition` holds, for what a test sees from outside and has no event of."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  (see above)
+            await asyncio.sleep(0.001)
+
+
 class Watch(RecordingObserver):
     """An observer that a test can wait for."""
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.serving.kit import until
 from tests.serving.models import Paced, Square
 from tests.tuning.banks import PROFILE
 from tests.tuning.solving_rig import Rig, running, turns
@@ -152,9 +153,7 @@ def test_the_solving_process_solves_for_two_kinds() -> None:
 
 
 async def until_solved_for_kinds(service: weir.Service) -> None:
-    async with asyncio.timeout(60.0):
-        while (service.explain_policy()["kinds"] or {}).get("each") is None:  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(0.02)
+    await until(lambda: (service.explain_policy()["kinds"] or {}).get("each") is not None)
 
 
 def rows_by_kind(service: weir.Service) -> dict[str, int]:

@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.serving.kit import until
 from tests.serving.models import Broken
 from tests.tuning.banks import small_bank
 
@@ -69,13 +69,6 @@ def workers_of(service: weir.Service) -> int:
 def solved(service: weir.Service, reason: str) -> int:
     count: int = service.explain_policy()["solved"]["reasons"].get(reason, 0)
     return count
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    """Return once `condition` holds: what a solving process has done is nothing that a test could hear of."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(0.01)
 
 
 def test_a_killed_worker_means_tables_for_fewer(tmp_path: Path, nothing_is_left: None) -> None:
