@@ -101,9 +101,9 @@ suit them better. `benchmarks/results.json` has further columns.
 
 ## What is not better
 
-- An empty application on uvicorn or grpc.aio serves a single connection faster than Weir, which asks a worker process.
-- Over gRPC with one connection, Triton uses less CPU time per call than Weir, and serves about as many calls per second.
-- mosec's p50 with one connection comes from its setting: it waits up to 5 ms for requests that never arrive. [Without batches](#square-over-one-connection) it is as fast as Weir.
+- An empty application on uvicorn serves a single connection, and one on grpc.aio up to 16, faster than Weir, which asks a worker process.
+- Over gRPC with one connection, Triton uses less CPU time per call than Weir, and serves about as many calls per second, or a few more.
+- mosec's p50 with one connection comes from its setting: it waits up to 5 ms for requests that never arrive. [Without batches](#square-over-one-connection) it serves 1.7 times as many requests as Weir on the processor of that table; 0.9 times as many on an AMD EPYC of two cores.
 - At 0.9 of the capacity a solved policy costs as much as `greedy`, and at 0.5 hardly less than batches of 8.
 - A server encodes sentences more slowly than the runtime alone.
 - The very first start of an embedding model builds its graph, and takes as long as infinity's start.
