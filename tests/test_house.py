@@ -80,7 +80,7 @@ def test_our_own_house_has_no_knots() -> None:
 # Room by room: files and code lines. The goal of the rooms that stood when the house was rebuilt was 260 files and 33,000 lines.
 # Lower a pair whenever its room has become smaller; only the commit that adds a capability may raise one, by what it adds.
 LIMITS = {
-    "batching": (14, 2_762),
+    "batching": (14, 2_764),
     "bench": (8, 2_161),
     "catalog": (20, 4_932),
     "client": (8, 2_011),
@@ -93,7 +93,7 @@ LIMITS = {
     "policy": (26, 3_551),
     "profiling": (4, 1_090),
     "protocols": (10, 2_750),
-    "serving": (9, 2_858),
+    "serving": (9, 2_866),
     "simulation": (13, 3_091),
     "telemetry": (6, 1_544),
     "text_models": (24, 6_264),

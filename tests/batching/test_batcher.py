@@ -58,6 +58,19 @@ def test_an_idle_worker_gets_what_there_is() -> None:
     assert mill.batcher.next_wakeup is None
 
 
+def test_a_batch_could_grow_while_it_has_room_and_a_worker_is_free() -> None:
+    mill = Mill(max_batch_size=4)
+    seen = []
+    for request in many(4):
+        seen.append(mill.batcher.could_grow(2))
+        mill.batcher.submit(request, 0.0)
+    assert seen == [False, False, True, True]
+    assert not mill.batcher.could_grow(2)  # it is full
+    mill.turn(Wakeup.ARRIVAL)
+    mill.submit(*many(2))
+    assert not mill.batcher.could_grow(2)  # the worker is busy
+
+
 def test_the_policy_is_called_only_with_a_place_free() -> None:
     policy = Notes()
     mill = Mill(policy, workers=0)

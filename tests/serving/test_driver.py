@@ -11,6 +11,7 @@ from tests.serving.models import Total
 from weir import DeadlineExceeded, InvalidRequest, Model, ModelError, ModelNotReady, Overloaded, Service
 from weir.errors import ModelCrashed
 from weir.messages import Batch, Dispatch, Events, Kind, Reason, Timing
+from weir.serving.driver import MANY
 from weir.testing import FakeExecutor, FakeRequest
 
 
@@ -22,6 +23,21 @@ def test_all_requests_of_one_turn_share_a_batch() -> None:
             assert [each.output for each in requests] == squares(list(range(10)))
             assert rig.executor.sizes == [10]
             assert requests[0].dispatch is requests[9].dispatch
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("first", "sizes"), [(MANY - 1, [MANY - 1]), (MANY, [MANY + 2]), (62, [64]), (64, [64])])
+def test_a_turn_with_many_requests_is_followed_by_one_more_look(first: int, sizes: list[int]) -> None:
+    async def main() -> None:
+        async with serving(None, max_batch_size=64) as rig:
+            for count in (first, 2, 4):  # requests of three turns
+                for item in range(count):
+                    request(rig.service, item)
+                await asyncio.sleep(0)
+            assert rig.executor.sizes == sizes
+            await turns()
+            assert rig.executor.sizes == sizes  # the others wait for the worker
 
     asyncio.run(main())
 

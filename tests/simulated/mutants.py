@@ -53,7 +53,7 @@ MUTANTS = {
     "wake-up-lost-of-a-group": Mutant(
         "weir.batching.batcher", "        if group.asleep:\n            queue.scheduler.wake(group)\n", ""
     ),
-    "wake-up-lost-of-a-turn": Mutant("weir.serving.driver", "        self._polling = False\n        now", "        now"),
+    "wake-up-lost-of-a-turn": Mutant("weir.serving.driver", "        self._polling = self._looked_again = False\n", "        self._looked_again = False\n"),
     "settled-answered-again": Mutant(
         "weir.batching.request_state", "        if request.settled:\n            unwanted", "        if False:\n            unwanted"
     ),

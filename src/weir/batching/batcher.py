@@ -651,6 +651,10 @@ class Batcher:
 
     # What others read.
 
+    def could_grow(self, least: int) -> bool:
+        """Return whether at least so many rows wait, a worker is free for them, and a batch has room for more."""
+        return bool(self._places.free) and least <= self._queue.waiting < self.settings.max_batch_size
+
     @property
     def waiting_rows(self) -> int:
         """How many rows wait, bulk work included."""

@@ -38,6 +38,8 @@ from weir.workers.timer import TimeLimit, Timer
 
 # Settled requests may stay in the containers until they are more than this many.
 SWEEP_ABOVE = 64
+# To read so many rows takes a turn of the loop so long that others have probably come meanwhile.
+MANY = 16
 
 NOT_STARTED = "not started"  # why a service is not ready before its start and after its end
 LOADING = "loading"
@@ -197,6 +199,7 @@ class Driver:
         self._clock = clock
         self._polling = False
         self._turn_began = 0.0  # when the first request of this turn of the event loop came
+        self._looked_again = False
         self._batcher_draining = False
         self._logged: set[str] = set()
 
@@ -552,9 +555,15 @@ class Driver:
     # One turn: decide, dispatch, arm the timer.
 
     def _poll_arrivals(self) -> None:
-        self._polling = False
         now = self._clock()
         self.batcher.took_turn(now - self._turn_began)
+        if not self._looked_again and self.batcher.could_grow(MANY):
+            self._looked_again = (
+                True  # else callers part into groups that take turns, with a small batch for every large one
+            )
+            self._schedule_poll(now)
+            return
+        self._polling = self._looked_again = False
         self._call_bulk_workers()
         self._poll(Wakeup.ARRIVAL, now)
         if self._no_worker is not None and not self.batcher.workers and not self.not_ready_reason:
