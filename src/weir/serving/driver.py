@@ -558,9 +558,8 @@ class Driver:
         now = self._clock()
         self.batcher.took_turn(now - self._turn_began)
         if not self._looked_again and self.batcher.could_grow(MANY):
-            self._looked_again = (
-                True  # else callers part into groups that take turns, with a small batch for every large one
-            )
+            # Without this, callers part into groups that take turns, with a small batch for every large one.
+            self._looked_again = True
             self._schedule_poll(now)
             return
         self._polling = self._looked_again = False
