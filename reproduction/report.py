@@ -28,7 +28,7 @@ _INTRODUCTION = """\
 Xu, Sun, Zhou and Niu, *SMDP-based dynamic batching for efficient inference on GPU-based platforms* ([arXiv 2301.12865](https://arxiv.org/abs/2301.12865)), \
 recomputed with Weir's solver by `make reproduce`, which writes this page. The setting is that of section V: GoogLeNet on a Tesla P4, batches of up to 32, \
 τ(b) = 0.3051·b + 1.052 ms, ζ(b) = 19.90·b + 19.60 mJ. ρ is the load; w1 and w2 weigh the mean response time in ms and the mean power in W. \
-[How a policy is solved](../explanation/solved-policies.md) explains the model."""
+[Solved policies](../explanation/solved-policies.md) explains the model."""
 _TABLE_NOTE = """\
 Ours / the paper's. "Exact s_max" is what exact comparison would accept. Space is Bmax·s_max, time sweeps·Bmax·s_max². Accepted is the first s_max from 32 on \
 whose policy serves and whose Δ is below 0.001; η is 0.99 of its bound, ε = 0.01, at most 10000 sweeps."""

@@ -394,13 +394,12 @@ ON_PAGE: dict[str, dict[str, int]] = {
         "load": 0, "solved: excess, W": 1, "refused, %": 3, "saved: than the best limit": 5, "than the best size and delay": 9,
     },
     "random-bursts": {"models": 0, "policy": 1, "number": 2, "beside greedy, mean": 3, "the worst": 4, "surely above +0.5 %": 6},
-    "foreseen": {"trace": 0, "load": 1, "w2": 2, "clairvoyant optimum": 3, "solved: above it": 4, "greedy": 6, "best size and delay": 7},
+    "foreseen": {"cost above the optimum": 0, "solved": 4, "greedy": 6, "best size and delay": 7},
 }  # fmt: skip
 INTERVAL = re.compile(r" \([^()]* to [^()]*\)")  # of a long table the page shows none; results.json has them
 WITHOUT_INTERVALS = {"foreseen"}
-ROWS_ON_PAGE = {
-    "random-bursts": ("linear", "concave", "convex", "staircase", "all")
-}  # by their first cell; all, if it is not here
+# By their first cell; all, if a comparison is not here.
+ROWS_ON_PAGE = {"day": ("10",), "foreseen": ("all",), "random-bursts": ("all",)}
 
 
 def shown_on_page(name: str, stored: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -1,4 +1,4 @@
-"""Metrics of a model's own: what `self.metrics` is in a worker, and how the server adds up what its workers report.
+"""Custom metrics of a model: what `self.metrics` is in a worker, and how the server adds up what its workers report.
 
 A worker reports what was added to a counter or histogram since its last report, and the present value of a gauge that has changed. The
 server adds up, so a worker that ends takes back nothing but its gauges; what it had not reported yet is lost.

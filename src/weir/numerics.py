@@ -1,4 +1,4 @@
-"""Numerical functions that numpy lacks, as accurate as scipy's for what Weir needs, which so does without scipy.
+"""Numerical functions that numpy lacks, accurate enough for Weir to do without scipy.
 
 The tests hold them against scipy's.
 """

@@ -1,4 +1,4 @@
-"""Finds parts by name that Weir brings or that installed packages add by entry points. None is imported before it is used.
+"""Finds parts by name: Weir's own, and those that installed packages add through entry points. None is imported before it is used.
 
 Weir's own need no installed metadata, so a checkout has them, too.
 """

@@ -182,34 +182,34 @@ MUTANTS |= {name: Mutant(*each) for name, each in (OF_FRONTS | OF_CHAINS).items(
 
 # Which kinds of faults Weir has had, and the mutants of each.
 KINDS = {
-    "a status or a name missing in a table": ("status-missing", "status-of-one-protocol", "name-of-the-error-missing"),
-    "an error as a value, or another's error": ("error-as-value", "wrong-length-accepted", "failure-of-one-for-all"),
+    "a status or name missing from a table": ("status-missing", "status-of-one-protocol", "name-of-the-error-missing"),
+    "an error sent as a value, or another request's error": ("error-as-value", "wrong-length-accepted", "failure-of-one-for-all"),
     "a forgotten charge": ("charge-kept", "charge-of-what-waits-kept", "charge-of-unread-kept"),
     "a lost wake-up": (
         "wake-up-lost-of-a-group", "wake-up-lost-of-a-turn", "timer-not-armed-again", "earlier-deadline-not-armed", "next-request-forgotten",
         "reading-never-resumed", "answers-of-a-turn-kept", "bulk-never-cut",
     ),
-    "a settled request answered again, or no end": (
+    "a request that ends twice, or never": (
         "settled-answered-again", "expired-not-settled", "end-not-noted", "half-of-a-dead-batch-lost", "cancelled-message-without-end",
         "refusal-kept-from-a-front", "handed-back-nowhere", "crash-tried-for-ever", "late-once-more",
     ),
-    "a deadline that does not hold": (
+    "a missed deadline": (
         "answer-after-the-deadline", "running-never-expires", "timeout-of-the-caller-ignored", "body-never-too-slow", "expired-runs-again",
     ),
-    "a bound that does not hold": ("room-without-end", "left-stays-in-queue", "place-never-free", "bulk-without-end", "bulk-in-the-wrong-queue", "former-generation-kept"),
-    "an answer in the wrong order or form": ("pieces-out-of-order", "form-of-another-protocol", "form-of-the-next-request", "refused-for-the-next-request", "content-taken-for-framing", "message-of-another-id", "keys-mixed", "slow-stream-loses-parts", "part-after-the-end"),
-    "work for nobody": (
+    "a broken bound": ("room-without-end", "left-stays-in-queue", "place-never-free", "bulk-without-end", "bulk-in-the-wrong-queue", "former-generation-kept"),
+    "a response in the wrong order or form": ("pieces-out-of-order", "form-of-another-protocol", "form-of-the-next-request", "refused-for-the-next-request", "content-taken-for-framing", "message-of-another-id", "keys-mixed", "slow-stream-loses-parts", "part-after-the-end"),
+    "work that nobody waits for": (
         "left-cancelled-nowhere", "left-cancelled-for-the-last-only", "expired-computed", "rest-of-a-failed-request-computed",
         "front-does-not-withdraw", "requests-of-a-dead-front-stay", "withdrawn-in-the-table-only",
     ),
-    "a drain or a reload that cuts off": ("drain-does-not-wait", "former-generation-forgotten", "reload-does-not-wait", "removed-worker-served"),
-    "what passes through several fronts": tuple(OF_FRONTS),
-    "a load, an unload or an eviction that goes wrong": (
+    "a drain or reload that cuts requests off": ("drain-does-not-wait", "former-generation-forgotten", "reload-does-not-wait", "removed-worker-served"),
+    "a fault between fronts": tuple(OF_FRONTS),
+    "a load, unload or eviction that goes wrong": (
         "unload-does-not-wait", "unloaded-still-there", "replaced-never-stopped", "drain-cuts-off-a-change", "index-lies", "busy-model-evicted",
         "failed-load-keeps-its-memory", "load-begins-twice", "memory-taken-before-it-is-free",
     ),
-    "versions, chains, and workers that callers add": tuple(OF_CHAINS),
-    "readiness or metrics that do not follow": ("never-ready-again", "ready-without-workers", "counted-twice"),
+    "versions, chains, and added workers": tuple(OF_CHAINS),
+    "readiness or metrics that lag behind": ("never-ready-again", "ready-without-workers", "counted-twice"),
 }  # fmt: skip
 
 
@@ -298,13 +298,13 @@ def sought(name: str, seconds: float, first: int = 0) -> Found:
 
 
 def table(found: dict[str, Found]) -> str:
-    """Return the table of what was found, by kind."""
-    rows = ["| kind | planted fault | seed | CPU s |", "| --- | --- | --- | --- |"]
+    """Return the table of the page: for each kind, how many faults were found, and the CPU time of the slowest."""
+    rows = ["| kind of fault | planted | found | slowest, CPU s |", "| --- | --- | --- | --- |"]
     for kind, names in KINDS.items():
-        for index, name in enumerate(each for each in names if each in found):
-            seed, seconds, _ = found[name]
-            shown = "not found" if seed is None else seed
-            rows.append(f"| {'' if index else kind} | `{name}` | {shown} | {seconds:.1f} |")
+        sought_for = [found[name] for name in names if name in found]
+        if sought_for:
+            seen = sum(each.seed is not None for each in sought_for)
+            rows.append(f"| {kind} | {len(sought_for)} | {seen} | {max(each.seconds for each in sought_for):.1f} |")
     return "\n".join(rows)
 
 

@@ -1,4 +1,4 @@
-"""The public names of the server of texts, which text_server/ implements: texts in, vectors out.
+"""The public names of the text server, which text_server/ implements: texts in, vectors out.
 
 with weir.embedding.serve("./bge-small-en", port=0) as server:
     print(server.url)

@@ -1,4 +1,4 @@
-"""What a server tells of itself: one recorder of events, the metrics that are views of it, logs and traces. It decides
+"""What a server reports about itself: one recorder of events, the metrics that are views of it, logs and traces. It decides
 nothing. Here are the settings of metrics, logs, traces and recordings, and the start of tracing.
 """
 

@@ -1,4 +1,4 @@
-"""Models of texts: checkpoint, tokenizer, network and runtime, without a server.
+"""Text models: checkpoint, tokenizer, network and runtime, without a server.
 
 Here are the values of a recipe: poolings, precisions, and the recipe itself.
 """

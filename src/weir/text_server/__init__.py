@@ -1,4 +1,4 @@
-"""A server of texts: vectors, scores and labels, over the protocols of several servers.
+"""The text server: vectors, scores and labels, over the protocols of several servers.
 
 Here are the settings of `weir embed serve`: how vectors are computed, with what, and the limits of requests.
 """
