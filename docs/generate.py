@@ -434,33 +434,23 @@ def home() -> str:
     return f"{before}{HOME_BEGIN}\n\n{table}\n\n{HOME_END}{rest.partition(HOME_END)[2]}"
 
 
-RELEASED = False  # set it with the first release on PyPI, and run this: the notes go
-INSTALL_PAGE = ROOT / "docs" / "install.md"
-INSTALL_LINE = re.compile(r"pip install (?:[^\n`]* )?['\"]?weir-serving")
-NOTE_BEGIN, NOTE_END = "<!-- install note: written by docs/generate.py -->", "<!-- end of note -->"
+SOURCE = " @ git+https://github.com/weir-serving/weir"  # make it "" with the first release on PyPI, and run this
+INSTALLED = re.compile(r"\"(weir-serving[\w,\[\]]*)( @ [^\"]+)?\"")
 
 
 def pages_that_install() -> list[str]:
-    """Return the pages with a line that installs Weir from PyPI, but that about installing."""
-    pages = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path != INSTALL_PAGE]
-    return [str(path.relative_to(ROOT)) for path in pages if INSTALL_LINE.search(path.read_text())]
+    """Return the pages with a command that installs Weir."""
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    return [str(path.relative_to(ROOT)) for path in pages if INSTALLED.search(path.read_text())]
 
 
-def with_install_note(path: str) -> str:
-    """Return the page with a note after its first block that installs Weir, until there is a release."""
-    text = re.sub(rf"\n\n{NOTE_BEGIN}.*?{NOTE_END}", "", (ROOT / path).read_text(), flags=re.DOTALL)
-    if RELEASED:
-        return text
-    found = INSTALL_LINE.search(text)
-    assert found is not None
-    end = text.index("\n```\n", found.start()) + len("\n```")
-    link = os.path.relpath(INSTALL_PAGE, (ROOT / path).parent)
-    note = f"Not on PyPI yet: [install]({link})."
-    return f"{text[:end]}\n\n{NOTE_BEGIN}\n{note}\n{NOTE_END}{text[end:]}"
+def with_source(path: str) -> str:
+    """Return the page with commands that install Weir from where it is."""
+    return INSTALLED.sub(rf'"\1{SOURCE}"', (ROOT / path).read_text())
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    **{path: partial(with_install_note, path) for path in pages_that_install()},
+    **{path: partial(with_source, path) for path in pages_that_install()},
     HOME: home,
     "src/weir/keywords.py": keywords,
     "docs/reference/settings.md": settings_page,

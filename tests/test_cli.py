@@ -701,4 +701,7 @@ def test_a_command_whose_library_is_not_installed_says_what_to_install(tmp_path:
     # A module of this name that is None cannot be imported, as if it were not installed.
     code = "import sys; sys.modules['orjson'] = None; sys.argv = ['weir', 'embed', 'serve', '.']; from weir.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "weir: orjson is not installed (pip install 'weir-serving[embed]')\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "weir: orjson is not installed; add Weir's extra 'embed': pip install 'weir-serving[embed]'\n",
+    )

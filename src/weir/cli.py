@@ -27,7 +27,7 @@ from weir.commands.options import (
     settings_parameters,
     with_signature,
 )
-from weir.errors import ModelError, SettingsError, WeirError, printable
+from weir.errors import ModelError, SettingsError, WeirError, add_extra, printable
 from weir.settings import TRUST, Declared, Settings, declared_settings
 from weir.telemetry.output import open_standard_descriptors
 
@@ -67,7 +67,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (extra := _EXTRAS.get(str(error.name).partition(".")[0])) is None:
             raise
-        code = _complain(f"{error.name} is not installed (pip install 'weir-serving[{extra}]')", WRONG)
+        code = _complain(f"{error.name} is not installed; {add_extra(extra)}", WRONG)
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     sys.exit(code)

@@ -343,6 +343,11 @@ def _inner(kind: Any) -> list[str]:
     ]
 
 
+def add_extra(extra: str) -> str:
+    """Return how to install an extra. It works wherever Weir came from, since pip keeps the Weir that is installed."""
+    return f"add Weir's extra {extra!r}: pip install 'weir-serving[{extra}]'"
+
+
 def printable(text: str) -> str:
     """Return `text` with all that is not printable escaped, such as line ends and escape sequences: in a log, what came from a caller cannot look
     like another line or steer a terminal."""

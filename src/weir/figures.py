@@ -9,7 +9,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from weir.errors import SettingsError
+from weir.errors import SettingsError, add_extra
 
 INK, GREY = "#30363d", "#c9ced6"
 # Each line differs from the others in dash and marker as well as in colour and lightness.
@@ -69,7 +69,7 @@ def figure(path: Path, rows: int = 1, columns: int = 1, *, size: tuple[float, fl
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise SettingsError("drawing needs matplotlib: pip install 'weir-serving[plots]'") from error
+        raise SettingsError(f"drawing needs matplotlib; {add_extra('plots')}") from error
 
     style: Any = {
         "font.size": 9, "axes.edgecolor": INK, "axes.labelcolor": INK, "axes.grid": True, "grid.color": GREY,

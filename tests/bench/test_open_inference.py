@@ -107,7 +107,7 @@ def test_grpc_takes_no_certificate_unseen() -> None:
 
 def test_without_its_library_the_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "weir.bench.grpc", None)
-    with pytest.raises(SettingsError, match=r"pip install weir-serving\[grpc\]"):
+    with pytest.raises(SettingsError, match="add Weir's extra 'grpc'"):
         make_target("grpc://localhost:1/simple")
 
 

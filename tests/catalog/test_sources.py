@@ -79,8 +79,8 @@ def test_an_onnx_file_is_served_by_its_name(tmp_path: Path) -> None:
     ("file", "flags", "message"),
     [
         ("a.pkl", [], "a: a.pkl: loading a pickle file can run arbitrary code; if you trust it, set --allow-pickle; or save it with skops.io.dump(estimator, 'a.skops')"),
-        ("a.skops", [], "a: platform sklearn: scikit-learn is not installed (pip install 'weir-serving[sklearn]')"),
-        ("a.pkl", ["--allow-pickle"], "a: platform sklearn: scikit-learn is not installed (pip install 'weir-serving[sklearn]')"),
+        ("a.skops", [], "a: platform sklearn: scikit-learn is not installed; add Weir's extra 'sklearn': pip install 'weir-serving[sklearn]'"),
+        ("a.pkl", ["--allow-pickle"], "a: platform sklearn: scikit-learn is not installed; add Weir's extra 'sklearn': pip install 'weir-serving[sklearn]'"),
     ],
 )  # fmt: skip
 def test_what_a_file_needs_is_reported(
@@ -96,7 +96,7 @@ def test_what_a_file_needs_is_reported(
     ("target", "message"),
     [
         ("hf:ner=./no-model", "ner: hf:ner=./no-model: no folder {cwd}/no-model"),
-        ("hf:ner=some/model", "ner: platform transformers: torch is not installed (pip install 'weir-serving[transformers]')"),
+        ("hf:ner=some/model", "ner: platform transformers: torch is not installed; add Weir's extra 'transformers': pip install 'weir-serving[transformers]'"),
         ("hf:summarization=a/b", "summarization: hf:summarization: must be one of text-classification, "),
     ],
 )  # fmt: skip

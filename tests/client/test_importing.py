@@ -72,9 +72,13 @@ except weir.client.Unreachable as error:
 @pytest.mark.parametrize(
     ("kind", "allowed", "said"),
     [
-        ("HttpClient", (), 'httpx, which is not installed: pip install "weir-serving[client]"'),
-        ("GrpcClient", (), 'grpc, which is not installed: pip install "weir-serving[grpc]"'),
-        ("WebSocketClient", HTTP, "websockets, which is not installed: pip install websockets"),
+        (
+            "HttpClient",
+            (),
+            "httpx, which is not installed; add Weir's extra 'client': pip install 'weir-serving[client]'",
+        ),
+        ("GrpcClient", (), "grpc, which is not installed; add Weir's extra 'grpc': pip install 'weir-serving[grpc]'"),
+        ("WebSocketClient", HTTP, "websockets, which is not installed; pip install websockets"),
     ],
 )
 def test_a_library_that_is_missing_is_named_with_what_installs_it(

@@ -1,18 +1,16 @@
 """`weir new` writes a project whose own test passes."""
 
-import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import pytest
 from tests.documentation.pages import ROOT
 from tests.served import CLEAN, weir_here
 
-import weir.commands.new
-from weir.commands.new import IMAGE, ProjectKind, files_of
+from weir.commands.new import CPU_INDEX, IMAGE, REPOSITORY, ProjectKind, files_of
 
 
 @pytest.mark.timeout(240)
@@ -76,47 +74,27 @@ def test_an_unknown_template_names_those_that_there_are(tmp_path: Path) -> None:
     assert all(each in done.stderr for each in ("keras", "plain", "sklearn", "torch", "onnx", "hf", "stream"))
 
 
-def installed_from(noted: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Noted:
-        def read_text(self, file: str) -> str | None:
-            assert file == "direct_url.json"
-            return json.dumps(noted) if noted else None
-
-    monkeypatch.setattr(weir.commands.new, "distribution", lambda name: Noted())
+@pytest.mark.parametrize("template", ProjectKind)
+def test_no_file_of_a_project_has_a_path_of_this_machine(template: ProjectKind) -> None:
+    text = "".join(files_of(template, "some").values())
+    assert "file:" not in text and str(ROOT) not in text
 
 
-@pytest.mark.parametrize(
-    ("noted", "requirement", "checkout"),
-    [
-        (None, "weir-serving[client]", "weir"),
-        ({"url": "file:///tmp/weir%201", "dir_info": {}}, "weir-serving[client] @ file:///tmp/weir%201", "'/tmp/weir 1'"),
-        (
-            {"url": "file:///tmp/weir-1-py3-none-any.whl", "archive_info": {}},
-            "weir-serving[client] @ file:///tmp/weir-1-py3-none-any.whl", "weir",
-        ),
-        (
-            {"url": "https://example.org/weir", "vcs_info": {"vcs": "git", "commit_id": "abc", "requested_revision": "main"}},
-            "weir-serving[client] @ git+https://example.org/weir@abc", "weir",
-        ),
-    ],
-    ids=["index", "folder", "wheel", "repository"],
-)  # fmt: skip
-def test_a_project_installs_weir_from_where_it_was_installed(
-    noted: object, requirement: str, checkout: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed_from(noted, monkeypatch)
-    files = files_of(ProjectKind.PLAIN, "some")
-    assert files["requirements.txt"] == f"{requirement}\npytest\n"
-    assert files["Dockerfile"].startswith(f"# docker build -t weir {checkout}  #")
-    assert f"\ndocker build -t weir {checkout}  #" in files["README.md"]
+@pytest.mark.parametrize("template", ProjectKind)
+def test_requirements_are_met_by_any_weir_and_say_how_to_get_one(template: ProjectKind) -> None:
+    found = re.findall(
+        r'^# Without Weir: pip install "(.+) @ git\+(.+)"\n(.+)$', files_of(template, "some")["requirements.txt"], re.M
+    )
+    assert found == [(found[0][2], REPOSITORY, found[0][2])]
 
 
-def test_what_a_project_requires_is_there() -> None:
-    """This environment's Weir comes from a checkout, a wheel or an index."""
-    requirement = files_of(ProjectKind.SKLEARN, "some")["requirements.txt"].splitlines()[0]
-    name, _, url = requirement.partition(" @ ")
-    assert name == "weir-serving[client,sklearn]"
-    assert not url.startswith("file:") or Path(unquote(urlsplit(url).path)).exists()
+@pytest.mark.parametrize("template", ProjectKind)
+def test_projects_with_torch_install_it_for_the_cpu_and_say_so(template: ProjectKind) -> None:
+    files = files_of(template, "some")
+    for file in ("requirements.txt", "Dockerfile", "README.md"):
+        assert (CPU_INDEX in files[file], "CUDA" in files[file]) == (
+            template in (ProjectKind.TORCH, ProjectKind.HF),
+        ) * 2
 
 
 @pytest.mark.parametrize("template", ProjectKind)
@@ -129,4 +107,3 @@ def test_the_dockerfile_starts_from_the_image_that_weirs_own_builds(template: Pr
     assert "WEIR_HOST=0.0.0.0" in own and "USER weir" in own
     lines = [line for line in files_of(template, "some")["Dockerfile"].splitlines() if not line.startswith("#")]
     assert (lines[0], lines[-2:]) == (f"FROM {IMAGE}", ["USER weir", 'CMD ["--config", "weir.toml"]'])
-    assert not any("file:" in line for line in lines)  # a container has no such folder

@@ -1,5 +1,6 @@
 """The generated pages are current."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,11 @@ def test_generated_page_is_current(path: str) -> None:
     assert (ROOT / path).read_text() == PAGES[path](), f"run: python {Path('docs/generate.py')}"
 
 
-def test_each_page_that_installs_says_once_that_there_is_no_release_and_a_release_takes_it_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_commands_that_install_name_the_source_until_there_is_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = generate.pages_that_install()
-    assert "docs/reference/tei.md" in pages and "docs/install.md" not in pages
-    for path in pages:
-        text = (ROOT / path).read_text()
-        assert text.count("Not on PyPI yet: [install](") == 1, path
-        monkeypatch.setattr(generate, "RELEASED", True)
-        assert "PyPI yet" not in generate.with_install_note(
-            path
-        ) and generate.NOTE_BEGIN not in generate.with_install_note(path)
-        monkeypatch.setattr(generate, "RELEASED", False)
+    assert {"docs/install.md", "docs/tutorial.md", "docs/reference/tei.md"} <= set(pages)
+    for page in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]:
+        commands = re.findall(r"^pip install .*weir-serving.*$", page.read_text(), re.MULTILINE)
+        assert [each for each in commands if f'{generate.SOURCE}"' not in each] == [], page
+    monkeypatch.setattr(generate, "SOURCE", "")
+    assert 'pip install "weir-serving[embed]"' in generate.with_source("docs/reference/tei.md")

@@ -328,7 +328,10 @@ def test_parquet_without_pyarrow_is_refused_in_one_line(tmp_path: Path) -> None:
         "batch", "run", source, f"{MODELS}:Logged", "-o", tmp_path / "out.jsonl", "--url", "/infer/logged"
     )
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    assert refused.stderr == f"weir: {source}: needs pyarrow: pip install 'weir-serving[parquet]'\n"
+    assert (
+        refused.stderr
+        == f"weir: {source}: needs pyarrow; add Weir's extra 'parquet': pip install 'weir-serving[parquet]'\n"
+    )
 
 
 def test_rankings_of_a_job_and_embeddings_of_a_table_and_of_a_job(tmp_path: Path) -> None:

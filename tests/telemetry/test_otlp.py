@@ -107,7 +107,7 @@ def test_without_its_library_the_setting_is_refused(missing: str) -> None:
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert run.returncode == 2
     assert "needs opentelemetry-sdk and its OTLP exporter" in run.stderr
-    assert 'pip install "weir-serving[tracing]"' in run.stderr
+    assert "pip install 'weir-serving[tracing]'" in run.stderr
 
 
 def test_a_server_that_traces_nothing_loads_none_of_it() -> None:

@@ -82,7 +82,10 @@ def test_without_ray_the_error_says_what_to_install() -> None:
 
     with pytest.raises(SettingsError) as caught:
         Service(Square, executor=Ray(workers=2))
-    assert str(caught.value) == "executor='ray': Ray is not installed; install it with: pip install 'weir-serving[ray]'"
+    assert (
+        str(caught.value)
+        == "executor='ray': Ray is not installed; add Weir's extra 'ray': pip install 'weir-serving[ray]'"
+    )
 
 
 @pytest.mark.parametrize(

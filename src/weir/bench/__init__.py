@@ -24,7 +24,7 @@ from weir.bench.http import HttpOptions, HttpTarget, KserveTarget, WebSocketTarg
 from weir.bench.report import Display
 from weir.bench.run import Lag, LoadSettings, Outcome, Report, run_bench
 from weir.bench.target import InProcessTarget, Target, endpoint_of
-from weir.errors import SettingsError
+from weir.errors import SettingsError, add_extra
 from weir.model import Model
 from weir.serving.service import Service
 from weir.simulation.statistics import Estimate
@@ -104,5 +104,5 @@ def make_target(url: str, data: str | Sequence[Any] | None = None, options: Http
     try:
         from weir.bench.grpc import GrpcTarget
     except ImportError as error:
-        raise SettingsError(f"target {url!r}: needs {error.name}: pip install weir-serving[grpc]") from error
+        raise SettingsError(f"target {url!r}: needs {error.name}; {add_extra('grpc')}") from error
     return GrpcTarget(url, endpoint, data, options)

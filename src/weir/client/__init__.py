@@ -11,6 +11,8 @@ that it needs: httpx, grpcio or websockets.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from weir.errors import add_extra
+
 if TYPE_CHECKING:
     from weir.client.calls import NEVER, ConnectionLost, Result, Retry, Unreachable
     from weir.client.embedding import ConcurrentEmbeddingClient, EmbeddingClient
@@ -37,9 +39,8 @@ _WHERE = {
     "Unreachable": "weir.client.calls", "ConnectionLost": "weir.client.calls",
 }  # fmt: skip
 
-# What to install for each library.
-_GRPC = '"weir-serving[grpc]"'
-_INSTALLED_BY = {"httpx": '"weir-serving[client]"', "grpc": _GRPC, "google": _GRPC, "websockets": "websockets"}
+_GRPC = add_extra("grpc")
+_ADDED_BY = {"httpx": add_extra("client"), "grpc": _GRPC, "google": _GRPC, "websockets": "pip install websockets"}
 
 
 def __getattr__(name: str) -> Any:
@@ -49,10 +50,10 @@ def __getattr__(name: str) -> Any:
         module = import_module(_WHERE[name])
     except ModuleNotFoundError as error:
         library = (error.name or "").partition(".")[0]
-        if library not in _INSTALLED_BY:
+        if library not in _ADDED_BY:
             raise
         raise ModuleNotFoundError(
-            f"weir.client.{name} needs {library}, which is not installed: pip install {_INSTALLED_BY[library]}",
+            f"weir.client.{name} needs {library}, which is not installed; {_ADDED_BY[library]}",
             name=error.name,
         ) from error
     value = globals()[name] = getattr(module, name)

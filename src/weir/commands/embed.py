@@ -28,7 +28,7 @@ from weir.commands.options import (
     with_signature,
     write_atomically,
 )
-from weir.errors import SettingsError
+from weir.errors import SettingsError, add_extra
 from weir.settings import Settings, declared_settings
 from weir.text_server.server_settings import (
     BERT_PORT,
@@ -512,9 +512,7 @@ def layers(
     console = Console(highlight=False)
     print_table(console, shown)
     console.print(
-        "No picture: it needs matplotlib: pip install 'weir-serving[plots]'"
-        if picture is None
-        else f"Written: {picture}",
+        f"No picture: it needs matplotlib; {add_extra('plots')}" if picture is None else f"Written: {picture}",
         markup=False,
         soft_wrap=True,
     )

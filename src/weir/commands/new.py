@@ -1,19 +1,17 @@
 """`weir new`: writes a small project, with a model, a test of it, settings and a Dockerfile."""
 
-import json
-import shlex
 from collections.abc import Mapping
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Annotated, NamedTuple
-from urllib.parse import unquote, urlsplit
 
 import typer
 
 from weir.errors import SettingsError
 
 IMAGE = "weir"  # what the project's own Dockerfile builds
+REPOSITORY = "https://github.com/weir-serving/weir"
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # PyPI has torch with CUDA
 
 
 class ProjectKind(StrEnum):
@@ -197,6 +195,7 @@ _PROJECTS: Mapping[ProjectKind, _Project] = {
         },
         _HUGGING_FACE,
         "client,transformers",
+        ("torch",),
     ),
     ProjectKind.STREAM: _Project(
         {
@@ -217,80 +216,66 @@ max_batch_size = 32
 target = "{target}"
 """
 
-_DOCKERFILE = """# docker build -t {image} {context}  # the image of Weir, once, in a checkout of it
-# docker build -t {name} . && docker run --init -p 8000:8000 {name}
-FROM {image}
+# pip finds Weir installed, wherever it came from. An environment without it has nothing to find until there is a release.
+_REQUIREMENTS = f"""# Without Weir: pip install "weir-serving[{{extras}}] @ git+{REPOSITORY}"
+weir-serving[{{extras}}]
+"""
+_CPU = f"--extra-index-url {CPU_INDEX}"
+_FOR_GPUS = (
+    "# torch for the CPU; for a GPU, delete the --extra-index-url: PyPI's torch brings CUDA, several gigabytes\n"
+)
+
+_DOCKERFILE = f"""# docker build -t {IMAGE} {REPOSITORY}.git  # the image of Weir, once; or from a checkout of it
+# docker build -t {{name}} . && docker run --init -p 8000:8000 {{name}}
+FROM {IMAGE}
 USER root
 WORKDIR /srv/model
-{install}COPY . .
-{make}USER weir
+{{install}}COPY . .
+{{make}}USER weir
 CMD ["--config", "weir.toml"]
 """
-
-_README = """# {name}
+_README = f"""# {{name}}
 
 ```sh
 pip install -r requirements.txt
-{make}pytest
+{{make}}pytest
 weir serve --config weir.toml
 ```
-
+{{torch}}
 `Dockerfile` serves it in a container, in an image that starts from Weir's own:
 
 ```sh
-docker build -t {image} {context}  # once, in a checkout of Weir
-docker build -t {name} . && docker run --init -p 8000:8000 {name}
+docker build -t {IMAGE} {REPOSITORY}.git  # once; or from a checkout of Weir
+docker build -t {{name}} . && docker run --init -p 8000:8000 {{name}}
 ```
 """
-
-
-class _Installed(NamedTuple):
-    """Where Weir was installed from: "" for a package index, or the URL of a wheel, a folder or a repository."""
-
-    url: str
-    checkout: str  # the folder, for commands that are run in a shell; "weir" if there is none
-
-    def requirement(self, extras: str) -> str:
-        """Return what pip installs the same Weir from, with these extras."""
-        return f"weir-serving[{extras}]" + (f" @ {self.url}" if self.url else "")
-
-
-def installed() -> _Installed:
-    """Return where Weir was installed from, as its installer noted (PEP 610)."""
-    checkout = Path(__file__).parents[3]
-    try:
-        noted = json.loads(distribution("weir-serving").read_text("direct_url.json") or "{}")
-    except PackageNotFoundError:  # it runs from a checkout
-        noted = {"url": checkout.as_uri(), "dir_info": {}}
-    url = noted.get("url", "")
-    if control := noted.get("vcs_info"):
-        url = f"{control['vcs']}+{url}@{control['commit_id']}"
-    return _Installed(url, unquote(urlsplit(url).path) if "dir_info" in noted else "weir")
+_TORCH_IN_README = f"""
+`requirements.txt` and `Dockerfile` install torch for the CPU, from {CPU_INDEX}.
+For a GPU, delete the `--extra-index-url` in both: PyPI's torch brings CUDA, several gigabytes.
+"""
 
 
 def files_of(template: ProjectKind, name: str) -> dict[str, str]:
     """Return the content of each file of a new project, by its name."""
-    project, weir = _PROJECTS[template], installed()
-    requirements = [weir.requirement(project.extras), *project.more, "pytest"]
+    project = _PROJECTS[template]
+    torch = "torch" in project.more
+    required = [_REQUIREMENTS.format(extras=project.extras), *(f"{each}\n" for each in (*project.more, "pytest"))]
     run = f"python {project.make}\n" if project.make else ""
     # The image has Weir, and pip adds what an extra needs. What only tests need stays out.
     extras = [extra for extra in project.extras.split(",") if extra != "client"]
-    inside = [*([f'"weir-serving[{",".join(extras)}]"'] if extras else []), *project.more]
+    inside = [*([f'"weir-serving[{",".join(extras)}]"'] if extras else []), *project.more, *([_CPU] if torch else [])]
+    install = f"RUN pip install --no-cache-dir {' '.join(inside)}\n" if inside else ""
     own = {
         file: text.replace("{name}", name).replace("{{", "{").replace("}}", "}") for file, text in project.files.items()
     }
     return {
         **own,
         "weir.toml": _SETTINGS.format(name=name, target=project.target),
-        "requirements.txt": "\n".join(requirements) + "\n",
+        "requirements.txt": "".join([*([_FOR_GPUS, f"{_CPU}\n"] if torch else []), *required]),
         "Dockerfile": _DOCKERFILE.format(
-            name=name,
-            image=IMAGE,
-            context=shlex.quote(weir.checkout),
-            make=f"RUN {run}" if run else "",
-            install=f"RUN pip install --no-cache-dir {' '.join(inside)}\n" if inside else "",
+            name=name, make=f"RUN {run}" if run else "", install=(_FOR_GPUS if torch else "") + install
         ),
-        "README.md": _README.format(name=name, make=run, image=IMAGE, context=shlex.quote(weir.checkout)),
+        "README.md": _README.format(name=name, make=run, torch=_TORCH_IN_README if torch else ""),
     }
 
 

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from weir.config import GONE
-from weir.errors import SettingsError
+from weir.errors import SettingsError, add_extra
 from weir.settings import MODELS, Declared, ServerKind, Settings, declared_settings, read_settings
 from weir.text_server.server_settings import TEXT_VARIABLES, TEXTS
 
@@ -284,7 +284,7 @@ def can_draw() -> bool:
 def check_drawing(option: str = "--figure") -> None:
     """Raise SettingsError naming `option` if matplotlib is not installed."""
     if not can_draw():
-        raise SettingsError(f"{option}: drawing needs matplotlib: pip install 'weir-serving[plots]'")
+        raise SettingsError(f"{option}: drawing needs matplotlib; {add_extra('plots')}")
 
 
 def check_results(*files: Path | None, figure: Path | None = None, option: str = "--figure") -> None:

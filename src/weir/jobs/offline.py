@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from weir.errors import InvalidRequest, SettingsError
+from weir.errors import InvalidRequest, SettingsError, add_extra
 from weir.jobs import JobSettings
 from weir.jobs.running import NO_REQUESTS, Ask, JobRunner, begin_of_text, check_endpoint
 from weir.jobs.store import ACTIVE, Disk, Job, JobStore
@@ -216,7 +216,7 @@ def _parquet_values(source: Source) -> Iterator[Any]:
     try:
         from pyarrow import parquet
     except ImportError as error:
-        raise SettingsError(f"{source.path}: needs pyarrow: pip install 'weir-serving[parquet]'") from error
+        raise SettingsError(f"{source.path}: needs pyarrow; {add_extra('parquet')}") from error
     try:
         file = parquet.ParquetFile(source.path)
     except ValueError as error:  # pyarrow's own are such, too

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from weir._version import __version__
-from weir.errors import SettingsError
+from weir.errors import SettingsError, add_extra
 from weir.profiling.sampling import ServiceTimeSampler
 from weir.workers.cpus import cpu_count
 
@@ -317,7 +317,7 @@ def load_library() -> Any:
     try:
         import pynvml
     except ImportError:
-        raise SettingsError("NVML: nvidia-ml-py is not installed (pip install 'weir-serving[gpu]')") from None
+        raise SettingsError(f"NVML: nvidia-ml-py is not installed; {add_extra('gpu')}") from None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weir.config import Rule, check, one_of, setting
-from weir.errors import SettingsError
+from weir.errors import SettingsError, add_extra
 
 if TYPE_CHECKING:
     from weir.telemetry.tracing import Tracing
@@ -83,5 +83,5 @@ def open_tracing(settings: TelemetrySettings, service_name: str) -> "list[Tracin
             raise
         raise SettingsError(
             f"trace_endpoint={settings.trace_endpoint!r}: needs opentelemetry-sdk and its OTLP exporter, which are not "
-            f'installed ({error}): pip install "weir-serving[tracing]"'
+            f"installed ({error}); {add_extra('tracing')}"
         ) from error

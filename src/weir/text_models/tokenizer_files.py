@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from weir.errors import SettingsError
+from weir.errors import SettingsError, add_extra
 from weir.text_models.formats import JsonDocument, Malformed, fields, read_document
 from weir.text_models.texts import TokenizerOptions
 
@@ -270,7 +270,7 @@ def load_tokenizer(directory: Path, options: TokenizerOptions) -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise SettingsError("tokenizers is missing: pip install weir-serving[embed]") from None
+        raise SettingsError(f"tokenizers is not installed; {add_extra('embed')}") from None
     # Several of our threads call the package already. Threads of its own would double their number, and do not survive a fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     path = directory / "tokenizer_config.json"

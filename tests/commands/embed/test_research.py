@@ -65,7 +65,12 @@ def test_without_matplotlib_layers_have_their_table(
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     shown = weir_here("embed", "layers", texts, "--model", model, env=cache, cwd=tmp_path)
     assert shown.returncode == 0 and "mean: kNN accuracy" in shown.stdout
-    assert "No picture: it needs matplotlib: pip install 'weir-serving[plots]'" in shown.stdout
+    assert (
+        "No picture: it needs matplotlib; add Weir's extra 'plots': pip install 'weir-serving[plots]'" in shown.stdout
+    )
     assert not list(tmp_path.glob("layers.*"))
     refused = weir_here("embed", "layers", texts, "--model", model, "-o", "a.png", env=cache, cwd=tmp_path)
-    assert refused.returncode == 2 and "--output: drawing needs matplotlib: pip install" in refused.stderr
+    assert (
+        refused.returncode == 2
+        and "--output: drawing needs matplotlib; add Weir's extra 'plots': pip install" in refused.stderr
+    )

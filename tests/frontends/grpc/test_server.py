@@ -74,7 +74,7 @@ def test_without_its_library_the_setting_is_refused(missing: str) -> None:
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert run.returncode == 2
     assert run.stderr.startswith("weir: grpc_port=0: needs grpcio and protobuf, which are not installed")
-    assert 'pip install "weir-serving[grpc]"' in run.stderr
+    assert "pip install 'weir-serving[grpc]'" in run.stderr
 
 
 def test_a_server_without_grpc_loads_none_of_it() -> None:

@@ -24,7 +24,7 @@ from weir.catalog.repository.model_files import MAX_PATH_LENGTH
 from weir.catalog.repository.platforms import ENSEMBLE, guess, read_steps
 from weir.catalog.repository.triton import read_pbtxt, translated
 from weir.catalog.sources import ModelReading, ModelToServe, Trust, platform_of_target
-from weir.errors import InvalidRequest, ModelError, ModelNotFound, SettingsError, WeirError, brief
+from weir.errors import InvalidRequest, ModelError, ModelNotFound, SettingsError, WeirError, add_extra, brief
 from weir.model import NONE, OPTIONAL, REQUIRED
 from weir.serving import NAME, is_name
 from weir.serving.delivery import logger
@@ -628,7 +628,7 @@ def load_library() -> Any:
     try:
         import watchfiles
     except ImportError:
-        raise SettingsError("watch: watchfiles is not installed (pip install 'weir-serving[watch]')") from None
+        raise SettingsError(f"watch: watchfiles is not installed; {add_extra('watch')}") from None
     return watchfiles
 
 

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from weir.catalog.sources import ModelToServe
-from weir.errors import SettingsError
+from weir.errors import SettingsError, add_extra
 from weir.model import NONE, OPTIONAL, RAGGED, REQUIRED, Model, Tensor, check_model
 from weir.workers.source import declared
 
@@ -176,8 +176,7 @@ def need(library: str, extra: str, model: ModelToServe, called: str = "") -> Non
     """Raise SettingsError that names `extra` if `library` is not installed. It is `called` so by people."""
     if find_spec(library) is None:
         raise SettingsError(
-            f"{model.label}: platform {model.platform}: {called or library} is not installed "
-            f"(pip install 'weir-serving[{extra}]')"
+            f"{model.label}: platform {model.platform}: {called or library} is not installed; {add_extra(extra)}"
         )
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weir.config import AT_LEAST_ONE, POSITIVE, check, setting
-from weir.errors import SettingsError
+from weir.errors import SettingsError, add_extra
 from weir.frontends.frontend import Frontend
 from weir.protocols import PORT, HttpSettings
 
@@ -79,8 +79,8 @@ def make_frontend(
         if (error.name or "").partition(".")[0] not in _LIBRARIES:
             raise
         raise SettingsError(
-            f"grpc_port={settings.grpc_port}: needs grpcio and protobuf, which are not installed ({error}): "
-            'pip install "weir-serving[grpc]"'
+            f"grpc_port={settings.grpc_port}: needs grpcio and protobuf, which are not installed ({error}); "
+            f"{add_extra('grpc')}"
         ) from error
     make = GrpcServer if kind is None else kind()
     if missing := lacking():

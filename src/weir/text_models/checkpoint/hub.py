@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from weir.errors import SettingsError
+from weir.errors import SettingsError, add_extra
 
 # An id is NAME or OWNER/NAME, of letters, digits, "-", "_" and "."; a revision is a branch, a tag or a commit.
 _PART = r"[A-Za-z0-9](?:[\w.-]*\w)?"
@@ -223,7 +223,7 @@ def _library(source: ModelId) -> Any:
         import huggingface_hub.errors
     except ImportError:
         raise SettingsError(
-            f"{source}: is not a directory here; model ids need huggingface_hub: pip install 'weir-serving[embed]'"
+            f"{source}: is not a directory here; model ids need huggingface_hub; {add_extra('embed')}"
         ) from None
     log_its_lines_once()
     return huggingface_hub

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.errors import SettingsError
+from weir.errors import SettingsError, add_extra
 from weir.text_models.checkpoint.families import (
     ALBERT_POOLER,
     COMPLETE,
@@ -103,7 +103,7 @@ def open_tensors(path: Path) -> TensorFile:
     try:
         import safetensors
     except ImportError:
-        raise SettingsError("safetensors is missing: pip install 'weir-serving[embed]'") from None
+        raise SettingsError(f"safetensors is not installed; {add_extra('embed')}") from None
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.errors import SettingsError
+from weir.errors import SettingsError, add_extra
 from weir.text_models import Precision
 
 Array = NDArray[Any]
@@ -35,7 +35,7 @@ ACTIVATIONS = ("gelu", *_TANH_GELU, "relu", "silu", "swish", "tanh", "sigmoid", 
 def require(package: str) -> None:
     """Raise SettingsError, with the command that installs it, if a package is not installed. The package is not imported."""
     if find_spec(package) is None:
-        raise SettingsError(f"{package} is missing: pip install 'weir-serving[embed]'")
+        raise SettingsError(f"{package} is not installed; {add_extra('embed')}")
 
 
 def onnx() -> ModuleType:

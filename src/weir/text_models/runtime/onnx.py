@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.config import SILENCE
-from weir.errors import SettingsError
+from weir.errors import SettingsError, add_extra
 from weir.numerics import erf
 from weir.text_models import WITH_CLASSIFIER, Pooling, Precision, Recipe
 from weir.text_models.checkpoint.onnx_files import LOGITS
@@ -53,7 +53,7 @@ def library() -> Any:
     try:
         import onnxruntime
     except ImportError:
-        raise SettingsError("runtime='onnx': needs onnxruntime: pip install 'weir-serving[embed]'") from None
+        raise SettingsError(f"runtime='onnx': needs onnxruntime; {add_extra('embed')}") from None
     return onnxruntime
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weir.errors import SettingsError
+from weir.errors import SettingsError, add_extra
 from weir.model import take_any_shape
 from weir.text_models import WITH_CLASSIFIER, WITH_HEAD, Pooling, Precision, Recipe
 from weir.text_models.recipe import dense_layers, dimensions_of
@@ -86,9 +86,7 @@ def library() -> Any:
         import torch
         import transformers
     except ImportError:
-        raise SettingsError(
-            "runtime='torch': needs torch and transformers: pip install 'weir-serving[torch]'"
-        ) from None
+        raise SettingsError(f"runtime='torch': needs torch and transformers; {add_extra('torch')}") from None
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return torch

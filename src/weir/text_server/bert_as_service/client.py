@@ -17,7 +17,7 @@ import numpy
 
 from weir.client.calls import Unreachable, error_of_status
 from weir.client.embedding import EncodeCall, Vectors
-from weir.errors import Cancelled, DeadlineExceeded, SettingsError, Unsupported, WeirError
+from weir.errors import Cancelled, DeadlineExceeded, SettingsError, Unsupported, WeirError, add_extra
 from weir.text_server.bert_as_service.frames import SHOW_CONFIG, SHOW_STATUS, TERMINATION, encode_json
 
 _POLL_MS = 50  # between two checks for requests whose deadline has passed
@@ -41,7 +41,7 @@ class BertTransport:
         try:
             import zmq
         except ModuleNotFoundError:
-            raise SettingsError('ZeroMQ needs pyzmq, which is not installed: pip install "weir-serving[zmq]"') from None
+            raise SettingsError(f"ZeroMQ needs pyzmq, which is not installed; {add_extra('zmq')}") from None
         self._where = f"tcp://{f'[{host}]' if ':' in host else host}"
         self._identity = (identity or uuid.uuid4().hex).encode()
         self._numbers = itertools.count(1)

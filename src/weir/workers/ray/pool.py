@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from weir._version import __version__
-from weir.errors import ModelNotReady, SettingsError
+from weir.errors import ModelNotReady, SettingsError, add_extra
 from weir.messages import Events
 from weir.model import Model, is_tensor_model
 from weir.wire.frames import (
@@ -50,7 +50,6 @@ from weir.workers.source import parse_target
 
 logger = logging.getLogger("weir")
 
-INSTALL = "install it with: pip install 'weir-serving[ray]'"
 END_GRACE = 10.0  # seconds for Ray to end what it has started
 # Seconds after the end of the connection to an actor until it counts as lost, if Ray has not said why.
 REASON_GRACE = 1.0
@@ -515,7 +514,7 @@ class RayExecutor(ProcessPool):
         stop_grace: float = STOP_GRACE,
     ) -> None:
         if find_spec("ray") is None:
-            raise SettingsError(f"executor='ray': Ray is not installed; {INSTALL}")
+            raise SettingsError(f"executor='ray': Ray is not installed; {add_extra('ray')}")
         refuse_settings(settings, ("cpu_affinity",))
         super().__init__(model, params, settings, name=name, max_batch_size=max_batch_size, stop_grace=stop_grace)
         self.group = f"{os.getpid()}-{next(_numbers)}"
