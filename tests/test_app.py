@@ -251,9 +251,9 @@ def test_an_application_can_be_mounted_in_another() -> None:
 def test_an_application_is_composed_as_a_server_is() -> None:
     before = TABLE[DeadlineExceeded]
     try:
-        with TestClient(weir.asgi(Square, executor="inline", timeout_status=504)) as client:
+        with TestClient(weir.asgi(Square, executor="inline", timeout_status=408)) as client:
             metrics = client.get("/metrics").text
-        assert http_code(DeadlineExceeded("late")) == 504
+        assert http_code(DeadlineExceeded("late")) == 408
         assert "weir_held_bytes 0.0" in metrics and "weir_held_refusals_total 0.0" in metrics
     finally:
         TABLE[DeadlineExceeded] = before

@@ -158,15 +158,13 @@ class Slow(weir.Model):
 """
 
 
-@pytest.mark.parametrize("status", [408, 504])
-def test_a_timeout_has_the_status_that_was_chosen(status: int, tmp_path: Path) -> None:
+def test_a_timeout_has_the_status_that_was_chosen(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
-    more = ("--timeout-status", "504") if status == 504 else ()
-    with serving(f"{tmp_path / 'slow.py'}:Slow", *more) as (served, client):
+    with serving(f"{tmp_path / 'slow.py'}:Slow", "--timeout-status", "408") as (served, client):
         late = client.post("/infer/slow", json=1, headers={"X-Request-Timeout": "0.05"})
-        assert (late.status_code, late.json()["error"]["type"]) == (status, "DeadlineExceeded")
+        assert (late.status_code, late.json()["error"]["type"]) == (408, "DeadlineExceeded")
         page = client.get("/openapi.json").json()["paths"]["/infer/slow"]["post"]["responses"]
-        assert str(status) in page and str(912 - status) not in page
+        assert "408" in page and "504" not in page
         with HttpClient(served.url) as calling, pytest.raises(DeadlineExceeded):
             calling.infer("slow", 1, timeout=0.05)
     assert weir_here("serve", "x:Y", "--timeout-status", "500").returncode == 2

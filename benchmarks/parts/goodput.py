@@ -39,8 +39,8 @@ BATCH = 2
 CAPACITY = 100
 # How a request may end whose deadline has passed, or cannot be met: by it, or by what a client may try again.
 ENDS = {
-    "http": {"200", "408", "429", "503"},
-    "websocket": {"200", "408", "429", "503"},
+    "http": {"200", "504", "429", "503"},
+    "websocket": {"200", "504", "429", "503"},
     "grpc": {"OK", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAVAILABLE"},
 }
 

@@ -13,7 +13,8 @@
     │   ├── Conflict               contradicts what is running
     │   ├── Unauthorized           this call needs the API key or the control token
     │   └── Forbidden              the caller may not do this from where it is, or not on this server
-    ├── DeadlineExceeded           also when the deadline could no longer be met (refused early)
+    ├── DeadlineExceeded           the server was late, or could not be in time (refused early)
+    │   └── RequestTimeout         the client took too long to send its request
     ├── Cancelled                  the caller disconnected
     ├── CapacityError              the server is at fault, for now; safe to send again after `retry_after`
     │   ├── Overloaded             the queue is full
@@ -213,6 +214,10 @@ class Forbidden(RequestError):
 
 class DeadlineExceeded(WeirError, TimeoutError):
     """The deadline passed, or could no longer be met, so the request was dropped before it ran."""
+
+
+class RequestTimeout(DeadlineExceeded):
+    """The client took too long to send its request."""
 
 
 class Cancelled(WeirError):

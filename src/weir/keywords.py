@@ -150,7 +150,7 @@ class AsgiKeywords(ServiceKeywords, total=False):
     liveness: str
     """What /health/live checks: process (the server responds) or models (every model can also start workers)"""
     timeout_status: int
-    """HTTP status of requests that time out: 408, or 504, which 5xx alerts count and clients do not retry"""
+    """HTTP status of requests that time out: 504, or 408, which alerts on 5xx miss and many clients send again"""
     explain: bool
     """Describe the batch in the headers of every response"""
     development: bool
@@ -239,7 +239,7 @@ class ServerKeywords(ServiceKeywords, total=False):
     liveness: str
     """What /health/live checks: process (the server responds) or models (every model can also start workers)"""
     timeout_status: int
-    """HTTP status of requests that time out: 408, or 504, which 5xx alerts count and clients do not retry"""
+    """HTTP status of requests that time out: 504, or 408, which alerts on 5xx miss and many clients send again"""
     explain: bool
     """Describe the batch in the headers of every response"""
     development: bool

@@ -132,7 +132,7 @@ def test_it_is_not_tried_for_ever() -> None:
         (refusal(503, "WorkerLost"), errors.WorkerLost),
         (refusal(500), errors.ModelError),
         (refusal(400), errors.InvalidRequest),
-        (refusal(408), errors.DeadlineExceeded),
+        (refusal(408), errors.RequestTimeout),
         (ConnectionLost("gone"), ConnectionLost),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
@@ -170,7 +170,7 @@ def test_every_error_comes_back_as_what_it_was(kind: type[errors.WeirError]) -> 
 @pytest.mark.parametrize(
     ("status", "kind"),
     [(400, errors.InvalidRequest), (404, errors.ModelNotFound), (413, errors.TooLarge), (429, errors.Overloaded),
-     (501, errors.Unsupported), (503, errors.CapacityError), (418, errors.WeirError), (401, errors.Unauthorized), (403, errors.Forbidden), (405, errors.MethodNotAllowed), (408, errors.DeadlineExceeded),
+     (501, errors.Unsupported), (503, errors.CapacityError), (418, errors.WeirError), (401, errors.Unauthorized), (403, errors.Forbidden), (405, errors.MethodNotAllowed), (408, errors.RequestTimeout),
      (504, errors.DeadlineExceeded), (409, errors.Conflict), (415, errors.UnsupportedMediaType), (422, errors.ValidationFailed),
      (499, errors.Cancelled), (500, errors.ModelError)],
 )  # fmt: skip

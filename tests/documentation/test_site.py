@@ -67,7 +67,7 @@ def test_changes_are_short_and_stand_once() -> None:
 @pytest.mark.parametrize(
     ("searched", "page"),
     [
-        ("install", "install.md"), ("hot-reload", "how-to/load-models.md"), ("swagger", "reference/http.md"),
+        ("install", "install.md"), ("hot-reload", "how-to/load-models.md"), ("openapi", "reference/http.md"),
         ("rate limit", "how-to/ask-for-a-key.md"), ("autoscale", "how-to/as-many-workers.md"),
         ("load-test", "how-to/load-test.md"), ("429", "how-to/overload-and-deadlines.md"),
         ("timeout", "how-to/overload-and-deadlines.md"), ("embeddings", "how-to/serve-sentence-vectors.md"),

@@ -123,7 +123,7 @@ def test_errors_are_messages_and_end_no_connection() -> None:
                 ),
                 (item("sum", 1, "9"), "9", "InvalidRequest", 400, "tensor 'input'"),
                 (b"\0\0\0\x02{}", "", "InvalidRequest", 400, "has neither 'model_name' nor 'cancel'"),
-                (item("count", 1, "a", parameters={"timeout": 1}), "a", "DeadlineExceeded", 408, "timeout"),
+                (item("count", 1, "a", parameters={"timeout": 1}), "a", "DeadlineExceeded", 504, "timeout"),
             ):
                 await client.send(message)
                 got = await failure(client)

@@ -360,7 +360,7 @@ def test_a_request_expires_in_the_queue(tmp_path: Path) -> None:
         busy.send("/infer/gated", b"1")
         gate.begun.read_text()
         with Caller(served.url) as caller:
-            assert caller.call("/infer/gated", b"2", headers="X-Request-Timeout: 0.1\r\n")[0] == 408
+            assert caller.call("/infer/gated", b"2", headers="X-Request-Timeout: 0.1\r\n")[0] == 504
         gate.open()
         assert busy.answer()[2] == b"1"
 

@@ -17,7 +17,7 @@ TARGET = "models:Square"
 ADDED = ["--port=8000", "--host=0.0.0.0", "--log-format=json", "--liveness=models", "--drain-timeout=30"]
 # A value for each kind of setting. What a container refuses has tests of its own.
 SAMPLES: dict[str, list[str]] = {
-    "timeout_status": ["504"], "model_control": ["on-demand"],
+    "timeout_status": ["408"], "model_control": ["on-demand"],
     "params": ["depth=3", 'names=["a b", "c"]'], "route": ["/sq", "/square"], "policy": ["size-or-delay:size=32,delay=5ms"], "env": ["A=1", "B=x y"],
     "cpu_affinity": ["0", "1-2"], "server_cpu_affinity": ["0"], "cors_origins": ["*"], "uds_mode": ["660"], "load": ["all"],
     "frontends": ['mine={"port": 1}'], "doors": ['mine={"port": 1}'], "protocols": ["mine"], "executor": ["external"], "worker_socket": ["unix:/run/weir.sock"], "log_level": ["debug"],

@@ -11,7 +11,7 @@ from weir.model import Last, Model, Tensor
 # What a caller must get for what the model raises. This is not read from Weir: it is what Weir promises.
 STATUS = {
     "InvalidRequest": 400, "ValidationFailed": 422, "NotFound": 404, "ModelNotFound": 404, "TooLarge": 413, "MethodNotAllowed": 405,
-    "UnsupportedMediaType": 415, "Unsupported": 501, "Conflict": 409, "Unauthorized": 401, "Forbidden": 403, "DeadlineExceeded": 408,
+    "UnsupportedMediaType": 415, "Unsupported": 501, "Conflict": 409, "Unauthorized": 401, "Forbidden": 403, "DeadlineExceeded": 504,
     "Cancelled": 499, "Overloaded": 429, "ModelNotReady": 503, "Draining": 503, "WorkerLost": 503, "ModelError": 500,
     "ModelCrashed": 500,
 }  # fmt: skip

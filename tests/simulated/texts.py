@@ -48,7 +48,7 @@ _EMPTY = "Empty"  # an error that only TEI tells from other invalid requests
 _TEI_CODES = {
     _EMPTY: (400, "Empty"),
     "ModelError": (424, "Backend"), "ModelCrashed": (424, "Backend"), "InvalidRequest": (422, "Validation"), "Overloaded": (429, "Overloaded"),
-    "DeadlineExceeded": (408, "Backend"), "Cancelled": (499, "Backend"), "ModelNotReady": (503, "Unhealthy"), "Draining": (503, "Unhealthy"),
+    "DeadlineExceeded": (504, "Backend"), "Cancelled": (499, "Backend"), "ModelNotReady": (503, "Unhealthy"), "Draining": (503, "Unhealthy"),
     "WorkerLost": (503, "Unhealthy"),
 }  # fmt: skip
 

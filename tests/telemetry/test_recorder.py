@@ -45,7 +45,7 @@ def dispatch(
 
 
 def code_of(frontend: str, kind: type[WeirError] | None) -> str:
-    return "200" if kind is None else {"Overloaded": "429", "DeadlineExceeded": "408"}.get(kind.__name__, "400")
+    return "200" if kind is None else {"Overloaded": "429", "DeadlineExceeded": "504"}.get(kind.__name__, "400")
 
 
 def shown(

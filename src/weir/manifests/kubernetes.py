@@ -14,6 +14,7 @@ A default install has no YAML library, and does not need one to write: what is d
 only if no reader, of YAML 1.1 or 1.2, could take it for anything else; any other text is quoted, or a block where it has lines.
 """
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ _STARTUP_PERIOD = 2  # seconds
 _FOLDERS = {"cache": "/home/weir/.cache", "tmp": "/tmp"}  # where a server writes; all else is read-only
 
 # Values of the label `code`.
-SERVER_FAILED = "5..|INTERNAL|UNAVAILABLE|ModelError|ModelCrashed|ModelNotReady|WorkerLost"
+SERVER_FAILED = "5..|INTERNAL|UNAVAILABLE|DEADLINE_EXCEEDED|DeadlineExceeded|Model(Error|Crashed|NotReady)|WorkerLost"
 _SUSTAINED = "5m"
 
 
@@ -340,7 +341,7 @@ _PLAIN = re.compile(r"(?:--)?[A-Za-z/][A-Za-z0-9_/]*(?:[-.=:/@]+[A-Za-z0-9_/]+)*
 _RESERVED = re.compile(r"y|n|yes|no|on|off|true|false|null", re.IGNORECASE)
 _BLOCK = re.compile(r"[\t -~\n]*[!-~]\n")  # printable lines, of which the last is not blank
 _ONE_LINE = re.compile(r"[ -~]+")
-_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+_UNPRINTABLE = re.compile(r"[^ -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 _INDENT = "  "
 
 
@@ -409,28 +410,14 @@ def _number(value: float) -> str:
     if not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     digits, exponent, power = repr(value).partition("e")
-    if not exponent:
-        return digits
-    # YAML 1.1 knows an exponent only after a point, and with its sign.
-    return f"{digits if '.' in digits else digits + '.0'}e{power if power[0] == '-' else '+' + power.lstrip('+')}"
+    # YAML 1.1 knows an exponent only after a point.
+    return f"{digits}.0e{power}" if exponent and "." not in digits else repr(value)
 
 
 def _quoted(text: str) -> str:
     if '"' in text and _ONE_LINE.fullmatch(text):
         return "'" + text.replace("'", "''") + "'"
-    return '"' + "".join(map(_character, text)) + '"'
-
-
-def _character(character: str) -> str:
-    if " " <= character <= "~":
-        return _ESCAPES.get(character, character)
-    number = ord(character)
-    if character.isprintable() and number not in (0xFFFE, 0xFFFF):
-        return character
-    known = _ESCAPES.get(character)
-    if known is None:
-        known = f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
-    return known
+    return _UNPRINTABLE.sub(lambda found: f"\\U{ord(found[0]):08x}", json.dumps(text, ensure_ascii=False))
 
 
 class Queries:

@@ -68,8 +68,8 @@ class HttpSettings:
         rule=one_of("process", "models"),
     )
     timeout_status: int = setting(
-        408,
-        "HTTP status of requests that time out: 408, or 504, which 5xx alerts count and clients do not retry",
+        504,
+        "HTTP status of requests that time out: 504, or 408, which alerts on 5xx miss and many clients send again",
         rule=one_of(*TIMEOUTS),
     )
     explain: bool = setting(False, "describe the batch in the headers of every response")

@@ -6,7 +6,8 @@ from typing import NamedTuple, cast
 
 from weir import errors
 
-TIMEOUTS = (408, 504)  # what a request that timed out may have
+# What a request may have that timed out, and what a client takes each for.
+TIMEOUTS: dict[int, type[errors.WeirError]] = {504: errors.DeadlineExceeded, 408: errors.RequestTimeout}
 
 
 class Codes(NamedTuple):
@@ -30,7 +31,8 @@ TABLE: dict[type[BaseException], Codes] = {
     errors.Conflict: Codes(409, "ALREADY_EXISTS"),
     errors.Unauthorized: Codes(401, "UNAUTHENTICATED"),
     errors.Forbidden: Codes(403, "PERMISSION_DENIED"),
-    errors.DeadlineExceeded: Codes(408, "DEADLINE_EXCEEDED"),
+    errors.DeadlineExceeded: Codes(504, "DEADLINE_EXCEEDED"),
+    errors.RequestTimeout: Codes(408, "DEADLINE_EXCEEDED"),
     errors.Cancelled: Codes(499, "CANCELLED"),
     errors.CapacityError: Codes(503, "UNAVAILABLE"),
     errors.Overloaded: Codes(429, "RESOURCE_EXHAUSTED"),
@@ -94,9 +96,7 @@ _OF_BASE: dict[type[BaseException], type[errors.WeirError]] = {
 
 def error_of_http(status: int) -> type[errors.WeirError]:
     """Return the class of the error that a response with this HTTP status stands for, if it names none."""
-    if status in TIMEOUTS:
-        return errors.DeadlineExceeded
-    return _first(kind for kind, codes in TABLE.items() if codes.http == status)
+    return TIMEOUTS.get(status) or _first(kind for kind, codes in TABLE.items() if codes.http == status)
 
 
 def error_of_grpc(code: str, *, for_now: bool) -> type[errors.WeirError]:

@@ -21,7 +21,7 @@ MOST = 300  # texts of a request
 TIMEOUTS = (0.02, 60.0)  # seconds
 SLACK = 10.0  # seconds after its timeout by which a request has its end, on a machine that has other things to do
 STOCK_TIMEOUT = 60.0  # of all requests of a stock client
-MAY_BE = {408, 429, 503}  # statuses of who is too late, and of a server whose workers are being killed
+MAY_BE = {408, 429, 503, 504}  # statuses of who is too late, and of a server whose workers are being killed
 
 
 class Crowd:

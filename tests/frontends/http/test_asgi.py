@@ -530,7 +530,7 @@ def test_an_error_before_the_first_answer_has_its_own_status(serve: Serve) -> No
     assert server.client.post("/infer/script", content=b"{").status_code == 400
     assert server.client.post("/infer/script", content=b"").status_code == 400
     late = {"x-request-timeout": "0.000001"}
-    assert server.client.post("/infer/script", json=[], headers=late).status_code == 408
+    assert server.client.post("/infer/script", json=[], headers=late).status_code == 504
 
 
 @pytest.mark.usefixtures("nothing_is_left")

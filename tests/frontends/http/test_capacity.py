@@ -44,7 +44,7 @@ def test_a_full_line_answers_429_with_retry_after(serve: Serve) -> None:
         assert sorted(each.result().json() for each in waiting) == [1, 4, 9]
 
 
-def test_a_deadline_that_passes_answers_408(serve: Serve) -> None:
+def test_a_deadline_that_passes_answers_504(serve: Serve) -> None:
     clock = FakeClock()
     service, executor = stuck(clock=clock)
     server = serve(service)
@@ -53,7 +53,7 @@ def test_a_deadline_that_passes_answers_408(serve: Serve) -> None:
         server.until(lambda: len(executor.pending) == 1)
         server.call(clock.advance, 5.1)
         answer = waiting.result()
-    assert (answer.status_code, answer.json()["error"]["type"]) == (408, "DeadlineExceeded")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (504, "DeadlineExceeded")
 
 
 def test_a_model_that_is_not_ready_answers_503_and_says_why(serve: Serve) -> None:

@@ -124,7 +124,7 @@ def test_examples_are_shown() -> None:
 
 def test_errors_are_described_with_their_codes() -> None:
     responses = described(Square)["paths"]["/infer/square"]["post"]["responses"]
-    assert set(responses) == {"200", "400", "408", "413", "415", "422", "429", "500", "503"}
+    assert set(responses) == {"200", "400", "408", "413", "415", "422", "429", "500", "503", "504"}
     assert "Overloaded" in responses["429"]["description"]
     assert "Retry-After" in responses["429"]["headers"]
 

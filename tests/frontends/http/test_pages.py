@@ -262,7 +262,7 @@ def test_applications_are_made_whole_before_the_first_request() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "code"),
-    [(None, "200"), (Overloaded, "429"), (DeadlineExceeded, "408"), (WorkerLost, "503"), (ModelCrashed, "500"),
+    [(None, "200"), (Overloaded, "429"), (DeadlineExceeded, "504"), (WorkerLost, "503"), (ModelCrashed, "500"),
      (Cancelled, "499")],
 )  # fmt: skip
 def test_the_code_of_the_http_frontend_is_http_s(kind: type[WeirError] | None, code: str) -> None:

@@ -54,7 +54,7 @@ def test_metrics_count_every_endpoint_by_the_codes_of_http() -> None:
 
 ERRORS = [
     (Overloaded("full", retry_after=2.0), 429, "2", "Overloaded"), (Draining("ending"), 503, "1", "Unhealthy"),
-    (DeadlineExceeded("late"), 408, None, "Backend"), (ModelError("no"), 500, None, "Backend"),
+    (DeadlineExceeded("late"), 504, None, "Backend"), (ModelError("no"), 500, None, "Backend"),
     (Cancelled("gone"), 499, None, "Backend"), (ValueError("a bug"), 500, None, "Backend"),
 ]  # fmt: skip
 

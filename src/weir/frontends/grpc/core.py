@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec.json import decode
 
-from weir.errors import DeadlineExceeded, Overloaded, WeirError
+from weir.errors import Overloaded, RequestTimeout, WeirError
 from weir.frontends.grpc.call import GrpcGate, Handler, IncomingCall, cygrpc
 from weir.protocols.account import Account
 
@@ -140,7 +140,7 @@ class Intake:
         slow = [(call, peer) for call, (since, peer) in self._receiving.items() if since < late]
         self._late.update([peer for _, peer in slow if peer in self._peers])
         for call, _ in slow:
-            error = DeadlineExceeded(f"the message must arrive within {PATIENCE:g} s while others wait for their turn")
+            error = RequestTimeout(f"the message must arrive within {PATIENCE:g} s while others wait for their turn")
             self._refuse(error, call)
             self.received(call)
 

@@ -22,7 +22,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from weir.errors import Cancelled, DeadlineExceeded, MethodNotAllowed, Overloaded, TooLarge, Unauthorized, WeirError
+from weir.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    MethodNotAllowed,
+    Overloaded,
+    RequestTimeout,
+    TooLarge,
+    Unauthorized,
+    WeirError,
+)
 from weir.messages import CURRENT_TRACE, TRACEPARENT
 from weir.protocols import HttpSettings
 from weir.protocols.access import Access
@@ -60,7 +69,7 @@ class Body:
     async def read(self, max_body_size: int, within: float) -> bytes | None:
         """Return the whole body, or None if the client has left.
 
-        Raises TooLarge as soon as it has more than `max_body_size` bytes, DeadlineExceeded if it arrives more slowly than Pace allows with `within`, and
+        Raises TooLarge as soon as it has more than `max_body_size` bytes, RequestTimeout if it arrives more slowly than Pace allows with `within`, and
         Overloaded if the account, to which Counted charges it, has no room for it.
         """
         try:
@@ -96,9 +105,9 @@ def _size_of(message: Message) -> int:
     return len(message.get("body", b""))
 
 
-def too_slow(within: float) -> DeadlineExceeded:
+def too_slow(within: float) -> RequestTimeout:
     """Return the error for a body that arrives more slowly than Pace allows."""
-    return DeadlineExceeded(
+    return RequestTimeout(
         f"body: arrives too slowly; must arrive within {within:g} s, or as many for each MiB (body_timeout)"
     )
 

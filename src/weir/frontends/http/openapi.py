@@ -117,6 +117,7 @@ def _plain(value: Any) -> Any:
 
 _INFERENCE_ERRORS: tuple[type[errors.WeirError], ...] = (
     errors.InvalidRequest,
+    errors.RequestTimeout,
     errors.DeadlineExceeded,
     errors.TooLarge,
     errors.UnsupportedMediaType,

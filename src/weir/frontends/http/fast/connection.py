@@ -7,7 +7,7 @@ from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from weir.errors import DeadlineExceeded, Draining, Overloaded, TooLarge, WeirError
+from weir.errors import Draining, Overloaded, RequestTimeout, TooLarge, WeirError
 from weir.frontends.http.access_log import LEFT, HttpLog
 from weir.frontends.http.fast.plan import END_OF_HEAD, check_beginning
 from weir.frontends.http.fast.shared import CONTINUE, BlockPlace, Buffer, Place, fill
@@ -315,7 +315,7 @@ class ResponseWriter(asyncio.BufferedProtocol):
         if self.phase is SKIP:  # the request has been answered
             self._close()
         else:
-            self._refuse_and_close(DeadlineExceeded(message))
+            self._refuse_and_close(RequestTimeout(message))
 
     def drain(self) -> None:
         """Nothing to do: each response checks whether the server drains."""
