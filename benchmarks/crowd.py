@@ -145,7 +145,7 @@ def measure(run: Run) -> Result:
         result.values[f"{case.protocol} {case.what}"] = case.value
         run.step(f"{case.protocol}, {case.what}: {case.seen}")
     result.notes.append(
-        "One client sends 10,000 sentences every 10 ms, or as fast as the server takes them; "
+        "One client sends 10,000 sentences every 10 ms, or as fast as the server accepts them; "
         f"{SMALL} others send one sentence a second each. Then two clients keep 256 sentences under way each. all-MiniLM-L6-v2 on all cores."
     )
     return result

@@ -4,10 +4,9 @@ import json
 import platform
 import re
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from benchmarks import crowd
 from benchmarks.harness.result import Part, Result, commit, count, markdown
 from benchmarks.harness.rounds import Rounds
 from benchmarks.harness.servers import ROOT, VERSIONS, require_wrk
+from benchmarks.harness.texts import SENTENCE_TRANSFORMERS, WEIR
 from benchmarks.parts import (
     aiperf,
     autoscaling,
@@ -50,7 +50,8 @@ RESULTS = ROOT / "benchmarks" / "results.json"
 PAGE = ROOT / "docs" / "benchmarks.md"
 PICTURE = ROOT / "docs" / "pictures" / "benchmarks.png"
 README = ROOT / "README.md"
-BEGIN, END = "<!-- figures: written by `make bench` -->", "<!-- end of figures -->"
+BEGIN, END = "<!-- gain: written by `make bench` -->", "<!-- end of gain -->"
+README_NEEDS = {"square", "in-process", "large-bodies"}
 FRONTS_PAGE = ROOT / "docs" / "how-to" / "several-fronts.md"
 BEGIN_FRONTS, END_FRONTS = "<!-- costs: written by `make bench PART=fronts` -->", "<!-- end of costs -->"
 DEMAND_PAGE = ROOT / "docs" / "how-to" / "a-thousand-models.md"
@@ -66,7 +67,7 @@ SQUARE = [
 # Without its wait, a peer's one connection is another thing.
 ALONE = [
     (
-        "one connection, mosec without batches, and so without a wait, requests/s",
+        "square over HTTP, one connection, mosec without batching, requests/s",
         "mosec",
         "alone: Weir",
         "alone: mosec, batches of 1",
@@ -94,68 +95,93 @@ BESIDE = [
 
 INTRODUCTION = """# Benchmarks
 
-Weir compared with other servers on one small machine: two cores run both the load and the servers, over loopback. Read the ratios rather than the rates, and measure on your own
-machine: `make bench` repeats everything and writes this page; `make bench PART=square` repeats one part, whose name is below its table. Each server has its own environment, and they
-take turns in every round. Tables show medians, with the smallest and the largest in brackets; ratios are medians over the rounds. Each table names its peers' settings; others may
-suit them better. `benchmarks/results.json` has further columns.
+Weir compared with other servers on one small machine: the load and the servers share two cores and talk over loopback. Look at the ratios rather than the rates, and measure on your own
+machine: `make bench` repeats everything and writes this page; `make bench PART=square` repeats the part named below a table. Each server has its own environment, and the servers take
+turns in every round. Tables show medians, some with the smallest and the largest value in brackets; `benchmarks/results.json` has the rest. Peers run with the stated settings; others may suit them better.
 
-## What is not better
+## Where Weir is not better
 
-- An empty application on uvicorn serves a single connection, and one on grpc.aio up to 16, faster than Weir, which asks a worker process.
-- Over gRPC with one connection, Triton uses less CPU time per call than Weir, and serves about as many calls per second, or a few more.
-- mosec's p50 with one connection comes from its setting: it waits up to 5 ms for requests that never arrive. [Without batches](#square-over-one-connection) it serves 1.7 times as many requests as Weir on the processor of that table; 0.9 times as many on an AMD EPYC of two cores.
+- With one connection, an empty application on uvicorn is faster than Weir, which asks a worker process; so is one on grpc.aio, up to 16 connections.
+- With one gRPC connection, Triton uses less CPU time per call than Weir, and serves about as many calls per second or a few more.
+- With one connection, mosec waits up to 5 ms for requests that never arrive. [Without batching](#at-a-glance) it serves 1.7 times as many requests as Weir on this processor, and 0.9 times as many on a two-core AMD EPYC.
 - At 0.9 of the capacity a solved policy costs as much as `greedy`, and at 0.5 hardly less than batches of 8.
-- A server encodes sentences more slowly than the runtime alone.
+- A server encodes fewer sentences than the bare runtime.
 - The very first start of an embedding model builds its graph, and takes as long as infinity's start.
-- sentence-transformers with ONNX serves a single client that sends one paragraph a request faster ([texts](#what-a-text-costs-apart-from-its-computation)).
-- infinity runs as installed, with torch, except in `PART=texts`, which tries its other engines.
+- For a single client with one paragraph per request, sentence-transformers with ONNX is faster ([texts](#overhead-per-text)).
+- infinity runs as installed, with torch; only `PART=texts` tries its other engines.
 """
 
 
 class View(NamedTuple):
-    """What the page shows of a stored table: the columns at these places, under these titles, or no table; without what is in brackets, if `bare`; the
-    rows that have a cell `only`, if one is named."""
+    """What the page shows of a part: the columns at these places, under these titles; without what is in brackets, if `bare`; the rows that have one of
+    the cells in `only`, if there are any; and so many of its notes."""
 
     columns: dict[str, int]
     bare: bool = False
-    only: str = ""
+    only: tuple[str, ...] = ()
+    notes: int = 9
 
 
+RAY_SHOWN = (ray.WEIR, ray.AUTO, ray.DROP_IN, ray.DEFAULT, "@serve.batch, 32 and 5 ms", "capacity router, 32 and 10 ms")
 # Parts that are not here are shown whole.
 VIEWS = {
-    "square": View({"connections": 0, "server": 1, "requests/s": 2, "times mosec": 3, "p50 ms": 4, "p99 ms": 5}),
-    "large-bodies": View({"server": 0, "requests/s": 1, "times mosec": 2, "GB/s": 3, "p50 ms": 4, "p99 ms": 5, "MiB most": 8}),
-    "goodput": View({"protocol": 0, "times the capacity": 1, "good responses/s": 2, "of capacity": 3, "late by more than 10 ms": 4}),
-    "theory": View({"load": 0, "policy": 1, "response, ms": 2, "off by": 4, "cost": 11}, only="0.7"),  # its picture shows the other loads
-    "policies": View({"": 0, "entries": 1, "allowed": 2, "off by more": 3, "beyond their intervals": 4, "the worst": 5}),
+    "square": View({"connections": 0, "server": 1, "requests/s": 2, "times mosec": 3, "p50 ms": 4, "p99 ms": 5}, only=("1", "64")),
+    "large-bodies": View({"server": 0, "requests/s": 1, "times mosec": 2, "p50 ms": 4, "p99 ms": 5, "peak MiB": 8}, bare=True),
+    "goodput": View({"protocol": 0, "times the capacity": 1, "good responses/s": 2, "of capacity": 3, "late by more than 10 ms": 4}, bare=True),
+    "theory": View({"load": 0, "policy": 1, "response, ms": 2, "off by": 4, "cost": 11}, only=("0.7",), bare=True),  # its picture shows the other loads
+    "policies": View({"": 0, "entries": 1, "allowed": 2, "off by more": 3, "beyond their intervals": 4, "worst": 5}),
+    "policy-edges": View({"": 0, "cases": 1, "allowed": 2, "beyond": 3, "certainly": 4, "certainly within": 5, "worst": 6}, notes=1),
+    "decisions": View({"waiting": 0, "submit, µs": 1, "decision, µs": 2, "request in the core, µs": 3}, bare=True),
+    "slow-clients": View({"": 0, "requests/s": 1, "p50 ms": 2, "p99 ms": 3}, bare=True),
+    "overload": View({"": 0, "median": 1}, bare=True),
+    "loadgen": View({"server": 1, "Server, valid queries/s": 2, "p99 ms there": 3, "SingleStream p90 ms": 4, "Offline/s": 6}, only=("timed",), bare=True),
     "autoscaling": View(
-        {"trace": 0, "p99 objective": 1, "p99 s": 2, "worker-hours": 3, "Ray Serve": 4, "Kubernetes HPA": 5, "KEDA": 6, "saved": 7, "late": 8,
-         "late, others": 9}, bare=True,
+        {"trace": 0, "p99 objective": 1, "worker-hours": 3, "Ray Serve": 4, "Kubernetes HPA": 5, "KEDA": 6, "saved": 7, "late": 8, "late, others": 9},
+        bare=True, only=("15 s", "30 s"),
     ),
-    "ray": View({"contender": 0, "kept, requests/s": 1, "p99 ms, 50/s": 2, "100/s": 3, "200/s": 4, "400/s": 5, "busy s per 1,000, 100/s": 6, "400/s ": 7}),
+    "ray": View({"contender": 0, "kept, requests/s": 1, "p99 ms, 50/s": 2, "100/s": 3, "200/s": 4, "400/s": 5, "busy s, 100/s": 6, "400/s ": 7}, only=RAY_SHOWN),
     "ray-batch": View({"contender": 0, "p99 ms, 25/s": 1, "50/s": 2, "100/s": 3, "400/s": 4}),
-    "padding": View({"waiting": 0, "padding by arrival": 1, "by length": 2, "by arrival on a CPU": 3, "by length on a CPU": 4}),
-    "classes": View({"way": 1, "p99": 3, "above alone": 4, "idle time used": 5}, only="as long as the requests"),
-    "kserve": View({"requests": 0, "server": 1, "good responses/s": 2, "times Triton": 3, "p99 ms": 5, "CPU µs": 6}),
-    "grpc": View({"connections": 0, "server": 1, "calls/s": 2, "times MLServer": 3, "p99 ms": 5, "CPU µs": 7}),
-    "vectors": View({"clients": 0, "server": 1, "sentences/s": 2, "times infinity": 3, "p50 ms": 4, "p99 ms": 5}, only="64"),
-    "texts": View({"texts/s": 0, "1 client": 1, "16": 2, "64": 3, "server process, µs a text": 4}),
-    "agreement": View({"precision": 0, "mean cosine": 2, "least": 3, "same nearest": 5}, only="50 texts a request"),
-    "vectors-memory": View({"server": 0, "seconds to the first vector": 1, "the very first time": 2, "MiB, PSS": 3}),
+    "padding": View({"waiting": 0, "padding by arrival": 1, "by length": 2, "by arrival on a CPU": 3, "by length on a CPU": 4}, only=("16", "256")),
+    "classes": View({"way": 1, "p99": 3, "above alone": 4, "idle time used": 5}, only=("as long as the requests",)),
+    "kserve": View({"requests": 0, "server": 1, "good responses/s": 2, "times Triton": 3, "p99 ms": 5, "CPU µs": 6}, bare=True),
+    "grpc": View({"connections": 0, "server": 1, "calls/s": 2, "times MLServer": 3, "p99 ms": 5, "CPU µs": 7}, bare=True),
+    "vectors": View({"clients": 0, "server": 1, "sentences/s": 2, "times infinity": 3, "p50 ms": 4, "p99 ms": 5}, only=("64",)),
+    "texts": View({"texts/s": 0, "1 client": 1, "16": 2, "64": 3, "server process, µs a text": 4}, notes=4),
+    "agreement": View({"precision": 0, "mean cosine": 2, "least": 3, "same nearest": 5}, only=("50 texts a request",)),
+    "vectors-growth": View({"requests": 0, "server, MiB": 1, "workers, MiB": 2}, only=("5,000", "100,000")),
+    "vectors-memory": View({"server": 0, "seconds to the first vector": 1, "on the very first start": 2, "MiB, PSS": 3}, bare=True),
 }  # fmt: skip
-# Not on the page: `fronts` and `demand` have pages of their own, the service that `seed` is held against was measured on another machine, `endpoints` shows the load generator's cost rather than the server's,
-# `graphs` compares what Weir computes with forms of it that nobody can choose, `live` says again what `theory` does, `simulation`
-# how fast `weir simulate` is, and `solver` what the reproduction of the paper says.
-HIDDEN = {"seed", "fronts", "demand", "endpoints", "graphs", "live", "simulation", "solver"}
+# Not on the page: `fronts` and `demand` have pages of their own; `seed` is compared with a service that ran on another machine; `endpoints` shows the cost of the load generator, not of the
+# server; `graphs` compares graphs that nobody can choose; `live` repeats `theory`, `alone` the glance, `ray-batch` a case of `ray`, `aiperf` the vectors under other arrivals, and `crowd` what the tests assert; `simulation` and `solver` time Weir's own tools.
+HIDDEN = {
+    "seed",
+    "fronts",
+    "demand",
+    "endpoints",
+    "graphs",
+    "live",
+    "alone",
+    "aiperf",
+    "ray-batch",
+    "crowd",
+    "simulation",
+    "solver",
+}
 BRACKETS = re.compile(r" \([^)]*\)")
 RANGE = re.compile(r"(\([\d.,]+) to ([\d.,]+\))")
 
 
 def shown(name: str, columns: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
     """Return the titles and the rows that the page shows of a part's table."""
-    view = VIEWS.get(name, View({title: place for place, title in enumerate(columns)}))
-    cells = [[row[place] for place in view.columns.values()] for row in rows if not view.only or view.only in row]
+    view = _view(name, columns)
+    cells = [
+        [row[place] for place in view.columns.values()] for row in rows if not view.only or set(view.only) & set(row)
+    ]
     return list(view.columns), [[_cell(cell, view.bare) for cell in row] for row in cells]
+
+
+def _view(name: str, columns: list[str]) -> View:
+    return VIEWS.get(name, View({title: place for place, title in enumerate(columns)}))
 
 
 def _cell(text: str, bare: bool) -> str:
@@ -176,10 +202,12 @@ def keep(part: Part | Rounds, result: Result, machine: dict[str, str]) -> None:
 def write() -> list[str]:
     """Write all that can be written from what is stored; return the paths."""
     stored = _stored()
-    pages = [INTRODUCTION]
-    drawn = draw(_values(stored), PICTURE)
+    pages, values = [INTRODUCTION], _values(stored)
+    drawn = set(stored) >= README_NEEDS and draw(values, PICTURE)
     if drawn:
-        pages.append(f"![Requests per second of Weir and its peers]({PICTURE.relative_to(PAGE.parent)})\n")
+        pages.append(
+            f"## At a glance\n\n![How many times its peer's rate Weir reaches]({PICTURE.relative_to(PAGE.parent)})\n\n{_figures(values)}\n"
+        )
     pages += [_section(part, stored[name]) for name, part in PARTS.items() if name in stored and name not in HIDDEN]
     pages.append(_machines(stored))
     PAGE.parent.mkdir(exist_ok=True)
@@ -208,7 +236,7 @@ def _values(stored: dict[str, Any]) -> dict[str, float]:
 def _section(part: Part | Rounds, stored: dict[str, Any]) -> str:
     columns, rows = shown(part.name, stored["columns"], stored["rows"])
     lines = [f"## {part.title}", "", part.about, "", *([markdown(columns, rows), ""] if columns else [])]
-    lines += [line for note in stored["notes"] for line in (note, "")]
+    lines += [line for note in stored["notes"][: _view(part.name, columns).notes] for line in (note, "")]
     measured = [stored["machine"][name] for name in SHOWN if name in stored["machine"]]
     lines += [f"<sub>`PART={part.name}`: {', '.join(measured).replace(' of ', ' × ')}</sub>", ""]
     return "\n".join(lines)
@@ -229,8 +257,8 @@ def _write_readme(stored: dict[str, Any]) -> bool:
     """Replace what is between each pair of marks, where both are there and its parts have been measured."""
     text, values = README.read_text(), _values(stored)
     written = text
-    if {"square", "in-process", "large-bodies"} <= set(stored):
-        written = _between(written, BEGIN, END, lambda: _figures(values))
+    if set(stored) >= README_NEEDS:
+        written = _between(written, BEGIN, END, lambda: _gain(values))
     if "theory" in stored:
         written = _between(written, BEGIN_SOLVED, END_SOLVED, lambda: _solved(values))
     if written != text:
@@ -273,31 +301,53 @@ def _solved(values: dict[str, float]) -> str:
     return markdown(["load", SOLVED, f"`{AUTO}`", *RULES], rows)
 
 
-def _figures(values: dict[str, float]) -> str:
-    def rate(name: str) -> str:
-        return count(values[name])
+def _gain(values: dict[str, float]) -> str:
+    """Return what one gains over a loop behind FastAPI, in one sentence; nothing where that was not measured."""
+    ours, theirs = (f"vectors: {name} 64" for name in (WEIR, SENTENCE_TRANSFORMERS))
+    if not {ours, theirs} <= values.keys():
+        return ""
+    return (
+        f"On two CPU cores, with 64 clients, Weir encodes **{count(values[ours])} sentences a second** with all-MiniLM-L6-v2; a FastAPI handler around sentence-transformers encodes "
+        f"{count(values[theirs])}. That is **{values[ours] / values[theirs]:.1f} times as many** ([how it was measured](docs/benchmarks.md#sentence-vectors))."
+    )
 
-    def beside(pairs: list[tuple[str, str, str, str]]) -> list[list[str]]:
-        return [
-            [label, rate(mine), f"{peer}: {rate(theirs)}", f"{values[mine] / values[theirs]:.1f}"]
-            for label, peer, mine, theirs in pairs if {mine, theirs} <= values.keys()
-        ]  # fmt: skip
 
-    rows = [
-        ["square over HTTP, 64 connections, requests/s", rate("square: Weir 64"), f"mosec: {rate('square: mosec 64')}",
-         f"{values['square: times mosec 64']:.1f}"],
-        ["square over HTTP, 256 connections, requests/s", rate("square: Weir 256"), f"mosec: {rate('square: mosec 256')}",
-         f"{values['square: times mosec 256']:.1f}"],
-        *beside(SQUARE),
-        *beside(ALONE),
-        *[[f"20,000 concurrent calls in process on {loop}, items/s", rate(f"in-process: Weir {loop}"),
-           f"mpservice: {rate(f'in-process: mpservice {loop}')}", f"{values[f'in-process: times mpservice {loop}']:.1f}"]
+class Figure(NamedTuple):
+    """Our rate and a peer's at one thing."""
+
+    what: str
+    peer: str
+    ours: float
+    theirs: float
+    times: float
+
+
+def _beside(values: dict[str, float]) -> list[Figure]:
+    """Return every comparison that was measured, in the order of the page."""
+
+    def at(ours: str, theirs: str, times: str = "") -> tuple[float, float, float]:
+        return values[ours], values[theirs], values[times] if times else values[ours] / values[theirs]
+
+    found = [
+        *[Figure(f"square over HTTP, {number} connections, requests/s", "mosec",
+                 *at(f"square: Weir {number}", f"square: mosec {number}", f"square: times mosec {number}")) for number in (64, 256)],
+        *[Figure(f"20,000 concurrent calls in process on {loop}, items/s", "mpservice",
+                 *at(f"in-process: Weir {loop}", f"in-process: mpservice {loop}", f"in-process: times mpservice {loop}"))
           for loop in ("asyncio", "uvloop")],
-        ["600 KB binary bodies, requests/s", rate("large-bodies: Weir"), f"mosec: {rate('large-bodies: mosec')}",
-         f"{values['large-bodies: times mosec']:.1f}"],
-        *beside(BESIDE),
+        Figure("600 KB binary bodies, requests/s", "mosec", *at("large-bodies: Weir", "large-bodies: mosec", "large-bodies: times mosec")),
+        *[Figure(label, peer, *at(ours, theirs)) for label, peer, ours, theirs in (*SQUARE, *ALONE, *BESIDE) if {ours, theirs} <= values.keys()],
     ]  # fmt: skip
-    return markdown(["", "Weir", "peer", "times better"], sorted(rows, key=_place))
+    return sorted(
+        found, key=lambda figure: next(place for place, start in enumerate(_ROWS) if figure.what.startswith(start))
+    )
+
+
+def _figures(values: dict[str, float]) -> str:
+    rows = [
+        [each.what, count(each.ours), f"{each.peer}: {count(each.theirs)}", f"{each.times:.1f}"]
+        for each in _beside(values)
+    ]
+    return markdown(["", "Weir", "peer", "speed-up"], rows)
 
 
 # What people serve comes first; a number squared, which shows only the server's own cost, comes last.
@@ -307,13 +357,8 @@ _ROWS = (
     "KServe v2 over gRPC",
     "600 KB",
     "20,000 concurrent",
-    "one connection",
     "square",
 )
-
-
-def _place(row: Sequence[str]) -> int:
-    return next(place for place, start in enumerate(_ROWS) if row[0].startswith(start))
 
 
 # In the order of the page.
@@ -392,62 +437,46 @@ def _said(*command: str) -> str:
 OURS, THEIRS, INK = "#1f6f8b", "#c9ced6", "#30363d"
 
 
-class Bars(NamedTuple):
-    """One panel: ours above theirs."""
-
-    title: str
-    peer: str
-    ours: str  # keys of the values
-    theirs: str
-    times: str
-
-
-PANELS = (
-    Bars("HTTP, 64 connections", "mosec", "square: Weir 64", "square: mosec 64", "square: times mosec 64"),
-    Bars("HTTP, 256 connections", "mosec", "square: Weir 256", "square: mosec 256", "square: times mosec 256"),
-    Bars("HTTP, bodies of 600 KB", "mosec", "large-bodies: Weir", "large-bodies: mosec", "large-bodies: times mosec"),
-    Bars(
-        "calls in process",
-        "mpservice",
-        "in-process: Weir uvloop",
-        "in-process: mpservice uvloop",
-        "in-process: times mpservice uvloop",
-    ),
-)
-
-
 def draw(values: dict[str, float], path: Path) -> bool:
-    """Draw the panels that have been measured; tell whether there was any."""
+    """Draw a bar for each comparison: how many times the peer's rate ours is, on a scale on which twice and half are equally far from 1."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    panels = [panel for panel in PANELS if {panel.ours, panel.theirs, panel.times} <= set(values)]
-    if not panels:
-        return False
-    rows = (len(panels) + 1) // 2
-    figure, axes = plt.subplots(rows, 2, figsize=(8, 0.5 + 1.5 * rows), squeeze=False)
-    for axis, panel in zip_longest(axes.flat, panels):
-        if panel is None:
-            axis.set_axis_off()
-        else:
-            _panel(axis, panel, values)
-    figure.suptitle("requests per second, in the same run", x=0.01, ha="left", fontsize=10, color=INK)
+    found = _beside(values)
+    figure, axis = plt.subplots(figsize=(9, 0.6 + 0.29 * len(found)))
+    places = range(len(found))
+    axis.barh(
+        places,
+        [each.times - 1.0 for each in found],
+        left=1.0,
+        color=[OURS if each.times > 1.0 else THEIRS for each in found],
+        height=0.66,
+    )
+    for place, each in zip(places, found, strict=True):
+        axis.text(
+            max(1.0, each.times) * 1.04, place, f"{each.times:.1f} × {each.peer}", va="center", fontsize=8, color=INK
+        )
+    axis.set_yticks(places, [each.what.rpartition(",")[0] for each in found])
+    axis.set_xscale("log")
+    axis.set_xlim(min(0.5, *(each.times for each in found)), 4.0 * max(each.times for each in found))
+    axis.set_xticks([1.0, 10.0, 100.0], ["as fast", "10 times", "100 times"])
+    axis.minorticks_off()
+    axis.axvline(1.0, color=INK, linewidth=0.8)
+    axis.invert_yaxis()
+    axis.tick_params(left=False, labelsize=8, labelcolor=INK)
+    for side in axis.spines.values():
+        side.set_visible(False)
+    figure.suptitle(
+        "Weir's throughput as a multiple of its peer's: same machine, same run",
+        x=0.01,
+        ha="left",
+        fontsize=10,
+        color=INK,
+    )
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=160)
     plt.close(figure)
     return True
-
-
-def _panel(axis: Any, panel: Bars, values: dict[str, float]) -> None:
-    ours, theirs = values[panel.ours], values[panel.theirs]
-    axis.barh([panel.peer, "Weir"], [theirs, ours], color=[THEIRS, OURS], height=0.62)
-    axis.set_title(f"{panel.title}: {values[panel.times]:.1f} times", fontsize=9, color=INK, loc="left")
-    axis.set_xlim(0, 1.3 * max(ours, theirs))
-    for place, value in enumerate((theirs, ours)):
-        axis.text(value, place, f" {value:,.0f}", va="center", fontsize=8, color=INK)
-    axis.tick_params(left=False, bottom=False, labelbottom=False, labelsize=9, labelcolor=INK)
-    for side in axis.spines.values():
-        side.set_visible(False)

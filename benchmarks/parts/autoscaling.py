@@ -168,11 +168,9 @@ def _defaults(played: Sequence[Played]) -> Table:
 def _notes(count: int) -> list[str]:
     return [
         f"![Worker-hours and 99th percentile of each rule]({PICTURE.parent.name}/{PICTURE.name})",
-        "The arrivals are those of two Azure LLM services on 2023-11-16 (`benchmarks/policies/traces`, CC-BY 4.0). A batch of b takes 1.5 + 0.6·b seconds, at most 8 "
-        f"requests; workers start in {START_UP:g} s, {ALLOWED} of them. All rules share one queue and the greedy policy, and a worker counts from the decision to start it. "
-        f"Weir is told the objective only; the others' settings are the best on this very trace, of {count:,} simulations, and their metrics come without delay. The last columns: "
-        "the share of responses later than the objective, and that of the best other rule with as many worker-hours. After silence (code), no rule answers the first requests "
-        "before workers have started.",
+        f"Arrivals at two Azure LLM services on 2023-11-16 (CC-BY 4.0). A batch of b takes 1.5 + 0.6·b seconds, at most 8 requests; {ALLOWED} workers start in {START_UP:g} s "
+        f"and count from the decision to start them. Weir is told only the objective; each other rule has its best setting of {count:,} simulations on this trace. The last "
+        "columns are the share of late responses, and that of the best other rule with as many worker-hours. After silence (code), no rule has workers ready for the first requests.",
     ]
 
 
@@ -197,7 +195,7 @@ def _draw(played: Sequence[Played]) -> None:
 PART = Part(
     "autoscaling",
     "As many workers as the load needs",
-    "Worker-hours for two recorded hours at no longer a p99, compared with the rules of Ray Serve, Kubernetes and KEDA, each tuned for the trace. Simulated.",
+    "Worker-hours for the same p99 or better over two recorded hours, compared with the rules of Ray Serve, Kubernetes and KEDA, each tuned for the trace (simulated).",
     lambda rounds: len(tried(1)) // 50,
     measure,
     "one trace each, which is always the same",

@@ -268,8 +268,8 @@ def measure(run: Run) -> Result:
                 )
                 result.goal(f"{way}, {name}: at least 80 % of the idle time", f"{100 * used:.0f} %", used >= LEAST_USED)
     result.notes.append(
-        f"Virtual time: Azure's chat trace at {LOAD:.0%} load; an interactive text stops bulk work at once, on a GPU after its batch of {1000 * BULK_DELAY:g} ms. "
-        "Live, two workers: all of it on a model that sleeps, its beginning on MiniLM with a 16th of the tokens."
+        f"Simulated: Azure's chat trace at {LOAD:.0%} load; an interactive text stops bulk work at once, or on a GPU after its batch of {1000 * BULK_DELAY:g} ms. "
+        "Live: two workers, with a model that sleeps or with MiniLM."
     )
     live = Texts(texts.times.tolist(), texts.tokens.tolist(), jobs)
     measure_live(run, result, live, near, LEAST_USED)
@@ -284,7 +284,7 @@ def near(p99: float, alone: float) -> bool:
 PART = Part(
     "classes",
     "Interactive and bulk work",
-    "Interactive texts while a job of 20,000 runs.",
+    "Interactive texts while a bulk job of 20,000 texts runs.",
     lambda rounds: 8 + STEPS,
     measure,
 )

@@ -84,14 +84,14 @@ def _conclude_decisions(result: Result, measured: Measurements) -> None:
         result.values |= {f"{cost} 1000": few, f"{cost} 100000": many}
         result.at_most(f"{cost}: 100,000 waiting cost no more than 1,000 (within 25 %)", many / few, 1.25)
     result.notes.append(
-        "A decision asks the policy and cuts a batch of up to 64 requests. A request in the core is its submit, its share of the decision and its end."
+        "A decision asks the policy and cuts a batch of up to 64 requests. A request's time in the core is its submission, its share of the decision, and its end."
     )
 
 
 DECISIONS = Rounds(
     "decisions",
     "One decision, one request",
-    "The batcher, driven as a service drives it, with so many requests in the queue.",
+    "The batcher, driven as a service drives it, with this many requests in the queue.",
     one=lambda waiting, case, seconds: ask_own("parts.core", "decision", waiting),
     contenders=tuple(map(str, WAITING)),
     labels={str(waiting): f"{waiting:,}" for waiting in WAITING},

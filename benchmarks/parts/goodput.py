@@ -71,8 +71,8 @@ def _conclude(result: Result, measured: Measurements) -> None:
         for times in map(str, TIMES):
             _conclude_one(result, measured, protocol, times)
     result.notes.append(
-        f"Capacity, by 16 connections in closed loops: {spread(capacity, count)} responses/s. A good response was read within {TIMEOUT:g} s of the instant "
-        "at which its request was due. The client is a Python process on the same machine, and its own lateness counts."
+        f"Capacity, with 16 connections in closed loops: {spread(capacity, count)} responses/s. A good response arrives within {TIMEOUT:g} s of the instant "
+        "at which its request was due; the client, a Python process on the same machine, adds to that."
     )
 
 
@@ -275,7 +275,7 @@ async def offer(
 GOODPUT = Rounds(
     "goodput",
     "Overload with deadlines",
-    "A model that takes 20 ms for a batch of up to 2; an open loop, random instants.",
+    "A model that takes 20 ms for a batch of up to 2; requests arrive at random instants (an open loop).",
     start=_start,
     one=_one,
     contenders=(CLOSED, *map(str, TIMES)),

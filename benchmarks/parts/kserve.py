@@ -112,16 +112,15 @@ def _conclude_http(result: Result, measured: Measurements) -> None:
     for case, peer, wished in ((SMALL, TRITON, 2.0), (SMALL, MLSERVER, 15.0), (LARGE, TRITON, 4.0)):
         result.at_least(f"{case}: at least {wished:g} times {peer}", measured.times(WEIR, peer, case), wished)
     result.notes += [
-        "Each server has one worker process for each model and batches of up to 64. CPU is user and system time of all its processes per request.",
-        "Triton is the server binary of nvidia-pytriton 0.7.0 with its Python backend. Its models take and give DLPack tensors, because `as_numpy()` reads "
-        "wrong strides there. MLServer 1.7.1 refuses binary tensors over HTTP (422).",
+        "Each server has one worker process per model and batches of up to 64. CPU is user and system time of all its processes per request.",
+        "Triton is the server binary in nvidia-pytriton 0.7.0, with its Python backend and DLPack tensors. MLServer 1.7.1 refuses binary tensors over HTTP (422).",
     ]
 
 
 HTTP = Rounds(
     "kserve",
     "Open Inference Protocol over HTTP",
-    "Sum and difference of two INT32 [1,16] tensors as JSON, and one FP32 [1,3,224,224] tensor in binary, in the same two models; wrk with one thread.",
+    "Sum and difference of two INT32 [1,16] tensors as JSON, and one binary FP32 [1,3,224,224] tensor, with the same two models everywhere; wrk with one thread.",
     start=_start_http,
     one=_http,
     contenders=(WEIR, TRITON, MLSERVER),
@@ -228,7 +227,7 @@ def _conclude_grpc(result: Result, measured: Measurements) -> None:
         beside = measured.times(WEIR, TRITON, connections)
         result.goal(f"{text}: more calls than Triton", f"{beside:.2f} times", beside > 1)
     result.notes.append(
-        "The load is h2load with one thread; every response must be as long as one that grpcio's own client got. CPU is user and system time of all processes per call."
+        "The load comes from h2load with one thread. CPU is user and system time of all processes per call."
     )
 
 

@@ -138,12 +138,12 @@ def _notes(run: Run, excesses: list[float], late: list[float]) -> list[str]:
     seconds = CELL * run.rounds * run.seconds
     return [
         f"![Measured mean response time over the predicted one, and their difference]({PICTURE.parent.name}/{PICTURE.name})",
-        f"{seconds:g} s of Poisson arrivals at each load, the same for all policies; arrivals from {COUNTED[0]:.0%} to {COUNTED[1]:.0%} "
-        f"of the time count, from their intended instants (requests left {np.mean(late):.3f} ms late on the mean). Of {SEEDS} seeded traces the one is taken on which the "
-        "*simulated* response times are nearest to the stationary ones; what is measured has no part in the choice. In brackets: 95 % intervals; *off by*: from theory. Cost is the mean "
-        "response time in ms + 10 · the mean power in W. *solved* has the best table for the load; `auto` solves tables while it serves, and estimates the rate.",
-        f"The way to the worker and back takes {min(excesses):.2f} to {max(excesses):.2f} ms a batch, which a queue near its capacity multiplies: static 16 at load 0.9 works "
-        f"at {_static_16_share():.1%} of its own.",
+        f"{seconds:g} s of Poisson arrivals at each load, the same for all policies; arrivals from {COUNTED[0]:.0%} to {COUNTED[1]:.0%} of the time count (requests left "
+        f"{np.mean(late):.3f} ms late on average). Of {SEEDS} seeded traces, the one whose *simulated* response times are closest to the stationary ones is used. In brackets: 95 % "
+        "intervals; *off by* compares with theory. Cost = mean response time in ms + 10 · mean power in W. *solved* has the best table for the load; `auto` estimates the rate and "
+        "solves tables while it serves.",
+        f"The round trip to the worker takes {min(excesses):.2f} to {max(excesses):.2f} ms a batch, which a queue near capacity multiplies: static 16 at load 0.9 runs at "
+        f"{_static_16_share():.1%} of its capacity.",
     ]
 
 
@@ -404,7 +404,7 @@ def distance(policies: Mapping[str, float], rate: float, seconds: float, seed: i
 THEORY = Part(
     "theory",
     "Live against theory",
-    "A model in a worker process that takes exactly 3.051·b + 10.52 ms for b rows (GoogLeNet on a Tesla P4, ten times slower) "
+    "A worker process that takes exactly 3.051·b + 10.52 ms for b rows (GoogLeNet on a Tesla P4, ten times slower) "
     "and is charged 199·b + 196 mJ, under Poisson load in real time.",
     lambda rounds: len(LOADS) * (len(RULES) + 2) + len(START_LOADS),
     measure,

@@ -413,21 +413,16 @@ def _conclude(result: Result, rates: dict[tuple[str, str], float]) -> None:
             f"{TIMED}: Weir without a setting, of the best peer after a sweep ({peer})", weir / swept[peer], 1.0
         )
     result.notes += [
-        f"`null` computes nothing; `timed` sleeps {1000 * FIXED:g} + {1000 * PER_ROW:g}·b ms for a batch of b. Server is Poisson with a 99th percentile of at most "
-        f"{BOUND_MS:.0f} ms; its rate is the highest that was valid, of rates that halve what lies below that of Offline. One worker process each; peers by their own "
-        "settings, which batch nothing but in BentoML. A response that is wrong or refused makes a run invalid.",
-        "LoadGen's own thread and the uvloop that sends share one interpreter, and this machine with the server: rates of `null` are what all three can do together.",
-        f"The bound that is stated is {CLIENT_MS:g} ms shorter than LoadGen's: a server can't promise what its client takes.",
-        "LoadGen calls a run of SingleStream or MultiStream with too few queries invalid as well: slow servers have too few in the time. Settings were swept for the three best peers.",
-        "AMD's own figures for the fake model of its Inference Server, on a host that is not stated, in queries/s: Server 15,915 native, 8,075 HTTP, 3,719 gRPC; SingleStream 27,303, 5,085 and 4,092.",
-        "Triton is the server binary of nvidia-pytriton 0.7.0 with its Python backend.",
+        f"`{TIMED}` sleeps {1000 * FIXED:g} + {1000 * PER_ROW:g}·b ms for a batch of b; `results.json` also has `null`, which computes nothing. In *Server*, arrivals are Poisson and 99 % "
+        f"of the responses must take at most {BOUND_MS:.0f} ms ({CLIENT_MS:g} ms of it for the client); the rate is the highest valid one found by halving. Each server has one worker "
+        "process; peers run with their default settings, which batch only in BentoML. A wrong or refused response makes a run invalid, and so do too few queries.",
     ]
 
 
 LOADGEN = Part(
     "loadgen",
     "Judged by MLPerf LoadGen",
-    "Two models asked by [LoadGen](https://github.com/mlcommons/inference/tree/master/loadgen), scenarios Server, SingleStream, MultiStream (8 at once) and Offline.",
+    "[LoadGen](https://github.com/mlcommons/inference/tree/master/loadgen) queries a model in its scenarios Server, SingleStream, MultiStream (8 at once) and Offline.",
     lambda rounds: 2 * len(CONTENDERS) + 2 * (len(SWEPT) + 2) + len(SWEPT),
     _measure,
 )

@@ -87,13 +87,13 @@ def _conclude_overload(result: Result, measured: Measurements) -> None:
     result.at_least("goodput at least 0.9 of capacity", goodput, 0.9, "{:.3f}")
     result.goal("memory flat within 10 %", f"{100 * (after / before - 1):+.1f} %", after / before <= 1.1)
     result.values |= {"goodput": goodput, "growth": after / before, "times": times}
-    result.notes.append(f"Offered was {short(times)} times the capacity; an open loop, random instants.")
+    result.notes.append(f"Requests arrived at random instants (an open loop), at {short(times)} times the capacity.")
 
 
 OVERLOAD = Rounds(
     "overload",
-    "Overload by ten times",
-    f"A model that takes 20 ms for a batch of up to 8, a queue of {QUEUE}; capacity is what {QUEUE} connections get.",
+    "Overload: ten times the capacity",
+    f"A model that takes 20 ms for a batch of up to 8, and a queue of {QUEUE}. The capacity is the rate of {QUEUE} connections.",
     start=_start_overload,
     one=_overload,
     contenders=(WEIR,),
@@ -296,7 +296,7 @@ def _conclude_slow(result: Result, measured: Measurements) -> None:
     result.goal("the others' p99 moves by less than 20 %", f"{100 * (moved - 1):+.1f} %", moved < 1.2)
     result.values["p99 moved"] = moved
     result.notes.append(
-        "The clients take a share of the two cores: sending to a process that never reads, they move the p99 "
+        "The slow clients use the two cores as well: sending to a process that never reads, they change the p99 "
         f"by {100 * (of_machine - 1):+.1f} %; sending to the server, by "
         f"{100 * (measured.times(BESIDE, ALONE, figure='p99') - 1):+.1f} %."
     )
@@ -354,7 +354,7 @@ def run_sink() -> None:
 SLOW_CLIENTS = Rounds(
     "slow-clients",
     "A thousand slow clients",
-    f"Square, {CONNECTIONS} connections, alone and while {CLIENTS:,} clients run that send their requests one byte a second.",
+    f"Square, {CONNECTIONS} connections, alone and next to {CLIENTS:,} clients that send one byte a second.",
     start=_start_slow,
     one=_slow,
     contenders=(ALONE, ELSEWHERE, BESIDE),

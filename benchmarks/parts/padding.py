@@ -66,8 +66,8 @@ def measure(run: Run) -> Result:
     middle, longest = lengths[len(lengths) // 2], lengths[-1]
     result.notes.append(
         f"{len(lengths):,} paragraphs of the standard library's docstrings, {lengths[0]} to {longest} tokens (median {middle}, cut at {MOST_TOKENS}), in virtual time with the real "
-        f"batcher. Batches of up to {ROWS} texts; by length also of up to {TOKENS:,} tokens, at most {PADDING_SHARE * PRICE:g} of them padding, as a batch takes as long as {PRICE:g} tokens. "
-        f"On a CPU padding is computed in attention alone: it takes {SHARE:g} of a token's time, a batch that of {CPU_PRICE:g}."
+        f"batcher. Batches have up to {ROWS} texts and, by length, up to {TOKENS:,} tokens, at most {PADDING_SHARE * PRICE:g} of them padding. On a CPU, padding is computed only in "
+        f"attention and takes {SHARE:g} of a token's time."
     )
     return result
 
@@ -116,7 +116,7 @@ def simulate(
 PART = Part(
     "padding",
     "Padding",
-    "The share of padding in all computed tokens, with batches by length and by arrival.",
+    "Padding as a share of all computed tokens, with batches by arrival and by length.",
     lambda rounds: len(WAITING),
     measure,
 )

@@ -99,9 +99,8 @@ def _bursts(pool: ProcessPoolExecutor, wanted: int) -> Iterator[list[str]]:
 def _notes(wanted: int) -> list[str]:
     return [
         f"![What the event loop measured, and what was predicted]({PICTURE.parent.name}/{PICTURE.name})",
-        f"{wanted:,} random models (batches of up to 1 to 256 rows; coefficients of variation of 0 to 2; energy weights over six decades; loads of 0.01 to 0.99), a bank of one "
-        f"entry each, served by an event loop in C that shares no code with Weir: {STRETCHES} stretches of {ROWS[0]:,} to {ROWS[-1]:,} rows. Intervals are of 99.9 %. A "
-        "bank's 99th percentile is itself sampled, with a standard error of up to 0.5 %; it is left out where a queue forgets more slowly than a stretch is long.",
+        f"{wanted:,} random models (batches of up to 256 rows, coefficients of variation of 0 to 2, loads of 0.01 to 0.99), each served by an event loop in C that shares no code "
+        f"with Weir, for {STRETCHES} stretches of {ROWS[0]:,} to {ROWS[-1]:,} rows. Intervals are 99.9 %. The predicted 99th percentile is itself sampled, with a standard error of up to 0.5 %.",
     ]
 
 
@@ -240,7 +239,7 @@ def _compare(result: Result, seen: list[Entry]) -> None:
         better > -1e-6,
     )
     says = []
-    for name, more in (("greedy", greedy), ("the best control limit for the very rate", best)):
+    for name, more in (("greedy", greedy), ("the best control limit for that rate", best)):
         alike = f"{100 * float(np.mean(more < 1e-3)):.0f} % of the entries {name} costs at most 0.1 % more"
         says.append(f"in {alike}, and in {100 * float(np.mean(more > 0.01)):.0f} % over 1 % more")
         result.values[f"{name} alike"] = float(np.mean(more < 1e-3))
@@ -275,7 +274,7 @@ def _range(values: list[float]) -> tuple[float, float]:
 PART = Part(
     "policies",
     "Predictions of solved policies",
-    "What a policy file predicts of its tables, and what they do.",
+    "What a policy file predicts, compared with what its tables do.",
     lambda rounds: rounds * ENTRIES // STEP + len(bursts.SHOWN),
     measure,
     f"{ENTRIES:,} entries",

@@ -95,16 +95,14 @@ def result_of(found: list[Case]) -> Result:
         beyond += surely
     result.tables.append(
         Table(
-            "Surely beyond what is allowed",
+            "Certainly beyond what is allowed",
             ["", "off by", "model"],
             [[each.what, _shown(each), each.about] for each in beyond],
         )
     )
     result.notes += _exceptions(beyond)
     neither = sum(each.off == edges.EITHER for each in found)
-    result.notes.append(
-        f"At {neither} further rates with a latency objective the bank does not say that it is kept, there or at the next rate (its 99th percentile is infinite: refused rows count)."
-    )
+    result.notes.append(f"At {neither} further rates the policy file does not claim to keep its latency objective.")
     return result
 
 
@@ -122,25 +120,23 @@ def _exceptions(beyond: list[Case]) -> list[str]:
     if not lines:
         return []
     return [
-        "Surely beyond (all are in `benchmarks/results.json`; `drawn` is that of `tests/policy/random_models.py`):",
+        "Certainly beyond the limit (`drawn` is in `tests/policy/random_models.py`):",
         "\n".join(lines),
     ]
 
 
 def _about(numbers: int) -> str:
     return (
-        f"{numbers:,} cases, of the {edges.CASES:,} that there are: random models; loads of 0.001 to 0.99, between the rates of the bank; 2, 4, 8 and 16 workers at loads of 0.03 to "
-        "0.97; both ends and the middle of the bands of a latency objective; and 0.99 of the highest rate of a number of workers. Costs are held against policy iteration in C "
-        "(where queues are too long for it, against the event loop in C with the table of that very rate), limits against all others, promises against a loop that only asks the policy. Intervals are "
-        "of 99.9 %, of shares that are late two standard errors; a percentile's lies between steps of 0.2 % at which the shares of later rows are counted. Event loops are served longer until a case "
-        "is surely within what is allowed, and sharpened by what is known of the mean changes of the work."
+        f"{numbers:,} of {edges.CASES:,} cases with random models: one worker between the rates of its tables; 2 to 16 workers at loads of 0.03 to 0.97; latency objectives; and the highest "
+        "rate for a number of workers. Costs are compared with policy iteration in C, or with the event loop in C where queues are too long for it; limits with all other limits. Intervals "
+        "are 99.9 %, or two standard errors for shares that are late."
     )  # fmt: skip
 
 
 PART = Part(
     "policy-edges",
     "Policies between rates, with several workers and at the edges",
-    "What policies do where no table is made for the very rate, compared with evaluations that share no code with Weir.",
+    "Policies where no table was made for the exact rate, compared with evaluations that share no code with Weir.",
     lambda rounds: int(rounds * ROUND_SECONDS / STEP_SECONDS),
     measure,
     f"{ROUND_SECONDS / 60:g} minutes on one core",

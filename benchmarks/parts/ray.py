@@ -53,9 +53,7 @@ def _conclude(result: Result, measured: Measurements) -> None:
     result.values |= measured.values()
     for name in (WEIR, AUTO, DROP_IN, DEFAULT, tuned):
         result.values[f"busy {name}"] = measured.middle(name, figure=f"busy {COMPARED}")
-    result.notes.append(
-        f"Of the sweep, {tuned} kept a p99 of {LATEST * 1000:g} ms at the highest rate, or came nearest; it is the tuned one."
-    )
+    result.notes.append(f"{tuned} is the best setting of the sweep.")
     rate, theirs = measured.middle(WEIR), measured.middle(tuned)
     result.goal(
         f"p99 within {LATEST * 1000:g} ms at 1.5 times the rate of the tuned one",
@@ -80,9 +78,9 @@ def _conclude(result: Result, measured: Measurements) -> None:
 RAY = Rounds(
     "ray",
     "Weir on Ray, compared with Ray Serve",
-    "Four workers, each an actor or replica that sleeps 20 + 0.5·b ms for a batch of b; single calls at Poisson instants, handle to handle, without HTTP. "
-    "*Kept* is the highest rate up to which the p99 is at most 50 ms; busy are the seconds that workers sleep for 1,000 requests. Weir waits at most 18 ms for a batch of "
-    "64, or solves; `@serve.batch` runs with its defaults, with each setting of a sweep, and behind Ray Serve's capacity router.",
+    "Four workers, actors or replicas, that sleep 20 + 0.5·b ms for a batch of b; single calls at Poisson instants between handles, without HTTP. "
+    "*Kept* is the highest rate with a p99 of at most 50 ms; *busy* is the time that workers sleep per 1,000 requests. Weir waits at most 18 ms for a batch of "
+    "64, or solves; `@serve.batch` runs with its defaults, the settings of a sweep, and Ray Serve's capacity router.",
     one=_one,
     contenders=tuple(COMMANDS),
     heads=("contender",),

@@ -81,8 +81,8 @@ def _square(server: Server, connections: int, seconds: float) -> dict[str, float
 
 
 SETTINGS = (
-    "LitServe and BentoML run without access logs, and otherwise with their defaults. LitServe waits for no batch. BentoML adapts its wait to the traffic, takes a"
-    " list of one number in each request, and computes in the process that listens."
+    "LitServe and BentoML run without access logs and otherwise with their defaults. BentoML takes a list of one number per request and computes in the process"
+    " that listens."
 )
 
 
@@ -102,7 +102,7 @@ def _conclude_square(result: Result, measured: Measurements) -> None:
 SQUARE = Rounds(
     "square",
     "Square over HTTP",
-    "One worker process, JSON, batches of up to 64 (mosec waits up to 5 ms for them), wrk with one thread on the same machine.",
+    "One worker process, JSON, batches of up to 64 (mosec waits up to 5 ms for a full batch), and wrk with one thread on the same machine.",
     start=_start_square,
     one=_square,
     contenders=(WEIR, MOSEC, LITSERVE, BENTOML, NOTHING),
@@ -173,7 +173,7 @@ def _conclude_bodies(result: Result, measured: Measurements) -> None:
     memory = _memory(measured, WEIR)
     result.at_least("at least 4,000 requests/s", result.values[WEIR], 4000, "{:,.0f}")
     result.at_most("flat memory: after at most 1.1 times before", memory[-1] / memory[0], 1.1, "{:.3f}")
-    result.notes.append("Memory is that of all processes, shared pages counted once.")
+    result.notes.append("Memory is that of all processes together; shared pages count once.")
 
 
 BODIES = Rounds(

@@ -77,15 +77,15 @@ def _conclude(result: Result, measured: Measurements) -> None:
         [(of_4 - of_1) / 3 for of_4, of_1 in zip(many, one, strict=True)]
     )
     result.notes.append(
-        f"all-MiniLM-L6-v2 in fp32, 91 MB of weights, after {ASKED} texts. Weir's workers have one thread each, its peers {CORES}. The very first time Weir makes the "
-        f"model's graph and measures its batches. Each further worker of Weir's takes {mebibytes(more)} MiB."
+        f"all-MiniLM-L6-v2 in fp32 (91 MB of weights), after {ASKED} texts. Weir's workers have one thread each, its peers {CORES}. On the very first start Weir builds the "
+        f"model's graph and measures batch sizes. Each additional worker takes {mebibytes(more)} MiB."
     )
 
 
 MEMORY = Rounds(
     "vectors-memory",
-    "Start and memory of a server of sentence vectors",
-    "From the command to the first vector, and memory, compared with infinity and with sentence-transformers behind FastAPI.",
+    "Startup time and memory of an embedding server",
+    "Time from the command to the first vector, and memory, compared with infinity and with sentence-transformers behind FastAPI.",
     start=_start,
     one=_one,
     contenders=(*FORKED, INFINITY, SENTENCE_TRANSFORMERS),
@@ -162,7 +162,7 @@ def _growth_note() -> str:
     percent = {kind: share for kind, (share, _) in SHARES.items()}
     return (
         f"Anonymous and shared memory (PSS). One layer of all-MiniLM-L6-v2 in int8; one text a request, of up to {LONGEST} words, no two alike: {percent['openai']} % to "
-        f"/v1/embeddings, {percent['encode']} % to /encode and {percent['zeromq']} % over ZeroMQ by ever new clients, {percent['refused']} % refused, {percent['left']} % whose callers leave early."
+        f"/v1/embeddings, {percent['encode']} % to /encode, {percent['zeromq']} % over ZeroMQ, {percent['refused']} % refused, {percent['left']} % whose callers leave early."
     )
 
 
@@ -289,8 +289,8 @@ def send_mix() -> None:
 
 GROWTH = Part(
     "vectors-growth",
-    "What 100,000 requests leave behind",
-    "Memory of a server of sentence vectors, by requests served.",
+    "Memory after 100,000 requests",
+    "Memory of an embedding server by requests served: nothing leaks.",
     lambda rounds: REQUESTS // AT_A_TIME,
     measure_growth,
 )

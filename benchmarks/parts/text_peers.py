@@ -38,13 +38,8 @@ RANKERS = (WEIR, *VECTORS)
 ONE_PASS, TWO_REQUESTS = "dense and sparse from one pass", "two requests, one for each"
 BOTH_CLIENTS = 16
 
+
 # TEI's own pages have figures of GPUs only (its README, on 2026-11-23).
-PUBLISHED = (
-    "Published by [infinity](https://github.com/michaelfeil/infinity/blob/main/docs/docs/benchmarking.md) for bge-small-en-v1.5 on Intel Cascade Lake, "
-    "requests of 256 texts of about 450 tokens: TEI cpu-0.6 2.3 texts/s, infinity with ONNX 20, sentence-transformers 10."
-)
-
-
 def started(stack: ExitStack, starts: Mapping[str, Start]) -> tuple[dict[str, Server], dict[str, str]]:
     """Start what starts, until the end of `stack`; return it, and the reason of each that does not."""
     servers: dict[str, Server] = {}

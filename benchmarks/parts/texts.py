@@ -174,7 +174,6 @@ def measure(run: Run) -> Result:
         _conclude(result, found, phases, offline)
         result.notes.append(_compared(rows, *sizes))
         text_peers.note_peers(result, missing, _rates(servers, found), CLIENTS)
-        result.notes.append(text_peers.PUBLISHED)
         if lacking:
             result.notes.append(f"Rankings, and two outputs from one pass: *not measured: {lacking}*")
         else:
@@ -341,10 +340,8 @@ def _conclude(result: Result, found: Measured, phases: Mapping[str, Mapping[str,
     result.at_least("the runtime alone takes at least 0.95 of the workers' processor time for a text", share, 0.95)
     tokens = lengths(sentences())
     result.notes += [
-        f"{described(sample())}; {len(tokens)} sentences, of {sum(tokens) / len(tokens):.1f}; by wrk on the same {CORES} cores. The server process: with most clients.",
-        f"In brackets: multiples of a fixed loop of the interpreter, which was measured beside each load. A KServe JSON request with as large an answer: {loops:.2f}.",
-        f"Phases: each alone, without sockets or workers, the best of {TRIES}; the kernel's live; the rest: HTTP, and emptied caches.",
-        f"The clients' time is taken out by dividing the rate by the share of the cores that wrk left. The runtime alone: {1e3 * middle(offline):.2f} ms a text.",
+        f"{described(sample())}; {len(tokens)} sentences, of {sum(tokens) / len(tokens):.1f}; by wrk on the same {CORES} cores.",
+        f"The runtime alone: {1e3 * middle(offline):.2f} ms a text. A KServe JSON request with as large a response takes {loops:.2f} loops.",
     ]
 
 
@@ -458,8 +455,8 @@ async def phases(clients: int, total: int, kind: str) -> dict[str, float]:
 
 PART = Part(
     "texts",
-    "What a text costs apart from its computation",
-    "all-MiniLM-L6-v2: the server process by phase, and the peers with each of their engines.",
+    "Overhead per text",
+    "all-MiniLM-L6-v2: the time that the server process adds, by phase, and the peers with each of their engines.",
     lambda rounds: 3 + 3 * rounds,
     measure,
 )

@@ -144,7 +144,7 @@ def _conclude(result: Result, measured: Measurements) -> None:
         cosines = (measured.prepared[name] * measured.prepared[SENTENCE_TRANSFORMERS]).sum(axis=1)
         text = f"{name}: mean cosine with sentence-transformers at least {least}"
         result.goal(text, f"{cosines.mean():.6f} (least {cosines.min():.6f})", bool(cosines.mean() >= least))
-    _notes(result, measured, rates)
+    _notes(result, measured)
 
 
 def _speed_goals(result: Result, measured: Measurements, offline: list[float]) -> None:
@@ -162,12 +162,11 @@ def _speed_goals(result: Result, measured: Measurements, offline: list[float]) -
         result.at_least(f"{clients} clients: int8 at least 2 times fp32", better, 2)
 
 
-def _notes(result: Result, measured: Measurements, rates: dict[str, list[float]]) -> None:
+def _notes(result: Result, measured: Measurements) -> None:
     memory = ", ".join(f"{name} {measured.middle(name, 64, 'memory') / 2**20:.0f}" for name in SERVERS)
     result.notes += [
-        f"fp32 unless said otherwise. {described(sample())}; one text a request, by wrk with one thread on the same {CORES} cores. Every server computes with {CORES} threads.",
-        f"The runtime without a server (in `results.json`) is the best of {len(rates)} ways to divide {CORES} threads among processes, and {TOGETHER['cpu']} texts among runs of like length.",
-        f"MiB (PSS) after the load: {memory}.",
+        f"fp32 unless stated. {described(sample())}; one text a request, by wrk with one thread on the same {CORES} cores. Every server computes with {CORES} threads.",
+        f"Memory after the load, MiB (PSS): {memory}.",
     ]
 
 
@@ -278,7 +277,7 @@ def measure_agreement(run: Run) -> Result:
             run.step(f"{precision}: done")
     _agreement_goals(result)
     result.notes.append(
-        f"all-MiniLM-L6-v2; {len(own)} sentences of Weir's own documents and {TEXTS - len(own)} paragraphs of the standard library's "
+        f"all-MiniLM-L6-v2; {len(own)} sentences from Weir's documentation and {TEXTS - len(own)} paragraphs from the standard library's "
         f"docstrings, {AT_A_TIME} a request to /v1/embeddings."
     )
     return result
