@@ -171,7 +171,7 @@ and every [setting](settings.md) of a model by its name.
 
 ## Files of Triton and AMD
 
-`config.toml` may have the keys of the AMD Inference Server; `config.pbtxt`, or the `config` of a load call, those of Triton:
+`config.toml` may have the keys of the AMD Inference Server; `config.pbtxt` (extra `grpc`), or the `config` of a load call, those of Triton:
 
 | key | read as |
 | --- | --- |
@@ -180,8 +180,12 @@ and every [setting](settings.md) of a model by its name.
 | their `reshape`, `optional`, `format` | of ONNX files; `format` is only shown |
 | their `allow_ragged_batch`; `model_transaction_policy` | must agree with the class |
 | `max_batch_size` | `max_batch_size`; 0: requests run alone |
-| `instance_group` | `workers`, the sum of `count`; `gpus`, `rate_limiter`, `passive`, `profile`, `secondary_devices`, `host_policy` are refused |
+| `instance_group` | `workers`, the sum of `count`; `gpus` as `CUDA_VISIBLE_DEVICES` of each worker; `rate_limiter` warns; `passive`, `profile`, `secondary_devices`, `host_policy` are refused |
 | `dynamic_batching` | size-or-delay of the largest `preferred_batch_size`, and `max_queue_delay` |
+| its `default_queue_policy` | `max_queue_size`, in rows, and `timeout`, which includes computing; a request may always state a timeout; `timeout_action: DELAY` is refused |
+| its `priority_queue_policy` | must be as `default_queue_policy`: all priorities share one bound and one timeout |
+| `ensemble_scheduling` | `steps` of a chain, in an order in which each has its inputs |
+| `model_warmup` | `examples` and `warmup_sizes`; `input_data_file` is refused |
 | `parameters` | `intra_op_thread_count`, `inter_op_thread_count` of ONNX files; others warn |
 | `version_policy` | `versions` |
 | `default_model_filename` | `file` |
@@ -190,7 +194,7 @@ Platforms: PLATFORMS.
 
 Numbers may be texts, keys in camel case.
 
-Refused: REFUSED. `model_warmup` becomes `examples` and `warmup_sizes`.
+Refused: REFUSED.
 
 Ignored with a warning: WARNED.
 """

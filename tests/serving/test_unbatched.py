@@ -129,16 +129,16 @@ def test_a_configuration_says_that_a_class_does_not_batch(tmp_path: Path, tensor
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ("max_batch_size: 4", "'x' has no batch dimension in the model itself: max_batch_size must be 0"),
-        ('batch_dimension: "no"', "batch_dimension='no': must be 'required', 'optional' or 'none'"),
-        ("max_batch_size: -1", "max_batch_size=-1: must be 1 or more"),
-        ("max_batch_size: 1.5", "max_batch_size=1.5"),
+        ("max_batch_size = 4", "'x' has no batch dimension in the model itself: max_batch_size must be 0"),
+        ('batch_dimension = "no"', "batch_dimension='no': must be 'required', 'optional' or 'none'"),
+        ("max_batch_size = -1", "max_batch_size=-1: must be 1 or more"),
+        ("max_batch_size = 1.5", "max_batch_size=1.5"),
     ],
 )
 def test_a_configuration_that_contradicts_the_class_is_refused(tmp_path: Path, config: str, message: str) -> None:
     code = CODE.format(tensors=OWN.replace("(-1,)", "(-1,), batch='none'"))
     with pytest.raises(SettingsError) as refused:
-        services(write(tmp_path, {"one/1/model.py": code, "one/config.pbtxt": config}), "one")
+        services(write(tmp_path, {"one/1/model.py": code, "one/config.toml": config}), "one")
     assert message in refused.value.message
 
 

@@ -552,7 +552,13 @@ def test_a_configuration_is_completed_by_the_model(client: HttpClient) -> None:
             ADD_SUB_CONFIG + 'parameters: { key: "EXECUTION_ENV_PATH" value: { string_value: "e.tar.gz" } }',
             "run in the server's env",
         ),
-        (ADD_SUB, ADD_SUB_CONFIG + "sequence_batching { max_sequence_idle_microseconds: 1 }", "sequences of requests"),
+        (
+            ADD_SUB,
+            ADD_SUB_CONFIG.replace(
+                "dynamic_batching { max_queue_delay_micro", "sequence_batching { max_sequence_idle_micro"
+            ),
+            "sequences of requests",
+        ),
         (REPEAT.replace("import json", "json = pb_utils ="), REPEAT_CONFIG, "1/model.py"),
     ],
 )

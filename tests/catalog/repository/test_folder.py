@@ -107,7 +107,7 @@ def test_what_holds_for_every_model_is_put_around_its_own(tmp_path: Path) -> Non
         ({"one/config.toml": "inputs = 3"}, "inputs: must be tables"),
         ({"one/config.toml": '[[inputs]]\nname = "a"\nshape = ["x"]'}, "inputs['a'].shape='x': must be a whole number"),
         ({"one/config.toml": "[[inputs]]\nshape = [1]"}, "inputs: name='': must be text"),
-        ({"one/config.toml": "dynamic_batching = {priority_levels = 2}"}, "dynamic_batching.priority_levels: is not supported"),
+        ({"one/config.toml": "dynamic_batching = {levels = 2}"}, "dynamic_batching.levels: unknown field"),
         ({"one/config.toml": "version_policy = {oldest = {}}"}, "must be latest, all or specific, not 'oldest'"),
         ({"one/config.pbtxt": "name: one {"}, "one/config.pbtxt: line 1"),
         ({"one/config.toml": b"\xff"}, "one/config.toml: cannot be read"),

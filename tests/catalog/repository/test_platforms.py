@@ -269,7 +269,8 @@ def test_amd_files_are_read(tmp_path: Path) -> None:
 
 def batching(folder: Path, data: bytes, config: str = "") -> tuple[str, tuple[int, ...], int]:
     """Return what is declared of a file's batch, its shape, and the largest batch."""
-    (service,) = services(write(folder, {"one/1/model.onnx": data, "one/config.pbtxt": config}), "one")
+    file = "config.toml" if "[[" in config else "config.pbtxt"
+    (service,) = services(write(folder, {"one/1/model.onnx": data, f"one/{file}": config}), "one")
     tensor = service.facts.model.inputs[0]
     return tensor.batch, tuple(tensor.shape), service.facts.batching.max_batch_size
 
@@ -279,6 +280,14 @@ def dims(*lengths: int) -> str:
     return "".join(
         f'{key} [{{ name: "{name}" data_type: TYPE_FP32 dims: {list(lengths)} }}]\n'
         for key, name in (("input", "x"), ("output", "y"))
+    )
+
+
+def shapes(*lengths: int) -> str:
+    """Return the same in the form of the AMD server, where the first length may be the batch."""
+    return "".join(
+        f'[[{key}]]\nname = "{name}"\ndatatype = "FP32"\nshape = {list(lengths)}\n'
+        for key, name in (("inputs", "x"), ("outputs", "y"))
     )
 
 
@@ -296,8 +305,8 @@ def dims(*lengths: int) -> str:
         ((4, 3), dims(4, 3), ("none", (4, 3), 1)),
         ((4, 3), dims(3), ("required", (-1, 3), 4)),
         ((), "", ("none", (), 1)),
-        (("n", 3), dims(3).replace("dims", "shape"), ("optional", (-1, 3), 64)),
-        ((4, 3), dims(4, 3).replace("dims", "shape"), ("none", (4, 3), 1)),
+        (("n", 3), shapes(3), ("optional", (-1, 3), 64)),
+        ((4, 3), shapes(4, 3), ("none", (4, 3), 1)),
     ],
 )  # fmt: skip
 def test_the_first_dimension_is_a_batch_where_that_is_known(

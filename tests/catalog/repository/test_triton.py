@@ -1,20 +1,27 @@
 """Configurations in the words of Triton: what they mean here, what is refused by name, and what comes back as it was said."""
 
+import ast
 import asyncio
+import importlib.util
 import json
 import logging
+import math
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 from onnx import TensorProto, helper
 from tests.catalog.repository.shelf import plain, services, write
 
 from weir import Service, SettingsError
 from weir.catalog.loading import make_service
-from weir.catalog.repository.triton import MAX_DEPTH, is_default, read_pbtxt, translated
+from weir.catalog.repository.triton import is_default, read_pbtxt, translated
 from weir.protocols.kserve_metadata import config
+from weir.wire.kserve_grpc import POOL
 
 FLOAT = TensorProto.FLOAT
 TENSORS = """
@@ -103,7 +110,13 @@ def test_numbers_may_be_texts_and_keys_in_camel_case() -> None:
         ({"instance_group": [{"kind": "KIND_TPU"}]}, "one: instance_group.kind='KIND_TPU': must be"),
         ({"instance_group": [{"threads": 3}]}, "one: instance_group.threads: unknown field"),
         ({"dynamic_batching": {"max_queue_delay_microseconds": []}}, "max_queue_delay_microseconds=[]: must be a whole"),
-        ({"dynamic_batching": {"default_queue_policy": {"max_queue_size": 3}}}, "default_queue_policy: is not supported"),
+        ({"dynamic_batching": {"default_queue_policy": {"max_size": 3}}}, "default_queue_policy.max_size: unknown field"),
+        ({"dynamic_batching": {"default_queue_policy": {"default_timeout_microseconds": 1, "timeout_action": "DELAY"}}}, "default_queue_policy.timeout_action='DELAY': must be REJECT"),
+        ({"dynamic_batching": {"priority_queue_policy": {"1": {"max_queue_size": 3}}}}, "priority_queue_policy[1]: must be as default_queue_policy"),
+        ({"model_warmup": [{"inputs": {"x": {"input_data_file": "f"}}}]}, "model_warmup.inputs['x'].input_data_file: files of data"),
+        ({"model_warmup": [{"inputs": {"x": {"data_type": "FP4"}}}]}, "inputs['x'].data_type='FP4': must be a type"),
+        ({"model_warmup": [{"inputs": {"x": {"data_type": "TYPE_INT8", "dims": [1 << 25]}}}]}, "inputs['x'].dims=[33554432]: must be 1 or more"),
+        ({"ensemble_scheduling": {"step": [{"model_namespace": "n"}]}}, "step.model_namespace: all models"),
         ({"version_policy": {"latest": {"num_versions": "x"}}}, "num_versions='x': must be a whole number"),
         ({"version_policy": {"specific": {"versions": ["x"]}}}, "specific.versions='x': must be a whole number"),
         ({"input": [{"name": "x", "dims": ["a"]}]}, "one: input['x'].dims='a': must be a whole number"),
@@ -111,8 +124,7 @@ def test_numbers_may_be_texts_and_keys_in_camel_case() -> None:
         ({"input": [{"name": "x", "optional": 1}]}, "one: input['x'].optional=1: must be true or false"),
         ({"input": [{"name": "x", "size": 1}]}, "one: input['x'].size: unknown field"),
         ({"input": [{"name": "x", "is_shape_tensor": True}]}, "one: input['x'].is_shape_tensor: shapes are not given"),
-        ({"instance_group": [{"gpus": [0, 1]}]}, "one: instance_group.gpus: set the device of each worker"),
-        ({"instance_group": [{"rate_limiter": {"priority": 2}}]}, "one: instance_group.rate_limiter: workers take"),
+        ({"instance_group": [{"gpus": ["a"]}]}, "one: instance_group.gpus='a': must be a whole number"),
         ({"instance_group": [{"passive": True}]}, "one: instance_group.passive"),
         ({"input": [{"name": "x", "format": "NCHW"}]}, "one: input['x'].format='NCHW': must be FORMAT_NHWC, FORMAT_NCHW"),
         ({"output": [{"name": "y", "optional": True}]}, "one: output['y'].optional: is for inputs"),
@@ -175,8 +187,9 @@ def test_what_says_nothing_is_passed_over() -> None:
         ({"optimization": {"graph": {"level": 1}}}, "one: optimization: the platform decides how it optimises"),
         ({"metric_tags": {"team": "a"}}, "one: metric_tags"),
         ({"parameters": {"FORCE_CPU_ONLY_INPUT_TENSORS": {"string_value": "no"}}}, "'FORCE_CPU_ONLY_INPUT_TENSORS'"),
-        ({"parameters": [{"key": "a", "value": {"string_value": "b"}}]}, "one: parameters: 'a': is not supported"),
-        ({"parameters": {"key": "a", "value": {"string_value": "b"}}}, "one: parameters: 'a': is not supported"),
+        ({"response_cache": {"enable": True}}, "one: response_cache: responses are not cached"),
+        ({"instance_group": [{"rate_limiter": {"priority": 2}}]}, "one: instance_group.rate_limiter: workers take"),
+        ({"dynamic_batching": {"priority_levels": 2, "default_priority_level": 1}}, "requests without a priority come after"),
         ({"instance_group": {"kind": "KIND_GPU"}}, "one: instance_group.kind"),
         ({"output": {"name": "y", "dims": [3], "label_filename": "l.txt"}}, "one: output['y'].label_filename"),
     ],
@@ -212,7 +225,7 @@ def _camel(key: str) -> str:
     ("data", "said"),
     [
         (plain(), "max_batch_size: 16 instance_group { count: 2 }"),
-        (plain(), 'policy: "control-limit:3" max_queue_size: 77'),
+        (plain(), "dynamic_batching { default_queue_policy { max_queue_size: 77 } }"),
         (TENSORS, "dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 500 }"),
         (TENSORS, "max_batch_size: 0"),
         (double("n", 3), ""),
@@ -326,49 +339,128 @@ def test_examples_of_an_onnx_file_warm_it_up(tmp_path: Path) -> None:
     assert ask(service, x=np.ones((1, 3), np.float32))["y"].tolist() == [[2.0] * 3]
 
 
-TEXT = """
-name: "simple"  # a comment
-platform: 'onnx' max_batch_size: 8;
+TEXT = r"""
+name: "a\x41\101 caf\303\251"  # a comment
+platform: 'onnx' max_batch_size: 010;
 input [
-  { name: "INPUT0" data_type: TYPE_INT32 dims: [ 16 ] },
+  { name: "INPUT0" data_type: TYPE_INT32 dims: [ 0x10 ] },
   { name: "INPUT1", data_type: TYPE_INT32, dims: -1 dims: 2 }
 ]
-output < name: "a" "b\\n" >
+output < name: "a" "b\n" >
 dynamic_batching { max_queue_delay_microseconds: 100 preserve_ordering: true }
-scale: 1.5e1f
-nothing {}
+parameters { key: "k" value: { string_value: "v" } }
 """
 
 
 def test_a_configuration() -> None:
     assert read_pbtxt(TEXT, "x") == {
-        "name": "simple", "platform": "onnx", "max_batch_size": 8,
+        "name": "aAA café", "platform": "onnx", "max_batch_size": 8,
         "input": [
             {"name": "INPUT0", "data_type": "TYPE_INT32", "dims": [16]},
             {"name": "INPUT1", "data_type": "TYPE_INT32", "dims": [-1, 2]},
         ],
-        "output": {"name": "ab\n"}, "dynamic_batching": {"max_queue_delay_microseconds": 100, "preserve_ordering": True},
-        "scale": 15.0, "nothing": {},
+        "output": [{"name": "ab\n"}], "dynamic_batching": {"max_queue_delay_microseconds": 100, "preserve_ordering": True},
+        "parameters": {"k": {"string_value": "v"}},
     }  # fmt: skip
+    assert read_pbtxt("sequence_batching { direct { minimum_slot_utilization: -inf } }", "x") == {
+        "sequence_batching": {"direct": {"minimum_slot_utilization": -math.inf}}
+    }
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\nb 2", "x: line 2: a field's name must be followed by a colon and its value"),
-        ("a: 1\n: 2", "x: line 2: expected the name of a field, found ':'"),
-        ("a { b: 1", "x: line 1: expected the name of a field, found ''"),
-        ("a: }", "x: line 1: expected a value, found '}'"),
-        ("a: [1 2]", "x: line 1: the values of a list must be separated by commas"),
-        ("a: [1", "x: line 1: the values of a list must be separated by commas"),
-        ("a: [", "x: line 1: expected a value, found ''"),
-        ('a: "open', "x: line 1: cannot be read: '\"open'"),
-        ("a: 1\n}", "x: line 2: expected the name of a field, found '}'"),
-        ("a {" * (MAX_DEPTH + 2), f"x: line 1: messages are nested more than {MAX_DEPTH} deep"),
-        ("a: " + "[" * (MAX_DEPTH + 3), f"x: line 1: lists are nested more than {MAX_DEPTH} deep"),
+        ("name: 'a'\nnone: 2", 'x: line 2: Message type "inference.ModelConfig" has no field named "none".'),
+        ("dynamic_batching { preserve_ordering: true", 'x: line 1: Expected "}".'),
+        ("\nmax_batch_size: -inf", "x: line 2: 'max_batch_size: -inf': Couldn't parse integer: -inf"),
+        ('name: "open', "x: line 1: 'name: \"open': String missing ending quote: '\"open'"),
+        (r'name: "\377"', "x: line 1: '': Couldn't parse string: 'utf-8' codec can't decode byte 0xff"),
+        ("input {" * 500, 'x: line 1: Message type "inference.ModelInput" has no field named "input".'),
     ],
-)
+)  # fmt: skip
 def test_what_is_broken_is_reported_with_its_line(text: str, message: str) -> None:
     with pytest.raises(SettingsError) as refused:
         read_pbtxt(text, "x")
-    assert refused.value.message == message
+    assert refused.value.message.startswith(message)
+
+
+def test_a_pbtxt_without_protobuf_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "google.protobuf", None)
+    with pytest.raises(SettingsError, match="x: needs protobuf, which is not installed") as refused:
+        read_pbtxt("", "x")
+    assert "\n" not in refused.value.message
+
+
+def test_the_schema_has_every_field_of_triton() -> None:
+    """Those of its client, by name, number and type: a file of Triton's is never refused for a field that Weir does not know."""
+    spec = importlib.util.find_spec("tritonclient")
+    assert spec is not None and spec.origin is not None
+    code = (
+        Path(spec.origin).parent / "grpc/model_config_pb2.py"
+    ).read_text()  # another client has messages of these names
+    literals = [each.value for each in ast.walk(ast.parse(code)) if isinstance(each, ast.Constant)]
+    theirs = FileDescriptorProto.FromString(max((each for each in literals if isinstance(each, bytes)), key=len))
+    ours = FileDescriptorProto.FromString(POOL.FindFileByName("model_config.proto").serialized_pb)
+    assert _fields(ours.message_type) == _fields(theirs.message_type) != []
+
+
+def _fields(messages: Iterable[DescriptorProto]) -> list[tuple[str, str, int, int]]:
+    own = [(message.name, field.name, field.number, field.type) for message in messages for field in message.field]
+    return sorted(own + [each for message in messages for each in _fields(message.nested_type)])
+
+
+def test_a_bound_and_a_deadline_of_a_queue_are_ours(tmp_path: Path) -> None:
+    policy = "{ max_queue_size: 1 default_timeout_microseconds: 2500000 timeout_action: REJECT allow_timeout_override: true }"
+    text = f"""
+        max_batch_size: 1
+        dynamic_batching {{
+            priority_levels: 2 default_priority_level: 2 default_queue_policy {policy}
+            priority_queue_policy {{ key: 1 value {policy} }}
+        }}
+    """
+    service = one(tmp_path, text, plain())
+    assert (service.facts.batching.max_queue_size, service.facts.settings.timeout) == (1, 2.5)
+
+
+def test_a_bound_counts_rows_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    batching = {"default_queue_policy": {"max_queue_size": 3}}
+    with caplog.at_level(logging.WARNING):
+        assert translated({"max_batch_size": 3, "dynamic_batching": batching}, "one")["max_queue_size"] == 3
+        assert caplog.text == ""
+        translated({"max_batch_size": 4, "dynamic_batching": batching}, "one")
+    assert "one: max_queue_size: counts rows" in caplog.text
+
+
+def test_instances_on_devices_get_one_each() -> None:
+    groups = [{"count": 2, "kind": "KIND_GPU", "gpus": [0, 2], "rate_limiter": {"priority": 2}}, {"kind": "KIND_CPU"}]
+    env = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in ("0", "2")]
+    assert translated({"instance_group": groups}, "one") == {"workers": 5, "env": [*env, *env, {}]}
+
+
+def test_an_ensemble_is_a_chain_in_the_order_of_its_tensors() -> None:
+    last = {"modelName": "b", "modelVersion": "2", "inputMap": {"rawX": "t"}, "outputMap": {"y": "out"}}
+    first = {"model_name": "a", "model_version": -1, "input_map": {"x": "in"}, "output_map": {"y": "t"}}
+    assert translated({"ensembleScheduling": {"step": [last, first]}}, "one") == {
+        "platform": "ensemble",
+        "steps": [
+            {"model": "a", "version": "", "inputs": {"x": "in"}, "outputs": {"y": "t"}},
+            {"model": "b", "version": "2", "inputs": {"rawX": "t"}, "outputs": {"y": "out"}},
+        ],
+    }
+    circle = [first, {**first, "input_map": {"x": "t"}, "output_map": {"y": "in"}}]
+    assert "one: ensemble_scheduling.step: the steps need each other's outputs" in refused(
+        {"ensemble_scheduling": {"step": circle}}
+    )
+
+
+def test_a_warm_up_of_triton_is_run(tmp_path: Path) -> None:
+    inputs = 'inputs { key: "x" value { data_type: TYPE_FP32 dims: 3 random_data: true } }'
+    service = one(tmp_path, f'max_batch_size: 4 model_warmup {{ name: "a" batch_size: 4 {inputs} }}', double("n", 3))
+    model = service.facts.model
+    ((example,), sizes) = model.examples, model.warmup_sizes
+    assert (example["x"].shape, example["x"].dtype, sizes) == ((1, 3), np.float32, (4,))
+    assert ask(service, x=np.ones((1, 3), np.float32))["y"].tolist() == [[2.0] * 3]
+    (texts,) = translated(
+        {"model_warmup": [{"inputs": {"x": {"dataType": "TYPE_STRING", "dims": ["2"], "zeroData": True}}}]}, "one"
+    )["examples"]
+    assert texts["x"].tolist() == [b"", b""]

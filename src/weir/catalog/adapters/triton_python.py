@@ -42,7 +42,7 @@ _TABLES = ("input", "output")
 # Batches of a decoupled model that a worker process has at once. Each takes a thread, which waits for responses.
 _CONCURRENCY = 64
 # Keys of the configuration that are settings of ours; the class has them as defaults.
-_SETTINGS = ("max_batch_size", "workers", "policy", "max_queue_delay")
+_SETTINGS = ("env", "max_batch_size", "max_queue_delay", "max_queue_size", "policy", "timeout", "workers")
 
 
 class TritonPython(Model):
@@ -313,18 +313,9 @@ def _config_of(file: Path, name: str, given: Mapping[str, Any]) -> dict[str, Any
     """Return a configuration in Triton's JSON form, with the fields that models rely on. `given` overrides what the file says."""
     read = read_pbtxt(file.read_text("utf-8-sig"), f"{name}/{_FILE}") if file.is_file() else {}
     config: dict[str, Any] = {"name": name, "platform": "", "backend": "python", "max_batch_size": 0, **read, **given}
-    for key in (*_TABLES, "instance_group"):
-        config[key] = _listed(config.get(key, []))
     for key in _TABLES:
-        config[key] = [{"format": "FORMAT_NONE", **each, "dims": _listed(each.get("dims", []))} for each in config[key]]
-    parameters = config.get("parameters", {})
-    if isinstance(parameters, list) or set(parameters) == {"key", "value"}:
-        config["parameters"] = {each["key"]: each.get("value", {}) for each in _listed(parameters)}
-    return config
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+        config[key] = [{"format": "FORMAT_NONE", "dims": [], **each} for each in config.get(key, [])]
+    return {"instance_group": [], **config}
 
 
 def _completed(model: ModelToServe, path: Path, config: dict[str, Any]) -> dict[str, Any]:

@@ -6,26 +6,28 @@ its field is ignored.
 """
 
 import ast
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy
 
 from weir.errors import SettingsError, brief
 from weir.model import FORMATS, NONE, REQUIRED
 from weir.serving.delivery import logger
+from weir.wire.tensors import DTYPES
 
 # Keys of files of Triton and of the AMD Inference Server that Weir does not support, and what to do instead.
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
         "models": "ensembles in the AMD server's form are not read",
-        "ensemble_scheduling": "ensembles in Triton's form are not read",
         "sequence_batching": "sequences of requests are not kept together",
-        "model_warmup": "set `examples` and `warmup_sizes` in config.toml",
         "model_operations": "libraries of operations are not loaded",
         "model_repository_agents": "there are no agents",
-        "response_cache": "responses are not cached",
         "cc_model_filenames": "files are not chosen by compute capability",
         "runtime": "backends are chosen by `platform`",
         "batch_input": "input tensors that describe the whole batch are not made",
@@ -40,7 +42,7 @@ WARNED: Mapping[str, str] = MappingProxyType(
         "metric_tags": "the labels of metrics are fixed",
         "model_metrics": "the set of metrics is fixed",
         "model_control_mode": "the server's own flags decide what is loaded",
-        "default_priority_level": "each request states its priority",
+        "response_cache": "responses are not cached",
     }
 )
 
@@ -70,17 +72,30 @@ _REFUSED_OF_TENSORS = {
 }
 _OF_INPUTS = dict.fromkeys(("allow_ragged_batch", "format", "optional"), "is for inputs")
 _REFUSED_OF_INSTANCES = {
-    "gpus": 'set the device of each worker in its environment: env = [{ CUDA_VISIBLE_DEVICES = "0" }]',
-    "rate_limiter": "workers take batches as they become free",
     "passive": "every worker is used",
     "profile": "files are not chosen by profile",
     "secondary_devices": "there are no other devices",
     "host_policy": "set cpu_affinity",
 }
-_REFUSED_OF_BATCHING = "is not supported; use the settings for policy, priorities and timeouts"
+_REFUSED_OF_STEPS = {"model_namespace": "all models of a server share one namespace"}
+_INSTANCE_KEYS = {"count", "gpus", "kind", "name", "rate_limiter"}
+_STEP_KEYS = {"input_map", "model_name", "model_version", "output_map"}
+_LEVELS = "priority_queue_policy"
+_POLICY_KEYS = {"allow_timeout_override", "default_timeout_microseconds", "max_queue_size", "timeout_action"}
+_BATCHING_KEYS = {
+    "default_priority_level",
+    "default_queue_policy",
+    "max_queue_delay_microseconds",
+    "preferred_batch_size",
+    "preserve_ordering",
+    "priority_levels",
+    _LEVELS,
+}
+_MAX_WARMUP = 1 << 24  # elements of a tensor
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])([A-Z])")
 _FREE = ("parameters", "params", "metric_tags", "cc_model_filenames")  # tables whose keys are names, not fields
+_MAPS = (*_FREE, "input_map", "output_map", "inputs")  # the same, also within others
 
 Table = Mapping[str, Any]
 
@@ -100,6 +115,8 @@ def translated(given: Table, source: str) -> dict[str, Any]:
             wrong.append(error.message)
     if wrong:
         raise SettingsError("; ".join(wrong))
+    if "dynamic_batching" in given and own.get("max_queue_size", math.inf) < own.get("max_batch_size", 1):
+        logger.warning("%s: max_queue_size: counts rows: a request with more rows is refused", source)
     return own
 
 
@@ -153,7 +170,7 @@ def _renamed(value: Any) -> Any:
         return [_renamed(each) for each in value]
     if not isinstance(value, Mapping):
         return value
-    return {_snake(key): each if _snake(key) in _FREE else _renamed(each) for key, each in value.items()}
+    return {_snake(key): each if _snake(key) in _MAPS else _renamed(each) for key, each in value.items()}
 
 
 def _whole(value: Any, source: str) -> int:
@@ -166,7 +183,7 @@ def _whole(value: Any, source: str) -> int:
 
 
 def _list(value: Any) -> list[Any]:
-    """Return the values of a repeated field as a list: in text form, a field that occurs once is no list."""
+    """Return the values of a repeated field as a list; a field that occurs once may be written without one."""
     return value if isinstance(value, list) else [value]
 
 
@@ -211,15 +228,14 @@ def _tensor(table: Any, source: str) -> dict[str, Any]:
     if is_output:
         _refuse(table, _OF_INPUTS, source)
     _warn(f"{source}.label_filename", table.get("label_filename"), "classes are not named")
-    for key in table.keys() - _TENSOR_KEYS - _REFUSED_OF_TENSORS.keys() - {"label_filename"}:
-        raise SettingsError(f"{source}.{key:.80}: unknown field; available: {', '.join(sorted(_TENSOR_KEYS))}")
+    _only(table, _TENSOR_KEYS | _REFUSED_OF_TENSORS.keys() | {"label_filename"}, source)
     datatype = str(table.get("datatype", table.get("data_type", "")))
     key = "shape" if "shape" in table else "dims"
     made = {
         "name": table.get("name", ""),
         "datatype": _DATATYPES.get(datatype, datatype.removeprefix("TYPE_")),
         "shape": _lengths(table.get(key, []), f"{source}.{key}"),
-        "batched": "dims" in table,
+        "batched": "shape" not in table,  # as for `dims`, which the text form leaves out if there are none
         "optional": _flag(table.get("optional", False), f"{source}.optional"),
         "ragged": _flag(table.get("allow_ragged_batch", False), f"{source}.allow_ragged_batch"),
     }
@@ -247,35 +263,128 @@ def _max_batch_size(value: Any, source: str) -> dict[str, Any]:
 
 
 def _instances(value: Any, source: str) -> dict[str, Any]:
-    workers = 0
+    env: list[dict[str, str]] = []  # of each worker
     for group in _list(value):
         table = _table(group, source)
         _refuse(table, _REFUSED_OF_INSTANCES, source)
-        for key in table.keys() - _REFUSED_OF_INSTANCES.keys() - {"name", "kind", "count"}:
-            raise SettingsError(f"{source}.{key:.80}: unknown field; available: count, kind, name")
+        _only(table, _INSTANCE_KEYS | _REFUSED_OF_INSTANCES.keys(), source)
+        _warn(f"{source}.rate_limiter", table.get("rate_limiter"), "workers take batches as they become free")
+        devices = [{"CUDA_VISIBLE_DEVICES": str(_whole(gpu, f"{source}.gpus"))} for gpu in _list(table.get("gpus", []))]
         kind = table.get("kind", "KIND_CPU")
-        if kind == "KIND_GPU":
+        if kind == "KIND_GPU" and not devices:
             _warn(
                 f"{source}.kind", kind, "the platform and the worker's environment decide on which device a model runs"
             )
-        elif kind not in ("KIND_AUTO", "KIND_CPU", "KIND_MODEL"):
+        elif kind not in ("KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL"):
             raise SettingsError(f"{source}.kind={brief(kind)}: must be KIND_AUTO, KIND_CPU, KIND_GPU or KIND_MODEL")
-        workers += _whole(table.get("count", 1), f"{source}.count")
-    return {"workers": workers} if workers else {}
+        env += (devices or [{}]) * _whole(table.get("count", 1), f"{source}.count")
+    return ({"workers": len(env)} if env else {}) | ({"env": env} if any(env) else {})
+
+
+def _only(table: Table, known: Collection[str], source: str) -> None:
+    for key in table.keys() - known:
+        raise SettingsError(f"{source}.{key:.80}: unknown field; available: {', '.join(sorted(known))}")
 
 
 def _batching(value: Any, source: str) -> dict[str, Any]:
     given = _table(value, source)
-    for key in given.keys() - {"preferred_batch_size", "max_queue_delay_microseconds", "preserve_ordering"}:
-        if not is_default(given[key]):
-            raise SettingsError(f"{source}.{key:.80}: {_REFUSED_OF_BATCHING}")
+    _only(given, _BATCHING_KEYS, source)
     delay = _whole(given.get("max_queue_delay_microseconds", 0), f"{source}.max_queue_delay_microseconds") / 1e6
     sizes = [_whole(size, f"{source}.preferred_batch_size") for size in _list(given.get("preferred_batch_size", []))]
+    levels = _whole(given.get("priority_levels", 0), f"{source}.priority_levels")
+    if _whole(given.get("default_priority_level", 0), f"{source}.default_priority_level") != levels:
+        logger.warning("%s.default_priority_level: requests without a priority come after those with one", source)
+    made = _queue_policy(given.get("default_queue_policy", {}), f"{source}.default_queue_policy")
+    for level, policy in _table(given.get(_LEVELS, {}), f"{source}.{_LEVELS}").items():
+        if _queue_policy(policy, f"{source}.{_LEVELS}[{level}]") != made:
+            raise SettingsError(
+                f"{source}.{_LEVELS}[{level}]: must be as default_queue_policy: all priorities share one bound and one timeout"
+            )
     if not sizes and not delay:
-        return {}
+        return made
     # Without a preferred size, batches wait until they have the largest size.
     size = f"size={max(sizes)}," if sizes else ""
-    return {"policy": f"size-or-delay:{size}delay={delay}", "max_queue_delay": delay}
+    return made | {"policy": f"size-or-delay:{size}delay={delay}", "max_queue_delay": delay}
+
+
+def _queue_policy(value: Any, source: str) -> dict[str, Any]:
+    """Return the bound and the timeout of a queue. A request may always state its own timeout, whatever `allow_timeout_override` says."""
+    given = _table(value, source)
+    _only(given, _POLICY_KEYS, source)
+    rows = _whole(given.get("max_queue_size", 0), f"{source}.max_queue_size")
+    timeout = _whole(given.get("default_timeout_microseconds", 0), f"{source}.default_timeout_microseconds") / 1e6
+    override = _flag(given.get("allow_timeout_override", False), f"{source}.allow_timeout_override")
+    if (timeout or override) and given.get("timeout_action", "REJECT") != "REJECT":
+        raise SettingsError(
+            f"{source}.timeout_action={brief(given['timeout_action'])}: must be REJECT: late requests are not kept"
+        )
+    return ({"max_queue_size": rows} if rows else {}) | ({"timeout": timeout} if timeout else {})
+
+
+def _ensemble(value: Any, source: str) -> dict[str, Any]:
+    """Return the steps in an order in which each has its tensors."""
+    given = _table(value, source)
+    _only(given, ("max_inflight_requests", "step"), source)
+    _warn(
+        f"{source}.max_inflight_requests",
+        given.get("max_inflight_requests"),
+        "the queue of each step's model bounds it",
+    )
+    steps = [_step(table, f"{source}.step") for table in _list(given.get("step", []))]
+    makers = {name: place for place, step in enumerate(steps) for name in step["outputs"].values()}
+    needs = {
+        place: {makers[name] for name in step["inputs"].values() if name in makers} for place, step in enumerate(steps)
+    }
+    try:
+        order = list(TopologicalSorter(needs).static_order())
+    except CycleError:
+        raise SettingsError(f"{source}.step: the steps need each other's outputs") from None
+    return {"platform": "ensemble", "steps": [steps[place] for place in order]} if steps else {}
+
+
+def _step(value: Any, source: str) -> dict[str, Any]:
+    table = _table(value, source)
+    _refuse(table, _REFUSED_OF_STEPS, source)
+    _only(table, _STEP_KEYS | _REFUSED_OF_STEPS.keys(), source)
+    version = _whole(table.get("model_version", -1), f"{source}.model_version")
+    maps = [dict(_table(table.get(key, {}), f"{source}.{key}")) for key in ("input_map", "output_map")]
+    return {
+        "model": table.get("model_name", ""),
+        "version": str(version) if version > 0 else "",
+        "inputs": maps[0],
+        "outputs": maps[1],
+    }
+
+
+def _warmup(value: Any, source: str) -> dict[str, Any]:
+    examples, sizes = [], set()
+    for each in _list(value):
+        table = _table(each, source)
+        _only(table, ("batch_size", "count", "inputs", "name"), source)
+        size = _whole(table.get("batch_size", 0), f"{source}.batch_size")
+        inputs = _table(table.get("inputs", {}), f"{source}.inputs")
+        examples.append(
+            {name: _data(data, bool(size), f"{source}.inputs[{name!r:.80}]") for name, data in inputs.items()}
+        )
+        sizes.add(size)
+    return {"examples": examples, "warmup_sizes": sorted(sizes - {0})} if examples else {}
+
+
+def _data(value: Any, batched: bool, source: str) -> numpy.ndarray[Any, Any]:
+    """Return an array for the warm-up: of zeros, or of random numbers from 0 to 1 if it is of floats."""
+    table = _renamed(_table(value, source))
+    if table.get("input_data_file"):
+        raise SettingsError(f"{source}.input_data_file: files of data are not read: set `examples` in config.toml")
+    kind, shape = str(table.get("data_type", "")), [1] * batched + _lengths(table.get("dims", []), f"{source}.dims")
+    datatype = _DATATYPES.get(kind, kind.removeprefix("TYPE_"))
+    if datatype not in DTYPES:
+        raise SettingsError(f"{source}.data_type={brief(kind)}: must be a type of tensors")
+    if not (all(length > 0 for length in shape) and math.prod(shape) <= _MAX_WARMUP):
+        raise SettingsError(f"{source}.dims={brief(shape)}: must be 1 or more each, and at most {_MAX_WARMUP} in all")
+    if datatype == "BYTES":
+        return numpy.full(shape, b"", object)
+    drawn = numpy.random.default_rng(0).random(shape) if table.get("random_data") else numpy.zeros(shape)
+    return drawn.astype(DTYPES[datatype])
 
 
 def _versions(value: Any, source: str) -> dict[str, Any]:
@@ -303,21 +412,13 @@ def _transactions(value: Any, source: str) -> dict[str, Any]:
 def _parameters(value: Any, source: str) -> dict[str, Any]:
     """Read the parameters for onnxruntime; ignore others with a warning."""
     params: dict[str, Any] = {}
-    for name, each in _named(value, source):
+    for name, each in _table(value, source).items():
         text = each.get("string_value", each.get("stringValue", "")) if isinstance(each, Mapping) else each
         if name in _OF_ONNX:
             params[_OF_ONNX[name]] = _whole(text, f"{source}.{name}")
         elif name not in _OURS:
             logger.warning("%s: %s: is not supported and ignored", source, brief(name))
     return {"params": params} if params else {}
-
-
-def _named(value: Any, source: str) -> list[tuple[str, Any]]:
-    """Return the entries of a map. In the text form of protocol buffers, a map is a list of tables with `key` and `value`."""
-    if isinstance(value, Mapping) and not (value.keys() <= {"key", "value"} and isinstance(value.get("key"), str)):
-        return [(str(name), each) for name, each in value.items()]
-    tables = [_table(each, source) for each in _list(value)]
-    return [(str(table.get("key", "")), table.get("value", "")) for table in tables]
 
 
 _TRANSLATORS: dict[str, Callable[[Any, str], dict[str, Any]]] = {
@@ -330,6 +431,8 @@ _TRANSLATORS: dict[str, Callable[[Any, str], dict[str, Any]]] = {
     "max_batch_size": _max_batch_size,
     "instance_group": _instances,
     "dynamic_batching": _batching,
+    "ensemble_scheduling": _ensemble,
+    "model_warmup": _warmup,
     "version_policy": _versions,
     "default_model_filename": _file,
     "model_transaction_policy": _transactions,
@@ -337,125 +440,36 @@ _TRANSLATORS: dict[str, Callable[[Any, str], dict[str, Any]]] = {
 }
 
 
-_TOKEN = re.compile(
-    r"""(?P<space>[\s]+|\#[^\n]*) | (?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*') | (?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?f?)
-    | (?P<word>[A-Za-z_][A-Za-z0-9_]*) | (?P<sign>[{}\[\]<>:,;])""",
-    re.VERBOSE,
-)
-_ESCAPE = re.compile(r"\\(.)")
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
-_CLOSING = {"{": "}", "<": ">"}
-MAX_DEPTH = 32  # of nested messages and lists
-
-
-class _TextToken(NamedTuple):
-    kind: str
-    text: str
-    line: int
-
-
 def read_pbtxt(text: str, source: str) -> dict[str, Any]:
-    """Parse `text`, a message in the text form of protocol buffers. Raises SettingsError naming `source`, the line and what is
-    wrong there."""
-    return _MessageReader([*_tokens(text, source)], source).message("", 0)
+    """Return the model configuration `text`, in the text form of protocol buffers, with the fields that it has. Raises SettingsError
+    naming `source` and what is wrong, or the extra if protobuf is not installed."""
+    try:
+        from google.protobuf import text_format
+
+        from weir.wire.kserve_grpc import message
+    except ImportError:
+        raise SettingsError(
+            f"{source}: needs protobuf, which is not installed (pip install 'weir-serving[grpc]'); config.toml needs nothing"
+        ) from None
+    try:
+        return _plain(text_format.Parse(text, message("inference.ModelConfig")()))
+    except text_format.ParseError as error:
+        what = str(error).partition(" : ")[2]
+        raise SettingsError(f"{source}: line {error.GetLine()}: {what:.300}") from None
 
 
-def _tokens(text: str, source: str) -> Iterator[_TextToken]:
-    at, line = 0, 1
-    while at < len(text):
-        found = _TOKEN.match(text, at)
-        if found is None:
-            raise SettingsError(f"{source}: line {line}: cannot be read: {text[at : at + 20]!r}")
-        if found.lastgroup != "space":
-            yield _TextToken(str(found.lastgroup), found[0], line)
-        line += found[0].count("\n")
-        at = found.end()
-    yield _TextToken("end", "", line)
+def _plain(message: Any) -> dict[str, Any]:
+    return {field.name: _value(field, value) for field, value in message.ListFields()}
 
 
-class _MessageReader:
-    """A recursive-descent parser of the text form of protocol buffers."""
-
-    def __init__(self, tokens: list[_TextToken], source: str) -> None:
-        self._tokens = tokens
-        self._source = source
-        self._at = 0
-
-    def message(self, closing: str, depth: int) -> dict[str, Any]:
-        """Read fields up to the token `closing` ("": the end of the text). Raises SettingsError."""
-        if depth > MAX_DEPTH:
-            raise self._error(f"messages are nested more than {MAX_DEPTH} deep")
-        fields: dict[str, Any] = {}
-        while True:
-            token = self._next()
-            if token.text == closing and token.kind in ("sign", "end"):
-                return fields
-            if token.kind != "word":
-                raise self._error(f"expected the name of a field, found {token.text!r}")
-            value = self._field(depth)
-            if token.text in fields:
-                before = fields[token.text]
-                more = value if isinstance(value, list) else [value]
-                fields[token.text] = [*(before if isinstance(before, list) else [before]), *more]
-            else:
-                fields[token.text] = value
-            if self._peek().text in (",", ";"):
-                self._next()
-
-    def _field(self, depth: int) -> Any:
-        if self._peek().text in _CLOSING:
-            return self.message(_CLOSING[self._next().text], depth + 1)
-        if self._peek().text == "[":
-            return self._value(depth)
-        if self._next().text != ":":
-            raise self._error("a field's name must be followed by a colon and its value")
-        return self._value(depth)
-
-    def _value(self, depth: int) -> Any:
-        token = self._next()
-        if token.text in _CLOSING and token.kind == "sign":
-            return self.message(_CLOSING[token.text], depth + 1)
-        if token.text == "[" and token.kind == "sign":
-            return self._list(depth)
-        if token.kind == "text":
-            return self._text(token)
-        if token.kind == "number":
-            number = token.text.removesuffix("f")
-            return int(number) if number.lstrip("+-").isdigit() else float(number)
-        if token.kind == "word":
-            return {"true": True, "True": True, "false": False, "False": False}.get(token.text, token.text)
-        raise self._error(f"expected a value, found {token.text!r}")
-
-    def _list(self, depth: int) -> list[Any]:
-        if depth > MAX_DEPTH:
-            raise self._error(f"lists are nested more than {MAX_DEPTH} deep")
-        values: list[Any] = []
-        while self._peek().text != "]":
-            values.append(self._value(depth + 1))
-            if self._peek().text == ",":
-                self._next()
-            elif self._peek().text != "]":
-                raise self._error("the values of a list must be separated by commas")
-        self._next()
-        return values
-
-    def _text(self, token: _TextToken) -> str:
-        pieces = [token.text]
-        while self._peek().kind == "text":  # adjacent strings are one string
-            pieces.append(self._next().text)
-        return "".join(_ESCAPE.sub(lambda found: _ESCAPES.get(found[1], found[1]), piece[1:-1]) for piece in pieces)
-
-    def _peek(self) -> _TextToken:
-        return self._tokens[min(self._at, len(self._tokens) - 1)]
-
-    def _next(self) -> _TextToken:
-        token = self._peek()
-        self._at += 1
-        return token
-
-    def _error(self, what: str) -> SettingsError:
-        line = self._tokens[min(max(self._at - 1, 0), len(self._tokens) - 1)].line
-        return SettingsError(f"{self._source}: line {line}: {what}")
+def _value(field: Any, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _value(field.message_type.fields_by_name["value"], each) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_value(field, each) for each in value]
+    if field.message_type is not None:
+        return _plain(value)
+    return value if field.enum_type is None else field.enum_type.values_by_number[value].name
 
 
 CLASS = "TritonPythonModel"  # of Triton's Python backend
