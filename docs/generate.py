@@ -20,7 +20,6 @@ from weir.app import OF_ASGI
 from weir.catalog.repository.folder import KEYS
 from weir.catalog.repository.triton import PLATFORMS, REFUSED, WARNED
 from weir.catalog.sources import ON_DEMAND_SETTINGS
-from weir.config import GONE
 from weir.frontends.http.application import Held, InMemory
 from weir.fronts.server import FrontMetrics
 from weir.manifests.kubernetes import Queries, documents, rule_groups
@@ -73,8 +72,7 @@ METRICS = f"""# Metrics
 {WRITTEN}
 
 `GET /metrics` returns Prometheus' format, or OpenMetrics on request; `--no-metrics` disables it. Counters end in `_total` there. Unless other labels are given, the
-label is `model`, with `version` if the model has versions. `code` is a status, for calls in Python an error's name or `ok`. Until 0.2, `door` repeats `frontend` under
-its former name.
+label is `model`, with `version` if the model has versions. `code` is a status, for calls in Python an error's name or `ok`.
 
 """
 
@@ -134,11 +132,7 @@ def settings_page() -> str:
 
 
 def _settings_table(declared: Iterable[Declared]) -> str:
-    rows = (
-        (f"`{_flag(each)}`", _default(each.default), _meaning(each))
-        for each in declared
-        if each.help != GONE
-    )
+    rows = ((f"`{_flag(each)}`", _default(each.default), _meaning(each)) for each in declared)
     return _table(("flag", "default", "meaning"), rows)
 
 
@@ -359,9 +353,7 @@ from typing import Any, TypedDict
 
 def keywords() -> str:
     """Return the module of the settings as keyword arguments."""
-    catalog = {
-        name: declared for name, declared in declared_settings().items() if declared.help != GONE
-    }
+    catalog = declared_settings()
     # `executor` is an argument of its own where a service is made, and may be an object; `timeout` is one of InProcess.
     apart = ("executor", "timeout")
     common = [

@@ -23,7 +23,7 @@ from weir.client import AsyncHttpClient, AsyncWebSocketClient, HttpClient, WebSo
 from weir.client.calls import NEVER, Unreachable
 from weir.commands import COMMANDS
 from weir.commands.options import EXAMPLES
-from weir.config import GONE, from_texts
+from weir.config import from_texts
 from weir.errors import DeadlineExceeded, SettingsError
 from weir.settings import declared_settings
 from weir.text_server.server_settings import TEXTS
@@ -119,7 +119,7 @@ def test_help_shows_what_people_use_and_by_a_word_everything() -> None:
     declared = declared_settings()
     assert shown_flags("serve", "--help") == {each.flag for each in declared.values() if each.name in EXAMPLES}
     assert len(shown_flags("serve", "--help")) == 15
-    assert shown_flags("serve", "--help=all") == {each.flag for each in declared.values() if each.help != GONE}
+    assert shown_flags("serve", "--help=all") == {each.flag for each in declared.values()}
     assert shown_flags("serve", "--help=batching") == {
         each.flag for each in declared.values() if each.part == "Batching"
     }
@@ -462,12 +462,12 @@ def test_metrics_count_what_happened(client: httpx.Client) -> None:
     assert [client.post("/infer/power", json=n).status_code for n in range(5)] == [200] * 5
     assert client.post("/infer/power", content="{").status_code == 400
     text = client.get("/metrics").text
-    assert 'weir_requests_total{code="200",door="http",frontend="http",model="power"} 5.0' in text
-    assert 'weir_requests_total{code="400",door="http",frontend="http",model="power"} 1.0' in text
+    assert 'weir_requests_total{code="200",frontend="http",model="power"} 5.0' in text
+    assert 'weir_requests_total{code="400",frontend="http",model="power"} 1.0' in text
     cut = sum(float(n) for n in re.findall(r'^weir_batches_total{.*model="power".*} (\S+)$', text, re.MULTILINE))
     assert cut > 0 and f'weir_batch_size_count{{model="power"}} {cut}' in text
     assert 'weir_workers{model="power",state="ready"} 1.0' in text
-    assert 'weir_received_bytes_total{door="http",frontend="http",model="power"}' in text
+    assert 'weir_received_bytes_total{frontend="http",model="power"}' in text
 
 
 def test_metrics_can_be_off() -> None:

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from weir import Model, Service
+from weir import Model
 from weir.catalog.sources import ALL_FORMS, ModelToServe, default_name
-from weir.config import _warn_of_gone
 from weir.errors import SettingsError
 from weir.jobs import JobSettings
 from weir.policy.scaling import RANGE_RULE
@@ -74,28 +73,6 @@ def test_each_setting_is_a_flag_a_key_and_a_variable(toml: Any) -> None:
     declared = declared_settings()["max_batch_size"]
     assert (declared.flag, declared.variable) == ("--max-batch-size", "WEIR_MAX_BATCH_SIZE")
     assert declared_settings()["params"].flag == "--param"
-    assert {name for name, declared in declared_settings().items() if not declared.help} == {"loop_spin"}
-
-
-GONE_SETTING = {
-    "a flag": lambda toml: read("m:Square", "m:Cube", flags={"loop_spin": ["0.001"]}),
-    "a variable": lambda toml: read("m:Square", "m:Cube", env={"WEIR_LOOP_SPIN": "0.001"}),
-    "a file": lambda toml: read("m:Square", "m:Cube", config=toml("loop_spin = 0.001")),
-}
-
-
-@pytest.mark.parametrize("where", GONE_SETTING)
-def test_a_setting_that_has_gone_is_accepted_with_one_warning(
-    where: str, toml: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    _warn_of_gone.cache_clear()
-    settings = GONE_SETTING[where](toml)
-    for model in settings.models:
-        service = Service(Plain, **model.settings)
-        assert "loop_spin" not in service.state()["settings"]
-    assert [record.getMessage() for record in caplog.records] == [
-        "loop_spin: this setting has gone and has no effect; remove it, for the next release refuses it"
-    ]
 
 
 def test_a_target_alone_says_nothing_more() -> None:

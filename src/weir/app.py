@@ -170,7 +170,7 @@ class App:
             self.server = self._server_with(fronts, figures, notified, grpc, in_fronts, handlers)
         self.registry.changed.append(self.server.routes_changed)
         self.frontends: list[Frontend] = [self.server, *([] if grpc is None else [grpc])]
-        self.frontends += open_frontends(settings.frontends.wanted, site.context)
+        self.frontends += open_frontends(settings.frontends.frontends, site.context)
         self.frontends += () if product is None else product.frontends(site.context)
         self._signalled = asyncio.Event()
         self._own_process = False

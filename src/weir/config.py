@@ -4,13 +4,11 @@ Each part of Weir has one frozen dataclass of settings, from which settings.py d
 is one value. A flag of a list is given once per element; a variable has all elements, separated by spaces or as JSON.
 """
 
-import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, fields
-from functools import cache
 from numbers import Integral, Real
 from os import PathLike
 from types import NoneType, UnionType
@@ -22,9 +20,6 @@ from weir.errors import SettingsError, brief
 
 # From version 1.29 onnxruntime reports its use over the network, unless this is set before it is loaded.
 SILENCE = {"ORT_DISABLE_TELEMETRY": "1"}
-
-# The help of a setting that has gone. For one release it can still be given, which has no effect but a warning.
-GONE = ""
 
 Rule = tuple[Callable[[Any], bool], str]  # tells whether a value is valid; the text for errors
 
@@ -54,7 +49,7 @@ def setting(
 
     Arguments:
         default: the default; None means "not set", and always satisfies `rule`.
-        help: the text for `--help` and the documentation, or GONE.
+        help: the text for `--help` and the documentation.
         rule: what a value must satisfy besides its type.
         metavar: the placeholder of the value in `--help`.
         secret: whether the value must never be shown.
@@ -90,16 +85,6 @@ def check(settings: Any) -> None:
             raise SettingsError(f"{declared.name}={value!r}: must be {name_of(declared.type)}")
         if rule is not None and not rule[0](value):
             raise SettingsError(f"{declared.name}={value!r}: {rule[1]}")
-        if declared.metadata.get("help") == GONE and value != declared.default:
-            _warn_of_gone(declared.name)
-
-
-@cache
-def _warn_of_gone(name: str) -> None:
-    """Warn that the setting has gone: once, however many models have it."""
-    logging.getLogger("weir").warning(
-        "%s: this setting has gone and has no effect; remove it, for the next release refuses it", name
-    )
 
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

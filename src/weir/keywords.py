@@ -258,8 +258,6 @@ class ServerKeywords(ServiceKeywords, total=False):
     """Running requests of one stream at which reading pauses"""
     frontends: dict[str, Any]
     """Frontend from an installed package, with its options as JSON or plain text"""
-    doors: dict[str, Any]
-    """--frontend, until 0.2"""
     server_name: str
     """Server name in the metadata"""
     allow_shared_memory: bool

@@ -463,8 +463,3 @@ def carry(carrier: dict[str, str] | None, name: str, value: str) -> dict[str, st
         return {name: value}
     carrier[name] = f"{carrier[name]},{value}" if name in carrier else value
     return carrier
-
-
-def attributes_of_frontend(name: str) -> dict[str, str]:
-    """Return the attributes of a span that name its frontend; `weir.door` is the former name, until 0.2."""
-    return {"weir.frontend": name, "weir.door": name}

@@ -21,13 +21,12 @@ class Plugins:
         kind: what messages call one of them: the setting that names it.
         group: the group of entry points.
         ours: where Weir's own are, as MODULE:NAME, by name. They precede those of packages.
-        former: the group's former name, under which a package may still have them.
     """
 
-    def __init__(self, kind: str, group: str, ours: Mapping[str, str] | None = None, *, former: str = "") -> None:
+    def __init__(self, kind: str, group: str, ours: Mapping[str, str] | None = None) -> None:
         self._kind = kind
         self._ours = ours or {}
-        self._groups = [former, group] if former else [group]
+        self._group = group
 
     def __contains__(self, name: str) -> bool:
         return name in self._ours or name in self._installed()
@@ -47,8 +46,7 @@ class Plugins:
     def _installed(self) -> "dict[str, EntryPoint]":
         import importlib.metadata  # slow, and only needed for names that are not ours
 
-        entry_points = importlib.metadata.entry_points
-        return {entry.name: entry for group in self._groups for entry in entry_points(group=group)}
+        return {entry.name: entry for entry in importlib.metadata.entry_points(group=self._group)}
 
     def _guarded(self, name: str, use: Callable[[Callable[[], Any]], Any]) -> Any:
         """Return what `use` makes of the function that imports the part."""
@@ -66,5 +64,5 @@ class Plugins:
         entry = self._installed().get(name)
         if entry is None:
             known = ", ".join(self.names()) or "none"
-            raise SettingsError(f"unknown {self._kind} {name!r}; available: {known} (entry points {self._groups[-1]})")
+            raise SettingsError(f"unknown {self._kind} {name!r}; available: {known} (entry points {self._group})")
         return entry.value, entry.load

@@ -9,7 +9,7 @@ from tests.served import MODELS, Served
 
 from weir.catalog.registry import Registry
 from weir.errors import SettingsError
-from weir.frontends.frontend import FrontendContext, FrontendsSettings, open_frontends
+from weir.frontends.frontend import FrontendContext, open_frontends
 from weir.protocols import HttpSettings
 from weir.protocols.access import Access, AccessSettings
 
@@ -55,7 +55,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         EntryPoint(name, f"{__name__}:{target}", group)
         for name, target, group in (
             ("hatch", "hatch", "weir.frontends"), ("jammed", "jammed", "weir.frontends"),
-            ("broken", "nothing", "weir.frontends"), ("former", "hatch", "weir.doors"),
+            ("broken", "nothing", "weir.frontends"),
         )
     )  # fmt: skip
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points.select(group=group))
@@ -75,17 +75,12 @@ def test_each_is_made_with_its_options() -> None:
     assert isinstance(made, Hatch) and made.options == {"port": 3}
 
 
-def test_the_former_names_of_the_setting_and_of_the_entry_points_still_open_it() -> None:
-    wanted = FrontendsSettings(frontends={"hatch": 1}, doors={"former": 2}).wanted
-    assert [made.options for made in open_frontends(wanted, CONTEXT) if isinstance(made, Hatch)] == [2, 1]
-
-
 def test_one_may_be_switched_off_by_its_options() -> None:
     assert open_frontends({"hatch": ""}, CONTEXT) == []
 
 
 def test_a_name_that_nobody_brings_is_refused_with_those_there_are() -> None:
-    with pytest.raises(SettingsError, match=r"unknown frontend 'gate'; available: broken, former, hatch, jammed"):
+    with pytest.raises(SettingsError, match=r"unknown frontend 'gate'; available: broken, hatch, jammed"):
         open_frontends({"gate": 1}, CONTEXT)
 
 

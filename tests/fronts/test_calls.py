@@ -124,7 +124,7 @@ def test_calls_are_counted_once_and_as_grpc(served: Served) -> None:
             return caller.call("/metrics", method="GET")[1].decode()
 
     before = metrics()
-    labels = {"model": "add", "door": "grpc"}
+    labels = {"model": "add", "frontend": "grpc"}
     for _ in range(3):
         assert outcome(served, INFER, tensors("add", ROWS))[0] == "OK"
     assert outcome(served, INFER, tensors("add", ROWS.astype("<f8"), "FP64"))[0] != "OK"

@@ -60,15 +60,7 @@ def shown(
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float:
-    former = {"door": labels["frontend"]} if "frontend" in labels else {}
-    return shown(metrics).get((name, tuple(sorted((labels | former).items()))), 0.0)
-
-
-def test_the_former_name_of_the_label_frontend_stays_readable() -> None:
-    metrics = Metrics()
-    metrics.own("square").answered("square", [ask(0.0)], None, 1.0)
-    labels = {"model": "square", "frontend": "http", "door": "http", "code": "200"}
-    assert shown(metrics)["weir_requests_total", tuple(sorted(labels.items()))] == 1
+    return shown(metrics).get((name, tuple(sorted(labels.items()))), 0.0)
 
 
 def test_requests_are_counted_by_model_frontend_and_code() -> None:
@@ -187,7 +179,7 @@ def test_names_may_begin_with_another_word() -> None:
     metrics = Metrics()
     metrics.own("square").answered("square", [ask(0.0)], None, 1.0)
     text = Exposition(metrics, code_of, namespace="mosec_service").render()[0].decode()
-    assert 'mosec_service_requests_total{code="200",door="http",frontend="http",model="square"} 1.0' in text
+    assert 'mosec_service_requests_total{code="200",frontend="http",model="square"} 1.0' in text
     assert "process_open_fds" in text
     assert "weir" not in text
     openmetrics = Exposition(metrics, code_of, namespace="own").render("application/openmetrics-text; version=1.0.0")[0]
@@ -227,7 +219,7 @@ def test_several_processes_are_shown_together(tmp_path: Path) -> None:
     one = exposition.render()[0].decode()
     assert f'pid="{other.pid}"' not in one  # it has ended without a word, and has no levels
     for text in (both, one):
-        assert 'weir_requests_total{code="200",door="http",frontend="http",model="square"} 3.0' in text
+        assert 'weir_requests_total{code="200",frontend="http",model="square"} 3.0' in text
         assert 'weir_total_time_seconds_count{model="square"} 3.0' in text
         assert 'weir_total_time_seconds_sum{model="square"} 1.75' in text
         assert 'weir_total_time_seconds_bucket{le="0.1",model="square"} 0.0' in text

@@ -61,7 +61,6 @@ def test_clients_are_active_for_three_minutes() -> None:
         {
             "identity": "b",
             "frontend": "http",
-            "door": "http",
             "num_request": 1,
             "num_total_seq": 2,
             "last": 2.0,
@@ -70,7 +69,6 @@ def test_clients_are_active_for_three_minutes() -> None:
         {
             "identity": "a",
             "frontend": "zeromq",
-            "door": "zeromq",
             "num_request": 1,
             "num_total_seq": 1,
             "last": 181.0,

@@ -74,7 +74,7 @@ def test_a_call_has_its_reading_and_its_texts_below() -> None:
     )  # each span is put on the clock of the day by itself, when the machine comes to it
     (call,) = kept.named("encode summing")
     assert call.parent is not None and f"{call.parent.span_id:x}" == "cd" * 8 and call.kind is SpanKind.SERVER
-    assert attributes(call) == {"weir.model": "summing", "weir.frontend": "test", "weir.door": "test", "weir.texts": 2}
+    assert attributes(call) == {"weir.model": "summing", "weir.frontend": "test", "weir.texts": 2}
     (reading,) = below(kept, "tokenize", call)
     texts = below(kept, "infer summing", call)
     assert len(texts) == 2 and attributes(reading) == {"weir.texts": 2}

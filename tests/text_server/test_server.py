@@ -211,7 +211,7 @@ def test_metrics_and_the_description_know_the_endpoints(server: EmbeddingServer)
         http.post("/encode", json={"texts": ["it"]})
         metrics = http.get("/metrics").text
         paths = http.get("/openapi.json").json()["paths"]
-    assert 'weir_text_calls_total{code="200",door="encode",frontend="encode",model="small"}' in metrics
+    assert 'weir_text_calls_total{code="200",frontend="encode",model="small"}' in metrics
     assert 'weir_tokens_total{model="small"}' in metrics
     assert 'weir_padding_tokens_total{model="small"}' in metrics
     assert {"/encode", "/v1/embeddings", "/infer/small"} <= set(paths)
@@ -227,7 +227,7 @@ def test_the_bytes_of_every_endpoint_are_counted(server: EmbeddingServer, client
             other.encode(TEXTS)
         lines = dict(line.rsplit(" ", 1) for line in http.get("/metrics").text.splitlines() if line[0] != "#")
     for name in ("encode", "openai", "zeromq"):
-        labels = f'{{door="{name}",frontend="{name}",model="small"}}'
+        labels = f'{{frontend="{name}",model="small"}}'
         assert float(lines[f"weir_received_bytes_total{labels}"]) > sum(map(len, TEXTS))
         assert float(lines[f"weir_sent_bytes_total{labels}"]) > 4 * tiny.HIDDEN * len(TEXTS)
 
@@ -282,7 +282,7 @@ def test_a_key_is_required_at_every_endpoint(folder: Path) -> None:
             assert http.post("/v1/rerank", json={}).json().keys() == {"id", "message", "detail"}
             assert http.get("/v1/batches").json().keys() == {"error"}
             metrics = http.get("/metrics", headers={"Authorization": "Bearer k3y"}).text
-        assert 'weir_text_calls_total{code="401",door="openai",frontend="openai",model=""} 1.0' in metrics
+        assert 'weir_text_calls_total{code="401",frontend="openai",model=""} 1.0' in metrics
         # Over ZeroMQ there are no keys; this machine alone reaches it.
         assert server.zmq_ports is not None
         port, port_out = server.zmq_ports

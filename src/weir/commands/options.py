@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from weir.config import GONE
 from weir.errors import SettingsError, add_extra
 from weir.settings import MODELS, Declared, ServerKind, Settings, declared_settings, read_settings
 from weir.text_server.server_settings import TEXT_VARIABLES, TEXTS
@@ -117,8 +116,6 @@ def option(declared: Declared) -> Any:
 
 
 def _help(declared: Declared) -> str:
-    if declared.help == GONE:
-        return GONE
     text = declared.help[0].upper() + declared.help[1:]
     default = declared.found or declared.default
     if default not in (None, [], {}):

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 _PRICES, _SERVED, _ONE, _RESULT = "Weights", "Server", "One rate only", "Result"
 
-_METHOD = "policy-iteration"
-
 
 def solve(
     profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile written by `weir profile`.")],
@@ -52,7 +50,6 @@ def solve(
         float | None,
         flag("Solve for this rate only, in rows per second, and print the table; writes no policy file.", _ONE),
     ] = None,
-    method: Annotated[str, flag("Deprecated: must be policy-iteration.", _ONE)] = _METHOD,
     values: Annotated[bool, flag("Also print the relative values.", _ONE, "--values")] = False,
     json: Annotated[Path | None, flag("File to write the result to as JSON; - prints it.", _RESULT)] = None,
     figure: Annotated[Path | None, flag("File to draw a figure to, as .png and .svg.", _RESULT)] = None,
@@ -71,10 +68,6 @@ def solve(
     measured = read_profile(profile)
     measured = measured if max_batch_size is None else measured.up_to(max_batch_size)
     check_results(json, figure=figure)
-    if method != _METHOD:
-        raise SettingsError(
-            f"--method={method}: must be {_METHOD}; value iteration is part of `reproduction`, in a checkout of Weir"
-        )
     if rate is not None:
         _refuse_with_rate(output, workers, latency_objective, figure)
         prices = Prices(latency_weight, energy_weight, reference_rate)

@@ -53,7 +53,7 @@ def _is_any(host: str) -> bool:
         return False
 
 
-FRONTENDS = Plugins("frontend", "weir.frontends", former="weir.doors")  # until 0.2
+FRONTENDS = Plugins("frontend", "weir.frontends")
 PROTOCOLS = Plugins("protocols", "weir.protocols")
 
 
@@ -217,15 +217,9 @@ class FrontendsSettings:
     frontends: dict[str, Any] = setting(
         {}, "frontend from an installed package, with its options as JSON or plain text", metavar="NAME=OPTIONS"
     )
-    doors: dict[str, Any] = setting({}, "--frontend, until 0.2", metavar="NAME=OPTIONS")
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def wanted(self) -> dict[str, Any]:
-        """The options of each frontend by its name, under either name of the setting."""
-        return {**self.doors, **self.frontends}
 
 
 def open_frontends(wanted: Mapping[str, Any], context: FrontendContext) -> list[Frontend]:

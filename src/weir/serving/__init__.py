@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from weir.batching.settings import BatchingSettings
-from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, GONE, POSITIVE, check, setting
+from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, setting
 from weir.errors import SettingsError
 from weir.model import Model, check_attributes, is_batched
 from weir.workers.settings import WorkerSettings, check_ray
@@ -33,8 +33,6 @@ class ServiceSettings:
         rule=AT_LEAST_ONE,
     )
     backpressure: bool = setting(True, "in-process calls wait while the queue is full instead of failing")
-
-    loop_spin: float = setting(0.0, GONE)
 
     def __post_init__(self) -> None:
         check(self)

@@ -4,14 +4,13 @@ predictions stand next to what was measured."""
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
 from weir.batching.batcher import Batcher
 from weir.batching.service_time import ServiceTime
 from weir.batching.workers import WorkerKinds
-from weir.config import GONE
 from weir.errors import Conflict, ModelNotReady, SettingsError, WeirError
 from weir.messages import Observer, Request
 from weir.model import Model
@@ -474,8 +473,7 @@ class Generation:
     def _settings(self) -> dict[str, Any]:
         """Return the settings of all three kinds; a value that JSON cannot represent is replaced by its repr."""
         kinds = (self.batching, self.workers, self.settings)
-        gone = {each.name for kind in kinds for each in fields(kind) if each.metadata["help"] == GONE}
-        merged = {name: value for kind in kinds for name, value in asdict(kind).items() if name not in gone}
+        merged = {name: value for kind in kinds for name, value in asdict(kind).items()}
         # Values of environment variables are often secret: only their names are shown.
         merged["env"] = [sorted(variables) for variables in self.workers.env]
         return {key: value if isinstance(value, JSON_TYPES) else repr(value) for key, value in merged.items()}

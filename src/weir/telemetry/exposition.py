@@ -276,10 +276,7 @@ def _own_samples(model: str, definition: Definition, series: Mapping[tuple[Value
 
 
 class _Named(CollectorRegistry):
-    """A registry that replaces the first word, `weir`, of the names of Weir's metrics.
-
-    It adds the former name of a label in addition to the present one, until 0.2.
-    """
+    """A registry that replaces the first word, `weir`, of the names of Weir's metrics."""
 
     def __init__(self, namespace: str) -> None:
         super().__init__()
@@ -289,7 +286,6 @@ class _Named(CollectorRegistry):
     def collect(self) -> Iterator[Metric]:
         """Yield every metric family."""
         for family in super().collect():
-            family.samples = list(map(_with_former_label, family.samples))
             if self._namespace != NAMESPACE and family.name.startswith(f"{NAMESPACE}_"):
                 family.name = self._renamed(family.name)
                 family.samples = [sample._replace(name=self._renamed(sample.name)) for sample in family.samples]
@@ -351,11 +347,6 @@ class SharedCounts:
         for values in self._values.values():
             values.close()
         self._levels.unlink(missing_ok=True)
-
-
-def _with_former_label(sample: Sample) -> Sample:
-    frontend = sample.labels.get("frontend")
-    return sample if frontend is None else sample._replace(labels={**sample.labels, "door": frontend})
 
 
 def _policies(policies: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:

@@ -31,7 +31,7 @@ from opentelemetry.trace import (
 
 from weir._version import __version__
 from weir.errors import Cancelled, ModelError, WeirError
-from weir.messages import ChildOrigin, Dispatch, Origin, Request, Timing, Trace, attributes_of_frontend
+from weir.messages import ChildOrigin, Dispatch, Origin, Request, Timing, Trace
 from weir.telemetry.recorder import SilentObserver
 
 logger = logging.getLogger("weir")
@@ -178,7 +178,7 @@ class Tracing(SilentObserver):
     def _request(self, model: str, request: Request, trace: Trace, error: WeirError | None, now: float) -> None:
         attributes = {
             "weir.model": model,
-            **attributes_of_frontend(request.frontend),
+            "weir.frontend": request.frontend,
             "weir.rows": request.rows,
             "weir.priority": request.priority,
         }

@@ -127,7 +127,6 @@ class TextClients:
             {
                 "identity": name,
                 "frontend": client.frontend,
-                "door": client.frontend,  # the former name, until 0.2
                 "num_request": client.requests,
                 "num_total_seq": client.texts,
                 "last": now - client.last,

@@ -12,7 +12,7 @@ import numpy
 
 from weir.batching.request_state import begin
 from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, WeirError
-from weir.messages import CURRENT_TRACE, OBJECT, Dispatch, Kind, Origin, Trace, attributes_of_frontend, child_of
+from weir.messages import CURRENT_TRACE, OBJECT, Dispatch, Kind, Origin, Trace, child_of
 from weir.protocols.exchange import QueuedRequest
 from weir.serving import LONGEST_TIMEOUT
 from weir.text_models import Pooling
@@ -502,7 +502,7 @@ class CallTrace:
         self._service = service
         self._model = model
         self._frontend = frontend
-        self._attributes = {"weir.model": model, **attributes_of_frontend(frontend), "weir.texts": count}
+        self._attributes = {"weir.model": model, "weir.frontend": frontend, "weir.texts": count}
         self._trace = trace if isinstance(trace, Trace) else tracer.new(trace)
         self._others = Trace(self._trace.trace_id, self._trace.span_id, sampled=False)
         # How many more spans there may be of tokenizer calls and of texts.

@@ -304,9 +304,9 @@ def test_a_name_with_slashes_is_no_version(version: str, shown: str) -> None:
     registry = weir.Registry([service])
     exposition = make_exposition(metrics, registry)
     labels = f'frontend="http",model="acme/sq"{shown}'
-    assert f'weir_received_bytes_total{{door="http",{labels}}} 3.0' in exposition.render()[0].decode()
+    assert f"weir_received_bytes_total{{{labels}}} 3.0" in exposition.render()[0].decode()
     registry.remove("acme/sq")
-    assert f'weir_received_bytes_total{{door="http",{labels}}} 3.0' in exposition.render()[0].decode()
+    assert f"weir_received_bytes_total{{{labels}}} 3.0" in exposition.render()[0].decode()
 
 
 def test_versions_of_a_model_are_distinguished() -> None:
@@ -314,7 +314,7 @@ def test_versions_of_a_model_are_distinguished() -> None:
     services = [weir.Service(Square, name="sq", version=version, executor=FakeExecutor()) for version in ("1", "2")]
     metrics.transferred(services[0].label, "http", 3, 4)
     text = make_exposition(metrics, weir.Registry(services)).render()[0].decode()
-    assert 'weir_received_bytes_total{door="http",frontend="http",model="sq",version="1"} 3.0' in text
+    assert 'weir_received_bytes_total{frontend="http",model="sq",version="1"} 3.0' in text
     assert [f'weir_waiting_rows{{model="sq",version="{version}"}} 0.0' in text for version in ("1", "2", "3")] == [
         True, True, False,
     ]  # fmt: skip

@@ -223,9 +223,9 @@ def test_calls_are_counted_by_endpoint(server: EmbeddingServer) -> None:
         lines = http.get("/metrics").text.splitlines()
         known = http.get("/status/client").json()["clients"]
     counted = dict(line.rsplit(" ", 1) for line in lines if line[0] != "#")
-    assert float(counted['weir_text_calls_total{code="200",door="grpc",frontend="grpc",model="small"}']) >= 1
-    assert float(counted['weir_text_calls_total{code="400",door="grpc",frontend="grpc",model="small"}']) >= 1
-    assert float(counted['weir_texts_truncated_total{door="grpc",frontend="grpc",model="small"}']) >= 1
+    assert float(counted['weir_text_calls_total{code="200",frontend="grpc",model="small"}']) >= 1
+    assert float(counted['weir_text_calls_total{code="400",frontend="grpc",model="small"}']) >= 1
+    assert float(counted['weir_texts_truncated_total{frontend="grpc",model="small"}']) >= 1
     assert ("counted", "grpc") in {(row["identity"], row["frontend"]) for row in known}
 
 
@@ -384,8 +384,8 @@ def test_headers_hold_as_at_the_native_endpoint(http: httpx.Client) -> None:
     assert ("explained", "http") in {(row["identity"], row["frontend"]) for row in known}
     lines = http.get("/metrics").text.splitlines()
     counted = dict(line.rsplit(" ", 1) for line in lines if line[0] != "#")
-    assert float(counted['weir_text_calls_total{code="200",door="http",frontend="http",model="small"}']) >= 1
-    assert float(counted['weir_sent_bytes_total{door="http",frontend="http",model="small"}']) > 0
+    assert float(counted['weir_text_calls_total{code="200",frontend="http",model="small"}']) >= 1
+    assert float(counted['weir_sent_bytes_total{frontend="http",model="small"}']) > 0
 
 
 def test_a_long_list_is_answered_in_order(http: httpx.Client) -> None:
