@@ -210,21 +210,6 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert folder.names() == []
 
 
-def test_a_pbtxt_of_triton_is_read(tmp_path: Path) -> None:
-    text = """
-        name: "one" backend: "python" max_batch_size: 16
-        instance_group [ { count: 2 kind: KIND_CPU }, { kind: KIND_CPU } ]
-        dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 500 }
-        parameters { key: "x" value: { string_value: "y" } }
-    """
-    (service, *_) = services(write(tmp_path, {**FILES, "one/config.pbtxt": text}), "one")
-    assert (service.facts.batching.max_batch_size, service.workers.workers) == (16, 3)
-    assert service.facts.batching.policy == "size-or-delay:size=8,delay=0.0005"
-    text = "max_batch_size: 0 dynamic_batching { max_queue_delay_microseconds: 2000 }"
-    (service, *_) = services(write(tmp_path, {"one/config.pbtxt": text}), "one")
-    assert (service.facts.batching.max_batch_size, service.facts.batching.max_queue_delay) == (1, 0.002)
-
-
 def test_a_load_call_may_say_more_than_the_file(tmp_path: Path) -> None:
     folder = write(tmp_path, {**FILES, "one/config.toml": "max_batch_size = 4\nworkers = 2"})
     (model, *_) = folder.read("one", {"max_batch_size": 8, "version_policy": {"latest": {"num_versions": 1}}}).versions

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy
 
-from weir.errors import SettingsError, brief
+from weir.errors import SettingsError, add_extra, brief
 from weir.model import FORMATS, NONE, REQUIRED
 from weir.serving.delivery import logger
 from weir.wire.tensors import DTYPES
@@ -449,7 +449,7 @@ def read_pbtxt(text: str, source: str) -> dict[str, Any]:
         from weir.wire.kserve_grpc import message
     except ImportError:
         raise SettingsError(
-            f"{source}: needs protobuf, which is not installed (pip install 'weir-serving[grpc]'); config.toml needs nothing"
+            f"{source}: needs protobuf, which is not installed; {add_extra('grpc')}, or write config.toml"
         ) from None
     try:
         return _plain(text_format.Parse(text, message("inference.ModelConfig")()))
