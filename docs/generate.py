@@ -44,7 +44,7 @@ Of `weir embed serve` and `weir.embedding.serve`, which have all others, too, ex
 
 TEXT_PARTS = ("Text", "Computing", "Callers", "ZeroMQ")
 
-SETTINGS = f"""# Settings
+SETTINGS = f"""# Settings: flags, TOML, environment variables
 
 {WRITTEN}
 
@@ -59,7 +59,7 @@ A setting can be given in five places; a later one wins:
 In Python: `weir.Service(Square, max_batch_size=32)`. Durations are in seconds, sizes in bytes or rows.
 """
 
-ERRORS = f"""# Errors and codes
+ERRORS = f"""# Errors: codes in HTTP and gRPC
 
 {WRITTEN}
 
@@ -76,7 +76,7 @@ label is `model`, with `version` if the model has versions. `code` is a status, 
 
 """
 
-DATATYPES = f"""# Datatypes of tensors
+DATATYPES = f"""# Datatypes: what tensors may hold
 
 {WRITTEN}
 
@@ -154,7 +154,7 @@ def _meaning(declared: Declared) -> str:
     return f"{declared.help}: {choices}" if unnamed else declared.help
 
 
-REPOSITORY = f"""# The model repository
+REPOSITORY = f"""# Repository: models in folders
 
 {WRITTEN}
 
@@ -236,7 +236,7 @@ def metrics_page() -> str:
         *InMemory(Residents(Room())).collect(),
     ]
     reasons = ", ".join(f"`{reason.name.lower()}`" for reason in Reason)
-    text = f"`reason` is one of {reasons}. The usual `process_*` metrics are there, too, and [the models' own](../how-to/log-and-measure.md).\n"
+    text = f"`reason` is one of {reasons}. The usual `process_*` metrics are there, too, and [the models' own](../how-to/logs-and-metrics.md).\n"
     usual = METRICS + _metrics_tables(shown) + text
     return (
         usual
