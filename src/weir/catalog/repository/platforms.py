@@ -35,6 +35,7 @@ from weir.errors import SettingsError
 from weir.model import NONE, OPTIONAL, REQUIRED, Model, Tensor, check_model, overrides
 from weir.serving.delivery import logger
 from weir.serving.service import Service
+from weir.text_models.checkpoint.hub import check_id
 from weir.workers.process.launch import python_path
 from weir.workers.source import FOLDER, declared, loaded_apart, reading
 
@@ -243,6 +244,8 @@ class TransformersPlatform:
             raise SettingsError(f"{model.label}: hf:{task}={source}: no folder {path.absolute()}")
         need("torch", "transformers", model)
         need("transformers", "transformers", model)
+        if not path.is_dir():
+            source = check_id(source)
         attributes = {"task": task, "source": source, "examples": () if model.attributes else TASKS[task]}
         return with_attributes(declared(TransformersModel, attributes), model)
 

@@ -3,12 +3,11 @@
 The package huggingface_hub does the transfer, so its variables hold: HF_HOME and HF_HUB_CACHE for the cache, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE,
 HF_HUB_DISABLE_PROGRESS_BARS. It is imported when the first id is met.
 
-The package begins each file again that another process has left unfinished. Weights may have gigabytes, so large files are transferred here, by the same
-function of the package but to a place that the next start finds, and then put where the package looks for them.
+Each process transfers a file to a place of its own and then renames it, as locks on a shared one do not hold on every file system. A start
+that is cut off begins its unfinished file again.
 """
 
 import errno
-import fcntl
 import glob
 import hashlib
 import logging
@@ -18,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from weir.errors import SettingsError, add_extra
 
@@ -27,7 +25,6 @@ _PART = r"[A-Za-z0-9](?:[\w.-]*\w)?"
 _ID = re.compile(rf"(?P<repository>{_PART}(?:/{_PART})?)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 PATH_STARTS = ("/", "./", "../", "~")
 _LONGEST_ID = 96
-_ETAG = re.compile(r"[\w-]+", re.ASCII)
 
 MAIN = "main"  # the revision of an id without one
 
@@ -50,10 +47,8 @@ PICKLED_HEADS = ("sparse_linear.pt", "colbert_linear.pt")
 _ONNX_FOLDER = "onnx"
 _ENDINGS = (".safetensors", ".bin", ".onnx")  # of files with weights
 
-_LARGE = 1 << 20  # bytes from which a file is continued where an earlier start has ended
-_UNFINISHED = ".weir.incomplete"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_KEPT = "; what has arrived is kept, and the next start continues"
+_KEPT = "; complete files stay in the cache"
 
 logger = logging.getLogger("weir")
 
@@ -105,7 +100,7 @@ def local_directory(
             root, in place of weights; none for the weights.
 
     Raises SettingsError, in one line, for an id that the hub does not have or does not show to this user, a repository without usable weights, a hub that
-    cannot be reached, and a cache without space. What has arrived stays in the cache.
+    cannot be reached, and a cache without space. Complete files stay in the cache.
     """
     source = parse_target(target)
     if isinstance(source, Path):
@@ -125,20 +120,35 @@ def local_directory(
     with _explained(source, hub):
         try:
             commit, files = _listed(source, hub)
-        except hub.errors.HfHubHTTPError as error:
-            if error.response.status_code < 500:
-                raise
-            return _cached(source, hub, choose, error)
         except (hub.errors.OfflineModeIsEnabled, hub.errors.HTTPError) as error:
             return _cached(source, hub, choose, error)
         chosen = choose(files)
         missing = _missing(source, hub, commit, chosen)
         _check_space(source, hub, missing)
-        for file in missing:
-            if file.size >= _LARGE:
-                _continue_file(source, hub, commit, file)
         names = [glob.escape(file.path) for file in chosen]
-        return Path(hub.snapshot_download(source.repository, revision=source.revision, allow_patterns=names))
+        folder = Path(hub.snapshot_download(source.repository, revision=source.revision, allow_patterns=names))
+        for file in missing:
+            _check_content(source, hub, folder / file.path)
+        return folder
+
+
+def check_id(target: str) -> str:
+    """Return `target`, the id of a model that another library loads, or its folder in the cache where the hub cannot be reached.
+
+    Raises SettingsError, in one line, if neither has it: libraries try for half a minute.
+    """
+    source = ModelId(target)
+    hub = _library(source)
+    with _explained(source, hub):
+        try:
+            hub.HfApi().model_info(target, timeout=hub.constants.HF_HUB_ETAG_TIMEOUT)
+        except (hub.errors.OfflineModeIsEnabled, hub.errors.HTTPError) as error:
+            return str(_cached(source, hub, _configuration, error))
+    return target
+
+
+def _configuration(files: list[RepositoryFile]) -> list[RepositoryFile]:
+    return [file for file in files if file.path == "config.json"]
 
 
 def wanted_files(
@@ -238,8 +248,8 @@ def log_its_lines_once() -> None:
 
 def _listed(source: ModelId, hub: Any) -> tuple[str, list[RepositoryFile]]:
     """Return the commit of the revision, and all files of the repository there."""
-    api = hub.HfApi()
-    commit = str(api.model_info(source.repository, revision=source.revision).sha)
+    api, seconds = hub.HfApi(), hub.constants.HF_HUB_ETAG_TIMEOUT
+    commit = str(api.model_info(source.repository, revision=source.revision, timeout=seconds).sha)
     tree = api.list_repo_tree(source.repository, revision=commit, recursive=True)
     return commit, [RepositoryFile(entry.path, entry.size) for entry in tree if isinstance(entry, hub.hf_api.RepoFile)]
 
@@ -247,7 +257,10 @@ def _listed(source: ModelId, hub: Any) -> tuple[str, list[RepositoryFile]]:
 def _cached(
     source: ModelId, hub: Any, choose: Callable[[list[RepositoryFile]], list[RepositoryFile]], error: Exception
 ) -> Path:
-    """Return the files in the cache, as the hub cannot be asked. Raises `error` if the cache does not have all of them."""
+    """Return the files in the cache, as the hub cannot be asked. Raises `error` if the cache does not have all of them, or if it is the
+    hub's own refusal."""
+    if isinstance(error, hub.errors.HfHubHTTPError) and error.response.status_code < 500:
+        raise error
     revision, names = source.revision, ["config.json", "modules.json"]
     with suppress(hub.errors.CachedRepoTreeNotFoundError):
         # Another program has put the files there, without a list of them.
@@ -282,13 +295,13 @@ def _explanation(source: ModelId, hub: Any, error: Exception) -> str:
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{site} has no revision {source.revision!r} of {repository}"
     if isinstance(error, errors.RepositoryNotFoundError):
-        return f"is no directory here, and {site} has no such model, or not for this user (HF_TOKEN)"
+        return f"is not a directory here, and {site} has no such model, or not for this user (HF_TOKEN)"
     if isinstance(error, errors.OfflineModeIsEnabled):
         return f"is not, or not wholly, in the cache {hub.constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE forbids to download it"
     if isinstance(error, errors.HfHubHTTPError):
         return f"{site} answered {error.response.status_code}{_KEPT}"
     if isinstance(error, errors.HTTPError):
-        return f"is no directory here, and {site} cannot be read: {_line(error)}{_KEPT}"
+        return f"is not a directory here, and {site} cannot be read: {_line(error)}{_KEPT}"
     if isinstance(error, OSError) and error.errno in _NO_SPACE:
         return f"the cache {hub.constants.HF_HUB_CACHE} cannot grow: {error.strerror}{_KEPT}"
     return f"cannot be downloaded: {_line(error)}{_KEPT}"
@@ -311,61 +324,23 @@ def _check_space(source: ModelId, hub: Any, missing: Iterable[RepositoryFile]) -
     """Raise SettingsError if the cache's disk has no room for the missing files."""
     cache = Path(hub.constants.HF_HUB_CACHE)
     existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    begun = sum(file.stat().st_size for file in _blobs(source, hub).glob(f"*{_UNFINISHED}"))
-    needed, free = sum(file.size for file in missing) - begun, shutil.disk_usage(existing).free
+    needed, free = sum(file.size for file in missing), shutil.disk_usage(existing).free
     if needed > free:
         raise SettingsError(
             f"{source}: its files take {needed:,} more bytes, and {cache} has {free:,} free: free some space, or set HF_HOME to a directory on another disk"
         )
 
 
-def _blobs(source: ModelId, hub: Any) -> Path:
-    """Return the folder in the cache with the contents of the repository's files, each named by its ETag."""
-    name: str = hub.file_download.repo_folder_name(repo_id=source.repository, repo_type="model")
-    return Path(hub.constants.HF_HUB_CACHE) / name / "blobs"
-
-
-def _continue_file(source: ModelId, hub: Any, commit: str, file: RepositoryFile) -> None:
-    """Transfer a file into the cache; what an earlier start has left of it is continued. Of several processes one transfers, and the others wait."""
-    url = hub.hf_hub_url(source.repository, file.path, revision=commit)
-    metadata = hub.get_hf_file_metadata(url)
-    if not _ETAG.fullmatch(metadata.etag or ""):  # it becomes a file's name
-        raise SettingsError(
-            f"{source}: {file.path} has the ETag {metadata.etag!r}: must be letters, digits, '-' and '_'"
-        )
-    blob = _blobs(source, hub) / metadata.etag
-    blob.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = blob.with_name(blob.name + _UNFINISHED)
-    with unfinished.open("ab") as target:
-        with suppress(OSError):  # a file system without locks: the contents are compared below
-            fcntl.flock(target, fcntl.LOCK_EX)
-        if blob.exists():
-            unfinished.unlink(missing_ok=True)
+def _check_content(source: ModelId, hub: Any, path: Path) -> None:
+    """Raise SettingsError, and remove a file from the cache, if it is not what its name says: that of a large file is its SHA-256."""
+    blob = path.resolve()
+    if len(blob.name) != hashlib.sha256().digest_size * 2:
+        return
+    with blob.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() == blob.name:
             return
-        begun = target.tell()
-        headers = hub.utils.build_hf_headers()
-        if urlsplit(metadata.location).netloc != urlsplit(url).netloc:  # the token is for the hub alone
-            headers.pop("authorization", None)
-        hub.file_download.http_get(
-            metadata.location,
-            target,
-            resume_size=begun,
-            headers=headers,
-            expected_size=metadata.size,
-            displayed_filename=file.path,
-        )
-        target.flush()
-        if begun and not _is_of(unfinished, metadata.etag):
-            unfinished.unlink()
-            raise SettingsError(
-                f"{source}: {file.path} is not what {hub.constants.ENDPOINT} has; it is removed from the cache: start again"
-            )
-        unfinished.rename(blob)
-
-
-def _is_of(path: Path, etag: str) -> bool:
-    """Return whether a file has this ETag. Large files have their SHA-256 for an ETag; of other forms this says nothing."""
-    if len(etag) != hashlib.sha256().digest_size * 2:
-        return True
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == etag
+    blob.unlink()
+    path.unlink()
+    raise SettingsError(
+        f"{source}: {path.name} is not what {hub.constants.ENDPOINT} has; it is removed from the cache: start again"
+    )
