@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from os import PathLike
 from types import NoneType, UnionType
@@ -85,6 +85,14 @@ def check(settings: Any) -> None:
             raise SettingsError(f"{declared.name}={value!r}: must be {name_of(declared.type)}")
         if rule is not None and not rule[0](value):
             raise SettingsError(f"{declared.name}={value!r}: {rule[1]}")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Base class of settings whose fields are checked, see `check`."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from weir.batching.settings import BatchingSettings
 from weir.catalog.sources import ALL_FORMS, ModelToServe, RepositorySettings, default_name, platform_of_target
-from weir.config import Rule, check, from_text, from_texts, from_toml, setting
+from weir.config import Checked, Rule, from_text, from_texts, from_toml, setting
 from weir.errors import SettingsError
 from weir.frontends.frontend import FrontendsSettings
 from weir.frontends.grpc import GrpcSettings
@@ -51,7 +51,7 @@ class NamingSettings:
 
 
 @dataclass(frozen=True)
-class ProcessSettings:
+class ProcessSettings(Checked):
     """Settings of the server's own process."""
 
     server_cpu_affinity: list[int] = setting(
@@ -66,9 +66,6 @@ class ProcessSettings:
         metavar="N or auto",
         rule=(lambda value: value == "auto" or (isinstance(value, int) and value >= 1), "must be 1 or more, or auto"),
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 MODEL_PARTS: dict[str, type[Any]] = {

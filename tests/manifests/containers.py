@@ -68,7 +68,7 @@ class Container:
 
     def terminate(self) -> int:
         """End it as Kubernetes does, after the preStop, and return the exit code. Raises an error if it would have been killed."""
-        before = self.spec["lifecycle"]["preStop"]["sleep"]["seconds"]
+        before = int(self.spec["lifecycle"]["preStop"]["exec"]["command"][-1])
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(self.pod["terminationGracePeriodSeconds"] - before)
 

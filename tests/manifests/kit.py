@@ -13,14 +13,14 @@ Object = dict[str, Any]
 
 def printed(kind: str, *words: object, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> list[Object]:
     """Return the objects that `weir manifest` prints."""
-    done = weir_here("manifest", kind, *words, env=dict(env or {}), cwd=cwd)
+    done = weir_here("manifest", kind, "--image=own:1", *words, env=dict(env or {}), cwd=cwd)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return list(yaml.safe_load_all(done.stdout))
 
 
 def refused(kind: str, *words: object, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
     """Return the one line by which `weir manifest` refuses `words`."""
-    done = weir_here("manifest", kind, *words, env=dict(env or {}), cwd=cwd)
+    done = weir_here("manifest", kind, "--image=own:1", *words, env=dict(env or {}), cwd=cwd)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count(os.linesep) == 1 and done.stderr.startswith("weir: ")
     return done.stderr.removeprefix("weir: ").rstrip()

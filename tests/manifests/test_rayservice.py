@@ -27,16 +27,14 @@ def test_it_is_valid_and_serves_what_was_configured(tmp_path: Path) -> None:
     (tmp_path / "weir.toml").write_text(
         f'max_batch_size = 8\n[models.square]\ntarget = "{TARGET}"\nroute = "/sq"\ndrain_timeout = 60\n'
     )
-    words = [
+    words = ["--param=depth=[1, 2]", "--explain", "--gpus=1", "--cpu=500m", "--namespace=team"]
+    objects = printed(
+        "rayservice",
         "--config",
         tmp_path / "weir.toml",
-        "--param=depth=[1, 2]",
-        "--explain",
-        "--gpus=1",
-        "--cpu=500m",
-        "--namespace=team",
-    ]
-    objects = printed("rayservice", *words, env={"WEIR_PIPELINE_DEPTH": "2", "WEIR_MAX_BODY_SIZE": "5"})
+        *words,
+        env={"WEIR_PIPELINE_DEPTH": "2", "WEIR_MAX_BODY_SIZE": "5"},
+    )
     check(objects[0])
     assert objects[0]["metadata"]["namespace"] == "team"
     (application,) = config_of(objects)["applications"]
@@ -91,9 +89,6 @@ def test_the_image_has_the_version_of_ray_that_kuberay_is_given() -> None:
         ([], "nothing to serve"),
         (["--model-repository=models"], "--model-repository: applies to a standalone server only"),
         ([TARGET, "--port=9000"], "--port: applies to a standalone server only"),
-        ([TARGET, "--grpc-port=9000"], "--grpc-port: applies to a standalone server only"),
-        ([TARGET, "--log-file=weir.log"], "--log-file: applies to a standalone server only"),
-        ([TARGET, "--server-cpu-affinity=0"], "--server-cpu-affinity: applies to a standalone server only"),
         ([TARGET, "--ray-version=latest"], "--ray-version='latest': must be a version"),
         ([TARGET, "--target-ongoing-requests=9"], "--target-ongoing-requests=9: nothing scales without a range"),
         ([TARGET, "--api-key=s3cret"], "--api-key: whoever reads a manifest"),

@@ -1,15 +1,14 @@
 """The settings of a server become the command of a container, and what no container can have is refused in one line."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.documentation.pages import ROOT
 from tests.manifests.kit import command_of, of_kind, pod_of, printed, refused
 from tests.served import weir_here
 
-from weir.manifests import OF_KSERVE, manifest_settings, parse_replicas
-from weir.settings import CONFIG, declared_settings, read_settings
+from weir.manifests import OF_KSERVE, OF_KUBERNETES, manifest_settings
+from weir.settings import CONFIG, declared_settings
 from weir.workers.settings import OF_RAY
 
 TARGET = "models:Square"
@@ -48,23 +47,6 @@ def test_every_flag_of_serve_is_handed_on(kind: str, left_out: str) -> None:
 def test_every_flag_of_ray_is_handed_on() -> None:
     words = ["--executor=ray", *[word for name in OF_RAY for word in sample_of(name)]]
     assert set(words) < set(command_of(printed("kubernetes", TARGET, *words)))
-
-
-def test_the_command_has_the_settings_that_it_was_printed_with() -> None:
-    given = ["--max-batch-size=32", "--workers=2", 'names=["a b"]', "--drain-timeout=5"]
-    words = command_of(printed("kubernetes", TARGET, *given[:2], "--param", given[2], given[3]))
-    assert words[:2] == ["serve", TARGET]
-    flags = {"max_batch_size": ["32"], "workers": ["2"], "params": [given[2]], "drain_timeout": ["5"]}
-    here = read_settings([TARGET], flags, {}).models
-    read = [
-        word.partition("=")[::2]
-        for word in words[2:]
-        if word.removeprefix("--").partition("=")[0].replace("-", "_") in {*flags, "param"}
-    ]
-    there = read_settings(
-        [TARGET], {"params" if flag == "--param" else flag[2:].replace("-", "_"): [value] for flag, value in read}, {}
-    ).models
-    assert here == there
 
 
 def test_what_a_container_needs_is_added_unless_it_is_stated(tmp_path: Path) -> None:
@@ -174,7 +156,10 @@ def test_a_key_comes_from_a_secret() -> None:
         ([TARGET, "--ray-address=auto"], "ray_address='auto', executor='process': only Ray reads ray_address"),
         ([TARGET, "--monitor", "--no-metrics"], "--monitor: needs the metrics that --no-metrics switches off"),
         ([TARGET, "--target-latency=0.1"], "--target-latency=0.1: nothing enforces it"),
-        ([TARGET, "--image=a", "--image=b"], "--image: given 2 times (a, b); must be given once"),
+        ([TARGET, "--image=b"], "--image: given 2 times (own:1, b); must be given once"),
+        ([TARGET, "--toleration=a:Never"], "--toleration=['a:Never']: must be KEY[=VALUE][:EFFECT]"),
+        ([TARGET, "--ingress=https://x"], "--ingress='https://x': must be a host name"),
+        ([TARGET, "--ingress-tls=x"], "--ingress-tls=x: needs --ingress"),
         ([TARGET, "--config=no.toml"], "--config=no.toml: cannot be read"),
     ],
 )  # fmt: skip
@@ -193,14 +178,6 @@ def test_the_autoscaler_of_each_platform() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "meant"),
-    [("3", (3, 3)), ("2..10", (2, 10)), ("5..5", (5, 5)), ("0", None), ("-1", None), ("1..", None), ("", None)],
-)
-def test_replicas(text: str, meant: Any) -> None:
-    assert parse_replicas(text) == meant
-
-
 def test_its_own_settings_have_names_of_their_own() -> None:
     assert not manifest_settings(OF_KSERVE).keys() & declared_settings().keys()
 
@@ -209,7 +186,7 @@ def test_its_own_settings_have_names_of_their_own() -> None:
 def test_help_shows_what_there_is(kind: str) -> None:
     shown = weir_here("manifest", kind, "--help=all", env={"COLUMNS": "200"})
     assert shown.returncode == 0
-    parts = OF_KSERVE if kind == "kserve" else {key: part for key, part in OF_KSERVE.items() if key != "KServe"}
+    parts = OF_KSERVE if kind == "kserve" else OF_KUBERNETES
     for declared in [*manifest_settings(parts).values(), *declared_settings().values()]:
         assert f"{declared.flag} " in shown.stdout
     assert f"weir manifest {kind} square:Square" in " ".join(shown.stdout.split())
@@ -223,8 +200,8 @@ def test_the_reference_has_every_option_of_its_own() -> None:
 
 
 def test_it_needs_no_model_and_says_how_it_was_written() -> None:
-    done = weir_here("manifest", "kubernetes", "no.such:Model", "--param", "text=two words")
-    assert done.stdout.startswith("# weir manifest kubernetes no.such:Model --param 'text=two words'\napiVersion: v1\n")
-    assert weir_here("manifest", "kubernetes", "a:B", "--param", "text=two\nlines").stdout.startswith(
-        "apiVersion: v1\n"
-    )
+    words = ["manifest", "kubernetes", "no.such:Model", "--image=x:1", "--param"]
+    done = weir_here(*words, "text=two words")
+    head = "# weir manifest kubernetes no.such:Model --image=x:1 --param 'text=two words'"
+    assert done.stdout.startswith(f"{head}\napiVersion: v1\n")
+    assert weir_here(*words, "text=two\nlines").stdout.startswith("apiVersion: v1\n")

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, ROWS, SHARE, check, setting
+from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, ROWS, SHARE, Checked, setting
 
 
 @dataclass(frozen=True)
-class BatchingSettings:
+class BatchingSettings(Checked):
     """How requests become batches. Durations are in seconds, sizes in rows."""
 
     max_batch_size: int = setting(64, "largest batch, in rows; 1 disables batching", rule=ROWS)
@@ -59,6 +59,3 @@ class BatchingSettings:
     max_overtakes: int = setting(
         4, "maximum number of batches that may overtake the oldest large request", rule=AT_LEAST_ZERO
     )
-
-    def __post_init__(self) -> None:
-        check(self)

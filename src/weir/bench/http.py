@@ -45,7 +45,7 @@ from weir.bench.target import (
     read_counts,
     read_payloads,
 )
-from weir.config import AT_LEAST_ONE, POSITIVE, check, setting
+from weir.config import AT_LEAST_ONE, POSITIVE, Checked, setting
 from weir.errors import SettingsError
 from weir.messages import OCTETS
 from weir.wire import kserve_binary, kserve_json
@@ -294,7 +294,7 @@ _PASSING = (408, 429, 503, 504)  # codes of a server that works but is overloade
 
 
 @dataclass(frozen=True)
-class HttpOptions:
+class HttpOptions(Checked):
     """How requests are sent to a server."""
 
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -303,9 +303,6 @@ class HttpOptions:
     insecure: bool = setting(False, "accept any certificate")
     channels: int = setting(4, "gRPC or WebSocket connections; each carries many requests", rule=AT_LEAST_ONE)
     rows: int = setting(1, "rows per request, if requests are generated from the model's metadata", rule=AT_LEAST_ONE)
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 class HttpTarget(LedgerTarget):

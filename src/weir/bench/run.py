@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.bench.target import OK, TIMEOUT, UNSENT, Batches, Counts, Ledger, Target, batches_of
-from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, setting
+from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Checked, setting
 from weir.errors import SettingsError
 from weir.simulation.arrivals import Arrivals, parse_arrivals
 from weir.simulation.statistics import STRETCHES, Estimate, estimate
@@ -36,7 +36,7 @@ _FINITE = (lambda value: 0 < value < inf, "must be greater than 0, and finite")
 
 
 @dataclass(frozen=True)
-class LoadSettings:
+class LoadSettings(Checked):
     """The load of a run. Durations are in seconds."""
 
     arrivals: str | Arrivals = setting(
@@ -61,9 +61,6 @@ class LoadSettings:
     max_lag_ms: float | None = setting(
         None, "p99 send lag in ms above which the run fails (default: above 1 ms, it warns)", rule=POSITIVE
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from weir.config import check, setting
+from weir.config import Checked, setting
 from weir.errors import SettingsError
 from weir.messages import Observer
 from weir.plugins import Plugins
@@ -211,15 +211,12 @@ class Product(Protocol):
 
 
 @dataclass(frozen=True)
-class FrontendsSettings:
+class FrontendsSettings(Checked):
     """Frontends that installed packages bring."""
 
     frontends: dict[str, Any] = setting(
         {}, "frontend from an installed package, with its options as JSON or plain text", metavar="NAME=OPTIONS"
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def open_frontends(wanted: Mapping[str, Any], context: FrontendContext) -> list[Frontend]:

@@ -339,10 +339,6 @@ class FrontMetrics(Collector):
         self._views = views
         self._connections = connections
 
-    def describe(self) -> Iterator[Metric]:
-        """Return no metrics: `collect` names them."""
-        return iter(())
-
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
         connections = GaugeMetricFamily("weir_front_connections", "Connections that a front has.", labels=["front"])

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from weir.config import AT_LEAST_ONE, POSITIVE, check, setting
+from weir.config import AT_LEAST_ONE, POSITIVE, Checked, setting
 
 
 @dataclass(frozen=True)
-class JobSettings:
+class JobSettings(Checked):
     """Where batch jobs are kept, and how much of them. Sizes are in bytes, durations in seconds."""
 
     batch_dir: str | None = setting(
@@ -29,6 +29,3 @@ class JobSettings:
     batch_expire_after: float = setting(
         30 * 86400.0, "seconds after which files and finished jobs are removed", rule=POSITIVE
     )
-
-    def __post_init__(self) -> None:
-        check(self)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from weir._version import __version__
 from weir.batching.settings import BatchingSettings
-from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Rule, check, one_of, setting
+from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Checked, Rule, check, one_of, parse_size, setting
 from weir.errors import SettingsError
 from weir.protocols.access import is_loopback
 from weir.serving import END_LIMIT, ServiceSettings
@@ -192,6 +192,7 @@ NAMED = _matching(
 )
 CPUS = _matching(r"[1-9][0-9]*m|(?=.*[1-9])[0-9]+(?:\.[0-9]{1,3})?", "must be CPUs, such as 2, 0.5 or 500m")
 BYTES = _matching(r"[1-9][0-9]*(?:\.[0-9]+)?(?:k|[MGT]|[KMGT]i)?", "must be bytes, such as 512Mi or 2Gi")
+HOST = _matching(r"(?:\*\.)?[a-z0-9-]+(?:\.[a-z0-9-]+)*", "must be a host name in lower case, such as api.example.com")
 REPLICAS: Rule = (
     lambda text: parse_replicas(text) is not None,
     "must be a number from 1 on, or a range of such, such as 2..10: nothing queues requests while no pod runs",
@@ -200,6 +201,19 @@ LABELS: Rule = (
     lambda labels: all(_LABEL.fullmatch(each) for each in labels),
     "must be KEY=VALUE, as Kubernetes has labels",
 )
+
+_TAINT = re.compile(r"(?P<key>[\w./-]+)(?:=(?P<value>[\w.-]*))?(?::(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?")
+TAINTS: Rule = (
+    lambda taints: all(_TAINT.fullmatch(each) for each in taints),
+    "must be KEY[=VALUE][:EFFECT], where EFFECT is NoSchedule, PreferNoSchedule or NoExecute",
+)
+
+
+def parse_toleration(text: str) -> dict[str, str]:
+    """Return the toleration of the taint `text`, which matches TAINTS."""
+    found = _TAINT.fullmatch(text)
+    parts = {key: value for key, value in (found.groupdict() if found else {}).items() if value is not None}
+    return {"operator": "Equal" if "value" in parts else "Exists", **parts}
 
 
 def parse_replicas(text: str) -> tuple[int, int] | None:
@@ -211,12 +225,12 @@ def parse_replicas(text: str) -> tuple[int, int] | None:
 
 
 @dataclass(frozen=True)
-class ObjectSettings:
+class ObjectSettings(Checked):
     """The Kubernetes objects, and what each pod gets."""
 
     image: str | None = setting(
         None,
-        "container image with Weir, the models and their dependencies (default: weir or weir-ray at this version)",
+        "container image with Weir, the models and their dependencies, which the cluster's nodes can pull (needed)",
         metavar="IMAGE",
         rule=_matching(r"\S+", "must be the name of an image"),
     )
@@ -229,24 +243,28 @@ class ObjectSettings:
     label: list[str] = setting([], "label to put on all objects", rule=LABELS, metavar="KEY=VALUE")
     replicas: str = setting("1", "number of pods; with MIN..MAX an autoscaler chooses it", rule=REPLICAS, metavar="N")
     cpu: str | None = setting(
-        None, "CPUs that each pod requests (default: 1, and 1 for each of several fronts)", rule=CPUS, metavar="CPUS"
+        None,
+        "CPUs that each pod requests (default: 1 for each worker, and 1 for each of several fronts)",
+        rule=CPUS,
+        metavar="CPUS",
     )
     memory: str | None = setting(
         None,
-        "memory request and limit of each pod (default: 1Gi; with Ray 4Gi)",
+        "memory request and limit of each pod (default: 512Mi, with Ray 3584Mi, and --needs-memory of each model, or else 512Mi for each worker)",
         rule=BYTES,
         metavar="BYTES",
     )
     gpus: int = setting(0, "NVIDIA GPUs per pod", rule=AT_LEAST_ZERO)
+    node_selector: list[str] = setting([], "label that the pods' nodes must have", rule=LABELS, metavar="KEY=VALUE")
+    toleration: list[str] = setting(
+        [], "taint of nodes that the pods tolerate", rule=TAINTS, metavar="KEY[=VALUE][:EFFECT]"
+    )
     secret: list[str] = setting(
         [], "Secret whose entries become environment variables of the containers, such as HF_TOKEN", metavar="NAME"
     )
     api_key_secret: str | None = setting(
         None, "Secret whose entry api-key every caller must send; Prometheus sends it too", metavar="NAME"
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def range(self) -> tuple[int, int]:
@@ -260,7 +278,7 @@ class ObjectSettings:
 
 
 @dataclass(frozen=True)
-class AutoscalingSettings:
+class AutoscalingSettings(Checked):
     """When pods are added and removed, where --replicas is a range."""
 
     autoscaler: str = setting(
@@ -281,12 +299,9 @@ class AutoscalingSettings:
         rule=_matching(r"https?://\S+", "must be a URL of http or https"),
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True)
-class MonitoringSettings:
+class MonitoringSettings(Checked):
     """The settings of the objects for the Prometheus Operator."""
 
     monitor: bool | None = setting(
@@ -294,12 +309,24 @@ class MonitoringSettings:
         "also print a PodMonitor and a PrometheusRule for the Prometheus Operator, which collects the metrics for KEDA",
     )
 
+
+@dataclass(frozen=True)
+class IngressSettings:
+    """How callers from outside the cluster reach the Service."""
+
+    ingress: str | None = setting(None, "host name of an Ingress to print", metavar="HOST", rule=HOST)
+    ingress_class: str | None = setting(None, "class of the Ingress (default: the cluster's)", metavar="NAME")
+    ingress_tls: str | None = setting(None, "Secret with the certificate of the Ingress", metavar="NAME")
+
     def __post_init__(self) -> None:
         check(self)
+        for name in ("ingress_class", "ingress_tls"):
+            if self.ingress is None and getattr(self, name) is not None:
+                raise SettingsError(f"--{name.replace('_', '-')}={getattr(self, name)}: needs --ingress")
 
 
 @dataclass(frozen=True)
-class InferenceServiceSettings:
+class InferenceServiceSettings(Checked):
     """What only KServe has."""
 
     storage_uri: str | None = setting(
@@ -309,12 +336,9 @@ class InferenceServiceSettings:
         rule=_matching(r"[a-z][a-z0-9+-]*://\S+", "must be a URI, such as s3://bucket/models"),
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True)
-class RaySettings:
+class RaySettings(Checked):
     """What only Ray Serve has."""
 
     ray_version: str = setting(
@@ -328,19 +352,17 @@ class RaySettings:
         rule=AT_LEAST_ONE,
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 # The settings of each kind of manifest, by heading.
-OF_KUBERNETES: Mapping[str, type[Any]] = {
+_OF_BOTH: Mapping[str, type[Any]] = {
     "Kubernetes": ObjectSettings,
     "Autoscaling": AutoscalingSettings,
     "Monitoring": MonitoringSettings,
 }
-OF_KSERVE: Mapping[str, type[Any]] = {**OF_KUBERNETES, "KServe": InferenceServiceSettings}
+OF_KUBERNETES: Mapping[str, type[Any]] = {**_OF_BOTH, "Ingress": IngressSettings}
+OF_KSERVE: Mapping[str, type[Any]] = {**_OF_BOTH, "KServe": InferenceServiceSettings}
 OF_RAY: Mapping[str, type[Any]] = {"Kubernetes": ObjectSettings, "Ray": RaySettings}
-_ALL = {**OF_KSERVE, **OF_RAY}
+_ALL = {**OF_KUBERNETES, **OF_KSERVE, **OF_RAY}
 
 
 def manifest_settings(parts: Mapping[str, type[Any]] = _ALL) -> dict[str, Declared]:
@@ -353,13 +375,14 @@ class Manifest(NamedTuple):
 
     Attributes:
         command: what the containers run.
-        objects, scaling, monitoring, serving, ray: the settings of the objects themselves.
+        objects, scaling, monitoring, ingress, serving, ray: the settings of the objects themselves.
     """
 
     command: ServeCommand
     objects: ObjectSettings
     scaling: AutoscalingSettings
     monitoring: MonitoringSettings
+    ingress: IngressSettings
     serving: InferenceServiceSettings
     ray: RaySettings
 
@@ -376,14 +399,21 @@ class Manifest(NamedTuple):
 
     @property
     def cpu(self) -> str:
-        """The CPUs that each pod requests."""
+        """The CPUs that each pod requests: what computes and what reads requests at the same time."""
         fronts = self.command.fronts
-        return self.objects.cpu or str(1 + (fronts if fronts > 1 else 0))
+        return self.objects.cpu or str(sum(map(_workers_here, self.command.of_models)) + (fronts if fronts > 1 else 0))
+
+    def memory(self, on_ray: bool) -> str:
+        """Return the memory that each pod requests; `on_ray`: Ray runs in it."""
+        room = self.command.settings.repository.model_memory
+        models = parse_size(room) if room else sum(map(_memory, self.command.of_models))
+        mebibytes = -(-(models or 0) // _MIB) + (3584 if on_ray else 512)
+        return self.objects.memory or (f"{mebibytes}Mi" if mebibytes % 1024 else f"{mebibytes // 1024}Gi")
 
     @property
     def uses_ray(self) -> bool:
-        """Whether a model runs on Ray, which the image must have then."""
-        return any(settings.get("executor") == "ray" for settings in self.command.of_models)
+        """Whether a model runs on Ray."""
+        return any(map(_is_on_ray, self.command.of_models))
 
     @property
     def target_waiting_rows(self) -> int:
@@ -414,10 +444,28 @@ class Manifest(NamedTuple):
         return {"app.kubernetes.io/name": "weir", "app.kubernetes.io/instance": self.name}
 
 
+_MIB = 1 << 20
+
+
 def _at_once(settings: Mapping[str, Any]) -> int:
-    size = settings.get("max_batch_size", BatchingSettings.max_batch_size)
-    workers = str(settings.get("workers", WorkerSettings.workers))
-    return int(size) * int(workers.rpartition("..")[2])  # of a range the most
+    return int(settings.get("max_batch_size", BatchingSettings.max_batch_size)) * _workers(settings)
+
+
+def _workers(settings: Mapping[str, Any]) -> int:
+    return int(str(settings.get("workers", WorkerSettings.workers)).rpartition("..")[2])  # of a range the most
+
+
+def _is_on_ray(settings: Mapping[str, Any]) -> bool:
+    return settings.get("executor") == "ray"
+
+
+def _workers_here(settings: Mapping[str, Any]) -> int:
+    return 1 if _is_on_ray(settings) else _workers(settings)
+
+
+def _memory(settings: Mapping[str, Any]) -> int:
+    """Return the bytes of a model with all its workers."""
+    return parse_size(settings.get("needs_memory") or 0) or 512 * _MIB * _workers_here(settings)
 
 
 def read_manifest(command: ServeCommand, flags: Mapping[str, Sequence[str]]) -> Manifest:
@@ -444,6 +492,10 @@ def _check_together(manifest: Manifest, values: Mapping[str, Any]) -> None:
     """Raise SettingsError for settings that have no effect, or cannot have it, together with the others."""
     objects, scaling, monitored = manifest.objects, manifest.scaling, manifest.monitoring.monitor
     catalog = manifest_settings()
+    if objects.image is None:
+        raise SettingsError(
+            "--image: not stated; name an image with Weir, the models and their imports that the cluster can pull"
+        )
     if not objects.scales:
         for name in ("autoscaler", "target_waiting_rows", "prometheus", "target_ongoing_requests"):
             if name in values:

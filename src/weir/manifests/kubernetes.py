@@ -18,11 +18,11 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
-from weir._version import __version__
 from weir.errors import SettingsError
-from weir.manifests import CONFIG_FILE, CONFIG_FOLDER, PRE_STOP, Manifest
+from weir.manifests import CONFIG_FILE, CONFIG_FOLDER, PRE_STOP, Manifest, parse_toleration
 
 USER = 1000  # of the Dockerfile: Kubernetes cannot tell from a name that a user is not root
 LIVE, READY = "/health/live", "/health/ready"
@@ -42,14 +42,15 @@ def container(manifest: Manifest, name: str, args: list[str]) -> dict[str, Any]:
         ports.append({"name": "grpc", "containerPort": command.grpc_port})
     return {
         "name": name,
-        "image": manifest.objects.image or f"{'weir-ray' if manifest.uses_ray else 'weir'}:{__version__}",
+        "image": manifest.objects.image,
         "command": ["weir", "serve"],
         "args": args,
         **environment(manifest),
         "ports": ports,
-        "resources": resources(manifest, "4Gi" if manifest.uses_ray else "1Gi"),
+        "resources": resources(manifest, manifest.uses_ray),
         **probes(manifest),
-        "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP}}},
+        # The `sleep` of the image: that of Kubernetes itself needs 1.30.
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(PRE_STOP)]}}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -67,7 +68,15 @@ def pod(manifest: Manifest) -> dict[str, Any]:
         "securityContext": {"runAsNonRoot": True, "runAsUser": USER, "seccompProfile": {"type": "RuntimeDefault"}},
         "terminationGracePeriodSeconds": manifest.command.grace_period,
         "volumes": volumes(manifest),
+        **placement(manifest),
     }
+
+
+def placement(manifest: Manifest) -> dict[str, Any]:
+    """Return which nodes may run the pods, as far as it is stated."""
+    selector = dict(each.split("=", 1) for each in manifest.objects.node_selector)
+    tolerations = [parse_toleration(each) for each in manifest.objects.toleration]
+    return {**({"nodeSelector": selector} if selector else {}), **({"tolerations": tolerations} if tolerations else {})}
 
 
 def volumes(manifest: Manifest) -> list[dict[str, Any]]:
@@ -92,10 +101,9 @@ def config_name(manifest: Manifest) -> str:
     return f"{manifest.name}-config"
 
 
-def resources(manifest: Manifest, memory: str) -> dict[str, Any]:
-    """Return what a pod asks for, with `memory` unless another is stated. There is no limit of CPUs: it would stop the server in the middle of a batch."""
-    objects = manifest.objects
-    memory = objects.memory or memory
+def resources(manifest: Manifest, on_ray: bool) -> dict[str, Any]:
+    """Return what a pod asks for; `on_ray`: Ray runs in it. There is no limit of CPUs: it would stop the server in the middle of a batch."""
+    objects, memory = manifest.objects, manifest.memory(on_ray)
     gpus = {"nvidia.com/gpu": str(objects.gpus)} if objects.gpus else {}
     return {
         "requests": {"cpu": manifest.cpu, "memory": memory, **gpus},
@@ -145,6 +153,7 @@ def kubernetes(manifest: Manifest) -> list[dict[str, Any]]:
         *config_map(manifest),
         _service(manifest),
         _deployment(manifest),
+        *_ingress(manifest),
         _disruption_budget(manifest),
         *_autoscaler(manifest),
         *monitoring(manifest, "app.kubernetes.io/instance", manifest.selector),
@@ -163,6 +172,19 @@ def _service(manifest: Manifest) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Service", "metadata": manifest.metadata(), "spec": spec}
 
 
+def _ingress(manifest: Manifest) -> list[dict[str, Any]]:
+    host, named, secret = manifest.ingress.ingress, manifest.ingress.ingress_class, manifest.ingress.ingress_tls
+    if host is None:
+        return []
+    backend = {"service": {"name": manifest.name, "port": {"name": "http"}}}
+    spec = {
+        **({"ingressClassName": named} if named else {}),
+        "rules": [{"host": host, "http": {"paths": [{"path": "/", "pathType": "Prefix", "backend": backend}]}}],
+        **({"tls": [{"hosts": [host], "secretName": secret}]} if secret else {}),
+    }
+    return [{"apiVersion": "networking.k8s.io/v1", "kind": "Ingress", "metadata": manifest.metadata(), "spec": spec}]
+
+
 def _deployment(manifest: Manifest) -> dict[str, Any]:
     command, objects = manifest.command, manifest.objects
     spread = {
@@ -176,7 +198,9 @@ def _deployment(manifest: Manifest) -> dict[str, Any]:
         "topologySpreadConstraints": [spread],
         **pod(manifest),
     }
-    template = {"metadata": {"labels": manifest.labels, **_scraped(manifest)}, "spec": inside}
+    annotations = {**_scraped(manifest), **_config_hash(manifest)}
+    about = {"labels": manifest.labels, **({"annotations": annotations} if annotations else {})}
+    template = {"metadata": about, "spec": inside}
     spec = {
         # An autoscaler's choice would be undone whenever the manifest is applied again.
         **({} if objects.scales else {"replicas": objects.range[0]}),
@@ -188,13 +212,19 @@ def _deployment(manifest: Manifest) -> dict[str, Any]:
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": manifest.metadata(), "spec": spec}
 
 
-def _scraped(manifest: Manifest) -> dict[str, Any]:
+def _config_hash(manifest: Manifest) -> dict[str, str]:
+    """Return the annotation by which pods are replaced when the file of settings changes: Kubernetes does not do it for a ConfigMap."""
+    config = manifest.command.config
+    return {} if config is None else {"weir/config-hash": sha256(config.encode()).hexdigest()}
+
+
+def _scraped(manifest: Manifest) -> dict[str, str]:
     """Return the annotations by which a Prometheus without the operator finds the metrics."""
     command = manifest.command
     if not command.settings.telemetry.metrics or manifest.monitoring.monitor:
         return {}
     annotations = {"scrape": "true", "scheme": command.scheme.lower(), "port": str(command.port), "path": "/metrics"}
-    return {"annotations": {f"prometheus.io/{key}": value for key, value in annotations.items()}}
+    return {f"prometheus.io/{key}": value for key, value in annotations.items()}
 
 
 def _disruption_budget(manifest: Manifest) -> dict[str, Any]:
@@ -290,6 +320,7 @@ def _inference_service(manifest: Manifest) -> dict[str, Any]:
     if objects.scales:
         annotations["serving.kserve.io/autoscalerClass"] = "keda"
     predictor = {
+        **({"annotations": _config_hash(manifest)} if manifest.command.config is not None else {}),
         "minReplicas": fewest,
         "maxReplicas": most,
         **({"autoScaling": {"metrics": _metrics(manifest)}} if objects.scales else {}),

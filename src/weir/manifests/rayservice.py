@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from weir._version import __version__
 from weir.batching.settings import BatchingSettings
 from weir.catalog.sources import ModelToServe
 from weir.errors import SettingsError
 from weir.manifests import MARGIN, Manifest, ServeCommand
-from weir.manifests.kubernetes import documents, environment, resources
+from weir.manifests.kubernetes import documents, environment, placement, resources
 from weir.serving import END_LIMIT
 from weir.settings import declared_settings
 
@@ -41,7 +40,7 @@ def rayservice(manifest: Manifest) -> list[dict[str, Any]]:
         "minReplicas": fewest,
         "maxReplicas": most,
         "rayStartParams": {"num-cpus": str(math.ceil(_cpus(manifest)))},  # Ray would count those of the node
-        "template": _template(manifest, "ray-worker", resources(manifest, "4Gi"), manifest.command.grace_period),
+        "template": _template(manifest, "ray-worker", resources(manifest, True), manifest.command.grace_period),
     }
     head = {
         "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0"},  # no replica runs there
@@ -137,13 +136,19 @@ def _template(manifest: Manifest, name: str, needs: Mapping[str, Any], grace_per
     given = environment(manifest._replace(command=manifest.command._replace(variables={})))  # they are arguments here
     container = {
         "name": name,
-        "image": manifest.objects.image or f"weir-ray:{__version__}",
+        "image": manifest.objects.image,
         **{**given, "env": [{"name": "PYTHONPATH", "value": MODELS}, *given.get("env", ())]},
         "resources": needs,
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
     ended = {} if grace_period is None else {"terminationGracePeriodSeconds": grace_period}
-    pod = {"containers": [container], "enableServiceLinks": False, "automountServiceAccountToken": False, **ended}
+    pod = {
+        "containers": [container],
+        "enableServiceLinks": False,
+        "automountServiceAccountToken": False,
+        **ended,
+        **placement(manifest),
+    }
     if name == "ray-head":
         del pod["automountServiceAccountToken"]  # Ray's autoscaler, which runs there, asks Kubernetes for pods
     # KubeRay has a name of its own for the pods.

@@ -6,7 +6,7 @@ decision.
 
 from dataclasses import MISSING, dataclass
 
-from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, check, setting
+from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, Checked, setting
 from weir.messages import Reason
 from weir.policy.decision import Decision, Observation, PolicyBase
 
@@ -31,14 +31,11 @@ class Greedy(PolicyBase):
 
 
 @dataclass(frozen=True)
-class SizeOrDelay(PolicyBase):
+class SizeOrDelay(Checked, PolicyBase):
     """Wait until `size` rows wait or the oldest has waited for `delay` seconds, whichever comes first."""
 
     size: int | None = setting(None, "rows to wait for (default: a full batch)", rule=AT_LEAST_ONE)
     delay: float = setting(0.005, "longest wait of the oldest request, in seconds", rule=AT_LEAST_ZERO)
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def decide(self, seen: Observation) -> Decision:
         """Dispatch all waiting rows once there are enough of them or the oldest has waited long enough."""
@@ -52,13 +49,10 @@ class SizeOrDelay(PolicyBase):
 
 
 @dataclass(frozen=True)
-class FullBatches(PolicyBase):
+class FullBatches(Checked, PolicyBase):
     """Dispatch batches of exactly `size` rows. Smaller ones only occur where the batcher ends a wait."""
 
     size: int | None = setting(None, "rows of each batch (default: max_batch_size)", rule=AT_LEAST_ONE)
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def decide(self, seen: Observation) -> Decision:
         """Dispatch one batch of `size` rows if that many wait."""
@@ -67,7 +61,7 @@ class FullBatches(PolicyBase):
 
 
 @dataclass(frozen=True)
-class ControlLimit(PolicyBase):
+class ControlLimit(Checked, PolicyBase):
     """Dispatch if and only if at least `limit` rows wait.
 
     The rule is that of Deb and Serfozo ("Optimal control of batch service queues", Advances in Applied Probability 5,
@@ -75,9 +69,6 @@ class ControlLimit(PolicyBase):
     """
 
     limit: int = setting(MISSING, "number of waiting rows from which a batch is dispatched", rule=AT_LEAST_ONE)
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def decide(self, seen: Observation) -> Decision:
         """Dispatch all waiting rows, at most a full batch, once the limit is reached."""

@@ -6,7 +6,7 @@ Here are the settings of HTTP, and of the Open Inference Protocol at every front
 import re
 from dataclasses import dataclass
 
-from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Rule, check, one_of, setting
+from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Checked, Rule, check, one_of, setting
 from weir.errors import SettingsError
 from weir.wire.status import TIMEOUTS
 
@@ -82,13 +82,10 @@ class HttpSettings:
 
 
 @dataclass(frozen=True)
-class KserveSettings:
+class KserveSettings(Checked):
     """The server's name in its metadata, and whether clients may share memory with it."""
 
     server_name: str = setting("weir", "server name in the metadata")
     allow_shared_memory: bool = setting(
         False, "allow clients on this machine to register shared memory (/dev/shm) for tensors"
     )
-
-    def __post_init__(self) -> None:
-        check(self)

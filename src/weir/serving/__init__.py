@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from weir.batching.settings import BatchingSettings
-from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, setting
+from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Checked, setting
 from weir.errors import SettingsError
 from weir.model import Model, check_attributes, is_batched
 from weir.policy.loading import largest_batch
@@ -21,7 +21,7 @@ END_LIMIT = 12.0
 
 
 @dataclass(frozen=True)
-class ServiceSettings:
+class ServiceSettings(Checked):
     """How callers are treated. Durations are in seconds."""
 
     timeout: float = setting(30.0, "seconds until a request expires, unless it has its own timeout", rule=POSITIVE)
@@ -34,9 +34,6 @@ class ServiceSettings:
         rule=AT_LEAST_ONE,
     )
     backpressure: bool = setting(True, "in-process calls wait while the queue is full instead of failing")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 class Composed(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, Rule, check, parse_duration, setting
+from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, Checked, Rule, parse_duration, setting
 from weir.errors import SettingsError
 
 # Recorded arrivals, as CSV: the header `arrival_s,rows`, then one line per request in the order of arrival.
@@ -80,15 +80,12 @@ DEPTH: Rule = (lambda value: 0.0 <= value <= 1.0, "must be from 0 to 1")
 
 
 @dataclass(frozen=True)
-class Arrivals(ABC):
+class Arrivals(Checked, ABC):
     """A process of arrivals. `rate` is its long-run mean in rows per second, and `rows` are those of each request."""
 
     name: ClassVar[str]
     rate: float = setting(MISSING, "mean rate in rows per second", rule=FINITE)
     rows: int = field(default=1, kw_only=True, metadata={"help": "rows of each request", "rule": AT_LEAST_ONE})
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def length(self) -> int | None:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from weir.config import Rule, check, one_of, setting
+from weir.config import Checked, Rule, one_of, setting
 from weir.errors import SettingsError, add_extra
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _SHARE: Rule = (lambda value: 0 <= value <= 1, "must be from 0 to 1")
 
 
 @dataclass(frozen=True)
-class TelemetrySettings:
+class TelemetrySettings(Checked):
     """What the server tells of itself."""
 
     metrics: bool = setting(True, "collect metrics and serve them at /metrics")
@@ -52,9 +52,6 @@ class TelemetrySettings:
         "share of requests to trace when the caller does not decide (default: from OTEL_TRACES_SAMPLER, or all)",
         rule=_SHARE,
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def open_tracing(settings: TelemetrySettings, service_name: str) -> "list[Tracing]":

@@ -143,10 +143,6 @@ class Exposition(Collector):
         self._shared = SharedCounts(self.registry, Path(folder))
         return self._shared
 
-    def describe(self) -> Iterator[Metric]:
-        """Name nothing in advance: the registry would otherwise collect once at registration."""
-        return iter(())
-
     def collect(self) -> Iterator[Metric]:
         """Yield every metric family."""
         present = self._read_levels()
@@ -445,10 +441,6 @@ class TritonNames(Collector):
     def __init__(self, metrics: Metrics, read: Callable[[], Iterable[ModelCounts]]) -> None:
         self._metrics = metrics
         self._read = read
-
-    def describe(self) -> Iterator[Metric]:
-        """Name nothing in advance: the registry would otherwise collect once at registration."""
-        return iter(())
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric family."""

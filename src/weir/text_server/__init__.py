@@ -5,7 +5,7 @@ Here are the settings of `weir embed serve`: how vectors are computed, with what
 
 from dataclasses import dataclass
 
-from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Rule, check, one_of, setting
+from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Checked, Rule, check, one_of, setting
 from weir.errors import SettingsError
 from weir.text_models import WINDOW, Pooling, Precision, poolings_named
 from weir.text_models.formats import DEVICE_RULE, DTYPES, RUNTIMES, is_device, is_dtype
@@ -35,7 +35,7 @@ _FRACTION: Rule = (lambda value: 0 < value <= 1, "must be greater than 0 and at 
 
 
 @dataclass(frozen=True)
-class TextSettings:
+class TextSettings(Checked):
     """How the vector of a text is computed. For a setting that is not given, the model's files decide."""
 
     pooling: str | None = setting(
@@ -104,9 +104,6 @@ class TextSettings:
         "route of a model with a sentence-transformers Router: query or document (default: from its files, else document)",
         metavar="NAME",
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True)
@@ -180,13 +177,10 @@ class ComputingSettings:
 
 
 @dataclass(frozen=True)
-class CallerSettings:
+class CallerSettings(Checked):
     """The limits of requests."""
 
     max_texts: int = setting(100_000, "maximum number of texts in one request", rule=AT_LEAST_ONE)
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 MODEL_PARTS = {"Text": TextSettings, "Computing": ComputingSettings}

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weir.config import AT_LEAST_ONE, POSITIVE, check, setting
+from weir.config import AT_LEAST_ONE, POSITIVE, Checked, setting
 from weir.errors import SettingsError
 from weir.protocols import PORT
 from weir.settings import (
@@ -30,7 +30,7 @@ from weir.text_server import CallerSettings
 
 
 @dataclass(frozen=True)
-class ZeroMqSettings:
+class ZeroMqSettings(Checked):
     """The ports and limits of ZeroMQ. Durations are in seconds, sizes in bytes.
 
     The settings of HTTP hold for its address, the number of connections, and the time for a handshake.
@@ -62,9 +62,6 @@ class ZeroMqSettings:
         rule=POSITIVE,
     )
     zmq_show_tokens: bool = setting(False, "return each text's tokens with its vectors")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 TEXT_SERVER_PARTS = {"Callers": CallerSettings, "ZeroMQ": ZeroMqSettings}

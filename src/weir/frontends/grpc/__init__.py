@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from weir.config import AT_LEAST_ONE, POSITIVE, check, setting
+from weir.config import AT_LEAST_ONE, POSITIVE, Checked, setting
 from weir.errors import SettingsError, add_extra
 from weir.frontends.frontend import Frontend
 from weir.protocols import PORT, HttpSettings
@@ -36,7 +36,7 @@ VERBOSITY, SILENT = "GRPC_VERBOSITY", "NONE"  # the core reads this variable whe
 
 
 @dataclass(frozen=True)
-class GrpcSettings:
+class GrpcSettings(Checked):
     """Where and how gRPC is served. Durations are in seconds, sizes in bytes."""
 
     grpc_port: int | None = setting(None, "port for gRPC; 0 picks a free one (default: no gRPC)", rule=PORT)
@@ -49,9 +49,6 @@ class GrpcSettings:
     grpc_stream_requests: int = setting(
         256, "running requests of one stream at which reading pauses", rule=AT_LEAST_ONE
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def make_frontend(

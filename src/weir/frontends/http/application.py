@@ -450,10 +450,6 @@ class NumbersCollector(Collector):
     def __init__(self, numbers: Callable[[], Iterable[Number]]) -> None:
         self._numbers = numbers
 
-    def describe(self) -> Iterator[Metric]:
-        """Return no metrics: `collect` names them."""
-        return iter(())
-
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
         return (kind(name, text, value) for kind, name, text, value in self._numbers())
