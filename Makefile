@@ -2,6 +2,8 @@
 #   make serve   install, and serve sentence vectors of a real model on port 8000 (PORT=...)
 #   make test    install what the tests need, and run them on JOBS cores (ARGS=... go to pytest; -n0: one after another; SLOW=0.04: work
 #                for threads begins, and messages of processes are read, so many seconds late, in servers too: what passes only where they are quick fails)
+#   make quick   the tests of what has changed against main, for the desk: seconds (SINCE=COMMIT for another one)
+#   make nightly  what takes long: fuzzers, storm, simulation by seeds, planted faults, pages, all Pythons, ten runs beside busy processes (PARTS="fuzz busy" for some)
 #   make lint    ruff, mypy --strict and import-linter: seconds, once mypy has its cache
 #   make check   make lint; and the core is covered by its tests in every branch
 #   make test-browser  watch a server at work in a real Chromium, which it installs where it may
@@ -33,13 +35,16 @@ SECONDS ?= 300
 EXTRAS ?=
 ARGS ?=
 SLOW ?=
+SINCE ?=
+PARTS ?=
 # What `make check` runs of the tests; `make test CHECKED=1` leaves that out, as what CI runs does after it.
 CORE := tests/policy tests/batching
 CHECKED ?=
 ONLY_HERE := $(if $(CHECKED),$(CORE:%=--ignore=%) --deselect tests/test_architecture.py::test_imports_go_one_way)
-# The tests of one file run in one process, in order: they may share a server. One process more than processors: tests wait, for what they
-# have started or stopped, for a seventh of their time.
+# A process runs neighbours, which may share a server, and takes half of what another has left when it is done. One process more than
+# processors: tests wait, for what they have started or stopped, for a seventh of their time.
 JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
+SPREAD = -n $(JOBS) --dist worksteal
 # What is compiled is kept, also where the environment says not to: tests and benchmarks start hundreds of Pythons, each of which would
 # compile all of Weir, while pip has compiled the peers.
 export PYTHONDONTWRITEBYTECODE :=
@@ -47,7 +52,7 @@ export PYTHONDONTWRITEBYTECODE :=
 CONSTRAINTS ?=
 
 # The first of these that is Python 3.11 or later.
-PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -65,18 +70,27 @@ PROTOS := src/weir/wire/protos
 APT := $(if $(filter 0,$(shell id -u)),,sudo -n) apt-get -qq
 CHROMIUM := { $(APT) update && $(APT) install --yes --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1
 
-.PHONY: serve test test-adapters test-browser test-clients test-fronts test-torch test-sklearn test-ray lint check docs bench reproduce soak fuzz storm simulate-server protos wheel lock clean
+.PHONY: serve quick test nightly test-adapters test-browser test-clients test-fronts test-torch test-sklearn test-ray lint check docs bench reproduce soak fuzz storm simulate-server protos wheel lock clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.serve
-	@echo "Starting a server of sentence vectors on port $(PORT). Once it prints \"Ready\", try its commands in another terminal, or:"
+	@echo "Serving sentence vectors on port $(PORT), with a dashboard; once it is ready, try in another terminal:"
 	@echo
+	@echo "    curl -d '{\"id\": 1, \"texts\": [\"First do it\", \"then do it right\"]}' localhost:$(PORT)/encode"
 	@echo "    $(BIN)/python -c 'from weir.client import EmbeddingClient as C; print(C(\"http://localhost:$(PORT)\").encode([\"First do it\"]))'"
+	@echo
+	@echo "and look at http://localhost:$(PORT)/dashboard"
 	@echo
 	$(BIN)/weir embed serve --port $(PORT)
 
 test: $(VENV)/.test
-	$(if $(SLOW),SLOW=$(SLOW) PYTHONPATH=$(CURDIR)/tests/slowed) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ONLY_HERE) $(ARGS)
+	$(if $(SLOW),SLOW=$(SLOW) PYTHONPATH=$(CURDIR)/tests/slowed) $(BIN)/python -m pytest $(SPREAD) $(ONLY_HERE) $(ARGS)
+
+quick: $(VENV)/.test
+	$(BIN)/python .ci/quick.py $(if $(SINCE),--since $(SINCE)) $(ARGS)
+
+nightly: $(VENV)/.test $(VENV)/.fuzz $(VENV)/.bench
+	.ci/nightly $(PARTS)
 
 test-browser: $(VENV)/.browser
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || $(CHROMIUM) || \
@@ -115,10 +129,10 @@ lint: $(VENV)/.check
 
 check: lint
 	for model in examples/repository/*/*/model.py; do $(BIN)/mypy $$model || exit 1; done
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(CORE) --cov=weir.policy --cov=weir.batching --cov-branch --cov-fail-under=100 --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -q $(SPREAD) $(CORE) --cov=weir.policy --cov=weir.batching --cov-branch --cov-fail-under=100 --cov-report=term:skip-covered
 
 docs: $(VENV)/.test .venvs/docs/.site
-	$(BIN)/python -m pytest tests/documentation $(ARGS)
+	$(BIN)/python -m pytest -m "nightly or not soak" tests/documentation $(ARGS)
 	.venvs/docs/bin/python -m docs.site
 
 bench: $(VENV)/.bench

@@ -6,28 +6,22 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks import beside, gpu
-from benchmarks.beside import Load, Seen, Sender
 from benchmarks.harness import report, servers, texts
 from benchmarks.harness import result as results
 from benchmarks.harness.report import PARTS
-from benchmarks.harness.result import Result, Run, ratio, rotated, short, spread
-from benchmarks.harness.texts import COLUMNS, compare, paragraphs
-from benchmarks.models import Numbers
-from benchmarks.parts import aiperf, classes, classes_live, loadgen, overload, padding, text_memory
+from benchmarks.harness.result import Result, ratio, rotated, short, spread
+from benchmarks.harness.texts import COLUMNS, compare
+from benchmarks.parts import classes, overload, padding, text_memory
 from benchmarks.parts.in_process import CALLS as PART
 from benchmarks.parts.overload import OpenLoop
 from benchmarks.parts.padding import simulate
-
-from weir.text_models.packing import written_numbers
 
 
 def result() -> Result:
@@ -79,12 +73,6 @@ def test_the_page_shows_chosen_columns_of_what_is_stored() -> None:
     ]
 
 
-def test_the_readme_keeps_its_words_until_all_it_shows_is_measured(folder: Path) -> None:
-    report.keep(PART, result(), {})
-    report.write()
-    assert "old" in (folder / "README.md").read_text()
-
-
 def test_the_readme_says_between_its_marks_what_one_gains(folder: Path) -> None:
     stored: dict[str, Any] = {name: {"values": {}} for name in ("square", "in-process", "large-bodies")}
     stored["vectors"] = {"values": {"Weir 64": 90.0, "sentence-transformers, FastAPI 64": 30.0}}
@@ -105,17 +93,6 @@ def test_the_page_compares_square_with_every_peer_that_was_measured() -> None:
     assert "| square over HTTP, 64 connections, requests/s | 90 | LitServe: 9 | 10.0 |" in table
     assert "| square over HTTP, 64 connections, requests/s | 90 | mosec: 30 | 3.1 |" in table
     assert "BentoML" not in table  # not measured
-
-
-def test_the_readme_says_what_each_policy_costs_live(folder: Path) -> None:
-    (folder / "README.md").write_text(f"before\n{report.BEGIN_SOLVED}\nold\n{report.END_SOLVED}\nafter\n")
-    costs = {"solved": 1.0, "auto": 2.0, "greedy": 3.0, "static 8": 4.0}
-    stored = {"theory": {"values": {f"{name} 0.3 cost": cost for name, cost in costs.items()}}}
-    assert report._write_readme(stored)
-    text = (folder / "README.md").read_text()
-    assert "| load | solved | `auto` | greedy | static 8 | static 16 |\n" in text
-    assert "| 0.3 | 1.0 | 2.0 | 3.0 | 4.0 | unstable |\n" in text
-    assert "old" not in text and text.endswith("after\n")
 
 
 def test_a_server_that_is_ended_leaves_no_process_behind() -> None:
@@ -205,31 +182,10 @@ def test_the_open_loop_counts_every_request_once(monkeypatch: pytest.MonkeyPatch
     asyncio.run(main())
 
 
-def test_without_a_gpu_its_benchmark_says_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["benchmarks.gpu"])
-    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
-    assert gpu.main() == 1
-    assert (
-        capsys.readouterr().err == "benchmarks.gpu: nothing was measured: torch is not installed (pip install torch)\n"
-    )
-    assert not list(tmp_path.iterdir())
-
-
 def test_padding_by_length_and_by_arrival() -> None:
     lengths = [3 + number**2 % 197 for number in range(500)]
     by_arrival, by_length = (simulate(lengths, 256, way, padding.PRICE, 1.0) for way in padding.ALL)
     assert by_length.waste < 0.1 < 0.4 < by_arrival.waste
-
-
-def test_where_padding_costs_less_less_is_wasted() -> None:
-    lengths = [3 + number**2 % 197 for number in range(500)]
-    dear, cheap = (simulate(lengths, 16, padding.ALL[0], padding.PRICE, share) for share in (1.0, 0.2))
-    # As many batches.
-    assert cheap.tokens == dear.tokens and cheap.took - cheap.work == pytest.approx(dear.took - dear.work)
-    assert cheap.work - cheap.tokens == pytest.approx(0.2 * (dear.work - dear.tokens))
 
 
 def test_bulk_work_adds_little_to_interactive_texts_and_gets_the_idle_time() -> None:
@@ -251,61 +207,6 @@ def test_bulk_work_adds_little_to_interactive_texts_and_gets_the_idle_time() -> 
         assert np.isfinite(worse.responses).all()
         assert len(worse.done) == len(job)
         assert np.quantile(worse.responses[there], 0.99) > 2 * p99
-
-
-def test_two_loads_are_sent_and_what_came_of_them_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside, "time", clock_of_looks(0.002))
-    connections: list[asyncio.Task[Any]] = []
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.append(cast("asyncio.Task[Any]", asyncio.current_task()))
-        with suppress(asyncio.IncompleteReadError):
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                body = await reader.readexactly(int(head.partition(b"Content-Length: ")[2].partition(b"\r")[0]))
-                status = b"200 OK" if (b"X-Weir-Class: bulk" in head) == (body == b"job") else b"500 No"
-                writer.write(b"HTTP/1.1 %b\r\ncontent-length: 2\r\n\r\n" % status)
-                await writer.drain()  # the body comes apart from the head
-                writer.write(b"ok")
-        writer.close()
-        await writer.wait_closed()
-
-    async def main() -> Seen:
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        singles = [(0.0, "one"), (0.01, "one"), (0.02, "job")]
-        bulk = Load(
-            server.sockets[0].getsockname()[1], ("/one", "/job"), singles, ["job", "one"], 1, classes_live.BULK, 0.05
-        )
-        async with server:
-            seen = await Sender(bulk).run()
-            await asyncio.gather(*connections)
-        return seen
-
-    seen = asyncio.run(main())
-    assert [each >= 0 for each in seen.responses] == [True, True, False]
-    assert len(seen.late) == 3 and seen.failed >= 1
-    assert seen.done and {number % 2 for number, _ in seen.done} == {0}
-
-
-def test_the_trace_is_scaled_to_what_a_server_computes_and_a_job_counts_what_is_done() -> None:
-    kind = classes_live.Kind(("/one", "/job"), str, 2, 8)
-    job = classes_live.Job.of(kind, [3.0, 4.0, 5.0])
-    assert (job.requests, job.bodies) == ([[3.0, 4.0], [5.0]], ["[3.0, 4.0]", "[5.0]"])
-    seen = Seen([0.1, -1.0], [0.0, 0.0], [(1, 0.5), (0, 1.0), (1, 9.0)], 1)
-    assert job.done(seen, 2.0) == (12.0, 3)
-    figures = classes_live.found(seen)
-    assert (figures.p50, figures.p99, figures.failed) == (0.1, inf, 2)
-    load = classes_live.beginning(kind, [0.0, 1.0, 2.0, 3.0, 8.0], [10.0] * 5, 10.0, 6.0)
-    assert load.interactive == [(0.0, "[10.0]"), (2.0, "[10.0]"), (4.0, "[10.0]")]
-    whole = classes_live.beginning(kind, [0.0, 1.0, 2.0, 3.0, 8.0], [10.0] * 5, 10.0, inf)
-    assert [at for at, _ in whole.interactive] == [0.0, 1.25, 2.5, 3.75, 10.0] and whole.seconds == 10.0
-    texts = classes_live.Texts([0.0], [1.0, 320.0, 1e6], {"job": [64.0]}).scaled()
-    assert (texts.lengths, texts.jobs) == ([3, 20, 256], {"job": [4]})
-
-
-def test_paragraphs_are_texts() -> None:
-    texts = paragraphs()
-    assert len(texts) > 5000
-    assert all(text == " ".join(text.split()) for text in texts[:100])
 
 
 def test_vectors_are_compared_by_their_cosines_and_by_how_they_rank() -> None:
@@ -337,52 +238,3 @@ def test_a_measurement_that_was_stopped_goes_on_where_it_was(monkeypatch: pytest
     source.write_text("2")  # what it finds may be something else now
     assert len(list(results.resumed("numbers", [tmp_path], find))) == 5
     assert begun == [0, 2, 0]
-
-
-def test_a_kserve_answer_is_as_large_as_that_to_a_text() -> None:
-    unit = np.random.default_rng(1).standard_normal(384)
-    text = written_numbers((unit / np.linalg.norm(unit)).astype(np.float32))
-    kserve = json.dumps(Numbers.vector[0].tolist(), separators=(",", ":"))
-    assert len(kserve) == pytest.approx(len(text), rel=0.05)
-
-
-def test_aiperf_gets_each_arrival_with_its_text_and_its_own_figures_are_shown(tmp_path: Path) -> None:
-    written = aiperf.write_schedule(np.array([2.0, 2.5, 4.0]), ["one", "two"], tmp_path / "schedule.jsonl")
-    assert [json.loads(line) for line in written.read_text().splitlines()] == [
-        {"timestamp": 0.0, "text_input": "one"}, {"timestamp": 500.0, "text_input": "two"}, {"timestamp": 2000.0, "text_input": "one"},
-    ]  # fmt: skip
-    found = {
-        "completed_request_count": {"avg": 2000.0},
-        "request_throughput": {"avg": 16.19},
-        "request_latency": {"avg": 9.51, "p50": 8.0, "p90": 20.0, "p99": 33.0},
-        "error_request_count": {"avg": 3.0},
-    }
-    assert aiperf.row(found) == ["2,000", "16.2", "9.51", "8", "20", "33", "3"]
-    assert aiperf.row(found | {"error_request_count": None})[-1] == "0"  # how it writes none
-
-
-SUMMARY = """
-Scenario : Server
-Completed samples per second    : 2970.85
-Result is : {verdict}
-50.00 percentile latency (ns)   : 980206
-99.00 percentile latency (ns)   : 40070835
-"""
-
-
-def test_of_loadgen_s_summary_its_verdict_and_figures_are_read() -> None:
-    found = loadgen.figures(SUMMARY.format(verdict="VALID"))
-    assert found == {"valid": True, "rate": 2970.85, "p50_ns": 980206.0, "p99_ns": 40070835.0}
-    assert not loadgen.figures(SUMMARY.format(verdict="INVALID"))["valid"]
-
-
-@pytest.mark.parametrize(("most", "bearable"), [(1000.0, 730.0), (1000.0, 5000.0), (1000.0, 0.0)])
-def test_the_highest_valid_rate_is_found_by_halving(most: float, bearable: float) -> None:
-    class Known(loadgen.Judge):
-        def run(
-            self, scenario: str, rate: float = 0.0, connections: int = 0, seconds: float | None = None
-        ) -> dict[str, Any]:
-            return {"valid": rate <= bearable, "p99_ns": rate}
-
-    rate, found = Known(loadgen.Asked(None, []), "known", Run(1, 1.0, print)).highest(most, 12)
-    assert rate == pytest.approx(min(most, bearable), rel=0.02, abs=1.0) and found.get("p99_ns", 0.0) == rate

@@ -1,28 +1,20 @@
 """The harness of the comparisons beyond the paper: intervals, what is shown, and the page. The figures are no tests."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import inf
-from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.parts import policy_edges
-from benchmarks.policies import bursts, edges, harness
-from benchmarks.policies.__main__ import COMPARISONS
+from benchmarks.policies import bursts
 from benchmarks.policies.bursts import ALLOWED, arrivals, beside_greedy, recorded, traffics
 from benchmarks.policies.clairvoyant import by_row, clairvoyant
-from benchmarks.policies.edges import Case
 from benchmarks.policies.foreseen import beside_the_optimum
 from benchmarks.policies.harness import (
-    Compared,
     Effort,
     best_limit,
     best_size_or_delay,
     estimate,
-    keep,
     known,
-    marks,
     play_all,
     real,
     response,
@@ -30,19 +22,15 @@ from benchmarks.policies.harness import (
     saved,
     show,
     tuned_limit,
-    write_page,
 )
 from tests.policy.event_loop import needs_compiler
-from tests.policy.random_models import SHAPES, drawn
+from tests.rings import spread
 
-from weir.errors import SettingsError
 from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
-from weir.policy.solve.bank import solve_bank
 from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import limit_table
 from weir.simulation.arrivals import Poisson
-from weir.simulation.banks import make_bank
 from weir.simulation.rounds import Rule
 from weir.simulation.simulator import run
 
@@ -70,32 +58,6 @@ def test_an_interval_is_students() -> None:
     assert found.value == 2.0 and found.half_width == pytest.approx(4.303 / 3**0.5, rel=1e-3)
     assert show(found, 1) == "2.0 ± 2.5"
     assert estimate([1.0]).high == inf
-
-
-def test_the_page_gets_the_tables_between_their_marks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(harness, "RESULTS", tmp_path / "results.json")
-    monkeypatch.setattr(harness, "PAGE", tmp_path / "page.md")
-    keep("rates", Compared(["workers"], [["2"]]), {"lines": "seeds 1 to 3"})
-    write_page()  # there is none yet
-    begin, end = marks("rates")
-    (tmp_path / "page.md").write_text(f"before\n{begin}\nold\n{end}\nafter\n")
-    write_page()
-    text = (tmp_path / "page.md").read_text()
-    assert "| workers |\n| --- |\n| 2 |" in text and "seeds 1 to 3" in text
-    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
-
-
-def test_the_page_shows_chosen_columns() -> None:
-    for name, stored in harness.stored_results().items():
-        columns, rows = harness.shown_on_page(name, stored)
-        assert rows and all(len(row) == len(columns) for row in rows)
-    columns, rows = harness.shown_on_page("promise", {"columns": [], "rows": [list("0123456789")]})
-    assert columns[0] == "load" and rows == [list("01359")]
-
-
-@pytest.mark.parametrize("name", COMPARISONS)
-def test_a_comparison_says_how_many_steps_it_has(name: str) -> None:
-    assert COMPARISONS[name].name == name and COMPARISONS[name].steps(2) > 0
 
 
 @needs_compiler
@@ -140,105 +102,24 @@ def test_the_recorded_arrivals_are_scaled_to_a_rate(name: str, requests: int) ->
 # Where solved policies cost more than greedy before they kept an account, in MMPP, on/off and recorded traffic: up to 5 %.
 @pytest.mark.parametrize(
     ("name", "weight"),
-    [
-        ("MMPP, load 0.1: 20 times, every 20 s", 1.0),
-        ("MMPP, load 0.1: 20 times, every 0.02 s", 1.0),
-        ("MMPP, load 0.3: 5 times, every 0.2 s", 0.0),
-        ("on/off, load 0.1: 0.1 s on, 1 s off", 10.0),
-        ("on/off, load 0.1: 0.3 s on, 1 s off", 1.0),
-        ("on/off, load 0.5: 0.05 s on, 0.05 s off", 0.0),
-        ("Azure code, load 0.3", 1.0),
-    ],
+    spread(
+        [
+            ("MMPP, load 0.1: 20 times, every 20 s", 1.0),
+            ("MMPP, load 0.1: 20 times, every 0.02 s", 1.0),
+            ("MMPP, load 0.3: 5 times, every 0.2 s", 0.0),
+            ("on/off, load 0.1: 0.1 s on, 1 s off", 10.0),
+            ("on/off, load 0.1: 0.3 s on, 1 s off", 1.0),
+            ("on/off, load 0.5: 0.05 s on, 0.05 s off", 0.0),
+            ("Azure code, load 0.3", 1.0),
+        ],
+        2,
+    ),
 )
 def test_no_policy_costs_more_than_greedy_on_traffic_that_no_table_is_for(name: str, weight: float) -> None:
     traffic = next(each for each in traffics() if each.name == name)
     rate = traffic.load * GOOGLENET_P4.max_rate
     seen = beside_greedy(arrivals(traffic, rate, traffic.requests), rate, weight)
     assert max(seen["solved"].value, seen["auto"].value) < ALLOWED
-
-
-def test_random_models_take_as_long_as_each_other_and_meet_all_kinds_of_traffic() -> None:
-    cases = [bursts.case(number) for number in range(60)]
-    assert {each.kind for each in cases} == {"MMPP", "on/off", "diurnal"}
-    assert {each.model.shape for each in cases} == set(SHAPES)
-    for each in cases:
-        profile = each.model.profile
-        assert profile.service_time_ms[-1] == pytest.approx(bursts.LARGEST_MS)
-        assert 2 <= profile.max_batch_size <= 64 and 0.1 <= each.rate / profile.max_rate <= 0.9
-        full = profile.energy_mj[-1] / profile.service_time_ms[-1]  # watts
-        worth = each.model.prices.energy_weight * full / profile.service_time_ms[-1]
-        assert 0.9e-3 < worth < 1.1e3  # six decades, as before the times were scaled
-    assert bursts.case(7).about == cases[7].about
-
-
-def test_what_surely_costs_more_is_counted_apart_from_what_seems_to() -> None:
-    seen = [
-        bursts.Found(0, [1.0] * 4, [0.7, 0.7, 0.7, 0.71], [-1.0] * 4),
-        bursts.Found(1, [1.0] * 4, [-3.0, 4.3, 0.0, 1.0], [-1.0] * 4),
-    ]
-    made = bursts.table_of(seen)
-    rows = {(row[0], row[1]): row[2:] for row in made.rows}
-    assert rows["all", "solved"][0] == "2" and rows["all", "solved"][3:] == ["2", "1"]
-    assert rows["all", "auto"][1] == "-1.00 %" and rows["all", "auto"][3:] == ["0", "0"]
-    assert made.about["models"].startswith("2 ")
-    assert rows[bursts.case(0).about, "solved"][2] == "+0.70 % (+0.69 to +0.72)"
-
-
-# Cases between rates and at edges.
-
-
-def test_cases_are_found_by_kind_and_number_and_kinds_go_on_by_what_they_depend_on() -> None:
-    kinds = {kind.name: kind for kind in edges.KINDS}
-    assert set(kinds) == {"between", "promises", "capacities", "several"} and edges.CASES == 819
-    assert edges.found("between", 2) == list(edges.between(2))
-    own, other = ({each.name for each in kinds[name].sources} for name in ("between", "several"))
-    assert {"edges.py", "event_loop.c", "smdp.py", "rate.py"} <= own & other
-    assert other - own >= {"replicas.py", "banks.py"} and "residency.py" not in other
-
-
-def test_a_run_that_ends_early_has_tried_the_same_share_of_each_kind() -> None:
-    order = list(policy_edges.evenly([(iter("aaaaaaaa"), 8), (iter("bb"), 2), (iter("cccc"), 4)]))
-    assert Counter(order) == {"a": 8, "b": 2, "c": 4}
-    assert Counter(order[:7]) == {"a": 4, "b": 1, "c": 2}
-
-
-def test_only_what_is_beyond_with_its_interval_is_an_exception_and_all_of_them_are_kept() -> None:
-    found = [
-        Case(edges.BAND, "exact", 0.0030, 0.0), Case(edges.BAND, "near", 0.0024, 0.0), Case(edges.BAND, "unsure", 0.0030, 0.001),
-        Case(edges.PROMISE, "broken", 0.5, 0.2), Case(edges.PROMISE, "maybe", 0.1, 0.2), Case(edges.PROMISE, "none", edges.EITHER, 0.0),
-    ]  # fmt: skip
-    made = policy_edges.result_of(found)
-    assert [row[1:6] for row in made.rows] == [["3", "0.25 %", "2", "1", "1"], ["2", "as promised", "2", "1", "0"]]
-    assert [met for _, _, met in made.goals] == ["no", "no"]
-    assert [row[2] for row in made.tables[0].rows] == ["exact", "broken"]
-    assert any("0.30 % ± 0.00. exact" in note for note in made.notes) and "At 1 further" in made.notes[-1]
-    assert policy_edges.result_of([found[1]]).goals[0][2] == "yes"
-
-
-@needs_compiler
-def test_a_case_of_several_workers_is_about_the_entries_that_a_bank_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(edges, "WORKER_COUNTS", (2,))
-    found = {each.what: each for each in edges.several(2)}
-    assert set(found) == {edges.LIMIT, edges.LIMIT_BETWEEN, edges.MEAN, edges.P99}
-    about = found[edges.MEAN].about
-    model = drawn(int(about[6 : about.index(")")]))
-    workers, load = (int(about.split(" workers")[0].rpartition(" ")[2]), float(about.split("load ")[1].split(",")[0]))
-    made = make_bank(model.profile, model.prices, workers=workers)
-    limit = made.limits()[made.index_of(load * made.capacity)]
-    assert about.endswith(f"limit {limit}")
-
-
-def test_the_tables_of_a_case_are_those_of_its_bank() -> None:
-    model = drawn(2)
-    made, whole = edges.tables_of(model), solve_bank(model.profile, model.prices)
-    assert np.array_equal(made.rates, whole.rates) and np.array_equal(made.tables, whole.tables)
-
-
-@needs_compiler
-@pytest.mark.parametrize(("kind", "number"), [(edges.between, 2), (edges.promises, 2), (edges.capacities, 5)])
-def test_a_case_says_what_it_is_about(kind: Callable[[int], Iterator[Case]], number: int) -> None:
-    made = list(kind(number))
-    assert made and all(each.about.startswith("drawn(") and each.half >= 0.0 for each in made)
 
 
 # The best hand-tuned rules are the best: nothing in their family does better on the same line.
@@ -288,14 +169,3 @@ def test_an_objective_rules_out_what_is_late_too_often() -> None:
         assert found is not None
         assert found.figures.late_share <= 0.01
     assert best_limit(P4, times, objective=LatencySLO(0.002, 0.01)) is None
-
-
-def test_a_line_too_short_for_a_rule_is_no_line_for_it() -> None:
-    found = best_limit(P4, np.linspace(0.01, 0.09, 9), Prices(0.0, 1.0))
-    assert found is not None and int(found.policy.removeprefix("control-limit:")) <= 4
-
-
-@pytest.mark.parametrize("times", [[], [1.0], [0.0, 0.0]])
-def test_there_must_be_a_line(times: list[float]) -> None:
-    with pytest.raises(SettingsError, match="arrivals: must be two or more"):
-        best_limit(P4, np.array(times))

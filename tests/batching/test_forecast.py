@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import pytest
 from tests.batching.mill import Asked, Mill, listed, many
+from tests.rings import spread
 
 from weir.batching.batcher import Batcher
 from weir.batching.group import Group
@@ -60,7 +61,7 @@ def good_share(lag: float, *, timeout: float = 0.3, times: int = 10, seconds: fl
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("lag", [0.0, 0.005, 0.03, 0.1])
+@pytest.mark.parametrize("lag", spread([0.0, 0.005, 0.03, 0.1]))
 @pytest.mark.parametrize("times", [2, 10, 20])
 def test_overload_leaves_time_for_the_way_there_and_back(lag: float, times: int) -> None:
     assert good_share(lag, times=times) >= 0.9

@@ -16,6 +16,7 @@ def shared() -> Iterator[dict[str, Server]]:
         server.end()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", all_pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_does_what_it_shows(page: Path, tmp_path: Path, shared: dict[str, Server]) -> None:
     do(page, tmp_path, shared)

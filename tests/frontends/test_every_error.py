@@ -11,6 +11,7 @@ import httpx
 import numpy
 import pytest
 from tests.frontends.http.servers import running
+from tests.rings import each
 from websockets.sync.client import connect
 
 import weir
@@ -25,10 +26,11 @@ from weir.testing import RecordingObserver
 from weir.wire.sse import EventParser
 from weir.wire.status import grpc_code, http_code, kserve_code
 
-KINDS = sorted(
-    (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, WeirError)), key=lambda kind: kind.__name__
-)  # fmt: skip
-KINDS = [kind for kind in KINDS if not kind.__name__.startswith("_")]
+KINDS = [
+    kind
+    for name, kind in sorted(vars(errors).items())
+    if isinstance(kind, type) and issubclass(kind, WeirError) and not name.startswith("_")
+]
 NAMES = [kind.__name__ for kind in KINDS]
 
 
@@ -105,7 +107,7 @@ def server() -> Iterator[Server]:
             client.close()
 
 
-every_error = pytest.mark.parametrize("kind", KINDS)
+every_error = each("kind", KINDS)
 every_channel = pytest.mark.parametrize("channel", ["fast", "asgi"])
 FORMS: dict[str, Callable[[type[WeirError]], tuple[str, Any]]] = {
     "an item": lambda kind: ("/infer/items", kind.__name__),
@@ -115,9 +117,9 @@ FORMS: dict[str, Callable[[type[WeirError]], tuple[str, Any]]] = {
 }
 
 
-@every_error
 @every_channel
 @pytest.mark.parametrize("form", FORMS)
+@every_error
 def test_over_http(server: Server, kind: type[WeirError], channel: str, form: str) -> None:
     path, body = FORMS[form](kind)
     answer = server.channels[channel].post(path, json=body)
@@ -125,8 +127,8 @@ def test_over_http(server: Server, kind: type[WeirError], channel: str, form: st
     assert answer.json()["error"]["type"] == kind.__name__
 
 
-@every_error
 @every_channel
+@every_error
 def test_in_a_list(server: Server, kind: type[WeirError], channel: str) -> None:
     answer = server.channels[channel].post("/infer/items/batch", json=["good", kind.__name__])
     good, bad = answer.json()
@@ -134,9 +136,9 @@ def test_in_a_list(server: Server, kind: type[WeirError], channel: str) -> None:
     assert (bad["code"], bad["error"]["type"]) == (http_code(kind()), kind.__name__)
 
 
-@every_error
 @every_channel
 @pytest.mark.parametrize("path", ["/infer/stream", "/v2/models/stream/infer_stream"])
+@every_error
 def test_in_the_midst_of_a_stream(server: Server, kind: type[WeirError], channel: str, path: str) -> None:
     item = ["good", kind.__name__]
     body = kserve_item(json.dumps(item)) if path.startswith("/v2") else item
@@ -162,9 +164,9 @@ KSERVE: dict[str, Callable[[type[WeirError]], tuple[str, Any]]] = {
 }  # fmt: skip
 
 
-@every_error
 @every_channel
 @pytest.mark.parametrize("form", KSERVE)
+@every_error
 def test_over_the_open_inference_protocol(server: Server, kind: type[WeirError], channel: str, form: str) -> None:
     path, body = KSERVE[form](kind)
     answer = server.channels[channel].post(f"/v2/models/{path}", json=body)
@@ -172,8 +174,8 @@ def test_over_the_open_inference_protocol(server: Server, kind: type[WeirError],
     assert f"it is {kind.__name__}" in answer.json()["error"]
 
 
-@every_error
 @pytest.mark.parametrize("form", ["items", "stream"])
+@every_error
 def test_over_websocket(server: Server, kind: type[WeirError], form: str) -> None:
     document = json.dumps(kind.__name__ if form == "items" else [kind.__name__])
     with connect(f"ws{server.http[4:]}/v2/ws", close_timeout=1) as client:
@@ -189,8 +191,8 @@ CLIENTS: dict[str, Callable[[Server], Any]] = {
 }
 
 
-@every_error
 @pytest.mark.parametrize("name", CLIENTS)
+@every_error
 def test_each_client_raises_the_same_class(server: Server, kind: type[WeirError], name: str) -> None:
     with CLIENTS[name](server) as client:
         extras = {} if name == "websocket" else {"timeout": 20.0}

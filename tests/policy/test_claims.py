@@ -7,6 +7,7 @@ import pytest
 from tests.policy.event_loop import interval, needs_compiler, served
 from tests.policy.random_models import MODERATE, SHAPES, Drawn, drawn
 from tests.policy.whole_law import performance
+from tests.rings import spread
 
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
@@ -39,7 +40,7 @@ def test_the_models_are_of_all_kinds() -> None:
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("number", spread(NUMBERS, 6))
 def test_the_whole_law_gives_what_is_claimed(number: int) -> None:
     model, bank = solved(number)
     table, rate = bank.tables[0], model.rate
@@ -58,7 +59,7 @@ def test_the_whole_law_gives_what_is_claimed(number: int) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("number", MODERATE)
+@pytest.mark.parametrize("number", spread(MODERATE, 5))
 def test_the_event_loop_gives_what_is_claimed(number: int) -> None:
     model, bank = solved(number)
     seen = served(model.profile, model.rate, bank.tables[0], 30_000, warm=50_000, seed=number)
@@ -80,7 +81,7 @@ def test_long_lines_are_served_as_they_were_evaluated() -> None:
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("number", SMALL)
+@pytest.mark.parametrize("number", spread(SMALL, 4))
 def test_no_rule_is_better_at_any_rate(number: int) -> None:
     model = drawn(number)
     profile, prices, largest = model.profile, model.prices, model.profile.max_batch_size
@@ -106,7 +107,7 @@ def test_energy_that_is_dear_and_fixed_is_solved_to_the_end(weight: float) -> No
         assert ours == pytest.approx(solve(profile, rate, Prices(1.0, weight)).cost, rel=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", spread(range(40), 10))
 def test_times_and_energies_that_make_no_sense_are_solved_too(seed: int) -> None:
     """Where nothing rises with the batch the truncated model once stalled, 21 % above the least cost."""
     rng = np.random.default_rng(seed)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from tests.policy.asked_loop import asked
 from tests.policy.event_loop import changes, controls, interval, needs_compiler, served, served_by_several, sharper
+from tests.rings import spread
 
 from weir.policy.cost.objective import LatencySLO
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
@@ -23,7 +24,7 @@ def single(cv: float) -> Profile:
 
 
 @pytest.mark.parametrize("cv", [0.0, 0.5, 1.0, 2.0])
-@pytest.mark.parametrize("load", [0.3, 0.8])
+@pytest.mark.parametrize("load", spread([0.3, 0.8]))
 def test_pollaczek_and_khinchine(load: float, cv: float) -> None:
     seen = served(single(cv), load * 500.0, greedy_table(1), 100_000, warm=100_000)
     response, power = interval(seen.means), interval(seen.powers)

@@ -4,6 +4,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from tests.rings import spread
 
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Floats
@@ -35,7 +36,7 @@ def cost(policy: Policy, times: Floats, rate: float, prices: Prices) -> float:
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("prices", PRICES, ids=str)
-@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("load", spread(LOADS))
 def test_the_first_requests_cost_no_more_than_under_greedy(load: float, prices: Prices) -> None:
     rate = load * GOOGLENET_P4.max_rate
     policy = SolvedPolicy(solved(prices))

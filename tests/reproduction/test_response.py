@@ -5,6 +5,7 @@ import pytest
 from reproduction.response import response_time
 from tests.policy.event_loop import needs_compiler, served
 from tests.policy.line_simulation import interval, simulated
+from tests.rings import spread
 
 from weir.errors import SettingsError
 from weir.policy.cost.objective import Prices
@@ -118,7 +119,9 @@ def test_long_lines_are_followed_to_their_end(load: float) -> None:
 @needs_compiler
 @pytest.mark.parametrize(
     ("cv", "rate", "entries"),
-    [(0.0, 990.0, [0, *[1] * 16, 4]), (0.1, 900.0, [0, *[1] * 9, 3]), (1.0, 700.0, [0, 1, 1, 1, 2, 2, 2, 3, 3, 9])],
+    spread(
+        [(0.0, 990.0, [0, *[1] * 16, 4]), (0.1, 900.0, [0, *[1] * 9, 3]), (1.0, 700.0, [0, 1, 1, 1, 2, 2, 2, 3, 3, 9])]
+    ),
 )
 def test_it_reaches_as_far_as_rows_that_are_left_behind_wait(cv: float, rate: float, entries: list[int]) -> None:
     """Of lines that are served row by row while they are short, the cells once reached only as far as the long ones need."""

@@ -16,6 +16,7 @@ from reproduction.truncated import (
     solve_truncated,
     start_actions,
 )
+from tests.rings import spread
 
 from weir.errors import SettingsError
 from weir.policy.cost.objective import Prices
@@ -43,7 +44,7 @@ TABLE_I = [
 ]
 
 
-@pytest.mark.parametrize(("overflow_cost", "s_max", "iterations", "delta"), TABLE_I)
+@pytest.mark.parametrize(("overflow_cost", "s_max", "iterations", "delta"), spread(TABLE_I))
 def test_table_1(overflow_cost: float, s_max: int, iterations: int, delta: float | None) -> None:
     found = minimum_s_max(GOOGLENET_P4, RATE, Prices(), overflow_cost)
     assert found.s_max == s_max

@@ -1,25 +1,24 @@
 """Faults of the kinds that Weir has had, planted one at a time: `python -m tests.simulated.mutants [--seconds 60] [--write] [NAME ...]`.
 
-Each replaces one place of the source as it is imported, in a process of its own. The simulation must find every one; a table says how soon. What has been
+Each is planted in a process of its own (see tests/faults/planting.py). The simulation must find every one; a table says how soon. What has been
 found is kept in build/ until the source changes, so that a run that was stopped goes on where it was. `--write` puts the table into docs/explanation/testing.md.
 """
 
 import argparse
 import hashlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
-import types
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.simulated.mutants_of_fronts import OF_CHAINS, OF_FRONTS
+from tests.faults import planting
+from tests.faults.planting import Fault, forgets, gives, mistakes, skips, takes
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
@@ -28,225 +27,185 @@ BEGIN, END = "<!-- mutants: written by `python -m tests.simulated.mutants --writ
 _STATE = ROOT / "build" / "mutants.json"
 _SEEN = re.compile(r"^seed (\d+): (.*)", re.MULTILINE)
 
+CONNECTION = "weir.frontends.http.fast.connection:"
+HANDOVER = "weir.frontends.http.fast.handover:UvicornConnection."
+DRIVER = "weir.serving.driver:Driver."
+FRONT = "weir.fronts.dispatcher:ConnectedFront."
+MANAGER = "weir.catalog.manager:Manager."
+RESIDENTS = "weir.policy.residency:Residents."
 
-class Mutant(NamedTuple):
-    """A fault: in which module which text is replaced by which."""
 
-    module: str
-    before: str
-    after: str
+def _another_id(make: Callable[..., Any]) -> Callable[..., Any]:
+    def made(*arguments: Any) -> Any:
+        response = make(*arguments)
+        response.id = "1"
+        return response
+
+    return made
 
 
-MUTANTS = {
-    "status-missing": Mutant("weir.wire.status", '    errors.Conflict: Codes(409, "ALREADY_EXISTS"),\n', ""),
-    "status-of-one-protocol": Mutant("weir.wire.status", "_KSERVE = {422: 400, 409: 400}", "_KSERVE = {422: 400}"),
-    "error-as-value": Mutant(
-        "weir.messages", "_with_errors(outputs, kinds) if has_failed(outputs) else kinds", "kinds"
-    ),
-    "charge-kept": Mutant("weir.frontends.http.fast.connection", "            claim.close()\n", ""),
-    "charge-of-what-waits-kept": Mutant(
-        "weir.frontends.http.fast.connection", "        self.shared.account.give(self._counted)\n", ""
-    ),
-    "charge-of-unread-kept": Mutant(
-        "weir.frontends.http.fast.connection", "        self.shared.account.give(self._unread)\n", ""
-    ),
-    "wake-up-lost-of-a-group": Mutant(
-        "weir.batching.batcher", "        if group.asleep:\n            queue.scheduler.wake(group)\n", ""
-    ),
-    "wake-up-lost-of-a-turn": Mutant("weir.serving.driver", "        self._polling = self._looked_again = False\n", "        self._looked_again = False\n"),
-    "settled-answered-again": Mutant(
-        "weir.batching.request_state", "        if request.settled:\n            unwanted", "        if False:\n            unwanted"
-    ),
-    "timer-not-armed-again": Mutant(
-        "weir.serving.driver", "        self._poll(Wakeup.TIMER, now)\n        self._arm()\n", "        self._poll(Wakeup.TIMER, now)\n"
-    ),
-    "answer-after-the-deadline": Mutant(
-        "weir.serving.driver", "if self.batcher.is_late(events.batch_id, now):", "if False:"
-    ),
-    "running-never-expires": Mutant("weir.batching.batcher", "self._settle_late(self._running.passed(now), now)", "pass"),
-    "left-stays-in-queue": Mutant("weir.batching.batcher", "if request.taken < request.rows:", "if False:"),
-    "next-request-forgotten": Mutant(
-        "weir.frontends.http.fast.connection",
-        "        self._since = self.shared.tick\n        if self._pending:\n            self._advance()",
-        "        self._since = self.shared.tick",
-    ),
-    "half-of-a-dead-batch-lost": Mutant(
-        "weir.batching.retry", "for half in (entries[:middle], entries[middle:]):", "for half in (entries[:middle],):"
-    ),
-    "drain-does-not-wait": Mutant(
-        "weir.serving.driver", "not self._has_outside and self.batcher.is_empty:", "not self._has_outside:"
-    ),
-    "pieces-out-of-order": Mutant("weir.batching.request_state", "for start in sorted(self.pieces)]", "for start in self.pieces]"),
-    "former-generation-forgotten": Mutant("weir.serving.service", "                generation = former\n", "                pass\n"),
-    "end-not-noted": Mutant(
-        "weir.serving.delivery",
-        "        _discard_gathered(request)\n        self._had_their_end([request], error, now)\n",
-        "        _discard_gathered(request)\n",
-    ),
-    "timeout-of-the-caller-ignored": Mutant("weir.protocols.native", "    options.timeout = seconds\n", ""),
-    "form-of-another-protocol": Mutant(
-        "weir.frontends.http.fast.connection", "if self.phase in (BODY, LARGE, SKIP, BUSY):", "if self.phase in (BODY, LARGE, SKIP):"
-    ),
-    "form-of-the-next-request": Mutant(
-        "weir.frontends.http.fast.handover", 'self.url if first is None else first.scope["raw_path"]', "self.url"
-    ),
-    "refused-for-the-next-request": Mutant(
-        "weir.frontends.http.fast.handover", "        if self.busy and not self._open[0].more_body:\n", "        if refusal is None and self.busy and not self._open[0].more_body:\n"
-    ),
-    "late-once-more": Mutant(
-        "weir.batching.batcher", "        queue.sweep()\n        if self._bulk_seen", "        if self._bulk_seen"
-    ),
-    "content-taken-for-framing": Mutant(
-        "weir.frontends.http.fast.handover",
-        "self._held.rfind(END_OF_HEAD, 0, _PIECE_OF_CHUNKS) if self._in_body else -1",
-        "self._held.find(END_OF_HEAD, _PIECE_OF_CHUNKS) if self._in_body else -1",
-    ),
-    "left-cancelled-nowhere": Mutant(
-        "weir.frontends.http.fast.connection", "        if request is not None:\n            request.leave()\n", ""
-    ),
-    "left-cancelled-for-the-last-only": Mutant("weir.frontends.http.fast.handover", "        for cycle in self._open:\n", "        for cycle in ():\n"),
-    "reading-never-resumed": Mutant(
-        "weir.frontends.http.fast.connection", "            else:\n                self.transport.resume_reading()", "            else:\n                pass"
-    ),
-    "expired-not-settled": Mutant(
-        "weir.batching.queue", "                settle(request)\n                late.append(request)", "                late.append(request)"
-    ),
-    "earlier-deadline-not-armed": Mutant(
-        "weir.workers.timer", "if when is None or (self._armed is not None and self._armed <= when):", "if when is None or self._armed is not None:"
-    ),
-    "wrong-length-accepted": Mutant("weir.workers.run.steps", "if type(returned) is list and len(returned) == count:", "if type(returned) is list:"),
-    "failure-of-one-for-all": Mutant("weir.workers.run.steps", "if len(values) == 1 or not self._halves:", "if True:"),
-    "place-never-free": Mutant(
-        "weir.serving.driver", "            self.batcher.finished(events.batch_id, now)\n", "            self.batcher._take_back(events.batch_id)\n"
-    ),
-    "name-of-the-error-missing": Mutant(
-        "weir.protocols.kserve", "    if isinstance(error, WeirError):\n        headers.append((ERROR_NAME", "    if False:\n        headers.append((ERROR_NAME"
-    ),
-    "body-never-too-slow": Mutant("weir.protocols.account", "        return self._spent > 1.0\n", "        return False\n"),
-    "room-without-end": Mutant(
-        "weir.batching.queue", "        if self.arrivals >= self.ceiling or (self.cost + cost", "        if True:\n            return True\n        if self.arrivals >= self.ceiling or (self.cost + cost"
-    ),
-    "expired-computed": Mutant("weir.serving.driver", "in self.batcher.where(late):", "in ():"),
-    "rest-of-a-failed-request-computed": Mutant(
-        "weir.serving.driver", "        if dispatch.slices is not None and events.kinds is not None:\n", "        if False:\n"
-    ),
-    "never-ready-again": Mutant("weir.serving.driver", "self.failed = self.not_ready_reason = \"\"", "self.failed = \"\""),
-    "ready-without-workers": Mutant(
-        "weir.serving.driver", "self.failed = self.not_ready_reason = reason", "self.failed = reason"
-    ),
-    "counted-twice": Mutant("weir.telemetry.recorder", "            self.ended[first, kind] += count\n", "            self.ended[first, kind] += count + (error is not None)\n"),
-    "cancelled-message-without-end": Mutant(
-        "weir.frontends.websocket", "            current.cancel()\n            current.fail(_given_up())\n", "            current.cancel()\n"
-    ),
-    "message-of-another-id": Mutant(
-        "weir.frontends.websocket", "response = response_of(service, request, [queued.kind], [queued.output], queued.waited)",
-        "response = response_of(service, request, [queued.kind], [queued.output], queued.waited); response.id = \"1\"",
-    ),
-    "front-does-not-withdraw": Mutant("weir.fronts.remote", "            self.link.put(CallerLeft(request.number))\n", ""),
-    "requests-of-a-dead-front-stay": Mutant(
-        "weir.fronts.dispatcher", "        for request in requests.values():\n            request.handle.cancel(request)\n", ""
-    ),
-    "refusal-kept-from-a-front": Mutant(
-        "weir.fronts.dispatcher", "            handle.notify(form.frontend, error)\n            self.fail(request.number, error)\n", "            handle.notify(form.frontend, error)\n"
-    ),
-    "withdrawn-in-the-table-only": Mutant(
-        "weir.fronts.dispatcher", "        if request is not None:\n            request.handle.cancel(request)\n\n    def _count", "\n    def _count"
-    ),
-    "answers-of-a-turn-kept": Mutant("weir.fronts.dispatcher", "        self.answers = PlainOutputs([], [])\n        self._loop.call_soon(self.turn_ends)\n", "        self.answers = PlainOutputs([], [])\n"),
-    "handed-back-nowhere": Mutant("weir.fronts.dispatcher", "            self._link.put(MustHandOver(number))\n", "            pass\n"),
-    "removed-worker-served": Mutant("weir.serving.driver", "            self.worker_lost(worker, \"\")\n", ""),
-    "crash-tried-for-ever": Mutant("weir.batching.retry", "if dispatch.batch_id in self._last_tries:", "if False:"),
-    "expired-runs-again": Mutant(
-        "weir.batching.batcher", "            self._settle_late([*self._suspects.passed(now), *bulk.suspects.passed(now)], now)\n", "            pass\n"
-    ),
-    "reload-does-not-wait": Mutant("weir.serving.service", "        await self.generation.stop(drain_timeout)\n        if self", "        await self.generation.stop(0.0)\n        if self"),
-    "former-generation-kept": Mutant("weir.serving.service", "            self._all.remove(self.generation)", "            pass"),
-    "slow-stream-loses-parts": Mutant("weir.serving.driver", "        for request, error in refused:\n            self._end(request, error, now)\n        self._note", "        self._note"),
-    "part-after-the-end": Mutant("weir.batching.collate", "        if request.settled:\n            if kind == EventKind.PART:", "        if False:\n            if kind == EventKind.PART:"),
-    "bulk-never-cut": Mutant("weir.batching.batcher", "                self._cut_bulk(cut, now, wakeup)\n", "                pass\n"),
-    "bulk-in-the-wrong-queue": Mutant("weir.batching.batcher", "return self._bulk if is_bulk(request) else self._interactive", "return self._interactive"),
-    "bulk-without-end": Mutant("weir.batching.batcher", "        if not queue.room(request.rows, request.cost):\n            raise Overloaded(f\"bulk", "        if False:\n            raise Overloaded(f\"bulk"),
-    "keys-mixed": Mutant("weir.batching.queue", "        group = self.groups.get(request.key)\n        if group is None:\n            group = self.groups[request.key] = self._new_group(request.key)\n        group.add", "        group = self.groups.get(None)\n        if group is None:\n            group = self.groups[None] = self._new_group(None)\n        group.add"),
-    "unload-does-not-wait": Mutant("weir.catalog.manager", "self._stopped(ending.values())", "asyncio.gather(*[each.stop(0.0) for each in ending.values()], return_exceptions=True)"),
-    "unloaded-still-there": Mutant("weir.catalog.manager", "            self.registry.remove(name)\n            self._endpoints", "            self._endpoints"),
-    "replaced-never-stopped": Mutant("weir.catalog.manager", "        await self._retire(self._put(name, services, reading.default, reading.versions))", "        self._put(name, services, reading.default, reading.versions)"),
-    "drain-cuts-off-a-change": Mutant("weir.catalog.manager", "        return await asyncio.shield(task)\n\n\nasync def _discard", "        return await task\n\n\nasync def _discard"),
-    "index-lies": Mutant("weir.catalog.manager", "        if service.ready:\n            return READY", "        if True:\n            return READY"),
-    "busy-model-evicted": Mutant("weir.policy.residency", "(not is_idle(name), self.index(name, now), self._last(name))", "(self.index(name, now), self._last(name))"),
-    "failed-load-keeps-its-memory": Mutant("weir.policy.residency", "        self._move(name, Presence.FAILED, now, reason)\n        return pause", "        return pause"),
-    "load-begins-twice": Mutant("weir.policy.residency", "model.presence not in (*IN_MEMORY, Presence.WAITING)", "model.presence not in (Presence.LOADED, Presence.WAITING)"),
-    "memory-taken-before-it-is-free": Mutant("weir.policy.residency", "        if self.used.plus(needed).fits(self.limits):\n            return NextStep(name, [])", "        if self._staying.plus(needed).fits(self.limits):\n            return NextStep(name, [])"),
-}  # fmt: skip
+def _other_form(end: Callable[..., None]) -> Callable[..., None]:
+    def ended(request: Any, error: Exception) -> None:
+        apis = import_module("weir.text_server.fronts").text_apis(request._texts.context)
+        request._texts = apis[0].texts[0]
+        end(request, error)
 
-MUTANTS |= {name: Mutant(*each) for name, each in (OF_FRONTS | OF_CHAINS).items()}
+    return ended
 
-# Which kinds of faults Weir has had, and the mutants of each.
+
+def _reset_first(report: Callable[[Any], None]) -> Callable[[Any], None]:
+    def reported(counting: Any) -> None:
+        counting._reset()
+        report(counting)
+
+    return reported
+
+
+def _other_name(step: Callable[..., Any]) -> Callable[..., Any]:
+    async def stepped(*arguments: Any) -> Any:
+        from weir.errors import ModelNotFound, ModelNotReady
+
+        try:
+            return await step(*arguments)
+        except ModelNotFound as error:
+            raise ModelNotReady(error.message) from error
+
+    return stepped
+
+
+def _nothing(_: Any) -> Callable[..., Any]:
+    async def nothing(*_: Any) -> None:
+        pass
+
+    return nothing
+
+
+# By the kinds of faults that Weir has had.
 KINDS = {
-    "a status or name missing from a table": ("status-missing", "status-of-one-protocol", "name-of-the-error-missing"),
-    "an error sent as a value, or another request's error": ("error-as-value", "wrong-length-accepted", "failure-of-one-for-all"),
-    "a forgotten charge": ("charge-kept", "charge-of-what-waits-kept", "charge-of-unread-kept"),
-    "a lost wake-up": (
-        "wake-up-lost-of-a-group", "wake-up-lost-of-a-turn", "timer-not-armed-again", "earlier-deadline-not-armed", "next-request-forgotten",
-        "reading-never-resumed", "answers-of-a-turn-kept", "bulk-never-cut",
-    ),
-    "a request that ends twice, or never": (
-        "settled-answered-again", "expired-not-settled", "end-not-noted", "half-of-a-dead-batch-lost", "cancelled-message-without-end",
-        "refusal-kept-from-a-front", "handed-back-nowhere", "crash-tried-for-ever", "late-once-more",
-    ),
-    "a missed deadline": (
-        "answer-after-the-deadline", "running-never-expires", "timeout-of-the-caller-ignored", "body-never-too-slow", "expired-runs-again",
-    ),
-    "a broken bound": ("room-without-end", "left-stays-in-queue", "place-never-free", "bulk-without-end", "bulk-in-the-wrong-queue", "former-generation-kept"),
-    "a response in the wrong order or form": ("pieces-out-of-order", "form-of-another-protocol", "form-of-the-next-request", "refused-for-the-next-request", "content-taken-for-framing", "message-of-another-id", "keys-mixed", "slow-stream-loses-parts", "part-after-the-end"),
-    "work that nobody waits for": (
-        "left-cancelled-nowhere", "left-cancelled-for-the-last-only", "expired-computed", "rest-of-a-failed-request-computed",
-        "front-does-not-withdraw", "requests-of-a-dead-front-stay", "withdrawn-in-the-table-only",
-    ),
-    "a drain or reload that cuts requests off": ("drain-does-not-wait", "former-generation-forgotten", "reload-does-not-wait", "removed-worker-served"),
-    "a fault between fronts": tuple(OF_FRONTS),
-    "a load, unload or eviction that goes wrong": (
-        "unload-does-not-wait", "unloaded-still-there", "replaced-never-stopped", "drain-cuts-off-a-change", "index-lies", "busy-model-evicted",
-        "failed-load-keeps-its-memory", "load-begins-twice", "memory-taken-before-it-is-free",
-    ),
-    "versions, chains, and added workers": tuple(OF_CHAINS),
-    "readiness or metrics that lag behind": ("never-ready-again", "ready-without-workers", "counted-twice"),
+    "a status or a name missing in a table": {
+        "status-missing": Fault("weir.wire.status:TABLE", value=lambda table: {kind: codes for kind, codes in table.items() if kind.__name__ != "Conflict"}),
+        "status-of-one-protocol": Fault("weir.wire.status:_KSERVE", value=lambda codes: {422: 400}),
+        "name-of-the-error-missing": Fault("weir.protocols.kserve:error_answer", takes("isinstance(error, WeirError)", "False")),
+    },
+    "an error as a value, or another's error": {
+        "error-as-value": Fault("weir.messages:Events.__init__", takes("has_failed(outputs)", "False")),
+        "wrong-length-accepted": Fault("weir.workers.run.steps:answers_of", takes("len(returned) == count", "True")),
+        "failure-of-one-for-all": Fault("weir.workers.run.steps:TogetherStep._run", takes("self._halves", "False")),
+    },
+    "a forgotten charge": {
+        "charge-kept": Fault(CONNECTION + "ResponseWriter._release_claim", skips("claim.close")),
+        "charge-of-what-waits-kept": Fault(CONNECTION + "ResponseWriter._leave", skips("self.shared.account.give")),
+        "charge-of-unread-kept": Fault(CONNECTION + "ResponseWriter._forget_unread", skips("self.shared.account.give")),
+    },
+    "a lost wake-up": {
+        "wake-up-lost-of-a-group": Fault("weir.batching.batcher:Batcher.submit", skips("wake")),
+        "wake-up-lost-of-a-turn": Fault(DRIVER + "_poll_arrivals", forgets("self._polling")),
+        "timer-not-armed-again": Fault(DRIVER + "_timer_due", skips("_arm")),
+        "earlier-deadline-not-armed": Fault("weir.workers.timer:Timer.arm", takes("self._armed <= when", "True")),
+        "next-request-forgotten": Fault(CONNECTION + "ResponseWriter.request_ended", skips("_advance")),
+        "reading-never-resumed": Fault(CONNECTION + "Connection._regulate_reading", skips("resume_reading")),
+        "answers-of-a-turn-kept": Fault(FRONT + "new_answers", skips("call_soon")),
+        "bulk-never-cut": Fault("weir.batching.batcher:Batcher.poll", skips("_cut_bulk")),
+    },
+    "a settled request answered again, or no end": {
+        "settled-answered-again": Fault("weir.batching.request_state:finish_each", takes("request.settled", "False")),
+        "expired-not-settled": Fault("weir.batching.queue:RequestQueue.passed", skips("settle")),
+        "end-not-noted": Fault("weir.serving.delivery:Delivery.cancelled", skips("_had_their_end")),
+        "half-of-a-dead-batch-lost": Fault("weir.batching.retry:CrashRetry._halve", mistakes("(entries[:middle], entries[middle:])", "(entries[:middle],)")),
+        "cancelled-message-without-end": Fault("weir.frontends.websocket:Session._withdraw", skips("fail")),
+        "refusal-kept-from-a-front": Fault(FRONT + "_enter", skips("self.fail")),
+        "handed-back-nowhere": Fault(FRONT + "_hand_back", skips("put")),
+        "crash-tried-for-ever": Fault("weir.batching.retry:CrashRetry.died", takes("_last_tries", "False")),
+        "late-once-more": Fault("weir.batching.batcher:Batcher.poll", skips("queue.sweep")),
+    },
+    "a deadline that does not hold": {
+        "answer-after-the-deadline": Fault(DRIVER + "received", skips("is_late", "False")),
+        "running-never-expires": Fault("weir.batching.batcher:Batcher.expire", mistakes("self._running.passed(now)", "()")),
+        "timeout-of-the-caller-ignored": Fault("weir.protocols.native:_read_timeout", forgets("options.timeout")),
+        "body-never-too-slow": Fault("weir.protocols.account:Pace.too_slow", takes("self._spent > 1.0", "False")),
+        "expired-runs-again": Fault("weir.batching.batcher:Batcher.poll", skips("_settle_late")),
+    },
+    "a bound that does not hold": {
+        "room-without-end": Fault("weir.batching.queue:RequestQueue.room", value=gives(True)),
+        "left-stays-in-queue": Fault("weir.batching.batcher:Batcher.cancel", takes("request.taken < request.rows", "False")),
+        "place-never-free": Fault(DRIVER + "received", mistakes("self.batcher.finished(events.batch_id, now)", "self.batcher._take_back(events.batch_id)")),
+        "bulk-without-end": Fault("weir.batching.batcher:Batcher._submit_bulk", skips("queue.room", "True")),
+        "bulk-in-the-wrong-queue": Fault("weir.batching.batcher:Batcher._class_of", skips("is_bulk", "False")),
+        "former-generation-kept": Fault("weir.serving.service:Replaced.stop", skips("remove")),
+    },
+    "an answer in the wrong order or form": {
+        "pieces-out-of-order": Fault("weir.batching.request_state:TensorGather.result", mistakes("sorted", "list")),
+        "form-of-another-protocol": Fault(CONNECTION + "ResponseWriter._handler", mistakes("(BODY, LARGE, SKIP, BUSY)", "(BODY, LARGE, SKIP)")),
+        "form-of-the-next-request": Fault(HANDOVER + "_refuse", mistakes("first.scope['raw_path']", "self.url")),
+        "refused-for-the-next-request": Fault(HANDOVER + "send_400_response", mistakes("self.busy", "refusal is None and self.busy")),
+        "content-taken-for-framing": Fault(HANDOVER + "_piece_size", mistakes("self._held.rfind(END_OF_HEAD, 0, _PIECE_OF_CHUNKS)", "self._held.find(END_OF_HEAD, _PIECE_OF_CHUNKS)")),
+        "message-of-another-id": Fault("weir.frontends.websocket:response_of", value=_another_id),
+        "keys-mixed": Fault("weir.batching.queue:RequestQueue.enter", mistakes("request.key", "None")),
+        "slow-stream-loses-parts": Fault(DRIVER + "received", mistakes("refused", "()")),
+        "part-after-the-end": Fault("weir.batching.collate:answers_in", takes("request.settled", "False")),
+    },
+    "work for nobody": {
+        "left-cancelled-nowhere": Fault(CONNECTION + "ResponseWriter._leave", skips("request.leave")),
+        "left-cancelled-for-the-last-only": Fault(HANDOVER + "_end_all", mistakes("self._open", "()")),
+        "expired-computed": Fault(DRIVER + "_expire", skips("where", "()")),
+        "rest-of-a-failed-request-computed": Fault(DRIVER + "received", takes("events.kinds is not None", "False")),
+        "front-does-not-withdraw": Fault("weir.fronts.remote:Requests.cancel", skips("put")),
+        "requests-of-a-dead-front-stay": Fault(FRONT + "close", skips("request.handle.cancel")),
+        "withdrawn-in-the-table-only": Fault(FRONT + "_withdraw", skips("cancel")),
+    },
+    "a drain or a reload that cuts off": {
+        "drain-does-not-wait": Fault(DRIVER + "_note_if_emptied", takes("self.batcher.is_empty", "True")),
+        "former-generation-forgotten": Fault("weir.serving.service:Service.cancel", skips("accepted", "False")),
+        "reload-does-not-wait": Fault("weir.serving.service:Replaced.stop", mistakes("drain_timeout", "0.0")),
+        "removed-worker-served": Fault(DRIVER + "remove_worker", skips("worker_lost")),
+    },
+    "what passes through several fronts": {
+        "call-not-withdrawn-onward": Fault("weir.frontends.grpc.aio:Relay._pass", skips("onward.cancel")),
+        "call-passed-on-nowhere": Fault("weir.fronts.calls:FrontUnary.failing", skips("_pass_on")),
+        "name-of-an-error-lost-onward": Fault("weir.frontends.grpc.aio:_return", mistakes("trailers", "()")),
+        "end-of-a-stream-not-passed-on": Fault("weir.frontends.grpc.aio:_send", skips("done_writing")),
+        "form-of-another-api": Fault("weir.text_server.fronts:FrontTextRequest._end_with", value=_other_form),
+        "turn-of-a-withdrawn-text-kept": Fault("weir.fronts.dispatcher:TextQueue.cancel", skips("leave")),
+        "turn-of-a-failed-text-kept": Fault("weir.fronts.dispatcher:RemoteText.fail", skips("leave")),
+        "texts-cut-off-by-a-drain": Fault("weir.fronts.server:FrontsServer.drain_product", skips("drain_product", "True")),
+        "front-with-many-texts-ended": Fault(FRONT + "_checked", mistakes("self._catalogue.most_texts", "0")),
+        "front-started-twice": Fault("weir.fronts.server:Fronts._ended", takes("had_started", "False")),
+        "counts-of-a-front-lost": Fault("weir.text_server.fronts:Counting.report", value=_reset_first),
+        "place-of-a-request-never-free": Fault("weir.fronts.places:_InPlace.release", skips("self._place.release")),
+        "place-freed-while-it-is-read": Fault("weir.fronts.places:_InPlace.__init__", skips("retain")),
+    },
+    "a load, an unload or an eviction that goes wrong": {
+        "unload-does-not-wait": Fault(MANAGER + "_unload_model", mistakes("self._stopped(ending.values())", "asyncio.gather(*[each.stop(0.0) for each in ending.values()], return_exceptions=True)")),
+        "unloaded-still-there": Fault(MANAGER + "_keep", skips("self.registry.remove")),
+        "replaced-never-stopped": Fault(MANAGER + "_retire", value=_nothing),
+        "drain-cuts-off-a-change": Fault(MANAGER + "_stopped", mistakes("asyncio.shield(task)", "task")),
+        "index-lies": Fault("weir.catalog.manager:ModelStates._of", takes("service.ready", "True")),
+        "busy-model-evicted": Fault(RESIDENTS + "_victims", mistakes("not is_idle(name)", "False")),
+        "failed-load-keeps-its-memory": Fault(RESIDENTS + "failed", skips("_move")),
+        "load-begins-twice": Fault(RESIDENTS + "ask", mistakes("(*IN_MEMORY, Presence.WAITING)", "(Presence.LOADED, Presence.WAITING)")),
+        "memory-taken-before-it-is-free": Fault(RESIDENTS + "next_step", mistakes("self.used", "self._staying")),
+    },
+    "versions, chains, and workers that callers add": {
+        "error-of-a-step-under-another-name": Fault("weir.catalog.chains:ItemWalk._step", value=_other_name),
+        "step-unloaded-under-its-chain": Fault(MANAGER + "_check_dependents", skips("_dependents", "[]")),
+        "added-workers-forgotten-by-a-load": Fault(MANAGER + "_give_workers", skips("added", "0")),
+        "other-versions-lost-by-a-load": Fault(MANAGER + "_load_model", takes("version and key != version", "False")),
+        "default-lost-by-an-unload": Fault(MANAGER + "_keep", skips("default_of")),
+        "version-of-a-request-ignored": Fault("weir.catalog.registry:Registry.get", mistakes("self._find(name, version)", "self._find(name, '')")),
+        "model-unloaded-with-a-worker": Fault(MANAGER + "_unload_worker", takes("worker_count", "False")),
+    },
+    "readiness or metrics that do not follow": {
+        "never-ready-again": Fault(DRIVER + "worker_ready", forgets("self.not_ready_reason")),
+        "ready-without-workers": Fault(DRIVER + "unavailable", forgets("self.not_ready_reason")),
+        "counted-twice": Fault("weir.telemetry.recorder:Recorder.answered", mistakes("len(requests)", "len(requests) + (error is not None)")),
+    },
 }  # fmt: skip
-
-
-def patched(name: str) -> str:
-    """Return the source of the module of a mutant, with the fault in it. Raises ValueError unless its text is there exactly once."""
-    mutant = MUTANTS[name]
-    text = (SOURCE / Path(*mutant.module.split("."))).with_suffix(".py").read_text()
-    if text.count(mutant.before) != 1:
-        raise ValueError(
-            f"mutant {name!r}: {mutant.module} has its text {text.count(mutant.before)} times, must have it once"
-        )
-    return text.replace(mutant.before, mutant.after)
-
-
-class _Planting(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Finds and loads one module from another source."""
-
-    def __init__(self, module: str, source: str) -> None:
-        self._module, self._source = module, source
-
-    def find_spec(
-        self, fullname: str, path: object = None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._module:
-            return None
-        return importlib.util.spec_from_loader(fullname, self)
-
-    def get_source(self, fullname: str) -> str:
-        return self._source
+MUTANTS: dict[str, Fault] = {name: fault for faults in KINDS.values() for name, fault in faults.items()}
 
 
 def plant(name: str) -> None:
     """Have this process import the module of a mutant with its fault."""
-    module = MUTANTS[name].module
-    if module in sys.modules:
-        raise RuntimeError(f"{module} has been imported already")
-    sys.meta_path.insert(0, _Planting(module, patched(name)))
+    planting.plant(MUTANTS[name])
 
 
 class Found(NamedTuple):

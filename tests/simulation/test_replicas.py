@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from tests.policy.event_loop import interval, needs_compiler, served_by_several, sharper
+from tests.rings import spread
 
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
@@ -78,7 +79,9 @@ def test_service_times_have_the_gamma_law(cv: float) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize(("workers", "load", "cv"), [(2, 0.3, 0.2), (4, 0.9, 0.0), (8, 0.45, 0.0), (8, 0.97, 0.2)])
+@pytest.mark.parametrize(
+    ("workers", "load", "cv"), spread([(2, 0.3, 0.2), (4, 0.9, 0.0), (8, 0.45, 0.0), (8, 0.97, 0.2)])
+)
 def test_what_is_predicted_is_what_an_event_loop_sees(workers: int, load: float, cv: float) -> None:
     profile = Profile.linear(alpha_ms=0.3, tau0_ms=4.0, max_batch_size=16, cv=cv)
     rate, table = load * workers * profile.max_rate, multi_worker_table(profile, 5)

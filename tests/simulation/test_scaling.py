@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.rings import spread
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
@@ -103,6 +104,7 @@ def test_workers_that_gain_nothing_are_not_used() -> None:
     assert capacity.needed(0.35 * 8 * flat.max_rate) <= 4
 
 
+@pytest.mark.nightly
 def test_capacity_of_greedy_is_measured_with_the_batches_that_greedy_takes() -> None:
     times = np.where(np.arange(1, 17) <= 8, 20.0, 400.0)  # more than 8 rows are slow
     profile = Profile(times, times, np.zeros(16))
@@ -115,7 +117,7 @@ def test_capacity_of_greedy_is_measured_with_the_batches_that_greedy_takes() -> 
     assert np.mean(responses > 800.0) <= 0.01
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", spread([1, 3]))
 def test_the_objective_is_kept_at_the_rate_that_is_said_to_keep_it(workers: int) -> None:
     profile = Profile.linear(alpha_ms=1.0, tau0_ms=5.0, max_batch_size=12, cv=0.05)
     made = measure_capacity(CapacityRequest(profile, workers, 1.0, objective=LatencySLO.parse("p99=60ms")))
@@ -235,6 +237,7 @@ def test_zero_workers_are_kept_while_nothing_comes() -> None:
     assert made.worker_seconds < trial.outcome("fixed:1").worker_hours * 3600.0
 
 
+@pytest.mark.nightly
 def test_solved_policy_is_solved_for_each_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weir.simulation.banks.MULTI_WORKER_LOADS", (0.2, 0.5, 0.8))
     times = steps((30.0, 4.0), (30.0, 10.0))

@@ -5,6 +5,7 @@ import pytest
 from benchmarks.policies.harness import best_limit
 from reproduction.response import response_time
 from scipy.special import ndtri
+from tests.rings import spread
 
 from weir.errors import SettingsError
 from weir.policy.cost.objective import LatencySLO
@@ -39,7 +40,7 @@ def poisson(load: float, count: int, workers: int = 1) -> Floats:
 # Far from saturation, and near it.
 
 
-@pytest.mark.parametrize("load", [0.1, 0.5, 0.7])
+@pytest.mark.parametrize("load", spread([0.1, 0.5, 0.7]))
 def test_an_objective_is_kept_and_saves_two_fifths_of_what_the_best_limit_spends(promised: Bank, load: float) -> None:
     times = poisson(load, 40_000)
     made = run(P4, SolvedPolicy(promised), times)
@@ -74,7 +75,8 @@ FIRST_IS_SLOW = Profile(np.where(np.arange(24) == 0, 10.0, 3.5), np.ones(24), np
 
 
 @pytest.mark.parametrize(
-    ("profile", "objective"), [(VARIES, "p99=100ms"), (FIRST_IS_SLOW, "p99.9=100ms"), (VARIES, "p95=40ms")]
+    ("profile", "objective"),
+    spread([(VARIES, "p99=100ms"), (FIRST_IS_SLOW, "p99.9=100ms"), (VARIES, "p95=40ms")]),
 )
 def test_an_objective_is_kept_in_all_of_each_band(
     profile: Profile, objective: str, monkeypatch: pytest.MonkeyPatch
@@ -313,7 +315,7 @@ def lost(bank: Bank | None, times: Floats) -> tuple[float, float]:
     return (late + int(made.refused.sum())) / len(times), made.power_w
 
 
-@pytest.mark.parametrize("load", [0.5, 0.8, 0.85, 0.95, 0.99, 1.5])
+@pytest.mark.parametrize("load", spread([0.5, 0.8, 0.85, 0.95, 0.99, 1.5], 3))
 def test_never_are_fewer_in_time_than_under_greedy(most: Bank, promised: Bank, load: float) -> None:
     """Greedy has 44 of 100,000 late at load 0.85 and 11 % at 0.95. The promise of a percentile does not count who it refuses."""
     times = poisson(load, 50_000)
@@ -336,6 +338,7 @@ def test_a_dear_refusal_lets_more_in(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Bank.from_bytes(dear.to_bytes()).objective == dear.objective
 
 
+@pytest.mark.nightly
 def test_where_times_vary_much_nobody_waits_on_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
     """In bursts of five times the rate at a load of 0.3, CV 0.5 and 50 ms, of 7.5 million requests 0.06 % were lost where greedy
     loses 0.015 %: waits were tried at rates that are known, with the luck of 40,000 requests."""
@@ -374,7 +377,7 @@ TRAFFIC = (
 
 @pytest.mark.parametrize(
     ("law", "workers", "largest", "deadline"),
-    [("fixed", 1, 12, 0.03), ("fixed", 4, 8, 0.02), ("gamma", 2, 8, 0.03), ("lognormal", 3, 16, 0.04), ("two points", 1, 24, 0.05)],
+    spread([("fixed", 1, 12, 0.03), ("fixed", 4, 8, 0.02), ("gamma", 2, 8, 0.03), ("lognormal", 3, 16, 0.04), ("two points", 1, 24, 0.05)]),
 )  # fmt: skip
 def test_whatever_the_service_law_never_are_fewer_in_time(
     law: str, workers: int, largest: int, deadline: float, monkeypatch: pytest.MonkeyPatch

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reproduction.response import response_time
+from tests.rings import spread
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
@@ -90,7 +91,7 @@ def table_of(policy: str, largest: int) -> Table:
     ]
 
 
-@pytest.mark.parametrize("of", PROFILES)
+@pytest.mark.parametrize("of", spread(PROFILES))
 def test_means_are_those_of_the_exact_evaluation(of: str) -> None:
     prices, outside = Prices(1.0, 2.0), Counter[str]()
     for seed, (name, load, policy) in enumerate(GRID):

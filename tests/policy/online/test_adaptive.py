@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tests.policy.banks import PROFILE, RATES, Feed, bank, promised, served
 from tests.policy.online.test_arrivals import poisson
+from tests.rings import spread
 
 from weir.errors import SettingsError
 from weir.messages import Reason
@@ -649,7 +650,7 @@ def test_the_past_is_forgotten_by_halves() -> None:
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("cv", [0.6, 1.0])
-@pytest.mark.parametrize("seed", [7, 8, 9])
+@pytest.mark.parametrize("seed", spread([7, 8, 9]))
 def test_the_luck_of_service_times_does_not_stop_waits_that_pay(seed: int, cv: float) -> None:
     """Bursts beyond capacity make long queues, in which luck weighs far more than what the account looks for."""
     profile = Profile(np.full(8, 10.0), np.full(8, 100.0), np.full(8, cv))

@@ -13,6 +13,7 @@ from scipy.optimize import linprog
 from tests.policy.between import excess_of
 from tests.policy.event_loop import needs_compiler, planned
 from tests.policy.random_models import drawn
+from tests.rings import spread
 
 from weir.errors import SettingsError
 from weir.policy.cost.objective import LatencySLO, Prices
@@ -269,7 +270,7 @@ def test_two_dozen_rates_up_to_99_percent() -> None:
 
 @pytest.mark.no_cover
 @needs_compiler
-@pytest.mark.parametrize("number", [1, 7, 16])
+@pytest.mark.parametrize("number", spread([1, 7, 16]))
 def test_no_rate_costs_a_quarter_of_a_percent_more_than_the_least(number: int) -> None:
     """Of straight, concave and stepped profiles, also where the hysteresis still holds a neighbour's table."""
     loads = np.append(np.geomspace(0.0011, 0.8, 20), (0.93, 0.985))

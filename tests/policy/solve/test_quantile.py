@@ -5,6 +5,7 @@ import pytest
 from reproduction.response import response_time
 from tests.policy.event_loop import needs_compiler, served
 from tests.policy.random_models import MODERATE, drawn
+from tests.rings import spread
 
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
@@ -21,7 +22,7 @@ STEADY = Profile(0.1942 + 0.2884 * np.arange(1.0, 35.0), np.ones(34), np.zeros(3
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("profile", [GOOGLENET_P4, STEPPED, FLAT], ids=["linear", "stepped", "flat"])
-@pytest.mark.parametrize("load", [0.1, 0.6, 0.9])
+@pytest.mark.parametrize("load", spread([0.1, 0.6, 0.9]))
 def test_sampled_percentiles_are_those_of_the_law(profile: Profile, load: float) -> None:
     rate = load * profile.max_rate
     found = solve_long(profile, rate, Prices(), 400).served
@@ -64,7 +65,7 @@ def test_sampled_percentiles_are_those_of_the_event_loop(profile: Profile, rate:
 
 @pytest.mark.no_cover
 @needs_compiler
-@pytest.mark.parametrize("number", MODERATE)
+@pytest.mark.parametrize("number", spread(MODERATE, 4))
 def test_of_random_models_one_row_in_a_hundred_is_later(number: int) -> None:
     model = drawn(number)
     found = solve_long(model.profile, model.rate, model.prices, longest_of(model.profile)).served

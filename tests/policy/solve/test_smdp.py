@@ -5,6 +5,7 @@ import pytest
 from reproduction.bounded import arrivals
 from reproduction.truncated import solve_truncated
 from tests.policy.whole_law import performance
+from tests.rings import spread
 
 from weir.errors import SettingsError
 from weir.policy.cost.objective import Prices
@@ -227,7 +228,7 @@ def test_tables_cost_what_those_of_the_papers_model_cost(profile: Profile, cv: f
 
 
 @pytest.mark.parametrize("profile", [LINEAR, STEPPED, FLAT, UNEVEN], ids=["linear", "stepped", "flat", "uneven"])
-@pytest.mark.parametrize(("cv", "load"), [(0.6, 0.95), (1.0, 0.9), (3.0, 0.3), (3.0, 0.97)])
+@pytest.mark.parametrize(("cv", "load"), spread([(0.6, 0.95), (1.0, 0.9), (3.0, 0.3), (3.0, 0.97)]))
 def test_however_varied_it_is_solved_and_no_worse_than_greedy(profile: Profile, cv: float, load: float) -> None:
     measured = varied(profile, cv)
     rate = load * measured.max_rate
@@ -294,7 +295,7 @@ def test_how_long_lines_are_looked_at() -> None:
     assert longest_of(Profile.linear(alpha_ms=1.0, tau0_ms=1.0, max_batch_size=1000)) == 1144
 
 
-@pytest.mark.no_cover
+@pytest.mark.nightly
 def test_a_bank_of_varied_service_times() -> None:
     measured = varied(FLAT, 1.5)
     loads = np.array([0.01, 0.3, 0.6, 0.9, 0.97])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tests.policy.event_loop import needs_compiler
 from tests.policy.uneven_workers import Workers
+from tests.rings import spread
 
 from weir.errors import SettingsError
 from weir.policy.cost.objective import Prices
@@ -42,11 +43,11 @@ def solved(case: Workers, prices: Prices = LATENCY) -> UnevenBank:
 @needs_compiler
 @pytest.mark.parametrize(
     ("shape", "ratio", "load"),
-    [
+    spread([
         ("linear", 2, 0.05), ("flat", 2, 0.2), ("affine", 2, 0.35), ("steps", 2, 0.5),
         ("flat", 4, 0.05), ("steps", 4, 0.2), ("linear", 4, 0.35), ("affine", 4, 0.5),
         ("affine", 8, 0.05), ("steps", 8, 0.2), ("affine", 8, 0.35), ("flat", 8, 0.5),
-    ],
+    ], 3),
 )  # fmt: skip
 def test_up_to_half_load_no_policy_is_much_better(shape: str, ratio: int, load: float) -> None:
     case = workers(shape, ratio, load)

@@ -15,15 +15,19 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weir.errors import InvalidRequest, Unsupported, WeirError, brief
+from weir.errors import (
+    InvalidRequest,
+    Unsupported,
+    WeirError,
+    brief,
+)
 from weir.frontends.http.asgi import ANY, AsgiCall, HttpEndpoint, answered, as_response, identified, listed
 from weir.protocols.response import (
-    JSON_HEADER,
     Headers,
     HttpResponse,
     OpenAIError,
     OpenAIErrorValue,
-    json_response,
+    encode_safely,
     openai_error_answer,
 )
 from weir.text_models.packing import (
@@ -44,13 +48,15 @@ from weir.text_server.exchange import (
     each_output,
     listed_name,
     options_of,
-    read_object,
+    read_json,
     sparse_vector,
     truncated_places,
 )
 from weir.text_server.http import Listing, TextApi, TextCall, TextPage, listing
 from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes, TextTask, Truncated
 from weir.wire.schema import any_of, wrong_field
+
+JSON_HEADER = (b"content-type", b"application/json")
 
 
 def with_input_field(error: BaseException, field: str = "input") -> BaseException:
@@ -78,7 +84,7 @@ def no_such_path(path: str, known: str) -> HttpResponse:
         "param": None,
         "code": "unknown_url",
     }
-    return json_response({"error": document}, status=404)
+    return HttpResponse(404, [JSON_HEADER], encode_safely({"error": document}))
 
 
 NAME = "openai"
@@ -211,11 +217,13 @@ class OpenAI(TextApi):
     async def list_models(self, call: AsgiCall) -> HttpResponse:
         """Return the list of the models."""
         cards = [model_card(encoder, self._since) for encoder in self.context.encoders.values()]
-        return json_response(TextModelList(object="list", data=cards))
+        return HttpResponse(200, [JSON_HEADER], encode_safely(TextModelList(object="list", data=cards)))
 
     async def show_model(self, call: AsgiCall) -> HttpResponse:
         """Return the description of one model. Raises ModelNotFound."""
-        return json_response(model_card(self.context.encoder(call.path["model"]), self._since))
+        return HttpResponse(
+            200, [JSON_HEADER], encode_safely(model_card(self.context.encoder(call.path["model"]), self._since))
+        )
 
     async def refuse_path(self, request: Request) -> Response:
         """Answer a path that does not exist."""
@@ -383,7 +391,10 @@ def _written_outputs(model: str, form: EmbeddingsForm, encoded: Encoded) -> List
 
 def read_body(body: bytes) -> EmbeddingsRequest:
     """Return the request that a body is. Raises InvalidRequest with the field."""
-    given = read_object(body)
+    document = read_json(body)
+    if not isinstance(document, dict):
+        raise wrong("body: must be an object as JSON")
+    given = {name: value for name, value in document.items() if value is not None}
     if "input" not in given:
         raise wrong(
             "input: is missing, must be a text, a list of texts, a list of token ids, or a list of such", "input"
