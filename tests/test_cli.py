@@ -103,8 +103,9 @@ def client(shared: Served) -> Iterator[httpx.Client]:
 
 def test_version_and_help() -> None:
     assert re.fullmatch(r"weir \d+\.\d+\.\d+\S*\n", weir("--version").stdout)
-    assert "serve" in weir().stdout and "check" in weir("--help").stdout
-    shown = weir("serve", "--help", env={"COLUMNS": "300"}).stdout
+    assert "serve" in weir().stdout and "check" in weir("-h").stdout and "<bool>" not in weir("--help").stdout
+    shown = weir("serve", "-h", env={"COLUMNS": "300"}).stdout
+    assert "Example: weir serve square:Square" in shown
     assert "(default: 64). Example: --max-batch-size 32" in shown
     assert "WEIR_MAX_BATCH_SIZE" in shown and "--help=all shows every option" in shown
     assert "--metrics" not in shown and "--arena-bytes" not in shown
@@ -174,7 +175,7 @@ def test_the_table_says_what_is_served_and_a_curl_line_works() -> None:
     with serving(target("Square"), "--workers", "2", "--max-batch-size", "8", "--route", "/sq") as (served, client):
         heads, line = (re.split(r"  +", text.strip()) for text in served.table.splitlines()[:2])
         assert heads == ["model", "workers", "policy", "max batch", "routes", "url"]
-        assert line == ["square", "2 process", "greedy", "8", "/infer/square /sq", served.url]
+        assert line == ["square", "2 processes", "greedy", "8", "/infer/square /sq", served.url]
         assert f"curl -d 3 {served.url}/infer/square" in served.table
         assert client.post("/sq", json=5).json() == 25
 
@@ -182,7 +183,7 @@ def test_the_table_says_what_is_served_and_a_curl_line_works() -> None:
 def test_model_without_requests_has_no_worker_and_the_first_answer_says_that_it_waited_for_one() -> None:
     flags = ("--workers", "0..2", "--scale-to-zero-after", "0.3")
     with serving(target("Square"), *flags) as (served, client):
-        assert "1 of 0..2" in served.table
+        assert "1 process of 0..2" in served.table
 
         def scaling() -> dict[str, Any]:
             explained: dict[str, Any] = client.get("/models/square/policy").json()["scaling"]

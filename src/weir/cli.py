@@ -98,7 +98,10 @@ def command_line(words: Sequence[str] = ()) -> typer.Typer:
     """Return the command line. If it begins with the name of a command, only that one is described, which saves a tenth of
     a server's start.
     """
-    cli = typer.Typer(name="weir", cls=CommandGroup, add_completion=False, pretty_exceptions_enable=False)
+    names = {"help_option_names": ["--help", "-h"]}
+    cli = typer.Typer(
+        name="weir", cls=CommandGroup, context_settings=names, add_completion=False, pretty_exceptions_enable=False
+    )
     cli.callback(invoke_without_command=True)(weir)
     known = ("serve", "check", *COMMANDS)
     wanted = [name for name in known if name == words[0]] if words else []
@@ -114,7 +117,8 @@ def command_line(words: Sequence[str] = ()) -> typer.Typer:
 
 
 def weir(
-    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", metavar=" ", help="Show the version.")] = False,
 ) -> None:
     """Serve machine-learning models with dynamic batching."""
     if version:
@@ -153,4 +157,6 @@ def _command(cli: typer.Typer, name: str, run: Callable[[Settings], int], declar
 
     targets = parameter("targets", list[str], typer.Argument(None, metavar="TARGET...", help="The models to run."))
     described = with_signature(command, [targets, *settings_parameters(declared)])
-    cli.command(name, cls=Command, help=paragraphs(run), epilog=EPILOG)(described)
+    cli.command(name, cls=Command, help=paragraphs(run), epilog=f"Example: weir {name} square:Square. {EPILOG}")(
+        described
+    )

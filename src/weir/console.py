@@ -349,10 +349,10 @@ def _served(app: App) -> Table:
         table.add_column(column, no_wrap=True)  # names and addresses can be copied
     for name, service in app.registry.services.items():
         routes = [f"/infer/{name}", *(path for path, routed in app.registry.routes.items() if routed is service)]
-        fixed = service.workers.scale is None
-        workers = (
-            f"{service.worker_count}{'' if fixed else f' of {service.workers.workers}'} {service.workers.executor}"
-        )
+        executor = service.workers.executor
+        workers = counted(service.worker_count, executor if executor in ("process", "thread") else f"{executor} worker")
+        if service.workers.scale is not None:
+            workers += f" of {service.workers.workers}"
         size = str(service.facts.batching.max_batch_size)
         table.add_row(name, workers, _policy_of(service), size, " ".join(routes), app.server.address)
     return table

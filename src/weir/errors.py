@@ -62,8 +62,8 @@ def kind_of(value: Any) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a number with its noun: 1 item, 2 items."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    """Return a number with its noun: 1 item, 2 items, 2 processes."""
+    return f"{count} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def _pieces(value: Any, limit: int) -> Iterator[str]:

@@ -260,10 +260,9 @@ def table(found: dict[str, Found]) -> str:
     """Return the table of the page: for each kind, how many faults were found, and the CPU time of the slowest."""
     rows = ["| kind of fault | planted | found | slowest, CPU s |", "| --- | --- | --- | --- |"]
     for kind, names in KINDS.items():
-        sought_for = [found[name] for name in names if name in found]
-        if sought_for:
-            seen = sum(each.seed is not None for each in sought_for)
-            rows.append(f"| {kind} | {len(sought_for)} | {seen} | {max(each.seconds for each in sought_for):.1f} |")
+        if tried := [found[name] for name in names if name in found]:
+            seen = sum(each.seed is not None for each in tried)
+            rows.append(f"| {kind} | {len(tried)} | {seen} | {max(each.seconds for each in tried):.1f} |")
     return "\n".join(rows)
 
 

@@ -55,8 +55,8 @@ def lines_of(settings: TelemetrySettings, stream: io.StringIO, *events: tuple[st
 
 
 def test_text_is_for_people() -> None:
-    (line,) = lines_of(TelemetrySettings(), io.StringIO(), ("worker ready", {"model": "square", "worker": 0}))
-    assert "worker ready" in line and "model=square" in line and "\x1b" not in line
+    (line,) = lines_of(TelemetrySettings(), io.StringIO(), ("ready", {"models": ["square", "cube"], "workers": 2}))
+    assert "ready" in line and "models='square, cube'" in line and "workers=2" in line and "\x1b" not in line
 
 
 def test_text_is_coloured_only_on_a_terminal() -> None:

@@ -158,6 +158,12 @@ def _as_given(own: Any, context: Any, value: Any) -> Any:
     return value if own.callback is None else own.callback(context, own, value)
 
 
+def _without_type(help_option: Any) -> Any:
+    if help_option is not None:
+        help_option.metavar = " "
+    return help_option
+
+
 class CommandGroup(TyperGroup):
     """A group of commands."""
 
@@ -166,6 +172,10 @@ class CommandGroup(TyperGroup):
         found = super().get_params(context)
         _keep_as_given(found)
         return found
+
+    def get_help_option(self, context: Any) -> Any:
+        """Return the option --help without a type; see click's Command.get_help_option."""
+        return _without_type(super().get_help_option(context))
 
 
 class Command(TyperCommand):
@@ -181,9 +191,9 @@ class Command(TyperCommand):
 
     def get_help_option(self, context: Any) -> Any:
         """Return the option --help, whose own help says what else there is; see click's Command.get_help_option."""
-        found: Any = super().get_help_option(context)
+        found = _without_type(super().get_help_option(context))
         if found is not None and any(each.hidden for each in self._options()):
-            found.metavar, found.help = " ", _MORE_HELP
+            found.help = _MORE_HELP
         return found
 
     def parse_args(self, context: Any, words: list[str]) -> list[str]:

@@ -204,7 +204,8 @@ def _make_printable(logger: WrappedLogger, method: str, event: EventDict) -> Eve
         if key == "exception":
             event[key] = printable_lines(str(value))
         elif not key.startswith("_") and key != "exc_info":
-            event[key] = printable(value if isinstance(value, str) else repr(value))
+            text = ", ".join(map(str, value)) if isinstance(value, list) else value
+            event[key] = printable(text if isinstance(text, str) else repr(text))
     return event
 
 
