@@ -52,7 +52,7 @@ export PYTHONDONTWRITEBYTECODE :=
 CONSTRAINTS ?=
 
 # The first of these that is Python 3.11 or later.
-PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -74,12 +74,9 @@ CHROMIUM := { $(APT) update && $(APT) install --yes --no-install-recommends chro
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.serve
-	@echo "Serving sentence vectors on port $(PORT), with a dashboard; once it is ready, try in another terminal:"
+	@echo "Starting a server of sentence vectors on port $(PORT). Once it prints \"Ready\", try its commands in another terminal, or:"
 	@echo
-	@echo "    curl -d '{\"id\": 1, \"texts\": [\"First do it\", \"then do it right\"]}' localhost:$(PORT)/encode"
 	@echo "    $(BIN)/python -c 'from weir.client import EmbeddingClient as C; print(C(\"http://localhost:$(PORT)\").encode([\"First do it\"]))'"
-	@echo
-	@echo "and look at http://localhost:$(PORT)/dashboard"
 	@echo
 	$(BIN)/weir embed serve --port $(PORT)
 

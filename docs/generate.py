@@ -20,7 +20,7 @@ from weir.app import OF_ASGI
 from weir.catalog.repository.folder import KEYS
 from weir.catalog.repository.triton import PLATFORMS, REFUSED, WARNED
 from weir.catalog.sources import ON_DEMAND_SETTINGS
-from weir.frontends.http.application import Held, InMemory
+from weir.frontends.http.application import NumbersCollector, held, in_memory
 from weir.fronts.server import FrontMetrics
 from weir.manifests.kubernetes import Queries, documents, rule_groups
 from weir.messages import Reason
@@ -44,7 +44,7 @@ Of `weir embed serve` and `weir.embedding.serve`, which have all others, too, ex
 
 TEXT_PARTS = ("Text", "Computing", "Callers", "ZeroMQ")
 
-SETTINGS = f"""# Settings
+SETTINGS = f"""# Settings: flags, TOML, environment variables
 
 {WRITTEN}
 
@@ -59,7 +59,7 @@ A setting can be given in five places; a later one wins:
 In Python: `weir.Service(Square, max_batch_size=32)`. Durations are in seconds, sizes in bytes or rows.
 """
 
-ERRORS = f"""# Errors and codes
+ERRORS = f"""# Errors: codes in HTTP and gRPC
 
 {WRITTEN}
 
@@ -76,11 +76,11 @@ label is `model`, with `version` if the model has versions. `code` is a status, 
 
 """
 
-DATATYPES = f"""# Datatypes of tensors
+DATATYPES = f"""# Datatypes: what tensors may hold
 
 {WRITTEN}
 
-Those of the Open Inference Protocol. Raw bytes are little-endian and row-major; JSON data is flat or nested. Numbers that do not fit are refused, not rounded; NaN and infinities
+Those of the Open Inference Protocol. Raw bytes are little-endian and row-major; JSON data is flat or nested. NumbersCollector that do not fit are refused, not rounded; NaN and infinities
 are written as `null` in JSON and refused when read.
 
 """
@@ -154,7 +154,7 @@ def _meaning(declared: Declared) -> str:
     return f"{declared.help}: {choices}" if unnamed else declared.help
 
 
-REPOSITORY = f"""# The model repository
+REPOSITORY = f"""# Repository: models in folders
 
 {WRITTEN}
 
@@ -186,7 +186,7 @@ and every [setting](settings.md) of a model by its name.
 
 Platforms: PLATFORMS.
 
-Numbers may be texts, keys in camel case.
+NumbersCollector may be texts, keys in camel case.
 
 Refused: REFUSED.
 
@@ -231,12 +231,12 @@ def metrics_page() -> str:
     """Return the page of all metrics."""
     shown = [
         *Exposition(Metrics(), lambda frontend, error: "").collect(),
-        *Held(Account(HttpSettings())).collect(),
+        *NumbersCollector(lambda: held(Account(HttpSettings()))).collect(),
         *FrontMetrics(list, int).collect(),
-        *InMemory(Residents(Room())).collect(),
+        *NumbersCollector(lambda: in_memory(Residents(Room()))).collect(),
     ]
     reasons = ", ".join(f"`{reason.name.lower()}`" for reason in Reason)
-    text = f"`reason` is one of {reasons}. The usual `process_*` metrics are there, too, and [the models' own](../how-to/log-and-measure.md).\n"
+    text = f"`reason` is one of {reasons}. The usual `process_*` metrics are there, too, and [the models' own](../how-to/logs-and-metrics.md).\n"
     usual = METRICS + _metrics_tables(shown) + text
     return (
         usual

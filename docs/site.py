@@ -20,6 +20,7 @@ BUILD = ROOT / "build"
 LINK = re.compile(r"(\[[^\]]*\])\(([^)\s]+)\)")
 BLOCK = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(rf"{BLOCK.pattern}|`[^`\n]*`", BLOCK.flags)
+LABEL = re.compile(r" *<small>.*?</small>")  # of a method, in the title of what is searched
 ENTRY = re.compile(
     r"^(?P<level>##+) (?P<heading>.+)$|^- \[(?P<title>[^\]]+)\]\((?P<target>[^)\s]+)\)",
     re.MULTILINE,
@@ -121,7 +122,21 @@ def build() -> int:
         "--config-file",
         str(BUILD / "zensical.toml"),
     ]
-    return subprocess.run(command, cwd=BUILD, check=False).returncode
+    status = subprocess.run(command, cwd=BUILD, check=False).returncode
+    _tidy(BUILD / "site" / "search.json")
+    return status
+
+
+def _tidy(path: Path) -> None:
+    """Take from what is searched the list of all pages, and the labels of methods: whoever types "async" wants no method."""
+    index = json.loads(path.read_text())
+    index["items"] = [
+        each | {"title": LABEL.sub("", each["title"])}
+        for each in index["items"]
+        if not each["location"].startswith("contents.")
+    ]
+    path.write_text(json.dumps(index))
+    path.with_suffix(".js").write_text(f"var __index = {json.dumps(index)}")
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def reproduce(folder: Path, progress: Report | None = None) -> Reproduction:
 def page(findings: Findings, checked: Sequence[Checked], pictures: Sequence[Picture]) -> str:
     """Return the report's text."""
     parts = [
-        "# The paper, recomputed",
+        "# SMDP: the paper, recomputed",
         "<!-- Written by `make reproduce`. -->",
         _wrapped(_INTRODUCTION),
         "## Table I",

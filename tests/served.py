@@ -154,13 +154,14 @@ class Served:
         return self
 
     def until_ready(self) -> Self:
-        """Wait for the table and the curl lines that are printed when all models are ready; for the log where it is JSON."""
+        """Wait for the last line that is printed, when all models are ready; for the log where it is JSON."""
         if "json" in self.words:
             line = self.until_logged('"event": "listening"').string
             self.url = json.loads(line)["address"]
             self.until_logged('"event": "ready"')
             return self
-        self.url = self.until_printed(r"\bcurl .*?(https?://\S+?)/infer/")[1]
+        self.until_printed(r"^Ready at ")
+        self.url = re.findall(r"\bcurl .*?(https?://\S+?)/infer/", self.table)[0]
         return self
 
     def until_grpc(self) -> Self:

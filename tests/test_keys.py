@@ -40,7 +40,8 @@ class Running:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    flags = ("--grpc-port", "0", "--log-level", "debug", "--cors-origins", "http://there")
+    jobs = str(tmp_path_factory.mktemp("jobs"))
+    flags = ("--grpc-port", "0", "--log-level", "debug", "--cors-origins", "http://there", "--batch-dir", jobs)
     with Served(f"{MODELS}:Square", *flags, env={"WEIR_API_KEY": KEY}) as served:
         yield Running(served)
 
@@ -49,26 +50,33 @@ def request_to(running: Running, method: str, path: str, **more: Any) -> httpx.R
     return httpx.request(method, running.url + path, **more)
 
 
+def described(running: Running) -> set[tuple[str, str]]:
+    paths = request_to(running, "GET", "/openapi.json", headers=SENT).json()["paths"]
+    return {(method.upper(), path) for path, methods_ in paths.items() for method in methods_}
+
+
 def test_every_path_of_http_asks_for_it_but_those_of_probes(running: Running) -> None:
-    described = request_to(running, "GET", "/openapi.json", headers=SENT).json()["paths"]
-    calls = {(method.upper(), path) for path, methods_ in described.items() for method in methods_}
-    calls |= {
-        ("GET", "/"),
-        ("GET", "/docs"),
-        ("GET", "/nowhere"),
-        ("GET", "/ping"),
-        ("GET", "/dashboard"),
-        ("GET", "/metrics"),
-        ("DELETE", "/v2/x"),
-    }
-    assert len(calls) > 30 and {path for _, path in calls} > OPEN
+    pages = ("/", "/docs", "/nowhere", "/ping", "/dashboard", "/metrics")
+    calls = described(running) | {("GET", path) for path in pages} | {("DELETE", "/v2/x")}
+    assert len(calls) > 30 and {path for _, path in calls} > OPEN - {"*"}
     for method, path in sorted(calls):
         filled = re.sub(r"\{\w+\}", "square", path)
         for headers in ({}, {"Authorization": "Bearer other"}):
             answer = request_to(running, method, filled, headers=headers)
             assert (answer.status_code == 401) is (path not in OPEN), f"{method} {path}: {answer.status_code}"
-    for path in OPEN:
+    for path in OPEN - {"*"}:
         assert request_to(running, "GET", path).status_code == 200
+    whole = httpx.Request("OPTIONS", running.url, extensions={"target": b"*"})
+    with httpx.Client() as client:
+        assert client.send(whole).status_code == 200
+
+
+def test_pages_of_others_may_call_every_path_by_its_method(running: Running) -> None:
+    calls = described(running)
+    assert {method for method, _ in calls} == {"GET", "POST", "PUT", "DELETE"}
+    for method, path in calls:
+        asking = {"Origin": "http://there", "Access-Control-Request-Method": method}
+        assert request_to(running, "OPTIONS", path, headers=asking).status_code == 200, f"{method} {path}"
 
 
 def test_a_refusal_has_the_shape_of_its_protocol_and_names_the_way_in(running: Running) -> None:

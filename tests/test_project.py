@@ -100,6 +100,9 @@ def test_the_pythons_of_the_workflows_are_those_that_are_declared() -> None:
         matrix = read(ROOT / ".github" / "workflows" / workflow)["jobs"][job]["strategy"]["matrix"]
         assert matrix["python"] == declared
     assert PROJECT["requires-python"] == f">={declared[0]}"
+    promised = f"Python {declared[0]} to {declared[-1]}"
+    for page in ("CONTRIBUTING.md", "docs/reference/stability.md"):
+        assert promised in (ROOT / page).read_text(), page
 
 
 def test_only_the_job_that_publishes_may_write_and_it_has_no_secret() -> None:

@@ -53,7 +53,7 @@ def sweep(run: Run, asked: Sweep, bank: Bank) -> Result:
         for load in asked.loads:
             settings = LoadSettings(
                 "poisson", rate=load * bank.profile.max_rate, duration=4.0 * run.rounds * run.seconds,
-                rounds=run.rounds, seed=round(100 * load),
+                rounds=run.rounds, seed=round(100 * load), max_lag_ms=1.0,
             )  # fmt: skip
             targets = [HttpTarget(url, f"@{asked.items}", name=name) for name, url in urls.items()]
             report, powers = uvloop.run(measured(targets, settings, asked.meter))

@@ -57,10 +57,11 @@ from weir.frontends.http.access_log import HttpLog
 from weir.frontends.http.application import (
     NOTHING,
     Added,
-    Held,
     InferencePaths,
-    InMemory,
+    NumbersCollector,
     code_of,
+    held,
+    in_memory,
     inference_protocols,
     make_app,
     make_exposition,
@@ -457,8 +458,8 @@ class Site:
         collectors = () if product is None else product.collectors()
         self.exposition = None if metrics is None else _exposition(settings.telemetry, metrics, registry)
         if self.exposition is not None:
-            residents = [] if residency is None else [InMemory(residency.core)]
-            for collector in (Held(kserve.account), *residents, *collectors):
+            residents = [] if residency is None else [NumbersCollector(partial(in_memory, residency.core))]
+            for collector in (NumbersCollector(partial(held, kserve.account)), *residents, *collectors):
                 self.exposition.registry.register(collector)
         self.websockets = WebSockets(registry, http, kserve.account)
         protocols = inference_protocols(kserve)

@@ -177,7 +177,7 @@ def serve(settings: Settings, product: Product | None = None, kinds: Mapping[str
             if logs_json:  # the log already has this information
                 return
             lines = _curl_lines(app) if product is None else product.to_try(*_address(app))
-            _print(*([_served(app), ""] if app.registry.services else []), *lines, *_other_frontends(app))
+            _print(*([_served(app), ""] if app.registry.services else []), *lines, "", _ready_line(app))
 
         try:
             loading.show(list(app.registry.services.values()))
@@ -388,9 +388,10 @@ def _curl_lines(app: App) -> list[str]:
     return lines
 
 
-def _other_frontends(app: App) -> list[str]:
-    addresses = [frontend.address for frontend in app.frontends if frontend is not app.server]
-    return ["", "also at " + ", ".join(addresses)] if addresses else []
+def _ready_line(app: App) -> str:
+    """Return the last line that is printed: until then, requests are refused."""
+    others = [frontend.address for frontend in app.frontends if frontend is not app.server]
+    return f"Ready at {app.server.address}" + (f", also at {', '.join(others)}" if others else "")
 
 
 def _reported(report: ModelReport) -> list[Any]:

@@ -71,6 +71,13 @@ def test_a_run_that_left_late_fails(served: Served, capsys: pytest.CaptureFixtur
     assert shown.err.startswith("weir: ") and "requests were sent late" in shown.err
 
 
+def test_a_closed_loop_has_a_connection_for_each_caller(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"{served.url}/infer/square"
+    assert bench(url, concurrency=3, duration=0.1).outcome.connections == 3
+    assert command(url, "--concurrency", 20, "--duration", 0.1, "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out)["outcomes"][url]["connections"] == 20
+
+
 def test_what_is_wrong_takes_one_line_and_is_reported_before_any_load(served: Served, tmp_path: Path) -> None:
     square = f"{served.url}/infer/square"
     for arguments, wrong in (

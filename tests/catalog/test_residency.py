@@ -17,7 +17,7 @@ from weir.catalog.manager import Manager, ModelState
 from weir.catalog.registry import Registry
 from weir.catalog.residency import Residency
 from weir.catalog.sources import ModelToServe, Parameters
-from weir.frontends.http.application import InMemory
+from weir.frontends.http.application import in_memory
 from weir.policy.residency import Resident, Room
 from weir.protocols.exchange import once_read
 from weir.testing import FakeClock, FakeExecutor
@@ -392,7 +392,7 @@ def test_metrics_count_what_comes_and_goes() -> None:
         with pytest.raises(ModelNotReady):
             await house.ask("c")
         await until(lambda: sorted(house.states().values()) == ["evicted", "failed", "loaded"])
-        found = {each.name: each.samples[0].value for each in InMemory(house.residency.core).collect()}
+        found = {name: value for _, name, _, value in in_memory(house.residency.core)}
         assert found.pop("weir_models_load_seconds") > 0
         assert found == {
             "weir_models_loaded": 1, "weir_models_waiting": 0, "weir_models_memory_bytes": 1, "weir_models_gpu_memory_bytes": 0,

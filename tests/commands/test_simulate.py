@@ -1,10 +1,9 @@
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from tests.served import weir_here
 
-from weir.cli import main
 from weir.policy.cost.profile import GOOGLENET_P4
 from weir.simulation import banks
 from weir.simulation.report import Bars
@@ -19,33 +18,21 @@ def profile(tmp_path: Path) -> Path:
     return path
 
 
-def weir(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["weir", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
-
-
-def test_it_compares_the_policies_and_writes_what_is_requested(
-    profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
+def test_it_compares_the_policies_and_writes_what_is_requested(profile: Path) -> None:
     folder = profile.parent
     files = ["--json", folder / "it.json", "--figure", folder / "it.png"]
-    assert weir(monkeypatch, "simulate", profile, "--policy", ISSUED, "--requests", 3_000, *files) == 0
-    shown = capsys.readouterr()
-    assert "poisson:0.7: 1,603 rows/s" in shown.out
-    assert "size-or-delay:size=8,delay=5ms" in shown.out
-    assert shown.err == ""  # no bars: it is no terminal
+    done = weir_here("simulate", profile, "--policy", ISSUED, "--requests", 3_000, *files, env={"COLUMNS": "120"})
+    assert done.returncode == 0
+    assert "poisson:0.7: 1,603 rows/s" in done.stdout
+    assert "size-or-delay:size=8,delay=5ms" in done.stdout
+    assert done.stderr == ""  # no bars: it is no terminal
     document = json.loads((folder / "it.json").read_text())
     assert list(document["outcomes"]) == ["smdp", "greedy", "size-or-delay:size=8,delay=5ms", "full:4"]
     assert document["best"] == "smdp"
     assert (folder / "it.svg").exists()
 
 
-def test_options_reach_the_simulation(
-    profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_reach_the_simulation(profile: Path) -> None:
     options = [
         "--policy",
         "greedy",
@@ -60,35 +47,35 @@ def test_options_reach_the_simulation(
     ]
     more = ["--requests", 2_000, "--latency-weight", 2, "--energy-weight", 0, "--reference-rate", 300, "--warm-up", 0.2]
     limits = ["--max-queue-delay", "3ms", "--deadline", "50ms"]
-    assert weir(monkeypatch, "simulate", profile, *options, *more, *limits, "--json", "-") == 0
-    document = json.loads(capsys.readouterr().out)
+    done = weir_here("simulate", profile, *options, *more, *limits, "--json", "-")
+    assert done.returncode == 0
+    document = json.loads(done.stdout)
     assert (document["workers"], document["seed"], document["rate"]) == (2, 7, 900.0)
     assert document["prices"] == {"latency_weight": 2.0, "energy_weight": 0.0, "reference_rate": 300.0}
     assert document["outcomes"]["full:4"]["reasons"]["delay"] > 0.0
     assert document["outcomes"]["greedy"]["requests"] <= 1_600
 
 
-def test_policies_are_compared_by_what_a_promise_takes(
-    profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_policies_are_compared_by_what_a_promise_takes(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(banks, "PROMISE_LOADS", (0.3, 0.5, 0.8))
     monkeypatch.setattr(banks, "PROMISE_REQUESTS", 8_000)
     it = ["--latency-objective", "p99=15ms", "--arrivals", "poisson:0.5", "--requests", 10_000, "--json", "-"]
-    assert weir(monkeypatch, "simulate", profile, "--policy", "smdp,greedy", *it) == 0
-    document = json.loads(capsys.readouterr().out)
+    done = weir_here("simulate", profile, "--policy", "smdp,greedy", *it)
+    assert done.returncode == 0
+    document = json.loads(done.stdout)
     assert (document["objective"], document["best"]) == ("p99=15ms", "smdp")
     outcomes = document["outcomes"]
     assert outcomes["smdp"]["late_share"]["value"] <= 0.01
     assert outcomes["smdp"]["power_w"]["value"] < outcomes["greedy"]["power_w"]["value"]
 
 
-def test_a_recorded_trace_is_played(
-    profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recorded_trace_is_played(profile: Path) -> None:
     trace = profile.parent / "arrivals.csv"
     trace.write_text("arrival_s\n" + "".join(f"{0.001 * number!r}\n" for number in range(500)))
-    assert weir(monkeypatch, "simulate", profile, "--policy", "greedy", "--arrivals", f"trace:{trace}") == 0
-    assert "1,000 rows/s" in capsys.readouterr().out
+    assert (
+        done := weir_here("simulate", profile, "--policy", "greedy", "--arrivals", f"trace:{trace}")
+    ).returncode == 0
+    assert "1,000 rows/s" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -110,29 +97,21 @@ def test_a_recorded_trace_is_played(
     ],
 )
 def test_what_is_wrong_is_reported_in_one_line(
-    profile: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
+    profile: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(profile.parent)
-    assert weir(monkeypatch, "simulate", profile, *arguments) == 2
-    shown = capsys.readouterr()
-    assert message in shown.err
-    assert shown.err.count("\n") == 1
-    assert shown.out == ""
+    done = weir_here("simulate", profile, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
 
 
-def test_a_profile_that_is_none_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert weir(monkeypatch, "simulate", tmp_path / "nowhere.toml") == 2
+def test_a_profile_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "it.toml").write_text("x = 1")
-    assert weir(monkeypatch, "simulate", tmp_path / "it.toml") == 2
-    shown = capsys.readouterr().err
-    assert "nowhere.toml" in shown
-    assert "it.toml" in shown
+    for name in ("nowhere.toml", "it.toml"):
+        done = weir_here("simulate", tmp_path / name)
+        assert done.returncode == 2 and name in done.stderr
 
 
 def test_bars_count_requests() -> None:
@@ -143,16 +122,14 @@ def test_bars_count_requests() -> None:
         assert [(each.description, each.completed) for each in bars.tasks] == [("greedy", 20), ("full", 5)]
 
 
-def test_range_of_workers_compares_rules_for_their_number(
-    profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
+def test_range_of_workers_compares_rules_for_their_number(profile: Path) -> None:
     folder = profile.parent
     files = ["--json", folder / "rules.json", "--figure", folder / "rules.png"]
     rules = ["--scaling", "weir,fixed:2", "--scaling", "fixed:3"]
     asked = ["--workers", "1..3", "--start-up-time", "100ms", "--latency-objective", "p99=20ms", "--requests", 3_000]
-    assert weir(monkeypatch, "simulate", profile, *asked, *rules, *files) == 0
-    shown = capsys.readouterr().out.splitlines()
+    done = weir_here("simulate", profile, *asked, *rules, *files, env={"COLUMNS": "160"})
+    assert done.returncode == 0
+    shown = done.stdout.splitlines()
     assert shown[0] == (
         "poisson:0.7: 4,868 rows/s on 1..3 workers, which start in 0.1 s; goal p99=20ms; late after 0.02 s; policy greedy"
     )
@@ -163,9 +140,7 @@ def test_range_of_workers_compares_rules_for_their_number(
     assert (folder / "rules.svg").exists()
 
 
-def test_rule_without_a_deadline_shows_no_late_answers(
-    profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rule_without_a_deadline_shows_no_late_answers(profile: Path) -> None:
     options = [
         "--workers",
         "0..2",
@@ -178,8 +153,9 @@ def test_rule_without_a_deadline_shows_no_late_answers(
         "--requests",
         2_000,
     ]
-    assert weir(monkeypatch, "simulate", profile, *options) == 0
-    shown = capsys.readouterr().out
+    done = weir_here("simulate", profile, *options)
+    assert done.returncode == 0
+    shown = done.stdout
     assert "goal load=0.5; policy full:4" in shown
     assert "late" not in shown
 
@@ -204,11 +180,10 @@ def test_rule_without_a_deadline_shows_no_late_answers(
         (["--workers", "1..2", "--start-up-time", "soon"], "--start-up-time=soon: must be a duration"),
     ],
 )
-def test_mistakes_about_the_number_of_workers_are_named(
-    options: list[str], message: str, profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert weir(monkeypatch, "simulate", profile, *options) == 2
-    shown = capsys.readouterr().err
+def test_mistakes_about_the_number_of_workers_are_named(options: list[str], message: str, profile: Path) -> None:
+    done = weir_here("simulate", profile, *options)
+    assert done.returncode == 2
+    shown = done.stderr
     assert message in " ".join(shown.split())
 
 
@@ -219,14 +194,12 @@ def slow(profile: Path) -> Path:
     return path
 
 
-def test_several_profiles_share_a_device_and_their_orders_are_compared(
-    profile: Path, slow: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
+def test_several_profiles_share_a_device_and_their_orders_are_compared(profile: Path, slow: Path) -> None:
     options = ["--arrivals", "poisson:0.4", "--arrivals", "poisson:0.3", "--requests", 4_000, "--energy-weight", 0]
     file = profile.parent / "it.json"
-    assert weir(monkeypatch, "simulate", profile, slow, *options, "--json", file) == 0
-    shown = capsys.readouterr().out
+    done = weir_here("simulate", profile, slow, *options, "--json", file, env={"COLUMNS": "120"})
+    assert done.returncode == 0
+    shown = done.stdout
     assert " on one device; cost 1 per ms, 0 per W; " in shown
     rows = [line.split() for line in shown.splitlines()[2:]]
     assert rows[0][:2] == ["solved", "square"] and {row[0] for row in rows if len(row) == 9} == {
@@ -251,13 +224,10 @@ def test_several_profiles_share_a_device_and_their_orders_are_compared(
         (["--seed", "-1"], "--seed=-1, --warm-up=0.1"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_several_profiles_is_reported_in_one_line(
-    profile: Path, slow: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    arguments: list[str], message: str,
-) -> None:  # fmt: skip
-    assert weir(monkeypatch, "simulate", profile, slow, *arguments) == 2
-    shown = capsys.readouterr()
-    assert message in shown.err and shown.err.count("\n") == 1
+def test_what_is_wrong_with_several_profiles_is_reported_in_one_line(profile: Path, slow: Path, arguments: list[str], message: str) -> None:  # fmt: skip
+    done = weir_here("simulate", profile, slow, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -267,32 +237,25 @@ def test_what_is_wrong_with_several_profiles_is_reported_in_one_line(
         (["--arrivals", "poisson:0.3", "--arrivals", "poisson:0.2"], "--arrivals: given 2 times for one profile"),
     ],
 )
-def test_what_is_for_several_profiles_is_refused_for_one(
-    profile: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
-) -> None:
-    assert weir(monkeypatch, "simulate", profile, *arguments) == 2
-    assert message in capsys.readouterr().err
+def test_what_is_for_several_profiles_is_refused_for_one(profile: Path, arguments: list[str], message: str) -> None:
+    done = weir_here("simulate", profile, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
 
 
-def test_two_models_may_have_one_profile(
-    profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_models_may_have_one_profile(profile: Path) -> None:
     options = ["--requests", 500, "--device-order", "oldest", "--json", "-"]
-    assert weir(monkeypatch, "simulate", profile, profile, *options) == 0
-    assert list(json.loads(capsys.readouterr().out)["outcomes"]["oldest"]) == ["square", "square 2"]
+    done = weir_here("simulate", profile, profile, *options)
+    assert done.returncode == 0
+    assert list(json.loads(done.stdout)["outcomes"]["oldest"]) == ["square", "square 2"]
 
 
-def test_a_trace_of_one_model_bounds_the_time_of_all(
-    profile: Path, slow: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trace_of_one_model_bounds_the_time_of_all(profile: Path, slow: Path) -> None:
     trace = profile.with_name("trace.csv")
     trace.write_text("".join(["arrival_s,rows\n", *(f"{0.01 * number},1\n" for number in range(101))]))
     options = ["--arrivals", f"trace:{trace}", "--arrivals", "poisson:0.3", "--warm-up", 0, "--deadline", "8ms"]
-    assert weir(monkeypatch, "simulate", profile, slow, *options, "--json", "-") == 0
-    oldest = json.loads(capsys.readouterr().out)["outcomes"]["oldest"]
+    done = weir_here("simulate", profile, slow, *options, "--json", "-")
+    assert done.returncode == 0
+    oldest = json.loads(done.stdout)["outcomes"]["oldest"]
     assert oldest["square"]["requests"] == 101 and 0.0 < oldest["square"]["late_share"] < 1.0
     assert oldest["slow"]["requests"] < 300

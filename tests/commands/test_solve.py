@@ -1,11 +1,11 @@
 import json
-import sys
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.served import weir_here
 
-from weir.cli import main
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
 from weir.policy.solve.bank import Bank
 from weir.simulation import banks
@@ -18,20 +18,12 @@ def profile(tmp_path: Path) -> Path:
     return path
 
 
-def weir(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["weir", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
-
-
-def test_it_writes_a_bank_a_figure_and_says_what_is_gained(
-    profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_writes_a_bank_a_figure_and_says_what_is_gained(profile: Path) -> None:
     folder = profile.parent
     weights = ["--latency-weight", 1, "--energy-weight", 1, "--reference-rate", 200]
     files = ["-o", folder / "p.npz", "--json", folder / "p.json", "--figure", folder / "p.png"]
-    assert weir(monkeypatch, "solve", profile, *weights, *files) == 0
+    done = weir_here("solve", profile, *weights, *files)
+    assert done.returncode == 0
     bank = Bank.from_bytes((folder / "p.npz").read_bytes())
     assert bank.prices.reference_rate == 200.0
     said = json.loads((folder / "p.json").read_text())
@@ -39,50 +31,56 @@ def test_it_writes_a_bank_a_figure_and_says_what_is_gained(
     assert all(row["cost"] <= min(row["greedy_cost"], row["best_limit_cost"]) * (1 + 1e-9) for row in said["rates"])
     assert (folder / "p.png").exists()
     assert (folder / "p.svg").exists()
-    shown = capsys.readouterr().out
-    assert "greedy" in shown
-    assert f"written: {folder / 'p.npz'}" in shown
+    lines = done.stdout.splitlines()
+    assert "greedy" in lines[1] and lines[-1].endswith(f"written: {folder / 'p.npz'}")
+    assert len(lines) == 10 and lines[7].startswith(f"{len(bank.rates)} rates in all; --json PATH writes them")
 
 
-def test_the_file_is_named_like_the_profile(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert weir(monkeypatch, "solve", profile, "--max-batch-size", 4) == 0
+def test_a_terminal_shows_a_picture_of_all_rates(profile: Path) -> None:
+    done = weir_here("solve", profile, "--max-batch-size", 4, env={"FORCE_COLOR": "1"})
+    assert done.returncode == 0
+    shown = done.stdout
+    rates = len(Bank.from_bytes((profile.parent / "square.policy.npz").read_bytes()).rates)
+    assert re.search(rf"mean ms .*▁[▁-█]{{{rates - 2}}}█", shown), shown
+
+
+def test_the_file_is_named_like_the_profile(profile: Path) -> None:
+    assert weir_here("solve", profile, "--max-batch-size", 4).returncode == 0
     bank = Bank.from_bytes((profile.parent / "square.policy.npz").read_bytes())
     assert bank.profile.max_batch_size == 4
 
 
-def test_a_promise_is_solved_for_several_workers(
-    profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_promise_is_solved_for_several_workers(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(banks, "PROMISE_LOADS", (0.3, 0.8))
     monkeypatch.setattr(banks, "PROMISE_REQUESTS", 5_000)
     small = profile.with_name("small.toml")
     small.write_text(Profile.linear(alpha_ms=1.0, tau0_ms=5.0, max_batch_size=2).to_toml())
     path = profile.parent / "p.npz"
-    assert weir(monkeypatch, "solve", small, "--latency-objective", "p95=40ms", "--workers", 2, "-o", path) == 0
+    assert (
+        done := weir_here("solve", small, "--latency-objective", "p95=40ms", "--workers", 2, "-o", path)
+    ).returncode == 0
     bank = Bank.from_bytes(path.read_bytes())
     assert (bank.workers, str(bank.objective)) == (2, "p95=40ms")
-    assert "p95=40ms with the least energy" in capsys.readouterr().out
+    assert "p95=40ms with the least energy" in done.stdout
 
 
-def test_the_result_of_one_rate_is_a_document(
-    profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert weir(monkeypatch, "solve", profile, "--rate", 1000, "--json", "-") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["iterations"] < 10
-    assert (found["method"], found["tail_share"], found["overflow_cost"]) == ("policy-iteration", 0.0, 0.0)
+def test_the_result_of_one_rate_is_a_document(profile: Path) -> None:
+    done = weir_here("solve", profile, "--rate", 1000, "--json", "-")
+    assert done.returncode == 0
+    found = json.loads(done.stdout)
+    assert (found["method"], found["iterations"] < 10) == ("policy-iteration", True)
     assert found["cost"] > found["error_bound"]
 
 
-def test_one_rate_is_shown_with_its_values(
-    profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert weir(monkeypatch, "solve", profile, "--rate", 1000, "--values") == 0
-    shown = capsys.readouterr().out
+def test_one_rate_is_shown_with_its_values(profile: Path) -> None:
+    done = weir_here("solve", profile, "--rate", 1000, "--values")
+    assert done.returncode == 0
+    shown = done.stdout
     assert "relative value" in shown
     assert "control limit" in shown
-    assert weir(monkeypatch, "solve", profile, "--rate", 1000) == 0
-    shown = capsys.readouterr().out
+    done = weir_here("solve", profile, "--rate", 1000)
+    assert done.returncode == 0
+    shown = done.stdout
     assert "wait" in shown
     assert "all" in shown
 
@@ -102,23 +100,23 @@ def test_one_rate_is_shown_with_its_values(
     ],
 )
 def test_what_is_wrong_is_reported_in_one_line(
-    profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+    profile: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
 ) -> None:
     monkeypatch.chdir(profile.parent)
-    assert weir(monkeypatch, "solve", profile, *arguments) == 2
-    told = capsys.readouterr().err
+    done = weir_here("solve", profile, *arguments)
+    assert done.returncode == 2
+    told = done.stderr
     assert said in told
     assert told.count("\n") == 1
 
 
-def test_a_profile_that_is_none_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_profile_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     (tmp_path / "other.toml").write_text("a = 1")
     for name in ("bytes.toml", "other.toml", "none.toml"):
-        assert weir(monkeypatch, "solve", tmp_path / name) == 2
-        assert name in capsys.readouterr().err
+        done = weir_here("solve", tmp_path / name)
+        assert done.returncode == 2
+        assert name in done.stderr
 
 
 def test_progress_is_reported_for_every_rate() -> None:

@@ -67,9 +67,7 @@ def test_nothing_is_left_out(names: str, form: str) -> None:
 
 
 def test_the_old_names_that_are_known_are_those_in_it() -> None:
-    known = {MODEL_DIRECTORY, *OLD, *PREFETCH, *ONE_DASH, *ELSEWHERE, VERSION, XLA} - {
-        "device",
-        "prefetch",
-    }  # these two are short for others
+    short = {"device", "prefetch"}  # for others
+    known = {MODEL_DIRECTORY, *OLD, *PREFETCH, *ONE_DASH, *ELSEWHERE, VERSION, XLA} - short
     starting = (row for row in ROWS if len(row) == 4)
     assert known == {name for row in starting for name in re.findall(r"`-(\w+)`", row[0])}

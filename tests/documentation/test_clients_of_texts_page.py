@@ -6,7 +6,7 @@ import re
 import pytest
 from tests.documentation.pages import ROOT
 
-PAGE = ROOT / "docs" / "how-to" / "use-clients-of-texts.md"
+PAGE = ROOT / "docs" / "how-to" / "use-embedding-clients.md"
 TESTS = ROOT / "tests" / "text_server" / "clients" / "test_stock_clients.py"
 OTHERS = {"the_page_shows_how"}  # no client's
 

@@ -9,7 +9,7 @@ from tests.text_models.runtime.references import CLASSIFIERS, FAMILIES, LABELLER
 
 from weir.text_models.checkpoint.families import FAMILIES as SERVED
 
-PAGE = ROOT / "docs" / "reference" / "embedding-models.md"
+PAGE = ROOT / "docs" / "reference" / "supported-text-models.md"
 # The families that tests compare, by column; yes or no: tests/text_models/graph/test_heads.py.
 COMPARED = {
     "vectors": set(FAMILIES), "scores and labels": {*CLASSIFIERS, *READS}, "labels of tokens": set(LABELLERS), "SPLADE": set(SPARSE),

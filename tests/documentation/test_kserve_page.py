@@ -1,26 +1,30 @@
-"""The tables of paths and of client methods say what is so."""
+"""The tables of paths, calls and client methods say what is so, over HTTP and gRPC."""
 
+import asyncio
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from tests.frontends.grpc.kit import INFERENCE, Rig, run
 
 from weir.catalog.registry import Registry
 from weir.frontends.http.kserve_routes import PREFIX, kserve_endpoints
 from weir.protocols import HttpSettings, KserveSettings
 from weir.protocols.kserve import CALLS, KserveContext
 from weir.protocols.kserve_metadata import EXTENSIONS, SHARED_MEMORY
+from weir.wire.kserve_grpc import methods
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "kserve-http.md").read_text()
+HTTP, GRPC = ((Path(__file__).parents[2] / f"docs/reference/{name}.md").read_text() for name in ("kserve-http", "grpc"))
 VERSION = "/versions/{version}"
 
 
-def rows(heading: str) -> list[list[str]]:
+def rows(heading: str, page: str = HTTP) -> list[list[str]]:
     """Return the cells of the table under a heading."""
-    section = PAGE.partition(f"## {heading}")[2].partition("\n## ")[0]
+    section = page.partition(f"## {heading}")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")][2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
@@ -45,16 +49,38 @@ def test_every_extension_is_named() -> None:
     )
 
 
-@pytest.mark.parametrize("module", ["tritonclient.http", "tritonclient.http.aio"])
+def test_every_call_over_grpc_is_named_and_does_as_it_says() -> None:
+    said = {row[0].strip("`"): row[2] for row in rows("Calls of", GRPC)}
+    assert list(said) == [method.name for method in methods(INFERENCE)]
+
+    async def test(rig: Rig) -> None:
+        for method in methods(INFERENCE):
+            if method.requests_stream:
+                continue
+            call = rig.raw(method.path, b"")
+            code = await asyncio.ensure_future(call.code())
+            assert code is not grpc.StatusCode.INTERNAL, method.name
+            if said[method.name] == "UNIMPLEMENTED":
+                assert code is grpc.StatusCode.UNIMPLEMENTED, method.name
+
+    run(test)
+
+
+def methods_of(client: str) -> set[str]:
+    """Return the public methods of a class, which is imported in a process of its own."""
+    module, _, name = client.rpartition(".")
+    code = f"from {module} import {name} as c; print(*[n for n in dir(c) if not n.startswith('_')])"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, check=True, text=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("module", ["http", "http.aio", "grpc", "grpc.aio"])
 def test_every_method_of_tritons_client_is_named(module: str) -> None:
-    code = f"from {module} import InferenceServerClient as c; print(*[n for n in dir(c) if not n.startswith('_')])"
-    found = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, check=True, text=True)
-    named = {name for row in rows("Methods of") for name in re.findall(r"`(\w+)`", row[0])}
-    assert set(found.stdout.split()) <= named
+    described = [row for page in (HTTP, GRPC)[: 1 + ("grpc" in module)] for row in rows("Methods of", page)]
+    named = {name for row in described for name in re.findall(r"`(\w+)`", row[0])}
+    assert methods_of(f"tritonclient.{module}.InferenceServerClient") <= named
 
 
 def test_every_method_of_kserves_client_is_named() -> None:
-    code = "from kserve import InferenceRESTClient as c; print(*[n for n in dir(c) if not n.startswith('_')])"
-    found = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, check=True, text=True)
-    paragraph = PAGE.partition("Of `kserve.InferenceRESTClient`")[2]
-    assert set(found.stdout.split()) <= set(re.findall(r"`(\w+)`", paragraph))
+    paragraph = HTTP.partition("Of `kserve.InferenceRESTClient`")[2]
+    assert methods_of("kserve.InferenceRESTClient") <= set(re.findall(r"`(\w+)`", paragraph))

@@ -16,7 +16,7 @@ from tests.manifests.containers import Container
 from tests.manifests.kit import printed
 
 from weir.bench.vectors import reserve_ports
-from weir.frontends.http.application import Held
+from weir.frontends.http.application import NumbersCollector, held
 from weir.protocols import HttpSettings
 from weir.protocols.account import Account
 from weir.telemetry.exposition import Exposition
@@ -89,7 +89,10 @@ def names() -> Iterator[set[str]]:
 @pytest.fixture(scope="module")
 def labels() -> dict[str, set[str]]:
     """The labels of each metric of Weir."""
-    families = [*Exposition(Metrics(), lambda frontend, error: "").collect(), *Held(Account(HttpSettings())).collect()]
+    families = [
+        *Exposition(Metrics(), lambda frontend, error: "").collect(),
+        *NumbersCollector(lambda: held(Account(HttpSettings()))).collect(),
+    ]
     return {
         family.name + ending: {*getattr(family, "_labelnames", ()), *(("le",) if ending == "_bucket" else ())}
         for family in families for ending in ENDINGS[family.type]

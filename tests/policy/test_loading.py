@@ -217,7 +217,9 @@ def test_a_bank_must_know_every_batch_that_it_may_be_requested() -> None:
     policy = SolvedPolicy(bank())
     load_policy(policy, max_batch_size=8)
     load_policy(policy)
-    with pytest.raises(SettingsError, match=r"solved for batches of up to 8 rows, and max_batch_size=9; lower max_bat"):
+    with pytest.raises(
+        SettingsError, match=r"solved for batches of up to 8 rows, and max_batch_size=9; leave max_batch_size"
+    ):
         load_policy(policy, max_batch_size=9)
 
 

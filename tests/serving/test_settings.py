@@ -1,9 +1,11 @@
+from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
+from tests.policy.banks import bank
 
-from weir import Model, SettingsError
+from weir import Model, SettingsError, SolvedPolicy
 from weir.serving import ServiceSettings, compose, known_settings
 
 
@@ -22,6 +24,15 @@ def test_the_model_overrides_the_defaults_and_arguments_override_the_model() -> 
     assert (plain.batching.max_batch_size, plain.workers.workers, plain.service.timeout) == (64, 1, 30.0)
     assert (own.batching.max_batch_size, own.batching.max_queue_delay) == (8, 0.5)
     assert (own.workers.workers, own.service.timeout) == (3, 1.5)
+
+
+def test_batches_are_as_large_as_a_solved_policy_knows_unless_stated(tmp_path: Path) -> None:
+    policy, profile = tmp_path / "a.policy.npz", tmp_path / "a.profile.toml"
+    policy.write_bytes(bank().to_bytes())
+    profile.write_text(bank().profile.to_toml())
+    solved: list[Any] = [str(policy), SolvedPolicy(bank()), f"auto:profile={profile}"]
+    assert [compose(Plain, {"policy": each}).batching.max_batch_size for each in solved] == [8, 8, 8]
+    assert compose(Plain, {"policy": str(policy), "max_batch_size": 9}).batching.max_batch_size == 9  # refused later
 
 
 @pytest.mark.parametrize(

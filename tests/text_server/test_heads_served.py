@@ -73,7 +73,7 @@ def test_several_outputs_from_one_request(tmp_path: Path) -> None:
         terms = http.post("/embed_sparse", json={"inputs": TEXTS}).json()
         tokens = http.post("/embed_all", json={"inputs": TEXTS}).json()
         root = http.post("/", json={"inputs": TEXTS}).json()
-        for block in read_blocks(ROOT / "docs" / "how-to" / "serve-sentence-vectors.md"):
+        for block in read_blocks(ROOT / "docs" / "how-to" / "serve-embeddings.md"):
             if block.shown_only and "/embed_sparse" in block.text:
                 ask(block, server.url, tmp_path)
         wrong = http.post("/v1/embeddings", json={"input": "a", "outputs": ["colour"]}).json()["error"]

@@ -200,7 +200,7 @@ def test_auto_with_a_profile_measures_nothing(tmp_path: Path) -> None:
     [
         ("", "must be a profile made by `weir profile`|weir_profile=None"),
         (None, "nothing.toml: cannot be read"),
-        (GOOGLENET_P4.up_to(3).to_toml(), "max_batch_size=4: the profile has sizes 1 to 3"),
+        (GOOGLENET_P4.up_to(3).to_toml(), "solved for batches of up to 3 rows, and max_batch_size=4"),
     ],
 )
 def test_auto_with_a_profile_that_cannot_be_used(tmp_path: Path, text: str | None, says: str) -> None:

@@ -64,9 +64,10 @@ def bench(
         raise SettingsError(
             "bench: cannot run where an event loop runs; await run_bench([target, ...], LoadSettings(...))"
         )
-    options = HttpOptions(headers=headers or {}, timeout=timeout)
-    made = [_target(each, data, options) for each in targets]
-    return run_shown(made, LoadSettings(**settings), progress=progress)
+    load = LoadSettings(**settings)
+    connections = load.concurrency or HttpOptions.max_connections
+    options = HttpOptions(headers=headers or {}, timeout=timeout, max_connections=connections)
+    return run_shown([_target(each, data, options) for each in targets], load, progress=progress)
 
 
 def run_shown(targets: Sequence[Target], settings: LoadSettings, *, progress: bool) -> Report:

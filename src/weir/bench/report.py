@@ -77,6 +77,7 @@ def markdown(report: Report) -> str:
     lines += ["| " + " | ".join([label, *cells]) + " |" for label, cells in rows(report)]
     if report.failures:
         lines += ["", "This measurement is invalid:", "", *(f"- {line}" for line in report.failures)]
+    lines += [line for text in report.warnings for line in ("", f"Warning: {text}")]
     return "\n".join(lines) + "\n"
 
 

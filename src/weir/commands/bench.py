@@ -43,7 +43,9 @@ def bench(
         int | None, flag("Rounds in which targets take turns (default: 5, or 1 for a single target).", _LOAD)
     ] = None,
     seed: Annotated[int, flag("Seed of random arrivals.", _LOAD)] = 1,
-    max_lag_ms: Annotated[float, flag("P99 send lag in ms above which the run fails.", _LOAD)] = 1.0,
+    max_lag_ms: Annotated[
+        float | None, flag("P99 send lag in ms above which the run fails (default: above 1 ms, it warns).", _LOAD)
+    ] = None,
     data: Annotated[str | None, flag(_DATA, _WHAT)] = None,
     header: Annotated[
         list[str] | None,
@@ -76,7 +78,7 @@ def bench(
     """Load-test a server. Response times count from when each request was due to be sent.
 
     Several targets get the same load, in turns. The exit code is 1 if the measurement is invalid, because requests were
-    sent too late (--max-lag-ms) or none succeeded, and 2 if a setting is wrong or no server responds.
+    sent later than --max-lag-ms or none succeeded, and 2 if a setting is wrong or no server responds.
     """
     from rich.console import Console
 
@@ -84,7 +86,8 @@ def bench(
     from weir.bench.http import HttpOptions
 
     load = LoadSettings(arrivals, rate, duration, concurrency, warm_up, rounds, seed, max_lag_ms)
-    options = HttpOptions(_headers(header or []), timeout, max_connections, insecure, channels, rows)
+    connections = min(max_connections, concurrency or max_connections)
+    options = HttpOptions(_headers(header or []), timeout, connections, insecure, channels, rows)
     made: list[Target] = [make_target(url, data, options) for url in targets or []]
     made += _in_process(in_process or [], policy or [], set_ or [], data, timeout)
     if not made:
@@ -92,7 +95,7 @@ def bench(
     check_results(json, markdown, figure=figure)
     report = run_shown(made, load, progress=Console(stderr=True).is_terminal)
     _write(report, json, markdown, figure)
-    for line in report.failures:
+    for line in [*(f"warning: {each}" for each in report.warnings), *report.failures]:
         typer.echo(f"weir: {line}", err=True)
     return FAILED if report.failures else 0
 

@@ -2,7 +2,7 @@
 the solution for one rate as a table by state."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -170,7 +170,8 @@ def _draw(bank: "Bank", rules: "list[Beside]", path: Path) -> None:
     draw_bank(path, bank, others)
 
 
-_ROWS_SHOWN = 24
+_LOADS_SHOWN = (0.1, 0.3, 0.5, 0.7, 0.9)
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 def about_bank(bank: "Bank", rules: "Sequence[Beside]") -> dict[str, Any]:
@@ -213,7 +214,7 @@ def costs(bank: "Bank") -> "Floats":
 
 
 def show_bank(bank: "Bank", rules: "Sequence[Beside]") -> None:
-    """Print a table with one row for each of at most _ROWS_SHOWN rates."""
+    """Print a table with a row for the rate nearest to each of a few loads, and a picture of all rates if this is a terminal that can show it."""
     table = Table(box=None, pad_edge=False)
     columns = ["rows/s", "load", "limit", "mean ms", "p99 ms", "W", "cost"]
     columns += ["greedy", "best limit"] if rules else []
@@ -222,7 +223,8 @@ def show_bank(bank: "Bank", rules: "Sequence[Beside]") -> None:
     for column in columns:
         table.add_column(column, justify="right")
     totals, limits = costs(bank), bank.limits()
-    for i in _few(len(bank.rates)):
+    loads = bank.rates / bank.capacity
+    for i in sorted({int(abs(loads - load).argmin()) for load in _LOADS_SHOWN}):
         rate = float(bank.rates[i])
         cells = [f"{rate:,.4g}", f"{rate / bank.capacity:.3f}", str(limits[i])]
         cells += [
@@ -237,6 +239,11 @@ def show_bank(bank: "Bank", rules: "Sequence[Beside]") -> None:
     console = Console(highlight=False)
     console.print(_heading(bank), markup=False, soft_wrap=True)
     print_table(console, table)
+    if console.is_terminal and console.encoding.startswith("utf"):
+        for name, values in (("limit", limits), ("mean ms", bank.response_time_ms), ("W", bank.power_w)):
+            console.print(f"{name:>7} {_picture(values)}", markup=False)
+        console.print(f"{'load':>7} from {loads[0]:.3f} to {loads[-1]:.3f}", markup=False)
+    console.print(f"{len(bank.rates)} rates in all; --json PATH writes them, --figure PATH draws them", markup=False)
     if rules:
         console.print(
             "greedy, best limit: how much more these rules cost; the limit is the best one for that rate",
@@ -265,9 +272,13 @@ def _compared(cost: float, rule: "Beside") -> Iterator[str]:
         yield f"{more:+.2f} %{name}" if math.isfinite(more) else "unstable"
 
 
-def _few(count: int) -> list[int]:
-    """Return at most _ROWS_SHOWN indices below `count`, evenly spread and with both ends."""
-    return sorted({round(place * (count - 1) / (_ROWS_SHOWN - 1)) for place in range(_ROWS_SHOWN)})
+def _picture(values: Iterable[float]) -> str:
+    """Return a bar for each value, and the range that the bars span."""
+    values = list(values)
+    low, high = float(min(values)), float(max(values))
+    step = (high - low) / len(_BARS) or 1.0
+    bars = "".join(_BARS[min(int((value - low) / step), len(_BARS) - 1)] for value in values)
+    return f"{bars} {low:.4g} to {high:.4g}"
 
 
 def about_solution(solution: "Solution") -> dict[str, Any]:
@@ -276,8 +287,7 @@ def about_solution(solution: "Solution") -> dict[str, Any]:
     return {
         "rate": solution.rate, "limit": solution.limit, "table": solution.table.tolist(),
         "values": solution.values.tolist(), "cost": solution.cost, "error_bound": solution.error_bound,
-        "tail_share": 0.0, "s_max": solution.s_max, "overflow_cost": 0.0,  # nothing is truncated
-        "method": "policy-iteration", "iterations": solution.iterations, "seconds": solution.seconds,
+        "s_max": solution.s_max, "method": "policy-iteration", "iterations": solution.iterations, "seconds": solution.seconds,
         "response_time_ms": found.response_time_ms, "power_w": found.power_w, "busy_share": found.busy_share,
         "batch_size": found.batch_size,
     }  # fmt: skip

@@ -139,6 +139,13 @@ def load_policy(value: Any, *, max_batch_size: int | None = None, max_queue_dela
     return completed.fresh()
 
 
+def largest_batch(value: Any) -> int | None:
+    """Return the largest batch, in rows, whose cost the policy that `value` stands for knows; None: any. Raises what load_policy raises."""
+    if isinstance(value, str) and not value.endswith(BANK_FILE) and not value.startswith(f"{AUTO}:"):
+        return None
+    return complete(load_policy(value)).largest_batch
+
+
 def _from_text(text: str) -> Any:
     if text.endswith(BANK_FILE):
         return _solved(Path(text), text)
@@ -232,11 +239,11 @@ def _check_size(policy: Policy, value: Any, largest: int | None) -> None:
 
 def _check_bank(policy: PolicyBase, value: Any, largest: int | None) -> None:
     """Refuse a `max_batch_size` larger than the batches a solved policy was made for: it does not know their cost."""
-    measured = policy.largest_batch
+    measured = None if largest is None else policy.largest_batch
     if measured is not None and largest is not None and largest > measured:
         raise SettingsError(
             f"policy={value!r}: was solved for batches of up to {measured} rows, and max_batch_size={largest}; "
-            f"lower max_batch_size to {measured}, or measure the model with larger batches and solve again"
+            "leave max_batch_size out, or measure the model with larger batches and solve again"
         )
 
 

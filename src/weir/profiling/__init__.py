@@ -164,8 +164,8 @@ def _bodies(model: type[Model], contents: list[bytes], seed: int) -> Items:
 
 def _no_items(model: type[Model]) -> str:
     return (
-        f"{model.__name__}: there is nothing to measure it with: give the class `examples = [...]`, or a file of items "
-        "(--items items.jsonl; items=[...] in Python)"
+        f"{model.__name__}: there is nothing to measure it with: give the class `examples = [...]`; `weir profile` also takes "
+        "a file of items (--items items.jsonl; items=[...] in Python)"
     )
 
 

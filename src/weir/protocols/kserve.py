@@ -34,6 +34,7 @@ from weir.protocols.kserve_metadata import EXTENSIONS, SHARED_MEMORY, find
 from weir.protocols.native import RequestOptions, check_length
 from weir.protocols.offloading import LONG_BODY, HeadMemo, written
 from weir.protocols.response import (
+    JSON_HEADER,
     Headers,
     HttpResponse,
     accepted_coding,
@@ -486,7 +487,6 @@ def _read_request(head: KserveHead, body: Body, memory: Memory) -> InferenceRequ
     return kserve_binary.read_request(body, head.header_length, name, version, find=memory.find)
 
 
-JSON_TYPE = (b"content-type", b"application/json")
 BINARY_TYPE = (b"content-type", b"application/octet-stream")
 
 
@@ -509,7 +509,7 @@ def reply_to(request: InferenceRequest, response: InferenceResponse, memory: Mem
     memory.take_outputs(response)
     written = write_response(response, binary_outputs(request))
     if written.header_length is None:
-        return KserveReply([JSON_TYPE], written.parts)
+        return KserveReply([JSON_HEADER], written.parts)
     return KserveReply([BINARY_TYPE, (HEADER_LENGTH, b"%d" % written.header_length)], written.parts)
 
 
@@ -563,7 +563,7 @@ class KserveProtocol:
         if head.call == "generate":
             response = await one_answer(exchange, await self._read_generate(exchange, head, body))
             text = await written(bytes_to_write(response), partial(write_generated, response))
-            return HttpResponse(200, [JSON_TYPE], text)
+            return HttpResponse(200, [JSON_HEADER], text)
         memory = self.context.memory(exchange.peer, head.headers)
         request = await self._read(exchange, head, body, memory)
         del body  # the request's tensors refer to it

@@ -8,7 +8,7 @@ import math
 import sys
 import traceback
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypedDict
 
@@ -257,7 +257,8 @@ ERROR_BYTES = 16 << 10
 ERRORS_BYTES = 64 << 10
 _SHORT_MESSAGE = 256  # characters
 
-_JSON_HEADER = (b"content-type", JSON.encode())
+JSON_HEADER = (b"content-type", JSON.encode())
+NO_STORE = (b"cache-control", b"no-store")
 
 
 class HttpResponse(NamedTuple):
@@ -266,6 +267,11 @@ class HttpResponse(NamedTuple):
     status: int
     headers: Headers
     body: bytes
+
+
+def json_response(value: Any, headers: Iterable[tuple[bytes, bytes]] = (), status: int = 200) -> HttpResponse:
+    """Return the response with `value` as JSON."""
+    return HttpResponse(status, [JSON_HEADER, *headers], encode_safely(value))
 
 
 def error_answer(error: BaseException, model: str | None = None, *, development: bool = False) -> HttpResponse:
@@ -278,7 +284,7 @@ def error_answer(error: BaseException, model: str | None = None, *, development:
 
 def error_headers(error: BaseException) -> Headers:
     """Return the headers of the response for `error`: Content-Type, and Retry-After, Allow or WWW-Authenticate where due."""
-    headers = [_JSON_HEADER]
+    headers = [JSON_HEADER]
     if isinstance(error, CapacityError):
         headers.append((b"retry-after", str(retry_after(error)).encode()))
     elif isinstance(error, MethodNotAllowed) and isinstance(error.details, dict):

@@ -12,6 +12,7 @@ from weir.batching.settings import BatchingSettings
 from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Checked, setting
 from weir.errors import SettingsError
 from weir.model import Model, check_attributes, is_batched
+from weir.policy.loading import largest_batch
 from weir.workers.settings import WorkerSettings, check_ray
 
 LONGEST_TIMEOUT = 1e8  # seconds, three years; the timers of event loops do not reach much further
@@ -54,15 +55,18 @@ def known_settings() -> list[str]:
 def compose(model: type[Model], given: dict[str, Any]) -> Composed:
     """Return the settings of a service of `model`.
 
-    The model's class attributes override Weir's defaults, and `given` overrides both. A model that cannot batch always has
-    max_batch_size 1. Raises SettingsError for an unknown key (and names the most similar one), and for a value against its rule.
+    The model's class attributes override Weir's defaults, and `given` overrides both. Without a max_batch_size, a solved policy's own
+    holds. A model that cannot batch always has max_batch_size 1. Raises SettingsError for an unknown key (and names the most similar one), and for a value against its rule.
     """
     known = known_settings()
     for key in given:
         if key not in known:
             raise SettingsError(unknown_setting(key, known))
     check_attributes(model, [name for name in known if "_" in name])
-    batching = BatchingSettings(**_chosen(BatchingSettings, model, given))
+    chosen = _chosen(BatchingSettings, model, given)
+    if (largest := largest_batch(chosen.get("policy", BatchingSettings.policy))) is not None:
+        chosen = {"max_batch_size": largest, **chosen}
+    batching = BatchingSettings(**chosen)
     if not is_batched(model):  # settings for all models of a server may say otherwise
         batching = replace(batching, max_batch_size=1)
     sizes = model.allowed_batch_sizes

@@ -333,6 +333,14 @@ def read_json(body: bytes, *, clean: str = "") -> Any:
         raise InvalidRequest(str(half)).about(param) from error
 
 
+def read_object(body: bytes) -> dict[str, Any]:
+    """Return the object that a body is, without its fields that are null, which count as not given. Raises InvalidRequest."""
+    document = read_json(body)
+    if not isinstance(document, dict):
+        raise InvalidRequest("body: must be an object as JSON")
+    return {name: value for name, value in document.items() if value is not None}
+
+
 # What protocols write.
 
 
@@ -351,6 +359,14 @@ class Ranked(NamedTuple):
 
     place: int
     score: float
+
+
+class RankingForm(NamedTuple):
+    """How a ranking is written: the best `top_n`, with the texts of `documents`, with the model's own numbers."""
+
+    top_n: int | None = None
+    documents: list[str] | None = None
+    raw: bool = False
 
 
 class Label(NamedTuple):
@@ -415,6 +431,13 @@ def ranking(scores: Sequence[float], top_n: int | None = None) -> list[Ranked]:
     return [Ranked(index, scores[index]) for index in order[:top_n]]
 
 
+def ranked(exchange: TextExchange, encoded: Encoded) -> list[tuple[int, float, str | None]]:
+    """Return place, score and text, if it was asked for, of each document, the best first; the form of `exchange` is a RankingForm."""
+    top_n, documents, raw = exchange.form
+    found = ranking(relevance(exchange, encoded, raw=raw), top_n)
+    return [(place, score, None if documents is None else documents[place]) for place, score in found]
+
+
 def labelled(encoded: Encoded, facts: TextFacts, *, raw: bool, independent: bool | None = None) -> list[list[Label]]:
     """Return the labels of each text with their scores, the likeliest first. Scores are the model's numbers with `raw`, else probabilities.
 
@@ -473,8 +496,3 @@ def _softmax(logits: NDArray[Any]) -> NDArray[Any]:
     powers = numpy.exp(logits - logits.max(axis=-1, keepdims=True))
     found: NDArray[Any] = powers / powers.sum(axis=-1, keepdims=True)
     return found
-
-
-def without_nulls(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document without its fields that are null, which count as not given."""
-    return {name: value for name, value in document.items() if value is not None}

@@ -21,10 +21,10 @@ from weir.messages import JSON
 from weir.protocols.account import CLAIM
 from weir.protocols.native import RequestOptions
 from weir.protocols.offloading import LONG_ANSWER, parsed, written
-from weir.protocols.response import Headers, HttpResponse, compressed_off_loop, echo_headers, start_headers
+from weir.protocols.response import JSON_HEADER, Headers, HttpResponse, compressed_off_loop, echo_headers, start_headers
 from weir.text_models.texts import TextOutput
 from weir.text_server.encoder import DETAIL_BYTES
-from weir.text_server.exchange import EmbeddingContext, TextExchange, check_client, mark_headers
+from weir.text_server.exchange import EmbeddingContext, TextExchange, check_client, mark_headers, read_object
 from weir.text_server.requests import SMALL_REQUEST
 from weir.text_server.texts import Encoded
 from weir.wire.cells import LARGE_BYTES
@@ -40,7 +40,6 @@ _log = logging.getLogger("weir.http")
 CLIENT_ID = b"x-client-id"
 _STREAMED_ABOVE = 1_000_000  # numbers, about 20 MB of JSON; a larger answer is sent in parts
 _NUMBERS_PER_PART = 65_536  # numbers of one part, about a megabyte of JSON
-_JSON_HEADER = (b"content-type", JSON.encode())
 
 
 class JsonList(NamedTuple):
@@ -90,7 +89,7 @@ class Listing(NamedTuple):
 
     def whole(self) -> HttpResponse:
         """Return the answer with the whole document as its body."""
-        return HttpResponse(200, [_JSON_HEADER, *self.headers], b"".join(self.parts()))
+        return HttpResponse(200, [JSON_HEADER, *self.headers], b"".join(self.parts()))
 
 
 def listing(
@@ -111,7 +110,7 @@ async def send_listing(send: Send, listing: Listing, headers: Headers) -> int:
 
     Each part is encoded in a thread once the client has read most of the part before.
     """
-    headers = [_JSON_HEADER, *listing.headers, *headers]
+    headers = [JSON_HEADER, *listing.headers, *headers]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     parts, sent = listing.parts(), 0
     while part := await asyncio.to_thread(next, parts, b""):
@@ -140,6 +139,54 @@ class TextProtocol(Protocol):
 
     def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
         """Return the answer for `error`. `identity` is the caller's id of the request, if it was read."""
+
+
+class ObjectProtocol:
+    """A TextProtocol whose bodies are objects as JSON."""
+
+    name: str
+    paths: Sequence[str]
+
+    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
+        """See TextProtocol."""
+        self.read_document(exchange, read_object(body))
+
+    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
+        """Read the body, decoded and without fields that are null, into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        raise NotImplementedError
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse | Listing:
+        """See TextProtocol."""
+        raise NotImplementedError
+
+    def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
+        """See TextProtocol."""
+        raise NotImplementedError
+
+
+class EitherProtocol(ObjectProtocol):
+    """The paths of `own`, which another API has too: a body with the field `mark` is in the form of `other`. The request's identity is its form."""
+
+    def __init__(self, own: ObjectProtocol, mark: str, other: ObjectProtocol) -> None:
+        self.name, self.paths = own.name, own.paths
+        self._own = own
+        self._mark = mark
+        self._other = other
+
+    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
+        """See ObjectProtocol."""
+        exchange.identity = self._other if self._mark in document else self._own
+        exchange.identity.read_document(exchange, document)
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse | Listing:
+        """See TextProtocol."""
+        form: ObjectProtocol = exchange.identity
+        return form.write(exchange, encoded)
+
+    def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
+        """See TextProtocol."""
+        form: ObjectProtocol = identity or self._own
+        return form.error_answer(error, development=development)
 
 
 class TextHead(RequestOptions):

@@ -97,6 +97,7 @@ def test_every_request_of_every_path_has_a_line(run: Run) -> None:
         (b"GET\x1b[2J / HTTP/1.1\r\n\r\n", ("GET%1B[2J", "/", 400)),
         (b"POST /infer/square HTTP/1.1\r\nContent-Length: x\r\n\r\n", ("POST", "/infer/square", 400)),
         (POST.replace(b"Content-Length: 1", b"Transfer-Encoding: chunked") + b"xyz\r\n", ("POST", "/infer/square", 400)),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", ("PRI", "*", 505)),
         (b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\n\r\n", None),
     ],
 )  # fmt: skip

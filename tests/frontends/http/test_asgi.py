@@ -281,46 +281,34 @@ class TestPaths:
         assert server.client.post("/inference", json=3).json() == 9
         assert server.client.post("/inference/batch", json=[3]).json() == [{"output": 9}]
 
-    def test_with_several_models_the_short_path_names_them(self, serve: Serve) -> None:
+    def test_an_unknown_model_and_the_short_path_of_several_name_them(self, serve: Serve) -> None:
         server = serve(inline(Square), inline(Echo))
-        answer = server.client.post("/inference", json=3)
-        assert (answer.status_code, answer.json()["error"]["type"]) == (404, "ModelNotFound")
-        assert "square, echo" in answer.json()["error"]["message"]
+        for path in ("/inference", "/infer/cube"):
+            answer = server.client.post(path, json=3)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (404, "ModelNotFound")
+            assert "square, echo" in answer.json()["error"]["message"]
 
-    def test_an_unknown_model_names_those_there_are(self, serve: Serve) -> None:
-        server = serve(inline(Square), inline(Echo))
-        answer = server.client.post("/infer/cube", json=3)
-        assert (answer.status_code, answer.json()["error"]["type"]) == (404, "ModelNotFound")
-        assert "square, echo" in answer.json()["error"]["message"]
-
-    def test_routes_of_a_models_own(self, serve: Serve) -> None:
-        server = serve(inline(Square), inline(Echo), routes={"square": "/api/sq"})
+    @pytest.mark.parametrize(("name", "quoted"), [("square", "square"), ("v1.2~b", "v1%2E2%7Eb")])
+    def test_routes_of_a_models_own_and_names_that_need_quoting(self, serve: Serve, name: str, quoted: str) -> None:
+        server = serve(inline(Square, name=name), inline(Echo), routes={name: "/api/sq", "echo": "/api/batch"})
         assert server.client.post("/api/sq", json=3).json() == 9
         assert server.client.post("/api/sq/batch", json=[3]).json() == [{"output": 9}]
-        assert server.client.post("/infer/square", json=3).json() == 9
+        assert server.client.post("/api/batch", json=3).json() == 3
+        assert server.client.post(f"/infer/{quoted}", json=3).json() == 9
 
-    def test_a_route_may_end_in_batch(self, serve: Serve) -> None:
-        server = serve(inline(Square), routes={"square": "/api/batch"})
-        assert server.client.post("/api/batch", json=3).json() == 9
-
-    def test_names_may_need_quoting(self, serve: Serve) -> None:
-        server = serve(inline(Square, name="v1.2~b"))
-        assert server.client.post("/infer/v1%2E2%7Eb", json=3).json() == 9
-
-    @pytest.mark.parametrize("path", ["/infer", "/infer/", "/infer/square/", "/nowhere", "/infer//x"])
-    def test_other_paths_are_not_found(self, serve: Serve, path: str) -> None:
+    def test_other_paths_are_not_found(self, serve: Serve) -> None:
         server = serve(inline(Square))
-        answer = server.client.post(path, json=3)
-        assert (answer.status_code, answer.json()["error"]["type"]) == (404, "NotFound")
+        for path in ("/infer", "/infer/", "/infer/square/", "/nowhere", "/infer//x"):
+            answer = server.client.post(path, json=3)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (404, "NotFound")
 
-    @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
-    @pytest.mark.parametrize("path", ["/infer/square", "/infer/square/batch", "/inference"])
-    def test_other_methods_are_not_allowed(self, serve: Serve, method: str, path: str) -> None:
+    def test_other_methods_are_not_allowed(self, serve: Serve) -> None:
         server = serve(inline(Square))
-        answer = server.client.request(method, path)
-        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
-        if method != "HEAD":
-            assert answer.json()["error"]["type"] == "MethodNotAllowed"
+        for path in ("/infer/square", "/infer/square/batch", "/inference"):
+            for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"):
+                answer = server.client.request(method, path)
+                assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+                assert method == "HEAD" or answer.json()["error"]["type"] == "MethodNotAllowed"
 
 
 class TestHeaders:

@@ -43,7 +43,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "eurobert": ("EuroBert", {"num_key_value_heads": 2}),
 }  # fmt: skip
 
-# The families that are compared in each task, by the columns of the table in docs/reference/embedding-models.md.
+# The families that are compared in each task, by the columns of the table in docs/reference/supported-text-models.md.
 CLASSIFIERS = (
     "bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "electra", "albert", "deberta-v2", "deberta-v3", "nomic-bert", "gte", "qwen2", "qwen3",
     "gemma3-causal",

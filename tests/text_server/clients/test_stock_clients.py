@@ -28,7 +28,7 @@ TEXTS = ["first do it", "then do it right", "then do it better"]
 QUERY = "who reads this"
 KEY = "a-key-that-is-long-enough"
 MODELS = PLAIN, LABELLER, RANKER = "bge-small-en-v1.5", "roberta-base-go_emotions", "ms-marco-MiniLM-L6-v2"
-PAGE = ROOT / "docs" / "how-to" / "use-clients-of-texts.md"
+PAGE = ROOT / "docs" / "how-to" / "use-embedding-clients.md"
 SECTIONS = dict(re.findall(r"^## (.+?)\n.*?^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL))
 
 

@@ -9,7 +9,7 @@ import logging
 import math
 import shlex
 from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from types import MappingProxyType
@@ -42,6 +42,7 @@ from weir.frontends.frontend import open_protocols
 from weir.frontends.http import openapi as documents
 from weir.frontends.http.access_log import HttpLog, Logged
 from weir.frontends.http.asgi import (
+    ANY,
     AsgiInference,
     Body,
     Gate,
@@ -55,7 +56,7 @@ from weir.frontends.http.asgi import (
     with_key,
     with_names,
 )
-from weir.frontends.http.kserve_routes import PREFIX, Kserve, kserve_openapi
+from weir.frontends.http.kserve_routes import PREFIX, Kserve, kserve_endpoints, kserve_openapi
 from weir.frontends.websocket import WebSockets
 from weir.messages import JSON
 from weir.model import Example, Tensor, is_tensor_model
@@ -67,7 +68,16 @@ from weir.protocols.kserve import KserveContext, KserveProtocol
 from weir.protocols.kserve import error_answer as kserve_error
 from weir.protocols.native import PREFIX as NATIVE
 from weir.protocols.native import NativeProtocol
-from weir.protocols.response import HttpResponse, accepted_coding, compressed_off_loop, encode_safely, error_answer
+from weir.protocols.response import (
+    JSON_HEADER,
+    NO_STORE,
+    HttpResponse,
+    accepted_coding,
+    compressed_off_loop,
+    encode_safely,
+    error_answer,
+    json_response,
+)
 from weir.serving.handle import ModelHandle, ModelHealth
 from weir.telemetry.exposition import NAMESPACE, Exposition, Levels, ModelCounts, TritonNames
 from weir.telemetry.recorder import Metrics
@@ -332,7 +342,7 @@ class Pages:
         if self._described is None:
             self._described = encode_safely(self._description())
         servers = encode_safely({"servers": documents.servers(inner_path(request.scope))})
-        return HttpResponse(200, list(_JSON_HEADERS), b"%b,%b" % (self._described[:-1], servers[1:]))
+        return HttpResponse(200, [JSON_HEADER, NO_STORE], b"%b,%b" % (self._described[:-1], servers[1:]))
 
     def _description(self) -> dict[str, Any]:
         paths, components = kserve_openapi(self._context)
@@ -396,11 +406,8 @@ def _unread(name: str, reason: str) -> documents.ModelLine:
     return {"name": name, "ready": not reason, "reason": reason, "workers": "0", "state": state}
 
 
-_JSON_HEADERS = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"))
-
-
 def _json(value: Mapping[str, Any], status: int = 200) -> HttpResponse:
-    return HttpResponse(status, list(_JSON_HEADERS), encode_safely(value))
+    return json_response(value, [NO_STORE], status)
 
 
 def _health(value: Mapping[str, Any], good: bool) -> HttpResponse:
@@ -433,61 +440,44 @@ def make_exposition(
     return exposition
 
 
-class Held(Collector):
-    """Shows the bytes and connections of all clients of a server."""
-
-    def __init__(self, account: Account) -> None:
-        self._account = account
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield all metrics."""
-        account = self._account
-        for name, text, value in (
-            ("weir_held_bytes", "Bytes held by requests and responses.", account.total_bytes),
-            ("weir_max_held_bytes", "Limit of the bytes held (max_waiting_bytes).", account.max_bytes),
-            ("weir_connections", "Open connections of all kinds.", account.connections),
-            ("weir_max_connections", "Limit of open connections.", account.max_connections),
-        ):
-            yield GaugeMetricFamily(name, text, value)
-        text = "Requests refused because memory was short."
-        yield CounterMetricFamily("weir_held_refusals", text, account.total_refused)
+# A kind of metric, its name, its text and its value.
+Number = tuple[Callable[[str, str, float], Metric], str, str, float]
 
 
-class InMemory(Collector):
-    """Shows how many models are in memory, what they take, and how often they come and go."""
+class NumbersCollector(Collector):
+    """Shows what `numbers` returns, which is called for each response."""
 
-    def __init__(self, residents: Residents) -> None:
-        self._residents = residents
-
-    def describe(self) -> Iterator[Metric]:
-        """Return no metrics: `collect` names them."""
-        return iter(())
+    def __init__(self, numbers: Callable[[], Iterable[Number]]) -> None:
+        self._numbers = numbers
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
-        core = self._residents
-        for name, text, value in (
-            ("weir_models_loaded", "Models on demand that are loaded.", core.count(Presence.LOADED)),
-            (
-                "weir_models_waiting",
-                "Models on demand that wait or load.",
-                core.count(Presence.WAITING, Presence.LOADING),
-            ),
-            (
-                "weir_models_memory_bytes",
-                "Memory that models on demand take, as measured or declared.",
-                core.used.memory,
-            ),
-            ("weir_models_gpu_memory_bytes", "The same of GPU memory, as declared.", core.used.gpu_memory),
-        ):
-            yield GaugeMetricFamily(name, text, value)
-        for name, text, value in (
-            ("weir_models_loads", "Loads of models on demand.", core.loads),
-            ("weir_models_failed_loads", "Loads of models on demand that failed.", core.failures),
-            ("weir_models_load_seconds", "Seconds that loads of models on demand took together.", core.load_seconds),
-            ("weir_models_evictions", "Models on demand that left memory for others.", core.evictions),
-        ):
-            yield CounterMetricFamily(name, text, value)
+        return (kind(name, text, value) for kind, name, text, value in self._numbers())
+
+
+def held(account: Account) -> Iterator[Number]:
+    """Yield the bytes and connections of all clients of a server."""
+    gauge, counter = GaugeMetricFamily, CounterMetricFamily
+    yield gauge, "weir_held_bytes", "Bytes held by requests and responses.", account.total_bytes
+    yield gauge, "weir_max_held_bytes", "Limit of the bytes held (max_waiting_bytes).", account.max_bytes
+    yield gauge, "weir_connections", "Open connections of all kinds.", account.connections
+    yield gauge, "weir_max_connections", "Limit of open connections.", account.max_connections
+    yield counter, "weir_held_refusals", "Requests refused because memory was short.", account.total_refused
+
+
+def in_memory(core: Residents) -> Iterator[Number]:
+    """Yield how many models are in memory, what they take, and how often they come and go."""
+    gauge, counter, waiting = GaugeMetricFamily, CounterMetricFamily, core.count(Presence.WAITING, Presence.LOADING)
+    taken = "Memory that models on demand take, as measured or declared."
+    took = "Seconds that loads of models on demand took together."
+    yield gauge, "weir_models_loaded", "Models on demand that are loaded.", core.count(Presence.LOADED)
+    yield gauge, "weir_models_waiting", "Models on demand that wait or load.", waiting
+    yield gauge, "weir_models_memory_bytes", taken, core.used.memory
+    yield gauge, "weir_models_gpu_memory_bytes", "The same of GPU memory, as declared.", core.used.gpu_memory
+    yield counter, "weir_models_loads", "Loads of models on demand.", core.loads
+    yield counter, "weir_models_failed_loads", "Loads of models on demand that failed.", core.failures
+    yield counter, "weir_models_load_seconds", took, core.load_seconds
+    yield counter, "weir_models_evictions", "Models on demand that left memory for others.", core.evictions
 
 
 def counted(service: "ModelHandle") -> ModelCounts:
@@ -566,6 +556,8 @@ def exception_handlers(settings: HttpSettings) -> Mapping[Any, ExceptionHandler]
 async def _router_error(request: Request, error: Exception) -> Response:
     """Return the response for an error of Starlette's router: an unknown path, or a method that the path does not take."""
     path = request.scope["path"]
+    if (request.method, path) == ("OPTIONS", "*"):  # RFC 9110, section 9.3.7: it is for the server, not for one path
+        return Response()
     allow = None
     message = f"{path}: unknown path; GET / lists those there are"
     if isinstance(error, HTTPException) and error.status_code == 405:
@@ -583,7 +575,7 @@ async def _router_error(request: Request, error: Exception) -> Response:
 def not_found(message: str) -> HttpResponse:
     """Return the response for an unknown path."""
     error = {"type": "NotFound", "message": message, "model": None, "details": None}
-    return HttpResponse(404, [(b"content-type", b"application/json")], encode_safely({"error": error}))
+    return json_response({"error": error}, status=404)
 
 
 _SHOWN_TO_PAGES = (
@@ -664,7 +656,9 @@ def make_app(
     """
     registry, settings = context.registry, context.http
     protocols = inference_protocols(context) if protocols is None else protocols
-    middleware = [Middleware(AsgiInference, protocols, settings), Middleware(Kserve, context)]
+    endpoints = [*added.endpoints, *Pages(context, settings, metrics, added.endpoints).endpoints()]
+    of_kserve = kserve_endpoints(context)
+    middleware = [Middleware(AsgiInference, protocols, settings), Middleware(Kserve, context, of_kserve)]
     if added.endpoints:
         middleware.insert(0, Middleware(Shortcut, added.endpoints))
     middleware.insert(0, Middleware(Counted, context.account))
@@ -675,7 +669,7 @@ def make_app(
         cors = Middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=sorted({"POST", *[each.method for each in (*endpoints, *of_kserve)]} - {ANY}),
             allow_headers=["*"],
             expose_headers=_SHOWN_TO_PAGES,
         )
@@ -683,7 +677,7 @@ def make_app(
     if log is not None:
         middleware.insert(0, Middleware(Logged, log))
     routes = [
-        *routes_of([*added.endpoints, *Pages(context, settings, metrics, added.endpoints).endpoints()]),
+        *routes_of(endpoints),
         *(websockets or WebSockets(registry, settings, context.account)).routes(),
     ]
     own = [each.prefix.decode() for each in protocols] + [getattr(each, "path", "/") for each in routes]

@@ -664,7 +664,7 @@ def listed(routes: Sequence[Any], prefix: str) -> str:
 
 
 # The paths of probes, which have no key.
-OPEN = frozenset(("/health", "/health/live", "/health/ready", "/ping", "/v2/health/live", "/v2/health/ready"))
+OPEN = frozenset(("*", "/health", "/health/live", "/health/ready", "/ping", "/v2/health/live", "/v2/health/ready"))
 
 
 _DENIAL = "websocket.http.response"

@@ -38,10 +38,10 @@ from weir.profiling.machine import find_hardware
 from weir.protocols import kserve_metadata as kserve
 from weir.protocols.entries import ITEM_INPUTS
 from weir.protocols.exchange import answered_once_read, inference_of
-from weir.protocols.kserve import JSON_TYPE, KserveContext, RegionStatus, error_answer
+from weir.protocols.kserve import KserveContext, RegionStatus, error_answer
 from weir.protocols.kserve_metadata import KserveError
 from weir.protocols.offloading import off_loop
-from weir.protocols.response import HttpResponse, encode_safely
+from weir.protocols.response import NO_STORE, HttpResponse, json_response
 from weir.wire.inference import Parameter
 from weir.wire.kserve_json import ReadOutput, ReadRequest, ReadResponse, ReadTensor
 from weir.wire.schema import REF_TEMPLATE, json_schemas, read_document
@@ -216,7 +216,7 @@ def _handler(answer: Answer, reads: Any, context: KserveContext, *, controls: bo
             return written
         if isinstance(written, str):
             return HttpResponse(200, [(b"content-type", b"text/plain; charset=utf-8")], written.encode())
-        return HttpResponse(200, [JSON_TYPE, (b"cache-control", b"no-store")], encode_safely(written))
+        return json_response(written, [NO_STORE])
 
     return handle
 
@@ -265,12 +265,12 @@ _NOT_OFFERED = (
 
 
 class Kserve:
-    """ASGI middleware that answers all paths of the protocol that are not inference. All other requests go to `app`."""
+    """ASGI middleware that answers all paths of the protocol that are not inference: `endpoints`. All other requests go to `app`."""
 
-    def __init__(self, app: ASGIApp, context: KserveContext) -> None:
+    def __init__(self, app: ASGIApp, context: KserveContext, endpoints: Sequence[HttpEndpoint]) -> None:
         self._app = app
         self._kserve = Starlette(
-            routes=routes_of(kserve_endpoints(context)),
+            routes=routes_of(endpoints),
             exception_handlers={HTTPException: partial(_router_error, context)},
         )
         self._kserve.router.redirect_slashes = False

@@ -25,7 +25,7 @@ from weir.config import AT_LEAST_ZERO, POSITIVE, check, setting
 from weir.errors import SettingsError
 from weir.messages import Reason
 from weir.policy.cost.objective import LatencySLO, Prices, trimmed
-from weir.policy.cost.profile import Profile
+from weir.policy.cost.profile import Profile, read_profile
 from weir.policy.decision import Decision, Observation, PolicyBase
 from weir.policy.online.admission import AdmissionGate, AdmissionPlan
 from weir.policy.online.arrivals import Rate
@@ -678,6 +678,13 @@ class AutoPolicy(SolvedPolicy):
         check(self)
         self.prices = Prices(self.latency_weight, self.energy_weight, self.reference_rate)
         self.objective = self._objective()
+
+    @property
+    def largest_batch(self) -> int | None:
+        """See SolvedPolicy; before it has a bank, the largest batch of its profile. Raises SettingsError if that cannot be read."""
+        if self._bands is not None or self.profile is None:
+            return super().largest_batch
+        return read_profile(self.profile, f"policy=auto:profile={self.profile}").max_batch_size
 
     def _objective(self) -> LatencySLO | None:
         if self.p99 is not None and self.in_time is not None:

@@ -23,7 +23,16 @@ from weir.frontends.http.asgi import AsgiCall
 from weir.messages import JSON, MSGPACK
 from weir.protocols import HttpSettings
 from weir.protocols.access import Control
-from weir.protocols.response import Headers, HttpResponse, accept_of, encode_safely, error_headers, error_value
+from weir.protocols.response import (
+    NO_STORE,
+    Headers,
+    HttpResponse,
+    accept_of,
+    encode_safely,
+    error_headers,
+    error_value,
+    json_response,
+)
 from weir.serving.handle import ModelHandle
 from weir.text_models import Pooling
 from weir.text_models.packing import packed
@@ -400,20 +409,20 @@ class Encode(TextApi):
         """Return the server's configuration and statistics."""
         client_name = TextHead(call.headers).client_name(call.peer)
         self.context.clients.received_command(client_name, frontend=NAME)
-        return _document(self._status.server_status(client_name))
+        return json_response(self._status.server_status(client_name), [NO_STORE])
 
     async def client_status(self, call: AsgiCall) -> HttpResponse:
         """Return what is known of the caller, with the fields of bert-as-service, and of all remembered clients."""
         client_name = TextHead(call.headers).client_name(call.peer)
         known = self._status.client_status()
-        return _document(client_fields(client_name, known["clients"], self.context.http) | known)
+        return json_response(client_fields(client_name, known["clients"], self.context.http) | known, [NO_STORE])
 
     async def terminate(self, call: AsgiCall) -> HttpResponse:
         """Make the server finish its accepted requests and end. Raises Unauthorized or Forbidden if the caller may not do so."""
         self._control.require_http(call.peer, call.headers)
         asyncio.get_running_loop().call_soon(self._end)
         notice = EndNotice(status=200, description="the server finishes what it has accepted, and ends")
-        return _document(notice)
+        return json_response(notice, [NO_STORE])
 
 
 def _as_json(identity: Any, encoded: Encoded) -> Listing:
@@ -437,7 +446,3 @@ def _lead(identity: Any, encoded: Encoded) -> EncodeLead:
     if encoded.tokens is not None:
         document["tokens"] = encoded.tokens
     return document
-
-
-def _document(value: Mapping[str, Any]) -> HttpResponse:
-    return HttpResponse(200, [(b"content-type", JSON.encode()), (b"cache-control", b"no-store")], encode_safely(value))

@@ -12,23 +12,21 @@ import msgspec
 from msgspec import Meta, Struct
 
 from weir.errors import InvalidRequest, Unsupported, brief
-from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
+from weir.protocols.response import HttpResponse, encode_safely, error_headers, error_value, json_response
 from weir.text_models.packing import PACKINGS, PackedVector, Packing, packed, packing_named
 from weir.text_models.texts import PlainText, TextOptionFields
 from weir.text_server.exchange import (
     EmbeddingContext,
+    RankingForm,
     TextExchange,
     check_texts,
     check_top_n,
     options_of,
-    ranking,
-    read_json,
+    ranked,
     read_pairs,
-    relevance,
-    without_nulls,
 )
-from weir.text_server.http import JsonList, Listing, TextApi, TextCall
-from weir.text_server.protocols.openai import JSON_HEADER, with_input_field
+from weir.text_server.http import JsonList, Listing, ObjectProtocol, TextApi, TextCall
+from weir.text_server.protocols.openai import with_input_field
 from weir.text_server.texts import Encoded, TextTask
 from weir.wire.schema import read_document
 from weir.wire.status import http_code
@@ -145,15 +143,8 @@ class CohereForm(NamedTuple):
     by_type: bool
 
 
-class RankingForm(NamedTuple):
-    """How a ranking is written."""
-
-    top_n: int | None
-    documents: list[str] | None
-
-
-class CohereProtocol:
-    """What the protocols of one version have in common; see TextProtocol."""
+class CohereProtocol(ObjectProtocol):
+    """What the protocols of one version have in common."""
 
     name = NAME
 
@@ -175,9 +166,9 @@ class CohereProtocol:
 class CohereEmbed(CohereProtocol):
     """POST /v1/embed and /v2/embed."""
 
-    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
-        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, ModelNotFound, and Unsupported for images."""
-        request = read_document(_object(body), CohereEmbedRequest)
+    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
+        """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, ModelNotFound, and Unsupported for images."""
+        request = read_document(document, CohereEmbedRequest)
         if request.images is not None or request.input_type == "image":
             raise Unsupported("images: only texts are encoded here")
         types = request.embedding_types
@@ -260,9 +251,9 @@ def _cut(truncate: str | None) -> tuple[bool | None, str | None]:
 class CohereRerank(CohereProtocol):
     """POST /v1/rerank, which is also Jina's, and /v2/rerank."""
 
-    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
-        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
-        request = read_document(_object(body), CohereRerankRequest)
+    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
+        """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        request = read_document(document, CohereRerankRequest)
         check_top_n(request.top_n)
         documents = read_pairs(exchange, request.query, request.documents, "documents", request.model)
         wanted = request.return_documents
@@ -271,13 +262,10 @@ class CohereRerank(CohereProtocol):
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
         """Return the ranking."""
-        top_n, documents = exchange.form
         results: list[CohereRank] = []
-        for index, score in ranking(relevance(exchange, encoded, raw=False), top_n):
+        for index, score, document in ranked(exchange, encoded):
             rank = CohereRank(index=index, relevance_score=score)
-            if documents is not None:
-                rank["document"] = {"text": documents[index]}
-            results.append(rank)
+            results.append(rank if document is None else {**rank, "document": {"text": document}})
         tokens = sum(encoded.counts)
         answer: CohereRanking = {
             "id": str(uuid4()),
@@ -287,14 +275,7 @@ class CohereRerank(CohereProtocol):
             "object": "list",
             "usage": {"total_tokens": tokens, "prompt_tokens": tokens},
         }
-        return HttpResponse(200, [JSON_HEADER], encode_safely(answer))
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    document = read_json(body)
-    if not isinstance(document, dict):
-        raise InvalidRequest("body: must be an object as JSON")
-    return without_nulls(document)
+        return json_response(answer)
 
 
 class Cohere(TextApi):

@@ -5,30 +5,26 @@ TEI has a /rerank, too: tei.py answers that path, and has the protocol here read
 """
 
 import time
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 from uuid import uuid4
 
 from msgspec import Meta, Struct
 
-from weir.errors import InvalidRequest
 from weir.frontends.http.asgi import AsgiCall
-from weir.protocols.response import Headers, HttpResponse, OpenAIError, encode_safely
+from weir.protocols.response import HttpResponse, OpenAIError, json_response
 from weir.text_models.texts import PlainText
 from weir.text_server.exchange import (
     EmbeddingContext,
+    RankingForm,
     TextExchange,
     check_texts,
     check_top_n,
     labelled,
-    ranking,
-    read_json,
+    ranked,
     read_pairs,
-    relevance,
-    without_nulls,
 )
-from weir.text_server.http import Listing, TextApi, TextCall, TextPage
+from weir.text_server.http import Listing, ObjectProtocol, TextApi, TextCall, TextPage
 from weir.text_server.protocols.openai import (
-    JSON_HEADER,
     EmbeddingsAnswer,
     EmbeddingsRequest,
     OpenAIProtocol,
@@ -102,16 +98,8 @@ class ClassifyAnswer(InfinityAnswer):
     data: list[list[LabelScore]]
 
 
-class RerankForm(NamedTuple):
-    """How a ranking is written."""
-
-    top_n: int | None
-    documents: list[str] | None
-    raw: bool
-
-
-class InfinityProtocol:
-    """What infinity's protocols have in common; see TextProtocol."""
+class InfinityProtocol(ObjectProtocol):
+    """What infinity's protocols have in common."""
 
     name = NAME
     field = "input"  # of the texts
@@ -127,23 +115,20 @@ class InfinityRerank(InfinityProtocol):
     field = "documents"
 
     def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        """See ObjectProtocol."""
         request = read_document(document, RerankRequest)
         check_top_n(request.top_n)
         documents = read_pairs(exchange, request.query, request.documents, "documents", request.model)
-        exchange.form = RerankForm(
-            request.top_n, documents if request.return_documents else None, bool(request.raw_scores)
-        )
+        shown = documents if request.return_documents else None
+        exchange.form = RankingForm(request.top_n, shown, bool(request.raw_scores))
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
         """Return the ranking."""
-        top_n, documents, raw = exchange.form
         results: list[Relevance] = [
-            {"relevance_score": score, "index": index, "document": None if documents is None else documents[index]}
-            for index, score in ranking(relevance(exchange, encoded, raw=raw), top_n)
+            {"relevance_score": score, "index": index, "document": document}
+            for index, score, document in ranked(exchange, encoded)
         ]
-        answer = RerankAnswer(object="rerank", results=results, **_answer(exchange, encoded))
-        return HttpResponse(200, [JSON_HEADER], encode_safely(answer))
+        return json_response(RerankAnswer(object="rerank", results=results, **_answer(exchange, encoded)))
 
 
 INFINITY_RERANK = InfinityRerank()
@@ -154,12 +139,9 @@ class ClassifyProtocol(InfinityProtocol):
 
     paths = ("/classify",)
 
-    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
-        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
-        document = read_json(body)
-        if not isinstance(document, dict):
-            raise InvalidRequest("body: must be an object as JSON")
-        request = read_document(without_nulls(document), ClassifyRequest)
+    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
+        """See ObjectProtocol."""
+        request = read_document(document, ClassifyRequest)
         exchange.texts = check_texts(request.input, "input", exchange.context)
         exchange.encoder = exchange.context.encoder(request.model or "", TextTask.PREDICT)
         exchange.form = bool(request.raw_scores)
@@ -169,8 +151,7 @@ class ClassifyProtocol(InfinityProtocol):
         assert exchange.encoder is not None  # `read` sets it
         found = labelled(encoded, exchange.encoder.facts, raw=exchange.form)
         data: list[list[LabelScore]] = [[{"score": each.score, "label": each.label} for each in row] for row in found]
-        answer = ClassifyAnswer(object="classify", data=data, **_answer(exchange, encoded))
-        return HttpResponse(200, [JSON_HEADER], encode_safely(answer))
+        return json_response(ClassifyAnswer(object="classify", data=data, **_answer(exchange, encoded)))
 
 
 def _answer(exchange: TextExchange, encoded: Encoded) -> InfinityAnswer:
@@ -268,7 +249,7 @@ class InfinityEmbeddings(TextApi):
     async def list_models(self, call: AsgiCall) -> HttpResponse:
         """Return the list of the models, with what waits for them."""
         cards = [_card(encoder, self._since) for encoder in self.context.encoders.values()]
-        return HttpResponse(200, [JSON_HEADER], encode_safely(InfinityModelList(object="list", data=cards)))
+        return json_response(InfinityModelList(object="list", data=cards))
 
 
 class Infinity(TextApi):

@@ -15,19 +15,15 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weir.errors import (
-    InvalidRequest,
-    Unsupported,
-    WeirError,
-    brief,
-)
+from weir.errors import InvalidRequest, Unsupported, WeirError, brief
 from weir.frontends.http.asgi import ANY, AsgiCall, HttpEndpoint, answered, as_response, identified, listed
 from weir.protocols.response import (
+    JSON_HEADER,
     Headers,
     HttpResponse,
     OpenAIError,
     OpenAIErrorValue,
-    encode_safely,
+    json_response,
     openai_error_answer,
 )
 from weir.text_models.packing import (
@@ -48,15 +44,13 @@ from weir.text_server.exchange import (
     each_output,
     listed_name,
     options_of,
-    read_json,
+    read_object,
     sparse_vector,
     truncated_places,
 )
 from weir.text_server.http import Listing, TextApi, TextCall, TextPage, listing
 from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes, TextTask, Truncated
 from weir.wire.schema import any_of, wrong_field
-
-JSON_HEADER = (b"content-type", b"application/json")
 
 
 def with_input_field(error: BaseException, field: str = "input") -> BaseException:
@@ -84,7 +78,7 @@ def no_such_path(path: str, known: str) -> HttpResponse:
         "param": None,
         "code": "unknown_url",
     }
-    return HttpResponse(404, [JSON_HEADER], encode_safely({"error": document}))
+    return json_response({"error": document}, status=404)
 
 
 NAME = "openai"
@@ -217,13 +211,11 @@ class OpenAI(TextApi):
     async def list_models(self, call: AsgiCall) -> HttpResponse:
         """Return the list of the models."""
         cards = [model_card(encoder, self._since) for encoder in self.context.encoders.values()]
-        return HttpResponse(200, [JSON_HEADER], encode_safely(TextModelList(object="list", data=cards)))
+        return json_response(TextModelList(object="list", data=cards))
 
     async def show_model(self, call: AsgiCall) -> HttpResponse:
         """Return the description of one model. Raises ModelNotFound."""
-        return HttpResponse(
-            200, [JSON_HEADER], encode_safely(model_card(self.context.encoder(call.path["model"]), self._since))
-        )
+        return json_response(model_card(self.context.encoder(call.path["model"]), self._since))
 
     async def refuse_path(self, request: Request) -> Response:
         """Answer a path that does not exist."""
@@ -391,10 +383,7 @@ def _written_outputs(model: str, form: EmbeddingsForm, encoded: Encoded) -> List
 
 def read_body(body: bytes) -> EmbeddingsRequest:
     """Return the request that a body is. Raises InvalidRequest with the field."""
-    document = read_json(body)
-    if not isinstance(document, dict):
-        raise wrong("body: must be an object as JSON")
-    given = {name: value for name, value in document.items() if value is not None}
+    given = read_object(body)
     if "input" not in given:
         raise wrong(
             "input: is missing, must be a text, a list of texts, a list of token ids, or a list of such", "input"

@@ -26,26 +26,33 @@ from weir.errors import (
     brief,
 )
 from weir.frontends.http.asgi import AsgiCall, ClientLeft, unless_left
-from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
+from weir.protocols.response import (
+    JSON_HEADER,
+    NO_STORE,
+    Headers,
+    HttpResponse,
+    encode_safely,
+    error_headers,
+    error_value,
+    json_response,
+)
 from weir.text_models.packing import packed, similarities, unit_vectors
 from weir.text_models.texts import TOO_LONG, Ids, PlainText, Text, TextOptionFields, TokenDetail, prompt_text
 from weir.text_server.exchange import (
     EmbeddingContext,
+    RankingForm,
     TextExchange,
     check_text,
     cuts_left,
     labelled,
     listed_name,
     options_of,
-    ranking,
-    read_json,
+    ranked,
     read_pairs,
-    relevance,
     terms,
-    without_nulls,
 )
-from weir.text_server.http import Listing, TextApi, TextCall, TextPage, listing
-from weir.text_server.protocols.infinity import INFINITY_RERANK, InfinityRerank
+from weir.text_server.http import EitherProtocol, Listing, ObjectProtocol, TextApi, TextCall, TextPage, listing
+from weir.text_server.protocols.infinity import INFINITY_RERANK
 from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes, TextOptions, TextTask
 from weir.wire.schema import any_of, read_document
 from weir.wire.status import http_code
@@ -55,7 +62,6 @@ EMPTY, MANY = "empty", "max_texts"  # keys in an error's details
 # What answers a task for which the model was not made alone.
 OUTPUT_OF_TASK = {TextTask.EMBED: ("dense",), TextTask.EMBED_ALL: ("tokens",), TextTask.EMBED_SPARSE: ("sparse",)}
 
-_JSON_HEADER = (b"content-type", b"application/json")
 _SOME = Meta(min_length=1)
 _Inputs = any_of(PlainText, Annotated[list[PlainText], _SOME], Ids, Annotated[list[Ids], _SOME])
 
@@ -174,18 +180,17 @@ class TeiToken(TypedDict):
 
 
 class Shown(NamedTuple):
-    """How the answer of a request is written: raw scores, texts next to them, one input or several, vectors of length 1, the best labels alone."""
+    """How the answer of a request is written: raw scores, one input or several, vectors of length 1, the best labels alone."""
 
     raw: bool = False
-    documents: list[str] | None = None
     single: bool = False
     unit_length: bool = False
     top: int | None = None
     independent: bool | None = None
 
 
-class TeiProtocol:
-    """What TEI's protocols have in common; see TextProtocol."""
+class TeiProtocol(ObjectProtocol):
+    """What TEI's protocols have in common."""
 
     name = NAME
     field = "inputs"  # of the texts
@@ -205,9 +210,9 @@ class EmbedProtocol(TeiProtocol):
         super().__init__(*paths)
         self._task = task
 
-    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
-        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
-        request = _read(body, EmbedRequest, "inputs")
+    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
+        """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        request = _read(document, EmbedRequest, "inputs")
         exchange.texts = read_inputs(request.inputs, exchange.context)
         exchange.encoder = encoder = exchange.context.encoder(request.model or "", self._task)
         exchange.options = _options(request, encoder, self._task)
@@ -229,9 +234,9 @@ class EmbedProtocol(TeiProtocol):
 class SparseProtocol(TeiProtocol):
     """POST /embed_sparse."""
 
-    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
-        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
-        request = _read(body, EmbedRequest, "inputs")
+    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
+        """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        request = _read(document, EmbedRequest, "inputs")
         exchange.texts = read_inputs(request.inputs, exchange.context)
         exchange.encoder = encoder = exchange.context.encoder(request.model or "", TextTask.EMBED_SPARSE)
         request.dimensions = None  # of dense vectors alone
@@ -253,9 +258,9 @@ class SparseProtocol(TeiProtocol):
 class SimilarityProtocol(TeiProtocol):
     """POST /similarity."""
 
-    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
-        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
-        request = _read(body, SimilarityRequest, "inputs")
+    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
+        """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        request = _read(document, SimilarityRequest, "inputs")
         sentences = request.inputs.sentences
         _check_count(len(sentences) + 1, "inputs.sentences", exchange.context)
         source = check_text(request.inputs.source_sentence, "inputs.source_sentence")
@@ -270,53 +275,40 @@ class SimilarityProtocol(TeiProtocol):
         """Return how similar each sentence is, by the function of the model."""
         assert exchange.encoder is not None  # `read` sets it
         found = similarities(encoded.vectors[0], encoded.vectors[1:], exchange.encoder.facts.similarity)
-        return _answer(packed(found[None])[0], compute_headers(exchange, encoded))
+        return json_response(packed(found[None])[0], compute_headers(exchange, encoded))
 
 
 class RerankProtocol(TeiProtocol):
-    """POST /rerank, in TEI's form; a body with `documents` is in infinity's, and the request's identity says so."""
+    """POST /rerank."""
 
     field = "texts"
 
-    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
-        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
-        document = _object(body)
-        if "documents" in document:
-            exchange.identity = INFINITY_RERANK
-            return INFINITY_RERANK.read_document(exchange, document)
-        request = _read_object(document, TeiRerankRequest, "texts")
+    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
+        """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        request = _read(document, TeiRerankRequest, "texts")
         exchange.context.encoder(request.model or "", TextTask.RERANK)
         _check_count(len(request.texts), "texts", exchange.context)
         left = cuts_left(request.truncation_direction)
         documents = read_pairs(
             exchange, request.query, request.texts, "texts", request.model, request.truncate, left=left
         )
-        exchange.form = Shown(bool(request.raw_scores), documents if request.return_text else None)
+        exchange.form = RankingForm(None, documents if request.return_text else None, bool(request.raw_scores))
 
-    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse | Listing:
+    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
         """Return the texts by their ranks."""
-        form = exchange.form
-        if not isinstance(form, Shown):
-            return INFINITY_RERANK.write(exchange, encoded)
         ranks: list[TeiRank] = []
-        for index, score in ranking(relevance(exchange, encoded, raw=form.raw)):
+        for index, score, text in ranked(exchange, encoded):
             rank = TeiRank(index=index, score=score)
-            ranks.append(rank if form.documents is None else {**rank, "text": form.documents[index]})
-        return _answer(ranks, compute_headers(exchange, encoded))
-
-    def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
-        """Return the answer for `error` in the shape of the one whose form the body has."""
-        if isinstance(identity, InfinityRerank):
-            return identity.error_answer(error, development=development)
-        return super().error_answer(error, development=development)
+            ranks.append(rank if text is None else {**rank, "text": text})
+        return json_response(ranks, compute_headers(exchange, encoded))
 
 
 class PredictProtocol(TeiProtocol):
     """POST /predict."""
 
-    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
-        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
-        request = _read(body, PredictRequest, "inputs")
+    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
+        """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        request = _read(document, PredictRequest, "inputs")
         exchange.texts, single = _sequences(request.inputs, exchange.context)
         exchange.encoder = encoder = exchange.context.encoder(request.model or "", TextTask.PREDICT)
         request.dimensions = None  # of vectors alone
@@ -335,15 +327,15 @@ class PredictProtocol(TeiProtocol):
         form: Shown = exchange.form
         rows = labelled(encoded, exchange.encoder.facts, raw=form.raw, independent=form.independent)
         found = [[each._asdict() for each in row[: form.top]] for row in rows]
-        return _answer(found[0] if form.single else found, compute_headers(exchange, encoded))
+        return json_response(found[0] if form.single else found, compute_headers(exchange, encoded))
 
 
 class TokenizeProtocol(TeiProtocol):
     """POST /tokenize."""
 
-    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
-        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
-        request = _read(body, TokenizeBody, "inputs")
+    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
+        """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        request = _read(document, TokenizeBody, "inputs")
         values = [request.inputs] if isinstance(request.inputs, str) else request.inputs
         if not isinstance(values, list):
             raise InvalidRequest(f"inputs={brief(values)}: must be a text or a list of texts")
@@ -392,9 +384,9 @@ class DecodeProtocol(TeiProtocol):
 
     field = "ids"
 
-    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
-        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
-        request = _read(body, DecodeBody, "ids")
+    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
+        """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        request = _read(document, DecodeBody, "ids")
         ids = request.ids
         if not isinstance(ids, list):
             raise InvalidRequest(f"ids={brief(ids)}: must be a list of token ids, or a list of such")
@@ -409,7 +401,7 @@ class DecodeProtocol(TeiProtocol):
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
         """Return the text of each list."""
-        return _answer(exchange.found, [])
+        return json_response(exchange.found)
 
 
 class Tei(TextApi):
@@ -433,7 +425,7 @@ class Tei(TextApi):
             TextCall(of_each, "Encode each token of texts, as TEI does", EmbedRequest, inputs, list[list[list[float]]]),
             TextCall(SparseProtocol(*sparse), "Encode texts as weights of their terms, as TEI does", EmbedRequest, inputs, list[list[TeiTerm]]),
             TextCall(SimilarityProtocol("/similarity"), "Compare a sentence with others, as TEI does", SimilarityRequest, pairs, list[float]),
-            TextCall(RerankProtocol(*rerank), "Rank texts, as TEI and infinity do", *to_rerank),
+            TextCall(EitherProtocol(RerankProtocol(*rerank), "documents", INFINITY_RERANK), "Rank texts, as TEI and infinity do", *to_rerank),
             TextCall(PredictProtocol(*predict), "Label texts, as TEI does", PredictRequest, {"inputs": texts[0]}, Any),
             TextCall(TokenizeProtocol("/tokenize"), "Show the tokens of texts, as TEI does", TokenizeBody, inputs, list[list[TeiToken]]),
             TextCall(DecodeProtocol("/decode"), "Show the texts of token ids, as TEI does", DecodeBody, {"ids": [[1, 2]]}, list[str]),
@@ -448,7 +440,7 @@ class Tei(TextApi):
 
     async def info(self, call: AsgiCall) -> HttpResponse:
         """Return what is known of the first model."""
-        return _answer(model_info(self.context.encoder(), self.context), [(b"cache-control", b"no-store")])
+        return json_response(model_info(self.context.encoder(), self.context), [NO_STORE])
 
     async def vertex(self, call: AsgiCall) -> HttpResponse | None:
         """Answer each instance as the endpoint for it does; the first error, in the order of the instances, is the answer to all. None if the caller has left."""
@@ -460,7 +452,7 @@ class Tei(TextApi):
             return None
         wrong = next((answer for answer in answers if answer.status != 200), None)
         body = b'{"predictions":[%b]}' % b",".join(answer.body for answer in answers)
-        return HttpResponse(200, [_JSON_HEADER], body) if wrong is None else wrong
+        return HttpResponse(200, [JSON_HEADER], body) if wrong is None else wrong
 
     async def _answers(self, call: AsgiCall, instances: Sequence[dict[str, Any]]) -> list[HttpResponse]:
         """Return the answer to each of `instances`. Raises Cancelled if one has none."""
@@ -541,18 +533,7 @@ def _model_type(encoder: Encodes) -> dict[str, Any]:
 # What the protocols read and write alike.
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    document = read_json(body)
-    if not isinstance(document, dict):
-        raise InvalidRequest("body: must be an object as JSON")
-    return without_nulls(document)
-
-
-def _read(body: bytes, declared: Any, field: str) -> Any:
-    return _read_object(_object(body), declared, field)
-
-
-def _read_object(document: dict[str, Any], declared: Any, field: str) -> Any:
+def _read(document: dict[str, Any], declared: Any, field: str) -> Any:
     if document.get(field) in ("", []):
         raise InvalidRequest(f"{field}: must not be empty", details={EMPTY: True})
     return read_document(document, declared)
@@ -626,7 +607,7 @@ def compute_headers(exchange: TextExchange, encoded: Encoded) -> Headers:
     return [
         (b"x-compute-type", exchange.encoder.facts.device.encode()),
         (b"x-compute-time", total),
-        (b"x-compute-characters", b"%d" % sum(map(_characters, exchange.texts))),
+        (b"x-compute-characters", b"%d" % sum(map(characters, exchange.texts))),
         (b"x-compute-tokens", b"%d" % sum(encoded.counts)),
         (b"x-total-time", total),
         (b"x-tokenization-time", b"%d" % (1000 * phases.tokenize)),
@@ -635,12 +616,9 @@ def compute_headers(exchange: TextExchange, encoded: Encoded) -> Headers:
     ]
 
 
-def _characters(text: Text) -> int:
+def characters(text: Text) -> int:
+    """Return how many characters a text or a pair has; token ids have none."""
     return len(text) if isinstance(text, str) else sum(len(part) for part in text if isinstance(part, str))
-
-
-def _answer(value: Any, headers: Headers) -> HttpResponse:
-    return HttpResponse(200, [_JSON_HEADER, *headers], encode_safely(value))
 
 
 def error_answer(error: BaseException, field: str = "inputs", *, development: bool = False) -> HttpResponse:

@@ -17,17 +17,17 @@ from weir.text_models.packing import unit_vectors
 from weir.text_models.texts import Text, TextOptionFields, prompt_text
 from weir.text_server.exchange import (
     EmbeddingContext,
+    RankingForm,
     TextExchange,
     check_text,
     labelled,
     options_of,
-    ranking,
+    ranked,
     read_pairs,
-    relevance,
     terms,
 )
 from weir.text_server.http import TextHead
-from weir.text_server.protocols.tei import NAME, OUTPUT_OF_TASK, model_info, with_byte_offsets
+from weir.text_server.protocols.tei import NAME, OUTPUT_OF_TASK, characters, model_info, with_byte_offsets
 from weir.text_server.texts import TEXTS_FIELD, Encoded, TextTask
 from weir.wire.kserve_grpc import Method, message, methods
 from weir.wire.status import http_code
@@ -204,13 +204,10 @@ class TeiCalls:
         exchange = self._exchange(call)
         left = bool(request.truncation_direction)
         documents = read_pairs(exchange, request.query, texts, "texts", None, request.truncate, left=left)
+        exchange.form = RankingForm(None, documents if request.return_text else None, request.raw_scores)
         encoded = await self._computed(exchange)
-        ranks = []
-        for place, score in ranking(relevance(exchange, encoded, raw=request.raw_scores)):
-            rank = message("tei.v1.Rank")(index=place, score=score)
-            if request.return_text:
-                rank.text = documents[place]
-            ranks.append(rank)
+        kind = message("tei.v1.Rank")  # a field that is None is left out
+        ranks = [kind(index=place, score=score, text=text) for place, score, text in ranked(exchange, encoded)]
         return message("tei.v1.RerankResponse")(ranks=ranks, metadata=_metadata(exchange, encoded))
 
     async def _encoded(
@@ -260,14 +257,8 @@ def _optional(request: Any, field: str) -> str | None:
 
 def _metadata(exchange: TextExchange, encoded: Encoded) -> Any:
     phases = encoded.phases
-    characters = sum(
-        len(part)
-        for text in exchange.texts
-        for part in ((text,) if isinstance(text, str) else text)
-        if isinstance(part, str)
-    )
     return message("tei.v1.Metadata")(
-        compute_chars=characters,
+        compute_chars=sum(map(characters, exchange.texts)),
         compute_tokens=sum(encoded.counts),
         total_time_ns=int(_NANOSECONDS * phases.total),
         tokenization_time_ns=int(_NANOSECONDS * phases.tokenize),

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from weir.errors import InvalidRequest, brief
-from weir.protocols.response import Headers, HttpResponse, encode_safely
+from weir.protocols.response import HttpResponse, json_response
 from weir.text_models.texts import PlainText, TokenDetail
 from weir.text_server.exchange import (
     EmbeddingContext,
@@ -19,8 +19,6 @@ from weir.text_server.exchange import (
     TextExchange,
     check_texts,
     likeliest,
-    read_json,
-    without_nulls,
 )
 from weir.text_server.http import TextApi, TextCall
 from weir.text_server.protocols.tei import TeiError, TeiProtocol, compute_headers
@@ -82,12 +80,9 @@ class LabelledToken(NamedTuple):
 class TokenLabels(TeiProtocol):
     """POST /predict_tokens; see TextProtocol. Errors have TEI's shape."""
 
-    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
-        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
-        document = read_json(body)
-        if not isinstance(document, dict):
-            raise InvalidRequest("body: must be an object as JSON")
-        request = read_document(without_nulls(document), TokenLabelRequest)
+    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
+        """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        request = read_document(document, TokenLabelRequest)
         single = isinstance(request.inputs, str)
         texts = check_texts([request.inputs] if single else request.inputs, "inputs", exchange.context)
         parameters = request.parameters or TokenLabelParameters()
@@ -111,8 +106,7 @@ class TokenLabels(TeiProtocol):
             _entities(str(exchange.texts[row]), encoded.vectors[row][: lengths[row]], exchange.found[row], facts, form)
             for row in rows
         ]
-        headers = [(b"content-type", b"application/json"), *compute_headers(exchange, encoded)]
-        return HttpResponse(200, headers, encode_safely(found[0] if form.single else found))
+        return json_response(found[0] if form.single else found, compute_headers(exchange, encoded))
 
 
 def _entities(

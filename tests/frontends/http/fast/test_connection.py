@@ -6,6 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import ConnectionTerminated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.frontends.http.fast.kit import (
@@ -157,7 +160,6 @@ REFUSED = {
     "no host": (post(b"3", host=""), 400),
     "two hosts": (post(b"3", "Host: other"), 400),
     "HTTP/1.2": (post(b"3").replace(b"HTTP/1.1", b"HTTP/1.2"), 400),
-    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
     "lower case": (b"post / HTTP/1.1\r\nHost: t\r\n\r\n", 400),
     "TLS": (b"\x16\x03\x01\x02\x00\x01", 400),
     "large head": (post(b"3", "X: " + "y" * 5000), 431),
@@ -181,6 +183,20 @@ def test_refuses_and_closes(name: str) -> None:
             await settled()
             assert transport.is_closing()
             assert not here.shared.connections
+            assert len(here.observer.refusals) == 1
+
+    run(body)
+
+
+def test_a_client_of_http_2_reads_that_http_1_1_is_required() -> None:
+    async def body() -> None:
+        async with site() as here:
+            client = H2Connection()
+            client.initiate_connection()
+            transport = await exchange(here, client.data_to_send())
+            _, ended = client.receive_data(bytes(transport.sent))
+            assert isinstance(ended, ConnectionTerminated) and ended.error_code is ErrorCodes.HTTP_1_1_REQUIRED
+            assert b"proxy" in (ended.additional_data or b"") and transport.eof_sent
             assert len(here.observer.refusals) == 1
 
     run(body)

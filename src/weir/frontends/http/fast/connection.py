@@ -5,6 +5,8 @@ import logging
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import cached_property
+from http import HTTPStatus
+from struct import pack
 from typing import TYPE_CHECKING, Any, cast
 
 from weir.errors import Draining, Overloaded, RequestTimeout, TooLarge, WeirError
@@ -91,6 +93,12 @@ class Phase(IntEnum):
 
 
 IDLE, HEAD, BODY, LARGE, SKIP, BUSY, OVER = Phase
+
+# HTTP/2 without TLS, RFC 9113: how a client begins it (section 3.4), and what tells such a client why it ends: an empty frame SETTINGS, and a
+# frame GOAWAY with the code HTTP_1_1_REQUIRED and a text. A client of HTTP/2 cannot read a response of HTTP/1.1.
+PRIOR_KNOWLEDGE = b"PRI * HTTP/2.0\r\n"
+_WAY_OUT = b"this port speaks HTTP/1.1; for HTTP/2 put a proxy such as nginx or Envoy in front of it"
+GO_AWAY = pack(">HBBBI", 0, 0, 4, 0, 0) + pack(">HBBBIII", 0, 8 + len(_WAY_OUT), 7, 0, 0, 0, 13) + _WAY_OUT
 
 _BEGINNING = 64  # bytes of a request that contain its method and the prefix of its path
 
@@ -224,6 +232,8 @@ class ResponseWriter(asyncio.BufferedProtocol):
     def _refuse_and_close(self, error: WeirError, status: int | None = None) -> None:
         """Refuse a malformed or incomplete request, and close the connection: the start of the next request is unknown."""
         self.shared.refused(None, error)
+        if self._pending.startswith(PRIOR_KNOWLEDGE):
+            return self._close_after(GO_AWAY)
         answer = self._handler().error_answer(error, None)
         self._close_with(answer if status is None else answer._replace(status=status))
 
@@ -231,7 +241,10 @@ class ResponseWriter(asyncio.BufferedProtocol):
 
     def _close_with(self, answer: HttpResponse) -> None:
         head = self.shared.heads.head(answer.status, answer.headers, len(answer.body), close=True)
-        self.transport.write(head + answer.body)
+        self._close_after(head + answer.body)
+
+    def _close_after(self, data: bytes) -> None:
+        self.transport.write(data)
         self._leave()
         self.shared.connections.discard(self)
         LingeringClose(self.shared, self.transport).start()
@@ -723,7 +736,9 @@ class LoggedConnection(Connection):
 
     def wrote(self, data: bytes, size_bytes: int) -> None:
         """Log a response of `size_bytes` bytes including its head, which `data` begins with."""
-        if not data.startswith(_CONTINUE):
+        if data == GO_AWAY:
+            self._write_line(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, size_bytes)
+        elif not data.startswith(_CONTINUE):
             self._logged = True
             self._write_line(int(data[_STATUS]), size_bytes - data.find(END_OF_HEAD) - len(END_OF_HEAD))
 
