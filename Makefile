@@ -13,7 +13,7 @@
 #   make test-clients  try clients and frameworks of others for texts, unchanged, in an environment of their own (.venvs/clients)
 #   make test-fronts  what the tests of HTTP, gRPC, WebSocket and texts assert, with two fronts
 #   make test-adapters  serve models of mosec, LitServe and MLServer, in an environment of its own (.venvs/adapters)
-#   make docs    check the documentation (links, code blocks, generated pages), and build its site in build/site
+#   make docs    build the site of the documentation in build/site, then check it (links, code blocks, generated pages)
 #   make bench   measure beside the peers and write docs/benchmarks.md (PART=... for one part; QUICK=1: shorter, where it can be, and not written)
 #   make reproduce  recompute the paper that the solver follows, claim by claim, and write docs/reproduction (REPORT=... for another folder)
 #   make soak    a thousand killed workers, then an hour of load, kills and bad clients (MINUTES=...)
@@ -129,11 +129,10 @@ check: lint
 	$(BIN)/python -m pytest -q $(SPREAD) $(CORE) --cov=weir.policy --cov=weir.batching --cov-branch --cov-fail-under=100 --cov-report=term:skip-covered
 
 docs: $(VENV)/.test .venvs/docs/.site
-	$(BIN)/python -m pytest -m "nightly or not soak" tests/documentation $(ARGS)
 	.venvs/docs/bin/python -m docs.site
+	$(BIN)/python -m pytest -m "nightly or not soak" tests/documentation $(ARGS)
 
 bench: $(VENV)/.bench
-	$(BIN)/python -m benchmarks setup
 	$(BIN)/python -m benchmarks $(PART) --rounds $(ROUNDS) $(if $(QUICK),--quick)
 
 reproduce: $(VENV)/.bench
@@ -245,5 +244,5 @@ $(VENV)/.fuzz: $(VENV)/.test
 
 $(VENV)/.bench: $(VENV)/.serve
 	$(SAY)
-	$(INSTALL) --group bench
+	$(INSTALL) --editable ".[grpc]" --group bench
 	@touch $@

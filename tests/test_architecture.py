@@ -4,6 +4,8 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,26 @@ def test_every_part_is_in_the_contract() -> None:
     parts = {path.stem for path in SOURCE.glob("*.py")} | {path.parent.name for path in SOURCE.glob("*/__init__.py")}
     missing = {part for part in parts if not part.startswith("_") and f"weir.{part}" not in config}
     assert not missing
+
+
+def test_benchmarks_import_no_tests_and_what_make_bench_installs() -> None:
+    """On a fresh clone, `make bench` has no tests' libraries. Peers, and what judges them, have environments of their own."""
+    apart = {ROOT / "benchmarks" / name for name in ("loadgen", "peers")}
+    paths = [path for name in ("benchmarks", "reproduction") for path in (ROOT / name).rglob("*.py")]
+    imported = {name.partition(".")[0] for path in paths if apart.isdisjoint(path.parents) for name in imports_of(path)}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    rules = re.findall(r"^\$\(VENV\)/\.(?:serve|bench):(.+?)touch", (ROOT / "Makefile").read_text(), re.M | re.S)
+    extras = [extra for found in re.findall(r"\.\[([a-z,]+)\]", "".join(rules)) for extra in found.split(",")]
+    listed = [*project["project"]["dependencies"], *project["dependency-groups"]["bench"]]
+    listed += [each for extra in extras for each in project["project"]["optional-dependencies"][extra]]
+    installed = {_plain(re.split(r"[^\w.-]", each)[0]) for each in listed}
+    known = {name for name, owners in packages_distributions().items() if installed & {*map(_plain, owners)}}
+    ours = {"weir", "benchmarks", "reproduction"}
+    assert imported - known - ours - sys.stdlib_module_names == {"torch"}  # of what runs where a GPU is
+
+
+def _plain(distribution: str) -> str:
+    return distribution.lower().replace("_", "-")
 
 
 def test_modules_stay_under_800_lines() -> None:

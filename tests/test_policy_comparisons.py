@@ -23,7 +23,7 @@ from benchmarks.policies.harness import (
     show,
     tuned_limit,
 )
-from tests.policy.event_loop import needs_compiler
+from tests.policy.compiler import needs_compiler
 from tests.rings import spread
 
 from weir.policy.cost.objective import LatencySLO, Prices

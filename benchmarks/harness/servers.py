@@ -295,11 +295,9 @@ _HOME = ROOT / ".venvs"
 
 
 def python_of(peer: str) -> str:
-    """Return the interpreter that runs `peer`; end with what to do if it is not there."""
-    python = _HOME / peer / "bin" / "python"
-    if not _stamp(peer).exists():
-        raise SystemExit(f"{peer} is not installed: python -m benchmarks setup")
-    return str(python)
+    """Return the interpreter that runs `peer`, which is installed where it is missing."""
+    set_up([peer])
+    return str(_HOME / peer / "bin" / "python")
 
 
 def script(name: str) -> str:
@@ -312,6 +310,7 @@ def set_up(peers: Iterable[str] = VERSIONS) -> list[str]:
     wanted = {peer: VERSIONS[peer] for peer in peers}
     for peer, requirements in wanted.items():
         if not _stamp(peer).exists():
+            print(f"Installing {requirements[0]} into {_HOME / peer} ...", flush=True)
             subprocess.run([sys.executable, "-m", "venv", str(_HOME / peer)], check=True)
             pip = [str(_HOME / peer / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
             first = FIRST.get(peer)

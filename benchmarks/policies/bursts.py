@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from tests.policy.event_loop import Interval, interval
-from tests.policy.random_models import SHAPES, Drawn, drawn
 
 from benchmarks.harness.result import resumed
 from benchmarks.policies.clairvoyant import clairvoyant
+from benchmarks.policies.event_loop import Interval, interval
 from benchmarks.policies.harness import ROOT, Compared, Comparison, Effort
+from benchmarks.policies.random_models import SHAPES, Drawn, drawn
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
 from weir.policy.decision import Policy

@@ -7,8 +7,8 @@ import ctypes
 from pathlib import Path
 
 import numpy as np
-from tests.policy.event_loop import compiled, pointer
 
+from benchmarks.policies.event_loop import compiled, pointer
 from weir.policy.cost.profile import Floats, Profile
 from weir.simulation.arrivals import Ints
 

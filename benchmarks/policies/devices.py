@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from tests.policy.deadlines import by_arrival, by_deadline, late_shares
-from tests.policy.two_models import Rule, TwoModels
 
 from benchmarks.policies.bursts import TRACES
+from benchmarks.policies.deadlines import by_arrival, by_deadline, late_shares
 from benchmarks.policies.harness import Compared, Comparison, Effort
+from benchmarks.policies.two_models import Rule, TwoModels
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Policy
 from weir.policy.online.joint import DevicePolicy

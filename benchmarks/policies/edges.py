@@ -15,11 +15,11 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 import numpy as np
-from tests.policy.asked_loop import asked
-from tests.policy.between import excess_of, in_use
-from tests.policy.event_loop import Interval, Seen, served_by_several, sharper
-from tests.policy.random_models import Drawn, drawn
 
+from benchmarks.policies.asked_loop import asked
+from benchmarks.policies.between import excess_of, in_use
+from benchmarks.policies.event_loop import Interval, Seen, served_by_several, sharper
+from benchmarks.policies.random_models import Drawn, drawn
 from weir.errors import SettingsError
 from weir.policy.cost.objective import LatencySLO
 from weir.policy.cost.profile import Floats, Profile

@@ -20,13 +20,13 @@ import numpy as np
 import tomli_w
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
-from tests.policy.two_models import Numbers, Rule, TwoModels
 
 from benchmarks.beside import Load, Sender
 from benchmarks.harness.servers import Server, serving, weir_command
 from benchmarks.policies.bursts import TRACES
 from benchmarks.policies.devices import ORDERS, RIVALS
 from benchmarks.policies.harness import Compared, Comparison, Effort
+from benchmarks.policies.two_models import Numbers, Rule, TwoModels
 from weir.policy.cost.profile import Profile
 from weir.policy.solve.device import DeviceLoad
 from weir.simulation.arrivals import read_trace

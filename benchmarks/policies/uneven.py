@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from itertools import product
 
-from tests.policy.uneven_workers import Workers
-
 from benchmarks.policies.devices import row_of
 from benchmarks.policies.harness import Compared, Comparison, Effort
+from benchmarks.policies.uneven_workers import Workers
 from weir.policy.cost.objective import Prices
 from weir.policy.solve.uneven import WorkerKind, solve_uneven
 

@@ -4,8 +4,9 @@ from functools import cache
 
 import numpy as np
 import pytest
-from tests.policy.event_loop import interval, needs_compiler, served
-from tests.policy.random_models import MODERATE, SHAPES, Drawn, drawn
+from benchmarks.policies.event_loop import interval, served
+from benchmarks.policies.random_models import MODERATE, SHAPES, Drawn, drawn
+from tests.policy.compiler import needs_compiler
 from tests.policy.whole_law import performance
 from tests.rings import spread
 

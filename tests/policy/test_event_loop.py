@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from tests.policy.asked_loop import asked
-from tests.policy.event_loop import changes, controls, interval, needs_compiler, served, served_by_several, sharper
+from benchmarks.policies.asked_loop import asked
+from benchmarks.policies.event_loop import changes, controls, interval, served, served_by_several, sharper
+from tests.policy.compiler import needs_compiler
 from tests.rings import spread
 
 from weir.policy.cost.objective import LatencySLO

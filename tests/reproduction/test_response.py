@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from benchmarks.policies.event_loop import served
 from reproduction.response import response_time
-from tests.policy.event_loop import needs_compiler, served
+from tests.policy.compiler import needs_compiler
 from tests.policy.line_simulation import interval, simulated
 from tests.rings import spread
 

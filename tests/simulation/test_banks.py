@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from tests.policy.between import in_use
-from tests.policy.event_loop import needs_compiler, served_by_several
-from tests.policy.random_models import Drawn, drawn
+from benchmarks.policies.between import in_use
+from benchmarks.policies.event_loop import served_by_several
+from benchmarks.policies.random_models import Drawn, drawn
+from tests.policy.compiler import needs_compiler
 
 from weir.errors import SettingsError
 from weir.policy.cost.objective import Prices

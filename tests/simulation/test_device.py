@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from tests.policy.deadlines import by_arrival, by_deadline, late_shares
-from tests.policy.two_models import TwoModels
+from benchmarks.policies.deadlines import by_arrival, by_deadline, late_shares
+from benchmarks.policies.two_models import TwoModels
 
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Policy

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from tests.policy.event_loop import needs_compiler
+from benchmarks.policies.uneven_workers import Workers
+from tests.policy.compiler import needs_compiler
 from tests.policy.solve.test_uneven import LATENCY, kinds_of, workers
-from tests.policy.uneven_workers import Workers
 
 from weir.batching.settings import BatchingSettings
 from weir.messages import Dispatch

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from tests.policy.event_loop import interval, needs_compiler, served_by_several, sharper
+from benchmarks.policies.event_loop import interval, served_by_several, sharper
+from tests.policy.compiler import needs_compiler
 from tests.rings import spread
 
 from weir.policy.cost.objective import Prices

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.policies.between import excess_of
+from benchmarks.policies.event_loop import planned
+from benchmarks.policies.random_models import drawn
 from reproduction.response import response_time
 from reproduction.truncated import solve_truncated
 from scipy.optimize import linprog
-from tests.policy.between import excess_of
-from tests.policy.event_loop import needs_compiler, planned
-from tests.policy.random_models import drawn
+from tests.policy.compiler import needs_compiler
 from tests.rings import spread
 
 from weir.errors import SettingsError

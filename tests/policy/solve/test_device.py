@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.policy.two_models import TwoModels
+from benchmarks.policies.two_models import TwoModels
 
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile

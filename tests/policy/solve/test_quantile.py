@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from benchmarks.policies.event_loop import served
+from benchmarks.policies.random_models import MODERATE, drawn
 from reproduction.response import response_time
-from tests.policy.event_loop import needs_compiler, served
-from tests.policy.random_models import MODERATE, drawn
+from tests.policy.compiler import needs_compiler
 from tests.rings import spread
 
 from weir.policy.cost.objective import Prices

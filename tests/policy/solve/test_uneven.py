@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from tests.policy.event_loop import needs_compiler
-from tests.policy.uneven_workers import Workers
+from benchmarks.policies.uneven_workers import Workers
+from tests.policy.compiler import needs_compiler
 from tests.rings import spread
 
 from weir.errors import SettingsError

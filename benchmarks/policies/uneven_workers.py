@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.policy.event_loop import compiled
 
+from benchmarks.policies.event_loop import compiled
 from weir.policy.cost.profile import Profile
 from weir.policy.solve.uneven import STEPS, UnevenTable
 

@@ -18,7 +18,6 @@ from tempfile import mkdtemp
 from typing import NamedTuple
 
 import numpy as np
-import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 from scipy.stats import nbinom, poisson
 from scipy.stats import t as student
@@ -31,9 +30,6 @@ from weir.policy.solve.tables import Table, checked_table, stacked
 LEVEL = 0.999  # of intervals
 SOURCE = Path(__file__).with_suffix(".c")
 COMPILER = shutil.which("cc") or shutil.which("gcc")
-
-
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler: event_loop.c")
 
 
 class Interval(NamedTuple):

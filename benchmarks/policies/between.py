@@ -3,9 +3,9 @@
 from math import inf
 
 import numpy as np
-from tests.policy.event_loop import controls, interval, planned, served
-from tests.policy.random_models import Drawn
 
+from benchmarks.policies.event_loop import controls, interval, planned, served
+from benchmarks.policies.random_models import Drawn
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.online.rate import RateBands
 from weir.policy.solve.bank import Bank, solve
