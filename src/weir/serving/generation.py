@@ -32,7 +32,6 @@ from weir.workers.executor import (
     StartsBulkWorkers,
     make_executor,
     shortage,
-    suspension,
 )
 from weir.workers.run.steps import AnswerWriter
 from weir.workers.settings import WorkerSettings
@@ -422,7 +421,7 @@ class Generation:
         """Why requests are not accepted or not run; "" if they are."""
         driver = self.driver
         refused = driver.refusing or ("draining" if driver.draining else "")
-        return refused or suspension(driver.executor.states()) or self._unmet() or self.failed_on_demand
+        return refused or self._unmet() or self.failed_on_demand
 
     @property
     def failed_on_demand(self) -> str:

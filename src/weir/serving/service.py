@@ -486,7 +486,7 @@ class Service:
 
     @property
     def not_ready_reason(self) -> str:
-        """Why requests are not accepted or not run; "" if they are. Requests wait while all workers are suspended."""
+        """Why requests are not accepted or not run; "" if they are."""
         return self.generation.not_ready_reason
 
     @property

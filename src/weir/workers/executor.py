@@ -49,7 +49,7 @@ class Listener(Protocol):
         """
 
 
-READY, SUSPENDED = "ready", "suspended"  # the states that several modules compare with
+READY = "ready"  # the state that several modules compare with
 
 
 class WorkerState(Protocol):
@@ -61,7 +61,7 @@ class WorkerState(Protocol):
 
     @property
     def state(self) -> str:
-        """starting, ready, suspended (its process does not run), lost, stopped or failed."""
+        """starting, ready, lost, stopped or failed."""
 
     @property
     def pid(self) -> int | None:
@@ -77,15 +77,7 @@ class WorkerState(Protocol):
 
     @property
     def reason(self) -> str:
-        """Why it is suspended, lost or failed; else ""."""
-
-
-def suspension(states: Sequence[WorkerState]) -> str:
-    """Return why no batch would run now although there are workers: one is suspended, and none is ready. Return "" in any other case."""
-    states = for_all_work(states)
-    if any(each.state == READY for each in states):
-        return ""
-    return next((f"worker {each.index}: {each.reason}" for each in states if each.state == SUSPENDED), "")
+        """Why it is lost or failed; else ""."""
 
 
 def shortage(states: Sequence[WorkerState]) -> str:

@@ -22,7 +22,7 @@ from weir.wire.frames import (
     encode_control,
 )
 from weir.workers.arena import Arena, ResultPlaces, create_memory
-from weir.workers.process.channel import RECEIVE_BYTES, Channel, ChildChannel, FrameRehearsal
+from weir.workers.process.channel import RECEIVE_BYTES, Channel, ChildChannel
 
 BOTH_LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 
@@ -244,11 +244,3 @@ def test_a_server_that_leaves_without_reading_the_last_answer_means_stop(spin: f
         channel.send(b"answer")
         ours.close()
         assert channel.receive() == Stop()
-
-
-def test_a_batch_goes_through_both_frames_and_comes_back_as_it_was() -> None:
-    frames = FrameRehearsal()
-    for number in (1, 2):
-        events = frames.answer(Batch(number, [3, "four", None], OBJECT, OBJECT))
-        assert (events.batch_id, events.outputs, events.final) == (number, [3, "four", None], True)
-    frames.rehearse()

@@ -27,7 +27,7 @@ from tests.workers.pools import Pool, Recorder, make_pool, started
 
 from weir.errors import ModelError, ModelNotReady, SettingsError
 from weir.model import Model
-from weir.workers.executor import shortage, suspension
+from weir.workers.executor import shortage
 from weir.workers.process import supervision
 
 
@@ -397,7 +397,7 @@ def test_bulk_workers_that_do_not_start_are_left_out(caplog: pytest.LogCaptureFi
             starts = pool.pool._bulk_starts
             assert starts is not None
             assert [state.index for state in pool.pool.states()] in ([0], [0, 1])
-            assert (shortage(pool.pool.states()), suspension(pool.pool.states())) == ("", "")
+            assert shortage(pool.pool.states()) == ""
             await starts
             assert [state.index for state in pool.pool.states()] == [0]
             assert (pool.heard.ready, pool.heard.lost, pool.heard.reasons) == ([(0, 1)], [], [])

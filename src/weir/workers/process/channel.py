@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from weir.messages import OBJECT, Batch, Events, Timing
+from weir.messages import Batch, Events
 from weir.wire.frames import (
     Cancel,
     Frame,
@@ -26,7 +26,6 @@ from weir.wire.frames import (
     Start,
     Stop,
     Turn,
-    encode_batch,
     encode_control,
     encode_events,
 )
@@ -155,30 +154,6 @@ class Channel(Generic[F]):
         return False
 
 
-# How often a polling process runs the code between server and worker for nothing. Code that has not run for ten milliseconds takes ten times as
-# long, because its instructions and objects have to come from memory again; within one millisecond the CPU's caches lose a third of them.
-REHEARSAL_INTERVAL = 0.0003  # seconds
-
-
-class FrameRehearsal:
-    """Writes and reads the two frames that each batch costs, without a socket between, to keep that code in the CPU's caches."""
-
-    def __init__(self) -> None:
-        self._parser = FrameParser()
-
-    def rehearse(self) -> None:
-        """Write and read a batch of one entry, and its answer."""
-        self.answer(Batch(0, [0], OBJECT, OBJECT))
-
-    def answer(self, batch: Batch) -> Events:
-        """Return the events of a worker that returns each payload of `batch` unchanged."""
-        (sent,) = self._parser.feed(encode_batch(batch))
-        assert isinstance(sent, Batch)
-        (events,) = self._parser.feed(encode_events(Events(sent.batch_id, sent.payloads, timing=Timing(0.0, 0.0, 0.0))))
-        assert isinstance(events, Events)
-        return events
-
-
 # The mean wait for a frame is an exponential average: the weight of the last wait in it, and how many times `spin` a wait counts as at most.
 _WEIGHT = 0.25
 _LONGEST = 2.0
@@ -210,7 +185,6 @@ class ChildChannel:
         self._cancelled: dict[int, set[int]] = {}  # the cancelled entries of each batch that is here, by its id
         self.spin = 0.0
         self._mean_wait = 0.0  # seconds
-        self._rehearsal = FrameRehearsal()
 
     def receive(self) -> Start | Turn | Batch | Stop:
         """Return the next frame to act on, when it has come."""
@@ -298,14 +272,11 @@ class ChildChannel:
         return 0
 
     def _poll(self, now: float) -> int:
-        until, rehearsal = now + self.spin, now + REHEARSAL_INTERVAL
+        until = now + self.spin
         while now < until:
             size = self._receive_now()
             if size:
                 return size
             os.sched_yield()
             now = time.perf_counter()
-            if now >= rehearsal:
-                self._rehearsal.rehearse()
-                rehearsal = time.perf_counter() + REHEARSAL_INTERVAL
         return 0

@@ -22,7 +22,6 @@ from weir.workers.source import pack_source
 logger = logging.getLogger("weir")
 
 STOP_GRACE = 5.0  # seconds
-LOOK_EVERY = 2.0  # seconds between two checks whether the workers' processes run at all
 
 
 class ProcessPool:
@@ -56,7 +55,6 @@ class ProcessPool:
         self._workers: dict[int, SupervisedWorker] = {}  # by index
         self._listener: Listener
         self._source = b""
-        self._looking: asyncio.TimerHandle | None = None
         self._preparing = asyncio.Lock()  # only one call loads the template
         self._awaited: dict[SupervisedWorker, asyncio.Future[None]] = {}  # workers that have never been ready
         self._bulk_starts: asyncio.Future[Any] | None = None
@@ -89,12 +87,6 @@ class ProcessPool:
             raise
         for worker in self._workers.values():
             worker.announce()
-        self._look()
-
-    def _look(self) -> None:
-        for worker in self._workers.values():
-            worker.look()
-        self._looking = asyncio.get_running_loop().call_later(LOOK_EVERY, self._look)
 
     async def add_worker(self) -> None:
         """Start one more process; return when it has loaded and warmed up. Raises what `start` raises; the others go on."""
@@ -289,9 +281,6 @@ class ProcessPool:
 
     async def _end(self) -> None:
         self._awaited.clear()
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
         try:
             await _ended(self.states())  # before the template, which reaps them
         finally:

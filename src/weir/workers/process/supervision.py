@@ -7,8 +7,6 @@ the template that it is forked from. A `SupervisedWorker` goes through several: 
        │                  └──────────────── stop ───────────────> stopped
        └──does not load──> lost, after several times failed ──back-off──> starting
 
-A ready worker whose process does not run at all, because it was stopped or hangs in the kernel, is suspended until it runs again.
-
 Everything happens on the loop's thread.
 """
 
@@ -16,11 +14,9 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 import signal
 import socket
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from weir.errors import ModelError, WeirError
@@ -41,7 +37,7 @@ from weir.wire.frames import (
     encode_control,
 )
 from weir.workers.arena import Arena, BatchPlaces, ResultFetch, Results, as_values, create_memory
-from weir.workers.executor import READY, SUSPENDED, WAITS, HeldTurn, Listener
+from weir.workers.executor import READY, WAITS, HeldTurn, Listener
 from weir.workers.process.channel import Channel
 from weir.workers.process.entry import LOWEST, cpu_times, hurry
 from weir.workers.process.launch import KILL_GRACE, Launch, Process
@@ -52,15 +48,6 @@ END_GRACE = 1.0
 
 logger = logging.getLogger("weir")
 GAVE_WAY = 0.1  # a batch at idle priority whose process waited for this part of predict_timeout gets that time again, until it has run for as long
-STANDSTILL = 5.0  # seconds without running after which a process counts as suspended
-# The states in which a process does not run at all (proc(5), status: State).
-_STILL = {
-    "T": "its process is stopped by a signal",
-    "t": "its process is stopped by a debugger",
-    "D": "its process is in uninterruptible sleep",
-}
-_STATE = re.compile(r"^State:\t(\S)", re.MULTILINE)
-_SWITCHES = re.compile(r"ctxt_switches:\t(\d+)")
 
 
 class ChildListener(Protocol):
@@ -298,35 +285,6 @@ class Child(ChannelWithResults):
         return f"it was ended by signal {-code} ({signal.strsignal(-code)}{hint})"
 
 
-class Standstill:
-    """Finds out whether a process runs at all, from checks now and then. Linux counts how often a process was scheduled: if the count has changed
-    between two checks, it has run."""
-
-    def __init__(self) -> None:
-        self._switches: list[str] | None = None  # the count since which it has not run
-        self._since = 0.0
-
-    def reason(self, pid: int, now: float) -> str:
-        """Return why the process has not run for STANDSTILL seconds before the instant `now`; "" if it has."""
-        state, switches = _scheduling(pid)
-        if state not in _STILL:
-            self._switches = None
-        elif switches != self._switches:
-            self._switches, self._since = switches, now
-        elif now - self._since >= STANDSTILL:
-            return f"{_STILL[state]}, and has not run for {now - self._since:.0f} s"
-        return ""
-
-
-def _scheduling(pid: int) -> tuple[str, list[str]]:
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:  # it has just ended
-        return "", []
-    state = _STATE.search(status)
-    return state[1] if state else "", _SWITCHES.findall(status)
-
-
 class WorkerListener(Protocol):
     """What a SupervisedWorker reports to if it concerns the whole pool."""
 
@@ -395,7 +353,6 @@ class SupervisedWorker:
         self._loop = loop
         self._backoff = Backoff()
         self._child: WorkerChild | None = None
-        self._standstill = Standstill()
         self._batches: dict[int, Flight] = {}
         self._error: WeirError | None = None  # the error in StartFailed
         self._started = False
@@ -435,7 +392,6 @@ class SupervisedWorker:
         if self.bulk:
             niceness = LOWEST
         self._child = self._new_child(niceness)
-        self._standstill = Standstill()
         self._start_limit.begin()
         self._child.start()
 
@@ -506,15 +462,6 @@ class SupervisedWorker:
             self._gone()
         else:
             self._child.kill()
-
-    def look(self) -> None:
-        """Check whether a ready or suspended worker's process runs at all, and set the state."""
-        if self.pid is None or self.state not in (READY, SUSPENDED):
-            return
-        reason = self._standstill.reason(self.pid, self._loop.time())
-        if reason and self.state == READY:
-            logger.warning("%s is paused: %s (process %d)", self._name, reason, self.pid)
-        self.state, self.reason = (SUSPENDED if reason else READY), reason
 
     def received(self, frame: Frame) -> None:
         """Act on a frame from the process."""

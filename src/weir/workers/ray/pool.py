@@ -590,9 +590,6 @@ class RayExecutor(ProcessPool):
         if all(worker.state != "ready" for worker in self._workers.values()):
             self._listener.unavailable(f"no worker of {self._name!r} is left: {reason}")
 
-    def _look(self) -> None:
-        """Do nothing: what an actor's process does is Ray's to watch."""
-
     async def _end(self) -> None:
         try:
             await super()._end()
