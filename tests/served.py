@@ -106,11 +106,7 @@ class Served:
     """A running `weir serve`, or another `command` that serves. After `with`, it and all its children are gone."""
 
     def __init__(
-        self,
-        *arguments: object,
-        env: dict[str, str] | None = None,
-        stderr: int = PIPE,
-        command: str = "serve",
+        self, *arguments: object, env: dict[str, str] | None = None, stderr: int = PIPE, command: str = "serve"
     ) -> None:
         fronts = ["--fronts", "2"] if TEST_FRONTS and "--fronts" not in arguments else []
         self.words = [*command.split(), *map(str, arguments), *fronts, "--port", "0"]

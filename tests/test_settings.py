@@ -10,15 +10,7 @@ from weir.catalog.sources import ALL_FORMS, ModelToServe, default_name
 from weir.errors import SettingsError
 from weir.jobs import JobSettings
 from weir.policy.scaling import RANGE_RULE
-from weir.settings import (
-    MODEL_PARTS,
-    MODELS,
-    SERVER_PARTS,
-    ServerKind,
-    Settings,
-    declared_settings,
-    read_settings,
-)
+from weir.settings import MODEL_PARTS, MODELS, SERVER_PARTS, ServerKind, Settings, declared_settings, read_settings
 from weir.text_server.server_settings import TEXTS
 
 

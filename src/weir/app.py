@@ -249,8 +249,9 @@ class App:
             for listener in self._listeners:
                 listening.enter_context(listener)
             of_fronts = FILES_OF_A_FRONT * self.fronts if self.fronts > 1 else 0
-            # A front has the connection and its end of the relay.
+            # A front has the connection and its end of the relay. gRPC has as many connections of its own.
             each = 2 if of_fronts and self.settings.http.tls_certfile is not None else 1
+            each += self.settings.grpc.grpc_port is not None
             if warning := allow_descriptors(self.site.kserve.account, others=of_fronts, each=each):
                 self._logger.warning(warning)
             try:

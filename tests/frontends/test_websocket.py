@@ -114,13 +114,7 @@ def test_errors_are_messages_and_end_no_connection() -> None:
             for message, name, kind, status, text in (
                 ("{", "", "InvalidRequest", 400, "must be a message as JSON"),
                 ('{"id": "7"}', "7", "InvalidRequest", 400, "has neither 'model_name' nor 'cancel'"),
-                (
-                    item("nobody", 1, "8"),
-                    "8",
-                    "ModelNotFound",
-                    404,
-                    "Request for unknown model: 'nobody' is not found",
-                ),
+                (item("nobody", 1, "8"), "8", "ModelNotFound", 404, "Request for unknown model: 'nobody' is not found"),
                 (item("sum", 1, "9"), "9", "InvalidRequest", 400, "tensor 'input'"),
                 (b"\0\0\0\x02{}", "", "InvalidRequest", 400, "has neither 'model_name' nor 'cancel'"),
                 (item("count", 1, "a", parameters={"timeout": 1}), "a", "DeadlineExceeded", 504, "timeout"),

@@ -1,12 +1,15 @@
 """A front that hangs, or ends before it listens, is replaced by one: the connections that the kernel gives it are served."""
 
 import asyncio
+import errno
 import logging
 import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
+import httpx
 import psutil
 import pytest
 from tests.frontends.http.fast.kit import Square, squared
@@ -59,6 +62,37 @@ def test_a_front_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> Non
 
     asyncio.run(main())
     assert "it has not reported for 10 s" in caplog.text
+
+
+def test_a_front_is_replaced_once_there_are_descriptors_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Until then, the kernel gives no connection to what it listened on."""
+    monkeypatch.setattr(fronts_server, "_SHORT_LIFE", 0.001)
+    refusals: list[OSError] = []
+
+    def refuse() -> Any:
+        refusals.append(OSError(errno.EMFILE, "Too many open files"))
+        raise refusals[-1]
+
+    async def main() -> None:
+        async with running_fronts(2) as server:
+            with monkeypatch.context() as patched:
+                patched.setattr(fronts_server, "socket_pair", refuse)
+                os.kill(server.fronts[0].pid, signal.SIGKILL)
+                while len(refusals) < 3:  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0)
+                assert await asyncio.to_thread(ask, server.address, 40) == [200] * 40
+            while len(server.fronts) < 2:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert "front 0 cannot start now, and is tried again: [Errno 24] Too many open files" in caplog.text
+
+
+def ask(url: str, times: int) -> list[int]:
+    """Return the statuses of so many requests, each on a connection of its own."""
+    return [httpx.get(f"{url}/health/live", timeout=60.0).status_code for _ in range(times)]
 
 
 @pytest.mark.parametrize("at_first", [True, False], ids=["at the start of the server", "as a replacement"])

@@ -178,6 +178,25 @@ def test_connections_of_one_count_for_all_at_once(accounts: tuple[SharedFigures,
     assert processes[0].connections == 1
 
 
+def test_a_connection_on_its_way_is_counted_until_it_is_taken(
+    accounts: tuple[SharedFigures, list[SharedAccount]],
+) -> None:
+    figures, (dispatcher, front, other) = accounts
+    there, here = front.connection_set(), dispatcher.connection_set()
+    front.counters.append(there.__len__)
+    dispatcher.counters.append(here.__len__)
+    there.add("connection")
+    front.pass_on()
+    there.discard("connection")
+    assert (other.connections, figures.connections(1)) == (1, 1)
+    here.add("connection")
+    figures.took(1)
+    assert (other.connections, figures.connections(1), figures.connections(0)) == (1, 0, 1)
+    front.pass_on()
+    figures.clear(1)  # it has ended before the second one came
+    assert other.connections == 1
+
+
 def test_an_ended_process_holds_nothing(accounts: tuple[SharedFigures, list[SharedAccount]]) -> None:
     figures, (first, second, _) = accounts
     second.take(64 << 20)

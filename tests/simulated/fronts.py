@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tests.simulated.arenas import close_received
@@ -56,12 +57,14 @@ class _Sender:
 
     busy = False
 
-    def __init__(self, loop: SimulatedLoop, take: Callable[[Any, bytes], None]) -> None:
+    def __init__(self, loop: SimulatedLoop, account: SharedAccount, take: Callable[[Any, bytes], None]) -> None:
         self._loop = loop
+        self._account = account
         self._take = take
 
     def send_from(self, transport: SimulatedTransport, data: bytes) -> None:
         """See ConnectionSender."""
+        self._account.pass_on()
         transport.get_protocol().connection_lost(None)
         transport.process = None
         self._loop.call_soon(self._take, transport, data, context=self._loop.outside.copy())
@@ -88,7 +91,7 @@ class SimulatedFrontProcesses(FrontProcesses):
     def __init__(
         self, config: FrontConfig, loop: SimulatedLoop, draw: random.Random, take: Any, figures: SharedFigures
     ) -> None:
-        super().__init__(config, -1, [[] for _ in range(config.fronts)])
+        super().__init__(config, -1, [])
         self.machines: dict[int, _Machine] = {}
         self.gone_on: dict[SimulatedProcess, float] = {}
         self.stopped: dict[SimulatedProcess, float] = {}  # since when
@@ -117,7 +120,7 @@ class SimulatedFrontProcesses(FrontProcesses):
         config, clock = self._config, self._loop.time
         account = OrderedSharedAccount(config.http, self._shared, ends.index)
         config = replace(config, product=copy(config.product))  # each process has its own
-        sender: Any = _Sender(self._loop, self._take)
+        sender: Any = _Sender(self._loop, account, partial(self._take, ends.index - 1))
 
         def left(reason: str) -> None:
             self.kill(process)
@@ -156,7 +159,7 @@ class SimulatedFronts(Fronts):
         self, processes: SimulatedFrontProcesses, make: MakeFront, table: Callable[[], ModelTable], cleared: Callable[[int], None], *,
         loop: SimulatedLoop, draw: random.Random, broken: Callable[[str], None],
     ) -> None:  # fmt: skip
-        super().__init__(processes, make, table, cleared, loop.time)
+        super().__init__(processes._config.fronts, processes, make, table, cleared, loop.time)
         self._loop, self._draw, self._broken = loop, draw, broken
         self.processes = processes
         self.gone_on, self.machines = processes.gone_on, processes.machines
@@ -275,8 +278,10 @@ class SimulatedFrontsServer(FrontsServer):
         await fronts.start()
         return fronts
 
-    def _take(self, transport: SimulatedTransport, data: bytes) -> None:
+    def _take(self, front: int, transport: SimulatedTransport, data: bytes) -> None:
         """Go on with a connection that a front has passed on."""
+        if front in self.listening._running:
+            self._plan.figures.figures.took(front + 1)
         if not transport.is_closing():
             protocol = _Passed(self._connect_any, data, None)
             transport.set_protocol(protocol)

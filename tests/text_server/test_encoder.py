@@ -16,14 +16,7 @@ from tests.text_server.test_tokenizing import Held
 from tests.text_server.text_models import DIMENSIONS, PerToken, Summing, Words, vector_of
 
 from weir import Service
-from weir.errors import (
-    DeadlineExceeded,
-    Draining,
-    InvalidRequest,
-    ModelError,
-    ModelNotReady,
-    Overloaded,
-)
+from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, ModelNotReady, Overloaded
 from weir.messages import Dispatch, Request
 from weir.model import Model
 from weir.telemetry.recorder import SilentObserver

@@ -58,22 +58,8 @@ def test_clients_are_active_for_three_minutes() -> None:
     clock.now += 2.0
     assert clients.active == 1
     assert clients.table() == [
-        {
-            "identity": "b",
-            "frontend": "http",
-            "num_request": 1,
-            "num_total_seq": 2,
-            "last": 2.0,
-            "active": True,
-        },
-        {
-            "identity": "a",
-            "frontend": "zeromq",
-            "num_request": 1,
-            "num_total_seq": 1,
-            "last": 181.0,
-            "active": False,
-        },
+        {"identity": "b", "frontend": "http", "num_request": 1, "num_total_seq": 2, "last": 2.0, "active": True},
+        {"identity": "a", "frontend": "zeromq", "num_request": 1, "num_total_seq": 1, "last": 181.0, "active": False},
     ]
 
 

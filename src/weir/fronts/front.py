@@ -21,7 +21,7 @@ import uvloop
 from weir.errors import CapacityError, ModelNotFound, WeirError
 from weir.frontends.frontend import Frontend
 from weir.frontends.http.access_log import HttpLog
-from weir.frontends.http.fast.connection import LARGE, Connection, LoggedConnection
+from weir.frontends.http.fast.connection import LARGE, Connection, Kept, LoggedConnection
 from weir.frontends.http.fast.inference import HotKserve, HotNative, HttpRequest, KserveRequest, Step
 from weir.frontends.http.fast.plan import HttpHead, RouteHandler, RoutePlan
 from weir.frontends.http.fast.shared import REAL_TIME, BlockPlace, Clocks
@@ -64,6 +64,7 @@ from weir.protocols.response import Headers
 from weir.telemetry.recorder import SilentObserver
 from weir.wire.kserve_json import Body
 from weir.wire.status import set_timeout_status
+from weir.workers.timer import in_background
 
 if TYPE_CHECKING:
     from weir.frontends.frontend import FrontProduct
@@ -248,55 +249,34 @@ class LoggedFrontConnection(LoggedConnection, FrontConnection):
 _MOST_MOVED = 64  # bodies that are moved out of an arena at a time
 
 
-class Leaving(asyncio.Protocol):
-    """A connection that is handed over to the dispatcher once the client has all that was written to it."""
+class Leaving(Kept):
+    """A connection that is handed over to the dispatcher once the client has all that was written to it: within the time that it may take to read."""
 
     busy = True  # it has a request without a response
 
-    def __init__(
-        self, shared: "HttpShared", transport: asyncio.Transport, replay: bytes, sender: ConnectionSender
-    ) -> None:
-        self._shared = shared
-        self._transport = transport
-        self._replay = replay
-        self._sender = sender
-        self._since = shared.tick
-
-    def start(self) -> None:
+    def start(self, replay: bytes, sender: ConnectionSender) -> None:
         """Take the connection over."""
-        self._transport.pause_reading()
-        self._transport.set_protocol(self)
-        self._transport.set_write_buffer_limits(0)
-        if not self._transport.get_write_buffer_size():
+        self._replay, self._sender = replay, sender
+        self.transport.pause_reading()
+        self.transport.set_protocol(self)
+        self.transport.set_write_buffer_limits(0)
+        if not self.transport.get_write_buffer_size():
             self.resume_writing()
-        else:
-            self._shared.connections.add(self)
 
     def resume_writing(self) -> None:
         """All is written: pass the connection on. Its transport here is closed, which does not close the connection."""
-        if not self._transport.is_closing():
-            self._sender.send_from(self._transport, self._replay)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The transport is closed."""
-        self._shared.connections.discard(self)
-        self._shared.ended.set()
+        if not self.transport.is_closing():
+            self._sender.send_from(self.transport, self._replay)
+            self.shared.connections.discard(self)
 
     def sweep(self, now: float) -> None:
         """Close the connection if its client has not read for too long."""
-        if now - self._since > self._shared.patience:
-            self._transport.abort()
-
-    def drain(self) -> None:
-        """Nothing to do: it is leaving."""
+        self._patience = self.shared.patience
+        super().sweep(now)
 
     def stop(self) -> None:
-        """Close the connection."""
-        self._transport.abort()
-
-    def abort(self) -> None:
-        """Close the connection at once."""
-        self._transport.abort()
+        """Close the connection: what was written has not been read."""
+        self.transport.abort()
 
 
 class PassOn:
@@ -322,7 +302,7 @@ class PassOn:
         if transport.get_extra_info("sslcontext") is not None:
             self._relays.begin(transport, replay)
         else:
-            Leaving(shared, transport, replay, self._sender).start()
+            Leaving(shared, transport).start(replay, self._sender)
 
 
 @dataclass(frozen=True)
@@ -343,7 +323,7 @@ class Listeners:
 
 
 class FrontServer(HttpServer):
-    """The HTTP server of a front. It listens on the sockets of `ends`, which the dispatcher has bound and keeps. `alive` is called once a second."""
+    """The HTTP server of a front. It listens on the sockets of `ends`, which the dispatcher has bound. `alive` is called once a second."""
 
     def __init__(
         self,
@@ -351,21 +331,9 @@ class FrontServer(HttpServer):
         ends: "FrontEnds",
         alive: Callable[[], None],
         observers: Sequence[Observer],
-        *,
-        hand_over: PassOn,
-        route_handlers: Sequence[RouteHandler],
-        log: HttpLog | None,
-        clocks: Clocks,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            context,
-            no_application,
-            observers,
-            hand_over=hand_over,
-            route_handlers=route_handlers,
-            log=log,
-            clocks=clocks,
-        )
+        super().__init__(context, no_application, observers, **options)
         self._ends = ends
         self._alive = alive
 
@@ -486,7 +454,7 @@ class Front:
     ) -> None:  # fmt: skip
         loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
-        self._draining: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._finishing: asyncio.Task[None] | None = None
         self._link: Link[FromDispatcher] = Link(ends.link, loop, reader_of_dispatcher(), self._received, left)
         memory = MemoryReceiver(ends.connections)
@@ -497,17 +465,12 @@ class Front:
         self._account = account
         self._relays = Relays(sender, account)
         context = FrontContext(self._models, config.http, access=config.access, account=account)
+        routes = () if product is None else product.routes(self._models, config.http, config.fronts, self._send_counts)
+        log = RemoteLog(self._link, clocks.now) if config.access_log else None
+        passing = PassOn(sender, self._relays, self._link, self._report)
+        observers = [RefusalObserver(self._link)]
         self._server = FrontServer(
-            context,
-            ends,
-            self._sweep,
-            [RefusalObserver(self._link)],
-            hand_over=PassOn(sender, self._relays, self._link, self._report),
-            route_handlers=()
-            if product is None
-            else product.routes(self._models, config.http, config.fronts, self._send_counts),
-            log=RemoteLog(self._link, clocks.now) if config.access_log else None,
-            clocks=clocks,
+            context, ends, self._sweep, observers, hand_over=passing, route_handlers=routes, log=log, clocks=clocks
         )
         self._grpc: FrontGrpc | None = None
         if config.grpc is not None:
@@ -515,6 +478,17 @@ class Front:
 
             self._grpc = front_server(config.grpc, context, config.http)
         self._models.changed.append(self._server.routes_changed)
+        self._readers = {
+            PlainOutputs: self._requests.answered,
+            PlacedOutput: self._requests.placed,
+            TextOutputs: self._requests.texts_answered,
+            ModelTable: self._models.replace,
+            Granted: self._granted,
+            GiveBack: self._give_back,
+            MemoryGone: self._outputs.forget,
+            Refuse: self._refuse,
+            Drain: self._begin_drain,
+        }
 
     def log_handler(self) -> logging.Handler:
         """Return what sends log lines to the dispatcher."""
@@ -548,27 +522,12 @@ class Front:
             self._product.report()
 
     def _received(self, messages: list[FromDispatcher]) -> None:
+        readers: Any = self._readers
         for message in messages:
-            if isinstance(message, PlainOutputs):
-                self._requests.answered(message)
-            elif isinstance(message, PlacedOutput):
-                self._requests.placed(message)
-            elif isinstance(message, TextOutputs):
-                self._requests.texts_answered(message)
-            elif isinstance(message, ModelTable):
-                self._models.replace(message)
-            elif isinstance(message, Granted):
-                self._granted(message)
-            elif isinstance(message, GiveBack):
-                self._give_back(message.model)
-            elif isinstance(message, MemoryGone):
-                self._outputs.forget(message)
-            elif isinstance(message, Refuse):
-                self._refuse()
-            elif isinstance(message, Drain):
-                self._draining = asyncio.ensure_future(self._drain(message.seconds))
-            else:
-                self._requests.ended(message)
+            readers.get(type(message), self._requests.ended)(message)
+
+    def _begin_drain(self, message: Drain) -> None:
+        in_background(self._drain(message.seconds), self._tasks, "the drain of a front")
 
     def _granted(self, message: Granted) -> None:
         places = self._models.places_of(message.model)
@@ -577,17 +536,17 @@ class Front:
         elif message.offset >= 0:
             self._link.put(PlaceFree(message.model, message.offset))
 
-    def _give_back(self, model: int) -> None:
-        places = self._models.places_of(model)
+    def _give_back(self, message: GiveBack) -> None:
+        places = self._models.places_of(message.model)
         if places is not None:
             places.give_back(partial(self._server.move_bodies, places))
 
-    def _refuse(self) -> None:
+    def _refuse(self, message: Refuse | None = None) -> None:
         self._server.refuse()
         if self._grpc is not None:
             self._grpc.refuse()
         if self._product is not None and self._finishing is None:
-            self._finishing = asyncio.ensure_future(self._finish(self._product))
+            self._finishing = in_background(self._finish(self._product), self._tasks, "the drain of a front")
 
     async def _finish(self, product: "FrontProduct") -> None:
         await product.drain()
@@ -613,7 +572,7 @@ def run_front(config: FrontConfig, ends: FrontEnds) -> None:
 
     async def serve() -> None:
         account = SharedAccount(config.http, SharedFigures(ends.figures, config.fronts + 1), ends.index)
-        sender = ConnectionSender(ends.connections, asyncio.get_running_loop())
+        sender = ConnectionSender(ends.connections, asyncio.get_running_loop(), account)
         front = Front(config, ends, account, sender, left=lambda reason: os._exit(0), clocks=REAL_TIME)
         logging.basicConfig(level=config.log_level, handlers=[front.log_handler()], force=True)
         set_timeout_status(config.http.timeout_status)

@@ -459,16 +459,7 @@ def _own_class(kind: Any, name: str) -> type[WeirError]:
 
 def batched(dispatch: Dispatch) -> Batched:
     """Return what a response says of its batch."""
-    return Batched(
-        dispatch.rows,
-        int(dispatch.reason),
-        dispatch.waiting,
-        dispatch.oldest_age,
-        dispatch.limit,
-        int(dispatch.wakeup),
-        dispatch.at,
-        dispatch.woken_at,
-    )
+    return Batched(*[getattr(dispatch, name) for name in Batched.__struct_fields__])
 
 
 def dispatch_of(batch: Batched) -> Dispatch:

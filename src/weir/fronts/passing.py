@@ -18,7 +18,8 @@ from typing import Any
 
 import msgspec
 
-from weir.protocols.account import Account, Claim
+from weir.protocols.account import Claim, SharedAccount
+from weir.workers.timer import in_background
 
 _log = logging.getLogger("weir.http")
 
@@ -37,7 +38,7 @@ class Origin(msgspec.Struct, array_like=True, frozen=True, gc=False):
     server: Address
 
 
-Passed = Callable[[socket.socket, bytes, Origin | None], None]
+Passed = Callable[[socket.socket | None, bytes, Origin | None], None]
 _read_origin = msgspec.msgpack.Decoder(Origin).decode
 
 
@@ -47,12 +48,13 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class ConnectionSender:
-    """The front's end."""
+    """The front's end. `account` counts the connections that it has sent, until the dispatcher notes that it has taken them."""
 
-    def __init__(self, end: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, end: socket.socket, loop: asyncio.AbstractEventLoop, account: SharedAccount) -> None:
         end.setblocking(False)
         self._socket = end
         self._loop = loop
+        self._account = account
         self._unsent: deque[tuple[int, bytes]] = deque()  # a descriptor, or -1, and a message
 
     @property
@@ -62,6 +64,7 @@ class ConnectionSender:
 
     def send(self, descriptor: int, data: bytes, origin: Origin | None = None) -> None:
         """Send a connection, whose `descriptor` is closed here as soon as it has been sent. `origin` says where a relayed one comes from."""
+        self._account.pass_on()
         waits = bool(self._unsent)
         parts = [data[start : start + _PART] for start in range(0, len(data), _PART)] or [b""]
         first = _FIRST
@@ -105,7 +108,7 @@ class ConnectionSender:
 
 class ConnectionReceiver:
     """The dispatcher's end. Each connection that has come is given to `passed`, with its bytes, of which a body may have `longest`, and its
-    origin if it is relayed."""
+    origin if it is relayed. `passed` is called with None for one that was lost on its way, which its front has counted, too."""
 
     def __init__(self, end: socket.socket, loop: asyncio.AbstractEventLoop, passed: Passed, longest: int) -> None:
         end.setblocking(False)
@@ -165,8 +168,7 @@ class ConnectionReceiver:
             connection, origin, data = self._connection, self._origin, bytes(self._data)
             self._connection = self._origin = None
             self._data.clear()
-            if connection is not None:
-                self._passed(connection, data, origin)
+            self._passed(connection, data, origin)
 
     def _begin_relayed(self, message: bytes) -> None:
         try:
@@ -215,12 +217,15 @@ class RelayedTransport:
 
 
 class Relays:
-    """The connections that a front relays. What the other side has not read is charged to `account`."""
+    """The connections that a front relays. What the other side has not read is charged to `account`. The dispatcher counts them, but for those whose end
+    it has closed, and whose clients still read."""
 
-    def __init__(self, sender: ConnectionSender, account: Account) -> None:
+    def __init__(self, sender: ConnectionSender, account: SharedAccount) -> None:
         self._sender = sender
         self._account = account
         self._running: set[asyncio.Task[None]] = set()
+        self._finishing: set[_End] = account.connection_set()
+        account.counters.append(self._finishing.__len__)
 
     def begin(self, transport: asyncio.Transport, replay: bytes) -> None:
         """Relay a connection from now on. `replay` is what has been read from it and has no response yet."""
@@ -236,21 +241,26 @@ class Relays:
         transport.set_protocol(client)
         transport.set_write_buffer_limits()
         self._sender.send(theirs.detach(), replay, _origin_of(transport))
-        task = asyncio.ensure_future(self._relay(client, ours))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        in_background(self._relay(client, ours), self._running, "the relay of a connection")
 
     async def _relay(self, client: "_End", ours: socket.socket) -> None:
         ours.setblocking(False)
         make = partial(_End, self._account.claim(), client)
-        _, dispatcher = await asyncio.get_running_loop().create_unix_connection(make, sock=ours)
+        try:
+            _, dispatcher = await asyncio.get_running_loop().create_unix_connection(make, sock=ours)
+        except OSError:
+            client.transport.abort()
+            raise
         client.other = dispatcher
         if client.gone.done():
             dispatcher.transport.close()
         else:
             client.transport.resume_reading()
-        await client.gone
         await dispatcher.gone
+        if not client.gone.done():
+            self._finishing.add(client)
+            await client.gone
+            self._finishing.discard(client)
 
     async def ended(self) -> None:
         """Return when no connection is left."""

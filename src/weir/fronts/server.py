@@ -40,6 +40,7 @@ from weir.wire.frames import Start
 from weir.workers.arena import create_memory
 from weir.workers.cpus import unpinned
 from weir.workers.process.launch import Process, Template, python_path
+from weir.workers.timer import in_background
 
 if TYPE_CHECKING:
     from weir.frontends.frontend import DispatcherProduct
@@ -56,8 +57,8 @@ _PATIENCE = 10  # seconds without a message after which a front hangs; it sends 
 _END_TIME = 2.0  # seconds in which a killed process ends
 _REPORT_TIME = 1.0  # seconds after the end of a drain in which a front reports it
 
-# Makes the dispatcher's side of a front: of its link, its socket for connections, and what is called when it has ended.
-MakeFront = Callable[[socket.socket, socket.socket, Callable[[str], None]], ConnectedFront]
+# Makes the dispatcher's side of a front: of its index, its link, its socket for connections, and what is called when it has ended.
+MakeFront = Callable[[int, socket.socket, socket.socket, Callable[[str], None]], ConnectedFront]
 
 
 class RunningFront(NamedTuple):
@@ -88,29 +89,34 @@ class FrontView(NamedTuple):
 
 
 class FrontProcesses:
-    """Forks the processes of fronts: one for each element of `listening`, the sockets on which it listens, one for each address.
+    """Forks the processes of fronts, which listen at the addresses of the sockets `kept`.
 
-    `config` is a FrontConfig, and `figures` the descriptor of the account's memory.
+    Each process alone has the sockets on which it listens. So they end with it, and the kernel gives connections only to fronts that live. `kept` do not
+    listen, and only keep the addresses; a Unix socket does, since all fronts have it in common. `config` is a FrontConfig, and `figures` the descriptor of
+    the account's memory.
     """
 
-    def __init__(self, config: Any, figures: int, listening: Sequence[Sequence[socket.socket]]) -> None:
-        self.listening = listening
+    def __init__(self, config: Any, figures: int, kept: Sequence[socket.socket]) -> None:
+        self.kept = kept
         self._config = config
         self._figures = figures
         self._template: Template | None = None
         self._starting = asyncio.Lock()
 
     async def start(self, index: int) -> StartedFront | None:
-        """Start a front; return None if that is not possible now."""
-        link, its_link = socket.socketpair()
-        connections, its_connections = socket_pair()
-        with its_link, its_connections:
+        """Start a front; return None if that is not possible now. Raises OSError if the system refuses what it needs."""
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            pairs = []
+            for make in (socket.socketpair, socket_pair):
+                end, its_end = make()
+                pairs.append((ours.enter_context(end), theirs.enter_context(its_end)))
+            (link, its_link), (connections, its_connections) = pairs
+            listening = [theirs.enter_context(each) for each in listening_at(self.kept)]
             descriptors = [each.fileno() for each in (its_link, its_connections)] + [self._figures]
-            process = await self._fork(index, [*descriptors, *[each.fileno() for each in self.listening[index]]])
-        if process is None:
-            link.close()
-            connections.close()
-            return None
+            process = await self._fork(index, [*descriptors, *[each.fileno() for each in listening]])
+            if process is None:
+                return None
+            ours.pop_all()
         return StartedFront(process, link, connections)
 
     async def _fork(self, index: int, descriptors: Sequence[int]) -> Process | None:
@@ -120,8 +126,14 @@ class FrontProcesses:
                 template = self._template = Template(_MODULE)
                 environment = {**os.environ, "PYTHONPATH": python_path(os.environ.get("PYTHONPATH", ""))}
                 start = Start("", {"name": "fronts", "config": self._config})
-                if not await template.start(start, environment, 0, unpinned()):
-                    self._template = None
+                loaded = False
+                try:
+                    loaded = await template.start(start, environment, 0, unpinned())
+                finally:
+                    if not loaded:
+                        self._template = None
+                        template.close()
+                if not loaded:
                     return None
             done: asyncio.Future[Process | OSError | None] = asyncio.get_running_loop().create_future()
             template.fork({"index": index + 1}, descriptors, done.set_result)
@@ -147,18 +159,20 @@ class FrontProcesses:
 
 
 class Fronts:
-    """The fronts of a server, which are started by `processes`. `table` returns what the fronts must know of the models. `cleared` is called with the index
-    of a front that has ended, from 0.
+    """The `count` fronts of a server, which are started by `processes`. `table` returns what the fronts must know of the models. `cleared` is called with
+    the index of a front that has ended, from 0.
     """
 
     def __init__(
         self,
+        count: int,
         processes: FrontProcesses,
         make: MakeFront,
         table: Callable[[], ModelTable],
         cleared: Callable[[int], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._count = count
         self._processes = processes
         self._make = make
         self._table = table
@@ -174,7 +188,7 @@ class Fronts:
     @property
     def sockets(self) -> Sequence[socket.socket]:
         """See frontends.http.server.Listening."""
-        return () if self._closing else self._processes.listening[0]
+        return () if self._closing else self._processes.kept
 
     @property
     def views(self) -> list[FrontView]:
@@ -186,15 +200,13 @@ class Fronts:
 
     async def start(self) -> None:
         """Start all fronts; return when all listen. Raises SettingsError if one cannot."""
-        await asyncio.gather(*[self._start_patiently(index) for index in range(len(self._processes.listening))])
+        await asyncio.gather(*[self._start_patiently(index) for index in range(self._count)])
 
     async def _start_patiently(self, index: int) -> None:
         for _ in range(_TRIES):
             if await self._start(index):
                 return
-        raise SettingsError(
-            f"fronts={len(self._processes.listening)}: front {index} does not start; what it has written says why"
-        )
+        raise SettingsError(f"fronts={self._count}: front {index} does not start; what it has written says why")
 
     async def _start(self, index: int) -> bool:
         """Start a front; return whether it listens."""
@@ -207,7 +219,7 @@ class Fronts:
             link.close()
             connections.close()
             return False
-        front = self._make(link, connections, partial(self._ended, index))
+        front = self._make(index, link, connections, partial(self._ended, index))
         self._starts[index] += 1
         self._running[index] = RunningFront(process, front, self._clock())
         front.tell(self._table())
@@ -223,28 +235,28 @@ class Fronts:
         if running is None:
             return
         had_started = running.front.listening.done()
-        running.front.close()
-        self._cleared(index)
-        self._processes.kill(running.process)
+        self._processes.kill(running.process)  # first of all: what it listens on ends with it
         running.process.reap(lambda code: None)
+        if had_started and not self._closing:  # else who waits for it to listen starts the next one
+            replacing = self._replace(index, self._clock() - running.since)
+            in_background(replacing, self._tasks, f"the replacement of front {index}")
         if not self._running:
             self._all_gone.set()
-        if self._closing:
-            return
-        _log.warning("front %d has ended (%s): its connections are lost, and another one starts", index, reason)
-        if not had_started:  # who waits for it to listen starts the next one
-            return
-        task = asyncio.ensure_future(self._replace(index, self._clock() - running.since))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        running.front.close()
+        self._cleared(index)
+        if not self._closing:
+            _log.warning("front %d has ended (%s): its connections are lost, and another one starts", index, reason)
 
     async def _replace(self, index: int, lived: float) -> None:
         while not self._closing:
             if lived < _SHORT_LIFE:
                 await asyncio.sleep(_SHORT_LIFE)
-            if await self._start(index):
-                return
             lived = 0.0
+            try:
+                if await self._start(index):
+                    return
+            except OSError as error:
+                _log.warning("front %d cannot start now, and is tried again: %s", index, error)
 
     def sweep(self) -> None:
         """Replace fronts that hang; called once a second. Seconds in which this process did not run either do not count."""
@@ -279,11 +291,9 @@ class Fronts:
         return True
 
     def close(self) -> None:
-        """Accept no more connections here; the fronts still do. Replace no front from now on. Idempotent."""
+        """Keep the addresses no more; the fronts still listen there. Replace no front from now on. Idempotent."""
         self._closing = True
-        for sockets in self._processes.listening:
-            for each in sockets:
-                each.close()
+        _close(self._processes.kept)
 
     async def drain(self, seconds: float | None) -> bool:
         """Let all fronts accept no more connections, and send all responses; return whether they did so within `seconds`."""
@@ -320,16 +330,9 @@ class Fronts:
 
 def rows_of(views: Sequence[FrontView], connections: Callable[[int], int]) -> list[dict[str, Any]]:
     """Return the rows of the dashboard for fronts; `connections` returns how many a front has, by its number."""
-    return [
-        {
-            "number": view.number,
-            "pid": view.pid,
-            "connections": connections(view.number),
-            "requests": view.requests,
-            "starts": view.starts,
-        }
-        for view in views
-    ]
+    names = ("number", "pid", "connections", "requests", "starts")
+    rows = [(each.number, each.pid, connections(each.number), each.requests, each.starts) for each in views]
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 class FrontMetrics(Collector):
@@ -409,7 +412,7 @@ class FrontsServer(HttpServer):
         self._plan = plan
         self._catalogue = Catalogue(context.registry, plan.product)
         self._of_fronts = FrontsShared(
-            self._catalogue, self.account, observers, log, clocks.now, self._passed, self._arena_full
+            self._catalogue, self.account, observers, log, clocks.now, partial(self._passed, 0), self._arena_full
         )
         self._fronts: Fronts | None = None
         context.registry.changed.append(self._models_changed)
@@ -431,12 +434,14 @@ class FrontsServer(HttpServer):
 
     async def _open_fronts(self) -> Fronts:
         plan = self._plan
-        grpc = None if plan.grpc is None else await plan.grpc.reserve(_bind_one)
-        listening = await self._bind()
+        grpc = None if plan.grpc is None else await plan.grpc.reserve(keep)
+        kept = await self._bind()
         # As many connections as the system allows. The path of a Unix socket is this process's to remove.
         limited = replace(self._settings, max_connections=self.account.max_connections, uds=None)
-        processes = FrontProcesses(replace(plan.config, http=limited, grpc=grpc), plan.figures.fd, listening)
-        fronts = Fronts(processes, self._make_front, self._catalogue.table, plan.figures.ended, self._clock)
+        processes = FrontProcesses(replace(plan.config, http=limited, grpc=grpc), plan.figures.fd, kept)
+        fronts = Fronts(
+            plan.config.fronts, processes, self._make_front, self._catalogue.table, plan.figures.ended, self._clock
+        )
         try:
             await fronts.start()
         except BaseException:
@@ -445,15 +450,15 @@ class FrontsServer(HttpServer):
         self._fronts = fronts
         return fronts
 
-    async def _bind(self) -> list[list[socket.socket]]:
-        """Return the listening sockets of each front. The fronts have one Unix socket in common, because the system divides only ports. Raises OSError."""
-        settings, count = self._settings, self._plan.config.fronts
+    async def _bind(self) -> list[socket.socket]:
+        """Return the sockets that keep the addresses. The fronts have one Unix socket in common, because the system divides only ports. Raises OSError."""
+        settings = self._settings
         if settings.uds is None:
-            return await bind_shared(settings.host, settings.port, count)
-        with unix_socket(settings.uds, int(settings.uds_mode, 8)) as listener:
-            listener.setblocking(False)
-            listener.listen(BACKLOG)
-            return [[listener.dup()] for _ in range(count)]
+            return await keep(settings.host, settings.port)
+        listener = unix_socket(settings.uds, int(settings.uds_mode, 8))
+        listener.setblocking(False)
+        listener.listen(BACKLOG)
+        return [listener]
 
     @property
     def fronts(self) -> list[FrontView]:
@@ -465,9 +470,10 @@ class FrontsServer(HttpServer):
         return self._plan.figures.figures.connections(front + 1)
 
     def _make_front(
-        self, link: socket.socket, connections: socket.socket, ended: Callable[[str], None]
+        self, index: int, link: socket.socket, connections: socket.socket, ended: Callable[[str], None]
     ) -> ConnectedFront:
-        return ConnectedFront(link, connections, self._of_fronts, ended)
+        shared = self._of_fronts._replace(passed=partial(self._passed, index))
+        return ConnectedFront(link, connections, shared, ended)
 
     def _arena_full(self, model: int) -> None:
         if self._fronts is not None:
@@ -477,16 +483,17 @@ class FrontsServer(HttpServer):
         if self._fronts is not None:
             self._fronts.tell_models()
 
-    def _passed(self, connection: socket.socket, data: bytes, origin: Origin | None) -> None:
-        """Go on with a connection of which a front has read `data`, or which it relays from `origin`."""
+    def _passed(self, front: int, connection: socket.socket | None, data: bytes, origin: Origin | None) -> None:
+        """Go on with a connection of which a front has read `data`, or which it relays from `origin`. None: it was lost."""
 
         def make() -> "Connection":
             self._handshakes.discard(task)  # from now on it is counted as a connection
             return self._connect_any()
 
-        task = asyncio.ensure_future(self._accept(connection, partial(_Passed, make, data, origin)))
-        self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
+        if connection is not None:
+            accepting = self._accept(connection, partial(_Passed, make, data, origin))
+            task = in_background(accepting, self._handshakes, "a connection that a front has handed over")
+        self._plan.figures.figures.took(front + 1)  # only now: it is counted here
 
     def sweep(self) -> None:
         """See HttpServer."""
@@ -550,36 +557,48 @@ def check_possible(count: int) -> None:
         raise SettingsError(f"fronts={count}: this system cannot share a port (SO_REUSEPORT); only fronts=1 works")
 
 
-async def _bind_one(host: str, port: int) -> list[socket.socket]:
-    """Return sockets that keep a port, at which others will listen."""
-    (sockets,) = await bind_shared(host, port, 1, listens=False)
-    return sockets
-
-
-async def bind_shared(host: str, port: int, count: int, *, listens: bool = True) -> list[list[socket.socket]]:
-    """Return `count` lists of sockets that listen at each address of `host`. The kernel divides connections among the sockets of an address.
+async def keep(host: str, port: int) -> list[socket.socket]:
+    """Return sockets that keep each address of `host`, at which others of this server will listen. The kernel divides connections among these.
 
     Raises OSError, also if another server listens there, whether it would share or not.
     """
     any_address = host == "::" and socket.has_dualstack_ipv6()
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    made: list[list[socket.socket]] = [[] for _ in range(count)]
+    made: list[socket.socket] = []
     try:
         for family, address in dict.fromkeys((each[0], each[4]) for each in found):
-            bound = (address[0], port, *address[2:])
-            for index, sockets in enumerate(made):
-                sockets.append(_bind(family, bound, alone=index == 0, dualstack=any_address, listens=listens))
-                port = sockets[-1].getsockname()[1]
-                bound = (address[0], port, *address[2:])
+            made.append(_bind(family, (address[0], port, *address[2:]), alone=True, dualstack=any_address))
+            port = made[-1].getsockname()[1]
     except BaseException:
-        for each in (each for sockets in made for each in sockets):
-            each.close()
+        _close(made)
         raise
     return made
 
 
-def _bind(family: int, address: Any, *, alone: bool, dualstack: bool, listens: bool) -> socket.socket:
-    """Return a socket that listens at `address`, and from then on shares it. `alone`: nobody else may listen there yet."""
+def listening_at(kept: Sequence[socket.socket]) -> list[socket.socket]:
+    """Return sockets that listen at the addresses of those of `keep`, or share the Unix socket in `kept`. Raises OSError."""
+    made: list[socket.socket] = []
+    try:
+        for each in kept:
+            if each.family == socket.AF_UNIX:
+                made.append(each.dup())
+                continue
+            dualstack = each.family == socket.AF_INET6 and not each.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+            made.append(_bind(each.family, each.getsockname(), alone=False, dualstack=dualstack))
+            made[-1].listen(BACKLOG)
+    except BaseException:
+        _close(made)
+        raise
+    return made
+
+
+def _close(sockets: Sequence[socket.socket]) -> None:
+    for each in sockets:
+        each.close()
+
+
+def _bind(family: int, address: Any, *, alone: bool, dualstack: bool) -> socket.socket:
+    """Return a socket that is bound to `address`, and from then on shares it. `alone`: nobody else may be there yet."""
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -590,8 +609,6 @@ def _bind(family: int, address: Any, *, alone: bool, dualstack: bool, listens: b
         made.bind(address)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         made.setblocking(False)
-        if listens:
-            made.listen(BACKLOG)
     except BaseException:
         made.close()
         raise

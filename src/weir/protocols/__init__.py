@@ -36,7 +36,11 @@ class HttpSettings:
     body_timeout: float = setting(
         60.0, "seconds within which a request's body must arrive; each MiB of it gives them again", rule=POSITIVE
     )
-    max_connections: int = setting(10_000, "maximum number of open connections of all kinds", rule=AT_LEAST_ONE)
+    max_connections: int = setting(
+        10_000,
+        "maximum number of open connections of all kinds; beyond it, only health and metrics are answered",
+        rule=AT_LEAST_ONE,
+    )
     max_waiting_bytes: int | None = setting(
         None,
         "memory for all requests and responses in bytes; a number read from JSON counts 16 (default: an eighth of the process's memory)",

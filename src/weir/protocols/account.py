@@ -47,7 +47,9 @@ _FREE_HEAD = 4 << 10  # bytes of a head that are not charged: most heads are sho
 # How many bodies are decompressed at the same time. Each is charged with the largest size that it may reach, so only a few can start at once.
 _UNPACKED_AT_ONCE = 2
 
-# How many files a server may have open in addition to its connections: models, workers, logs.
+RESERVED = 8  # connections of each process that may exceed `max_connections`, for probes
+
+# How many files a server may have open in addition to its connections: models, workers, logs, and the connections of probes.
 _OTHER_FILES = 128
 
 # A client that has been silent has its whole patience back after this many bytes of a body. At 60 s a body may arrive at 17 KiB/s, however long it is.
@@ -79,10 +81,9 @@ class Account:
 
     def take(self, size_bytes: int) -> None:
         """Charge `size_bytes`. Raises Overloaded if the limit does not allow that now, and TooLarge if it never will; then nothing is charged."""
-        held = self.held_bytes + size_bytes
-        if held + self.reading_bytes > self.max_bytes:
-            raise self._refusal(size_bytes, self.total_bytes)
-        self.held_bytes = held
+        if (total := self.total_bytes) + size_bytes > self.max_bytes:
+            raise self._refusal(size_bytes, total)
+        self.held_bytes += size_bytes
 
     def take_values(self, size_bytes: int, body_bytes: int) -> int:
         """Charge the values of a body of `body_bytes`, which take `size_bytes` of memory. Return what is charged, for `give_values`.
@@ -121,7 +122,7 @@ class Account:
     def add(self, size_bytes: int) -> None:
         """Charge `size_bytes` that exist already, even beyond the limit: a response that the client reads more slowly than it is written."""
         self.held_bytes += size_bytes
-        self._pressed |= self.held_bytes > self.max_bytes
+        self._pressed |= self.over
 
     def give(self, size_bytes: int) -> None:
         """Give back `size_bytes` that were charged."""
@@ -174,6 +175,11 @@ class Account:
     def full(self) -> bool:
         """Whether the largest number of connections is open."""
         return self.connections >= self.max_connections
+
+    @property
+    def reserve_full(self) -> bool:
+        """Whether all connections are open that may exceed that number: those of probes, see frontends/http/server.py."""
+        return self.connections >= self.max_connections + RESERVED * self.sharers
 
     def press(self) -> None:
         """Note that other memory for bodies has reached its limit."""
@@ -441,8 +447,8 @@ def _limits_of_container() -> Iterator[int]:
             yield int(Path(name).read_text())
 
 
-# Places in a row, which fills a line of the CPU's cache.
-_CONNECTIONS, _BYTES, _REFUSED, _CALLS, _FIELDS = 0, 1, 2, 3, 8
+# Places in a row, which fills a line of the CPU's cache. The process of the row writes all but the last, which the dispatcher writes.
+_CONNECTIONS, _BYTES, _REFUSED, _CALLS, _TAKEN, _FIELDS = 0, 1, 2, 3, 4, 8
 _WORD = 8  # bytes
 
 
@@ -463,12 +469,20 @@ class SharedFigures:
         return sum(self._numbers[place::_FIELDS].tolist())
 
     def connections(self, index: int) -> int:
-        """Return how many connections a process has."""
-        return self._numbers[index * _FIELDS + _CONNECTIONS]
+        """Return how many connections a process has, with those that it has passed on and that nobody has taken yet."""
+        return self._numbers[index * _FIELDS + _CONNECTIONS] - self._numbers[index * _FIELDS + _TAKEN]
+
+    def took(self, index: int) -> None:
+        """Note that a connection which that process has passed on is counted here from now on, or is closed."""
+        self._numbers[index * _FIELDS + _TAKEN] += 1
+
+    def total_connections(self) -> int:
+        """Return how many connections all processes have, each once: whoever passes one on counts it until another process does."""
+        return self.total(_CONNECTIONS) - self.total(_TAKEN)
 
     def clear(self, index: int) -> None:
         """Note that a process has ended: it has no connections and no calls, and holds no bytes."""
-        for place in (_CONNECTIONS, _BYTES, _CALLS):
+        for place in (_CONNECTIONS, _BYTES, _CALLS, _TAKEN):
             self.put(index, place, 0)
 
     def close(self) -> None:
@@ -488,35 +502,32 @@ def table_bytes(count: int) -> int:
 class SharedAccount(Account):
     """The account of one process, whose limits are those of all. `index` is its row."""
 
-    __slots__ = ("_figures", "_index")
+    __slots__ = ("_figures", "_held", "_index", "_passed_on")
 
     def __init__(self, settings: HttpSettings, figures: SharedFigures, index: int) -> None:
-        super().__init__(settings)
         self._figures = figures
         self._index = index
+        super().__init__(settings)
+        self._passed_on = 0
 
-    def take(self, size_bytes: int) -> None:
-        """See Account."""
-        total = self.total_bytes
-        if total + size_bytes > self.max_bytes:
-            raise self._refusal(size_bytes, total)
-        self.held_bytes += size_bytes
-        self._figures.put(self._index, _BYTES, self.held_bytes)
+    @property
+    def held_bytes(self) -> int:
+        """See Account: shown to the other processes."""
+        return self._held
 
-    def add(self, size_bytes: int) -> None:
-        """See Account."""
-        super().add(size_bytes)
-        self._figures.put(self._index, _BYTES, self.held_bytes)
-        self._pressed |= self.over
-
-    def give(self, size_bytes: int) -> None:
-        """See Account."""
-        super().give(size_bytes)
-        self._figures.put(self._index, _BYTES, self.held_bytes)
+    @held_bytes.setter
+    def held_bytes(self, size_bytes: int) -> None:
+        self._held = size_bytes
+        self._figures.put(self._index, _BYTES, size_bytes)
 
     def connection_set(self) -> set[Any]:
         """See Account."""
         return _Published(self.publish)
+
+    def pass_on(self) -> None:
+        """Count a connection that is passed on to another process, until that one notes that it has taken it: see SharedFigures.took."""
+        self._passed_on += 1
+        self.publish()
 
     def count_call(self, change: int) -> int:
         """See Account."""
@@ -543,11 +554,12 @@ class SharedAccount(Account):
     def connections(self) -> int:
         """See Account."""
         self.publish()
-        return self._figures.total(_CONNECTIONS)
+        return self._figures.total_connections()
 
     def publish(self) -> None:
         """Show the other processes what only `counters` know: they are asked, and notify nobody. A process does this once a second."""
-        self._figures.put(self._index, _CONNECTIONS, sum([count() for count in self.counters]))
+        own = sum([count() for count in self.counters])
+        self._figures.put(self._index, _CONNECTIONS, own + self._passed_on)
         self._figures.put(self._index, _REFUSED, self.refused)
 
 

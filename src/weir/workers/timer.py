@@ -1,7 +1,10 @@
-"""Timers of the event loop, on its clock or another one: an instant that may be brought forward, a limit, and a pause."""
+"""What the event loop does later or besides: timers, on its clock or another one (an instant that may be brought forward, a limit, a pause), and tasks
+in the background.
+"""
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, runtime_checkable
 
 # Seconds. uvloop's timers count whole milliseconds, and asyncio sleeps for whole ones. A timer that fired early by less than a
@@ -141,3 +144,17 @@ async def sleep(clock: Callable[[], float], seconds: float) -> None:
         await over.wait()
     finally:
         limit.close()
+
+
+def in_background(work: Coroutine[Any, Any, Any], tasks: "set[asyncio.Task[Any]]", what: str) -> "asyncio.Task[Any]":
+    """Run `work` in a task that nobody awaits, and which is in `tasks` until it ends. An error that ends it is logged at once, as one of `what`."""
+    task = asyncio.ensure_future(work)
+
+    def ended(task: "asyncio.Task[Any]") -> None:
+        tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logging.getLogger("weir").error("%s has failed: %s: %s", what, type(error).__name__, error, exc_info=error)
+
+    tasks.add(task)
+    task.add_done_callback(ended)
+    return task

@@ -162,7 +162,7 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
 
 # HTTP/2, RFC 9113: how a connection begins, with settings that are all as they are by default; kinds of frames, and flags.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-HEADERS, PING, GOAWAY = 1, 6, 7
+HEADERS, RST_STREAM, PING, GOAWAY, CONTINUATION = 1, 3, 6, 7, 9
 ACK, ENDS = 1, 1 | 4  # the latter: the head and the stream
 
 

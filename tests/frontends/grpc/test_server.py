@@ -10,7 +10,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,12 +20,14 @@ import numpy
 import pytest
 from tests.frontends.grpc.kit import (
     ACK,
+    CONTINUATION,
     ENDS,
     GOAWAY,
     HEADERS,
     INFER,
     PING,
     PREFACE,
+    RST_STREAM,
     Double,
     Rig,
     http2_frame,
@@ -36,6 +38,7 @@ from tests.frontends.grpc.kit import (
 )
 from tests.frontends.http.sockets import until
 from tests.served import MODELS, Served
+from tests.served import until as wait_until
 from tests.text_models import tiny
 
 from weir.catalog.registry import Registry
@@ -156,8 +159,10 @@ def test_the_options_that_grpc_gets() -> None:
         channel_options(
             GrpcSettings(grpc_max_message_size=7, grpc_keepalive=2.5, grpc_keepalive_timeout=1.0),
             HttpSettings(idle_timeout=4.0, header_timeout=3.0, max_header_size=5000),
+            9,
         )
     )
+    assert options["grpc.max_allowed_incoming_connections"] == 9
     assert options["grpc.max_receive_message_length"] == 7
     assert (options["grpc.keepalive_time_ms"], options["grpc.keepalive_timeout_ms"]) == (2500, 1000)
     assert options["grpc.so_reuseport"] == 0
@@ -352,6 +357,57 @@ def test_calls_that_nobody_has_looked_at_are_not_cancelled() -> None:
         served.until_ready()
         codes = asyncio.run(_burst(address, served.process.pid, 1000, 2))
     assert codes == {"OK": 2000}
+
+
+def test_streams_that_are_reset_take_no_memory() -> None:
+    """The core keeps those that it has not accepted: 60,000 of them took 500 MB."""
+    opened = [opening(stream) + http2_frame(RST_STREAM, bytes(4), stream=stream) for stream in range(1, 3001, 2)]
+    with Served(f"{MODELS}:Square", "--grpc-port", "0", "--max-connections", 2000) as served:
+        served.until_grpc().until_ready()
+        host, _, port = served.grpc.rpartition(":")
+        before = peak_bytes(served.process.pid)
+        for _ in range(40):
+            with socket.create_connection((host, int(port)), timeout=60) as client, suppress(ConnectionError):
+                client.sendall(PREFACE + b"".join(opened))
+        wait_until(lambda: asyncio.run(_burst(served.grpc, None, 1, 1)) == {"OK": 1})
+        assert peak_bytes(served.process.pid) - before < 200 << 20
+
+
+def test_metadata_without_end_is_refused() -> None:
+    """The core's limit counts the bytes of each frame alone."""
+    more = b"\0\1a\1b" * 100
+
+    async def test(rig: Rig) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", rig.server.port)
+        frames = [http2_frame(CONTINUATION, more, stream=1, flags=4 * (number == 9)) for number in range(10)]
+        writer.write(PREFACE + opening(1, flags=0) + b"".join(frames))
+        async with asyncio.timeout(60):
+            await reader.readuntil(b"metadata: must have at most 256 entries")
+        writer.close()
+
+    run(test)
+
+
+def opening(stream: int, *, flags: int = 4) -> bytes:
+    """Return the frame that opens a stream: its headers are literals, none of them indexed."""
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": INFER,
+        ":authority": "t",
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
+    block = b"".join(
+        b"\0%c%b%c%b" % (len(name), name.encode(), len(value), value.encode()) for name, value in fields.items()
+    )
+    return http2_frame(HEADERS, block, stream=stream, flags=flags)
+
+
+def peak_bytes(pid: int) -> int:
+    """Return how much memory the process has had at most."""
+    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return 1024 * int(line.split()[1])
 
 
 def test_a_burst_of_calls_on_one_connection_is_queued() -> None:

@@ -20,16 +20,7 @@ from tests.frontends.http.models import Square
 
 import weir
 from weir.frontends.grpc.services import Services
-from weir.frontends.http.asgi import (
-    ANY,
-    Gate,
-    HttpEndpoint,
-    answered,
-    described_paths,
-    listed,
-    refusals_of,
-    routes_of,
-)
+from weir.frontends.http.asgi import ANY, Gate, HttpEndpoint, answered, described_paths, listed, refusals_of, routes_of
 from weir.frontends.http.fast.plan import HttpHead, _may
 from weir.protocols.access import Access, AccessSettings
 from weir.protocols.response import HttpResponse, openai_error_answer

@@ -129,11 +129,7 @@ def model_of(case: str, *, streaming: bool = False) -> type[Model]:
         yield {place: make() for place in range(len(batch))}
         yield {place: Last(make()) for place in range(len(batch))}
 
-    attributes = {
-        "Output": declared,
-        "streaming": streaming,
-        "predict": stream if streaming else predict,
-    }
+    attributes = {"Output": declared, "streaming": streaming, "predict": stream if streaming else predict}
     return type("Answers", (Model,), attributes)
 
 

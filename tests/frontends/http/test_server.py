@@ -22,6 +22,7 @@ from weir.errors import SettingsError
 from weir.frontends.http.server import HttpServer
 from weir.model import Model
 from weir.protocols import HttpSettings
+from weir.protocols.account import RESERVED
 from weir.protocols.kserve import KserveContext
 from weir.serving.service import Service
 from weir.testing import FakeExecutor, RecordingObserver
@@ -193,19 +194,35 @@ def test_slow_clients_do_not_last(run: Run) -> None:
     run(test)
 
 
-def test_over_the_limit_of_connections(run: Run) -> None:
+@pytest.mark.parametrize("tls", [{}, FILES], ids=["plain", "tls"])
+def test_over_the_limit_of_connections(run: Run, tls: Any) -> None:
+    """Whoever asks for it soon, and once; as many as the reserve holds wait, and the oldest gives way."""
+
     async def test() -> None:
-        async with serving(max_connections=2) as server:
-            clients = [await Client.connect(server) for _ in range(3)]
-            assert b"429 Too Many Requests" in await clients[2].rest()
-            assert await clients[0].call(post(b"3")) == (200, b"9")
-            clients[0].close()
-            clients[2].close()
-            await until(lambda: server.connections == 1)
-            another = await Client.connect(server)
-            assert await another.call(post(b"3")) == (200, b"9")
-            clients[1].close()
-            another.close()
+        async with serving(max_connections=1, **tls) as server:
+            context = ssl.create_default_context(cafile=TLS / "certificate.pem") if tls else None
+            first = await Client.connect(server, ssl=context)
+            assert await first.call(post(b"3")) == (200, b"9")
+            silent = [await Client.connect(server, ssl=context) for _ in range(2 * RESERVED)]
+            for path in (b"/health/live?x", b"/metrics"):
+                probe = await Client.connect(server, ssl=context)
+                probe.writer.write(GET.replace(b"/hello", path) * 2)
+                answered = await probe.rest()
+                assert answered.startswith(b"HTTP/1.1 200") and answered.count(b"HTTP/1.1") == 1
+                probe.close()
+            for request in (GET, post(b"3"), post(b"3").replace(b"/infer/square", b"/metrics"), b"x" * 9):
+                other = await Client.connect(server, ssl=context)
+                other.writer.write(request + b"\r\n\r\n")
+                assert b"429 Too Many Requests" in await other.rest()
+                other.close()
+            await until(lambda: server.account.connections <= 1 + RESERVED)
+            assert [b"429" in await each.rest() for each in silent] == [True] * len(silent)
+            for each in (first, *silent):
+                each.close()
+            await until(lambda: not server.account.connections)
+            first = await Client.connect(server, ssl=context)
+            assert await first.call(post(b"3")) == (200, b"9")
+            first.close()
 
     run(test)
 
@@ -234,8 +251,8 @@ def test_tls(run: Run, size: int) -> None:
 def test_handshakes_are_connections(run: Run) -> None:
     async def test() -> None:
         async with serving(FakeExecutor(squared), max_connections=3, **FILES) as server:
-            silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3)]
-            await until(lambda: server.account.connections == 3)
+            silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3 + RESERVED)]
+            await until(lambda: server.account.connections == 3 + RESERVED)
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             assert await reader.read() == b""  # one too many
             writer.close()

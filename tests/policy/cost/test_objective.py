@@ -79,8 +79,7 @@ def test_a_batch_must_start_early_enough_for_its_own_service_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "margin"),
-    [(LatencySLO(0.02), 0.0002), (LatencySLO(2.0), 0.001), (LatencySLO(0.02, margin=0.005), 0.005)],
+    ("given", "margin"), [(LatencySLO(0.02), 0.0002), (LatencySLO(2.0), 0.001), (LatencySLO(0.02, margin=0.005), 0.005)]
 )
 def test_a_server_has_a_margin_in_which_to_send_answers(given: LatencySLO, margin: float) -> None:
     assert given.as_served() == given._replace(margin=margin)

@@ -10,14 +10,7 @@ from tests.policy.banks import LIMITS, PROFILE, bank, promised
 from weir.policy.cost.objective import LatencySLO
 from weir.policy.cost.profile import Profile
 from weir.policy.online.admission import admission
-from weir.policy.online.rate import (
-    SILENCE,
-    UNLIKELY,
-    RateBand,
-    RateBands,
-    boundaries_of,
-    filling_of,
-)
+from weir.policy.online.rate import SILENCE, UNLIKELY, RateBand, RateBands, boundaries_of, filling_of
 from weir.policy.solve.bank import Bank
 from weir.policy.solve.tables import full_batch_table, greedy_table, limit_table, stacked
 

@@ -24,14 +24,7 @@ from weir.messages import OBJECT, Batch
 from weir.model import Model
 from weir.policy.cost.profile import Profile
 from weir.workers.cpus import THREAD_VARIABLES
-from weir.workers.process.launch import (
-    MALLOC,
-    Launch,
-    Popen,
-    Template,
-    Templates,
-    start_process,
-)
+from weir.workers.process.launch import MALLOC, Launch, Popen, Template, Templates, start_process
 from weir.workers.process.program import obey
 from weir.workers.run.runner import RunnableModel, Runner
 from weir.workers.settings import WorkerSettings

@@ -13,16 +13,7 @@ from tests.served import serving
 from tests.serving.kit import Watch
 from tests.serving.test_scaling_under_load import Load, Slow
 from tests.streaming_models import Count
-from tests.workers.models import (
-    Echo,
-    FailsInLoad,
-    NeverLoads,
-    Noted,
-    Obedient,
-    Overlapping,
-    SlowAndPicky,
-    Square,
-)
+from tests.workers.models import Echo, FailsInLoad, NeverLoads, Noted, Obedient, Overlapping, SlowAndPicky, Square
 from tests.workers.pools import Recorder
 from tests.workers.ray.clusters import Nodes, end_detached, make_pool, started
 from tests.workers.ray.conftest import Loop

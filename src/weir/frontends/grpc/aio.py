@@ -247,7 +247,8 @@ class Relay:
 
 
 async def _send(call: IncomingCall, onward: Any, body: bytes | None) -> None:
-    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the other end has ended the call
+    # The other end has ended the call. InternalError: grpc.aio has not read its status yet.
+    with suppress(grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
         if body is not None:
             await onward.write(body)
         else:

@@ -19,8 +19,9 @@ from typing import Any
 
 from msgspec.json import decode
 
-from weir.errors import Overloaded, RequestTimeout, WeirError
+from weir.errors import Overloaded, RequestTimeout, TooLarge, WeirError
 from weir.frontends.grpc.call import GrpcGate, Handler, IncomingCall, cygrpc
+from weir.frontends.http.fast.plan import MAX_LINES
 from weir.protocols.account import Account
 
 # Limits that gRPC's core does not have: of calls, of messages that are being received, and of responses that clients do not read.
@@ -168,7 +169,10 @@ class Connected:
         """Return how many clients are connected. Those without calls may be those of the last count."""
         now = self._clock()
         if self._server is not None and now >= self._due:
-            self._count = sum(_pages(self._server))
+            try:
+                self._count = sum(_pages(self._server))
+            except ValueError:  # the core has freed the server, and with it all clients
+                self._server, self._count = None, 0
             self._due = self._clock() + max(_COUNT_EVERY, _COUNT_SHARE * (self._clock() - now))
         return max(self._count, self._least())
 
@@ -360,7 +364,7 @@ class Core:
         """Return the next event; None if it was lost."""
         try:
             return self._next(until)
-        except MemoryError:  # the call of that event gets no more events; all other calls continue
+        except Exception:  # above all MemoryError: the call of that event gets no more events; all other calls continue
             _log.exception("an event of gRPC is lost")
             return None
 
@@ -418,7 +422,10 @@ class Core:
         handler = self._handlers.get(path)
         peer = event.call.peer().decode("latin-1")
         call = IncomingCall(event, self._gate, self._account, self._unsent, partial(self._intake.end, peer))
-        refusal = self._intake.begin(peer)
+        refusal: WeirError | None = self._intake.begin(peer)
+        # The core's limit counts the bytes of one frame only, and the client may send many.
+        if len(call.metadata) > MAX_LINES:
+            refusal, call.metadata = TooLarge(f"metadata: must have at most {MAX_LINES} entries"), ()
         if refusal is not None:
             self._refuse(refusal, call)
             return

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _LONGEST = 1e8  # seconds: no limit
 _MOST_STREAMS = 1024  # calls in flight of one connection
-_NO_LIMIT = (1 << 31) - 1
 
 
 class GrpcServer:
@@ -63,7 +62,8 @@ class GrpcServer:
         """Listen. Raises SettingsError when the address is in use or invalid, or the certificate unreadable."""
         credentials = self._credentials()
         self._services = services = self._make_services()
-        options = channel_options(self._settings, self._http, shares_port=self.shares_port)
+        most = self._context.account.max_connections
+        options = channel_options(self._settings, self._http, most, shares_port=self.shares_port)
         core = self._make_core(
             services.handlers,
             options,
@@ -130,18 +130,21 @@ class GrpcServer:
             await core.stop(0)
 
 
-def channel_options(settings: GrpcSettings, http: HttpSettings, *, shares_port: bool = False) -> list[tuple[str, int]]:
+def channel_options(
+    settings: GrpcSettings, http: HttpSettings, max_connections: int, *, shares_port: bool = False
+) -> list[tuple[str, int]]:
     """Return the server's limits as options of gRPC (grpc/include/grpc/impl/channel_arg_names.h)."""
     keepalive_ms, timeout_ms = int(1000 * settings.grpc_keepalive), int(1000 * settings.grpc_keepalive_timeout)
     return [
-        # A client keeps further calls back. By default gRPC cancels some of the calls that wait to be accepted from 1,000 on, with a status
-        # that does not say why.
-        ("grpc.max_concurrent_streams", _MOST_STREAMS),
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.max_concurrent_streams", _MOST_STREAMS),  # a client keeps further calls back
         # gRPC also counts calls that have ended and that it has not freed yet, and would refuse a client that keeps to the limit. The
         # limit of calls in core.py refuses with a reason.
         ("grpc.http.overload_protection", 0),
-        ("grpc.server.max_pending_requests", _NO_LIMIT),
-        ("grpc.server.max_pending_requests_hard_limit", _NO_LIMIT),
+        # Calls that wait to be accepted, those included whose clients have reset them: gRPC keeps each, with some 20 KB, until its turn. Without
+        # a limit, clients that open and reset streams take gigabytes. By default gRPC cancels some from 1,000 on.
+        ("grpc.server.max_pending_requests", max_connections),
+        ("grpc.server.max_pending_requests_hard_limit", max_connections),
         ("grpc.so_reuseport", int(shares_port)),  # otherwise two servers could share one port, which must be an error
         ("grpc.enable_channelz", 1),  # tells how many clients are connected; see core.Connected
         ("grpc.max_receive_message_length", settings.grpc_max_message_size),

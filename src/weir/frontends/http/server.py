@@ -16,17 +16,19 @@ from typing import Any, Protocol, cast
 from weir.errors import Overloaded, SettingsError, bounded
 from weir.frontends.frontend import listen
 from weir.frontends.http.access_log import HttpLog
-from weir.frontends.http.fast.connection import Connection, LoggedConnection
+from weir.frontends.http.asgi import OPEN
+from weir.frontends.http.fast.connection import Connection, Kept, LoggedConnection
 from weir.frontends.http.fast.handover import HandOver
 from weir.frontends.http.fast.inference import HotKserve, HotNative
-from weir.frontends.http.fast.plan import RouteHandler
+from weir.frontends.http.fast.plan import END_OF_HEAD, RouteHandler
 from weir.frontends.http.fast.shared import REAL_TIME, Clocks, HttpShared, TakesOver
 from weir.frontends.websocket import WebSockets
 from weir.messages import Observer
 from weir.protocols import HttpSettings
-from weir.protocols.account import Account
+from weir.protocols.account import RESERVED, Account
 from weir.protocols.kserve import KserveContext
 from weir.wire.status import http_code
+from weir.workers.timer import in_background
 
 BACKLOG = 2048  # connections that wait in the kernel to be accepted
 _SWEEP_INTERVAL = 1.0  # seconds
@@ -34,6 +36,10 @@ _LAST_CONNECTIONS = 0.1  # seconds in which a client that has just connected can
 _HANDSHAKE_LINES = 1.0  # seconds between two log lines about failed TLS handshakes
 _LONGEST_REASON = 200  # characters
 _CLOSE_TIMEOUT = 2.0  # seconds for sending what has been written, when the server stops
+
+# What a connection over the limit may ask for, within _PROBE_TIME seconds: at the limit, health and metrics matter most.
+_PROBED = frozenset(path.encode() for path in (*OPEN, "/metrics"))
+_PROBE_TIME = 1.0
 
 
 _log = logging.getLogger("weir.http")
@@ -74,6 +80,9 @@ class HttpServer:
         self._clock = clocks.now
         self._server: Listening | None = None
         self._tls: ssl.SSLContext | None = None
+        self._over_limit: dict[
+            _OverLimit, None
+        ] = {}  # the connections that the reserve of this process holds, oldest first
         self._handshakes: set[asyncio.Task[Any]] = context.account.connection_set()
         self._failed_handshakes = 0  # since the last log line about one
         self._handshakes_reported = -_HANDSHAKE_LINES  # the instant of that line
@@ -123,7 +132,17 @@ class HttpServer:
         return f"uds={settings.uds!r}" if settings.uds is not None else f"host={settings.host!r}, port={settings.port}"
 
     def _connect(self) -> asyncio.BufferedProtocol:
-        return _Full(self._shared) if self._shared.account.full else self._connect_any()
+        """Return the protocol of a new connection. The oldest of the reserve gives way to one over the limit."""
+        account, waiting = self._shared.account, self._over_limit
+        if not account.full:
+            return self._connect_any()
+        for each in [each for each in waiting if each.transport.is_closing()]:
+            del waiting[each]
+        # Other processes, and clients that do not read, may have taken the whole reserve.
+        unwanted = account.reserve_full and not waiting
+        if waiting and (len(waiting) >= RESERVED or account.reserve_full):
+            next(iter(waiting)).give_way()
+        return _OverLimit(self._shared, waiting, self._connect_any, unwanted=unwanted)
 
     def _connect_any(self) -> Connection:
         """Return the protocol of a connection, whether there is room for one or not."""
@@ -131,22 +150,27 @@ class HttpServer:
         return Connection(shared) if shared.log is None else LoggedConnection(shared, shared.log)
 
     def _shake_hands(self, connection: socket.socket) -> None:
-        """Begin TLS on a connection, which is counted from now on. A connection over the limit is closed: an error would need a handshake first."""
-        if self._shared.account.full:
+        """Begin TLS on a connection, which is counted from now on. One for which the reserve has no room is closed: an error would need a handshake."""
+        protocol = self._connect()
+        if isinstance(protocol, _OverLimit) and protocol.unwanted:
             connection.close()
             return
-        task = asyncio.ensure_future(self._accept(connection))
-        self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
+        accepting = self._accept(connection, lambda: protocol, hurried=isinstance(protocol, _OverLimit))
+        in_background(accepting, self._handshakes, "a handshake")
 
     async def _accept(
-        self, connection: socket.socket, connect: Callable[[], asyncio.BufferedProtocol] | None = None
+        self,
+        connection: socket.socket,
+        connect: Callable[[], asyncio.BufferedProtocol] | None = None,
+        *,
+        hurried: bool = False,
     ) -> None:
         tls: dict[str, Any] = {}
         if self._tls is not None:
+            patience = self._settings.header_timeout
             tls = {
                 "ssl": self._tls,
-                "ssl_handshake_timeout": self._settings.header_timeout,
+                "ssl_handshake_timeout": min(patience, _PROBE_TIME) if hurried else patience,
                 "ssl_shutdown_timeout": _CLOSE_TIMEOUT,
             }
         peer: Any = None
@@ -298,16 +322,72 @@ class _Accepted(asyncio.Protocol):
         self._begin(connection)
 
 
-class _Full(Connection):
-    """A connection over the limit: gets an error and is closed."""
+class _OverLimit(Kept):
+    """A connection over the limit, which the reserve holds. It may ask for one page of _PROBED, and goes on with what `make` returns for that; all else
+    is refused, also silence, and at once if it is `unwanted`. It is one of `waiting` until then, and until it is closed if it is refused."""
+
+    def __init__(
+        self, shared: HttpShared, waiting: "dict[_OverLimit, None]", make: Callable[[], Connection], *, unwanted: bool
+    ) -> None:
+        self.unwanted = unwanted
+        self._make = make
+        self._data = bytearray()
+        self._refused = False
+        self._waiting = waiting
+        self._shared = shared
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Refuse it."""
-        super().connection_made(transport)
-        log, limit = self.shared.log, self.shared.settings.max_connections
+        """Wait for the head of a request."""
+        super().__init__(self._shared, cast(asyncio.Transport, transport), _PROBE_TIME)
+        self._waiting[self] = None
+        if self.unwanted:
+            self.give_way()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Go on as soon as the head is complete."""
+        self._data += self.shared.view[:nbytes]
+        head, end, rest = bytes(self._data).partition(END_OF_HEAD)
+        method, target, *_ = [*head.partition(b"\r\n")[0].split(b" "), b""]
+        if end and method in (b"GET", b"HEAD") and target.partition(b"?")[0] in _PROBED:
+            del self._waiting[self]
+            # Whoever answers closes the connection then, wherever that is.
+            self._go_on().replay(head + b"\r\nconnection: close" + end + rest)
+        elif end or len(head) > self.shared.settings.max_header_size:
+            self._refuse()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        super().connection_lost(exc)
+        self._waiting.pop(self, None)
+
+    def sweep(self, now: float) -> None:
+        """Refuse it if it is silent."""
+        if now - self._since > _PROBE_TIME:
+            self._refuse()
+
+    def give_way(self) -> None:
+        """Close the connection: a newer one needs its place."""
+        self._refuse()
+        self._waiting.pop(self, None)
+        self.transport.close()
+
+    def _refuse(self) -> None:
+        if self._refused:
+            return
+        self._refused = True
+        log, limit = self.shared.log, self.shared.account.max_connections
         if log is not None:
-            log.answered(transport.get_extra_info("peername"), "-", b"-", http_code(Overloaded()), 0, log.clock(), "-")
-        self._refuse_and_close(Overloaded(f"{limit} connections are open; that is the limit (max_connections)"))
+            peer = self.transport.get_extra_info("peername")
+            log.answered(peer, "-", b"-", http_code(Overloaded()), 0, log.clock(), "-")
+        error = Overloaded(f"{limit} connections are open; that is the limit (max_connections)")
+        self._go_on().refuse(bytes(self._data), error)
+
+    def _go_on(self) -> Connection:
+        connection = Connection(self.shared) if self._refused else self._make()  # a refusal has its line already
+        self.transport.set_protocol(connection)
+        connection.connection_made(self.transport)
+        self.shared.connections.discard(self)
+        return connection
 
 
 def waiting_at(listening: int) -> Iterator[socket.socket]:

@@ -57,18 +57,7 @@ _FOCUS = """
 const at = document.activeElement, style = getComputedStyle(at.closest(".choice") ? at.nextElementSibling : at);
 return [at.id || at.name || at.className || at.tagName, style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2];
 """
-_NAMED = {
-    "button",
-    "radio",
-    "combobox",
-    "slider",
-    "table",
-    "img",
-    "image",
-    "region",
-    "form",
-    "DisclosureTriangle",
-}
+_NAMED = {"button", "radio", "combobox", "slider", "table", "img", "image", "region", "form", "DisclosureTriangle"}
 
 
 @pytest.fixture(scope="module")

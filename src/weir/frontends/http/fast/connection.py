@@ -30,54 +30,59 @@ if TYPE_CHECKING:
 LINGER = 2.0  # seconds; see LingeringClose
 
 
-class LingeringClose(asyncio.BufferedProtocol):
-    """Closes a connection whose client still sends: discards what arrives until the client closes, at most for LINGER seconds.
-
-    Closing at once would reset the connection, and the client might lose the response (RFC 9112, section 9.6).
-    """
+class Kept(asyncio.BufferedProtocol):
+    """A connection that is not served, and kept for `patience` seconds at most: it implements Swept of shared.py. What arrives is discarded."""
 
     busy = False
 
-    def __init__(self, shared: "HttpShared", transport: asyncio.Transport) -> None:
-        self._shared = shared
-        self._transport = transport
+    def __init__(self, shared: "HttpShared", transport: asyncio.Transport, patience: float = LINGER) -> None:
+        self.shared = shared
+        self.transport = transport
+        self._patience = patience
         self._since = shared.tick
-
-    def start(self) -> None:
-        """Take the connection over. The response has been written."""
-        self._shared.connections.add(self)
-        self._transport.set_protocol(self)
-        self._transport.resume_reading()
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
+        shared.connections.add(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the buffer that all connections share."""
-        return self._shared.view
+        return self.shared.view
 
     def buffer_updated(self, nbytes: int) -> None:
         """Discard what has arrived."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
-        self._shared.connections.discard(self)
-        self._shared.ended.set()
+        self.shared.connections.discard(self)
+        self.shared.ended.set()
 
     def sweep(self, now: float) -> None:
-        """Close the connection after LINGER seconds."""
-        if now - self._since > LINGER:
-            self._transport.abort()
+        """Close the connection if it was kept for too long."""
+        if now - self._since > self._patience:
+            self.transport.abort()
 
     def drain(self) -> None:
-        """Nothing to do: it is closing."""
+        """Nothing to do: no further request is answered here."""
 
     def stop(self) -> None:
         """Close the connection."""
-        self._transport.close()
+        self.transport.close()
 
     def abort(self) -> None:
         """Close the connection at once."""
-        self._transport.abort()
+        self.transport.abort()
+
+
+class LingeringClose(Kept):
+    """Closes a connection whose client still sends: discards what arrives until the client closes, at most for LINGER seconds.
+
+    Closing at once would reset the connection, and the client might lose the response (RFC 9112, section 9.6).
+    """
+
+    def start(self) -> None:
+        """Take the connection over. The response has been written."""
+        self.transport.set_protocol(self)
+        self.transport.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
 
 
 class Phase(IntEnum):
@@ -423,9 +428,14 @@ class Connection(ResponseWriter):
             self._refuse_and_close(error)
 
     def replay(self, data: bytes) -> None:
-        """Process bytes that another process has read from this connection."""
+        """Process bytes that were read from this connection before."""
         self._pending += data
         self._advance()
+
+    def refuse(self, data: bytes, error: WeirError) -> None:
+        """Refuse the request of which `data` was read before, and close the connection."""
+        self._pending += data
+        self._refuse_and_close(error)
 
     # Reading requests.
 
@@ -676,10 +686,10 @@ class Connection(ResponseWriter):
     def _hand_over(self, head: bytes, body: bytes = b"") -> None:
         replay = b"".join((head, END_OF_HEAD, body, self._pending))
         self._leave()
-        self.shared.connections.discard(self)
         if self._reading_paused:
             self.transport.resume_reading()
         self.shared.hand_over.go_on(self.shared, self.transport, replay)
+        self.shared.connections.discard(self)  # only now: it is counted elsewhere
 
 
 _CONTINUE = b"HTTP/1.1 100"

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weir.errors import WeirError
 from weir.frontends.http.access_log import HttpLog
-from weir.frontends.http.fast.plan import (
-    END_OF_HEAD,
-    HeadReader,
-    HttpHead,
-    RouteHandler,
-    RoutePlan,
-    Tally,
-    make_plan,
-)
+from weir.frontends.http.fast.plan import END_OF_HEAD, HeadReader, HttpHead, RouteHandler, RoutePlan, Tally, make_plan
 from weir.messages import Observer
 from weir.protocols import HttpSettings
 from weir.protocols.access import Access
