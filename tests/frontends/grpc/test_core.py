@@ -13,7 +13,7 @@ from tests.frontends.grpc.kit import FRONTS, INFER, PREFACE, Double, Rig, item, 
 from tests.frontends.http.sockets import until
 
 from weir import Model, Service
-from weir.errors import DeadlineExceeded, WeirError
+from weir.errors import RequestTimeout, WeirError
 from weir.frontends.grpc import core as tested
 from weir.frontends.grpc.aio import AioCore
 from weir.frontends.grpc.call import cygrpc
@@ -158,7 +158,7 @@ def test_who_does_not_send_loses_the_turn_while_others_wait() -> None:
     rules.intake.look()
     assert not rules.refused  # nobody waits
     rules.receive(calls[1])
-    assert [type(error) for error, _ in rules.refused] == [DeadlineExceeded]
+    assert [type(error) for error, _ in rules.refused] == [RequestTimeout]
     assert rules.received == calls[:2]
     rules.receive(calls[2])
     rules.clock.advance(PATIENCE)
