@@ -65,14 +65,9 @@ def test_a_vector_does_not_depend_on_the_batch_the_order_or_the_run(directory: P
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_gpu_that_is_not_there_is_a_warning(
-    directory: Path, cache: str, threads: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    runner = loaded(directory, cache, devices=["7"], threads=threads)
-    assert len(encode(runner, "so sunny")) == 1
-    assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [
-        "device '7': the runtime has 0 GPU(s) here; worker 0 computes on the CPU instead"
-    ]
+def test_a_gpu_that_is_not_there_is_refused(directory: Path, cache: str, threads: int) -> None:
+    with pytest.raises(SettingsError, match="device '7': the runtime finds no GPU here"):
+        loaded(directory, cache, devices=["7"], threads=threads)
 
 
 def test_every_form_of_a_text_has_the_vector_of_its_tokens(directory: Path, cache: str) -> None:

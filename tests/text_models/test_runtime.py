@@ -1,6 +1,6 @@
 """Which device a worker computes on, and with how many threads: the fewest that are nearly as fast as any for batches of that size."""
 
-import logging
+import re
 from typing import Any
 
 import numpy as np
@@ -28,13 +28,13 @@ def test_without_a_gpu_it_is_the_cpu(devices: list[str], caplog: pytest.LogCaptu
     assert not caplog.records
 
 
-@pytest.mark.parametrize(("device", "free"), [("cuda", []), ("cuda:2", TWO)])
-def test_a_gpu_that_is_not_there_is_a_warning_and_the_cpu(
-    device: str, free: list[int], caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert device_for([device], 0, lambda: free) == "cpu"
-    assert f"device '{device}': the runtime has {len(free)} GPU(s) here" in caplog.text
+@pytest.mark.parametrize(
+    ("device", "free", "found"),
+    [("cuda", [], "no GPU here (onnxruntime needs"), ("cuda:2", TWO, "GPUs 0 to 1"), ("1", [9], "only GPU 0")],
+)
+def test_a_gpu_that_is_not_there_is_refused_with_what_there_is(device: str, free: list[int], found: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(f"device '{device}': the runtime finds {found}")):
+        device_for([device], 0, lambda: free)
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "", 3])

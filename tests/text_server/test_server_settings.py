@@ -176,7 +176,7 @@ TABLE: list[tuple[str, object, str, object]] = [
     ("dtype", "fp16", "dtype", "fp16"),
     ("log_level", "trace", "log_level", "debug"),
     ("batch_size", "8", "max_batch_size", 8),
-    ("device", "cuda", "device_map", ["auto"]),
+    ("device", "cuda", "device_map", ["cuda"]),
     ("device_id", "1", "device_map", ["1"]),
     ("engine", "torch", "runtime", "torch"),
     ("engine", "optimum", "runtime", "onnx"),
@@ -230,9 +230,13 @@ def test_names_are_those_of_the_models(models: list[str], names: list[str], foun
     assert from_other_servers(models, {"served_model_name": names}, {})[0] == found
 
 
-def test_as_many_names_as_models() -> None:
-    with pytest.raises(SettingsError, match=r"^--served-model-name=x: there are 3 names and 2 models"):
-        from_other_servers(["a/b", "c/d"], {"served_model_name": ["x", "y", "z"]}, {})
+@pytest.mark.parametrize(
+    ("models", "names", "says"),
+    [(["a/b", "c/d"], ["x", "y", "z"], "3 names for 2 models"), ([], ["x"], "1 name for no model of the command line")],
+)
+def test_as_many_names_as_models(models: list[str], names: list[str], says: str) -> None:
+    with pytest.raises(SettingsError, match=f"^--served-model-name=x: {says}: must be as many"):
+        from_other_servers(models, {"served_model_name": names}, {})
 
 
 @pytest.mark.parametrize("flag", REFUSED)

@@ -19,13 +19,16 @@ from weir.text_models.late_interaction import QUERY, LateInteraction, maxsim
 from weir.text_models.packing import written_numbers
 from weir.text_models.recipe import RecipeOptions, chosen_recipe
 from weir.text_models.runtime import (
+    AUTO,
     CPU,
     RuntimeOptions,
     Widths,
     check_devices,
     device_of,
     may_use_gpu,
+    no_gpu,
     open_runtime,
+    wanted_device,
     widened,
 )
 from weir.text_models.texts import Ids, PlainText, TextItem, TextOutput, Tokens, Words
@@ -181,10 +184,12 @@ class TextEncoder(Model):
             self._runtime = open_runtime(checkpoint, self._recipe, self.runtime_options, CPU)
 
     def load(self) -> None:
-        """Open the model on this worker's device, if it is not open yet."""
+        """Open the model on this worker's device, if it is not open yet. Raises SettingsError if a GPU was asked for and cannot be used."""
         device = device_of(self.runtime_options.kind, self.devices, self.worker_index)
         if self._runtime is None:
             self._runtime = open_runtime(self._checkpoint, self._recipe, self.runtime_options, device)
+        if self._runtime.device != device and (wanted := wanted_device(self.devices, self.worker_index)) != AUTO:
+            raise no_gpu(wanted, 0)
         if self.lone_threads > self.runtime_options.threads and self._runtime.device == CPU:
             self._widths = widened(self._runtime, self.runtime_options.threads, self.lone_threads)
         if self.run_tokens is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weir.config import AT_LEAST_ONE, POSITIVE, Checked, setting
-from weir.errors import SettingsError
+from weir.errors import SettingsError, counted
 from weir.protocols import PORT
 from weir.settings import (
     MODEL_PARTS,
@@ -388,7 +388,7 @@ OTHER_FLAGS: Mapping[str, OtherFlag] = {
     # Of infinity_emb.
     "batch_size": OtherFlag("max_batch_size"),
     "bettertransformer": _UNREAD,
-    "device": OtherFlag("device_map", {"auto": "", "cuda": "auto"}),
+    "device": OtherFlag("device_map", {"auto": ""}),
     "device_id": OtherFlag("device_map"),
     "embedding_dtype": OtherFlag(
         remedy="ask for encoding_format int8, uint8, binary or ubinary in a request", neutral=("float32",)
@@ -563,7 +563,8 @@ def _with_names(found: list[str], names: list[str] | None) -> list[str]:
     if not names or not any(names):
         return found
     if len(found) != 1 and len(found) != len(names):
-        rule = f"there are {len(names)} names and {len(found)} models: must be as many, or write NAME=ID"
+        models = counted(len(found), "model") if found else "no model of the command line"
+        rule = f"{counted(len(names), 'name')} for {models}: must be as many; `weir embed serve NAME=ID` names one"
         raise SettingsError(f"--served-model-name={names[0]}: {rule}")
     each_names = [names] if len(found) == 1 else [[name] for name in names]
     return [_named([name for name in own if name], target) for own, target in zip(each_names, found, strict=True)]

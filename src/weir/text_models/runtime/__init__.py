@@ -234,21 +234,26 @@ def may_use_gpu(devices: Sequence[str]) -> bool:
     return set(devices) != {CPU} and any(Path("/dev").glob("nvidia[0-9]*"))
 
 
+def wanted_device(devices: Sequence[str], worker: int) -> str:
+    """Return the device that is wanted for `worker`: one of `devices`, repeated if there are more workers; auto if there are none."""
+    return devices[worker % len(devices)] if devices else AUTO
+
+
 def device_for(devices: Sequence[str], worker: int, free: Callable[[], Sequence[int]]) -> str:
     """Return the device of a worker: "cpu", or "cuda:" and a number.
 
     A worker with the device `auto` or `cuda` gets a GPU, the GPU with the most free memory first, then the others in turn. Without a GPU, `auto` is the
-    CPU. If a GPU was named and does not exist, a warning is logged and the device is the CPU.
+    CPU.
 
     Args:
         devices: a device for each worker, repeated if there are more workers; empty for auto.
         worker: the index of the worker, from 0.
         free: returns the free memory, in bytes, of each GPU that the runtime can use.
 
-    Raises SettingsError if one of `devices` is not the name of a device.
+    Raises SettingsError if one of `devices` is not the name of a device, and for a GPU that is not there.
     """
     check_devices(devices)
-    device = devices[worker % len(devices)] if devices else AUTO
+    device = wanted_device(devices, worker)
     if device == CPU:
         return CPU
     memory = free()
@@ -260,10 +265,16 @@ def device_for(devices: Sequence[str], worker: int, free: Callable[[], Sequence[
             return CPU
     elif int(device.rpartition(":")[2]) < len(memory):
         return f"cuda:{int(device.rpartition(':')[2])}"
-    logger.warning(
-        "device %r: the runtime has %d GPU(s) here; worker %d computes on the CPU instead", device, len(memory), worker
+    raise no_gpu(device, len(memory))
+
+
+def no_gpu(device: str, count: int) -> SettingsError:
+    """Return the error for a GPU that was asked for where the runtime finds `count` others."""
+    found = f"GPUs 0 to {count - 1}" if count > 1 else "only GPU 0" if count else "no GPU"
+    needs = "" if count else " (onnxruntime needs the package onnxruntime-gpu for one, torch a build for CUDA)"
+    return SettingsError(
+        f"device {device!r}: the runtime finds {found} here{needs}; use another device, or auto, which is the CPU where there is no GPU"
     )
-    return CPU
 
 
 def device_of(kind: str, devices: Sequence[str], worker: int) -> str:
