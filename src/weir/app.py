@@ -507,11 +507,7 @@ def _exposition(settings: TelemetrySettings, metrics: Metrics, registry: "Models
 
 
 def _batch_jobs(
-    settings: JobSettings,
-    http: HttpSettings,
-    ask: Ask,
-    account: Account,
-    endpoints: InferencePaths,
+    settings: JobSettings, http: HttpSettings, ask: Ask, account: Account, endpoints: InferencePaths
 ) -> JobRoutes | None:
     """Return the routes of batch jobs, whose requests go to `ask`; None without a directory for them. Raises SettingsError."""
     if settings.batch_dir is None:

@@ -13,7 +13,16 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -256,20 +265,18 @@ def _print(*parts: Any) -> None:
         console.print(part, soft_wrap=isinstance(part, str) or None, markup=False)
 
 
+def _bars(verb: str, *columns: ProgressColumn) -> Progress:
+    """Return bars for stderr that show what is done, with further `columns`, if that is a terminal."""
+    console, name = Console(stderr=True), TextColumn(f"{verb} {{task.description}}")
+    every = (SpinnerColumn(), name, BarColumn(), *columns, TimeElapsedColumn())
+    return Progress(*every, console=console, transient=True, disable=not console.is_terminal)
+
+
 class Loading(SilentObserver):
     """An Observer that shows on stderr, if that is a terminal, how many workers have loaded."""
 
     def __init__(self) -> None:
-        console = Console(stderr=True)
-        columns = (SpinnerColumn(), TextColumn("loading {task.description}"), BarColumn(), MofNCompleteColumn())
-        self._progress = Progress(
-            *columns,
-            TextColumn("workers"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        self._progress = _bars("loading", MofNCompleteColumn(), TextColumn("workers"))
         self._rows: dict[str, Any] = {}
 
     def show(self, services: Sequence[Service]) -> None:
@@ -292,16 +299,7 @@ class MeasuringProgress:
     """Shows the progress of measuring models on stderr. If that is not a terminal, only the beginning is logged."""
 
     def __init__(self) -> None:
-        console = Console(stderr=True)
-        columns = (
-            SpinnerColumn(),
-            TextColumn("measuring {task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[what]}"),
-        )
-        self._progress = Progress(
-            *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
-        )
+        self._progress = _bars("measuring", TextColumn("{task.fields[what]}"))
 
     def __enter__(self) -> Self:
         self._progress.start()

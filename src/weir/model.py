@@ -467,7 +467,8 @@ def check_model(model: Any) -> type[Model]:
     elif isinstance(model, type) and not issubclass(model, Model):
         model = adapted(model) or model
     if not (isinstance(model, type) and issubclass(model, Model)):
-        raise SettingsError(f"{model!r}: must be a subclass of weir.Model, or a function")
+        hint = f"; give the class: {type(model).__name__}" if isinstance(model, Model) else ""
+        raise SettingsError(f"{model!r}: must be a subclass of weir.Model, or a function{hint}")
     _check_hooks(model)
     check_attributes(model, [name for name in vars(Model) if not name.startswith("_")])
     if not overrides(model, "predict"):

@@ -99,7 +99,7 @@ def test_a_missing_class_lists_the_candidates(folder: Path) -> None:
     (folder / "target_square.py").write_text(SQUARE)
     text = refused("target_square:Sqare")
     assert "has no 'Sqare'" in text and "its models: Square" in text and str(folder) in text
-    assert "must be a subclass of weir.Model or weir.Service, or a function" in refused("target_square:number")
+    assert "an instance of int, but must be a subclass of weir.Model" in refused("target_square:number")
     assert "must be a subclass of weir.Model or weir.Service" in refused("target_square:Outer")
     (folder / "target_empty.py").touch()
     assert "it defines no model" in refused("target_empty:Square")

@@ -55,9 +55,12 @@ def test_a_file_is_found_from_the_working_directory(tmp_path: Path, monkeypatch:
 
 def test_a_file_without_the_name_of_a_class_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "square.py").write_text("")
+    (tmp_path / "twice.py").write_text("class Other: ...\nclass Twice:\n    def predict(self, batch): ...\n")
     (tmp_path / "models").mkdir()
     for command, target, hint in (
         ("check", "square.py", "name the class or function in it: square.py:NAME"),
+        ("check", "twice.py", "; did you mean twice.py:Twice?"),
+        ("check", "twice", "; did you mean twice:Twice?"),
         ("check", "models", "has no model to check; each folder in it is one (see weir serve --help)"),
         ("profile", "models", "a folder of models is served whole: weir serve models"),
     ):

@@ -214,7 +214,12 @@ def test_a_name_and_a_password_in_the_url_are_sent() -> None:
     assert b"authorization: Basic " + base64.b64encode(b"me:p@ss") in peer.heard[0]
 
 
-WRONG = ["localhost:8000", "ftp://a", "http://", "http://a:b", "http://a:0", "http://a?b=c", "http://[::1"]
+def test_a_url_without_a_scheme_is_of_http() -> None:
+    with asking(GOOD, where="127.0.0.1:{port}") as (_, client):
+        assert client.send(ASKED, LONG).status == 200
+
+
+WRONG = ["ftp://a", "http://", "http://a:b", "http://a:0", "http://a?b=c", "http://[::1"]
 
 
 @pytest.mark.parametrize("url", WRONG)

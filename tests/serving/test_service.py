@@ -66,6 +66,8 @@ def test_a_service_is_named_after_its_model_unless_set_otherwise() -> None:
     ("arguments", "complaint"),
     [
         ({"model": int}, "must be a subclass of weir.Model"),
+        ({"model": Square()}, "must be a subclass of weir.Model, or a function; give the class: Square"),
+        ({"model": Square, "name": "my model"}, "name='my model': must have up to 255 .*; 'my-model' would do"),
         ({"model": None}, r"must implement predict\(batch\)"),
         (
             {"model": typed(["image/png"])},
@@ -81,6 +83,12 @@ def test_a_service_is_named_after_its_model_unless_set_otherwise() -> None:
 def test_what_cannot_be_served_is_refused_at_once(arguments: dict[str, Any], complaint: str) -> None:
     with pytest.raises(SettingsError, match=complaint):
         Service(**arguments)
+
+
+def test_a_service_in_a_plain_with_names_what_has_one() -> None:
+    service: Any = Service(Square)
+    with pytest.raises(TypeError, match=r"use `async with`, or `with weir.BlockingService\(...\)`"), service:
+        pass
 
 
 def test_it_starts_once_stops_often_and_starts_again() -> None:

@@ -64,8 +64,12 @@ class Obedient(Model):
         return child
 
     def fork_and_come_back(self) -> int:
-        """A child that runs on in our own loop: its answer is one too many."""
+        """A child that runs on in our own loop."""
         return os.fork()
+
+    def fork_unnoticed(self) -> int:
+        """The same, of which Python does not know: its answer is one too many."""
+        return ctypes.CDLL(None).fork()  # type: ignore[no-any-return]  # an int
 
     def environment(self) -> dict[str, str]:
         return dict(os.environ)

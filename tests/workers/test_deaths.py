@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import select
 import signal
 import socket
@@ -173,11 +174,33 @@ def test_the_time_limit_starts_anew_with_each_part_of_a_batch_that_is_run_again(
 def test_a_worker_that_answers_what_it_was_not_sent_is_ended() -> None:
     async def main() -> None:
         async with started(Obedient) as pool:
-            batch = pool.send("fork_and_come_back")
+            batch = pool.send("fork_unnoticed")
             await pool.heard.until(lambda: bool(pool.heard.lost))
             assert pool.heard.lost == [(0, f"it was ended because it answered batch {batch}, which it did not have")]
 
     asyncio.run(main())
+
+
+def test_a_fork_that_comes_back_ends_and_the_worker_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        async with started(Obedient) as pool:
+            (forked,) = await pool.ask("fork_and_come_back")
+            wait_until_gone(forked)
+            assert await pool.ask("pid") == [pool.pool.states()[0].pid]
+            assert pool.heard.lost == []
+
+    asyncio.run(main())
+    assert "a process that the model forked came back to the worker's code" in capfd.readouterr().err
+
+
+def test_the_line_that_called_sys_exit_is_logged(capfd: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        async with started(Obedient) as pool:
+            pool.send("raise_system_exit")
+            await pool.heard.until(lambda: bool(pool.heard.lost))
+
+    asyncio.run(main())
+    assert re.search(r"sys\.exit\(4\) in .*models\.py, line \d+, ends this worker", capfd.readouterr().err)
 
 
 def test_signals_that_are_meant_for_the_server_do_not_end_workers_but_what_these_fork() -> None:

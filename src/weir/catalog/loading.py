@@ -4,6 +4,7 @@ This imports the users' code and applies the parameters of load calls. A profile
 same settings, but with one worker.
 """
 
+import ast
 import asyncio
 import importlib
 import importlib.util
@@ -93,11 +94,23 @@ def _load_on_platform(model: ModelToServe) -> type[Model] | type[Service]:
 
 def _named_apart(target: str) -> str:
     """Return a hint for a target that names a file or a module, but nothing in it."""
-    if target.endswith(".py") and Path(target).is_file():
-        return f"; name the class or function in it: {target}:NAME"
+    file = Path(target if target.endswith(".py") else f"{target.replace('.', '/')}.py")
+    if file.is_file():
+        found = " or ".join(f"{target}:{name}" for name in _classes_in(file))
+        return f"; did you mean {found}?" if found else f"; name the class or function in it: {target}:NAME"
     if Path(target).is_dir():
         return f"; a folder of models is served whole: weir serve {target}"
     return ""
+
+
+def _classes_in(file: Path) -> list[str]:
+    """Return the names of the classes with a method `predict` in a file, whose code is not run."""
+    try:
+        body = ast.parse(file.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    classes = [each for each in body if isinstance(each, ast.ClassDef)]
+    return [kind.name for kind in classes if any(getattr(each, "name", "") == "predict" for each in kind.body)]
 
 
 def _load_file(target: str, path: Path) -> ModuleType:
@@ -211,7 +224,7 @@ def class_in(module: ModuleType, name: str, target: str) -> type[Model] | type[S
     if isinstance(found, type) and not issubclass(found, Model):
         found = adapted(found) or found
     if not (callable(found) if not isinstance(found, type) else issubclass(found, Model)):
-        what = f"a {type(found).__name__}" if not isinstance(found, type) else "a class"
+        what = f"an instance of {type(found).__name__}" if not isinstance(found, type) else "a class"
         raise SettingsError(
             f"TARGET {target!r}: {name} is {what}, but must be a subclass of weir.Model or weir.Service, or a function"
             f"{_candidates_text(module, name)}"

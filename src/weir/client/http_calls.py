@@ -204,10 +204,10 @@ def _seconds(text: str) -> float | None:
 
 
 def address_of(url: str) -> tuple[str, str | None]:
-    """Return the base of all URLs, and the path of the Unix socket if `url` is unix:PATH. Raises SettingsError for unix: without
-    a path."""
+    """Return the base of all URLs, and the path of the Unix socket if `url` is unix:PATH. A url without a scheme is of http. Raises
+    SettingsError for unix: without a path."""
     if not url.startswith("unix:"):
-        return url, None
+        return url if "://" in url else f"http://{url}", None
     path = url.removeprefix("unix:").removeprefix("//")
     if not path:
         raise SettingsError(f"url={url!r}: must be http://HOST:PORT, https://HOST:PORT or unix:PATH")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weir.commands.options import CommandGroup, check_writable, flag, only, settings_of
+from weir.commands.options import CommandGroup, check_writable, flag, only, progress_bar, settings_of
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -67,25 +67,14 @@ def run(
 async def _run(
     source: "Source", output: Path, targets: list[str], config: list[str] | None, settings: "JobSettings"
 ) -> int:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from weir.jobs.offline import check_endpoint_of, run
 
     app = await _app(targets, config)
     check_endpoint_of(source, app.site.endpoints)
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as shown:
-        task = shown.add_task(source.path.name, total=None)
+    with progress_bar(source.path.name) as progress:
         async with app.loaded():
             done = await run(
-                source,
-                output,
-                app.site.call,
-                settings,
-                max_line=app.settings.http.max_body_size,
-                progress=lambda done, total: shown.update(task, completed=done, total=total or None),
+                source, output, app.site.call, settings, max_line=app.settings.http.max_body_size, progress=progress
             )
     wrong = "" if done.errors is None else f", {done.failed} failed: {done.errors}"
     typer.echo(f"{done.completed} responses: {done.output}{wrong}")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ from weir.commands.options import (
     flag,
     parameter,
     print_table,
+    progress_bar,
     register,
     settings_of,
     settings_parameters,
@@ -58,7 +60,6 @@ from weir.text_server.server_settings import (
 
 if TYPE_CHECKING:
     from weir.bench.vectors import Connect, Table, TablesPlan
-    from weir.text_models.offline import Progress
 
 COMMANDS = {  # an example of each command, by name
     "serve": "weir embed serve ./bge-small-en --pooling cls --max-length 512 --workers 2 --zmq-port 5555",
@@ -110,19 +111,6 @@ def directory_of(model: str | None) -> Path:
     if found is None:
         raise SettingsError(f"no model: give a directory or an id with --model, or install the small model: {INSTALL}")
     return found
-
-
-@contextmanager
-def bar(title: str) -> "Iterator[Progress]":
-    """Show on stderr, if it is a terminal, how many texts are encoded."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(title, total=None)
-        yield lambda done, of: progress.update(task, completed=done, total=of)
 
 
 _MEASURED, _HOW, _RESULT = "Tables", "Measurement", "Result"
@@ -207,32 +195,27 @@ def benchmark(
 
 
 def _run(plan: "TablesPlan", flags: list[str], zmq: bool, timeout: float, *, shown: bool) -> "list[Table]":
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from weir.bench.vectors import Tables, text_server
 
-    console, tables, began = Console(stderr=True), [], time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    tables, began, done = [], time.monotonic(), count(1)
 
     @contextmanager
     def serve(more: Sequence[str]) -> "Iterator[Connect]":
         with text_server([*flags, *more], zmq=zmq, timeout=timeout) as running:
             yield running.__call__
 
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("measuring", total=plan.steps)
+    with progress_bar("measuring") as progress:
 
         def step(text: str) -> None:
-            progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
-            progress.advance(task)
+            typer.echo(text, err=True)  # above the bar
+            progress(next(done), plan.steps)
 
         for table in Tables(plan, serve, step).measure():
             tables.append(table)
             if shown:
                 typer.echo(table.markdown())
     minutes, seconds = divmod(round(time.monotonic() - began), 60)
-    console.print(f"measured in {minutes} min {seconds} s, over {'ZeroMQ' if zmq else 'HTTP'}", highlight=False)
+    typer.echo(f"measured in {minutes} min {seconds} s, over {'ZeroMQ' if zmq else 'HTTP'}", err=True)
     return tables
 
 
@@ -493,7 +476,7 @@ def layers(
     texts, labels = read_labelled(file)
     picture = output or (Path("layers.png") if can_draw() else None)
     check_results(json, figure=picture, option="--output")
-    with bar("encoding") as progress:
+    with progress_bar("encoding") as progress:
         found = study_layers(
             directory_of(model), texts, labels, neighbours=neighbours, progress=progress, max_length=max_length
         )
@@ -540,7 +523,7 @@ def search(
     if not query:
         raise SettingsError("QUERY: is empty, must be a text")
     texts = read_labelled(file, labels=False).texts
-    with bar("encoding") as progress:
+    with progress_bar("encoding") as progress:
         hits = nearest(directory_of(model), texts, query, top, progress, max_length=max_length)
     if json:
         for hit in hits:

@@ -7,7 +7,8 @@ Files are checked before the work begins. No column of a table is cut off.
 import copy
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -320,6 +321,27 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         raise SettingsError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def progress_bar(title: str) -> "Iterator[Callable[[int, int], None]]":
+    """Show on stderr, if it is a terminal, how much is done. What this yields takes what is done, and of how much (0: unknown)."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+        task = shown.add_task(title, total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total or None)
 
 
 UNBOUNDED = 10_000  # columns

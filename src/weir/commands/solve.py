@@ -2,8 +2,7 @@
 the solution for one rate as a table by state."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from weir.commands.options import STDOUT, check_results, flag, print_table, write_atomically
+from weir.commands.options import STDOUT, check_results, flag, print_table, progress_bar, write_atomically
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ def _solve_bank(
     from weir.simulation.banks import solve as solve_rates
 
     began = perf_counter()
-    with _progress() as progress:
+    with progress_bar("solving rates") as progress:
         bank = solve_rates(profile, progress=progress, **arguments)
     seconds = perf_counter() - began
     write_atomically(path, bank.to_bytes())
@@ -133,19 +132,6 @@ def _solve_bank(
     _write_json(about_bank(bank, rules), json)
     if figure is not None:
         _draw(bank, rules, figure)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Show on stderr, if it is a terminal, how many rates are solved."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("solving"), BarColumn(), MofNCompleteColumn(), TextColumn("rates"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _write_json(document: dict[str, Any], path: Path | None) -> None:

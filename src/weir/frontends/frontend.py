@@ -5,10 +5,14 @@ protocol over HTTP with an entry point of the group `weir.protocols`; `--protoco
 """
 
 import asyncio
+import errno
 import ipaddress
+import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weir.config import Checked, setting
@@ -93,6 +97,37 @@ class FrontendSettings(Protocol):
         """The settings of HTTP: address, limits, certificate."""
 
 
+def cannot_listen(where: str, error: OSError, port: int = 0) -> SettingsError:
+    """Return the error for an address, of which `where` says the settings, at which nothing can listen. `port` is its TCP port, if it has one."""
+    has_number = error.errno and not isinstance(error, socket.gaierror)  # whose numbers are not those of `os.strerror`
+    reason = os.strerror(error.errno or 0) if has_number else error.strerror or str(error)
+    return SettingsError(
+        f"{where}: cannot listen there: {reason}{taken(port) if port and error.errno == errno.EADDRINUSE else ''}"
+    )
+
+
+def taken(port: int) -> str:
+    """Return what to say of a TCP port that is taken: by which process, as far as this user may know, and the way out."""
+    ending, sockets = f":{port:04X}", set[str]()
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            rows = [line.split() for line in Path("/proc/net", table).read_text().splitlines()[1:]]
+            sockets |= {f"socket:[{row[9]}]" for row in rows if row[1].endswith(ending) and row[3] == _LISTENING}
+    holders = (link.parents[1] for link in Path("/proc").glob("[0-9]*/fd/*") if _leads_to(link, sockets))
+    process = next(holders, None) if sockets else None
+    holder = "" if process is None else f" by process {process.name} ({process.joinpath('comm').read_text().strip()})"
+    return f"{holder}; choose another port, or 0 for any that is free"
+
+
+_LISTENING = "0A"  # the state in /proc/net/tcp
+
+
+def _leads_to(link: Path, names: set[str]) -> bool:
+    with suppress(OSError):  # of another user, or gone
+        return str(link.readlink()) in names
+    return False
+
+
 def nothing() -> None:
     """Do nothing: there is no server to end."""
 
@@ -109,13 +144,6 @@ class FrontendContext(NamedTuple):
     end: Callable[[], None] = nothing  # drains and ends the server, as SIGTERM does; call it on the event loop
     access: Access = Access()  # who may call
     options: Any = None  # its own options: a value read from JSON, or else a plain text
-
-
-class FrontendFactory(Protocol):
-    """The type of what an entry point of a frontend names."""
-
-    def __call__(self, context: FrontendContext, /) -> Frontend | None:
-        """Return a frontend that has not started, or None if the settings switch it off. Raises SettingsError."""
 
 
 class Turns(Protocol):

@@ -118,11 +118,11 @@ def check_name(name: str) -> str:
     """Return `name` if a model may have it. Raises SettingsError otherwise."""
     if not is_name(name):
         word = next((each for each in name.split("/")[1:] if each in PATH_WORDS), None)
-        rule = (
-            f"of up to {LONGEST_NAME} letters, digits and . _ ~ -, which no segment between slashes begins with but _"
-        )
+        near = "/".join(re.sub(r"[^A-Za-z0-9._~-]+", "-", each).strip(".~-") for each in name.split("/"))[:LONGEST_NAME]
+        hint = f"; {near!r} would do" if is_name(near) else ""
+        rule = f"up to {LONGEST_NAME} letters, digits and . _ ~ -, and begin with a letter, a digit or _ after each slash, too"
         raise SettingsError(
-            f"name={name!r}: must be {rule}"
+            f"name={name!r}: must have {rule}{hint}"
             if word is None
             else f"name={name!r}: must not have /{word}, which follows names in paths"
         )

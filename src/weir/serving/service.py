@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, I
 from numbers import Integral
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack
 
 import msgspec
 
@@ -212,6 +212,11 @@ class Service:
         self._loop, self._thread = other._loop, other._thread
         self.generation, self.model = other.generation, other.model
         return Replaced(former, self._former)
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError("a Service needs an event loop: use `async with`, or `with weir.BlockingService(...)`")
+
+    __exit__ = __enter__
 
     async def __aenter__(self) -> Self:
         await self.start()

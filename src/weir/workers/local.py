@@ -21,7 +21,7 @@ from weir.model import Model, overrides
 from weir.workers.cpus import unpinned
 from weir.workers.executor import WAITS, ExecutorBase, HeldTurn, Listener, Turns, free_index
 from weir.workers.run.runner import RunnableModel, Runner, load_shared
-from weir.workers.run.steps import copies, model_error
+from weir.workers.run.steps import copies, load_error, model_error
 from weir.workers.settings import WorkerSettings, for_worker
 from weir.workers.timer import TimeLimit
 
@@ -74,7 +74,7 @@ class SharedLoad:
 
 def not_loaded(error: BaseException, name: str, index: int) -> WeirError:
     """Return the error of a worker whose start raised `error`."""
-    return error if isinstance(error, WeirError) else model_error(f"worker {index} of {name!r} did not load: it", error)
+    return load_error(f"worker {index} of {name!r} did not load: it", error)
 
 
 def all_failed(batch: Batch, error: BaseException) -> Events:

@@ -1,6 +1,7 @@
 import array
 import itertools
 import math
+import os
 from collections import UserDict
 from collections.abc import Callable, Iterator
 from types import MappingProxyType
@@ -26,6 +27,7 @@ from weir.workers.run.steps import (
     each,
     fault_of,
     judge_of,
+    load_error,
     model_error,
     takes,
 )
@@ -597,3 +599,11 @@ def test_a_preprocess_batch_that_raises_gets_no_hint() -> None:
     (answer,) = run(Split, ["a b"])
     assert isinstance(answer, ModelError)
     assert FOR_ONE not in answer.message
+
+
+@pytest.mark.parametrize(
+    ("file", "hint"), [("weights.pt", f" (the working directory is {os.getcwd()})"), ("/no/weights.pt", "")]
+)
+def test_a_relative_path_that_is_not_found_says_from_where(file: str, hint: str) -> None:
+    error = FileNotFoundError(2, "No such file or directory", file)
+    assert load_error("load", error).message == f"load raised FileNotFoundError: {error}{hint}"

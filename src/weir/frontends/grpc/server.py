@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 
 from weir.errors import SettingsError
+from weir.frontends.frontend import taken
 from weir.frontends.grpc import GrpcSettings
 from weir.frontends.grpc.call import IncomingCall
 from weir.frontends.grpc.services import NO_CALLS, AddedCalls, Services
@@ -100,7 +101,7 @@ class GrpcServer:
         """Return the error for an address at which nothing can listen."""
         return SettingsError(
             f"host={self._host!r}, grpc_port={self._settings.grpc_port}: cannot listen there: the address is taken "
-            "or unusable"
+            f"or unusable{taken(self._settings.grpc_port or 0)}"
         )
 
     def refuse(self) -> None:

@@ -690,17 +690,11 @@ def make_app(
         middleware.insert(0, cors)
     if log is not None:
         middleware.insert(0, Middleware(Logged, log))
-    routes = [
-        *routes_of(endpoints),
-        *(websockets or WebSockets(registry, settings, context.account)).routes(),
-    ]
+    routes = [*routes_of(endpoints), *(websockets or WebSockets(registry, settings, context.account)).routes()]
     own = [each.prefix.decode() for each in protocols] + [getattr(each, "path", "/") for each in routes]
     registry.reserve(path.split("/")[1] for path in (NATIVE, *own))
     app = Starlette(
-        routes=routes,
-        middleware=middleware,
-        exception_handlers=exception_handlers(settings),
-        lifespan=lifespan,
+        routes=routes, middleware=middleware, exception_handlers=exception_handlers(settings), lifespan=lifespan
     )
     app.router.redirect_slashes = False  # its redirects repeat whatever Host the client sent
     # Build it now: building it for the first request would delay all others by tens of milliseconds.

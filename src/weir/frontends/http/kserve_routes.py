@@ -270,8 +270,7 @@ class Kserve:
     def __init__(self, app: ASGIApp, context: KserveContext, endpoints: Sequence[HttpEndpoint]) -> None:
         self._app = app
         self._kserve = Starlette(
-            routes=routes_of(endpoints),
-            exception_handlers={HTTPException: partial(_router_error, context)},
+            routes=routes_of(endpoints), exception_handlers={HTTPException: partial(_router_error, context)}
         )
         self._kserve.router.redirect_slashes = False
         # Build it now: building it for the first request would delay others.

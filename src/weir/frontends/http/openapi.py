@@ -346,12 +346,7 @@ class PolicyReport(TypedDict):
     solved: dict[str, Any] | None
     learning: bool
     scaling: Annotated[ScalingReport | None, Meta(description="null: the number of workers is fixed")]
-    guards: NotRequired[
-        Annotated[
-            dict[str, float | None],
-            Meta(description="the longest waits, in seconds"),
-        ]
-    ]
+    guards: NotRequired[Annotated[dict[str, float | None], Meta(description="the longest waits, in seconds")]]
     max_waiting: NotRequired[int | None]
     beside_greedy: NotRequired[
         Annotated[

@@ -14,7 +14,7 @@ from operator import methodcaller
 from typing import Any, Protocol, cast
 
 from weir.errors import Overloaded, SettingsError, bounded
-from weir.frontends.frontend import listen
+from weir.frontends.frontend import cannot_listen, listen
 from weir.frontends.http.access_log import HttpLog
 from weir.frontends.http.asgi import OPEN
 from weir.frontends.http.fast.connection import Connection, Kept, LoggedConnection
@@ -107,12 +107,8 @@ class HttpServer:
     async def _listen(self, tls: ssl.SSLContext | None) -> Listening:
         try:
             return await self._open(tls)
-        except socket.gaierror as error:  # its error numbers are not those of `os.strerror`
-            raise SettingsError(f"{self._wanted()}: cannot listen there: {error.strerror}") from error
         except OSError as error:
-            raise SettingsError(
-                f"{self._wanted()}: cannot listen there: {os.strerror(error.errno) if error.errno else error}"
-            ) from error
+            raise cannot_listen(self._wanted(), error, 0 if self._settings.uds else self._settings.port) from error
 
     async def _open(self, tls: ssl.SSLContext | None) -> Listening:
         """Open the listening sockets. Raises OSError."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import socket
 import time
 from collections import Counter, deque
@@ -12,8 +11,8 @@ from typing import NamedTuple, cast
 
 from structlog.stdlib import BoundLogger
 
-from weir.errors import SettingsError, WeirError
-from weir.frontends.frontend import listen
+from weir.errors import WeirError
+from weir.frontends.frontend import cannot_listen, listen
 from weir.protocols.account import Account
 from weir.text_server.bert_as_service.frames import GREETING, Event, Received, ZmtpParser, ZmtpReply, ready
 
@@ -129,11 +128,8 @@ class Port:
         """Listen. Raises SettingsError naming the setting `key` of the port if the address is in use or invalid."""
         try:
             self._server = await listen(lambda: Peer(self), host, port, backlog=_BACKLOG)
-        except socket.gaierror as error:
-            raise SettingsError(f"host={host!r}, {key}={port}: cannot listen there: {error.strerror}") from error
         except OSError as error:
-            text = os.strerror(error.errno) if error.errno else error
-            raise SettingsError(f"host={host!r}, {key}={port}: cannot listen there: {text}") from error
+            raise cannot_listen(f"host={host!r}, {key}={port}", error, port) from error
 
     @property
     def number(self) -> int:

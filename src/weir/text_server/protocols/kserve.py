@@ -18,14 +18,7 @@ from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, Unsuppo
 from weir.messages import JSON, OCTETS, Dispatch, child_of
 from weir.model import Tensor
 from weir.protocols.account import charge_values
-from weir.protocols.entries import (
-    ItemHead,
-    check_outputs,
-    empty_body,
-    integer_of,
-    schedule_of,
-    select_outputs,
-)
+from weir.protocols.entries import ItemHead, check_outputs, empty_body, integer_of, schedule_of, select_outputs
 from weir.protocols.exchange import ItemsResponse
 from weir.text_models.model import ITEM_RULE
 from weir.text_models.packing import packed

@@ -13,13 +13,7 @@ from numpy.typing import NDArray
 from weir.errors import InvalidRequest, brief
 from weir.protocols.response import HttpResponse, json_response
 from weir.text_models.texts import PlainText, TokenDetail
-from weir.text_server.exchange import (
-    EmbeddingContext,
-    Label,
-    TextExchange,
-    check_texts,
-    likeliest,
-)
+from weir.text_server.exchange import EmbeddingContext, Label, TextExchange, check_texts, likeliest
 from weir.text_server.http import TextApi, TextCall
 from weir.text_server.protocols.tei import TeiError, TeiProtocol, compute_headers
 from weir.text_server.texts import Encoded, TextFacts, TextOptions, TextTask

@@ -10,10 +10,11 @@ A worker process imports this module too, so it must not import asyncio.
 
 import os
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Container, Sequence
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from weir.messages import Batch, Events
 from weir.wire.frames import (
@@ -166,6 +167,18 @@ class ServerSocket(socket.socket):
         self.detach()
 
 
+class NoSocket:
+    """What a process that the model's code has forked has in place of the worker's socket: its batches are the worker's alone. Using it ends the process."""
+
+    def sendall(self, *_: object) -> NoReturn:
+        """Print what is wrong, and end the process."""
+        sys.stderr.write("weir: a process that the model forked came back to the worker's code; end it with os._exit\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+    recv_into = sendall
+
+
 class ChildChannel:
     """Receives the frames that the worker has to act on, in order.
 
@@ -177,7 +190,7 @@ class ChildChannel:
     """
 
     def __init__(self, end: socket.socket, parser: FrameParser, places: ResultPlaces | None) -> None:
-        self._socket = end
+        self._socket: Any = end
         self._parser = parser
         self._places = places
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
@@ -185,6 +198,11 @@ class ChildChannel:
         self._cancelled: dict[int, set[int]] = {}  # the cancelled entries of each batch that is here, by its id
         self.spin = 0.0
         self._mean_wait = 0.0  # seconds
+
+    def leave(self) -> None:
+        """Close the socket in a process that the model's code has forked; see NoSocket."""
+        self._socket.close()
+        self._socket = NoSocket()
 
     def receive(self) -> Start | Turn | Batch | Stop:
         """Return the next frame to act on, when it has come."""

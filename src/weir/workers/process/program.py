@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn, Protocol, TextIO, TypeVar
 
-from weir.errors import SettingsError, WeirError, printable, printable_lines
+from weir.errors import SettingsError, printable, printable_lines
 from weir.messages import Batch, Events
 from weir.model import Model
 from weir.wire.frames import FrameParser, Ready, Start, StartFailed, Stop, Turn, encode_control
@@ -29,7 +29,7 @@ from weir.workers.arena import Arena, Mapping, PayloadFetch, ResultPlaces
 from weir.workers.process.channel import RECEIVE_BYTES, ChildChannel, ServerSocket
 from weir.workers.process.entry import become_idle, prepare
 from weir.workers.run.runner import HostedModels, HostedRunner, RunnableModel, Runner, load_shared
-from weir.workers.run.steps import PreparedBatch, model_error
+from weir.workers.run.steps import PreparedBatch, load_error
 from weir.workers.source import unpack_source
 
 
@@ -44,6 +44,7 @@ def run_worker(
     """
     sys.stdout, sys.stderr = _lossy(sys.stdout), _lossy(sys.stderr)
     channel, places, fetch = open_channel(ChildChannel, end, request_fd, request_bytes, result_fd, result_bytes)
+    os.register_at_fork(after_in_child=channel.leave)
     start = channel.receive()
     if not isinstance(start, Start):
         return 0  # the server has left
@@ -154,7 +155,7 @@ def build_runner(
 def start_failed(start: Start, error: BaseException) -> StartFailed:
     """Return the frame that tells the server why the worker did not load: whatever the model raised, SystemExit too."""
     what = f"starting worker {start.options['index']} of {start.options['name']!r}"
-    return StartFailed(error if isinstance(error, WeirError) else model_error(what, error))
+    return StartFailed(load_error(what, error))
 
 
 def configure_logging(name: str, index: int | None) -> None:
@@ -217,8 +218,18 @@ def run_batches(channel: BatchChannel, runner: AnyRunner, pipeline_depth: int, c
         else:
             batches.run()
     except BaseException as error:
+        note_exit(error)
         runner.end(error)
         raise
+
+
+def note_exit(error: BaseException) -> None:
+    """Log where the model's code called sys.exit, if that is what `error` is."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    if isinstance(error, SystemExit) and not frame.filename.startswith(os.path.dirname(__file__)):
+        logging.getLogger("weir").error(
+            "sys.exit(%r) in %s, line %s, ends this worker", error.code, frame.filename, frame.lineno
+        )
 
 
 class BatchLoop:
@@ -269,6 +280,7 @@ class BatchLoop:
         except BaseException as error:  # it ends the process, as it does where batches run one at a time
             if not isinstance(error, SystemExit):
                 traceback.print_exc()
+            note_exit(error)
             self._runner.end(error)
             logging.shutdown()
             _flush()

@@ -8,6 +8,7 @@ A Reader turns payloads into items, by content type and validated, and a Writer 
 
 import copy
 import inspect
+import os
 import re
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -42,6 +43,14 @@ def model_error(what: str, error: BaseException, hint: str = "") -> ModelError:
     )
     failure.__cause__ = error
     return failure
+
+
+def load_error(what: str, error: BaseException) -> WeirError:
+    """Return the error for what the model raised while it loaded: a WeirError stays as it is. Of a relative path it says from where it counts."""
+    file = error.filename if isinstance(error, FileNotFoundError) else None
+    is_relative = isinstance(file, str) and not os.path.isabs(file)
+    hint = f" (the working directory is {os.getcwd()})" if is_relative else ""
+    return error if isinstance(error, WeirError) else model_error(what, error, hint)
 
 
 def fault_of(what: str) -> Fault:
