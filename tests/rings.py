@@ -19,7 +19,9 @@ def _at_night(case: Any) -> Any:
     return pytest.param(*case if type(case) is tuple else (case,), marks=pytest.mark.nightly)
 
 
-def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def subcases(
+    names: str | tuple[str, ...], cases: Iterable[Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Do what `parametrize` does in one test, whose cases are subtests: for tables of cases that take less time than an item.
 
     The cases share the fixtures of the test.

@@ -22,6 +22,7 @@ from benchmarks.parts import classes, overload, padding, text_memory
 from benchmarks.parts.in_process import CALLS as PART
 from benchmarks.parts.overload import OpenLoop
 from benchmarks.parts.padding import simulate
+from tests.rings import subcases
 
 
 def result() -> Result:
@@ -106,7 +107,7 @@ def test_a_server_that_is_ended_leaves_no_process_behind() -> None:
         assert words.read() == b""  # the worker, which held it open, is gone
 
 
-@pytest.mark.parametrize("name", PARTS)
+@subcases("name", PARTS)
 def test_a_part_says_how_many_steps_it_has(name: str) -> None:
     part = PARTS[name]
     assert part.name == name

@@ -1,6 +1,7 @@
 from typing import Any
 
 import pytest
+from tests.rings import subcases
 
 from weir.config import from_text, from_texts, from_toml
 from weir.errors import SettingsError
@@ -8,7 +9,7 @@ from weir.errors import SettingsError
 ENV = list[dict[str, str]]
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("hint", "texts", "value"),
     [
         (int, ["64"], 64),
@@ -37,7 +38,7 @@ def test_flags(hint: Any, texts: list[str], value: Any) -> None:
     assert parsed == value and type(parsed) is type(value)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("hint", "texts", "message"),
     [
         (int, ["two"], "--flag='two': must be a whole number"),
@@ -61,7 +62,7 @@ def test_wrong_flags(hint: Any, texts: list[str], message: str) -> None:
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("hint", "text", "value"),
     [
         (int, "3", 3),
@@ -84,7 +85,7 @@ def test_a_variable_that_starts_like_json_must_be_json() -> None:
         from_text(list[str], "[1,", "WEIR_X")
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("hint", "given", "value"),
     [
         (float, 3, 3.0),
@@ -101,7 +102,7 @@ def test_toml(hint: Any, given: Any, value: Any) -> None:
     assert parsed == value and type(parsed) is type(value)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("hint", "given", "message"),
     [
         (int, "3", "weir.toml: key='3': must be a whole number"),

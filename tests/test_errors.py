@@ -6,7 +6,7 @@ import traceback
 import tracemalloc
 from typing import Any
 
-import pytest
+from tests.rings import subcases
 
 from weir.errors import (
     InvalidRequest,
@@ -23,7 +23,7 @@ from weir.errors import (
 from weir.wire.status import http_code
 
 
-@pytest.mark.parametrize(
+@subcases(
     "value",
     [
         None, True, 12, 1.5, "", "it's", 'a "b"', b"x", [], (), {}, (1,), [1, "a", [None, {}]], {"a": [1, (2, 3)], 1: {}},
@@ -90,7 +90,7 @@ def slotted() -> Slotted:
     return made
 
 
-@pytest.mark.parametrize(
+@subcases(
     "cause",
     [
         ValueError("no"), KeyError("key"), FileNotFoundError(2, "not there", "weights.bin"), TimeoutError(),
@@ -113,7 +113,7 @@ def test_an_error_is_both_what_the_model_raised_and_ours(cause: Exception) -> No
         assert (again.message, again.details) == (error.message, error.details)
 
 
-@pytest.mark.parametrize(
+@subcases(
     "cause",
     [None, StopIteration(), StopAsyncIteration(), SystemExit(1), KeyboardInterrupt(), Sealed(), InvalidRequest("x")],
 )
@@ -147,7 +147,7 @@ def test_a_cause_with_a_traceback_of_its_own_needs_no_note() -> None:
     assert not hasattr(raised(cause, remote_traceback="trace"), "__notes__")
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("value", "shown"),
     [
         (1, "an int"),

@@ -3,6 +3,7 @@ from typing import Any
 
 import numpy
 import pytest
+from tests.rings import subcases
 
 import weir
 from weir.errors import SettingsError
@@ -27,7 +28,7 @@ def test_what_can_be_declared() -> None:
     assert Tensor("a", "INT8", [-1, 2, -1, -1]).variable == (2, 3)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("inputs", "outputs", "words"),
     [
         ([X, X], [Y], "tensor 'x' is declared twice"),
@@ -59,7 +60,7 @@ def test_what_cannot_be_declared(inputs: list[Tensor], outputs: list[Tensor], wo
     assert words in caught.value.message
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("inputs", "more", "words"),
     [
         ([X._replace(varying=PAD)], {}, "'x' varies"),
@@ -72,7 +73,7 @@ def test_a_streaming_model_gets_requests_as_they_are(inputs: list[Tensor], more:
         check_model(declared(inputs, streaming=True, **more))
 
 
-@pytest.mark.parametrize("sizes", [[], [0], [1.5], ["1"]])
+@subcases("sizes", [[], [0], [1.5], ["1"]])
 def test_batch_sizes_that_cannot_be(sizes: list[Any]) -> None:
     with pytest.raises(SettingsError, match=r"Mine: allowed_batch_sizes=.*, must be whole numbers of at least 1"):
         check_model(declared(allowed_batch_sizes=sizes))
@@ -185,7 +186,7 @@ def test_a_model_without_a_batch_declares_whole_shapes() -> None:
     assert compose(alone, {"max_batch_size": 8}).batching.max_batch_size == 1  # it may hold for all models of a server
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("model", "message"),
     [
         (declared([LIST._replace(batch="no")]), "has batch='no', must be 'required', 'optional' or 'none'"),
@@ -205,7 +206,7 @@ def test_what_a_batch_dimension_cannot_be(model: type[Model], message: str) -> N
     assert message in refused.value.message
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("wanted", "worker", "gpus", "mps", "device"),
     [
         ("auto", 0, 0, False, "cpu"), ("auto", 3, 0, True, "mps"), ("auto", 0, 2, False, "cuda:0"),
@@ -217,7 +218,7 @@ def test_workers_get_the_gpus_in_turn(wanted: str, worker: int, gpus: int, mps: 
     assert _device(wanted, worker, gpus, lambda: mps) == device
 
 
-@pytest.mark.parametrize(("wanted", "gpus"), [("cuda", 0), ("cuda:0", 0), ("cuda:2", 2), ("cuda:x", 1)])
+@subcases(("wanted", "gpus"), [("cuda", 0), ("cuda:0", 0), ("cuda:2", 2), ("cuda:x", 1)])
 def test_a_gpu_that_is_not_there_is_refused(wanted: str, gpus: int) -> None:
     with pytest.raises(SettingsError, match=rf"device='{wanted}': torch sees {gpus} GPUs here"):
         _device(wanted, 0, gpus, lambda: False)

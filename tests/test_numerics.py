@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from scipy import interpolate, optimize, special
+from tests.rings import subcases
 
 from weir.numerics import GammaQuantile, erf, gamma_tail, isotonic, log_gamma, monotone_curve, student_quantile
 
@@ -43,13 +44,13 @@ def test_the_quantiles_of_a_gamma_law(shape: float) -> None:
     assert 0.0 <= quantile(0.0) <= quantile(1e-15)
 
 
-@pytest.mark.parametrize("freedom", [*range(1, 40), 99, 100, 1_001])
+@subcases("freedom", [*range(1, 40), 99, 100, 1_001])
 def test_the_quantiles_of_students_law(freedom: int) -> None:
     for share in (0.5, 0.9, 0.975, 0.9995):
         assert student_quantile(freedom, share) == pytest.approx(special.stdtrit(freedom, share), rel=1e-12, abs=1e-14)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 50])
+@subcases("count", [1, 2, 3, 50])
 def test_isotonic_regression(count: int) -> None:
     for _ in range(50):
         values, weights = np.round(DRAW.normal(size=count), 1), DRAW.random(count) + 1e-6

@@ -142,14 +142,6 @@ def test_finds_the_limit_that_is_best_by_the_exact_model() -> None:
     assert exact[limit - 1] <= min(exact) * 1.01
 
 
-def test_the_price_of_latency_is_that_at_the_rate_of_the_line() -> None:
-    """Stated at a tenth of the rate, a millisecond of the mean response time costs ten times as much there."""
-    times = poisson(0.5, 4_000)
-    rate = len(times) / float(times[-1])
-    stated = best_limit(P4, times, Prices(1.0, 10.0, reference_rate=rate / 10.0))
-    assert stated == best_limit(P4, times, Prices(10.0, 10.0)) != best_limit(P4, times, Prices(1.0, 10.0))
-
-
 def test_a_timeout_that_never_ends_a_wait_is_a_limit() -> None:
     times, prices = poisson(0.6, 5_000), Prices(1.0, 1.0)
     limit = best_limit(P4, times, prices)
@@ -157,15 +149,3 @@ def test_a_timeout_that_never_ends_a_wait_is_a_limit() -> None:
     assert limit is not None and delay is not None
     assert delay.figures == limit.figures
     assert delay.policy == f"size-or-delay:size={limit.policy.removeprefix('control-limit:')},delay=100000ms"
-
-
-def test_an_objective_rules_out_what_is_late_too_often() -> None:
-    times, objective = poisson(0.5), LatencySLO(0.02, 0.01)
-    delays = (0.01, 0.02)
-    for found in (
-        best_limit(P4, times, objective=objective),
-        best_size_or_delay(P4, times, objective=objective, delays=delays),
-    ):
-        assert found is not None
-        assert found.figures.late_share <= 0.01
-    assert best_limit(P4, times, objective=LatencySLO(0.002, 0.01)) is None

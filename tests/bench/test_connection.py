@@ -2,6 +2,7 @@ import asyncio
 import gc
 
 import pytest
+from tests.rings import subcases
 
 from weir.bench.connection import Address, AnswerReader, Garbage, HttpAnswer, Tasks, error_of, outcome_of, parse_address
 from weir.errors import SettingsError
@@ -15,7 +16,7 @@ def with_body(status: str, body: bytes) -> bytes:
     return f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
-@pytest.mark.parametrize("step", [1, 2, 7, 1000])
+@subcases("step", [1, 2, 7, 1000])
 def test_answers_are_read_however_they_are_cut(step: int) -> None:
     reader = AnswerReader(bodies=True)
     data = ONE + CHUNKED + CLOSING
@@ -32,15 +33,13 @@ def test_an_interim_answer_is_none() -> None:
     assert AnswerReader().feed(b"HTTP/1.1 100 Continue\r\n\r\n" + ONE) == [HttpAnswer(200, b"", True)]
 
 
-@pytest.mark.parametrize(
-    "data", [b"garbage\r\n\r\n", b"HTTP/1.1 twohundred\r\n\r\n", b"\x16\x03\x01", b"HTTP/9.9 200 OK\r\n\r\n"]
-)
+@subcases("data", [b"garbage\r\n\r\n", b"HTTP/1.1 twohundred\r\n\r\n", b"\x16\x03\x01", b"HTTP/9.9 200 OK\r\n\r\n"])
 def test_garbage_is_reported(data: bytes) -> None:
     with pytest.raises(Garbage):
         AnswerReader().feed(data)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("status", "body", "outcome"),
     [
         ("200 OK", b"9", "ok"),
@@ -67,7 +66,7 @@ def test_a_url_says_where_to_go() -> None:
     assert parse_address("http://unix:/run/w.sock:/infer/square")[1:] == ("", 0, "/infer/square", "/run/w.sock", False)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("url", "authority"),
     [
         ("http://a:80/", "a"), ("http://a:81/", "a:81"), ("https://a/", "a"), ("https://a:80/", "a:80"),
@@ -78,7 +77,7 @@ def test_the_host_header_names_the_port_where_it_is_not_the_usual_one(url: str, 
     assert parse_address(url).authority == authority
 
 
-@pytest.mark.parametrize(
+@subcases(
     "url",
     ["localhost:8000/x", "ftp://a/x", "http:///x", "http://a:port/", "http://unix:/x", "http://a/ä", "http://a/x y"],
 )

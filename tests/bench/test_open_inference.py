@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.rings import spread
 from tests.served import MODELS, Served
 
 from weir.bench import HttpOptions, Report, bench, make_target
@@ -60,7 +61,7 @@ def test_a_model_is_sent_what_its_metadata_declare(running: Running, url: str) -
         assert round(rows) % 3 == 0 and rows >= 3 * outcome.requests
 
 
-@pytest.mark.parametrize("url", URLS)
+@pytest.mark.parametrize("url", spread(URLS, 2))
 def test_no_proxy_of_the_environment_is_asked(running: Running, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("http_proxy", "grpc_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.rings import subcases
 
 from weir.bench.target import (
     DeclaredInput,
@@ -44,7 +45,7 @@ def test_what_cannot_be_sent_is_refused(tmp_path: Path) -> None:
 # What a URL means.
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("url", "endpoint"),
     [
         ("http://localhost:8000/infer/square", TargetEndpoint("http")),
@@ -65,7 +66,7 @@ def test_a_url_names_an_endpoint(url: str, endpoint: TargetEndpoint) -> None:
     assert endpoint_of(url) == endpoint
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("url", "message"),
     [
         ("grpc://localhost/sums", "must be like grpc://HOST:PORT/MODEL"),
@@ -121,7 +122,7 @@ def test_recorded_lines_must_be_requests() -> None:
         given_requests("3", ENDPOINT)
 
 
-@pytest.mark.parametrize("metadata", [None, {}, {"inputs": []}, {"inputs": [{"name": "x"}]}, {"inputs": 3}])
+@subcases("metadata", [None, {}, {"inputs": []}, {"inputs": [{"name": "x"}]}, {"inputs": 3}])
 def test_metadata_without_inputs_are_of_no_use(metadata: object) -> None:
     with pytest.raises(SettingsError, match="model 'sums': the server has no metadata about its inputs"):
         declared_inputs("sums", metadata)

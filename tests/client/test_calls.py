@@ -7,6 +7,7 @@ from typing import Any
 import numpy
 import numpy as np
 import pytest
+from tests.rings import subcases
 
 from weir import errors
 from weir.client import (
@@ -157,7 +158,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@subcases("kind", KINDS)
 def test_every_error_comes_back_as_what_it_was(kind: type[errors.WeirError]) -> None:
     error = kind("because")
     for back in (
@@ -167,7 +168,7 @@ def test_every_error_comes_back_as_what_it_was(kind: type[errors.WeirError]) -> 
         assert (type(back), back.message) == (kind, "because")
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("status", "kind"),
     [(400, errors.InvalidRequest), (404, errors.ModelNotFound), (413, errors.TooLarge), (429, errors.Overloaded),
      (501, errors.Unsupported), (503, errors.CapacityError), (418, errors.WeirError), (401, errors.Unauthorized), (403, errors.Forbidden), (405, errors.MethodNotAllowed), (408, errors.RequestTimeout),
@@ -187,7 +188,7 @@ def test_grpc_tells_a_refusal_from_a_broken_connection() -> None:
     assert type(error_of_code("DATA_LOSS", "")) is errors.WeirError
 
 
-@pytest.mark.parametrize(("kind", "codes"), TABLE.items())
+@subcases(("kind", "codes"), TABLE.items())
 def test_every_code_of_the_table_stands_for_an_error_that_has_it(kind: type[BaseException], codes: Codes) -> None:
     wait = 1.0 if issubclass(kind, errors.CapacityError) else None
     (of_status, of_code) = (
@@ -212,7 +213,7 @@ ONE = {"x": numpy.ones(1)}
 NOBODY = "http://127.0.0.1:9"
 
 
-@pytest.mark.parametrize("timeout", NONE)
+@subcases("timeout", NONE)
 def test_what_is_no_time_is_refused(timeout: Any) -> None:
     with pytest.raises(SettingsError, match=r"timeout=.*greater than 0"):
         of_client(timeout)

@@ -2,7 +2,7 @@
 
 import inspect
 
-import pytest
+from tests.rings import subcases
 
 from weir.client.methods import AsyncClient, Client
 
@@ -15,7 +15,7 @@ def test_both_have_the_same_methods() -> None:
     assert sorted(name for name in vars(AsyncClient) if not name.startswith("_")) == METHODS
 
 
-@pytest.mark.parametrize("name", METHODS)
+@subcases("name", METHODS)
 def test_both_take_the_same_and_say_so(name: str) -> None:
     one, other = getattr(Client, name), getattr(AsyncClient, name)
     assert inspect.signature(one).parameters == inspect.signature(other).parameters

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from tests.client import kit
 from tests.client.models import item
+from tests.rings import spread
 
 from weir import errors
 
@@ -49,7 +50,9 @@ def begun(client: Any, folder: Path, *script: Any, answers: int = 1) -> tuple[It
     return stream, never
 
 
-@pytest.mark.parametrize(("name", "answers"), [*((name, 0) for name in kit.REMOTE), *((name, 1) for name in kit.MAKE)])
+@pytest.mark.parametrize(
+    ("name", "answers"), spread([*((name, 0) for name in kit.REMOTE), *((name, 1) for name in kit.MAKE)], 8)
+)
 def test_only_answers_end_a_silence(name: str, answers: int, server: kit.Running, tmp_path: Path) -> None:
     with kit.asking(name, server, timeout=ALLOWED) as client:
         stream, never = begun(client, tmp_path, answers=answers)

@@ -11,7 +11,7 @@ import httpx
 import numpy
 import pytest
 from tests.frontends.http.servers import running
-from tests.rings import each
+from tests.rings import subcases
 from websockets.sync.client import connect
 
 import weir
@@ -107,7 +107,7 @@ def server() -> Iterator[Server]:
             client.close()
 
 
-every_error = each("kind", KINDS)
+every_error = subcases("kind", KINDS)
 every_channel = pytest.mark.parametrize("channel", ["fast", "asgi"])
 FORMS: dict[str, Callable[[type[WeirError]], tuple[str, Any]]] = {
     "an item": lambda kind: ("/infer/items", kind.__name__),

@@ -7,6 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
+from tests.rings import subcases
 
 from weir.manifests.kubernetes import documents
 
@@ -42,7 +43,7 @@ AMBIGUOUS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", AMBIGUOUS)
+@subcases("text", AMBIGUOUS)
 def test_a_text_stays_a_text(text: str) -> None:
     data = {text: [text, {text: text}]}
     written = documents([data])
@@ -87,7 +88,7 @@ kind: Pod
     )
 
 
-@pytest.mark.parametrize("value", [{1, 2}, b"bytes", object(), [{"a": (lambda: None)}]])
+@subcases("value", [{1, 2}, b"bytes", object(), [{"a": (lambda: None)}]])
 def test_what_is_no_plain_data_is_refused(value: Any) -> None:
     with pytest.raises(TypeError, match="must be a dict"):
         documents([value])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.policy.banks import bank
+from tests.rings import subcases
 
 from weir.config import parse_duration
 from weir.errors import SettingsError
@@ -43,7 +44,7 @@ def own(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("text", "policy"),
     [
         ("greedy", Greedy()),
@@ -65,7 +66,7 @@ def test_an_instance_is_taken_as_it_is() -> None:
     assert load_policy(policy) is policy
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("value", "message"),
     [
         (
@@ -93,7 +94,7 @@ def test_mistakes(value: object, message: str) -> None:
         load_policy(value)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("value", "message"),
     [
         ("size-or-delay:size=65", "size=65 must not be greater than max_batch_size=64"),
@@ -266,7 +267,7 @@ def of(arguments: str | None) -> tuple[object, ...]:
     return made.values
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("text", "seconds"),
     [("5ms", 0.005), ("200us", 0.0002), ("1.5s", 1.5), ("0.25", 0.25), ("3", 3.0), ("1e-3s", 0.001), ("100ms", 0.1)],
 )
@@ -274,13 +275,13 @@ def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "ms", "5 minutes", "5m", "--1s"])
+@subcases("text", ["", "ms", "5 minutes", "5m", "--1s"])
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(ValueError):
         parse_duration(text)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("arguments", "values"),
     [
         (None, (1, 0.0, "", False, None, None)),
@@ -298,7 +299,7 @@ def test_values_take_the_declared_type(arguments: str | None, values: tuple[obje
     assert of(arguments) == values
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("arguments", "message"),
     [
         ("count=x", r"count='x': must be a whole number"),

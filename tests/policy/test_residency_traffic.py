@@ -5,7 +5,7 @@ from benchmarks.policies import on_demand
 from benchmarks.policies.on_demand import SHAPES, shares
 
 
-@pytest.mark.no_cover
+@pytest.mark.nightly
 def test_the_index_reloads_less_than_lru(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_demand, "REQUESTS", 4000)
     found = shares(seed=1)

@@ -3,6 +3,7 @@
 from typing import cast
 
 import pytest
+from tests.rings import subcases
 
 from weir.errors import SettingsError
 from weir.messages import Reason
@@ -36,9 +37,7 @@ def test_policies_are_values(policy: Policy) -> None:
         policy.limit = 3  # type: ignore[attr-defined]  # that it cannot be set is the point
 
 
-@pytest.mark.parametrize(
-    ("waiting", "expected"), [(1, (1, Reason.IDLE)), (64, (64, Reason.SIZE)), (70, (64, Reason.SIZE))]
-)
+@subcases(("waiting", "expected"), [(1, (1, Reason.IDLE)), (64, (64, Reason.SIZE)), (70, (64, Reason.SIZE))])
 def test_greedy_takes_what_there_is(waiting: int, expected: tuple[int, Reason]) -> None:
     assert Greedy().decide(seen(waiting))[:2] == expected
 
@@ -72,7 +71,7 @@ def test_full_batches_are_of_exactly_that_size() -> None:
 
 
 @pytest.mark.parametrize("waiting", range(1, 20))
-@pytest.mark.parametrize("limit", [1, 2, 8, 19])
+@subcases("limit", [1, 2, 8, 19])
 def test_a_control_limit_dispatches_if_and_only_if_at_least_the_limit_waits(waiting: int, limit: int) -> None:
     decision = ControlLimit(limit).decide(seen(waiting))
     assert (decision.rows > 0) == (waiting >= limit)
@@ -93,7 +92,7 @@ def test_a_control_limit_never_takes_more_than_a_batch_may_have() -> None:
     assert ControlLimit(8).decide(seen(100)).rows == 64
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("make", "message"),
     [
         (lambda: SizeOrDelay(0), "size=0: must be 1 or more"),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from statistics import NormalDist
 
 import pytest
+from tests.rings import subcases
 
 from weir.errors import SettingsError
 from weir.policy.online.arrivals import Forecast
@@ -24,16 +25,14 @@ from weir.policy.scaling import (
 CAPACITY = Capacity("p99=2s", [8.0, 18.0, 27.0, 36.0], 10.0, slack=1.5)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("text", "least", "most"), [("1..16", 1, 16), ("0..4", 0, 4), (" 2 .. 3 ", 2, 3), ("4", 4, 4), ("1..1", 1, 1)]
 )
 def test_range_is_read_from_its_text(text: str, least: int, most: int) -> None:
     assert WorkerRange.parse(text) == (least, most)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "0", "0..0", "4..2", "1..", "..4", "1...4", "1..2000", "-1..4", "a..b", "1..٣", "1.5"]
-)
+@subcases("text", ["", "0", "0..0", "4..2", "1..", "..4", "1...4", "1..2000", "-1..4", "a..b", "1..٣", "1.5"])
 def test_text_that_is_no_range_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(SettingsError) as raised:
         WorkerRange.parse(text)
@@ -48,7 +47,7 @@ def test_range_clips_numbers_and_shows_itself_as_it_is_written() -> None:
     assert str(allowed) == "1..4"
 
 
-@pytest.mark.parametrize(("rate", "workers"), [(0.0, 1), (8.0, 1), (8.1, 2), (27.0, 3), (35.0, 4), (99.0, 4)])
+@subcases(("rate", "workers"), [(0.0, 1), (8.0, 1), (8.1, 2), (27.0, 3), (35.0, 4), (99.0, 4)])
 def test_capacity_says_the_fewest_workers_that_keep_the_goal(rate: float, workers: int) -> None:
     assert CAPACITY.needed(rate) == workers
 
@@ -82,7 +81,7 @@ def observed(
     return ScalingObservation(now, arrivals, waiting, running, ready, starting, start_up)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("seen", "rate", "queue"),
     [
         (observed(waiting=5), 10.0, 5.0),
@@ -176,7 +175,7 @@ def test_worker_is_not_taken_away_if_the_queue_would_need_it_again() -> None:
     assert decision.by_queue == math.ceil(4.0 * decision.high_rate / (10.0 * 5.5)) == 2
 
 
-@pytest.mark.parametrize(("rate", "error", "share"), [(10.0, 1.0, 0.01), (10.0, 4.0, 0.01), (100.0, 20.0, 1e-4)])
+@subcases(("rate", "error", "share"), [(10.0, 1.0, 0.01), (10.0, 4.0, 0.01), (100.0, 20.0, 1e-4)])
 def test_the_share_that_may_be_late_comes_beyond_the_high_rate(rate: float, error: float, share: float) -> None:
     """The mean of what exceeds it, as a sum over small steps."""
     errors = errors_above(Forecast(rate, error), share)

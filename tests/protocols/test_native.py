@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from tests.frontends.http.models import Add, Echo, Words
+from tests.rings import subcases
 
 from weir.catalog.registry import Registry
 from weir.errors import InvalidRequest, MethodNotAllowed, ModelNotFound, TooLarge
@@ -29,7 +30,7 @@ def test_without_headers_everything_has_its_default() -> None:
     assert (head.plain, head.batch, head.explain, head.coding, head.accept_coding) == (True, False, False, "", "")
 
 
-@pytest.mark.parametrize(("model", "path"), [(Echo, "/infer/echo/batch"), (Add, "/infer/add"), (Words, "/infer/words")])
+@subcases(("model", "path"), [(Echo, "/infer/echo/batch"), (Add, "/infer/add"), (Words, "/infer/words")])
 def test_what_the_server_must_read_itself_is_not_plain(model: Any, path: str) -> None:
     head = read(registry_of(model), path)
     assert head is not None
@@ -47,12 +48,12 @@ def test_every_header_is_read() -> None:
     assert (head.coding, head.accept_coding, head.accept) == ("gzip", "zstd", JSON)
 
 
-@pytest.mark.parametrize("path", ["/", "/infer", "/infer/", "/models", "/inferno/x", "", "batch", "/batch"])
+@subcases("path", ["/", "/infer", "/infer/", "/models", "/inferno/x", "", "batch", "/batch"])
 def test_other_paths_are_not_ours(path: str) -> None:
     assert read(registry_of(Echo), path) is None
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("length", "error"),
     [
         (b"1001", TooLarge), (b"9" * 5000, TooLarge), (b"-1", InvalidRequest), (b"+1", InvalidRequest),
@@ -79,15 +80,13 @@ def test_the_model_is_looked_up_before_the_method() -> None:
         read(registry_of(Echo), "/infer/echo", method="GET")
 
 
-@pytest.mark.parametrize("value", [b"e5", b".", b"1e", b"1_000", b"0x1", b"1e9", b"1,5", b"\xd9\xa1"])
+@subcases("value", [b"e5", b".", b"1e", b"1_000", b"0x1", b"1e9", b"1,5", b"\xd9\xa1"])
 def test_timeouts_that_are_none(value: bytes) -> None:
     with pytest.raises(InvalidRequest, match="X-Request-Timeout"):
         read(registry_of(Echo), "/infer/echo", (b"x-request-timeout", value))
 
 
-@pytest.mark.parametrize(
-    ("value", "seconds"), [(b"5", 5.0), (b".5", 0.5), (b"5.", 5.0), (b"1e-3", 0.001), (b"1e8", 1e8)]
-)
+@subcases(("value", "seconds"), [(b"5", 5.0), (b".5", 0.5), (b"5.", 5.0), (b"1e-3", 0.001), (b"1e8", 1e8)])
 def test_timeouts(value: bytes, seconds: float) -> None:
     head = read(registry_of(Echo), "/infer/echo", (b"x-request-timeout", value))
     assert head is not None

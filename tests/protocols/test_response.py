@@ -7,6 +7,7 @@ import msgspec
 import numpy
 import pytest
 from tests.frontends.http.models import Add, Blob, Echo, Reader, Shout
+from tests.rings import subcases
 
 from weir import errors
 from weir.batching.request_state import RequestBase
@@ -64,9 +65,7 @@ def test_an_error_is_a_document() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("wait", "header"), [(None, b"1"), (0.0, b"1"), (0.2, b"1"), (1.0, b"1"), (1.1, b"2"), (40.0, b"40")]
-)
+@subcases(("wait", "header"), [(None, b"1"), (0.0, b"1"), (0.2, b"1"), (1.0, b"1"), (1.1, b"2"), (40.0, b"40")])
 def test_retry_after_is_in_whole_seconds_and_exact_in_the_details(wait: float | None, header: bytes) -> None:
     answer = error_answer(errors.Overloaded("full", retry_after=wait))
     assert dict(answer.headers)[b"retry-after"] == header
@@ -93,7 +92,7 @@ def itself() -> list[Any]:
     return value
 
 
-@pytest.mark.parametrize(
+@subcases(
     "details",
     ["\ud800", {"\udc00": 1}, 2**80, float("nan"), {1, 2}, object(), {(1, 2): 3}, itself(), [[[[b"\xff"]]]], 1 + 2j],
 )
@@ -173,7 +172,7 @@ def test_an_explanation_has_a_limit_only_if_the_policy_had() -> None:
     assert dict(explain_headers(request.arrival, dispatch))[b"x-batch-limit"] == b"8"
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("model", "batch", "types"),
     [
         (Echo, False, [JSON, MSGPACK, OCTETS]), (Echo, True, [JSON, MSGPACK]), (Add, False, [JSON, MSGPACK]),
@@ -184,7 +183,7 @@ def test_what_a_model_reads(model: type[Model], batch: bool, types: list[str]) -
     assert read_types(model, batch) == types
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("model", "sent", "preferred"),
     [
         (Echo, JSON, JSON), (Echo, MSGPACK, MSGPACK), (Echo, OCTETS, JSON), (Blob, OCTETS, OCTETS),
@@ -195,7 +194,7 @@ def test_the_preferred_type_of_answers(model: type[Model], sent: str, preferred:
     assert write_types(model, False, sent)[0] == preferred
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("value", "meaning"),
     [
         ("application/vnd.api+json", JSON), ("text/json", JSON), ("TEXT/PLAIN;charset=x", "text/plain"),
@@ -214,7 +213,7 @@ def test_a_models_own_type_comes_before_any_other_meaning() -> None:
     assert content_type_of("application/geo+json", Own, False) == "application/geo+json"
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("value", "wanted"),
     [
         ("", JSON), ("*/*", JSON), ("*/*;q=0.1", JSON), ("application/*;q=0.5, text/plain", "text/plain"),
@@ -227,7 +226,7 @@ def test_preferences(value: str, wanted: str) -> None:
     assert accept_of(value, [JSON, MSGPACK, "text/plain"]) == wanted
 
 
-@pytest.mark.parametrize("value", ["text/html", "image/*", "application/json;q=0", "*/*;q=0", "nonsense"])
+@subcases("value", ["text/html", "image/*", "application/json;q=0", "*/*;q=0", "nonsense"])
 def test_preferences_that_cannot_be_met(value: str) -> None:
     with pytest.raises(UnsupportedMediaType, match="responses are written as"):
         accept_of(value, [JSON])

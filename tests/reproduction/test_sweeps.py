@@ -2,9 +2,10 @@ import pytest
 from reproduction.findings import Findings
 from reproduction.published import TABLE, Column
 from reproduction.sweeps import sweep
+from tests.rings import spread
 
 
-@pytest.mark.parametrize("column", TABLE[1:3], ids=lambda column: f"c_o={column.overflow_cost:g}")
+@pytest.mark.parametrize("column", spread(TABLE[1:3]), ids=lambda column: f"c_o={column.overflow_cost:g}")
 def test_the_search_finds_the_papers_column(column: Column) -> None:
     found = Findings().minimum(column.overflow_cost)
     ours = found.accepted

@@ -1,14 +1,14 @@
 from typing import Any
 
 import numpy
-import pytest
+from tests.rings import subcases
 
 from weir.serving.service import same
 
 NAN = float("nan")
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("answer", "expected"),
     [
         (1, 1),
@@ -30,7 +30,7 @@ def test_equal_answers_are_the_same(answer: Any, expected: Any) -> None:
     assert same(answer, expected)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("answer", "expected"),
     [
         (1, 2),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.rings import subcases
 
 from weir.errors import SettingsError
 from weir.simulation.arrivals import (
@@ -50,7 +51,7 @@ def test_the_mean_rate_is_the_one_requested(text: str) -> None:
     assert rows / times[-1] == pytest.approx(arrivals.rate, rel=0.06)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("text", "rate"),
     [("poisson:0.7", 700.0), ("poisson:rate=200", 200.0), ("ramp:0.1,to=0.9", 500.0), ("ramp:rate=100,to=300", 200.0)],
 )
@@ -58,13 +59,13 @@ def test_a_bare_number_is_a_load_and_a_rate_a_rate(text: str, rate: float) -> No
     assert parse_arrivals(text, capacity=CAPACITY).rate == pytest.approx(rate)
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@subcases("text", TEXTS)
 def test_the_first_ones_do_not_depend_on_how_many_are_requested(text: str) -> None:
     few, many = times_of(text, 100), times_of(text, 3 * BLOCK)
     assert np.array_equal(few, many[:100])
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@subcases("text", TEXTS)
 def test_blocks_are_what_times_gives_in_parts(text: str) -> None:
     arrivals = parse_arrivals(text, capacity=CAPACITY)
     count = 2 * BLOCK + 7
@@ -149,7 +150,7 @@ def test_a_trace_from_a_file(tmp_path: Path) -> None:
     assert arrivals.sizes(0, 2).tolist() == [1, 3]
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("text", "message"),
     [
         ("pareto:0.5", "'pareto:0.5': must be one of poisson, gamma, mmpp, on-off, sine, ramp, constant, trace"),
@@ -188,13 +189,13 @@ def test_a_load_needs_a_capacity() -> None:
     assert parse_arrivals("poisson:rate=5").rate == 5.0
 
 
-@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
+@subcases("rate", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_process_checks_its_rate(rate: float) -> None:
     with pytest.raises(SettingsError, match="rate="):
         Poisson(rate)
 
 
-@pytest.mark.parametrize("times", [[], [1.0], [1.0, 1.0], [2.0, 1.0]])
+@subcases("times", [[], [1.0], [1.0, 1.0], [2.0, 1.0]])
 def test_a_trace_checks_its_times(times: list[float]) -> None:
     with pytest.raises(SettingsError, match="at least two arrivals, ascending"):
         RecordedArrivals(np.array(times))

@@ -32,6 +32,7 @@ def crew() -> tuple[Bank, list[tuple[int, int]]]:
     return make_bank(P4, workers=3, progress=lambda done, total: told.append((done, total))), told
 
 
+@pytest.mark.nightly
 def test_a_crews_bank_covers_all_its_workers_serve_and_is_stable_there(
     crew: tuple[Bank, list[tuple[int, int]]],
 ) -> None:

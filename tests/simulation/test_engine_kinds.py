@@ -8,6 +8,7 @@ import pytest
 from benchmarks.policies.uneven_workers import Workers
 from tests.policy.compiler import needs_compiler
 from tests.policy.solve.test_uneven import LATENCY, kinds_of, workers
+from tests.rings import spread
 
 from weir.batching.settings import BatchingSettings
 from weir.messages import Dispatch
@@ -79,7 +80,9 @@ def run(case: Workers, *, counts: tuple[int, int] = (1, 1), greedy: bool = False
 
 
 @needs_compiler
-@pytest.mark.parametrize(("shape", "ratio", "load"), [("affine", 2, 0.5), ("steps", 4, 0.3), ("linear", 4, 0.1)])
+@pytest.mark.parametrize(
+    ("shape", "ratio", "load"), spread([("affine", 2, 0.5), ("steps", 4, 0.3), ("linear", 4, 0.1)])
+)
 def test_the_real_batcher_is_within_3_percent_of_the_optimum(shape: str, ratio: int, load: float) -> None:
     """The policy estimates the rate itself, and has tables for loads of 0.1, 0.3 and 0.5. In uneven.c a row arrives at the end
     of its step, and so waits for half a step less than here."""

@@ -95,7 +95,7 @@ def test_what_is_predicted_is_what_an_event_loop_sees(workers: int, load: float,
 
 
 @needs_compiler
-@pytest.mark.parametrize(("workers", "most", "load", "cv"), [(2, 2, 0.94, 1.9), (16, 6, 0.97, 1.6)])
+@pytest.mark.parametrize(("workers", "most", "load", "cv"), spread([(2, 2, 0.94, 1.9), (16, 6, 0.97, 1.6)]))
 def test_long_queues_are_predicted_where_service_times_vary_much(
     workers: int, most: int, load: float, cv: float
 ) -> None:
@@ -116,7 +116,7 @@ def test_long_queues_are_predicted_where_service_times_vary_much(
 @needs_compiler
 @pytest.mark.parametrize(
     ("profile", "workers", "load", "prices"),
-    [(FLAT, 8, 0.45, Prices(1.0, 0.0)), (FLAT, 4, 0.7, Prices(1.0, 0.0)), (P4, 2, 0.4, Prices(1.0, 1.0))],
+    spread([(P4, 2, 0.4, Prices(1.0, 1.0)), (FLAT, 8, 0.45, Prices(1.0, 0.0)), (FLAT, 4, 0.7, Prices(1.0, 0.0))]),
 )
 def test_the_common_limit_is_the_best_of_all(
     profile: Profile, workers: int, load: float, prices: Prices, monkeypatch: pytest.MonkeyPatch

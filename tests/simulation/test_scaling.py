@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.rings import spread
+from tests.rings import spread, subcases
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
@@ -48,6 +48,7 @@ def trial() -> ScalingTrial:
 # What each number of workers can do.
 
 
+@pytest.mark.nightly
 def test_capacity_is_the_highest_rate_at_which_the_objective_is_kept(trial: ScalingTrial) -> None:
     capacity = trial.capacity
     assert capacity.goal == "p99=4000ms"
@@ -252,7 +253,7 @@ def test_solved_policy_is_solved_for_each_number_of_workers(monkeypatch: pytest.
 # Comparisons.
 
 
-@pytest.mark.parametrize("text", ["slo", "weir:target=1", "hpa"])
+@subcases("text", ["slo", "weir:target=1", "hpa"])
 def test_rule_that_weir_does_not_have_is_named(text: str, trial: ScalingTrial) -> None:
     with pytest.raises(SettingsError, match=f"scaling='{text}': must be weir, or a number of workers as in fixed:4"):
         trial.run(text)
@@ -281,7 +282,7 @@ def test_comparison_has_each_rule_on_the_same_arrivals() -> None:
     assert reported == ["rules"] * 2
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("changed", "message"),
     [
         ({"workers": "4..1"}, "workers='4..1'"),

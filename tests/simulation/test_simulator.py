@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reproduction.response import response_time
-from tests.rings import spread
+from tests.rings import spread, subcases
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
@@ -279,7 +279,7 @@ def test_progress_is_reported_to_the_end() -> None:
     assert [each[1:] for each in told[:2]] == [(16_384, 20_000), (20_000, 20_000)]
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("changed", "message"),
     [
         ({"workers": 0}, "workers=0: must be 1 or more"),
@@ -312,7 +312,7 @@ def test_an_unknown_name_in_a_difference_is_named() -> None:
 PEAKED = Profile(np.array([1.0, 1.0, 1.0, 1.0, 3.0, 3.0, 3.0, 3.0]), np.ones(8), np.zeros(8))
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("policy", "capacity"),
     [
         (Greedy(), 8 / 0.003), (FullBatches(4), 4000.0), (FullBatches(1), 1000.0), (ControlLimit(2), 8 / 0.003),
@@ -358,7 +358,7 @@ def test_what_is_refused_does_not_wait() -> None:
 PROFILE = Profile.linear(alpha_ms=1.0, tau0_ms=2.0, max_batch_size=8)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("asked", "message"),
     [
         ({"workers": 0}, "workers=0: must be 1 or more"),
@@ -384,7 +384,7 @@ def test_profile_and_policies_may_be_as_on_the_command_line(tmp_path: Path) -> N
         assert list(compared.outcomes) == ["greedy", "size-or-delay:size=8,delay=5ms"]
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("text", "policies"),
     [
         ("greedy", ["greedy"]),

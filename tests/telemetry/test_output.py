@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.rings import spread
 from tests.served import CLEAN, Served, until
 
 from weir.telemetry import TelemetrySettings
@@ -99,7 +100,7 @@ def test_a_server_on_a_full_disk_serves(noisy: str, tmp_path: Path, log_format: 
         assert server.wait(timeout=200) == 0
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", spread(["<&- >&- 2>&-", "<&-", ">&-", "2>&-"]))
 def test_a_server_without_standard_descriptors_serves(noisy: str, tmp_path: Path, closed: str) -> None:
     uds = tmp_path / "socket"
     command = f'exec "{sys.executable}" -m weir serve "{noisy}" --uds "{uds}" {closed}'

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.rings import spread
 from tests.text_models import tiny
 
 from weir.errors import SettingsError
@@ -155,7 +156,7 @@ def layers(model: Path, cache: str) -> LayerStudy:
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-@pytest.mark.parametrize("layer", [-3, -2, -1])
+@pytest.mark.parametrize("layer", spread([-2, -3, -1]))
 def test_a_layer_is_what_a_model_of_that_layer_says(
     layers: LayerStudy, model: Path, cache: str, pooling: str, layer: int
 ) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tests.rings import subcases
 from tests.text_models import tiny
 
 from weir.errors import SettingsError
@@ -11,13 +12,13 @@ from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
 from weir.text_models.recipe import dimensions_of
 
 
-@pytest.mark.parametrize("pooling", Pooling)
+@subcases("pooling", Pooling)
 def test_a_pooling_is_found_by_its_name(pooling: Pooling) -> None:
     assert pooling_named(pooling.value) is pooling
     assert pooling_named(pooling.value.upper()) is pooling or pooling.value.upper() in BERT_AS_SERVICE_NAMES
 
 
-@pytest.mark.parametrize(("name", "pooling"), BERT_AS_SERVICE_NAMES.items())
+@subcases(("name", "pooling"), BERT_AS_SERVICE_NAMES.items())
 def test_the_old_names_are_understood(name: str, pooling: Pooling) -> None:
     assert pooling_named(name) is pooling
 
@@ -40,7 +41,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return read_checkpoint(tiny.model(tmp_path_factory.mktemp("models") / "bert", tokenizer=False, pooler=False))
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("recipe", "device", "said"),
     [
         (Recipe(Pooling.MEAN, layers=(-4,)), "cpu", "layers: -4: must be -3 to -1: the model has 3 layers"),

@@ -1,6 +1,7 @@
 """What is put before a text: by name, or said in full."""
 
 import pytest
+from tests.rings import subcases
 
 from weir.errors import InvalidRequest, SettingsError
 from weir.text_models.texts import MAX_PROMPT_CHARACTERS, chosen_prompt, prompt_text, server_prompt
@@ -8,7 +9,7 @@ from weir.text_models.texts import MAX_PROMPT_CHARACTERS, chosen_prompt, prompt_
 PROMPTS = {"query": "query: ", "document": "passage: "}
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("said", "text"),
     [("query", "query: "), ("document", "passage: "), ("search for: ", "search for: "), ("q:", "q:"), ("", "")],
 )
@@ -39,7 +40,7 @@ def test_the_default_is_what_the_model_declares() -> None:
 NAMED = {"query": "Instruct: Given a question, find passages\nQuery:", "passage": "passage: ", "STS": "same: "}
 
 
-@pytest.mark.parametrize(("said", "chosen"), [
+@subcases(("said", "chosen"), [
     ({}, None), ({"prompt": "query: "}, "query: "), ({"prompt_name": "STS"}, "STS"), ({"input_type": "query"}, "query"),
     ({"input_type": "search_query"}, "query"), ({"input_type": "document"}, "passage"), ({"input_type": "retrieval.passage"}, "passage"),
     ({"input_type": "text-matching"}, "STS"), ({"input_type": "STS"}, "STS"), ({"input_type": "clustering"}, None),
@@ -57,7 +58,7 @@ def test_a_model_without_a_form_of_its_own_reads_the_usual_instruction() -> None
     assert chosen_prompt({}, input_type="query") is None
 
 
-@pytest.mark.parametrize(("said", "rule"), [
+@subcases(("said", "rule"), [
     ({"prompt_name": "qury"}, "prompt_name='qury': unknown prompt; available: query, passage, STS"),
     ({"input_type": "question"}, "input_type='question': must be one of query, search_query, "),
     ({"prompt": "a:", "prompt_name": "query"}, "prompt, prompt_name: only one of them may be given"),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 import pytest
 from benchmarks import sharing
+from tests.rings import spread
 from tests.text_server.text_models import DIMENSIONS, Summing, Words
 
 from weir import Service
@@ -186,7 +187,7 @@ def test_what_a_large_request_has_in_the_line_is_bounded() -> None:
     run(scene)
 
 
-@pytest.mark.parametrize("size", [15, 17, 20])
+@pytest.mark.parametrize("size", spread([17, 15, 20]))
 def test_there_is_no_step_in_how_long_requests_take(size: int) -> None:
     seen = sharing.beside(size)
     assert 0.85 < seen["p50"] / seen["p50 of 16"] / (size / sharing.REFERENCE) < 1.12

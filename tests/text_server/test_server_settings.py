@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.rings import subcases
 from tests.served import Served, weir_here
 from tests.text_models import tiny
 
@@ -195,7 +196,7 @@ def meant_by(given: dict[str, Any], **environment: str) -> tuple[list[str], dict
     return stock.directories, stock.today
 
 
-@pytest.mark.parametrize(("flag", "value", "setting", "meant"), TABLE)
+@subcases(("flag", "value", "setting", "meant"), TABLE)
 def test_a_flag_sets_what_it_set(flag: str, value: Any, setting: str, meant: object) -> None:
     given = {flag: value if isinstance(value, bool) else [value], "model_id": ["BAAI/bge-small-en"], "port": None}
     found, settings = meant_by(given)
@@ -208,7 +209,7 @@ def test_every_flag_is_tried() -> None:
     assert {flag.setting for flag in OTHER_FLAGS.values()} - {""} <= declared_settings(TEXTS).keys()
 
 
-@pytest.mark.parametrize("flag", UNREAD)
+@subcases("flag", UNREAD)
 def test_what_changes_no_answer_is_taken(flag: str) -> None:
     value: Any = True if OTHER_FLAGS[flag].is_switch else ["8"]
     assert meant_by({flag: value}) == ([], {})
@@ -222,7 +223,7 @@ def test_a_revision_belongs_to_one_id() -> None:
             from_other_servers(models, {"revision": ["refs/pr/5"]}, {})
 
 
-@pytest.mark.parametrize(("models", "names", "found"), [
+@subcases(("models", "names", "found"), [
     (["a/b"], ["x"], ["x=a/b"]), (["a/b"], ["x", "team/y"], ["x,team/y=a/b"]), (["own=a/b"], ["x"], ["x,own=a/b"]),
     (["a/b", "c/d"], ["x", "y"], ["x=a/b", "y=c/d"]), (["a/b", "c/d"], ["", "y"], ["a/b", "y=c/d"]), (["a/b"], [""], ["a/b"]),
 ])  # fmt: skip
@@ -239,7 +240,7 @@ def test_as_many_names_as_models(models: list[str], names: list[str], says: str)
         from_other_servers(models, {"served_model_name": names}, {})
 
 
-@pytest.mark.parametrize("flag", REFUSED)
+@subcases("flag", REFUSED)
 def test_what_is_reached_in_another_way_says_so(flag: str) -> None:
     of = REFUSED[flag]
     with pytest.raises(SettingsError) as refused:
@@ -281,7 +282,7 @@ def test_the_variables_of_their_images_are_read() -> None:
     }
 
 
-@pytest.mark.parametrize(("given", "environment", "message"), [
+@subcases(("given", "environment", "message"), [
     ({"payload_limit": ["abc"]}, {}, "--payload-limit='abc': must be a whole number"),
     ({"p": ["x"]}, {}, "-p='x': must be a whole number"),
     ({"batch_size": ["0"]}, {}, "--batch-size=0: must be 1 or more"),

@@ -9,6 +9,7 @@ import httpx
 import numpy as np
 import pytest
 from tests.hosted import Square
+from tests.rings import spread
 from tests.text_models import tiny
 
 import weir.embedding
@@ -121,7 +122,8 @@ def test_two_models_of_a_server_share_its_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "own"), [("oldest", {}), ("solved", {"policy": "auto"}), ("oldest", {"threads": 1, "bulk_workers": 0})]
+    ("order", "own"),
+    spread([("solved", {"policy": "auto"}), ("oldest", {}), ("oldest", {"threads": 1, "bulk_workers": 0})]),
 )
 def test_two_models_of_a_server_take_turns_on_a_device(tmp_path: Path, order: str, own: dict[str, Any]) -> None:
     first = tiny.sentence_model(tmp_path / "first")

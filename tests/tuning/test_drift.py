@@ -94,6 +94,7 @@ async def queue_over_time(seconds: float, *, tuned: bool) -> tuple[list[int], Po
     return waiting, tuner
 
 
+@pytest.mark.nightly
 def test_a_queue_that_some_policy_keeps_stable_stays_so_where_only_large_batches_become_slow() -> None:
     waiting, tuner = asyncio.run(queue_over_time(30.0, tuned=True))
     third = len(waiting) // 3

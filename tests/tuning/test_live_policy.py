@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.rings import spread
 from tests.serving.kit import until
 from tests.serving.models import Broken
 from tests.tuning.banks import small_bank
@@ -71,6 +72,7 @@ def solved(service: weir.Service, reason: str) -> int:
     return count
 
 
+@pytest.mark.nightly
 def test_a_killed_worker_means_tables_for_fewer(tmp_path: Path, nothing_is_left: None) -> None:
     async def check() -> None:
         gate = tmp_path / "gate"
@@ -162,7 +164,7 @@ def test_a_bank_for_larger_batches_is_solved_for_those_served() -> None:
 # The policy `auto`.
 
 
-@pytest.mark.parametrize("executor", ["process", "inline"])
+@pytest.mark.parametrize("executor", spread(["process", "inline"]))
 def test_auto_has_measured_when_the_service_is_ready_and_solves_while_it_serves(executor: str) -> None:
     async def check() -> None:
         async with weir.Service(Timed, policy="auto:seconds=0.3", executor=executor) as service:

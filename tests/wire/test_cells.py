@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import numpy
 import pytest
+from tests.rings import subcases
 
 from weir.errors import (
     CapacityError,
@@ -39,7 +40,7 @@ def packed(values: list[Any], encodings: str | list[str] = OBJECT) -> Cells:
     return pack_cells(values, None, InvalidRequest, encodings)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("values", "shape"),
     [
         ([b"1", b"2"], "inline"),
@@ -167,7 +168,7 @@ OTHERS: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@subcases("name", OTHERS)
 def test_all_else_travels_as_before(name: str) -> None:
     assert unchanged(OTHERS[name]).alike is None
 
@@ -198,7 +199,7 @@ SMALL: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SMALL)
+@subcases("name", SMALL)
 def test_small_arrays_travel_as_their_bytes_and_may_be_written_to(name: str) -> None:
     values = SMALL[name]
     cells, came = there_and_back(values, Memory())
@@ -211,7 +212,7 @@ def test_small_arrays_travel_as_their_bytes_and_may_be_written_to(name: str) -> 
             numpy.testing.assert_array_equal(array, sent[key])
 
 
-@pytest.mark.parametrize("name", SMALL)
+@subcases("name", SMALL)
 def test_small_arrays_alone_travel_as_their_bytes_too(name: str) -> None:
     values = [value["a"] for value in SMALL[name]]
     cells, came = there_and_back(values, Memory())
@@ -244,7 +245,7 @@ NOT_SMALL: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", NOT_SMALL)
+@subcases("name", NOT_SMALL)
 def test_what_is_not_small_arrays_travels_as_before(name: str) -> None:
     assert unchanged(NOT_SMALL[name]).small is None
 
@@ -332,7 +333,7 @@ def _local_class() -> type[RequestError]:
     return Local
 
 
-@pytest.mark.parametrize("kind", ["Any", "nothing", "__name__"])
+@subcases("kind", ["Any", "nothing", "__name__"])
 def test_no_error_of_ours(kind: str) -> None:
     with pytest.raises(ValueError, match="no error of Weir's"):
         unpack_error(Failure(kind, b""))

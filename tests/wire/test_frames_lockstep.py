@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rings import subcases
 
 from weir.wire.frames import (
     ASK,
@@ -44,7 +45,7 @@ def test_one_byte_at_a_time() -> None:
     assert decode_jobs(found[1]) == dict(zip(IDS, [b"a", b"b" * 70_000, b""], strict=True))
 
 
-@pytest.mark.parametrize("head", [b"\xff\xff\xff\xff", b"\x80\x00\x00\x00", b"\x00\x00\x04\x01"])
+@subcases("head", [b"\xff\xff\xff\xff", b"\x80\x00\x00\x00", b"\x00\x00\x04\x01"])
 def test_a_length_over_the_limit_is_refused_before_its_bytes_have_come(head: bytes) -> None:
     with pytest.raises(FrameError, match=r"a frame of \d+ bytes, over the limit of 1024"):
         LockstepParser(1024).feed(head)
@@ -69,7 +70,7 @@ def test_an_answer_is_aligned_to_the_ids_whatever_its_order() -> None:
     assert reply.failed == {2}
 
 
-@pytest.mark.parametrize(
+@subcases(
     "form",
     [
         lambda text: b"\xc4" + bytes([len(text)]) + text,
@@ -91,7 +92,7 @@ def test_ids_that_failed_but_are_not_of_the_batch_are_left_out() -> None:
     assert reply.failed == {0}
 
 
-@pytest.mark.parametrize(
+@subcases(
     "body",
     [
         b"", b"\x00", b"\xc1", b"\xff" * 10, pack([1]), pack({IDS[0]: 7}), pack({IDS[0]: None}), pack({IDS[0]: {}}), pack({1: b"x"}),

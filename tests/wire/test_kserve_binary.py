@@ -3,6 +3,7 @@ from typing import Any
 
 import numpy
 import pytest
+from tests.rings import subcases
 
 from weir.errors import InvalidRequest
 from weir.model import Tensor
@@ -38,7 +39,7 @@ def refused(*arguments: Any) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize("datatype", DTYPES)
+@subcases("datatype", DTYPES)
 def test_every_datatype_goes_through(datatype: str) -> None:
     dtype = DTYPES[datatype]
     array = numpy.array([b"a", b""], object) if datatype == "BYTES" else numpy.array([1, 0], dtype)
@@ -88,7 +89,7 @@ def test_tensors_take_their_bytes_in_order() -> None:
     assert [value.array.tolist() for value in inputs] == [[1], [7], [2, 3]]
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("inputs", "rest", "words"),
     [
         (
@@ -145,7 +146,7 @@ def test_the_whole_body_is_one_tensor() -> None:
     assert request.inputs[0].array.tolist() == [[b"anything"]]
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("declared", "words"),
     [
         ([Tensor("x", "INT16", [-1]), Tensor("y", "INT16", [-1])], "the model has 2 inputs"),

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2
+from tests.rings import subcases
 
 from weir.errors import InvalidRequest
 from weir.wire import kserve_grpc as protobuf
@@ -136,7 +137,7 @@ def test_in_a_stream() -> None:
     assert (text, read.model, read.id, read.outputs) == ("no", "m", "8", [])
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("fields", "message"),
     [
         ({"inputs": [tensor()]}, "tensor 'x': has no data, neither contents nor an element of raw_input_contents"),
@@ -170,9 +171,7 @@ def test_no_elements_need_no_data() -> None:
 
 
 @pytest.mark.parametrize("padding", [0, 10_000], ids=["small", "large"])
-@pytest.mark.parametrize(
-    "end", [b"\xff", b"\x3a\x7f123", b"\x0b", b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x09123"]
-)
+@subcases("end", [b"\xff", b"\x3a\x7f123", b"\x0b", b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x09123"])
 def test_a_body_that_is_no_message(padding: int, end: bytes) -> None:
     body = ModelInferRequest(raw_input_contents=[bytes(padding)] if padding else []).SerializeToString()
     with pytest.raises(InvalidRequest, match=r"body: must be a inference\.ModelInferRequest"):
@@ -230,7 +229,7 @@ def test_what_has_a_typed_form() -> None:
     assert set(DTYPES) - VALUES.keys() == {"FP16", "BF16"}
 
 
-@pytest.mark.parametrize("datatype", VALUES)
+@subcases("datatype", VALUES)
 def test_written_and_read_again(datatype: str) -> None:
     array = np.array(VALUES[datatype], DTYPES[datatype]).reshape(2, 1)
     contents = Contents()
@@ -240,7 +239,7 @@ def test_written_and_read_again(datatype: str) -> None:
     assert read.tolist() == array.tolist()
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("datatype", "contents", "message"),
     [
         ("FP16", {}, r"tensor 'x': FP16 has no typed form, it must be sent in raw_input_contents"),
@@ -370,7 +369,7 @@ def test_a_process_may_load_ours_and_those_of_clients_in_any_order(order: tuple[
     subprocess.run([sys.executable, "-W", "ignore", "-c", "\n".join(lines)], check=True, timeout=200)
 
 
-@pytest.mark.parametrize("value", [0, 1, 127, 128, 300, 16383, 16384, (1 << 32) - 1, (1 << 64) - 1])
+@subcases("value", [0, 1, 127, 128, 300, 16383, 16384, (1 << 32) - 1, (1 << 64) - 1])
 def test_varints_are_written_and_read_again(value: int) -> None:
     written = b"_" + write_varint(value) + b"_"
     assert read_varint(memoryview(written), 1) == (value, len(written) - 1)

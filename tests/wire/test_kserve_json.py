@@ -3,6 +3,7 @@ from typing import Any
 
 import numpy
 import pytest
+from tests.rings import subcases
 
 from weir.errors import InvalidRequest, TooLarge
 from weir.model import Tensor
@@ -57,7 +58,7 @@ def test_no_requested_outputs_means_all() -> None:
     assert read_request(body(X, outputs=[]), "m").outputs is None
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("data", "words"),
     [
         (b"", "body: must be an inference request as JSON"),
@@ -203,7 +204,7 @@ def test_a_tensor_may_be_called_id() -> None:
     assert (request.id, request.inputs[0].array.tolist()) == ("", [3])
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("body", "text"),
     [
         (b"[]", "must be an object"), (b"{", "must be an object"),
@@ -288,7 +289,7 @@ def test_few_shapes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
         assert outliner(outlined_body(tensor("a", "INT32", rows, 2), tensor("b", "FP32", rows, 5))).rows == rows
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("inputs", "words"),
     [
         ([tensor("a", "INT32", 1, 2)], "tensor 'b': is missing"),

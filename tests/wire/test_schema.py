@@ -11,6 +11,7 @@ import msgspec
 import numpy
 import pydantic
 import pytest
+from tests.rings import subcases
 
 from weir.errors import InvalidRequest, SettingsError, ValidationFailed
 from weir.messages import JSON, MSGPACK
@@ -48,7 +49,7 @@ def read(declared: Any, value: Any, content_type: str = JSON) -> Any:
 
 
 @pytest.mark.parametrize("content_type", [JSON, MSGPACK])
-@pytest.mark.parametrize("declared", [Point, PointModel])
+@subcases("declared", [Point, PointModel])
 def test_a_good_body_becomes_an_instance(declared: Any, content_type: str) -> None:
     point = read(declared, {"x": 1, "tags": ["a"]}, content_type)
     assert isinstance(point, declared)
@@ -57,7 +58,7 @@ def test_a_good_body_becomes_an_instance(declared: Any, content_type: str) -> No
 
 
 @pytest.mark.parametrize("content_type", [JSON, MSGPACK])
-@pytest.mark.parametrize("declared", [Point, PointModel])
+@subcases("declared", [Point, PointModel])
 def test_a_bad_one_gets_the_validators_own_list(declared: Any, content_type: str) -> None:
     with pytest.raises(ValidationFailed, match="tags") as caught:
         read(declared, {"x": 1, "tags": ["a", 2]}, content_type)
@@ -68,7 +69,7 @@ def test_a_bad_one_gets_the_validators_own_list(declared: Any, content_type: str
 
 
 @pytest.mark.parametrize("declared", [Point, PointModel, int, Annotated[int, pydantic.Field(gt=0)]])
-@pytest.mark.parametrize("body", [b"", b"{", b"NaN", b'{"x": NaN}', b"[" * 100_000, b'"\xff"'])
+@subcases("body", [b"", b"{", b"NaN", b'{"x": NaN}', b"[" * 100_000, b'"\xff"'])
 def test_what_is_no_json_is_malformed_not_invalid(declared: Any, body: bytes) -> None:
     with pytest.raises(InvalidRequest, match="body: must be application/json"):
         read(declared, body)
@@ -80,7 +81,7 @@ def test_a_number_no_float_can_hold(declared: Any) -> None:
         read(declared, b'{"x": 1e999}')
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("body", "kind", "loc"),
     [
         (b"{}", "missing", []),
@@ -218,7 +219,7 @@ def test_a_document_is_read_as_its_type() -> None:
     assert read_document({"a": 1, "b": "x"}, dict[str, int | str]) == {"a": 1, "b": "x"}
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("document", "says"),
     [
         ({}, "name: is missing, must be a text"),
@@ -301,9 +302,7 @@ def test_a_strict_type_takes_the_same_item_in_each_form() -> None:
     assert schema_of(list[StrictModel], "Input").item([DOCUMENT, dict(READ)]) == [READ, READ]
 
 
-@pytest.mark.parametrize(
-    "change", [{"pair": ["1", 2]}, {"pair": 3}, {"id": "no"}, {"colour": "green"}, {"raw": 3}, {"day": None}]
-)
+@subcases("change", [{"pair": ["1", 2]}, {"pair": 3}, {"id": "no"}, {"colour": "green"}, {"raw": 3}, {"day": None}])
 def test_and_refuses_the_same_item_in_each_form(change: dict[str, Any]) -> None:
     schema = schema_of(StrictModel, "Input")
     document = DOCUMENT | change
@@ -332,7 +331,7 @@ def test_bytes_that_are_no_text_are_not_made_one() -> None:
     assert schema.item({"id": uuid.UUID(int=3), "raw": b"QUJD"}).raw == b"QUJD"
 
 
-@pytest.mark.parametrize("value", [object(), float("nan"), {"id": float("nan")}, {1: object()}])
+@subcases("value", [object(), float("nan"), {"id": float("nan")}, {1: object()}])
 def test_what_json_cannot_say_is_judged_as_pythons(value: Any) -> None:
     with pytest.raises(ValidationFailed):
         schema_of(StrictModel, "Input").item(value)

@@ -1,6 +1,6 @@
 """Every error has the code that the design gives it."""
 
-import pytest
+from tests.rings import subcases
 
 from weir import errors
 from weir.frontends.http.fast.shared import Heads
@@ -31,7 +31,7 @@ EXPECTED = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "http", "grpc"), EXPECTED)
+@subcases(("kind", "http", "grpc"), EXPECTED)
 def test_codes_are_those_of_the_design(kind: type[Exception], http: int, grpc: str) -> None:
     assert (http_code(kind("x")), grpc_code(kind("x"))) == (http, grpc)
 
@@ -53,9 +53,7 @@ def test_every_error_is_in_the_list() -> None:
     assert leaves <= listed | {errors.ModelError}
 
 
-@pytest.mark.parametrize(
-    ("status", "line"), [(499, b"499 Client Closed Request"), (599, b"599 "), (404, b"404 Not Found")]
-)
+@subcases(("status", "line"), [(499, b"499 Client Closed Request"), (599, b"599 "), (404, b"404 Not Found")])
 def test_each_status_has_a_line_also_one_that_nobody_has_named(status: int, line: bytes) -> None:
     assert Heads().head(status, [], 0, close=False).startswith(b"HTTP/1.1 " + line + b"\r\n")
     assert phrase(status) == line.decode()[4:]

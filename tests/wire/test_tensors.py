@@ -10,6 +10,7 @@ import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rings import subcases
 
 from weir.errors import InvalidRequest, ModelError
 from weir.messages import JSON, MSGPACK
@@ -63,7 +64,7 @@ def test_a_fitting_array_is_taken_as_it_is() -> None:
     assert to_arrays({"x": array}, XY[:1])["x"] is array
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("value", "text"),
     [
         ([1], "a list, must be an object with 'x', 'y'"),
@@ -100,7 +101,7 @@ def test_nesting_deeper_than_any_array() -> None:
         one("FP32", value)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("datatype", "value", "good"),
     [
         ("UINT8", [0, 255], True),
@@ -213,7 +214,7 @@ def test_the_elements_of_integers_are_exact() -> None:
     assert one("INT64", [1, 2**53 + 1]).tolist() == [1, 2**53 + 1]
 
 
-@pytest.mark.parametrize("datatype", ["FP32", "INT64", "UINT64", "BOOL", "BF16"])
+@subcases("datatype", ["FP32", "INT64", "UINT64", "BOOL", "BF16"])
 def test_texts_are_refused_before_an_array_of_them_is_made(datatype: str) -> None:
     # numpy makes each as long as the longest: 4 GB here.
     value = ["x" * 100_000, *["y"] * 10_000]
@@ -298,7 +299,7 @@ def test_elements_are_in_row_major_order() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("raw", "count", "words"),
     [
         (b"\1\0\0", 1, "tensor 'x': 3 bytes cannot hold 1 BYTES elements"),
@@ -335,7 +336,7 @@ def test_every_datatype_has_its_case() -> None:
     assert set(VALUES) == set(DTYPES) - set(BINARY_ONLY)
 
 
-@pytest.mark.parametrize("datatype", VALUES)
+@subcases("datatype", VALUES)
 def test_elements_there_and_back(datatype: str) -> None:
     values = VALUES[datatype]
     array = read(datatype, values)
@@ -345,7 +346,7 @@ def test_elements_there_and_back(datatype: str) -> None:
     assert list(map(type, written)) == [float if array.dtype.kind == "f" else type(values[0])] * len(values)
 
 
-@pytest.mark.parametrize("datatype", VALUES)
+@subcases("datatype", VALUES)
 def test_nested_is_the_same_as_flat(datatype: str) -> None:
     values = VALUES[datatype]
     nested = [[[value] for value in values], [[value] for value in values]]
@@ -353,14 +354,14 @@ def test_nested_is_the_same_as_flat(datatype: str) -> None:
     assert read(datatype, nested, shape).tolist() == read(datatype, [*values, *values], shape).tolist()
 
 
-@pytest.mark.parametrize("datatype", VALUES)
+@subcases("datatype", VALUES)
 def test_no_elements(datatype: str) -> None:
     assert read(datatype, []).shape == (0,)
     assert read(datatype, [[], []], [2, 0]).shape == (2, 0)
     assert write_elements("x", datatype, numpy.empty((0, 3), DTYPES[datatype])) == []
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("datatype", "data", "words"),
     [
         ("INT32", [1, 1.5], "has the element 1.5, INT32 takes whole numbers"),
@@ -439,12 +440,12 @@ def test_many_elements_are_written_piece_by_piece() -> None:
     assert text_size(texts[:3]) == 3 * 12 + 3 * 3
 
 
-@pytest.mark.parametrize(("shape", "count"), [([], 1), ([3], 3), ([2, 3, 4], 24), ([0, 5], 0)])
+@subcases(("shape", "count"), [([], 1), ([3], 3), ([2, 3, 4], 24), ([0, 5], 0)])
 def test_count(shape: Sequence[int], count: int) -> None:
     assert element_count("x", shape, 8) == count
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("shape", "words"),
     [
         ([-1], "tensor 'x': has shape [-1], dimensions must be from 0 to"),
@@ -464,7 +465,7 @@ def test_what_cannot_be(shape: Sequence[int], words: str) -> None:
     assert len(caught.value.message) < 300
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("datatype", "numbers", "fits"),
     [
         ("FP32", numpy.array([2**24, -(2**24), 2**40], "int64"), True),

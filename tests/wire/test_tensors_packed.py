@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import numpy
 import pytest
+from tests.rings import subcases
 
 from weir.errors import InvalidRequest
 from weir.wire import tensors
@@ -27,7 +28,7 @@ def same(one: Arrays, other: Arrays) -> bool:
     )
 
 
-@pytest.mark.parametrize(
+@subcases(
     "arrays",
     [
         {},
@@ -84,7 +85,7 @@ def test_heads_are_forgotten_before_they_are_too_many(monkeypatch: pytest.Monkey
 WHOLE = pack({"x": numpy.ones(4, "f8")})
 
 
-@pytest.mark.parametrize(
+@subcases(
     "data",
     [
         b"",

@@ -12,6 +12,7 @@ import pydantic
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.rings import subcases
 
 from weir.errors import InvalidRequest, TooLarge
 from weir.messages import JSON, MSGPACK
@@ -77,7 +78,7 @@ def test_garbage_is_refused_or_read(content_type: str, body: bytes) -> None:
             assert content_type in str(error)
 
 
-@pytest.mark.parametrize(
+@subcases(
     "body",
     [b"", b"NaN", b"Infinity", b"1e999", b"[-1e999]", b"{", b"[1,]", b"1 2", b'"\xff"', b"9" * 10_000],
 )
@@ -97,7 +98,7 @@ def test_deep_nesting_is_refused(body: bytes, content_type: str) -> None:
         split(body if content_type == MSGPACK else b"[" + body, content_type)
 
 
-@pytest.mark.parametrize("body", [b"", b"\xc1", b"\x01\x01", b"\xdd\xff\xff\xff\xff", b"\x92\x01"])
+@subcases("body", [b"", b"\xc1", b"\x01\x01", b"\xdd\xff\xff\xff\xff", b"\x92\x01"])
 def test_bad_msgpack_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest, match="body: must be application/msgpack"):
         decode(body, MSGPACK)
@@ -114,7 +115,7 @@ class Point(pydantic.BaseModel):
     x: float = pydantic.Field(alias="X")
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("value", "text"),
     [
         (numpy.float32(0.5), b"0.5"),
@@ -136,7 +137,7 @@ def test_msgpack_carries_what_is_not_finite() -> None:
 
 
 @pytest.mark.parametrize("content_type", [JSON, MSGPACK])
-@pytest.mark.parametrize("value", [object(), {1j: 2}, "\ud800", test_bad_json_is_refused])
+@subcases("value", [object(), {1j: 2}, "\ud800", test_bad_json_is_refused])
 def test_what_cannot_be_written(value: Any, content_type: str) -> None:
     with pytest.raises(UNWRITABLE):
         encode(value, content_type)
@@ -214,7 +215,7 @@ def test_large_bodies_are_decoded_without_the_garbage_collector() -> None:
 SLOW = ["-1e308", "1.7976931348623157e308", "4.9e-324", "2.2250738585072014e-308", "1e23", "1E23"]
 
 
-@pytest.mark.parametrize("text", [*SLOW, "1.5", "1E+22", "-0.0", "1e5"])
+@subcases("text", [*SLOW, "1.5", "1E+22", "-0.0", "1e5"])
 def test_floats_are_read_alike_in_small_bodies_and_in_large_ones(text: str) -> None:
     for count in (1, 5000):
         assert decode(b"[" + b",".join([text.encode()] * count) + b"]", JSON) == [float(text)] * count
@@ -311,7 +312,7 @@ def test_names_are_counted_as_they_are_decoded(value: Any) -> None:
 X = {"name": "x", "datatype": "INT32", "shape": [2], "data": [1, 2]}
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("data", "word"),
     [
         ([1.0, float("nan")], "NaN"),
@@ -325,7 +326,7 @@ def test_the_tensor_and_the_number_are_named(data: object, word: str) -> None:
     assert find_nonfinite(body) == f"tensor 'y': has the element {word}, which is none of FP32 in JSON"
 
 
-@pytest.mark.parametrize(
+@subcases(
     "body",
     [
         b"",
@@ -350,7 +351,7 @@ RULE = "is not valid Unicode: character 2 is half of a surrogate pair"
 CUT = rb'"ab\ud83d"'
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("body", "where"),
     [
         (CUT, ""), (b"[1, " + CUT + b"]", "[1]"), (b'{"texts": [["x", ' + CUT + b"]]}", "texts[0][1]"),
@@ -361,7 +362,7 @@ def test_the_place_of_a_text_that_is_cut_in_a_character(body: bytes, where: str)
     assert find_half(body) == Half(where, RULE)
 
 
-@pytest.mark.parametrize("body", [b"", b'"fine"', rb'"\ud83d\ude00"', rb'["\ud83d', b"[" * 100_000 + rb'"\ud83d"'])
+@subcases("body", [b"", b'"fine"', rb'"\ud83d\ude00"', rb'["\ud83d', b"[" * 100_000 + rb'"\ud83d"'])
 def test_other_errors_are_left_as_they_are(body: bytes) -> None:
     assert find_half(body) is None
 
@@ -457,7 +458,7 @@ def test_a_text_without_nul_is_what_it_was() -> None:
 NS = numpy.datetime64("2026-01-02T03:04:05.000000006", "ns")
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("value", "written"),
     [
         (numpy.longdouble(1.5), 1.5),
@@ -480,9 +481,7 @@ def test_numpys_own_numbers_and_times_have_one_form_whatever_their_unit(value: A
     assert in_msgpack == [written]
 
 
-@pytest.mark.parametrize(
-    "value", [numpy.clongdouble(1), numpy.complex64(1), numpy.timedelta64(1, "ns"), numpy.timedelta64(1, "M")]
-)
+@subcases("value", [numpy.clongdouble(1), numpy.complex64(1), numpy.timedelta64(1, "ns"), numpy.timedelta64(1, "M")])
 def test_what_has_no_form_says_so(value: Any) -> None:
     for content_type in (JSON, MSGPACK):
         with pytest.raises(TypeError, match="form in JSON or msgpack"):

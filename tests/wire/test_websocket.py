@@ -8,6 +8,7 @@ import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rings import subcases
 
 from weir import InvalidRequest, TooLarge
 from weir.wire.inference import InferenceRequest, InferenceResponse, RequestedOutput, TensorValue
@@ -84,7 +85,7 @@ def test_cancelling_and_failing() -> None:
     assert read_answer('{"error": "no"}') == ErrorMessage("no")
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("message", "text"),
     [
         ("", "message: must be|body: must be a message as JSON"),
@@ -113,7 +114,7 @@ def test_a_tensor_elsewhere_is_not_to_be_had() -> None:
         read_request(json.dumps({"model_name": "m", "inputs": [tensor]}))
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("message", "found"),
     [
         ('{"id": "7", "inputs": 3}', "7"), ('{"id": 7}', ""), ("[]", ""), ("{", ""), (b"\0\0\0\x09{\"id\":\"8\"}", ""),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.rings import spread
 from tests.served import Served, serving
 
 from weir.batching.workers import ORDERS, REASONS
@@ -66,7 +67,7 @@ async def taking_turns(
         await asyncio.gather(*[each.stop() for each in services])
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", spread(ORDERS, 2))
 @pytest.mark.parametrize("executor", ["process", "thread"])
 def test_one_model_computes_at_a_time(tmp_path: Path, order: str, executor: str) -> None:
     async def main() -> None:

@@ -105,7 +105,10 @@ def resources(manifest: Manifest, on_ray: bool) -> dict[str, Any]:
     """Return what a pod asks for; `on_ray`: Ray runs in it. There is no limit of CPUs: it would stop the server in the middle of a batch."""
     objects, memory = manifest.objects, manifest.memory(on_ray)
     gpus = {"nvidia.com/gpu": str(objects.gpus)} if objects.gpus else {}
-    return {"requests": {"cpu": manifest.cpu, "memory": memory, **gpus}, "limits": {"memory": memory, **gpus}}
+    return {
+        "requests": {"cpu": manifest.cpu, "memory": memory, **gpus},
+        "limits": {"memory": memory, **gpus},
+    }
 
 
 def probes(manifest: Manifest) -> dict[str, Any]:
@@ -417,8 +420,12 @@ def _is_list(value: Any) -> bool:
 
 
 def _scalar(value: Any) -> str:
-    if value is None or isinstance(value, int):
-        return json.dumps(value)
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
     if isinstance(value, float):
         return _number(value)
     if isinstance(value, str):

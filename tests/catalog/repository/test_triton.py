@@ -16,6 +16,7 @@ import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 from onnx import TensorProto, helper
 from tests.catalog.repository.shelf import plain, services, write
+from tests.rings import subcases
 
 from weir import Service, SettingsError
 from weir.catalog.loading import make_service
@@ -99,7 +100,7 @@ def test_numbers_may_be_texts_and_keys_in_camel_case() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("said", "message"),
     [
         ({"max_batch_size": "many"}, "one: max_batch_size='many': must be a whole number"),
@@ -359,7 +360,7 @@ def test_a_configuration() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("text", "message"),
     [
         ("name: 'a'\nnone: 2", 'x: line 2: Message type "inference.ModelConfig" has no field named "none".'),

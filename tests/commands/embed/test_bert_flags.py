@@ -5,6 +5,7 @@ from functools import cache, partial
 from typing import Any
 
 import pytest
+from tests.rings import subcases
 from tests.served import weir_here
 from typer.core import TyperGroup
 from typer.main import get_command
@@ -55,7 +56,7 @@ TABLE: list[tuple[str, object, str, object]] = [
 text_settings = partial(read_settings, kind=TEXTS)
 
 
-@pytest.mark.parametrize(("flag", "value", "setting", "meant"), TABLE)
+@subcases(("flag", "value", "setting", "meant"), TABLE)
 def test_a_flag_is_the_setting_that_it_is_now(flag: str, value: object, setting: str, meant: object) -> None:
     directories, today, stock, *_ = translated(None, {flag: value if value is True else [value]})
     assert directories == [] and next(iter(today)) == setting and stock
@@ -95,7 +96,7 @@ def test_one_dash_says_what_two_say(dashes: str, flag: str, value: object, setti
     assert value_of(declared_settings(TEXTS)[setting], today[setting]) == meant
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("flag", "setting"),
     [("-port", "zmq_port"), ("--port", "port"), ("-max_batch_size", "max_batch_size"), ("--max_batch_size", "max_batch_size"),
      ("-device_map", "device_map"), ("-gpu_memory_fraction", "gpu_memory_fraction")],
@@ -105,7 +106,7 @@ def test_what_is_a_flag_of_today_too(flag: str, setting: str) -> None:
 
 
 @pytest.mark.parametrize("flag", ELSEWHERE)
-@pytest.mark.parametrize("dashes", ["-", "--"])
+@subcases("dashes", ["-", "--"])
 def test_what_is_set_elsewhere_is_refused_with_where(flag: str, dashes: str) -> None:
     words = parsed(f"{dashes}{flag}", "value")
     with pytest.raises(SettingsError, match=f"-{flag}: is not supported: {re.escape(ELSEWHERE[flag])}"):
@@ -128,7 +129,7 @@ def test_a_prefetch_that_is_no_number_is_refused() -> None:
         translated(None, {"prefetch_size": ["x"]})
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("words", "layers"),
     [
         (("-pooling_layer", "-1", "-2"), [-1, -2]), (("--pooling_layer", "-1", "-2", "dir"), [-1, -2]),

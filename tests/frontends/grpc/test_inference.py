@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.frontends.grpc.kit import INFER, Double, Rig, item, make_request, refused, run, serving
 from tests.frontends.http.sockets import until
+from tests.rings import subcases
 from tests.streaming_models import Count, Script
 
 from weir.errors import Cancelled, InvalidRequest, ModelError
@@ -332,7 +333,7 @@ def raw(*tensors: bytes) -> bytes:
     return b"".join(b"\x3a" + bytes([len(tensor)]) + tensor for tensor in tensors)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("body", "count"),
     [
         (raw(b"1", b"22") + b"\x0a\x01m", 2),  # another field comes last
@@ -354,7 +355,7 @@ def test_raw_tensors_at_the_end_are_found() -> None:
     assert raw_at_end(b"\x38\x05" + raw(b"1", b"22"), 2) == [(2, 4, 5), (5, 7, 9)]
 
 
-@pytest.mark.parametrize(
+@subcases(
     "request_",
     [
         make_request_of_two(0, id="mine"),

@@ -6,6 +6,7 @@ import httpx
 import pytest
 from tests.frontends.http.models import Square
 from tests.frontends.http.servers import Serve
+from tests.rings import subcases
 
 import weir
 from weir.errors import Forbidden, SettingsError, Unauthorized
@@ -24,7 +25,7 @@ REMOTE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("peer", LOCAL)
+@subcases("peer", LOCAL)
 def test_who_is_on_this_machine(peer: str | None) -> None:
     assert is_local(peer)
     Control().require(peer, None)
@@ -32,7 +33,7 @@ def test_who_is_on_this_machine(peer: str | None) -> None:
         Control(trusts_local=False).require(peer, None)
 
 
-@pytest.mark.parametrize("peer", REMOTE)
+@subcases("peer", REMOTE)
 def test_who_is_not(peer: str) -> None:
     assert not is_local(peer)
     with pytest.raises(Forbidden, match="not allowed from"):
@@ -70,7 +71,7 @@ def test_over_http_the_token_is_a_bearer(tmp_path: Path) -> None:
             control.require_http("127.0.0.1", [(b"authorization", value)])
 
 
-@pytest.mark.parametrize("name", [b"origin", b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"])
+@subcases("name", [b"origin", b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"])
 def test_pages_and_proxies_on_this_machine_speak_for_others(name: bytes) -> None:
     Control().require_http("127.0.0.1", [(b"host", b"localhost")])
     with pytest.raises(Forbidden, match="a proxy or a page"):

@@ -6,6 +6,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 from tests.frontends.http.models import Echo
+from tests.rings import subcases
 
 import weir
 from weir import Registry, Service
@@ -33,7 +34,7 @@ PATHS = InferencePaths(
 )
 
 
-@pytest.mark.parametrize(
+@subcases(
     "path",
     [
         "/own", "/embed", "/infer/echo", "/infer/echo/batch", "/v2/models/echo/infer", "/v2/models/echo/generate",
@@ -44,7 +45,7 @@ def test_an_inference_path_is_one_that_a_protocol_or_a_product_takes(path: str) 
     assert path in PATHS
 
 
-@pytest.mark.parametrize(
+@subcases(
     "path",
     [
         "/other", "/v1/embeddings", "/predict_tokens", "/metrics", "/v2/repository/models/m/load", "/v1/batches", "/infer/a?b",

@@ -4,6 +4,7 @@ import os
 import tracemalloc
 
 import pytest
+from tests.rings import subcases
 
 from weir.errors import InvalidRequest, TooLarge, UnsupportedMediaType
 from weir.protocols.response import CODINGS, MAX_MEMBERS, accepted_coding, coding_of, compress, decompress
@@ -61,7 +62,7 @@ def test_bytes_after_the_end_are_refused(coding: str) -> None:
         decompress(compress(b"12", coding) + b"junk", coding, 1000)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("value", "coding"),
     [("", ""), ("identity", ""), ("gzip", "gzip"), (" GZIP ", "gzip"), ("x-gzip", "gzip"), ("zstd", "zstd"),
      ("deflate", "deflate")],
@@ -70,13 +71,13 @@ def test_content_encodings(value: str, coding: str) -> None:
     assert coding_of(value) == coding
 
 
-@pytest.mark.parametrize("value", ["br", "compress", "gzip, gzip", "*"])
+@subcases("value", ["br", "compress", "gzip, gzip", "*"])
 def test_an_unknown_content_encoding_is_refused_by_name(value: str) -> None:
     with pytest.raises(UnsupportedMediaType, match="gzip"):
         coding_of(value)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("value", "coding"),
     [
         ("", ""), ("gzip", "gzip"), ("gzip, deflate, br", "gzip"), ("gzip, zstd", "zstd"), ("zstd;q=0.5, gzip", "gzip"),
@@ -88,9 +89,7 @@ def test_accept_encodings(value: str, coding: str) -> None:
     assert accepted_coding(value) == coding
 
 
-@pytest.mark.parametrize(
-    ("value", "coding"), [("zstd", ""), ("zstd, deflate", "deflate"), ("*", "gzip"), ("gzip;q=0", "")]
-)
+@subcases(("value", "coding"), [("zstd", ""), ("zstd, deflate", "deflate"), ("*", "gzip"), ("gzip;q=0", "")])
 def test_a_protocol_may_offer_fewer(value: str, coding: str) -> None:
     assert accepted_coding(value, ("gzip", "deflate")) == coding
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from tests.frontends.http.fast.kit import ArenaExecutor, hello, post, squared
 from tests.frontends.http.sockets import FILES, GET, TLS, Client, Run, serving, until
+from tests.rings import spread
 
 from weir.catalog.registry import Registry
 from weir.errors import SettingsError
@@ -72,7 +73,7 @@ class Flood:
         return 0 if length < 0 else len(self.received) // length
 
 
-@pytest.mark.parametrize(("run", "many"), [("uvloop", 60_000), ("asyncio", 50_000)], indirect=["run"])
+@pytest.mark.parametrize(("run", "many"), spread([("uvloop", 60_000), ("asyncio", 50_000)]), indirect=["run"])
 def test_very_many_pipelined_requests_that_nobody_reads(run: Run, many: int) -> None:
     async def test() -> None:
         executor = FakeExecutor(squared)

@@ -125,12 +125,6 @@ def test_a_refused_request_that_expects_100_gets_the_refusal_instead(server: Run
     "data",
     [
         b"\r\n\r\n\r\nnonsense\r\n\r\n", b"\0\1\2\3\r\n\r\n", b"POST /infer/echo HTTP/9.9\r\n\r\n",
-        b"POST /infer/echo HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n1",
-        b"POST /infer/echo HTTP/1.1\r\nHost: x\r\nContent-Length: +1\r\n\r\n1",
-        b"POST /infer/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1, 1\r\n\r\n1",
-        b"POST /infer/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n12",
-        b"POST /infer/echo HTTP/1.1\r\nHost: x\r\nContent-Length : 1\r\n\r\n1",
-        b"POST /infer/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999999\r\n\r\n1",
         b"POST /infer/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n1\r\n0\r\n\r\n",
         b"POST /infer/echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"POST /infer/echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n",

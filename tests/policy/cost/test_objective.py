@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from scipy.optimize import linprog
+from tests.rings import subcases
 
 from weir.errors import SettingsError
 from weir.policy.cost.objective import LatencySLO, Prices, trimmed, unavoidable_power_w
@@ -12,7 +13,7 @@ from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import greedy_table
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("text", "deadline", "late_share"),
     [("p99=20ms", 0.02, 0.01), ("p95=1s", 1.0, 0.05), ("p99.9=250us", 250e-6, 0.001), ("p50=0.3", 0.3, 0.5)],
 )
@@ -22,7 +23,7 @@ def test_reads_what_users_write_and_says_it_again(text: str, deadline: float, la
     assert LatencySLO.parse(str(objective)) == objective
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("text", "deadline", "price"),
     [("in-time=20ms", 0.02, 1.0), ("in-time=1s,refusal=0.5", 1.0, 0.5), (" in-time=250us,refusal=2 ", 250e-6, 2.0)],
 )
@@ -43,7 +44,7 @@ def test_where_refusals_count_and_service_times_vary_no_batch_is_trimmed() -> No
         assert objective.trimmed_by(profile) == pytest.approx([0.018, 0.018, 0.017])
 
 
-@pytest.mark.parametrize(
+@subcases(
     "text",
     [
         "in-time=0",
@@ -110,7 +111,7 @@ def test_full_batches_draw_the_power_that_none_can_do_without() -> None:
     assert unavoidable_power_w(GOOGLENET_P4, rate) == pytest.approx((19.9 * 32 + 19.6) / 10.8152)
 
 
-@pytest.mark.parametrize("load", [0.3, 0.84, 0.9, 0.97])
+@subcases("load", [0.3, 0.84, 0.9, 0.97])
 def test_where_the_thriftiest_size_is_too_slow_a_mix_of_two_is_the_least(load: float) -> None:
     """8 rows are the thriftiest, and serve 85 % of what 16 do; held against a linear program."""
     sizes = np.arange(1, 17, dtype=np.float64)
@@ -124,7 +125,7 @@ def test_an_objective_is_a_value() -> None:
     assert LatencySLO(0.02).checked() == (0.02, 0.01, 0.0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("objective", "says"),
     [
         (LatencySLO(0.02, refusal_price=-1.0), r"refusal_price=-1.0: must be a number, 0 or more"),
@@ -169,7 +170,7 @@ def test_constant_prices_add_up_over_rates() -> None:
         assert seen.cost == pytest.approx(rate / 1000.0 * seen.response_time_ms)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("arguments", "says"),
     [
         ((-1.0, 1.0), "latency_weight=-1.0: must be a number, 0 or more"),

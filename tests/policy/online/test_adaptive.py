@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.policy.banks import PROFILE, RATES, Feed, bank, promised, served
 from tests.policy.online.test_arrivals import poisson
-from tests.rings import spread
+from tests.rings import spread, subcases
 
 from weir.errors import SettingsError
 from weir.messages import Reason
@@ -83,7 +83,7 @@ def test_it_is_greedy_until_the_rate_is_known() -> None:
 
 
 @pytest.mark.parametrize("start", [0.0, 1.7e9])
-@pytest.mark.parametrize(("rate", "index"), [(100.0, 0), (210.0, 1), (390.0, 2)])
+@subcases(("rate", "index"), [(100.0, 0), (210.0, 1), (390.0, 2)])
 def test_it_takes_the_table_of_the_rate(start: float, rate: float, index: int) -> None:
     policy, feed, made = SolvedPolicy(bank()), Feed(start), bank()
     feed.arrive(policy, rate, 100)
@@ -137,7 +137,7 @@ def test_a_rate_near_a_boundary_does_not_change_the_table_back_and_forth() -> No
     assert len(indices) == 1
 
 
-@pytest.mark.parametrize("idle", [1, 2, 7])
+@subcases("idle", [1, 2, 7])
 def test_idle_places_and_draining_change_nothing(idle: int) -> None:
     policy, feed = SolvedPolicy(bank()), Feed(idle_places=idle, workers=8)
     feed.arrive(policy, 200.0, 100)
@@ -678,9 +678,7 @@ def test_another_clock_or_count_starts_it_anew() -> None:
     assert not traffic.look(0.02)
 
 
-@pytest.mark.parametrize(
-    ("waiting", "oldest", "first"), [(4, 0.15, 0.15), (9, 0.02, 0.15), (4, 9.0, 0.3), (4, 0.05, 0.1)]
-)
+@subcases(("waiting", "oldest", "first"), [(4, 0.15, 0.15), (9, 0.02, 0.15), (4, 9.0, 0.3), (4, 0.05, 0.1)])
 def test_rows_seen_together_came_between_the_first_and_the_last(waiting: int, oldest: float, first: float) -> None:
     """The first is known if all who wait are new; else they came evenly since the last look. Nobody came before that."""
     traffic = Traffic(Prices())
@@ -754,7 +752,7 @@ def test_its_settings_in_a_text() -> None:
     assert "energy_weight=0.5" in repr(policy)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("text", "message"),
     [
         ("auto:energy_weight=-1", "energy_weight=-1.0: must be 0 or more"),

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from tests.rings import spread
 
 from weir.policy.cost.objective import LatencySLO
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
@@ -121,7 +122,7 @@ def promised() -> Bank:
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize(("load", "most"), [(0.9, 0.01), (0.93, 0.01), (0.97, 0.025)])
+@pytest.mark.parametrize(("load", "most"), spread([(0.97, 0.025), (0.9, 0.01), (0.93, 0.01)]))
 def test_near_saturation_only_what_nothing_could_save_is_lost(promised: Bank, load: float, most: float) -> None:
     """Knowing the future, 0.02, 0.26 and 1.47 % are lost; refusing by the length of the queue, 1.8, 2.5 and 3.7 %."""
     rate = load * promised.profile.max_rate

@@ -14,7 +14,7 @@ from reproduction.response import response_time
 from reproduction.truncated import solve_truncated
 from scipy.optimize import linprog
 from tests.policy.compiler import needs_compiler
-from tests.rings import spread
+from tests.rings import spread, subcases
 
 from weir.errors import SettingsError
 from weir.policy.cost.objective import LatencySLO, Prices
@@ -71,7 +71,7 @@ def test_a_bank_cannot_be_changed() -> None:
         bank().tables[0, 1] = 0
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("changes", "says"),
     [
         ({"workers": 0}, "workers=0: must be 1 or more"),

@@ -5,7 +5,7 @@ import pytest
 from reproduction.bounded import arrivals
 from reproduction.truncated import solve_truncated
 from tests.policy.whole_law import performance
-from tests.rings import spread
+from tests.rings import spread, subcases
 
 from weir.errors import SettingsError
 from weir.policy.cost.objective import Prices
@@ -36,7 +36,7 @@ def single(cv: float = 0.0, offset: float = 0.0) -> Profile:
 
 
 @pytest.mark.parametrize("cv", [0.0, 0.3, 1.0, 2.0])
-@pytest.mark.parametrize("load", [0.01, 0.1, 0.5, 0.9, 0.99])
+@subcases("load", [0.01, 0.1, 0.5, 0.9, 0.99])
 def test_single_rows_wait_as_pollaczek_and_khinchine_say(cv: float, load: float) -> None:
     seen = evaluate(single(cv, 0.25), load * 500.0, greedy_table(1), Prices(2.0, 3.0))
     wait = 2.0 * load * (1.0 + cv * cv) / 2.0 / (1.0 - load)
@@ -63,7 +63,7 @@ def test_never_waiting_keeps_inoues_bound(load: float) -> None:
         assert min(first, second) == pytest.approx(seen, rel=1e-4)
 
 
-@pytest.mark.parametrize("size", [2, 8, 32])
+@subcases("size", [2, 8, 32])
 def test_static_batches_at_low_rates_wait_for_the_rest(size: int) -> None:
     rate = 0.01 * 1000.0
     seen = evaluate(GOOGLENET_P4, rate, static_table(size))
@@ -103,7 +103,7 @@ def test_close_to_capacity() -> None:
     assert seen.throughput == pytest.approx(0.999 * GOOGLENET_P4.max_rate, rel=1e-9)
 
 
-@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
+@subcases("rate", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_rate_that_cannot_be_is_named(rate: float) -> None:
     with pytest.raises(SettingsError, match=f"rate={rate!r}: must be a number of rows per second"):
         evaluate(single(), rate, greedy_table(1))

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.rings import each
+from tests.rings import subcases
 from tests.served import Served
 
 SIMPLE = "/v2/models/simple/infer"
@@ -48,8 +48,6 @@ def binary(header: bytes, raw: bytes, length: int | str | None = None) -> dict[s
 
 CASES: dict[str, tuple[str, dict[str, Any], int, tuple[str, ...]]] = {
     "no body": (SIMPLE, {"content": b""}, 400, ("body: is empty",)),
-    "no JSON": (SIMPLE, {"content": b"no"}, 400, ("body", "JSON")),
-    "no inputs": (SIMPLE, {"content": b"{}"}, 400, ("inputs",)),
     "a missing input": (SIMPLE, {"content": request(tensor(**DATA))}, 400, ("'INPUT1'", "missing")),
     "an unknown input": (SIMPLE, {"content": request(tensor("z", **DATA))}, 400, ("'z'", "'INPUT0'")),
     "a wrong datatype": (SIMPLE, {"content": GOOD.replace(b"INT32", b"INT64")}, 400, ("'INPUT0'", "'INT64'", "INT32")),
@@ -59,14 +57,11 @@ CASES: dict[str, tuple[str, dict[str, Any], int, tuple[str, ...]]] = {
     "a wrong timeout": (SIMPLE, {"content": GOOD[:-1] + b', "parameters": {"timeout": 0.5}}'}, 400, ("'timeout'=0.5",)),
     "a sequence": (SIMPLE, {"content": GOOD[:-1] + b', "parameters": {"sequence_id": 1}}'}, 501, ("'sequence_id'=1",)),
     "a header of no number": (VECTOR, binary(vector(), bytes(8), "eight"), 400, ("'eight'",)),
-    "a negative header": (VECTOR, binary(vector(), bytes(8), "-1"), 400, ("'-1'",)),
-    "a header of many digits": (VECTOR, binary(vector(), bytes(8), "9" * 40), 400, ("999",)),
     "an unknown region": (
         SIMPLE, {"content": request(tensor(parameters={"shared_memory_region": "r", "shared_memory_byte_size": 64}), tensor("INPUT1", **DATA))},
         400, ("'r'",),
     ),
     "an unknown coding": (SIMPLE, {"content": GOOD, "headers": {"content-encoding": "br"}}, 415, ("'br'", "gzip")),
-    "no gzip": (SIMPLE, {"content": GOOD, "headers": {"content-encoding": "gzip"}}, 400, ("gzip",)),
     "a bomb": (SIMPLE, {"content": gzip.compress(bytes(16 << 20)), "headers": {"content-encoding": "gzip"}}, 413, ("4194304",)),
     "a bomb without a header": (SIMPLE, {"content": zlib.compress(bytes(16 << 20))}, 413, ("4194304",)),
     "a body too large": (SIMPLE, {"content": bytes(5 << 20)}, 413, ("4194304",)),
@@ -94,7 +89,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("in_chunks", [False, True])  # a chunked upload goes through the ASGI application
-@each("case", CASES)
+@subcases("case", CASES)
 def test_what_is_wrong_is_named(client: httpx.Client, in_chunks: bool, case: str) -> None:
     path, sent, code, text = CASES[case]
     content = sent["content"]

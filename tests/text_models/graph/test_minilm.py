@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
+from tests.rings import spread
 from tests.text_models.graph.random_models import FEW, HEADS, Case, cases
 from tests.text_models.graph.running import Array, cosines, running
 
@@ -48,7 +49,9 @@ def test_vectors_and_ranking(
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in cases("bert") if case.recipe.pooling not in HEADS], ids=lambda case: case.name
+    "case",
+    spread([case for case in cases("bert") if case.recipe.pooling not in HEADS], 6),
+    ids=lambda case: case.name,
 )
 def test_every_pooling(case: Case, tmp_path: Path) -> None:
     assert DIRECTORY is not None

@@ -12,6 +12,7 @@ import onnx
 import onnx.numpy_helper
 import pytest
 from onnxruntime.quantization import QuantType, quantize_dynamic
+from tests.rings import spread
 from tests.text_models import tiny
 from tests.text_models.graph.running import cosines
 from tests.text_models.onnx_files import export
@@ -50,7 +51,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "pooling",
-    ["mean", "max", "mean-max", "cls", "sep", "weighted-mean", "mean-sqrt", "hierarchical", "cls+mean", "none"],
+    spread(
+        ["mean", "max", "mean-max", "cls", "sep", "weighted-mean", "mean-sqrt", "hierarchical", "cls+mean", "none"], 4
+    ),
 )
 def test_each_pooling_gives_what_the_weights_give(pooling: str, folder: Path) -> None:
     here = {"pooling": pooling, "mask_special": pooling == "max", "layers": [-1]}

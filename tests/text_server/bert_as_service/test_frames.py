@@ -3,6 +3,7 @@ import struct
 
 import numpy
 import pytest
+from tests.rings import subcases
 
 from weir.errors import InvalidRequest, Overloaded, TooLarge, WeirError
 from weir.text_models.texts import Text
@@ -32,7 +33,7 @@ def test_a_stock_request_has_four_frames() -> None:
     assert ask == ZeroMqRequest(b"me", b'["a", "b"]', b"12", 2)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("sent", "text"),
     [
         ([], "frames: 0"),
@@ -57,7 +58,7 @@ def test_texts_are_pairs_words_or_token_ids() -> None:
     assert frames.read_texts(ZeroMqRequest(b"me", payload, b"1", 3)) == [("a", "b"), [1, 2], []]
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("payload", "size", "text"),
     [
         (b'["a"]', 2, "count: 2, but there are 1"),
@@ -204,7 +205,7 @@ def test_a_ping_is_answered_and_other_commands_mean_nothing() -> None:
     assert events(pull(), BEGIN + said) == [ZmtpReply(frame(b"\x04PONGabc", COMMAND))]
 
 
-@pytest.mark.parametrize(
+@subcases(
     "greeting",
     [
         b"G",
@@ -219,7 +220,7 @@ def test_what_cannot_become_a_greeting_is_refused_at_once(greeting: bytes) -> No
         events(pull(), greeting)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("said", "text"),
     [
         (frame(b"early"), "before the handshake"),
@@ -263,7 +264,7 @@ def test_the_numbers_of_a_message_that_is_just_full_are_kept() -> None:
     assert events(pull(), BEGIN + b"".join(pack([b"me", b"x" * 998, b"7"]))) == [Received([b"me", b"x" * 998, b"7"])]
 
 
-@pytest.mark.parametrize("step", [4096, 70_000, 1 << 20])
+@subcases("step", [4096, 70_000, 1 << 20])
 def test_a_large_frame_is_not_copied(step: int) -> None:
     bodies = [b"x" * 200_000, b"y" * 65_536, b"z" * 65_535]
     stream = BEGIN + b"".join(pack([b"me", *bodies, b"7"])) + frame(b"next")

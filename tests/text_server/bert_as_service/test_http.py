@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 from tests.described import answer_faults, body_faults
+from tests.rings import subcases
 from tests.text_models import tiny
 from tests.text_server.hashing import HashingEncoder, vector_of, words_of
 from tests.text_server.served_texts import Standing, described, served
@@ -115,7 +116,7 @@ WRONG: list[tuple[Any, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("said", "rule"), WRONG)
+@subcases(("said", "rule"), WRONG)
 def test_what_is_wrong_is_named(said: Any, rule: str, plain: Standing) -> None:
     answer = plain.post("/encode", said)
     document = answer.json()
@@ -123,7 +124,7 @@ def test_what_is_wrong_is_named(said: Any, rule: str, plain: Standing) -> None:
     assert rule in document["description"]
 
 
-@pytest.mark.parametrize(("body", "rule"), WRONG)
+@subcases(("body", "rule"), WRONG)
 def test_the_description_refuses_what_the_server_refuses(body: Any, rule: str) -> None:
     # What a text may be depends on other fields, and some limits on the server: these it does not describe.
     beyond = ("(is_tokenized)", "texts[0]: must be", "(pairs)", "(max_texts)", "1 to 8")
@@ -148,7 +149,7 @@ def test_answers_are_as_described(body: Any) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("sent", "status", "rule"), [
+@subcases(("sent", "status", "rule"), [
     ({"content": b"\xff", "headers": {"content-type": "application/msgpack"}}, 400, "body:"),
     ({"content": b"a;b", "headers": {"content-type": FORM}}, 400, "body: is not a form"),
     ({"data": {"texts": "a", "is_tokenized": "perhaps"}}, 400, "is_tokenized='perhaps': must be true or false"),
@@ -176,7 +177,7 @@ def test_what_is_wrong_with_the_texts_keeps_the_id_too() -> None:
     assert post(HashingEncoder(), data={"id": "5", "texts": ""}).json()["id"] == "5"
 
 
-@pytest.mark.parametrize(("body", "place"), [
+@subcases(("body", "place"), [
     (rb'{"id": {"a": "\ud800"}, "texts": ["a"]}', "id.a: is not valid Unicode"),
     (rb'{"\ud800": 1}', "body: is not valid Unicode"),
     (rb'{"texts": ["a"], "prompt": "ab\ud800"}', "prompt: is not valid Unicode: character 2 is half of a surrogate pair"),

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.rings import subcases
 from tests.text_server.hashing import HashingEncoder
 from tests.text_server.served_texts import Served, Standing, apis_of, described, message_of
 
@@ -80,7 +81,7 @@ def test_an_error_of_the_encoder_keeps_its_status_and_has_the_form_of_the_api(
     assert not handed_over or path == "/embed_all"  # the fast path answers, except with vectors of tokens
 
 
-@pytest.mark.parametrize("path", ENCODING)
+@subcases("path", ENCODING)
 def test_an_error_of_a_text_names_the_field_and_the_place(
     path: str, standing: Standing, encoder: HashingEncoder
 ) -> None:
@@ -154,7 +155,7 @@ def test_no_value_of_a_field_is_an_internal_error(path: str, standing: Standing)
             assert answer.status_code == 200 or "\n" not in message_of(answer)
 
 
-@pytest.mark.parametrize("path", ENCODING)
+@subcases("path", ENCODING)
 def test_a_caller_who_leaves_takes_the_texts_along(path: str, standing: Standing, encoder: HashingEncoder) -> None:
     async def ask(server: Served) -> None:
         encoder.gate, encoder.entered, encoder.left = asyncio.Event(), asyncio.Event(), asyncio.Event()

@@ -11,6 +11,7 @@ import openai
 import pytest
 from openapi_spec_validator import validate
 from tests.described import answer_faults, body_faults
+from tests.rings import subcases
 from tests.text_server.hashing import DIMENSIONS, HashingEncoder, vector_of
 from tests.text_server.served_texts import MAX_TEXTS, Served, Standing, apis_of, asked, described
 from tests.text_server.served_texts import post as post_to
@@ -182,12 +183,8 @@ WRONG: list[tuple[Any, str | None, str]] = [
     ({"input": "a", "dimensions": -1}, "dimensions", "must be 1 or more"),
     ({"input": "a", "user": "x" * 513}, "user", "has 513 characters, must have at most 512"),
     ({"input": "a", "dimensions": 9}, "dimensions", "must be 1 to 8"),
-    ({"input": "a", "dimensions": True}, "dimensions", "dimensions=True: must be an integer or null"),
-    ({"input": "a", "model": 3}, "model", "model=3: must be a text or null"),
-    ({"input": "a", "truncate": "no"}, "truncate", "truncate='no': must be true or false or null"),
     ({"input": None}, "input", "is missing"),
     ({"input": "a", "a - at `$.b`": 3}, "a - at `$.b`", "unknown field"),
-    ({"input": "a", "best": 3}, "best", "unknown field"),
     ({"input": "a", "kind": "query"}, "kind", "unknown field; available: "),
     ({"input": "a", "input_type": "question"}, "input_type", "must be one of query, "),
     ({"input": "a", "prompt_name": "query"}, "prompt_name", "unknown prompt; available: none"),
@@ -200,7 +197,7 @@ WRONG: list[tuple[Any, str | None, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("document", "param", "rule"), WRONG)
+@subcases(("document", "param", "rule"), WRONG)
 def test_what_is_wrong_is_named(document: Any, param: str | None, rule: str, plain: Standing) -> None:
     answer = plain.post("/v1/embeddings", document)
     assert answer.status_code == 400
@@ -283,7 +280,7 @@ def test_a_large_answer_is_made_in_a_thread_and_compressed(monkeypatch: pytest.M
     assert [len(each["embedding"]) for each in answer.json()["data"]] == [DIMENSIONS] * MAX_TEXTS
 
 
-@pytest.mark.parametrize(("method", "path", "status", "code", "rule"), [
+@subcases(("method", "path", "status", "code", "rule"), [
     ("POST", "/v1/chat/completions", 404, "unknown_url", "unknown path; available: POST /v1/embed, POST /v1/rerank, POST /v1/embeddings, GET /v1/models, GET /v1/models/{model}"),
     ("GET", "/v1/", 404, "unknown_url", "/v1/: unknown path"),
     ("GET", "/v1/embeddings", 405, "method_not_allowed", "/v1/embeddings: takes POST only"),
@@ -315,7 +312,7 @@ def test_the_stock_client_shows_the_reason() -> None:
     asked(ask, HashingEncoder())
 
 
-@pytest.mark.parametrize(("said", "place"), [
+@subcases(("said", "place"), [
     (rb'{"input": ["a", "\ud800"]}', "input[1]"), (rb'{"input": "\ud800"}', "input"),
     (rb'{"input": "a", "user": "\ud800"}', "user"),
 ])  # fmt: skip

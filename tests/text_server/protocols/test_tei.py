@@ -5,6 +5,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from tests.rings import subcases
 from tests.text_server.hashing import HashingEncoder, labeller, ranker, vector_of, weigher
 from tests.text_server.served_texts import MAX_TEXTS, Served, Standing, asked, post
 
@@ -146,7 +147,7 @@ def test_the_first_model_is_described() -> None:
     assert info(labeller())["model_type"]["classifier"]["label2id"] == {"sad": 0, "glad": 1, "mad": 2}
 
 
-@pytest.mark.parametrize(("path", "document", "status", "kind", "rule"), [
+@subcases(("path", "document", "status", "kind", "rule"), [
     ("/embed", {"inputs": ""}, 400, "Empty", "inputs: must not be empty"),
     ("/embed", {"inputs": []}, 400, "Empty", "inputs: must not be empty"),
     ("/embed", {"inputs": ["a", ""]}, 400, "Empty", "inputs[1]: must not be empty"),

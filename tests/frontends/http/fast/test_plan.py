@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.frontends.http.fast.kit import Square, site
+from tests.rings import subcases
 
 from weir.errors import InvalidRequest, ModelNotFound, TooLarge, WeirError
 from weir.frontends.http.fast.plan import ANY_LENGTH, MAX_LINES, HeadReader, RoutePlan, check_beginning, make_plan
@@ -56,7 +57,7 @@ def plan(
     return asyncio.run(planned())
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("line", "headers"),
     [
         ("GET / HTTP/1.1", ()),
@@ -89,7 +90,7 @@ def test_tensors_are_for_the_asgi_application() -> None:
     assert plan(model=Sum).hand_over
 
 
-@pytest.mark.parametrize("path", ["/infer/square", "/inference", "/infer/s%71uare", "/infer/square?a=b"])
+@subcases("path", ["/infer/square", "/inference", "/infer/s%71uare", "/infer/square?a=b"])
 def test_the_model_is_found(path: str) -> None:
     made = plan("Content-Type: application/octet-stream", "Origin: http://a.example", line=f"POST {path} HTTP/1.1")
     assert (made.hand_over, made.error, made.memorable, made.length) == (False, None, True, 3)
@@ -97,7 +98,7 @@ def test_the_model_is_found(path: str) -> None:
     assert made.plain_up_to == ANY_LENGTH
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("line", "size", "error", "named"),
     [
         ("POST /infer/nobody HTTP/1.1", 3, ModelNotFound, False),
@@ -112,7 +113,7 @@ def test_what_is_wrong_is_in_the_plan(line: str, size: int, error: type[WeirErro
     assert not made.memorable
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("header", "up_to"),
     [
         ("X-Explain: 1", -1),
@@ -126,7 +127,7 @@ def test_which_answers_are_plain(header: str, up_to: int) -> None:
     assert plan(header).plain_up_to == up_to
 
 
-@pytest.mark.parametrize("header", ["Cookie: a=b", "Proxy-Authorization: x", "Expect: 100-continue"])
+@subcases("header", ["Cookie: a=b", "Proxy-Authorization: x", "Expect: 100-continue"])
 def test_what_is_never_remembered(header: str) -> None:
     made = plan(header)
     assert not made.hand_over
@@ -149,7 +150,7 @@ def test_reads_what_it_says() -> None:
     assert (head.length, head.keep_alive, head.upgrade) == (3, True, False)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("head", "keep_alive"),
     [
         (b"GET / HTTP/1.1\r\nHost: t", True),
@@ -193,13 +194,13 @@ def test_a_head_means_the_same_whatever_came_before(before: list[bytes]) -> None
     assert (after.url, after.length, len(after.headers)) == (b"/infer/x?y=1", 3, 3)
 
 
-@pytest.mark.parametrize("beginning", [b"POST / HTTP/1.1\n", b"\n", b"P\r\nHost: x\nY", b" POST", b"post", b"\x16\x03"])
+@subcases("beginning", [b"POST / HTTP/1.1\n", b"\n", b"P\r\nHost: x\nY", b" POST", b"post", b"\x16\x03"])
 def test_what_cannot_become_a_head(beginning: bytes) -> None:
     with pytest.raises(InvalidRequest):
         check_beginning(bytearray(beginning), 0)
 
 
-@pytest.mark.parametrize("beginning", [b"P", b"POST / HTTP/1.1\r", b"POST / HTTP/1.1\r\nHost: x\r\n\r"])
+@subcases("beginning", [b"P", b"POST / HTTP/1.1\r", b"POST / HTTP/1.1\r\nHost: x\r\n\r"])
 def test_what_can(beginning: bytes) -> None:
     for start in range(len(beginning)):
         check_beginning(bytearray(beginning), start)
