@@ -202,6 +202,20 @@ def owners(served: Served, caller: Caller) -> list[int]:
     return found
 
 
+def connections_of(served: Served) -> int:
+    """Return how many connections of clients the processes of a server have."""
+    port = int(served.url.rpartition(":")[2])
+    processes = (psutil.Process(served.process.pid), *fronts_of(served))
+    found = [each for process in processes for each in process.connections("tcp") if each.laddr.port == port]
+    return sum(each.status != psutil.CONN_LISTEN and bool(each.raddr) for each in found)
+
+
+def limit_descriptors(served: Served) -> None:
+    """Have each process of a server, and those that it starts from now on, open 256 files at most."""
+    for process in (psutil.Process(served.process.pid), *served.children()):
+        process.rlimit(psutil.RLIMIT_NOFILE, (256, 256))
+
+
 def metrics_of(served: Served) -> str:
     """Return the metrics of a server."""
     with Caller(served.url) as caller:

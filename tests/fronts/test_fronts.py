@@ -20,7 +20,9 @@ from tests.fronts.kit import (
     Callers,
     Gate,
     calling,
+    connections_of,
     fronts_of,
+    limit_descriptors,
     metrics_of,
     owners,
     squares_around_a_page,
@@ -460,8 +462,7 @@ def test_connections_are_limited_wherever_they_are() -> None:
     """Those that fronts hand over, too, also if that is all that their clients want. What is left suffices to replace a front."""
     with Served(SQUARE, "--fronts", 2, "--max-connections", 50) as served, ExitStack() as stack:
         served.until_ready()
-        for process in (psutil.Process(served.process.pid), *served.children()):
-            process.rlimit(psutil.RLIMIT_NOFILE, (256, 256))
+        limit_descriptors(served)
         callers = [stack.enter_context(Caller(served.url)) for _ in range(600)]
         for each in callers:
             with suppress(ConnectionError):
@@ -479,14 +480,6 @@ def test_connections_are_limited_wherever_they_are() -> None:
             each.socket.close()
         until(lambda: admitted(served))
         assert other in fronts_of(served)
-
-
-def connections_of(served: Served) -> int:
-    """Return how many connections of clients the processes of a server have."""
-    port = int(served.url.rpartition(":")[2])
-    processes = (psutil.Process(served.process.pid), *fronts_of(served))
-    found = [each for process in processes for each in process.connections("tcp") if each.laddr.port == port]
-    return sum(each.status != psutil.CONN_LISTEN and bool(each.raddr) for each in found)
 
 
 def admitted(served: Served, path: str = "/infer/square", method: str = "POST") -> bool:

@@ -30,6 +30,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from tests.frontends.http.sockets import FILES
 from tests.fuzz.callers import ATTACKS_OF_CALLERS, CUT_JOBS, FORGED
+from tests.fuzz.held import hold
 from tests.fuzz.hostile import ATTACKS as ATTACKS_OF_STRANGERS
 from tests.fuzz.hostile import SILENT, Room
 from tests.text_models import tiny
@@ -48,6 +49,7 @@ LONGEST_TURN_MS = 1000.0  # of CPU time, of the event loop
 PAUSE = 0.5  # seconds between two calls of an honest client
 LONGEST_JOB = 240.0  # seconds that a job whose file was cut may run
 ACTIVE = ("validating", "in_progress", "finalizing", "cancelling")  # the states of a job that has not ended
+HOLDING = 0.1  # so much longer it goes on, with a server of two fronts whose connections are held
 GROWTH = 1.3  # times the memory after the first rests
 
 REFUSALS = (CapacityError, DeadlineExceeded)
@@ -451,6 +453,8 @@ def main() -> int:
             signal.signal(signal.SIGINT, lambda *_: setattr(storm, "ends_early", True))  # ends it early, with a report
             clients = attacked(storm, asked.minutes, asked.threads, console)
         storm.read_log()  # its end, too
+    if not storm.ends_early:
+        hold(HOLDING * 60.0 * asked.minutes, asked.seed, storm.findings.add)
     console.print(report(storm, clients))
     console.print(
         f"{storm.tried} inputs; peak {int(storm.peak) >> 20} MB; longest turn of the event loop {storm.longest_ms:.0f} ms of CPU time; "

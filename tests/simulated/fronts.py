@@ -1,6 +1,7 @@
 """Several fronts of a simulated server: each has connections of its own, and reaches the dispatcher over a link of bytes. They can be stopped and killed."""
 
 import asyncio
+import errno
 import random
 from collections.abc import Callable
 from copy import copy
@@ -57,16 +58,20 @@ class _Sender:
 
     busy = False
 
-    def __init__(self, loop: SimulatedLoop, account: SharedAccount, take: Callable[[Any, bytes], None]) -> None:
+    def __init__(
+        self, loop: SimulatedLoop, account: SharedAccount, take: Callable[[Any, bytes], None], check: Callable[[], None]
+    ) -> None:
         self._loop = loop
         self._account = account
         self._take = take
+        self._check = check
 
     def send_from(self, transport: SimulatedTransport, data: bytes) -> None:
         """See ConnectionSender."""
         self._account.pass_on()
         transport.get_protocol().connection_lost(None)
         transport.process = None
+        self._check()
         self._loop.call_soon(self._take, transport, data, context=self._loop.outside.copy())
 
 
@@ -99,11 +104,16 @@ class SimulatedFrontProcesses(FrontProcesses):
         self.started: list[SimulatedProcess] = []
         self.left: dict[str, int] = {}  # what fronts had when they had drained
         self.loses_memory: Callable[[], bool] = lambda: False  # whether the descriptor of an arena is lost on its way
+        self.check: Callable[[], None] = lambda: None  # called while a connection is on its way to the dispatcher
+        self._refused: set[int] = set()  # fronts for which the system had no descriptor once
         self._loop, self._draw, self._take, self._shared = loop, draw, take, figures
         self._former: list[_Machine] = []  # nothing of them is collected: they would complain that they have not ended
 
     async def start(self, index: int) -> StartedFront | None:
-        """See FrontProcesses."""
+        """See FrontProcesses. The system refuses each front once, when it is to be replaced."""
+        if index in [each.ends.index - 1 for each in self._former] and index not in self._refused:
+            self._refused.add(index)
+            raise OSError(errno.EMFILE, "Too many open files")
         loop = self._loop
         latency = self._draw.choice(LATENCIES)
         (link, its_link), (connections, its_connections) = socket_pair(loop, latency), socket_pair(loop, latency)
@@ -120,7 +130,7 @@ class SimulatedFrontProcesses(FrontProcesses):
         config, clock = self._config, self._loop.time
         account = OrderedSharedAccount(config.http, self._shared, ends.index)
         config = replace(config, product=copy(config.product))  # each process has its own
-        sender: Any = _Sender(self._loop, account, partial(self._take, ends.index - 1))
+        sender: Any = _Sender(self._loop, account, partial(self._take, ends.index - 1), self.check)
 
         def left(reason: str) -> None:
             self.kill(process)
@@ -164,6 +174,7 @@ class SimulatedFronts(Fronts):
         self.processes = processes
         self.gone_on, self.machines = processes.gone_on, processes.machines
         self.stops: list[SimulatedProcess] = []
+        self.accepted: list[SimulatedTransport] = []
 
     @property
     def open(self) -> bool:
@@ -245,6 +256,7 @@ class SimulatedFronts(Fronts):
             self._loop, peer, machine.front._server._connect, window=window, process=machine.process
         )
         machine.connections.add(transport)
+        self.accepted.append(transport)
         return transport
 
 
@@ -270,6 +282,7 @@ class SimulatedFrontsServer(FrontsServer):
             replace(plan.config, grpc=grpc), self._loop, self._draw, self._take, plan.figures.figures
         )
         processes.loses_memory = self._loses_memory
+        processes.check = self._check_count
         fronts = self.listening = SimulatedFronts(
             processes, self._make_front, self._catalogue.table, plan.figures.ended,
             loop=self._loop, draw=self._draw, broken=self._broken,
@@ -277,6 +290,15 @@ class SimulatedFrontsServer(FrontsServer):
         self._fronts = fronts
         await fronts.start()
         return fronts
+
+    def _check_count(self) -> None:
+        """See that each connection is counted, wherever it is. Those on their way from a front that has just ended are not."""
+        fronts = self.listening
+        fronts.accepted = [each for each in fronts.accepted if not each.is_closing()]
+        had_begun = [each for each in fronts.accepted if each.get_protocol() is not None]
+        ended = max((end for _, end in fronts.processes.ends), default=-1.0)
+        if len(had_begun) > self.account.connections and self._loop.now > ended + 1.0:
+            self._broken(f"{len(had_begun)} connections are open, and {self.account.connections} are counted")
 
     def _take(self, front: int, transport: SimulatedTransport, data: bytes) -> None:
         """Go on with a connection that a front has passed on."""

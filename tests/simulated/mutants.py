@@ -73,6 +73,13 @@ def _other_name(step: Callable[..., Any]) -> Callable[..., Any]:
     return stepped
 
 
+def _once(_: Any) -> Callable[..., Any]:
+    async def replaced(fronts: Any, index: int, lived: float) -> None:
+        await fronts._start(index)
+
+    return replaced
+
+
 def _nothing(_: Any) -> Callable[..., Any]:
     async def nothing(*_: Any) -> None:
         pass
@@ -169,7 +176,9 @@ KINDS = {
         "turn-of-a-failed-text-kept": Fault("weir.fronts.dispatcher:RemoteText.fail", skips("leave")),
         "texts-cut-off-by-a-drain": Fault("weir.fronts.server:FrontsServer.drain_product", skips("drain_product", "True")),
         "front-with-many-texts-ended": Fault(FRONT + "_checked", mistakes("self._catalogue.most_texts", "0")),
-        "front-started-twice": Fault("weir.fronts.server:Fronts._ended", takes("had_started", "False")),
+        "front-started-twice": Fault("weir.fronts.server:Fronts._ended", takes("had_started", "True")),
+        "front-refused-once-never-replaced": Fault("weir.fronts.server:Fronts._replace", value=_once),
+        "connection-on-its-way-not-counted": Fault("weir.protocols.account:SharedAccount.pass_on", forgets("self._passed_on")),
         "counts-of-a-front-lost": Fault("weir.text_server.fronts:Counting.report", value=_reset_first),
         "place-of-a-request-never-free": Fault("weir.fronts.places:_InPlace.release", skips("self._place.release")),
         "place-freed-while-it-is-read": Fault("weir.fronts.places:_InPlace.__init__", skips("retain")),
