@@ -80,7 +80,7 @@ DATATYPES = f"""# Datatypes: what tensors may hold
 
 {WRITTEN}
 
-Those of the Open Inference Protocol. Raw bytes are little-endian and row-major; JSON data is flat or nested. NumbersCollector that do not fit are refused, not rounded; NaN and infinities
+Those of the Open Inference Protocol. Raw bytes are little-endian and row-major; JSON data is flat or nested. Numbers that do not fit are refused, not rounded; NaN and infinities
 are written as `null` in JSON and refused when read.
 
 """
@@ -186,7 +186,7 @@ and every [setting](settings.md) of a model by its name.
 
 Platforms: PLATFORMS.
 
-NumbersCollector may be texts, keys in camel case.
+Numbers may be texts, keys in camel case.
 
 Refused: REFUSED.
 
