@@ -477,21 +477,12 @@ _SECURITY: Headers = [
 _PAGE = "page.html"
 
 
-def _described(name: str, summary: str, content_type: str, *parameters: dict[str, Any]) -> dict[str, Any]:
-    responses = {"200": {"description": "The response", "content": {content_type: {}}}}
-    call = {"operationId": f"get_{name}", "tags": ["server"], "summary": summary, "responses": responses}
-    return call | ({"parameters": list(parameters)} if parameters else {})
-
-
+# The page alone: what it reads is no API for others.
 _DESCRIBED = {
-    _PAGE: _described("dashboard", "Show the dashboard", "text/html"),
-    "data": _described(
-        "dashboard_data",
-        "Return the data of the dashboard",
-        "application/json",
-        {"name": "life", "in": "query", "description": "the process asked before", "schema": {"type": "string"}},
-        {"name": "since", "in": "query", "description": "its last number", "schema": {"type": "integer", "minimum": 0}},
-    ),
+    "operationId": "get_dashboard",
+    "tags": ["server"],
+    "summary": "Show the dashboard",
+    "responses": {"200": {"description": "The response", "content": {"text/html": {}}}},
 }
 
 
@@ -507,9 +498,9 @@ def pages_of(watch: Watch) -> Added:
     """Return the endpoints of a dashboard whose data come from `watch`."""
     found = {"data": _data(watch), **{name: _asset(name) for name in assets()}}
     endpoints = [
-        HttpEndpoint(
-            "GET", "/dashboard" if name == _PAGE else f"/dashboard/{name}", answered(page), _DESCRIBED.get(name)
-        )
+        HttpEndpoint("GET", "/dashboard", answered(page), _DESCRIBED)
+        if name == _PAGE
+        else HttpEndpoint("GET", f"/dashboard/{name}", answered(page))
         for name, page in found.items()
     ]
     return Added(endpoints, watch.timer.begin)

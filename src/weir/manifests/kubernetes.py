@@ -420,12 +420,8 @@ def _is_list(value: Any) -> bool:
 
 
 def _scalar(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
+    if value is None or isinstance(value, int):
+        return json.dumps(value)
     if isinstance(value, float):
         return _number(value)
     if isinstance(value, str):

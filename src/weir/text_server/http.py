@@ -26,7 +26,7 @@ from weir.text_models.texts import TextOutput
 from weir.text_server.encoder import DETAIL_BYTES
 from weir.text_server.exchange import EmbeddingContext, TextExchange, check_client, mark_headers, read_object
 from weir.text_server.requests import SMALL_REQUEST
-from weir.text_server.texts import Encoded
+from weir.text_server.texts import Encoded, TextTask
 from weir.wire.cells import LARGE_BYTES
 from weir.wire.tensors import TEXT_BYTES
 
@@ -467,13 +467,14 @@ def _has_small_answer(exchange: TextExchange) -> bool:
 
 class TextCall(NamedTuple):
     """An endpoint for texts: its protocol, which has its paths, and what OpenAPI says of the first of them: the types of body and answer, and an `example` of
-    the body. The others are for other clients."""
+    the body, which models with `task` take; None: all do. The others are for other clients."""
 
     protocol: TextProtocol
     summary: str
     body: Any
     example: Any
     answer: Any
+    task: TextTask | None = None
 
 
 class TextPage(NamedTuple):
@@ -509,7 +510,9 @@ class TextApi:
         for call, texts in zip(self._calls, self.texts, strict=True):
             first, *others = call.protocol.paths
             shown = described(first, call.summary, call.body, call.example, call.answer)
-            found.append(HttpEndpoint("POST", first, app(texts), shown, refuse, infers=True))
+            able = call.task is None or any(call.task in each.facts.tasks for each in self.context.encoders.values())
+            example = call.example if able else None
+            found.append(HttpEndpoint("POST", first, app(texts), shown, refuse, infers=True, example=example))
             found += [HttpEndpoint("POST", path, app(texts), None, refuse, infers=True) for path in others]
         for page in self._pages:
             method, path, summary = page.method, page.path, page.summary

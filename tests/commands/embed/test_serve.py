@@ -1,5 +1,8 @@
 """`weir embed serve` as a user starts it."""
 
+import html
+import re
+import subprocess
 from pathlib import Path
 
 import httpx
@@ -51,6 +54,16 @@ def test_what_is_wrong_takes_one_line(tmp_path: Path) -> None:
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and said in done.stderr
 
 
+def assert_that_shown_calls_work(url: str) -> None:
+    """Run each command of the home page in a shell, as who pastes it does."""
+    page = httpx.get(url, headers={"accept": "text/html"}).text
+    commands = [html.unescape(each) for each in re.findall("<pre>(.*?)</pre>", page)]
+    assert {"/v1/embeddings", "/embed", "/encode"} <= {each.removeprefix(url) for each in " ".join(commands).split()}
+    for command in commands:
+        done = subprocess.run(["bash", "-c", command.replace("curl", "curl -sSf", 1)], capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b""), command
+
+
 def test_it_measures_once_serves_and_drains(tmp_path: Path) -> None:
     """The old flags too; the second start takes what the first has found, unless the machine was too busy to find out anything."""
     model = tiny.model(tmp_path / "model", layers=2)
@@ -72,6 +85,7 @@ def test_it_measures_once_serves_and_drains(tmp_path: Path) -> None:
             answer = httpx.post(f"{line[1]}/encode", json={"id": 1, "texts": ["first do it"]}).json()
             assert len(answer["result"][0]) == tiny.HIDDEN
             assert httpx.get(f"{line[1]}/status/server").json()["pooling_strategy"] == 4
+            assert_that_shown_calls_work(line[1])
             served.process.terminate()
             assert served.wait() == 0
             assert served.process.stderr is not None

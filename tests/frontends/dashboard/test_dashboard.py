@@ -423,8 +423,8 @@ def test_an_application_under_another_server_has_the_page() -> None:
     hosted = weir.asgi(Square, executor=FakeExecutor(list))
     page, index, openapi = get(hosted, "/dashboard", "/", "/openapi.json")
     assert page.text.startswith("<!doctype html>")
-    described = {"/dashboard", "/dashboard/data"}
-    assert described <= set(index.json()["pages"]) and described <= set(openapi.json()["paths"])
+    for shown in (index.json()["pages"], openapi.json()["paths"]):
+        assert [path for path in shown if path.startswith("/dashboard")] == ["/dashboard"]
 
 
 def test_nobody_writes_to_it(page: Starlette) -> None:

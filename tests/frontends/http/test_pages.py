@@ -54,6 +54,8 @@ def test_a_browser_gets_a_page_of_links_that_work_and_commands_to_try(serve: Ser
     assert {link.removeprefix(base) for link in links} >= {"/docs", "/health", "/models/priced", "/models/echo"}
     for link in links:
         assert server.client.get(link).status_code == 200
+    health = server.client.get("/health", headers={"Accept": BROWSER})
+    assert '"ready": true' in html.unescape(health.text) and "<h2>/health</h2>" in health.text
     for accept in ("*/*", "application/json"):
         assert server.client.get("/", headers={"Accept": accept}).json()["server"] == "weir"
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from string import Template
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -186,22 +187,10 @@ _DOCS_POLICY = (
 )
 
 
-# The page at / for browsers.
-_LINKS = {
-    "/docs": "API",
-    "/dashboard": "Dashboard",
-    "/metrics": "Metrics",
-    "/health": "Health",
-    "/openapi.json": "OpenAPI",
-}
-_WELCOME = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Weir</title>
-<link rel="icon" href="data:,">
-<style>:root {{ color-scheme: light dark; }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 3rem auto; padding: 0 1rem; }}
-pre {{ padding: .7rem 1rem; border: 1px solid; border-radius: .4rem; overflow-x: auto; }}</style></head>
-<body><h1>Weir {version}</h1><p>{links}</p>{models}</body></html>
-"""
+# The links of every page for browsers.
+_LINKS = {"/docs": "API", "/dashboard": "Dashboard", "/health": "Health", "/metrics": "Metrics"}
+_HTML = b"text/html; charset=utf-8"
+_STYLED = (b"content-security-policy", b"default-src 'none'; img-src data:; style-src 'unsafe-inline'")
 
 
 _LARGEST_CHANGE = 65536  # bytes of a body that changes something
@@ -258,8 +247,8 @@ class Pages:
 
     async def index(self, request: Request) -> Annotated[HttpResponse, documents.ServerIndex]:
         """List the models and pages. A browser gets a page with links and commands to try."""
-        if "text/html" in request.headers.get("accept", ""):
-            return self._welcome(str(request.base_url).rstrip("/"))
+        if _is_browser(request):
+            return self._welcome(_base_of(request))
         models: list[documents.IndexedModel] = [
             {**self._line(service), "paths": documents.paths_of(self._registry, service)}
             for service in self._services()
@@ -270,23 +259,38 @@ class Pages:
 
     def _welcome(self, base: str) -> HttpResponse:
         curl = 'curl -H "Authorization: Bearer $KEY"' if self._context.access.required else "curl"
-        models = "".join(
-            f"<h2>{escape(service.facts.name)}</h2><p>{escape(service.not_ready_reason or 'ready')}"
-            f' &middot; <a href="{escape(base)}/models/{escape(service.facts.name)}">state</a></p>'
-            f"<pre>{escape(request_to_try(service, curl, base))}</pre>"
-            for service in self._services()
+        calls = "".join(
+            f"<h3>{escape(str((each.described or {})['summary']))}</h3>"
+            f"<pre>{escape(f'{curl} -d {shlex.quote(encode(each.example, JSON).decode())} {base}{each.path}')}</pre>"
+            for each in self._others
+            if each.example is not None
         )
-        pages = self._operations()
-        links = [(path, text) for path, text in _LINKS.items() if path in pages]
-        listed = " &middot; ".join(f'<a href="{escape(base)}{path}">{text}</a>' for path, text in links)
-        page = _WELCOME.format(version=__version__, links=listed, models=models)
-        headers = [
-            (b"content-type", b"text/html; charset=utf-8"),
-            (b"cache-control", b"no-store"),
-            (b"content-security-policy", b"default-src 'none'; img-src data:; style-src 'unsafe-inline'"),
-            (b"vary", b"accept"),
-        ]
-        return HttpResponse(200, headers, page.encode())
+        models = "".join(self._model_card(each, base, "" if calls else curl) for each in self._services())
+        return self._page(base, models + (f"<section><h2>Calls</h2>{calls}</section>" if calls else ""))
+
+    def _model_card(self, service: ModelHandle, base: str, curl: str) -> str:
+        """Return a model's card, with a command to try if there is the `curl` for it."""
+        reason, link = service.not_ready_reason, f"{escape(base)}/models/{escape(service.facts.name)}"
+        ready = f'<span class="warn">{escape(reason)}</span>' if reason else '<span class="good">ready</span>'
+        return (
+            f"<section><h2>{escape(service.facts.name)}</h2><p>{ready}, {self._line(service)['workers']} workers &middot; "
+            f'<a href="{link}">State</a> &middot; <a href="{link}/policy">Policy</a></p>'
+            + (f"<pre>{escape(request_to_try(service, curl, base))}</pre></section>" if curl else "</section>")
+        )
+
+    def _page(self, base: str, content: str) -> HttpResponse:
+        """Return a page for a browser with this `content`, as HTML."""
+        pages, shown = self._operations(), escape(base)
+        links = " ".join(f'<a href="{shown}{path}">{text}</a>' for path, text in _LINKS.items() if path in pages)
+        page = Template((files("weir.frontends.http") / "page.html").read_text())
+        body = page.substitute(base=shown, version=__version__, links=links, content=content).encode()
+        return HttpResponse(200, [(b"content-type", _HTML), NO_STORE, _STYLED, (b"vary", b"accept")], body)
+
+    def _readable(self, request: Request, answer: HttpResponse) -> HttpResponse:
+        """Return an answer in JSON as a browser shows it to people."""
+        title, text = request.url.path, msgspec.json.format(answer.body, indent=2).decode()
+        page = self._page(_base_of(request), f"<section><h2>{escape(title)}</h2><pre>{escape(text)}</pre></section>")
+        return page._replace(status=answer.status)
 
     async def live(self, request: Request) -> Annotated[HttpResponse, documents.Liveness]:
         """Check liveness: 200, or 503 with the models that can start no worker, where liveness counts them."""
@@ -356,7 +360,7 @@ class Pages:
         """Show the API documentation, with a form to try each route."""
         page = (files("weir.frontends.http") / "docs.html").read_bytes()
         policy = (b"content-security-policy", _DOCS_POLICY)
-        return HttpResponse(200, [(b"content-type", b"text/html; charset=utf-8"), policy], page)
+        return HttpResponse(200, [(b"content-type", _HTML), policy], page)
 
     async def metrics(self, request: Request) -> Annotated[HttpResponse, "text/plain"]:
         """Show the metrics."""
@@ -392,6 +396,8 @@ class Pages:
     def _app(self, page: Page) -> ASGIApp:
         async def endpoint(request: Request) -> Response:
             answer = await page(request)
+            if _is_browser(request) and JSON_HEADER in answer.headers and page != self.openapi:
+                answer = self._readable(request, answer)
             coding = accepted_coding(request.headers.get("accept-encoding", ""))
             if coding and len(answer.body) > self._settings.compress_above:
                 answer = await compressed_off_loop(answer, coding)
@@ -415,6 +421,14 @@ def _health(value: Mapping[str, Any], good: bool) -> HttpResponse:
     if not good:
         answer.headers.append((b"retry-after", b"1"))
     return answer
+
+
+def _is_browser(request: Request) -> bool:
+    return "text/html" in request.headers.get("accept", "")
+
+
+def _base_of(request: Request) -> str:
+    return str(request.base_url).rstrip("/")
 
 
 def _peer(request: Request) -> str | None:

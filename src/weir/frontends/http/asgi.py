@@ -575,7 +575,8 @@ class HttpEndpoint(NamedTuple):
     """What answers one method at one path, which may have parameters, as a Route of Starlette writes them.
 
     `described` is its operation in OpenAPI, with types in place of schemas; None for one that is only for other clients. `refuse` writes an error as its API
-    does; without it, errors are raised to the application. `infers`: a POST of JSON is a request for inference with one response.
+    does; without it, errors are raised to the application. `infers`: a POST of JSON is a request for inference with one response. `example` is a body that a
+    model of this server takes; None if there is none.
     """
 
     method: str
@@ -584,6 +585,7 @@ class HttpEndpoint(NamedTuple):
     described: Mapping[str, Any] | None = None
     refuse: Refuse | None = None
     infers: bool = False
+    example: Any = None
 
     @property
     def shown_path(self) -> str:

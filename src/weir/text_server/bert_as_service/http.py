@@ -49,7 +49,7 @@ from weir.text_server.exchange import (
 from weir.text_server.http import Listing, TextApi, TextCall, TextHead, TextPage, listing
 from weir.text_server.metrics import TextClients
 from weir.text_server.text_model import ServedTextModel, TextModelSpec
-from weir.text_server.texts import Encoded, Encodes, Truncated
+from weir.text_server.texts import Encoded, Encodes, TextTask, Truncated
 from weir.wire.schema import any_of
 from weir.wire.schema import read_document as read_declared
 from weir.wire.status import http_code
@@ -403,7 +403,9 @@ class Encode(TextApi):
             TextPage("get", "/status/client", "Show what clients have asked", dict[str, Any], self.client_status),
             TextPage("post", "/terminate", "Finish what was accepted, and end", EndNotice, self.terminate),
         ]
-        super().__init__(context, EncodeError, [TextCall(ENCODE, summary, EncodeBody, example, EncodeAnswer)], pages)
+        super().__init__(
+            context, EncodeError, [TextCall(ENCODE, summary, EncodeBody, example, EncodeAnswer, TextTask.EMBED)], pages
+        )
 
     async def server_status(self, call: AsgiCall) -> HttpResponse:
         """Return the server's configuration and statistics."""

@@ -285,8 +285,8 @@ class Cohere(TextApi):
         texts = ["A low dam.", "A bird."]
         embed = {"texts": texts, "input_type": "search_document", "embedding_types": ["float"]}
         rerank = {"query": "What is a weir?", "documents": texts, "top_n": 1}
-        to_embed = "Encode texts, as Cohere does", CohereEmbedRequest, embed, CohereVectors
-        to_rerank = "Rank documents, as Cohere and Jina do", CohereRerankRequest, rerank, CohereRanking
+        to_embed = "Encode texts, as Cohere does", CohereEmbedRequest, embed, CohereVectors, TextTask.EMBED
+        to_rerank = "Rank documents, as Cohere and Jina do", CohereRerankRequest, rerank, CohereRanking, TextTask.RERANK
         calls = [
             TextCall(CohereEmbed("2", "embed"), *to_embed),
             TextCall(CohereRerank("2", "rerank"), *to_rerank),

@@ -241,7 +241,9 @@ class InfinityEmbeddings(TextApi):
     def __init__(self, context: EmbeddingContext) -> None:
         self._since = int(time.time())
         summary, example = "Encode texts, as infinity does", {"input": ["I am happy"]}
-        embeddings = TextCall(EmbeddingsProtocol(), summary, EmbeddingsRequest, example, InfinityEmbeddingsAnswer)
+        embeddings = TextCall(
+            EmbeddingsProtocol(), summary, EmbeddingsRequest, example, InfinityEmbeddingsAnswer, TextTask.EMBED
+        )
         title = "List the models of texts, as infinity does"
         models = TextPage("get", "/models", title, InfinityModelList, self.list_models)
         super().__init__(context, OpenAIError, [embeddings], [models])
@@ -257,5 +259,5 @@ class Infinity(TextApi):
 
     def __init__(self, context: EmbeddingContext) -> None:
         summary, example = "Label texts, as infinity does", {"input": ["I am happy"]}
-        classify = TextCall(ClassifyProtocol(), summary, ClassifyRequest, example, ClassifyAnswer)
+        classify = TextCall(ClassifyProtocol(), summary, ClassifyRequest, example, ClassifyAnswer, TextTask.PREDICT)
         super().__init__(context, OpenAIError, [classify])

@@ -196,7 +196,7 @@ class OpenAI(TextApi):
     def __init__(self, context: EmbeddingContext) -> None:
         self._since = int(time.time())
         summary, example = "Encode texts, as OpenAI does", {"input": ["First do it", "then do it right"]}
-        embeddings = TextCall(OPENAI, summary, EmbeddingsRequest, example, EmbeddingsAnswer)
+        embeddings = TextCall(OPENAI, summary, EmbeddingsRequest, example, EmbeddingsAnswer, TextTask.EMBED)
         pages = [
             TextPage("get", "/v1/models", "List the models of texts", TextModelList, self.list_models),
             TextPage("get", "/v1/models/{model}", "Describe a model of texts", TextModelCard, self.show_model),

@@ -421,12 +421,12 @@ class Tei(TextApi):
         of_each = EmbedProtocol("/embed_all", task=TextTask.EMBED_ALL)
         to_rerank = Any, {"query": query, "texts": texts}, Any
         calls = [
-            TextCall(EmbedProtocol(*embed), "Encode texts, as TEI does", EmbedRequest, inputs, list[list[float]]),
-            TextCall(of_each, "Encode each token of texts, as TEI does", EmbedRequest, inputs, list[list[list[float]]]),
-            TextCall(SparseProtocol(*sparse), "Encode texts as weights of their terms, as TEI does", EmbedRequest, inputs, list[list[TeiTerm]]),
-            TextCall(SimilarityProtocol("/similarity"), "Compare a sentence with others, as TEI does", SimilarityRequest, pairs, list[float]),
-            TextCall(EitherProtocol(RerankProtocol(*rerank), "documents", INFINITY_RERANK), "Rank texts, as TEI and infinity do", *to_rerank),
-            TextCall(PredictProtocol(*predict), "Label texts, as TEI does", PredictRequest, {"inputs": texts[0]}, Any),
+            TextCall(EmbedProtocol(*embed), "Encode texts, as TEI does", EmbedRequest, inputs, list[list[float]], TextTask.EMBED),
+            TextCall(of_each, "Encode each token of texts, as TEI does", EmbedRequest, inputs, list[list[list[float]]], TextTask.EMBED_ALL),
+            TextCall(SparseProtocol(*sparse), "Encode texts as weights of their terms, as TEI does", EmbedRequest, inputs, list[list[TeiTerm]], TextTask.EMBED_SPARSE),
+            TextCall(SimilarityProtocol("/similarity"), "Compare a sentence with others, as TEI does", SimilarityRequest, pairs, list[float], TextTask.EMBED),
+            TextCall(EitherProtocol(RerankProtocol(*rerank), "documents", INFINITY_RERANK), "Rank texts, as TEI and infinity do", *to_rerank, TextTask.RERANK),
+            TextCall(PredictProtocol(*predict), "Label texts, as TEI does", PredictRequest, {"inputs": texts[0]}, Any, TextTask.PREDICT),
             TextCall(TokenizeProtocol("/tokenize"), "Show the tokens of texts, as TEI does", TokenizeBody, inputs, list[list[TeiToken]]),
             TextCall(DecodeProtocol("/decode"), "Show the texts of token ids, as TEI does", DecodeBody, {"ids": [[1, 2]]}, list[str]),
         ]  # fmt: skip

@@ -162,5 +162,11 @@ class LabelsOfTokens(TextApi):
     def __init__(self, context: EmbeddingContext) -> None:
         summary, example = "Label the tokens of texts, as transformers does", {"inputs": "Ada lives in Paris"}
         super().__init__(
-            context, TeiError, [TextCall(TokenLabels("/predict_tokens"), summary, TokenLabelRequest, example, Any)]
+            context,
+            TeiError,
+            [
+                TextCall(
+                    TokenLabels("/predict_tokens"), summary, TokenLabelRequest, example, Any, TextTask.PREDICT_TOKENS
+                )
+            ],
         )
