@@ -3,11 +3,13 @@ the garbage collector passes over what was there before the first test; solving 
 algebra runs in one thread; clients of HTTP read one certificate instead of all that the world trusts, and wait longer than
 a busy machine takes; and SIGHUP and SIGINT mean what they do in a terminal."""
 
+import asyncio
 import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
 from importlib import import_module
+from inspect import iscoroutinefunction, signature
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,16 @@ def out_of_the_collectors_sight() -> None:
     """What the modules before have left stays to the end: a check for leaks took a second of processor time for it, late in a run."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own."""
+    if not iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in signature(pyfuncitem.obj).parameters}
+    asyncio.run(pyfuncitem.obj(**arguments))
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,15 +1,17 @@
-"""`python -m benchmarks.policies.on_demand`: seconds that reloads take on ten shapes of traffic, beside those of LRU at equal memory.
+"""`python -m benchmarks.policies.on_demand`: seconds that reloads take on ten shapes of traffic, beside those of LRU at equal memory; and how long
+others wait beside a client that asks for many models.
 
-The residents are those of the server, in virtual time: a load takes no time there, but its seconds count.
+The residents are those of the server, in virtual time: a load takes no time in the first part, but its seconds count.
 """
 
 from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple
 
 import numpy as np
 
-from weir.policy.residency import Residents, Room
+from weir.policy.residency import Key, Presence, Residents, Room
 
 MODELS, ROOM, REQUESTS = 1000, 50.0, 8000  # ROOM in mean models
 Order = Sequence[int]  # the models of the requests, one after the other
@@ -111,17 +113,19 @@ def by_index(order: Order, times: Sequence[float], models: Fleet) -> float:
     for model, now in zip(order, times, strict=True):
         arrived[model] += 1
         core.models[model].observe(now, arrived[model])
-        core.ask(model, inf, now)
-        while (step := core.next_step(now, lambda _: True)) is not None:
+        if core.models[model].presence is not Presence.LOADED:
+            core.ask(model, inf, now)
+        while (step := core.next_step(now, lambda _: True, lambda key: core.models[key].waiters)) is not None:
             for each in step.leave:
                 core.leave(each, now, "")
                 core.left(each, now)
             if not step.leave:
-                core.begin(model, now)
-                core.loaded(model, Room(models.sizes[model], 0.0), now)
-                core.models[model].load_seconds = models.seconds[model]
-                total += models.seconds[model] if model in known else 0.0
-                known.add(model)
+                loads = int(str(step.load))
+                core.begin(loads, now)
+                core.loaded(loads, Room(models.sizes[loads], 0.0), now)
+                core.models[loads].load_seconds = models.seconds[loads]
+                total += models.seconds[loads] if loads in known else 0.0
+                known.add(loads)
     return total
 
 
@@ -151,7 +155,92 @@ def shares(seed: int = 1) -> dict[str, float]:
     return found
 
 
+# A client asks for each of GREEDY models once, of which each loads in a second, and room is for five. Others use four and ask for new ones.
+GREEDY, BEGINS, ENDS, PATIENCE = 120, 20.0, 80.0, 30.0  # seconds, but the first
+Asks = list[tuple[float, str, str]]  # when, for which model, by whom
+
+
+def of_others() -> Asks:
+    """Return what others ask for: four models about once a second, and every five seconds one that nobody has asked for."""
+    rng = np.random.default_rng(1)
+    used = [(at, f"used {each}", "other") for each in range(4) for at in np.cumsum(rng.exponential(1.0, int(ENDS)))]
+    return [*used, *((at, f"new {at:.0f}", "other") for at in np.arange(BEGINS + 1.0, ENDS - PATIENCE, 5.0))]
+
+
+class Waits(NamedTuple):
+    """How long others wait for their answers, in seconds; inf for what is refused. And how many loads the client had."""
+
+    used: list[float]
+    new: list[float]
+    loads: int
+
+
+def beside(greedy: str | None) -> Waits:
+    """Let others ask beside a client that has this API key; None: beside none."""
+    core, found = Residents(Room(5.0, inf), 2), Waits([], [], 0)
+    asks = of_others() + [(BEGINS, f"greedy {each}", greedy) for each in range(GREEDY) if greedy is not None]
+    events = [
+        (at, 1, name, key) for at, name, key in asks
+    ]  # 0: a load ends; without a name it is looked again whether there is a step
+    heapify(events)
+    waiting: dict[Key, list[tuple[float, str]]] = {}
+    loads = 0
+    while events:
+        now, kind, name, key = heappop(events)
+        model = (core.models.get(name) or core.add(name, Room(1.0, 0.0))) if name else None
+        if kind == 0:
+            core.loaded(name, Room(1.0, 0.0), now)
+            for at, _ in waiting.pop(name, []):
+                _note(found, name, now - at if now < at + PATIENCE else inf)
+        elif model is not None:
+            model.observe(now, model.arrivals + 1)
+            if model.presence is Presence.LOADED:
+                _note(found, name, 0.0)
+            elif core.ask(name, now + PATIENCE, now, key) is None:
+                waiting.setdefault(name, []).append((now, key))
+            else:
+                _note(found, name, inf)
+
+        def waiters(key: Key, now: float = now) -> dict[str, float]:
+            return {caller: at + PATIENCE for at, caller in reversed(waiting.get(key, [])) if now < at + PATIENCE}
+
+        while (step := core.next_step(now, lambda _: True, waiters)) is not None:
+            for each in step.leave:
+                core.leave(each, now, "")
+                core.left(each, now)
+            if not step.leave:
+                core.begin(step.load, now)
+                loads += str(step.load).startswith("greedy")
+                heappush(events, (now + 1.0, 0, str(step.load), ""))
+        if core.step_at is not None and not any(name == "" for _, _, name, _ in events):
+            heappush(events, (core.step_at, 1, "", ""))
+    return found._replace(loads=loads)
+
+
+def _note(found: Waits, name: str, seconds: float) -> None:
+    kind = name.partition(" ")[0]
+    if kind != "greedy":
+        (found.used if kind == "used" else found.new).append(seconds)
+
+
+def greed() -> str:
+    """Return how long others wait as a table."""
+    rows = [
+        "| beside | in use: reloads | in use: mean wait, s | new: mean wait, s | new: refused | loads of the client |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, key in {"nobody": None, "it, with the same key": "other", "it, with a key of its own": "greedy"}.items():
+        found = beside(key)
+        had = [each for each in found.new if each < inf]
+        reloads = sum(each > 0 for each in found.used)
+        rows.append(
+            f"| {name} | {reloads} of {len(found.used)} | {np.mean(found.used):.2f} | {np.mean(had or [inf]):.1f} | {found.new.count(inf)} of {len(found.new)} | {found.loads} |"
+        )
+    return "\n".join(rows)
+
+
 if __name__ == "__main__":
+    print(greed(), end="\n\n")
     seen = [shares(seed) for seed in (1,)]
     print("| traffic | reload seconds, LRU = 1 |\n| --- | --- |")
     for name in SHAPES:

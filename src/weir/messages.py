@@ -115,6 +115,7 @@ class Request(Protocol):
     tag: float  # a queue by length serves the lowest tag first, then the earliest arrival (see CallerQueue in text_server/requests.py)
     brief: bool  # in a queue by length, batches with such a request are kept short, so that they are done soon
     frontend: str  # the frontend by which it came: "python", "http", ...
+    caller: str  # which API key it came with; "" where the server asks for none
     # An Origin; a Trace once the request is in the queue, if requests are traced.
     trace: Any
 

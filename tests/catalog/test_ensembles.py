@@ -60,19 +60,16 @@ class Twice(Chain):
     steps = ("plus", Switch("way", {1: [Step("plus", inputs={"x": "y"})]}, default=[Step("plus")]))
 
 
-def test_tensors_have_names_on_their_way() -> None:
-    async def main() -> None:
-        chain = Twice()
-        models = Registry([Service(Plus, executor="inline"), chain])
-        await models.start()
-        rows = {"x": numpy.zeros((3, 2), "float32"), "way": numpy.ones((3, 1), "int32")}
-        assert (await chain.infer(rows))["y"].tolist() == [[2, 2]] * 3
-        assert (await chain.infer(rows | {"way": 0 * rows["way"]}))["y"].tolist() == [[1, 1]] * 3
-        with pytest.raises(InvalidRequest, match="elements must be equal"):
-            await chain.infer(rows | {"way": numpy.array([[0], [1], [1]], "int32")})
-        await models.stop()
-
-    asyncio.run(main())
+async def test_tensors_have_names_on_their_way() -> None:
+    chain = Twice()
+    models = Registry([Service(Plus, executor="inline"), chain])
+    await models.start()
+    rows = {"x": numpy.zeros((3, 2), "float32"), "way": numpy.ones((3, 1), "int32")}
+    assert (await chain.infer(rows))["y"].tolist() == [[2, 2]] * 3
+    assert (await chain.infer(rows | {"way": 0 * rows["way"]}))["y"].tolist() == [[1, 1]] * 3
+    with pytest.raises(InvalidRequest, match="elements must be equal"):
+        await chain.infer(rows | {"way": numpy.array([[0], [1], [1]], "int32")})
+    await models.stop()
 
 
 def test_a_repository_describes_a_chain_whose_steps_come_and_go_with_care(tmp_path: Path) -> None:
@@ -119,13 +116,10 @@ def test_a_repository_describes_a_chain_whose_steps_come_and_go_with_care(tmp_pa
         ),
     ],
 )
-def test_a_chain_whose_tensors_do_not_meet_does_not_start(steps: Steps, said: str) -> None:
-    async def main() -> None:
-        models = Registry([Service(Plus, executor="inline"), Twice(steps)])
-        with pytest.raises(SettingsError, match=said):
-            await models.start()
-
-    asyncio.run(main())
+async def test_a_chain_whose_tensors_do_not_meet_does_not_start(steps: Steps, said: str) -> None:
+    models = Registry([Service(Plus, executor="inline"), Twice(steps)])
+    with pytest.raises(SettingsError, match=said):
+        await models.start()
 
 
 ITEMS = """

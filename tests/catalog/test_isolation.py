@@ -237,21 +237,17 @@ def test_what_an_ended_model_has_loaded_is_forgotten(tmp_path: Path) -> None:
     assert loaded() == 0
 
 
-def test_a_model_on_demand_of_which_one_version_is_broken_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_a_model_on_demand_of_which_one_version_is_broken_leaves_nothing_behind(tmp_path: Path) -> None:
     """It is read again and again."""
-
-    async def check() -> None:
-        write(tmp_path / "halved" / "1", "halved")
-        write(tmp_path / "halved" / "2", "halved").write_text("raise ValueError('broken')\n")
-        residency = Residency(Room(1e9), clock=FakeClock())
-        folder = FolderRepository(tmp_path, read_model_table)
-        manager = Manager(Registry([]), folder, ServiceMaker((), on_demand=residency), residency=residency)
-        with pytest.raises(ModelNotReady, match="broken"):
-            await once_read(lambda: manager.registry.get("halved"))
-        assert not [name for name in sys.modules if name.startswith("weir_model_halved_1")]
-        await manager.stop()
-
-    asyncio.run(check())
+    write(tmp_path / "halved" / "1", "halved")
+    write(tmp_path / "halved" / "2", "halved").write_text("raise ValueError('broken')\n")
+    residency = Residency(Room(1e9), clock=FakeClock())
+    folder = FolderRepository(tmp_path, read_model_table)
+    manager = Manager(Registry([]), folder, ServiceMaker((), on_demand=residency), residency=residency)
+    with pytest.raises(ModelNotReady, match="broken"):
+        await once_read(lambda: manager.registry.get("halved"))
+    assert not [name for name in sys.modules if name.startswith("weir_model_halved_1")]
+    await manager.stop()
 
 
 def manager_of(*targets: str) -> Manager:
@@ -260,91 +256,77 @@ def manager_of(*targets: str) -> Manager:
     return Manager(Registry([]), TargetRepository(models), ServiceMaker(()))
 
 
-def test_a_target_that_cannot_be_loaded_leaves_no_names_taken(folder: Path) -> None:
-    async def check() -> None:
-        write(folder / "alpha", "Alpha", "isolated_main.py")
-        (folder / "alpha" / "isolated_broken.py").write_text("import utils\nraise ValueError('broken')\n")
-        write(folder / "beta", "Beta", "isolated_main.py")
-        manager = manager_of(
-            "alpha/isolated_broken.py:Broken", "alpha/isolated_main.py:Missing", "beta/isolated_main.py:Beta"
-        )
-        for name in ("Broken", "Missing"):
-            with pytest.raises(InvalidRequest):
-                await manager.load_model(name)
-        await manager.load_model("Beta")
-        assert manager.registry.get("Beta").generation.model.__module__ == "isolated_main"
-        await manager.stop()
-        assert "isolated_main" not in sys.modules
-
-    asyncio.run(check())
-
-
-def test_the_names_of_an_unloaded_models_modules_are_free_for_another_folder(folder: Path) -> None:
-    async def check() -> None:
-        for name in ("Alpha", "Beta"):
-            write(folder / name.lower(), name, "isolated_main.py")
-        manager = manager_of("alpha/isolated_main.py:Alpha", "beta/isolated_main.py:Beta")
-        path = list(sys.path)
-        for name in ("Alpha", "Beta", "Alpha"):
+async def test_a_target_that_cannot_be_loaded_leaves_no_names_taken(folder: Path) -> None:
+    write(folder / "alpha", "Alpha", "isolated_main.py")
+    (folder / "alpha" / "isolated_broken.py").write_text("import utils\nraise ValueError('broken')\n")
+    write(folder / "beta", "Beta", "isolated_main.py")
+    manager = manager_of(
+        "alpha/isolated_broken.py:Broken", "alpha/isolated_main.py:Missing", "beta/isolated_main.py:Beta"
+    )
+    for name in ("Broken", "Missing"):
+        with pytest.raises(InvalidRequest):
             await manager.load_model(name)
-            service = manager.registry.get(name)
-            assert service.generation.model.__module__ == "isolated_main"
-            assert set(await service.infer(1)) == {name}
-            assert name == importlib.import_module("utils").NAME  # as pickles find it
-            await manager.unload_model(name)
-            assert "utils" not in sys.modules and sys.path == path
-
-    asyncio.run(check())
+    await manager.load_model("Beta")
+    assert manager.registry.get("Beta").generation.model.__module__ == "isolated_main"
+    await manager.stop()
+    assert "isolated_main" not in sys.modules
 
 
-def test_a_folder_keeps_its_names_while_one_of_its_models_runs(folder: Path) -> None:
-    async def check() -> None:
-        for name in ("Alpha", "Beta"):
-            write(folder / name.lower(), name, "isolated_main.py")
-        write(folder / "alpha", "More", "isolated_more.py")
-        manager = manager_of(
-            "alpha/isolated_main.py:Alpha", "alpha/isolated_more.py:More", "beta/isolated_main.py:Beta"
-        )
-        for name in ("Alpha", "More", "Alpha"):  # the last replaces the first
-            await manager.load_model(name)
-        await manager.unload_model("Alpha")
-        assert "utils" in sys.modules
-        await manager.load_model("Beta")
-        for name, answer in (("More", "More"), ("Beta", "Beta")):
-            assert set(await manager.registry.get(name).infer(1)) == {answer}
-        assert manager.registry.get("Beta").generation.model.__module__ != "isolated_main"
-        await manager.unload_model("More")
-        await manager.unload_model("Beta")
-        assert "utils" not in sys.modules
-
-    asyncio.run(check())
+async def test_the_names_of_an_unloaded_models_modules_are_free_for_another_folder(folder: Path) -> None:
+    for name in ("Alpha", "Beta"):
+        write(folder / name.lower(), name, "isolated_main.py")
+    manager = manager_of("alpha/isolated_main.py:Alpha", "beta/isolated_main.py:Beta")
+    path = list(sys.path)
+    for name in ("Alpha", "Beta", "Alpha"):
+        await manager.load_model(name)
+        service = manager.registry.get(name)
+        assert service.generation.model.__module__ == "isolated_main"
+        assert set(await service.infer(1)) == {name}
+        assert name == importlib.import_module("utils").NAME  # as pickles find it
+        await manager.unload_model(name)
+        assert "utils" not in sys.modules and sys.path == path
 
 
-def test_a_server_that_ends_while_it_replaces_a_model_leaves_no_names_taken(folder: Path) -> None:
-    async def check() -> None:
-        write(folder / "alpha", "Alpha", "isolated_main.py")
-        os.mkfifo(folder / "gate")
-        (folder / "alpha" / "isolated_main.py").write_text(
-            "import weir\nimport utils\nclass Alpha(weir.Model):\n"
-            f"    def predict(self, batch):\n        open({str(folder / 'gate')!r}).close()\n        return batch\n"
-        )
-        manager = manager_of("alpha/isolated_main.py:Alpha")
-        await manager.load_model("Alpha")
-        service = manager.registry.get("Alpha")
-        former = service.generation
-        call = service.infer(1)
-        replaced = asyncio.ensure_future(manager.load_model("Alpha"))
-        while service.generation is former:  # noqa: ASYNC110  (there is no event to wait for)
-            await asyncio.sleep(0.001)
-        stopped = asyncio.ensure_future(manager.stop())
-        with pytest.raises(Draining):
-            await replaced
-        (folder / "gate").write_text("")  # once the batch reads it
-        assert await call == 1
-        await stopped
-        assert "utils" not in sys.modules
+async def test_a_folder_keeps_its_names_while_one_of_its_models_runs(folder: Path) -> None:
+    for name in ("Alpha", "Beta"):
+        write(folder / name.lower(), name, "isolated_main.py")
+    write(folder / "alpha", "More", "isolated_more.py")
+    manager = manager_of("alpha/isolated_main.py:Alpha", "alpha/isolated_more.py:More", "beta/isolated_main.py:Beta")
+    for name in ("Alpha", "More", "Alpha"):  # the last replaces the first
+        await manager.load_model(name)
+    await manager.unload_model("Alpha")
+    assert "utils" in sys.modules
+    await manager.load_model("Beta")
+    for name, answer in (("More", "More"), ("Beta", "Beta")):
+        assert set(await manager.registry.get(name).infer(1)) == {answer}
+    assert manager.registry.get("Beta").generation.model.__module__ != "isolated_main"
+    await manager.unload_model("More")
+    await manager.unload_model("Beta")
+    assert "utils" not in sys.modules
 
-    asyncio.run(check())
+
+async def test_a_server_that_ends_while_it_replaces_a_model_leaves_no_names_taken(folder: Path) -> None:
+    write(folder / "alpha", "Alpha", "isolated_main.py")
+    os.mkfifo(folder / "gate")
+    (folder / "alpha" / "isolated_main.py").write_text(
+        "import weir\nimport utils\nclass Alpha(weir.Model):\n"
+        f"    def predict(self, batch):\n        open({str(folder / 'gate')!r}).close()\n        return batch\n"
+    )
+    manager = manager_of("alpha/isolated_main.py:Alpha")
+    await manager.load_model("Alpha")
+    service = manager.registry.get("Alpha")
+    former = service.generation
+    call = service.infer(1)
+    replaced = asyncio.ensure_future(manager.load_model("Alpha"))
+    while service.generation is former:  # noqa: ASYNC110  (there is no event to wait for)
+        await asyncio.sleep(0.001)
+    stopped = asyncio.ensure_future(manager.stop())
+    with pytest.raises(Draining):
+        await replaced
+    (folder / "gate").write_text("")  # once the batch reads it
+    assert await call == 1
+    await stopped
+    assert "utils" not in sys.modules
 
 
 def test_threads_may_import_at_the_same_time(folder: Path) -> None:

@@ -19,151 +19,130 @@ def run(main: Coroutine[Any, Any, None]) -> None:
     asyncio.run(main)
 
 
-def test_a_model_is_loaded_replaced_and_unloaded() -> None:
-    async def main() -> None:
-        shop = Workshop(one={"": "old"})
-        assert await shop.states() == {"one": "UNAVAILABLE"}
-        await shop.manager.load_model("one")
-        assert await shop.ask("one") == "old"
-        shop.shelf.models["one"][""] = "new"
-        before = shop.registry.get("one")
-        await shop.manager.load_model("one")
-        assert await shop.ask("one") == await before.infer(0) == "new"
-        assert await shop.states() == {"one": "READY"}
-        assert [executor.stopped for executor in shop.executors] == [True, False]
-        await shop.manager.unload_model("one")
-        assert shop.executors[1].stopped
-        assert await shop.manager.index() == [ModelState("one", "", "UNAVAILABLE", "not loaded")]
-        with pytest.raises(ModelNotFound):
-            await shop.ask("one")
-        await shop.manager.unload_model("one")  # it is not there: nothing to do
-        assert shop.threads.isdisjoint({threading.get_ident()})
-
-    run(main())
+async def test_a_model_is_loaded_replaced_and_unloaded() -> None:
+    shop = Workshop(one={"": "old"})
+    assert await shop.states() == {"one": "UNAVAILABLE"}
+    await shop.manager.load_model("one")
+    assert await shop.ask("one") == "old"
+    shop.shelf.models["one"][""] = "new"
+    before = shop.registry.get("one")
+    await shop.manager.load_model("one")
+    assert await shop.ask("one") == await before.infer(0) == "new"
+    assert await shop.states() == {"one": "READY"}
+    assert [executor.stopped for executor in shop.executors] == [True, False]
+    await shop.manager.unload_model("one")
+    assert shop.executors[1].stopped
+    assert await shop.manager.index() == [ModelState("one", "", "UNAVAILABLE", "not loaded")]
+    with pytest.raises(ModelNotFound):
+        await shop.ask("one")
+    await shop.manager.unload_model("one")  # it is not there: nothing to do
+    assert shop.threads.isdisjoint({threading.get_ident()})
 
 
-def test_what_is_unknown_is_reported() -> None:
-    async def main() -> None:
-        shop = Workshop(one={"": "a"})
-        for change in (
-            shop.manager.load_model("two"),
-            shop.manager.unload_model("two"),
-            shop.manager.load_worker("two", {}),
-        ):
-            with pytest.raises(ModelNotFound, match="'two'"):
-                await change
-        await shop.manager.load_model("one")
-        for change in (shop.manager.load_model("one", version="3"), shop.manager.unload_model("one", version="3")):
-            with pytest.raises(ModelNotFound, match="unknown version '3'"):
-                await change
-        with pytest.raises(ModelNotFound):
-            await shop.manager.unload_worker("two")
-        assert await shop.ask("one") == "a"
-
-    run(main())
+async def test_what_is_unknown_is_reported() -> None:
+    shop = Workshop(one={"": "a"})
+    for change in (
+        shop.manager.load_model("two"),
+        shop.manager.unload_model("two"),
+        shop.manager.load_worker("two", {}),
+    ):
+        with pytest.raises(ModelNotFound, match="'two'"):
+            await change
+    await shop.manager.load_model("one")
+    for change in (shop.manager.load_model("one", version="3"), shop.manager.unload_model("one", version="3")):
+        with pytest.raises(ModelNotFound, match="unknown version '3'"):
+            await change
+    with pytest.raises(ModelNotFound):
+        await shop.manager.unload_worker("two")
+    assert await shop.ask("one") == "a"
 
 
 @pytest.mark.parametrize("where", ["read", "start"])
-def test_a_load_that_fails_leaves_the_old_one_serving(where: str) -> None:
-    async def main() -> None:
-        shop = Workshop(one={"": "old"}, two={"": "broken" if where == "read" else "b"})
-        await shop.manager.load_model("one")
-        if where == "read":
-            shop.shelf.models["one"][""] = "broken"
-        else:
-            shop.fails = ModelError("no weights", original_type="OSError")
-        for name in ("one", "two"):
-            expected = InvalidRequest if where == "read" else ModelError
-            with pytest.raises(expected, match=f"failed to load '{name}': .*(cannot be read|no weights)"):
-                await shop.manager.load_model(name)
-        assert await shop.ask("one") == "old"
-        one, two = await shop.manager.index()
-        assert (one.state, two.state) == ("READY", "UNAVAILABLE")
-        assert "the last load failed, the one before goes on" in one.reason
-        assert "cannot be read" in two.reason or "no weights" in two.reason
-        shop.fails, shop.shelf.models["one"][""] = None, "new"
-        await shop.manager.load_model("one")
-        assert (await shop.manager.index())[0] == ModelState("one", "", "READY", "")
-
-    run(main())
+async def test_a_load_that_fails_leaves_the_old_one_serving(where: str) -> None:
+    shop = Workshop(one={"": "old"}, two={"": "broken" if where == "read" else "b"})
+    await shop.manager.load_model("one")
+    if where == "read":
+        shop.shelf.models["one"][""] = "broken"
+    else:
+        shop.fails = ModelError("no weights", original_type="OSError")
+    for name in ("one", "two"):
+        expected = InvalidRequest if where == "read" else ModelError
+        with pytest.raises(expected, match=f"failed to load '{name}': .*(cannot be read|no weights)"):
+            await shop.manager.load_model(name)
+    assert await shop.ask("one") == "old"
+    one, two = await shop.manager.index()
+    assert (one.state, two.state) == ("READY", "UNAVAILABLE")
+    assert "the last load failed, the one before goes on" in one.reason
+    assert "cannot be read" in two.reason or "no weights" in two.reason
+    shop.fails, shop.shelf.models["one"][""] = None, "new"
+    await shop.manager.load_model("one")
+    assert (await shop.manager.index())[0] == ModelState("one", "", "READY", "")
 
 
-def test_versions_are_served_side_by_side() -> None:
-    async def main() -> None:
-        shop = Workshop(one={"1": "a", "2": "b", "10": "c"})
-        await shop.manager.load_model("one")
-        assert [await shop.ask("one", version) for version in ("", "1", "2", "10")] == ["c", "a", "b", "c"]
-        shop.shelf.models["one"] = {"1": "a2", "2": "b2"}
-        await shop.manager.load_model("one", version="1")
-        assert [await shop.ask("one", version) for version in ("", "1", "2")] == ["c", "a2", "b"]
-        gone = shop.registry.get("one", "10")
-        shop.shelf.default["one"] = "1"
-        await shop.manager.load_model("one")
-        assert await shop.states() == {"one/1": "READY", "one/2": "READY"}
-        assert await shop.ask("one") == await gone.infer(0) == "a2"
-        await shop.manager.unload_model("one", version="1")
-        assert (await shop.ask("one"), await shop.states()) == ("b2", {"one/2": "READY"})
-        assert sum(not executor.stopped for executor in shop.executors) == 1
-
-    run(main())
+async def test_versions_are_served_side_by_side() -> None:
+    shop = Workshop(one={"1": "a", "2": "b", "10": "c"})
+    await shop.manager.load_model("one")
+    assert [await shop.ask("one", version) for version in ("", "1", "2", "10")] == ["c", "a", "b", "c"]
+    shop.shelf.models["one"] = {"1": "a2", "2": "b2"}
+    await shop.manager.load_model("one", version="1")
+    assert [await shop.ask("one", version) for version in ("", "1", "2")] == ["c", "a2", "b"]
+    gone = shop.registry.get("one", "10")
+    shop.shelf.default["one"] = "1"
+    await shop.manager.load_model("one")
+    assert await shop.states() == {"one/1": "READY", "one/2": "READY"}
+    assert await shop.ask("one") == await gone.infer(0) == "a2"
+    await shop.manager.unload_model("one", version="1")
+    assert (await shop.ask("one"), await shop.states()) == ("b2", {"one/2": "READY"})
+    assert sum(not executor.stopped for executor in shop.executors) == 1
 
 
-def test_while_the_default_version_is_unloaded_another_one_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        shop = Workshop(one={"1": "a", "2": "b"})
-        await shop.manager.load_model("one")
-        last = shop.registry.get("one")
-        held = shop.executors[shop.made.index(last)]
-        monkeypatch.setattr(held, "_answer", None)
-        accepted = last.infer(0)
-        unloading = asyncio.ensure_future(shop.manager.unload_model("one", version="2"))
-        await turns(20)
-        assert await shop.ask("one") == "a"
-        with pytest.raises(Draining):
-            await shop.ask("one", "2")
-        assert await shop.states() == {"one/1": "READY", "one/2": "UNLOADING"}
-        held.answer_next(lambda batch: ["b" for _ in batch])
-        assert await accepted == "b"
-        await unloading
-        assert (await shop.ask("one"), await shop.states()) == ("a", {"one/1": "READY"})
-
-    run(main())
+async def test_while_the_default_version_is_unloaded_another_one_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Workshop(one={"1": "a", "2": "b"})
+    await shop.manager.load_model("one")
+    last = shop.registry.get("one")
+    held = shop.executors[shop.made.index(last)]
+    monkeypatch.setattr(held, "_answer", None)
+    accepted = last.infer(0)
+    unloading = asyncio.ensure_future(shop.manager.unload_model("one", version="2"))
+    await turns(20)
+    assert await shop.ask("one") == "a"
+    with pytest.raises(Draining):
+        await shop.ask("one", "2")
+    assert await shop.states() == {"one/1": "READY", "one/2": "UNLOADING"}
+    held.answer_next(lambda batch: ["b" for _ in batch])
+    assert await accepted == "b"
+    await unloading
+    assert (await shop.ask("one"), await shop.states()) == ("a", {"one/1": "READY"})
 
 
-def test_while_a_model_loads_its_requests_are_refused_with_the_reason() -> None:
-    async def main() -> None:
-        shop = Workshop(one={"": "a"})
-        shop.gate = asyncio.Event()
-        loading = asyncio.ensure_future(shop.manager.load_model("one"))
-        await shop.starting.wait()
-        with pytest.raises(ModelNotReady, match="'one' is not ready: loading"):
-            await shop.ask("one")
-        assert await shop.states() == {"one": "LOADING"}
-        assert shop.registry.ready
-        shop.gate.set()
-        await loading
-        assert await shop.ask("one") == "a"
-
-    run(main())
+async def test_while_a_model_loads_its_requests_are_refused_with_the_reason() -> None:
+    shop = Workshop(one={"": "a"})
+    shop.gate = asyncio.Event()
+    loading = asyncio.ensure_future(shop.manager.load_model("one"))
+    await shop.starting.wait()
+    with pytest.raises(ModelNotReady, match="'one' is not ready: loading"):
+        await shop.ask("one")
+    assert await shop.states() == {"one": "LOADING"}
+    assert shop.registry.ready
+    shop.gate.set()
+    await loading
+    assert await shop.ask("one") == "a"
 
 
-def test_while_a_model_is_unloaded_what_was_accepted_is_finished() -> None:
-    async def main() -> None:
-        shop = Workshop(one={"": "a"})
-        await shop.manager.load_model("one")
-        shop.executors[0]._answer = None
-        call = shop.registry.get("one").infer(0)
-        await turns()
-        unloading = asyncio.ensure_future(shop.manager.unload_model("one"))
-        await turns(10)
-        with pytest.raises(Draining):
-            await shop.ask("one")
-        assert await shop.states() == {"one": "UNLOADING"}
-        shop.executors[0].answer_next(lambda batch: ["late"])
-        await unloading
-        assert await call == "late"
-
-    run(main())
+async def test_while_a_model_is_unloaded_what_was_accepted_is_finished() -> None:
+    shop = Workshop(one={"": "a"})
+    await shop.manager.load_model("one")
+    shop.executors[0]._answer = None
+    call = shop.registry.get("one").infer(0)
+    await turns()
+    unloading = asyncio.ensure_future(shop.manager.unload_model("one"))
+    await turns(10)
+    with pytest.raises(Draining):
+        await shop.ask("one")
+    assert await shop.states() == {"one": "UNLOADING"}
+    shop.executors[0].answer_next(lambda batch: ["late"])
+    await unloading
+    assert await call == "late"
 
 
 def test_contradictory_changes_of_twenty_clients_end_in_one_state() -> None:
@@ -207,97 +186,81 @@ def test_contradictory_changes_of_twenty_clients_end_in_one_state() -> None:
     run(main())
 
 
-def test_a_caller_who_leaves_does_not_undo_the_change_he_requested() -> None:
-    async def main() -> None:
-        shop = Workshop(one={"": "a"})
-        shop.gate = asyncio.Event()
-        loading = asyncio.ensure_future(shop.manager.load_model("one"))
-        await shop.starting.wait()
-        loading.cancel()
-        shop.gate.set()
-        await shop.manager.load_model("one", version="")
-        assert len(shop.made) == 2
-        assert shop.executors[0].stopped and await shop.ask("one") == "a"
-
-    run(main())
+async def test_a_caller_who_leaves_does_not_undo_the_change_he_requested() -> None:
+    shop = Workshop(one={"": "a"})
+    shop.gate = asyncio.Event()
+    loading = asyncio.ensure_future(shop.manager.load_model("one"))
+    await shop.starting.wait()
+    loading.cancel()
+    shop.gate.set()
+    await shop.manager.load_model("one", version="")
+    assert len(shop.made) == 2
+    assert shop.executors[0].stopped and await shop.ask("one") == "a"
 
 
-def test_the_end_of_the_server_ends_a_load_and_those_that_wait() -> None:
-    async def main() -> None:
-        shop = Workshop(one={"": "a"}, two={"": "b"})
-        await shop.manager.load_model("two")
-        shop.gate = asyncio.Event()
-        changes = [asyncio.ensure_future(shop.manager.load_model(name)) for name in ("one", "two")]
-        await shop.starting.wait()
-        await shop.manager.drain(0.0)
-        await shop.manager.stop(0.0)
-        for change in changes:
-            with pytest.raises(Draining, match="shutting down"):
-                await change
-        with pytest.raises(Draining):
-            await shop.manager.unload_model("two")
-        assert all(executor.stopped for executor in shop.executors)
-
-    run(main())
+async def test_the_end_of_the_server_ends_a_load_and_those_that_wait() -> None:
+    shop = Workshop(one={"": "a"}, two={"": "b"})
+    await shop.manager.load_model("two")
+    shop.gate = asyncio.Event()
+    changes = [asyncio.ensure_future(shop.manager.load_model(name)) for name in ("one", "two")]
+    await shop.starting.wait()
+    await shop.manager.drain(0.0)
+    await shop.manager.stop(0.0)
+    for change in changes:
+        with pytest.raises(Draining, match="shutting down"):
+            await change
+    with pytest.raises(Draining):
+        await shop.manager.unload_model("two")
+    assert all(executor.stopped for executor in shop.executors)
 
 
-def test_a_start_that_fails_stops_the_others() -> None:
-    async def main() -> None:
-        shop = Workshop(one={"": "a"}, two={"": "b"})
-        good = shop.make(shop.shelf.read("one").versions[0])
-        shop.fails = ModelError("no weights")
-        bad = shop.make(shop.shelf.read("two").versions[0])
-        registry = Registry([good, bad])
-        manager = Manager(registry, shop.shelf, shop.make)
-        with pytest.raises(ModelError, match="no weights"):
-            await manager.start()
-        assert not good.ready and shop.executors[0].stopped
-
-    run(main())
+async def test_a_start_that_fails_stops_the_others() -> None:
+    shop = Workshop(one={"": "a"}, two={"": "b"})
+    good = shop.make(shop.shelf.read("one").versions[0])
+    shop.fails = ModelError("no weights")
+    bad = shop.make(shop.shelf.read("two").versions[0])
+    registry = Registry([good, bad])
+    manager = Manager(registry, shop.shelf, shop.make)
+    with pytest.raises(ModelError, match="no weights"):
+        await manager.start()
+    assert not good.ready and shop.executors[0].stopped
 
 
-def test_files_and_code_need_to_be_allowed() -> None:
-    async def main() -> None:
-        shop = Workshop(one={"": "a"})
-        manager = Manager(shop.registry, shop.shelf, shop.make)
-        for change in (
-            manager.load_model("one", files={"1/model.py": b""}),
-            manager.load_model("one", config={"env": "A=1"}),
-            manager.load_worker("one", {"policy": "mine:Policy"}),
-        ):
-            with pytest.raises(Forbidden, match="allow"):
-                await change
-        await shop.manager.load_model("one", config={"a": 1}, files={"1/model.py": b""})
-        assert shop.shelf.asked == [({"a": 1}, {"1/model.py": b""})]
-
-    run(main())
+async def test_files_and_code_need_to_be_allowed() -> None:
+    shop = Workshop(one={"": "a"})
+    manager = Manager(shop.registry, shop.shelf, shop.make)
+    for change in (
+        manager.load_model("one", files={"1/model.py": b""}),
+        manager.load_model("one", config={"env": "A=1"}),
+        manager.load_worker("one", {"policy": "mine:Policy"}),
+    ):
+        with pytest.raises(Forbidden, match="allow"):
+            await change
+    await shop.manager.load_model("one", config={"a": 1}, files={"1/model.py": b""})
+    assert shop.shelf.asked == [({"a": 1}, {"1/model.py": b""})]
 
 
-def test_a_drain_during_a_reload_finishes_what_the_replaced_model_had_accepted() -> None:
+async def test_a_drain_during_a_reload_finishes_what_the_replaced_model_had_accepted() -> None:
     """Also what a model had accepted that is being unloaded."""
-
-    async def main() -> None:
-        for change in ("load_model", "unload_model"):
-            shop = Workshop(a={"": "one"})
-            await shop.manager.load_model("a")
-            former, service = shop.executors[0], shop.registry.get("a")
-            former._answer = None
-            call = service.infer(0)
-            await turns()
-            changed = asyncio.ensure_future(getattr(shop.manager, change)("a"))
-            async with asyncio.timeout(20):
-                while not former.pending or not (service._former or service.draining):  # noqa: ASYNC110  (there is no event to wait for)
-                    await asyncio.sleep(0.001)
-            drained = asyncio.ensure_future(shop.manager.drain())
-            await turns()
-            assert not call.done()
-            assert not drained.done()
-            former.answer_next(lambda batch: ["one" for _ in batch])
-            await drained
-            assert await call == "one"
-            with pytest.raises(Draining):
-                await changed
-            await shop.manager.stop(0.0)
-            assert former.stopped
-
-    asyncio.run(main())
+    for change in ("load_model", "unload_model"):
+        shop = Workshop(a={"": "one"})
+        await shop.manager.load_model("a")
+        former, service = shop.executors[0], shop.registry.get("a")
+        former._answer = None
+        call = service.infer(0)
+        await turns()
+        changed = asyncio.ensure_future(getattr(shop.manager, change)("a"))
+        async with asyncio.timeout(20):
+            while not former.pending or not (service._former or service.draining):  # noqa: ASYNC110  (there is no event to wait for)
+                await asyncio.sleep(0.001)
+        drained = asyncio.ensure_future(shop.manager.drain())
+        await turns()
+        assert not call.done()
+        assert not drained.done()
+        former.answer_next(lambda batch: ["one" for _ in batch])
+        await drained
+        assert await call == "one"
+        with pytest.raises(Draining):
+            await changed
+        await shop.manager.stop(0.0)
+        assert former.stopped

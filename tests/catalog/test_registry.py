@@ -133,19 +133,16 @@ class Gated(FakeExecutor):
         await super().start(listener)
 
 
-def test_all_models_start_at_the_same_time() -> None:
-    async def main() -> None:
-        barrier = asyncio.Barrier(3)
-        registry = Registry([named(name, Gated(barrier)) for name in "abc"])
-        assert registry.not_ready_reasons == dict.fromkeys("abc", "not started")
-        async with asyncio.timeout(60), running(registry) as started:
-            assert started is registry
-            assert registry.ready
-            assert await registry.get("b").infer(3) == 9
-            assert set(registry.state()) == {"a", "b", "c"}
-        assert registry.not_ready_reasons == dict.fromkeys("abc", "stopped")
-
-    asyncio.run(main())
+async def test_all_models_start_at_the_same_time() -> None:
+    barrier = asyncio.Barrier(3)
+    registry = Registry([named(name, Gated(barrier)) for name in "abc"])
+    assert registry.not_ready_reasons == dict.fromkeys("abc", "not started")
+    async with asyncio.timeout(60), running(registry) as started:
+        assert started is registry
+        assert registry.ready
+        assert await registry.get("b").infer(3) == 9
+        assert set(registry.state()) == {"a", "b", "c"}
+    assert registry.not_ready_reasons == dict.fromkeys("abc", "stopped")
 
 
 class Stuck(FakeExecutor):
@@ -155,19 +152,16 @@ class Stuck(FakeExecutor):
         await asyncio.Event().wait()
 
 
-def test_when_one_fails_to_start_the_others_are_stopped() -> None:
-    async def main() -> None:
-        well, stuck = FakeExecutor(squares), Stuck()
-        broken = FakeExecutor(start_error=ModelError("no weights"))
-        registry = Registry([named("well", well), named("stuck", stuck), named("broken", broken)])
-        with pytest.raises(ModelError, match="no weights"):
-            await registry.start()
-        assert well.stopped
-        assert stuck.stopped
-        assert not registry.ready
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(main())
+async def test_when_one_fails_to_start_the_others_are_stopped() -> None:
+    well, stuck = FakeExecutor(squares), Stuck()
+    broken = FakeExecutor(start_error=ModelError("no weights"))
+    registry = Registry([named("well", well), named("stuck", stuck), named("broken", broken)])
+    with pytest.raises(ModelError, match="no weights"):
+        await registry.start()
+    assert well.stopped
+    assert stuck.stopped
+    assert not registry.ready
+    assert len(asyncio.all_tasks()) == 1
 
 
 class Deviceless(weir.Model):
@@ -206,37 +200,31 @@ def test_the_error_of_one_of_several_models_names_it_once(model: type[weir.Model
     assert what in str(caught.value) and str(caught.value).count("faulty") == 1
 
 
-def test_all_models_drain_at_the_same_time() -> None:
-    async def main() -> None:
-        executors = [FakeExecutor(), FakeExecutor()]
-        registry = Registry([named(str(index), executor) for index, executor in enumerate(executors)])
-        await registry.start()
-        calls: list[Any] = [service.infer(3) for service in registry.services.values()]
-        await turns()
-        draining = asyncio.ensure_future(registry.drain(100.0))
-        await turns()
-        assert registry.not_ready_reasons == {"0": "draining", "1": "draining"}
-        for executor in executors:
-            assert not draining.done()
-            executor.answer_next(squares)
-        await draining
-        assert not executors[0].stopped
-        assert await asyncio.gather(*calls) == [9, 9]
-        await registry.stop()
-        assert executors[0].stopped
-
-    asyncio.run(main())
+async def test_all_models_drain_at_the_same_time() -> None:
+    executors = [FakeExecutor(), FakeExecutor()]
+    registry = Registry([named(str(index), executor) for index, executor in enumerate(executors)])
+    await registry.start()
+    calls: list[Any] = [service.infer(3) for service in registry.services.values()]
+    await turns()
+    draining = asyncio.ensure_future(registry.drain(100.0))
+    await turns()
+    assert registry.not_ready_reasons == {"0": "draining", "1": "draining"}
+    for executor in executors:
+        assert not draining.done()
+        executor.answer_next(squares)
+    await draining
+    assert not executors[0].stopped
+    assert await asyncio.gather(*calls) == [9, 9]
+    await registry.stop()
+    assert executors[0].stopped
 
 
-def test_a_lifespan_stops_its_models_also_after_an_error() -> None:
-    async def main() -> None:
-        executor = FakeExecutor(squares)
-        with pytest.raises(ZeroDivisionError):
-            async with running(Registry([named("one", executor)])):
-                raise ZeroDivisionError
-        assert executor.stopped
-
-    asyncio.run(main())
+async def test_a_lifespan_stops_its_models_also_after_an_error() -> None:
+    executor = FakeExecutor(squares)
+    with pytest.raises(ZeroDivisionError):
+        async with running(Registry([named("one", executor)])):
+            raise ZeroDivisionError
+    assert executor.stopped
 
 
 def test_a_server_keeps_paths_for_itself() -> None:

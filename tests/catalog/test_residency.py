@@ -145,396 +145,351 @@ class House:
         ]
 
 
-def test_concurrent_first_requests_read_and_load_a_model_once() -> None:
-    async def main() -> None:
-        house = House("a", "b")
-        assert await asyncio.gather(*[house.ask("a", item) for item in range(5)]) == [["a", item] for item in range(5)]
-        assert house.reads == house.starts == ["a"]
-        await until(lambda: house.states() == {"a": "loaded"})
-        with pytest.raises(ModelNotFound):
-            await house.ask("c")
-        await house.manager.stop()
-        assert house.running() == []
-
-    run(main())
+async def test_concurrent_first_requests_read_and_load_a_model_once() -> None:
+    house = House("a", "b")
+    assert await asyncio.gather(*[house.ask("a", item) for item in range(5)]) == [["a", item] for item in range(5)]
+    assert house.reads == house.starts == ["a"]
+    await until(lambda: house.states() == {"a": "loaded"})
+    with pytest.raises(ModelNotFound):
+        await house.ask("c")
+    await house.manager.stop()
+    assert house.running() == []
 
 
-def test_a_model_leaves_for_another_and_comes_back() -> None:
-    async def main() -> None:
-        house = House("a", "b", "c")
-        for name in "ab":
-            assert await house.ask(name) == [name, 0]
-        await until(lambda: house.states() == {"a": "loaded", "b": "loaded"})
-        for model in house.residency.core.models.values():
-            model.load_seconds = 1.0
-        assert await house.ask("c") == ["c", 0]
-        await until(lambda: house.states() == {"a": "evicted", "b": "loaded", "c": "loaded"})
-        assert await house.manager.index() == [
-            ModelState("a", "", "UNAVAILABLE", "evicted for 'c'"), ModelState("b", "", "READY", ""), ModelState("c", "", "READY", ""),
-        ]  # fmt: skip
-        assert house.running() == ["b", "c"]
-        held = house.registry.get("a")
-        assert held.ready
-        assert await held.infer(7) == ["a", 7]  # a handle from before
-        assert house.starts == ["a", "b", "c", "a"]
-        assert len(house.running()) == 2
-        await house.manager.stop()
-
-    run(main())
+async def test_a_model_leaves_for_another_and_comes_back() -> None:
+    house = House("a", "b", "c")
+    for name in "ab":
+        assert await house.ask(name) == [name, 0]
+    await until(lambda: house.states() == {"a": "loaded", "b": "loaded"})
+    for model in house.residency.core.models.values():
+        model.load_seconds = 1.0
+    assert await house.ask("c") == ["c", 0]
+    await until(lambda: house.states() == {"a": "evicted", "b": "loaded", "c": "loaded"})
+    assert await house.manager.index() == [
+        ModelState("a", "", "UNAVAILABLE", "evicted for 'c'"), ModelState("b", "", "READY", ""), ModelState("c", "", "READY", ""),
+    ]  # fmt: skip
+    assert house.running() == ["b", "c"]
+    held = house.registry.get("a")
+    assert held.ready
+    assert await held.infer(7) == ["a", 7]  # a handle from before
+    assert house.starts == ["a", "b", "c", "a"]
+    assert len(house.running()) == 2
+    await house.manager.stop()
 
 
-def test_a_model_that_answers_is_called_loaded_while_it_is_measured() -> None:
-    async def main() -> None:
-        house, measured = House("a"), threading.Event()
-        house.residency._measure = lambda pid: measured.wait(60)
-        assert await house.ask("a") == ["a", 0]
-        view = (await house.find("a")).residency
-        assert view is not None and (view["state"], view["ready_in_seconds"]) == ("loaded", None)
-        assert await house.manager.index() == [ModelState("a", "", "READY", "")]
-        assert house.states() == {"a": "loading"}
-        measured.set()
-        await until(lambda: house.states() == {"a": "loaded"})
-        await house.manager.stop()
-
-    run(main())
+async def test_a_model_that_answers_is_called_loaded_while_it_is_measured() -> None:
+    house, measured = House("a"), threading.Event()
+    house.residency._measure = lambda pid: measured.wait(60)
+    assert await house.ask("a") == ["a", 0]
+    view = (await house.find("a")).residency
+    assert view is not None and (view["state"], view["ready_in_seconds"]) == ("loaded", None)
+    assert await house.manager.index() == [ModelState("a", "", "READY", "")]
+    assert house.states() == {"a": "loading"}
+    measured.set()
+    await until(lambda: house.states() == {"a": "loaded"})
+    await house.manager.stop()
 
 
-def test_a_model_with_a_request_in_flight_finishes_it_before_it_leaves() -> None:
-    async def main() -> None:
-        house = House("a", "b", memory=1.0)
-        house.answers = False
-        slow = asyncio.ensure_future(house.ask("a", 1))
-        await until(lambda: house.has_work("a"))
-        other = asyncio.ensure_future(house.ask("b", 2))
-        await until(lambda: house.states().get("a") == "leaving")
-        again = asyncio.ensure_future(house.ask("a", 3))  # it waits for the next load
-        await turns(9)
-        assert house.running() == ["a"]
-        assert house.starts == ["a"]
-        await house.finish("a", 0)
-        assert await slow == ["a", 1]
-        await house.finish("b", 0)
-        assert await other == ["b", 2]
-        await house.finish("a", 1)
-        assert await again == ["a", 3]
-        assert house.executors["a"][0].stopped
-        await house.manager.stop()
-
-    run(main())
+async def test_a_model_with_a_request_in_flight_finishes_it_before_it_leaves() -> None:
+    house = House("a", "b", memory=1.0)
+    house.answers = False
+    slow = asyncio.ensure_future(house.ask("a", 1))
+    await until(lambda: house.has_work("a"))
+    other = asyncio.ensure_future(house.ask("b", 2))
+    await until(lambda: house.states().get("a") == "leaving")
+    again = asyncio.ensure_future(house.ask("a", 3))  # it waits for the next load
+    await turns(9)
+    assert house.running() == ["a"]
+    assert house.starts == ["a"]
+    await house.finish("a", 0)
+    assert await slow == ["a", 1]
+    await house.finish("b", 0)
+    assert await other == ["b", 2]
+    await house.finish("a", 1)
+    assert await again == ["a", 3]
+    assert house.executors["a"][0].stopped
+    await house.manager.stop()
 
 
-def test_a_request_of_a_model_that_is_leaving_can_be_cancelled() -> None:
-    async def main() -> None:
-        house = House("a", "b", memory=1.0)
-        house.answers = False
-        service = await house.find("a")
-        call = service.infer(1)
-        await until(lambda: house.has_work("a"))
-        other = asyncio.ensure_future(house.ask("b", 2))
-        await until(lambda: house.states().get("a") == "leaving")
-        service.cancel(call)
-        await turns()
-        assert len(house.executors["a"][0].cancelled) == 1
-        house.executors["a"][0].answer_next(lambda batch: batch)
-        await until(lambda: house.has_work("b"))
-        house.executors["b"][0].answer_next(lambda batch: batch)
-        assert await other == 2
-        await house.manager.stop()
-
-    run(main())
+async def test_a_request_of_a_model_that_is_leaving_can_be_cancelled() -> None:
+    house = House("a", "b", memory=1.0)
+    house.answers = False
+    service = await house.find("a")
+    call = service.infer(1)
+    await until(lambda: house.has_work("a"))
+    other = asyncio.ensure_future(house.ask("b", 2))
+    await until(lambda: house.states().get("a") == "leaving")
+    service.cancel(call)
+    await turns()
+    assert len(house.executors["a"][0].cancelled) == 1
+    house.executors["a"][0].answer_next(lambda batch: batch)
+    await until(lambda: house.has_work("b"))
+    house.executors["b"][0].answer_next(lambda batch: batch)
+    assert await other == 2
+    await house.manager.stop()
 
 
-def test_a_model_that_does_not_load_is_refused_quickly_until_it_is_tried_again() -> None:
-    async def main() -> None:
-        clock = FakeClock()
-        house = House("a", clock=clock)
-        house.fails.add("a")
-        with pytest.raises(ModelNotReady, match="a: no weights"):
+async def test_a_model_that_does_not_load_is_refused_quickly_until_it_is_tried_again() -> None:
+    clock = FakeClock()
+    house = House("a", clock=clock)
+    house.fails.add("a")
+    with pytest.raises(ModelNotReady, match="a: no weights"):
+        await house.ask("a")
+    with pytest.raises(ModelNotReady, match="model 'a' is not ready: a: no weights") as refused:
+        await house.ask("a")
+    assert refused.value.retry_after is not None
+    assert 0.0 < refused.value.retry_after < 0.1001
+    assert house.starts == ["a"]
+    assert house.states() == {"a": "failed"}
+    house.fails.clear()
+    clock.advance(refused.value.retry_after)
+    assert await house.ask("a", 1) == ["a", 1]
+    await house.manager.stop()
+
+
+async def test_a_description_that_cannot_be_read_is_refused_quickly_until_it_is_tried_again() -> None:
+    clock = FakeClock()
+    house = House("a", clock=clock)
+    house.shelf.models["a"][""] = "broken"
+    for _ in range(3):
+        with pytest.raises(ModelNotReady, match="cannot be read") as refused:
             await house.ask("a")
-        with pytest.raises(ModelNotReady, match="model 'a' is not ready: a: no weights") as refused:
-            await house.ask("a")
-        assert refused.value.retry_after is not None
-        assert 0.0 < refused.value.retry_after < 0.1001
-        assert house.starts == ["a"]
-        assert house.states() == {"a": "failed"}
-        house.fails.clear()
-        clock.advance(refused.value.retry_after)
-        assert await house.ask("a", 1) == ["a", 1]
-        await house.manager.stop()
-
-    run(main())
+    assert len(house.shelf.asked) == 1
+    house.shelf.models["a"][""] = "a"
+    clock.advance(refused.value.retry_after or 0.0)
+    assert await house.ask("a", 1) == ["a", 1]
+    await house.manager.stop()
 
 
-def test_a_description_that_cannot_be_read_is_refused_quickly_until_it_is_tried_again() -> None:
-    async def main() -> None:
-        clock = FakeClock()
-        house = House("a", clock=clock)
-        house.shelf.models["a"][""] = "broken"
-        for _ in range(3):
-            with pytest.raises(ModelNotReady, match="cannot be read") as refused:
-                await house.ask("a")
-        assert len(house.shelf.asked) == 1
-        house.shelf.models["a"][""] = "a"
-        clock.advance(refused.value.retry_after or 0.0)
-        assert await house.ask("a", 1) == ["a", 1]
-        await house.manager.stop()
-
-    run(main())
+async def test_a_model_whose_folder_has_gone_before_it_was_read_is_unknown() -> None:
+    house = House("a", "b")
+    del house.shelf.models["a"]
+    with pytest.raises(ModelNotFound):
+        await house.ask("a")
+    assert list(house.registry.on_demand) == ["b"]
+    with pytest.raises(ModelNotFound, match="unknown model 'a'"):
+        await house.ask("a")
+    await house.manager.stop()
 
 
-def test_a_model_whose_folder_has_gone_before_it_was_read_is_unknown() -> None:
-    async def main() -> None:
-        house = House("a", "b")
-        del house.shelf.models["a"]
-        with pytest.raises(ModelNotFound):
-            await house.ask("a")
-        assert list(house.registry.on_demand) == ["b"]
-        with pytest.raises(ModelNotFound, match="unknown model 'a'"):
-            await house.ask("a")
-        await house.manager.stop()
-
-    run(main())
-
-
-def test_requests_that_cannot_wait_for_the_load_are_told_when_to_come_again() -> None:
-    async def main() -> None:
-        house = House("a", "b", memory=9.0)
-        house.gate.clear()
-        first = asyncio.ensure_future(house.ask("a", 1))
-        service = await house.find("a")
-        with pytest.raises(DeadlineExceeded):  # how long it takes is not known yet
-            await service.infer(2, timeout=0.05)
-        house.gate.set()
-        assert await first == ["a", 1]
-        house.gate.clear()
-        with pytest.raises(ModelNotReady, match="loading; ready in about") as refused:
-            await house.ask("b", 3, timeout=0.01)
-        assert refused.value.retry_after is not None
-        house.gate.set()
-        assert await house.ask("b", 4) == ["b", 4]
-        assert house.starts == ["a", "b"]
-        await house.manager.stop()
-
-    run(main())
+async def test_requests_that_cannot_wait_for_the_load_are_told_when_to_come_again() -> None:
+    house = House("a", "b", memory=9.0)
+    house.gate.clear()
+    first = asyncio.ensure_future(house.ask("a", 1))
+    service = await house.find("a")
+    with pytest.raises(DeadlineExceeded):  # how long it takes is not known yet
+        await service.infer(2, timeout=0.05)
+    house.gate.set()
+    assert await first == ["a", 1]
+    house.gate.clear()
+    with pytest.raises(ModelNotReady, match="not loaded; a request that can wait for") as refused:
+        await house.ask("b", 3, timeout=0.01)
+    assert refused.value.retry_after is not None
+    await turns(20)
+    assert house.starts == ["a"]
+    house.gate.set()
+    assert await house.ask("b", 4) == ["b", 4]
+    assert house.starts == ["a", "b"]
+    await house.manager.stop()
 
 
-def test_a_model_that_takes_more_than_there_is_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        house = House("large", "declared", needs_memory=1)
-        house.takes["large"] = 3
-        assert await house.ask("large") == ["large", 0]  # only then it is known what it takes
-        await until(lambda: house.states() == {"large": "failed"})
-        assert caplog.text.count("it takes 3B") == 1
-        with pytest.raises(ModelNotReady, match="it takes 3B, and model_memory=2B is for all models together"):
-            await house.ask("large")
-        house.settings["needs_memory"] = "4GB"
-        with pytest.raises(ModelNotReady, match="it takes 4GB, and model_memory=2B"):
-            await house.ask("declared")
-        assert house.starts == ["large"]
-        await house.manager.stop()
-        assert house.running() == []
-
-    run(main())
-
-
-def test_a_model_that_grows_evicts_others_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        house = House("a", "b")
-        for name in "ab":
-            await house.ask(name)
-        await until(lambda: house.states() == {"a": "loaded", "b": "loaded"})
-        house.takes["b"] = 2
-        await house.residency.measure()
-        await until(lambda: "evicted" in house.states().values())
-        assert "the models take 3B, of model_memory=2B; 'b' has grown from 1B to 2B; evicting '" in caplog.text
-        assert len(house.running()) == 1
-        await house.manager.stop()
-
-    run(main())
+async def test_a_load_leaves_the_queue_with_its_last_caller() -> None:
+    house = House("a", "b", "c", "d", memory=9.0)
+    house.residency.core._at_once = 1
+    house.gate.clear()
+    services = {name: await house.find(name) for name in "abcd"}
+    calls = {name: service.infer(0) for name, service in services.items()}
+    await until(lambda: house.starts == ["a"])
+    assert house.states() == {"a": "loading", "b": "waiting", "c": "waiting", "d": "waiting"}
+    calls["b"].cancel()
+    with pytest.raises(DeadlineExceeded):
+        await services["c"].infer(0, timeout=0.01)
+    calls["c"].cancel()
+    await turns()
+    assert house.states() == {"a": "loading", "b": "available", "c": "available", "d": "waiting"}
+    house.gate.set()
+    assert [await calls[name] for name in "ad"] == [["a", 0], ["d", 0]]
+    assert house.starts == ["a", "d"]
+    await house.manager.stop()
 
 
-def test_a_model_that_grows_on_a_gpu_evicts_others_too(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        house = House("a", "b", memory=9.0, gpu_memory=4.0)
-        house.on_gpus = {"a": 2, "b": 1}
-        for name in "ab":
-            await house.ask(name)
-        await until(lambda: house.states() == {"a": "loaded", "b": "loaded"})
-        house.on_gpus["b"] = 3
-        await house.residency.measure()
-        await until(lambda: "evicted" in house.states().values())
-        assert "the models take 5B, of model_gpu_memory=4B; 'b' has grown from 1B to 3B; evicting '" in caplog.text
-        view = house.registry.get("b").residency
-        assert view is not None and view["gpu_memory_bytes"] == 3
-        await house.manager.stop()
-
-    run(main())
+async def test_a_model_that_takes_more_than_there_is_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    house = House("large", "declared", needs_memory=1)
+    house.takes["large"] = 3
+    assert await house.ask("large") == ["large", 0]  # only then it is known what it takes
+    await until(lambda: house.states() == {"large": "failed"})
+    assert caplog.text.count("it takes 3B") == 1
+    with pytest.raises(ModelNotReady, match="it takes 3B, and model_memory=2B is for all models together"):
+        await house.ask("large")
+    house.settings["needs_memory"] = "4GB"
+    with pytest.raises(ModelNotReady, match="it takes 4GB, and model_memory=2B"):
+        await house.ask("declared")
+    assert house.starts == ["large"]
+    await house.manager.stop()
+    assert house.running() == []
 
 
-def test_gpus_that_cannot_be_measured_are_taken_as_stated(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        house = House("a", "b", gpu_memory=4.0, needs_gpu_memory=3)
-        for name in "ab":
-            assert await house.ask(name) == [name, 0]
-        await until(lambda: house.states() == {"a": "evicted", "b": "loaded"})
-        assert caplog.text.count("GPU memory is not measured, only stated (needs_gpu_memory): no driver") == 1
-        await house.manager.stop()
-
-    run(main())
-
-
-def test_metrics_count_what_comes_and_goes() -> None:
-    async def main() -> None:
-        house = House("a", "b", "c")
-        house.fails.add("c")
-        for name in "ab":
-            await house.ask(name)
-        with pytest.raises(ModelNotReady):
-            await house.ask("c")
-        await until(lambda: sorted(house.states().values()) == ["evicted", "failed", "loaded"])
-        found = {name: value for _, name, _, value in in_memory(house.residency.core)}
-        assert found.pop("weir_models_load_seconds") > 0
-        assert found == {
-            "weir_models_loaded": 1, "weir_models_waiting": 0, "weir_models_memory_bytes": 1, "weir_models_gpu_memory_bytes": 0,
-            "weir_models_loads": 2, "weir_models_failed_loads": 1, "weir_models_evictions": 1,
-        }  # fmt: skip
-        await house.manager.stop()
-
-    run(main())
+async def test_a_model_that_grows_evicts_others_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    house = House("a", "b")
+    for name in "ab":
+        await house.ask(name)
+    await until(lambda: house.states() == {"a": "loaded", "b": "loaded"})
+    house.takes["b"] = 2
+    await house.residency.measure()
+    await until(lambda: "evicted" in house.states().values())
+    assert "the models take 3B, of model_memory=2B; 'b' has grown from 1B to 2B; evicting '" in caplog.text
+    assert len(house.running()) == 1
+    await house.manager.stop()
 
 
-def test_pinned_models_stay_and_are_loaded_at_the_start() -> None:
-    async def main() -> None:
-        house = House("a", "b", "c", memory=2.0, pinned=("a",))
+async def test_a_model_that_grows_on_a_gpu_evicts_others_too(caplog: pytest.LogCaptureFixture) -> None:
+    house = House("a", "b", memory=9.0, gpu_memory=4.0)
+    house.on_gpus = {"a": 2, "b": 1}
+    for name in "ab":
+        await house.ask(name)
+    await until(lambda: house.states() == {"a": "loaded", "b": "loaded"})
+    house.on_gpus["b"] = 3
+    await house.residency.measure()
+    await until(lambda: "evicted" in house.states().values())
+    assert "the models take 5B, of model_gpu_memory=4B; 'b' has grown from 1B to 3B; evicting '" in caplog.text
+    view = house.registry.get("b").residency
+    assert view is not None and view["gpu_memory_bytes"] == 3
+    await house.manager.stop()
+
+
+async def test_gpus_that_cannot_be_measured_are_taken_as_stated(caplog: pytest.LogCaptureFixture) -> None:
+    house = House("a", "b", gpu_memory=4.0, needs_gpu_memory=3)
+    for name in "ab":
+        assert await house.ask(name) == [name, 0]
+    await until(lambda: house.states() == {"a": "evicted", "b": "loaded"})
+    assert caplog.text.count("GPU memory is not measured, only stated (needs_gpu_memory): no driver") == 1
+    await house.manager.stop()
+
+
+async def test_metrics_count_what_comes_and_goes() -> None:
+    house = House("a", "b", "c")
+    house.fails.add("c")
+    for name in "ab":
+        await house.ask(name)
+    with pytest.raises(ModelNotReady):
+        await house.ask("c")
+    await until(lambda: sorted(house.states().values()) == ["evicted", "failed", "loaded"])
+    found = {name: value for _, name, _, value in in_memory(house.residency.core)}
+    assert found.pop("weir_models_load_seconds") > 0
+    assert found == {
+        "weir_models_loaded": 1, "weir_models_waiting": 0, "weir_models_memory_bytes": 1, "weir_models_gpu_memory_bytes": 0,
+        "weir_models_loads": 2, "weir_models_failed_loads": 1, "weir_models_evictions": 1,
+    }  # fmt: skip
+    await house.manager.stop()
+
+
+async def test_pinned_models_stay_and_are_loaded_at_the_start() -> None:
+    house = House("a", "b", "c", memory=2.0, pinned=("a",))
+    await house.manager.load_model("a")
+    for name in "bcb":
+        await house.ask(name)
+    await until(lambda: house.states()["a"] == "loaded")
+    assert house.starts == ["a", "b", "c", "b"]
+    await house.manager.stop()
+
+
+async def test_the_start_leaves_to_requests_what_they_have_called_before_it() -> None:
+    house = House("a", "b", "c", memory=3.0)
+    house.fails.add("c")
+    with pytest.raises(ModelNotReady, match="no weights"):
+        await house.ask("c")
+    assert await house.ask("a") == ["a", 0]
+    house.gate.clear()
+    waiting = asyncio.create_task(house.ask("b"))
+    await until(lambda: house.starts == ["c", "a", "b"])
+    await house.manager.start()
+    house.gate.set()
+    assert await waiting == ["b", 0]
+    assert house.starts == ["c", "a", "b"]
+    await house.manager.stop()
+
+
+async def test_a_model_that_a_request_called_before_its_start_is_started_once() -> None:
+    house = House("a")
+    service = await house.find("a")
+    manager = Manager(
+        house.registry, house.shelf, house.make, residency=house.residency
+    )  # as if it were one of the first
+    house.gate.clear()
+    waiting = asyncio.create_task(service.infer(0))
+    await until(lambda: house.starts == ["a"])
+    start = asyncio.create_task(manager.start())
+    await turns()
+    assert not start.done()
+    house.gate.set()
+    await start
+    assert await waiting == ["a", 0]
+    await service.start()
+    assert house.starts == ["a"]
+    await manager.stop()
+
+
+async def test_an_unloaded_model_is_read_and_loaded_again_by_the_next_request() -> None:
+    house = House("a")
+    assert await house.ask("a", 1) == ["a", 1]
+    await house.manager.unload_model("a")
+    assert house.running() == []
+    assert await house.ask("a", 2) == ["a", 2]
+    assert house.reads == ["a", "a"]
+    await house.manager.stop()
+
+
+async def test_requests_that_come_while_their_model_is_unloaded_wait_and_load_it_again() -> None:
+    house = House("a")
+    _, call, unloaded = await house.unload_busy("a")
+    others = [asyncio.ensure_future(house.ask("a", number)) for number in (1, 2)]
+    await turns()
+    assert house.reads == ["a"]
+    await house.finish("a", 0)
+    assert await call == ["a", 0]
+    await unloaded
+    await house.finish("a", 1)
+    assert await asyncio.gather(*others) == [["a", 1], ["a", 2]]
+    assert house.reads == ["a", "a"]
+    await house.manager.stop()
+
+
+async def test_a_load_call_of_a_model_that_fails_raises_its_error() -> None:
+    house = House("a")
+    house.fails.add("a")
+    with pytest.raises(ModelError, match="no weights"):
         await house.manager.load_model("a")
-        for name in "bcb":
-            await house.ask(name)
-        await until(lambda: house.states()["a"] == "loaded")
-        assert house.starts == ["a", "b", "c", "b"]
-        await house.manager.stop()
-
-    run(main())
+    with pytest.raises(ModelNotReady):  # it can be read all the same, and is tried again
+        await house.ask("a")
+    await house.manager.stop()
 
 
-def test_the_start_leaves_to_requests_what_they_have_called_before_it() -> None:
-    async def main() -> None:
-        house = House("a", "b", "c", memory=3.0)
-        house.fails.add("c")
-        with pytest.raises(ModelNotReady, match="no weights"):
-            await house.ask("c")
-        assert await house.ask("a") == ["a", 0]
-        house.gate.clear()
-        waiting = asyncio.create_task(house.ask("b"))
-        await until(lambda: house.starts == ["c", "a", "b"])
-        await house.manager.start()
-        house.gate.set()
-        assert await waiting == ["b", 0]
-        assert house.starts == ["c", "a", "b"]
-        await house.manager.stop()
-
-    run(main())
+async def test_a_server_that_stops_while_a_model_loads_leaves_nothing_behind() -> None:
+    house = House("a")
+    house.gate.clear()
+    asked = asyncio.ensure_future(house.ask("a"))
+    await until(lambda: bool(house.starts))
+    await house.manager.stop(0.0)
+    with pytest.raises((Draining, ModelNotReady)):
+        await asked
+    with pytest.raises((Draining, ModelNotReady)):
+        await house.ask("a")
+    assert house.running() == []
 
 
-def test_a_model_that_a_request_called_before_its_start_is_started_once() -> None:
-    async def main() -> None:
-        house = House("a")
-        service = await house.find("a")
-        manager = Manager(
-            house.registry, house.shelf, house.make, residency=house.residency
-        )  # as if it were one of the first
-        house.gate.clear()
-        waiting = asyncio.create_task(service.infer(0))
-        await until(lambda: house.starts == ["a"])
-        start = asyncio.create_task(manager.start())
-        await turns()
-        assert not start.done()
-        house.gate.set()
-        await start
-        assert await waiting == ["a", 0]
-        await service.start()
-        assert house.starts == ["a"]
-        await manager.stop()
-
-    run(main())
-
-
-def test_an_unloaded_model_is_read_and_loaded_again_by_the_next_request() -> None:
-    async def main() -> None:
-        house = House("a")
-        assert await house.ask("a", 1) == ["a", 1]
-        await house.manager.unload_model("a")
-        assert house.running() == []
-        assert await house.ask("a", 2) == ["a", 2]
-        assert house.reads == ["a", "a"]
-        await house.manager.stop()
-
-    run(main())
-
-
-def test_requests_that_come_while_their_model_is_unloaded_wait_and_load_it_again() -> None:
-    async def main() -> None:
-        house = House("a")
-        _, call, unloaded = await house.unload_busy("a")
-        others = [asyncio.ensure_future(house.ask("a", number)) for number in (1, 2)]
-        await turns()
-        assert house.reads == ["a"]
-        await house.finish("a", 0)
-        assert await call == ["a", 0]
-        await unloaded
-        await house.finish("a", 1)
-        assert await asyncio.gather(*others) == [["a", 1], ["a", 2]]
-        assert house.reads == ["a", "a"]
-        await house.manager.stop()
-
-    run(main())
-
-
-def test_a_load_call_of_a_model_that_fails_raises_its_error() -> None:
-    async def main() -> None:
-        house = House("a")
-        house.fails.add("a")
-        with pytest.raises(ModelError, match="no weights"):
-            await house.manager.load_model("a")
-        with pytest.raises(ModelNotReady):  # it can be read all the same, and is tried again
-            await house.ask("a")
-        await house.manager.stop()
-
-    run(main())
-
-
-def test_a_server_that_stops_while_a_model_loads_leaves_nothing_behind() -> None:
-    async def main() -> None:
-        house = House("a")
-        house.gate.clear()
-        asked = asyncio.ensure_future(house.ask("a"))
-        await until(lambda: bool(house.starts))
-        await house.manager.stop(0.0)
-        with pytest.raises((Draining, ModelNotReady)):
-            await asked
-        with pytest.raises((Draining, ModelNotReady)):
-            await house.ask("a")
-        assert house.running() == []
-
-    run(main())
-
-
-def test_an_unloaded_model_that_was_evicted_is_not_loaded_by_who_still_knows_it() -> None:
+async def test_an_unloaded_model_that_was_evicted_is_not_loaded_by_who_still_knows_it() -> None:
     """A body may have been on its way when the model was unloaded: its service is called after that."""
-
-    async def main() -> None:
-        house = House("a", "b", memory=1.0)
-        service = await house.find("a")
+    house = House("a", "b", memory=1.0)
+    service = await house.find("a")
+    await service.infer(0)
+    await house.ask("b")
+    await until(lambda: house.states() == {"a": "evicted", "b": "loaded"})
+    await house.manager.unload_model("a")
+    with pytest.raises(ModelNotReady, match="stopped"):
         await service.infer(0)
-        await house.ask("b")
-        await until(lambda: house.states() == {"a": "evicted", "b": "loaded"})
-        await house.manager.unload_model("a")
-        with pytest.raises(ModelNotReady, match="stopped"):
-            await service.infer(0)
-        assert len(house.executors["a"]) == 2
-        assert not house.executors["a"][1].started
-        await house.manager.stop()
-
-    run(main())
+    assert len(house.executors["a"]) == 2
+    assert not house.executors["a"][1].started
+    await house.manager.stop()
 
 
 def test_a_model_that_is_unloaded_while_it_loads_has_not_failed(caplog: pytest.LogCaptureFixture) -> None:
@@ -555,129 +510,108 @@ def test_a_model_that_is_unloaded_while_it_loads_has_not_failed(caplog: pytest.L
     assert caplog.text == ""
 
 
-def test_the_memory_of_an_unloaded_model_is_free_when_its_workers_have_ended() -> None:
+async def test_the_memory_of_an_unloaded_model_is_free_when_its_workers_have_ended() -> None:
     """Also where they were about to end, since the model was evicted."""
-
-    async def main() -> None:
-        house = House("a", "b", memory=1.0)
-        await house.ask("a")
-        house.exit.clear()
-        other = asyncio.ensure_future(house.ask("b"))
-        await until(lambda: house.states()["a"] == "leaving")
-        unloaded = asyncio.ensure_future(house.manager.unload_model("a"))
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert not unloaded.done()
-        assert house.starts == ["a"]
-        house.exit.set()
-        await unloaded
-        assert await other == ["b", 0]
-        await house.manager.stop()
-
-    run(main())
+    house = House("a", "b", memory=1.0)
+    await house.ask("a")
+    house.exit.clear()
+    other = asyncio.ensure_future(house.ask("b"))
+    await until(lambda: house.states()["a"] == "leaving")
+    unloaded = asyncio.ensure_future(house.manager.unload_model("a"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not unloaded.done()
+    assert house.starts == ["a"]
+    house.exit.set()
+    await unloaded
+    assert await other == ["b", 0]
+    await house.manager.stop()
 
 
-def test_the_memory_of_an_evicted_model_is_free_when_its_workers_have_ended() -> None:
+async def test_the_memory_of_an_evicted_model_is_free_when_its_workers_have_ended() -> None:
     """Also where a reload ends them, since the model had no time left for what it was to finish."""
-
-    async def main() -> None:
-        house = House("a", "b", memory=1.0, drain_timeout=0.0)
-        house.answers = False
-        call = (service := await house.find("a")).infer(0)
-        await until(lambda: house.has_work("a"))
-        house.exit.clear()
-        other = asyncio.ensure_future(house.ask("b"))
-        await until(lambda: house.states()["a"] == "leaving")
-        stopped = asyncio.ensure_future(service.stop())
-        with pytest.raises(Draining):
-            await call
-        await turns(20)
-        assert (stopped.done(), house.starts) == (False, ["a"])
-        house.exit.set()
-        await stopped
-        await house.finish("b", 0)
-        assert await other == ["b", 0]
-        await house.manager.stop()
-
-    run(main())
+    house = House("a", "b", memory=1.0, drain_timeout=0.0)
+    house.answers = False
+    call = (service := await house.find("a")).infer(0)
+    await until(lambda: house.has_work("a"))
+    house.exit.clear()
+    other = asyncio.ensure_future(house.ask("b"))
+    await until(lambda: house.states()["a"] == "leaving")
+    stopped = asyncio.ensure_future(service.stop())
+    with pytest.raises(Draining):
+        await call
+    await turns(20)
+    assert (stopped.done(), house.starts) == (False, ["a"])
+    house.exit.set()
+    await stopped
+    await house.finish("b", 0)
+    assert await other == ["b", 0]
+    await house.manager.stop()
 
 
-def test_a_model_that_is_unloaded_is_not_evicted_into_another_life() -> None:
-    async def main() -> None:
-        house = House("a", "b", memory=1.0)
-        service, call, unloaded = await house.unload_busy("a")
-        other = asyncio.ensure_future(house.ask("b"))  # is read after the unloading, and is wanted before
-        house.residency._evict(service.generation, "evicted for 'b'")
-        for _ in range(20):
-            await asyncio.sleep(0)
-        with pytest.raises(Draining):
-            await service.infer(1)
-        await house.finish("a", 0)
-        assert await call == ["a", 0]
-        await unloaded
-        await house.finish("b", 0)
-        assert await other == ["b", 0]
-        assert len(house.executors["a"]) == 1
-        await house.manager.stop()
-
-    run(main())
+async def test_a_model_that_is_unloaded_is_not_evicted_into_another_life() -> None:
+    house = House("a", "b", memory=1.0)
+    service, call, unloaded = await house.unload_busy("a")
+    other = asyncio.ensure_future(house.ask("b"))  # is read after the unloading, and is wanted before
+    house.residency._evict(service.generation, "evicted for 'b'")
+    for _ in range(20):
+        await asyncio.sleep(0)
+    with pytest.raises(Draining):
+        await service.infer(1)
+    await house.finish("a", 0)
+    assert await call == ["a", 0]
+    await unloaded
+    await house.finish("b", 0)
+    assert await other == ["b", 0]
+    assert len(house.executors["a"]) == 1
+    await house.manager.stop()
 
 
-def test_a_model_that_is_unloaded_while_it_is_evicted_accepts_no_more() -> None:
+async def test_a_model_that_is_unloaded_while_it_is_evicted_accepts_no_more() -> None:
     """Nor is it loaded once more, at the expense of others."""
-
-    async def main() -> None:
-        house = House("a", "b", memory=1.0)
-        house.answers = False
-        service = await house.find("a")
-        call = service.infer(0)
-        await until(lambda: house.has_work("a"))
-        other = asyncio.ensure_future(house.ask("b"))
-        await until(lambda: house.states()["a"] == "leaving")
-        unloaded = asyncio.ensure_future(house.manager.unload_model("a"))
-        await until(lambda: service.draining)
-        with pytest.raises(Draining, match="is being stopped"):
-            await service.infer(1)
-        await house.finish("a", 0)
-        assert await call == ["a", 0]
-        await unloaded
-        await house.finish("b", 0)
-        assert await other == ["b", 0]
-        assert house.starts == ["a", "b"]
-        await house.manager.stop()
-
-    run(main())
+    house = House("a", "b", memory=1.0)
+    house.answers = False
+    service = await house.find("a")
+    call = service.infer(0)
+    await until(lambda: house.has_work("a"))
+    other = asyncio.ensure_future(house.ask("b"))
+    await until(lambda: house.states()["a"] == "leaving")
+    unloaded = asyncio.ensure_future(house.manager.unload_model("a"))
+    await until(lambda: service.draining)
+    with pytest.raises(Draining, match="is being stopped"):
+        await service.infer(1)
+    await house.finish("a", 0)
+    assert await call == ["a", 0]
+    await unloaded
+    await house.finish("b", 0)
+    assert await other == ["b", 0]
+    assert house.starts == ["a", "b"]
+    await house.manager.stop()
 
 
-def test_a_model_that_is_stopped_before_its_load_begins_is_not_loaded() -> None:
-    async def main() -> None:
-        house = House("a")
-        service = await house.find("a")
-        stopped = asyncio.ensure_future(service.generation.stop())
-        service.infer(0).cancel()  # has it loaded, after the stop
-        await stopped
-        await turns(20)
-        assert house.starts == []
-        await house.manager.stop()
-
-    run(main())
+async def test_a_model_that_is_stopped_before_its_load_begins_is_not_loaded() -> None:
+    house = House("a")
+    service = await house.find("a")
+    stopped = asyncio.ensure_future(service.generation.stop())
+    service.infer(0).cancel()  # has it loaded, after the stop
+    await stopped
+    await turns(20)
+    assert house.starts == []
+    await house.manager.stop()
 
 
-def test_who_waits_for_the_load_of_a_model_that_is_stopped_is_told() -> None:
-    async def main() -> None:
-        house = House("a", "b", memory=1.0, needs_memory=1)
-        house.gate.clear()
-        services = [await house.find(name) for name in "ab"]
-        starts = [asyncio.ensure_future(service.start()) for service in services]
-        await until(lambda: house.states() == {"a": "loading", "b": "waiting"})
-        await services[1].stop()
-        with pytest.raises(ModelNotReady, match="stopped"):
-            await starts[1]
-        house.gate.set()
-        await starts[0]
-        await house.manager.stop()
-
-    run(main())
+async def test_who_waits_for_the_load_of_a_model_that_is_stopped_is_told() -> None:
+    house = House("a", "b", memory=1.0, needs_memory=1)
+    house.gate.clear()
+    services = [await house.find(name) for name in "ab"]
+    starts = [asyncio.ensure_future(service.start()) for service in services]
+    await until(lambda: house.states() == {"a": "loading", "b": "waiting"})
+    await services[1].stop()
+    with pytest.raises(ModelNotReady, match="stopped"):
+        await starts[1]
+    house.gate.set()
+    await starts[0]
+    await house.manager.stop()
 
 
 def test_a_read_that_fails_is_noted_although_its_caller_has_left(caplog: pytest.LogCaptureFixture) -> None:
@@ -702,19 +636,16 @@ def test_a_read_that_fails_is_noted_although_its_caller_has_left(caplog: pytest.
     assert caplog.text.count("is not tried again") == 1
 
 
-def test_a_first_request_does_not_wait_for_ever_behind_other_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        house = House("a", "b")
-        house.gate.clear()
-        load = asyncio.ensure_future(house.manager.load_model("a"))
-        await until(lambda: house.starts == ["a"])
-        monkeypatch.setattr(manager, "READ_WITHIN", 0.0)
-        with pytest.raises(ModelNotReady, match="when other models have been loaded") as refused:
-            await house.ask("b")
-        assert refused.value.retry_after == 1.0
-        house.gate.set()
-        await load
-        await until(lambda: "b" in house.registry.services)  # it was read all the same
-        await house.manager.stop()
-
-    run(main())
+async def test_a_first_request_does_not_wait_for_ever_behind_other_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House("a", "b")
+    house.gate.clear()
+    load = asyncio.ensure_future(house.manager.load_model("a"))
+    await until(lambda: house.starts == ["a"])
+    monkeypatch.setattr(manager, "READ_WITHIN", 0.0)
+    with pytest.raises(ModelNotReady, match="when other models have been loaded") as refused:
+        await house.ask("b")
+    assert refused.value.retry_after == 1.0
+    house.gate.set()
+    await load
+    await until(lambda: "b" in house.registry.services)  # it was read all the same
+    await house.manager.stop()

@@ -30,7 +30,7 @@ def asked(payload: Any, arrival: float, **changes: Any) -> Any:
     """Return what a front asks of its Requests."""
     request = {
         "payload": payload, "arrival": arrival, "timeout": 5.0, "priority": 0, "rows": 1, "content_type": JSON, "accept": JSON,
-        "key": None, "explain": False, "frontend": "http", "settled": False,
+        "key": None, "explain": False, "frontend": "http", "caller": "", "settled": False,
     }  # fmt: skip
     return SimpleNamespace(**{**request, **changes})
 

@@ -18,8 +18,11 @@ def residents(memory: float = 3.0, *, at_once: int = 1, gpu_memory: float = inf)
     return Residents(Room(memory, gpu_memory), at_once)
 
 
-def step(core: Residents, now: float = 0.0, busy: Collection[str] = ()) -> NextStep | None:
-    return core.next_step(now, lambda name: name not in busy)
+def step(core: Residents, now: float = 0.0, busy: Collection[str] = (), left: Collection[str] = ()) -> NextStep | None:
+    """Return the next step; nobody waits any more for those that `left` names."""
+    return core.next_step(
+        now, lambda name: name not in busy, lambda name: {} if name in left else core.models[name].waiters
+    )
 
 
 def load(core: Residents, name: str, now: float = 0.0, seconds: float = 1.0, taken: Room | None = None) -> bool:
@@ -29,6 +32,24 @@ def load(core: Residents, name: str, now: float = 0.0, seconds: float = 1.0, tak
     assert step(core, now) == NextStep(name, [])
     core.begin(name, now)
     return core.loaded(name, taken or room(1.0), now + seconds)
+
+
+def use(core: Residents, name: str, rate: float, until: float) -> None:
+    """Have requests come for a model, so many per second."""
+    model = core.models[name]
+    for number in range(1, int(rate * until) + 1):
+        model.observe(number / rate, model.arrivals + 1)
+
+
+def loaded_in(core: Residents, now: float, seconds: float = 1.0) -> list[str]:
+    """Load all that waits, one after the other; return their names."""
+    order = []
+    while (each := step(core, now)) is not None:
+        order.append(str(each.load))
+        core.begin(each.load, now)
+        now += seconds
+        core.loaded(each.load, NOTHING, now)
+    return order
 
 
 def evict(core: Residents, name: str, now: float) -> None:
@@ -172,10 +193,10 @@ def test_requests_wait_if_the_load_ends_in_time_and_else_are_told_when() -> None
     for name in "bcde":
         core.add(name)
     refusal = core.ask("b", 6.0, 5.0)  # as long as others have taken
-    assert refusal is not None
-    assert refusal == ("loading; ready in about 4 s", 4.0)
-    assert core.models["b"].presence is WAITING  # it is loaded all the same
+    assert refusal == ("not loaded; a request that can wait for 4 s has it loaded", 4.0)
+    assert core.models["b"].presence is AVAILABLE
     core.begin("b", 5.0)
+    assert core.ask("b", 6.0, 5.0) == ("loading; ready in about 4 s", 4.0)
     assert core.ask("b", 9.5, 6.0) is None
     assert core.time_to_load("b", 6.0) == 3.0
     assert core.time_to_load("b", 60.0) == 0.0
@@ -247,9 +268,120 @@ def test_what_is_wanted_while_it_leaves_is_loaded_again() -> None:
     core.leave("a", 1.0, "evicted")
     assert core.ask("a", inf, 1.0) is None
     assert step(core, 1.0) is None
-    core.left("a", 2.0)
+    core.left("a", 2.0, {"": inf})
     assert core.models["a"].presence is WAITING
     assert step(core, 2.0) == NextStep("a", [])
+
+
+def test_a_load_leaves_the_queue_with_the_last_that_waits_for_it() -> None:
+    core = residents()
+    load(core, "old")
+    evict(core, "old", 1.0)
+    for name in ("old", "new"):
+        core.models.get(name) or core.add(name)
+        core.ask(name, inf, 2.0)
+    assert step(core, 2.0, left=["old"]) == NextStep("new", [])
+    assert (core.models["old"].presence, core.models["old"].reason) == (EVICTED, "evicted")
+    assert step(core, 2.0, left=["new"]) is None
+    assert core.models["new"].presence is AVAILABLE
+
+
+def test_a_request_that_cannot_wait_has_no_model_loaded_until_it_comes_back() -> None:
+    core = residents()
+    load(core, "other", seconds=4.0)
+    core.add("a")
+    refused = [core.ask("a", now + 0.01, now) for now in (5.0, 6.0, 8.9)]
+    assert [each and each.retry_after for each in refused] == [4.0] * 3
+    assert step(core, 8.9) is None
+    assert core.ask("a", 9.01, 9.0) == ("loading; ready in about 4 s", 4.0)  # as it was told
+    assert step(core, 9.0, left=["a"]) == NextStep("a", [])
+    assert step(core, 80.0, left=["a"]) is None  # it has not come again
+    assert core.ask("a", 200.01, 200.0) is not None
+    assert step(core, 200.0) is None
+
+
+def test_loads_go_by_deadline() -> None:
+    core = residents(99.0)
+    load(core, "first")
+    for name, deadline in (("a", inf), ("b", 40.0), ("c", 20.0)):
+        core.add(name)
+        core.ask(name, deadline, 10.0)
+    core.ask("a", 30.0, 10.0)
+    assert loaded_in(core, 10.0) == ["c", "a", "b"]
+
+
+def test_where_not_all_can_be_met_the_least_asked_for_go_last() -> None:
+    core = residents(99.0)
+    load(core, "first")
+    for name in ("known", "x", "y", "z"):
+        core.add(name)
+    use(core, "known", 1.0, 10.0)
+    for name in ("x", "y", "z"):
+        assert core.ask(name, 13.5, 10.0) is None
+    assert core.ask("known", 13.6, 10.0) is None
+    assert loaded_in(core, 10.0) == ["x", "y", "known", "z"]
+
+
+def test_callers_take_turns_however_much_they_ask_for() -> None:
+    core = residents(99.0)
+    load(core, "first")
+    names = [f"g{number}" for number in range(6)]
+    for name in (*names, "h0", "h1", "both"):
+        core.add(name)
+    for name in (*names, "both"):
+        core.ask(name, inf, 1.0, "greedy")
+    assert step(core, 1.0) == NextStep("g0", [])
+    core.begin("g0", 1.0)
+    core.loaded("g0", NOTHING, 2.0)
+    for deadline, name in enumerate(("h0", "both", "h1"), 97):
+        core.ask(name, deadline, 2.0, "honest")
+    assert core.time_to_load("h0", 2.0) == 1.0
+    assert loaded_in(core, 2.0) == ["h0", "g1", "both", "g2", "h1", "g3", "g4", "g5"]
+
+
+def test_what_is_in_use_leaves_for_others_only_now_and_then() -> None:
+    core = residents(2.0)
+    for name in ("used", "more"):
+        load(core, name, taken=room(1.0))
+    use(core, "used", 0.5, 20.0)
+    use(core, "more", 2.0, 20.0)
+    for name in "abc":
+        core.add(name, room(1.0))
+        core.ask(name, inf, 20.0)
+    assert step(core, 20.0) == NextStep("a", ["used"])
+    evict(core, "used", 20.0)
+    core.begin("a", 20.0)
+    core.loaded("a", room(1.0), 21.0)
+    assert step(core, 21.0) == NextStep("b", ["a"])  # which is not in use
+    core.ask("used", 30.0, 21.0)
+    evict(core, "a", 21.0)
+    assert step(core, 21.0) == NextStep("used", [])
+    core.begin("used", 21.0)
+    core.loaded("used", room(1.0), 22.0)
+    use(core, "used", 0.5, 24.0)
+    use(core, "more", 2.0, 24.0)
+    assert step(core, 24.0) is None
+    assert core.step_at == 25.0  # it may be in use no more then
+    use(core, "used", 0.5, 39.0)
+    use(core, "more", 2.0, 39.0)
+    assert step(core, 39.5) is None
+    assert core.step_at == 20.0 + 10.0 * (1.0 + 1.0)
+
+
+def test_what_is_asked_for_more_often_takes_the_place_of_what_is_in_use() -> None:
+    core = residents(1.0)
+    load(core, "used", taken=room(1.0))
+    core.add("more", room(1.0))
+    core.add("burst", room(1.0))
+    use(core, "used", 0.5, 20.0)
+    core._displaces_at = inf
+    core.models["burst"].observe(19.9, 1)
+    core.models["burst"].observe(20.0, 99)
+    core.ask("burst", inf, 20.0)
+    assert step(core, 20.0) is None
+    use(core, "more", 1.0, 20.0)
+    core.ask("more", inf, 20.0)
+    assert step(core, 20.0) == NextStep("more", ["used"])
 
 
 def test_a_model_that_has_grown_makes_others_leave() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from weir.errors import SettingsError, Unauthorized
-from weir.protocols.access import Access, AccessSettings, Control, ControlSettings
+from weir.protocols.access import Access, AccessSettings, Control, ControlSettings, caller_in
 from weir.settings import read_settings
 
 KEY = "s3cret-key"
@@ -82,11 +82,13 @@ def test_requests_with_a_key_of_bulk_work_are_bulk_whatever_they_state(tmp_path:
     access = keyed(tmp_path, f"{KEY}\nnightly bulk\n")
     stated = (b"x-weir-class", b"interactive")
 
-    assert access.require_http([*headers("Bearer nightly"), stated]) == [
-        *headers("Bearer nightly"), (b"x-weir-class", b"bulk")
-    ]  # fmt: skip
-    assert access.require_http(headers(basic("nightly")))[-1] == (b"x-weir-class", b"bulk")
-    assert access.require_http([*headers(f"Bearer {KEY}"), stated]) == [*headers(f"Bearer {KEY}"), stated]
+    caller, *marked = access.require_http([*headers("Bearer nightly"), stated])
+    assert marked == [*headers("Bearer nightly"), (b"x-weir-class", b"bulk")]
+    assert access.require_http(headers(basic("nightly"))) == [caller, *headers(basic("nightly")), marked[-1]]
+    other, *unmarked = access.require_http([*headers(f"Bearer {KEY}"), stated])
+    assert unmarked == [*headers(f"Bearer {KEY}"), stated]
+    assert caller_in([caller]) != caller_in([other])
+    assert not caller_in(Access().require_http(headers("Bearer nightly")))
     for key in ("nightly bulk", "bulk"):
         with pytest.raises(Unauthorized):
             access.require(key)

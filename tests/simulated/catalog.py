@@ -275,6 +275,10 @@ class _Residents(Residents):
         """See Residents."""
         generation: Any = name
         self.catalog.begins(generation)
+        if now >= self.models[name].expected[1] and not generation.driver.waiters():
+            assert self.catalog.residency is not None
+            if generation not in self.catalog.residency._loads:
+                self.catalog.world.broken(f"{generation.label} is loaded, and nobody waits for it")
         super().begin(name, now)
 
 
@@ -481,7 +485,7 @@ class Catalog:
         return max(0.0 if model.measured is None else model.measured.memory, model.declared.memory)
 
     def evicts(self, generation: Generation, reason: str) -> None:
-        """A model must leave. One that has requests may only if those that have none are not enough, or if it can never stay."""
+        """A model must leave. One that has requests may only if those that have none and are not in use are not enough, or if it can never stay."""
         assert self.residency is not None
         core = self.residency.core
         own = core.models[generation]
@@ -491,10 +495,15 @@ class Catalog:
             self._evicted[generation.label].append(self.world.loop.now)
         if generation.driver.is_idle or own.may_load_at == inf:
             return
-        waiting = next(iter(core._queue), None) if reason.startswith("evicted for") else None
+        queue: Any = core._queue
+        waiting = next((each for each in queue if reason == f"evicted for {each.label!r}"), None)
         needed = core._staying.memory + (0.0 if waiting is None else core._expected(core.models[waiting]).memory)
         idle: Any = [key for key, each in core.models.items() if each.presence is Presence.LOADED and not each.pinned]
-        free = sum(core._expected(core.models[each]).memory for each in idle if each.driver.is_idle)
+        free = sum(
+            core._expected(core.models[each]).memory
+            for each in idle
+            if each.driver.is_idle and not core._is_used(each, self.world.loop.now)
+        )
         if needed - free <= self.plan.memory:
             self.world.broken(f"{generation.label} is evicted, has requests, and others have none")
 

@@ -98,15 +98,7 @@ class BulkWork(WorkClass):
     and `quiet_size` that after some time without interactive requests. `workers` are the bulk workers that are ready or being replaced, by index.
     """
 
-    __slots__ = (
-        "_busy_until",
-        "_delay",
-        "_ended_at",
-        "_left",
-        "quiet_size",
-        "size",
-        "workers",
-    )
+    __slots__ = ("_busy_until", "_delay", "_ended_at", "_left", "quiet_size", "size", "workers")
 
     def __init__(self, settings: BatchingSettings, queue_type: type[FifoQueue]) -> None:
         super().__init__(settings, queue_type)

@@ -35,7 +35,7 @@ class RequestBase:
     """The attributes of a Request, for protocols to subclass (they add `finish` and `fail`)."""
 
     __slots__ = (
-        "accept", "arrival", "content_type", "cost", "deadline", "frontend", "key", "kind", "large", "overtaken", "partial",
+        "accept", "arrival", "caller", "content_type", "cost", "deadline", "frontend", "key", "kind", "large", "overtaken", "partial",
         "payload", "priority", "rows", "settled", "taken", "timeout", "trace",
     )  # fmt: skip
     settled: bool
@@ -48,7 +48,7 @@ class RequestBase:
     def __init__(
         self, payload: Any, arrival: float, timeout: float, *, kind: Kind = Kind.ITEM, content_type: str = OBJECT,
         accept: str = OBJECT, rows: int = 1, cost: float = 1.0, key: Hashable = None, priority: int = 0,
-        large: bool = False, frontend: str = "python", trace: Any = None,
+        large: bool = False, frontend: str = "python", caller: str = "", trace: Any = None,
     ) -> None:  # fmt: skip
         self.payload = payload
         self.arrival = arrival
@@ -63,6 +63,7 @@ class RequestBase:
         self.priority = priority
         self.large = large
         self.frontend = frontend
+        self.caller = caller
         self.trace = trace
         begin(self)
 

@@ -25,9 +25,7 @@ class BatchingSettings(Checked):
         rule=AT_LEAST_ONE,
     )
     max_queue_cost: float | None = setting(
-        None,
-        "maximum total cost of waiting requests (see Model.measure)",
-        rule=POSITIVE,
+        None, "maximum total cost of waiting requests (see Model.measure)", rule=POSITIVE
     )
     bulk_delay: float | None = setting(
         None,
@@ -35,22 +33,14 @@ class BatchingSettings(Checked):
         rule=AT_LEAST_ZERO,
     )
     capacity: int | None = setting(
-        None,
-        "maximum number of rows waiting and running (default for chains: 4096)",
-        rule=AT_LEAST_ONE,
+        None, "maximum number of rows waiting and running (default for chains: 4096)", rule=AT_LEAST_ONE
     )
     max_batch_cost: float | None = setting(None, "maximum total cost of a batch (see Model.measure)", rule=POSITIVE)
     padded: bool = setting(False, "the model pads batches, so costs are lengths")
     max_padding: float | None = setting(
-        None,
-        "for padded batches: maximum padding, in units of cost",
-        rule=AT_LEAST_ZERO,
+        None, "for padded batches: maximum padding, in units of cost", rule=AT_LEAST_ZERO
     )
-    padding_cost: float = setting(
-        1.0,
-        "for padded batches: cost of a padding token relative to a real one",
-        rule=SHARE,
-    )
+    padding_cost: float = setting(1.0, "for padded batches: cost of a padding token relative to a real one", rule=SHARE)
     small_request_size: int = setting(
         16,
         "0 keeps arrival order; otherwise requests wait in proportion to their rows, or to their costs if padded",

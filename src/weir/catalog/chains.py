@@ -286,7 +286,7 @@ class ItemWalk:
         call = Call(loop=asyncio.get_running_loop()).prepare(payload, now, left, service.cancel)
         call.deadline = request.deadline
         call.priority = request.priority
-        call.frontend = request.frontend
+        call.frontend, call.caller = request.frontend, request.caller
         call.trace = child_of(request.trace)
         if not self._tensors:
             call.key = request.key

@@ -13,15 +13,18 @@ from typing import Any
 from weir.catalog.sources import LOAD_NONE, ModelToServe, RepositorySettings
 from weir.config import as_size, parse_size
 from weir.errors import ModelNotReady, SettingsError, WeirError
-from weir.policy.residency import Key, Presence, Resident, Residents, Room
+from weir.messages import Request
+from weir.policy.residency import Key, Presence, Resident, Residents, Room, Waiters
 from weir.profiling.machine import GpuMemory, memory_of
 from weir.serving.delivery import logger
 from weir.serving.generation import Generation
 from weir.serving.handle import ResidencyView
 from weir.workers.cpus import cpu_count
 from weir.workers.process.launch import Templates
+from weir.workers.timer import Timer
 
 MEASURE_EVERY = 5.0  # seconds between measurements of what loaded models take
+LOAD_CALLS = "load calls"  # the caller of loads that no request asks for; no API key is called so
 
 # Returns the bytes that a process takes; None if that is unknown.
 Measure = Callable[[int], int | None]
@@ -59,6 +62,7 @@ class Residency:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loads: dict[Generation, asyncio.Future[None]] = {}  # that somebody awaits
         self._watching: asyncio.Task[None] | None = None
+        self._timer: Timer | None = None
         self._over = False  # whether more than there is was taken when it was measured last
 
     def open(self) -> None:
@@ -67,16 +71,23 @@ class Residency:
 
     # OnDemand.
 
-    def wanted(self, generation: Generation, deadline: float, now: float) -> WeirError | None:
+    def wanted(self, generation: Generation, request: Request, now: float) -> WeirError | None:
         """See OnDemand."""
+        return self._ask(generation, request.deadline, now, request.caller)
+
+    def forsaken(self, generation: Generation) -> None:
+        """See OnDemand."""
+        self._arm(self.clock())
+
+    def _ask(self, generation: Generation, deadline: float, now: float, caller: str) -> WeirError | None:
         if generation not in self.core.models:
             workers = generation.workers
             declared = Room(
                 *(float(parse_size(each or 0) or 0) for each in (workers.needs_memory, workers.needs_gpu_memory))
             )
             self.core.add(generation, declared, pinned=generation.facts.name in self.pinned)
-        refusal = self.core.ask(generation, deadline, now)
-        self._go_on()
+        refusal = self.core.ask(generation, deadline, now, caller)
+        self._arm(now)  # not at once: the request waits only when it is in its queue
         return None if refusal is None else not_ready(generation.label, refusal.reason, refusal.retry_after)
 
     async def load(self, generation: Generation) -> None:
@@ -85,7 +96,7 @@ class Residency:
         if model is not None and model.presence is Presence.LOADED:
             return
         loaded = self._loads.setdefault(generation, asyncio.get_running_loop().create_future())
-        refusal = self.wanted(generation, float("inf"), self.clock())
+        refusal = self._ask(generation, float("inf"), self.clock(), LOAD_CALLS)
         if refusal is not None:
             del self._loads[generation]
             raise refusal
@@ -129,6 +140,8 @@ class Residency:
 
     async def close(self) -> None:
         """Load and end nothing more. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
         tasks = [*self._tasks, *([] if self._watching is None else [self._watching])]
         for task in tasks:
             task.cancel()
@@ -141,7 +154,7 @@ class Residency:
         """Take all steps that can be taken now."""
         now = self.clock()
         self._observe(now)
-        while (step := self.core.next_step(now, _is_idle)) is not None:
+        while (step := self.core.next_step(now, _is_idle, self._waiters)) is not None:
             generation = _generation(step.load)
             if step.leave:
                 for each in step.leave:
@@ -149,6 +162,19 @@ class Residency:
             else:
                 self.core.begin(generation, now)
                 self._spawn(self._load(generation))
+        if self.core.step_at is not None:
+            self._arm(self.core.step_at)
+
+    def _arm(self, when: float) -> None:
+        """Go on at this instant."""
+        if self._timer is None:
+            self._timer = Timer(self.clock, asyncio.get_running_loop(), self._go_on)
+        self._timer.arm(when)
+
+    def _waiters(self, key: Key) -> Waiters:
+        generation = _generation(key)
+        awaited = {LOAD_CALLS: inf} if generation in self._loads else {}
+        return generation.driver.waiters() | awaited
 
     def _observe(self, now: float) -> None:
         for key, model in self.core.models.items():
@@ -215,7 +241,7 @@ class Residency:
             await generation.sleep()
         finally:
             if generation in self.core.models:
-                self.core.left(generation, self.clock())
+                self.core.left(generation, self.clock(), self._waiters(generation))
         self._go_on()
 
     async def _watch(self) -> None:
@@ -270,8 +296,7 @@ class Residency:
         on_gpus = self._on_gpus()
         return {
             each: Room(
-                float(sum(self._measure(pid) or 0 for pid in own)),
-                float(sum(on_gpus.get(pid, 0) for pid in own)),
+                float(sum(self._measure(pid) or 0 for pid in own)), float(sum(on_gpus.get(pid, 0) for pid in own))
             )
             for each, own in pids.items()
         }

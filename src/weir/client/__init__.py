@@ -53,8 +53,7 @@ def __getattr__(name: str) -> Any:
         if library not in _ADDED_BY:
             raise
         raise ModuleNotFoundError(
-            f"weir.client.{name} needs {library}, which is not installed; {_ADDED_BY[library]}",
-            name=error.name,
+            f"weir.client.{name} needs {library}, which is not installed; {_ADDED_BY[library]}", name=error.name
         ) from error
     value = globals()[name] = getattr(module, name)
     return value

@@ -61,11 +61,7 @@ def bench(
     ] = None,
     policy: Annotated[
         list[str] | None,
-        flag(
-            "Policy of the models in this process; repeatable, each is a target.",
-            "In process",
-            metavar="POLICY",
-        ),
+        flag("Policy of the models in this process; repeatable, each is a target.", "In process", metavar="POLICY"),
     ] = None,
     set_: Annotated[
         list[str] | None,

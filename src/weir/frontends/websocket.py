@@ -30,7 +30,7 @@ from weir.errors import (
 )
 from weir.messages import TRACE_FIELDS, TRACEPARENT, carry
 from weir.protocols import HttpSettings
-from weir.protocols.access import allowed
+from weir.protocols.access import allowed, caller_in
 from weir.protocols.account import CLAIM, Account, charge_values
 from weir.protocols.entries import QueueEntry, Schedule, response_of
 from weir.protocols.exchange import Exchange, QueuedRequest, inference_of, once_read
@@ -125,7 +125,7 @@ class Session:
     """Serves one connection. The bytes of its requests and responses are charged to `account`."""
 
     def __init__(self, socket: WebSocket, registry: "Models", settings: HttpSettings, account: Account) -> None:
-        self._socket = socket
+        self._socket, self._caller = socket, caller_in(socket.headers.raw)
         self._account = account
         self._claim = account.claim()
         self._registry = registry
@@ -269,6 +269,7 @@ class Session:
             ):
                 request.parameters.pop(TRACEPARENT, None)
                 exchange = Exchange(service, frontend=FRONTEND)
+                exchange.caller = self._caller
                 (entry,), schedule = exchange.entries(request)
                 waiting = self._under_way[request.id] = _Waiting(self, exchange, request, received, size)
                 waiting.submit(entry, schedule)
@@ -428,6 +429,7 @@ class Session:
     async def _stream(self, request: InferenceRequest, received: int) -> None:
         service = await once_read(partial(find, self._registry, request.model, request.version))
         exchange = Exchange(service, frontend=FRONTEND, carrier=self._carrier(request))
+        exchange.caller = self._caller
         sent, last = 0, False
         async with aclosing(exchange.stream(request)) as parts:
             async for part in parts:

@@ -151,38 +151,18 @@ def why_passed_on(handle: ModelHandle) -> str:
 
 
 class KnownForm:
-    """What the requests of a RequestForm have in common, as the queue needs it. `handle` is None if the model is not what the front believes."""
+    """What the requests of a RequestForm, which was `sent`, have in common, as the queue needs it. `handle` is None if the model is not what the front
+    believes."""
 
-    __slots__ = (
-        "accept",
-        "content_type",
-        "cost",
-        "explain",
-        "facts",
-        "frontend",
-        "handle",
-        "key",
-        "large",
-        "model",
-        "priority",
-        "rows",
-        "timeout",
-    )
+    __slots__ = ("cost", "facts", "handle", "key", "large", "sent")
 
     def __init__(self, message: RequestForm, handle: LocalHandle | None, facts: "ModelFacts") -> None:
         """Raises ValueError for a key that cannot be one."""
-        self.model = message.model
+        self.sent = message
         self.handle = handle
         self.facts = facts
-        self.content_type = message.content_type
-        self.accept = message.accept
-        self.timeout = message.timeout
-        self.priority = message.priority
-        self.rows = message.rows
         self.cost = float(message.rows)
         self.key = unpacked_key(message.key)
-        self.explain = message.explain
-        self.frontend = message.frontend
         self.large = handle is not None and 0 < facts.batching.small_request_size < message.rows
 
 
@@ -198,25 +178,27 @@ class RemoteRequest(RequestBase):
         self, front: "ConnectedFront", handle: Cancels, form: KnownForm, number: int, arrival: float, payload: bytes
     ) -> None:
         # As RequestBase does, but without arguments: this runs once per request. A test compares the results of the two.
+        sent = form.sent
         self.payload = payload
         self.arrival = arrival
-        self.timeout = timeout = form.timeout
+        self.timeout = timeout = sent.timeout
         self.deadline = arrival + timeout
         self.kind = _ITEM
-        self.content_type = form.content_type
-        self.accept = form.accept
-        self.rows = form.rows
+        self.content_type = sent.content_type
+        self.accept = sent.accept
+        self.rows = sent.rows
         self.cost = form.cost
         self.key = form.key
-        self.priority = form.priority
+        self.priority = sent.priority
         self.large = form.large
-        self.frontend = form.frontend
+        self.frontend = sent.frontend
+        self.caller = sent.caller
         self.trace = None
         begin(self)
         self.front = front
         self.handle = handle
         self.number = number
-        self.explain = form.explain
+        self.explain = sent.explain
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Send the output to the front."""
@@ -318,7 +300,7 @@ class ConnectedFront:
         self._link.put(message)
         if isinstance(message, ModelTable):
             for form in self._forms.values():
-                if form.model not in self._catalogue.handles:
+                if form.sent.model not in self._catalogue.handles:
                     form.handle = None
 
     def close(self) -> None:
@@ -372,7 +354,7 @@ class ConnectedFront:
 
     def _submit_places(self, form: KnownForm, numbers: range, message: Submit) -> None:
         try:
-            payloads = self._places.payloads(form.model, message.payloads)
+            payloads = self._places.payloads(form.sent.model, message.payloads)
         except ValueError as error:
             raise _Violation(str(error)) from None
         refused: Iterable[Any] = payloads
@@ -428,7 +410,7 @@ class ConnectedFront:
         self.open.update(zip(numbers, requests, strict=True))
         refused = handle.submit_all(requests, self._now)
         for request, error in refused:
-            handle.notify(form.frontend, error)
+            handle.notify(form.sent.frontend, error)
             self.fail(request.number, error)
         return [request.payload for request, _ in refused]
 
@@ -659,7 +641,7 @@ class TextsOfFront:
             try:
                 handle.submit(request, now)
             except WeirError as error:
-                handle.notify(form.frontend, error)
+                handle.notify(form.sent.frontend, error)
                 request.fail(error)
 
     def begin(self, dispatch: Dispatch) -> TextOutputs | None:

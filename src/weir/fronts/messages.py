@@ -60,6 +60,7 @@ class RequestForm(msgspec.Struct, array_like=True, tag=8, gc=False, frozen=True)
     key: Annotated[bytes, Meta(max_length=64 << 10)]
     explain: bool
     frontend: Text
+    caller: Text = ""
 
 
 class SentText(msgspec.Struct, array_like=True, tag=0, gc=False):

@@ -94,6 +94,7 @@ class Requests:
             request.key,
             request.explain,
             request.frontend,
+            request.caller,
         )
         self.send(request, form, request.arrival, payload, len(payload) if type(payload) is bytes else _PLACE_BYTES)
 
@@ -125,10 +126,10 @@ class Requests:
         if len(self._forms) >= FORMS:
             self._forms.clear()
         number = self._forms[form] = len(self._forms)
-        model, timeout, priority, rows, content_type, accept, key, explain, frontend = form
+        model, timeout, priority, rows, content_type, accept, key, explain, frontend, caller = form
         packed = packed_key(key)
         self.link.put(
-            RequestForm(number, model, timeout, priority, rows, content_type, accept, packed, explain, frontend)
+            RequestForm(number, model, timeout, priority, rows, content_type, accept, packed, explain, frontend, caller)
         )
         return number
 
@@ -377,7 +378,7 @@ class TextHandle(RemoteHandle):
         ids, second, outputs = tokens
         if len(ids) > LONGEST_TOKENS:
             raise HandedOver
-        form = (self.number, timeout, request.priority, 1, OBJECT, request.accept, None, False, request.frontend)
+        form = (self.number, timeout, request.priority, 1, OBJECT, request.accept, None, False, request.frontend, "")
         ahead = max(0.0, request.tag - self.virtual_time())
         sent = SentText(ids, int(request.cost), ahead, request.brief, second, outputs)
         requests.send(request, form, began, sent, len(ids))

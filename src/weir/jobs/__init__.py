@@ -10,9 +10,7 @@ class JobSettings(Checked):
     """Where batch jobs are kept, and how much of them. Sizes are in bytes, durations in seconds."""
 
     batch_dir: str | None = setting(
-        None,
-        "directory of batch jobs and their files (default: no batch jobs)",
-        metavar="DIR",
+        None, "directory of batch jobs and their files (default: no batch jobs)", metavar="DIR"
     )
     batch_max_bytes: int = setting(
         10 << 30, "largest total size of the files and results of batch jobs, in bytes", rule=AT_LEAST_ONE

@@ -20,15 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from weir.errors import (
-    Cancelled,
-    Draining,
-    InvalidRequest,
-    Overloaded,
-    TooLarge,
-    UnsupportedMediaType,
-    WeirError,
-)
+from weir.errors import Cancelled, Draining, InvalidRequest, Overloaded, TooLarge, UnsupportedMediaType, WeirError
 from weir.frontends.http.asgi import HttpEndpoint, answered, as_response, too_slow, unless_left
 from weir.jobs import JobSettings
 from weir.jobs.running import Ask, JobRunner, Log, check_endpoint

@@ -105,10 +105,7 @@ def resources(manifest: Manifest, on_ray: bool) -> dict[str, Any]:
     """Return what a pod asks for; `on_ray`: Ray runs in it. There is no limit of CPUs: it would stop the server in the middle of a batch."""
     objects, memory = manifest.objects, manifest.memory(on_ray)
     gpus = {"nvidia.com/gpu": str(objects.gpus)} if objects.gpus else {}
-    return {
-        "requests": {"cpu": manifest.cpu, "memory": memory, **gpus},
-        "limits": {"memory": memory, **gpus},
-    }
+    return {"requests": {"cpu": manifest.cpu, "memory": memory, **gpus}, "limits": {"memory": memory, **gpus}}
 
 
 def probes(manifest: Manifest) -> dict[str, Any]:

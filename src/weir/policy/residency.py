@@ -6,12 +6,18 @@ Proxy Caching Algorithms", 1997) and Landlord (Young, "On-Line File Caching", 20
 requests only that the last one is recent. Here its rate is estimated as policies estimate it (online/arrivals.py). A rate alone
 keeps models that were popular and forgets that requests come in sessions, so what came lately counts beside it: see RECENT.
 
+A load is for the requests that wait for it, and leaves the queue with the last of them. Callers take turns by the seconds of loads
+that they have had. Of what one caller waits for, models in use come back first; the others load in the order of deadlines. Where not
+all can be met, those with the fewest requests for a second of loading go last (Moore, "An n job, one machine sequencing algorithm", 1968). A model in use leaves for one
+that is asked for more often; for others only now and then, see DISPLACES. So nobody can evict what others use by asking for much.
+
 The caller does the work: it takes the steps that `next_step` returns, and says what came of them.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from typing import NamedTuple
 
@@ -23,6 +29,13 @@ WINDOW_ROWS = 10.0  # mean gaps that the rate of a model is estimated over: its 
 RECENT = 0.05  # a model whose last request is `s` seconds old counts as if RECENT / s more came per second
 SHORTEST_AGE = 1e-3  # seconds
 LOADS_WEIGHT = 0.3  # of the newest load in the mean time to load
+KNOWN = 5  # requests, at as many instants, from which on the rate of a model is known
+IN_USE = 0.1  # a model is in use if its rate times the seconds of its load is more: to load it each time would take this part of the time
+DISPLACES = (
+    10.0  # for others that are asked for less, models in use leave this many times more rarely than their loads take
+)
+LOOKS_AGAIN = 1.0  # seconds until it is seen whether a model is still in use that must stay for that
+RETURNS = 60.0  # seconds for which a caller is expected who was refused, and told when to come again
 
 
 class Presence(StrEnum):
@@ -70,6 +83,8 @@ class Refusal(NamedTuple):
 
 
 Key = Hashable  # names a model
+Waiters = Mapping[str, float]  # the earliest deadline of the requests that wait for a model, by caller
+NOBODY: Waiters = {}
 
 
 class NextStep(NamedTuple):
@@ -91,6 +106,10 @@ class Resident:
         measured: what it took when it was measured last; None before that.
         load_seconds: the mean time to load it; None before the first load.
         since: when it came into its presence, in seconds.
+        waiters: who waits for its load.
+        back_at: when callers may come again who were refused as they could not wait; None if none was.
+        expected: who has come again then, could still not wait, and is expected until this instant.
+        former: the presence and the reason that it had before it waited.
     """
 
     declared: Room = NOTHING
@@ -104,7 +123,12 @@ class Resident:
     backoff: Backoff = field(default_factory=Backoff)
     rate: Rate = field(default_factory=lambda: Rate(WINDOW_ROWS, enough=0))
     arrivals: int = 0
+    instants: int = 0  # at which requests have come
     last_arrival: float | None = None
+    waiters: Waiters = field(default_factory=dict)
+    back_at: float | None = None
+    expected: tuple[str, float] = ("", -inf)
+    former: tuple[Presence, str] = (Presence.AVAILABLE, "")
 
     def observe(self, now: float, arrivals: int) -> None:
         """Take note that so many of its rows had ever arrived at the instant `now`."""
@@ -116,6 +140,7 @@ class Resident:
         elif now > self.last_arrival:
             self.rate.learn(count, now - self.last_arrival)
         self.arrivals, self.last_arrival = arrivals, now
+        self.instants += 1
 
     def rate_at(self, now: float) -> float:
         """Return the rate at which its requests are expected, in rows per second."""
@@ -123,6 +148,22 @@ class Resident:
             return 0.0
         age = now - self.last_arrival
         return self.rate.after(age) + RECENT / max(age, SHORTEST_AGE)
+
+    def known_rate_at(self, now: float) -> float:
+        """Return the same as far as enough requests have come to know it; a burst is not enough."""
+        if self.last_arrival is None or self.instants < KNOWN:
+            return 0.0
+        return self.rate.after(0.0 if self.waiters else now - self.last_arrival)  # who waits may ask no more meanwhile
+
+    def is_back(self, caller: str, left: float, now: float) -> bool:
+        """Note that a request was refused that could not wait `left` seconds. Return whether its caller has come again as it was told to before, and is
+        expected once more: such requests have the model loaded, too."""
+        if self.back_at is None or now > self.back_at + RETURNS:
+            self.back_at = now + left
+        if now < self.back_at:
+            return False
+        self.expected = caller, now + left + RETURNS
+        return True
 
 
 def why_too_large(own: Room, limits: Room, needed: Room | None = None) -> str:
@@ -153,7 +194,12 @@ class Residents:
         self._at_once = at_once
         self._present: dict[Key, Resident] = {}  # those in memory
         self._queue: dict[Key, None] = {}  # those that wait, the first first
-        self._again: set[Key] = set()  # those that are leaving and wanted again
+        self._order: list[tuple[Key, str]] | None = (
+            None  # those that wait, the next first, and whose turn each is; None: is to be found
+        )
+        self._had: dict[str, float] = {}  # seconds of loads by caller, as long as any wait
+        self._displaces_at = -inf
+        self.step_at: float | None = None  # when there may be a step without anything else happening
 
     def add(self, name: Key, declared: Room = NOTHING, *, pinned: bool = False) -> Resident:
         """Add a model, or describe a known one again; return it. Then it may be loaded at once, whatever failed before."""
@@ -167,14 +213,13 @@ class Residents:
         """Forget a model, which takes no memory any more."""
         self.models.pop(name, None)
         self._present.pop(name, None)
-        self._queue.pop(name, None)
-        self._again.discard(name)
+        self._leave_queue(name)
 
     # Requests.
 
-    def ask(self, name: Key, deadline: float, now: float) -> Refusal | None:
-        """Have the model loaded for a request that must be answered by `deadline`. Return why the request cannot wait for that; None
-        if it can."""
+    def ask(self, name: Key, deadline: float, now: float, caller: str = "") -> Refusal | None:
+        """Have the model loaded for a request of `caller` that must be answered by `deadline`. Return why the request cannot wait for that; None
+        if it can. A request that cannot wait does not have the model loaded, unless it has come again when it was told to."""
         model = self.models[name]
         if now < model.may_load_at:
             return Refusal(model.reason, None if model.may_load_at == inf else model.may_load_at - now)
@@ -182,14 +227,18 @@ class Residents:
             model.may_load_at = inf
             self._move(name, Presence.FAILED, now, why_too_large(model.declared, self.limits))
             return Refusal(model.reason, None)
-        if model.presence is Presence.LEAVING:
-            self._again.add(name)
-        elif model.presence not in (*IN_MEMORY, Presence.WAITING):
-            self._wait(name, now)
+        before, queues = model.waiters, model.presence not in IN_MEMORY
+        if queues and before.get(caller, inf) >= deadline:
+            self._wait(name, {**before, caller: deadline}, now)
         left = self.time_to_load(name, now)
-        if left is not None and now + left >= deadline:
+        if left is None or now + left < deadline:
+            return None
+        loads = before or model.presence in (Presence.LOADING, Presence.LOADED) or model.is_back(caller, left, now)
+        if queues:
+            self._wait(name, before, now)
+        if loads:
             return Refusal(f"loading; ready in about {left:.3g} s", left)
-        return None
+        return Refusal(f"not loaded; a request that can wait for {left:.3g} s has it loaded", left)
 
     def time_to_load(self, name: Key, now: float) -> float | None:
         """Return in about how many seconds the model is loaded; None if too little is known."""
@@ -199,13 +248,15 @@ class Residents:
             return None
         if model.presence is Presence.LOADING:
             return max(0.0, model.since + own - now)
-        ahead = [self._load_seconds(self.models[other]) or 0.0 for other in self._before(name)]
+        ahead = [self._load_seconds(self.models[other]) or 0.0 for other in self._before(name, now)]
         return own + sum(ahead) / self._at_once
 
-    def _before(self, name: Key) -> list[Key]:
+    def _before(self, name: Key, now: float) -> list[Key]:
+        if name not in self._queue:
+            return []
         loading = [other for other, model in self._present.items() if model.presence is Presence.LOADING]
-        waiting = list(self._queue)
-        return loading[self._at_once - 1 :] + waiting[: waiting.index(name)] if name in self._queue else []
+        waiting = [other for other, _ in self._in_order(now)]
+        return loading[self._at_once - 1 :] + waiting[: waiting.index(name)]
 
     def _load_seconds(self, model: Resident) -> float | None:
         if model.load_seconds is not None:
@@ -214,30 +265,101 @@ class Residents:
 
     # Loads.
 
-    def next_step(self, now: float, is_idle: Callable[[Key], bool]) -> NextStep | None:
-        """Return what to do now, if anything. `is_idle` tells whether a model has no request.
+    def next_step(
+        self, now: float, is_idle: Callable[[Key], bool], waiters: Callable[[Key], Waiters]
+    ) -> NextStep | None:
+        """Return what to do now, if anything. `is_idle` tells whether a model has no request, and `waiters` who waits for its load.
 
-        The first that waits is the next to load: none that needs little passes one that needs much. Models with requests leave
-        only where those without are not enough; they finish what they have.
+        None that needs little passes one that needs much, unless that one may not have models in use leave. Models in use leave
+        last, and those with requests after those without; they finish what they have.
         """
+        for name in list(self._queue):
+            self._wait(name, waiters(name), now)
+        self.step_at = None
         loading = self._present_in(Presence.LOADING)
-        if not self._queue or loading >= self._at_once:
+        if loading >= self._at_once:
             return None
-        name = next(iter(self._queue))
-        needed = self._expected(self.models[name])
-        if self.used.plus(needed).fits(self.limits):
-            return NextStep(name, [])
-        staying = self._staying.plus(needed)
-        victims = [] if staying.fits(self.limits) else self._victims(staying, now, is_idle)
-        if victims:
-            return NextStep(name, victims)
-        # None is left that could go. What is on its way must be there before it is known that there is no room.
-        return None if loading or self._present_in(Presence.LEAVING) else NextStep(name, [])
+        for name, _ in self._in_order(now):
+            needed = self._expected(self.models[name])
+            if self.used.plus(needed).fits(self.limits):
+                return NextStep(name, [])
+            staying = self._staying.plus(needed)
+            victims = [] if staying.fits(self.limits) else self._victims(staying, now, is_idle)
+            if not victims:
+                # None is left that could go. What is on its way must be there before it is known that there is no room.
+                return None if loading or self._present_in(Presence.LEAVING) else NextStep(name, [])
+            if self._may_displace(name, victims, now):
+                return NextStep(name, victims)
+            self.step_at = min(self._displaces_at, now + LOOKS_AGAIN)
+        return None
+
+    def _may_displace(self, name: Key, victims: list[Key], now: float) -> bool:
+        """Return whether `victims` may leave for a model: none is in use, it is asked for more often, or it is time again for one that is not."""
+        used = [each for each in victims if self._is_used(each, now)]
+        if not used or self._known_index(name, now) > max(self._known_index(each, now) for each in used):
+            return True
+        if now < self._displaces_at:
+            return False
+        self._displaces_at = now + DISPLACES * sum(
+            self._load_seconds(self.models[each]) or 0.0 for each in (name, *used)
+        )
+        return True
+
+    def _in_order(self, now: float) -> list[tuple[Key, str]]:
+        """Return the models that wait in the order in which they load, and the caller whose turn each is: always of the one who has had least."""
+        if self._order is None:
+            lines = self._lines(now)
+            turns = [(self._had[caller], line[-1][0], caller) for caller, line in lines.items()]
+            heapify(turns)
+            order: dict[Key, str] = {}
+            while turns:
+                had, _, caller = turns[0]
+                _, name = lines[caller].pop()
+                if name not in order:
+                    order[name] = caller
+                    had += self._cost(name)
+                if line := lines[caller]:
+                    heapreplace(turns, (had, line[-1][0], caller))
+                else:
+                    heappop(turns)
+            self._order = list(order.items())
+        return self._order
+
+    def _lines(self, now: float) -> dict[str, list[tuple[float, Key]]]:
+        """Return what each caller waits for, the next last, with deadlines. New callers have had as much as the one who has had least."""
+        lines: dict[str, list[tuple[float, Key]]] = {}
+        for name in self._queue:
+            for caller, deadline in self.models[name].waiters.items():
+                lines.setdefault(caller, []).append((deadline, name))
+        least = min((had for caller, had in self._had.items() if caller in lines), default=0.0)
+        self._had = {caller: max(least, self._had.get(caller, 0.0)) for caller in lines}
+        return {caller: self._line(line, len(lines) / self._at_once, now) for caller, line in lines.items()}
+
+    def _line(self, waiting: list[tuple[float, Key]], share: float, now: float) -> list[tuple[float, Key]]:
+        """Return `waiting`, the next last: what is in use, the rest in the order of deadlines, and last the least worth a second of loading of
+        those that keep others from theirs. A load takes `share` times its seconds."""
+        waiting.sort(key=lambda each: (not self._is_used(each[1], now), each[0]))
+        kept: list[tuple[float, float, int]] = []
+        late, end = set[int](), now
+        for place, (deadline, name) in enumerate(waiting):
+            cost = share * (self._load_seconds(self.models[name]) or 0.0)
+            end += cost
+            heappush(kept, (self.models[name].known_rate_at(now) / (cost or 1.0), -place, place))
+            while end > deadline and kept:
+                late.add(dropped := heappop(kept)[2])
+                end -= share * (self._load_seconds(self.models[waiting[dropped][1]]) or 0.0)
+        return [
+            waiting[place]
+            for place in sorted(range(len(waiting)), key=lambda place: (place in late, place), reverse=True)
+        ]
 
     def _victims(self, used: Room, now: float, is_idle: Callable[[Key], bool]) -> list[Key]:
         """Return which models must leave so that `used` fits: those of the smallest index, without those that need not go after all."""
         loaded = [name for name, each in self._present.items() if each.presence is Presence.LOADED and not each.pinned]
-        order = sorted(loaded, key=lambda name: (not is_idle(name), self.index(name, now), self._last(name)))
+        order = sorted(
+            loaded,
+            key=lambda name: (self._is_used(name, now), not is_idle(name), self.index(name, now), self._last(name)),
+        )
         chosen: list[Key] = []
         for name in order:
             if used.fits(self.limits):
@@ -257,13 +379,33 @@ class Residents:
 
     def index(self, name: Key, now: float) -> float:
         """Return by how much it is better to keep a loaded model than others: rate times seconds to load, per part of the memory."""
+        return self._index(name, self.models[name].rate_at(now))
+
+    def _index(self, name: Key, rate: float) -> float:
         model = self.models[name]
         size = self._expected(model).share_of(self.limits)
-        return model.rate_at(now) * (model.load_seconds or 0.0) / size if size else inf
+        return rate * (self._load_seconds(model) or 0.0) / size if size else inf
+
+    def _known_index(self, name: Key, now: float) -> float:
+        return self._index(name, self.models[name].known_rate_at(now))
+
+    def _is_used(self, name: Key, now: float) -> bool:
+        """Return whether a model is asked for so often that it should not leave for one that is not."""
+        model = self.models[name]
+        return model.known_rate_at(now) * (model.load_seconds or 0.0) > IN_USE
+
+    def _cost(self, name: Key) -> float:
+        """Return what a load takes of its caller's share."""
+        return self._load_seconds(self.models[name]) or 1.0
 
     def begin(self, name: Key, now: float) -> None:
         """Note that the load has begun."""
-        self._queue.pop(name, None)
+        caller = next((caller for each, caller in self._in_order(now) if each == name), None)
+        if caller is not None:
+            self._had[caller] += self._cost(name)
+        self._leave_queue(name)
+        model = self.models[name]
+        model.back_at, model.expected = None, ("", -inf)
         self._move(name, Presence.LOADING, now)
 
     def loaded(self, name: Key, taken: Room, now: float) -> bool:
@@ -303,17 +445,14 @@ class Residents:
         self.evictions += 1
         self._move(name, Presence.LEAVING, now, reason)
 
-    def left(self, name: Key, now: float) -> None:
-        """Note that it has ended. It is loaded again if it is wanted meanwhile."""
+    def left(self, name: Key, now: float, waiters: Waiters = NOBODY) -> None:
+        """Note that it has ended. It is loaded again for those that wait for it since."""
         model = self.models[name]
         if model.may_load_at == inf:
-            self._again.discard(name)
             self._move(name, Presence.FAILED, now, model.reason)
             return
         self._move(name, Presence.EVICTED, now, model.reason)
-        if name in self._again:
-            self._again.discard(name)
-            self._wait(name, now)
+        self._wait(name, waiters, now)
 
     def measure(self, taken: dict[Key, Room], now: float, is_idle: Callable[[Key], bool]) -> list[Key]:
         """Note what loaded models take now. Return those that must leave since together they take more than there is."""
@@ -355,9 +494,26 @@ class Residents:
             return model.declared
         return _mean([other.measured for other in self.models.values() if other.measured is not None])
 
-    def _wait(self, name: Key, now: float) -> None:
-        self._move(name, Presence.WAITING, now)
-        self._queue[name] = None
+    def _wait(self, name: Key, waiters: Waiters, now: float) -> None:
+        """Note who waits for the load of a model that is not in memory; without anybody it leaves the queue."""
+        model = self.models[name]
+        if not waiters and now < model.expected[1]:
+            waiters = dict([model.expected])
+        if not waiters and model.waiters:
+            self._leave_queue(name)
+            self._move(name, model.former[0], now, model.former[1])
+        elif waiters and not model.waiters:
+            model.former = model.presence, model.reason
+            self._move(name, Presence.WAITING, now)
+            self._queue[name] = None
+        if waiters != model.waiters:
+            model.waiters, self._order = waiters, None
+
+    def _leave_queue(self, name: Key) -> None:
+        self._queue.pop(name, None)
+        self._order = None
+        if model := self.models.get(name):
+            model.waiters = NOBODY
 
     def _move(self, name: Key, presence: Presence, now: float, reason: str = "") -> None:
         model = self.models[name]

@@ -28,12 +28,7 @@ class ControlSettings:
     """Who may control the server."""
 
     allow_control: bool = setting(False, "allow admin calls from other machines without a token")
-    control_token_file: str | None = setting(
-        None,
-        "file with the token for admin calls",
-        metavar="PATH",
-        guards=True,
-    )
+    control_token_file: str | None = setting(None, "file with the token for admin calls", metavar="PATH", guards=True)
     allow_model_files: bool = setting(
         False, "allow load calls to upload code, files and environment variables, which run on this server"
     )
@@ -150,6 +145,8 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 BULK_KEY = " bulk"  # behind a key whose requests are bulk work
 CLASS_HEADER = b"x-weir-class"
+CALLER_HEADER = b":caller"  # whose key a request has; nobody can send a header with this name
+_CALLER_LENGTH = 16
 _RULE = "must be printable ASCII without spaces"
 
 
@@ -212,8 +209,8 @@ class Access:
         raise Unauthorized(f"this server asks for its API key (Authorization: Bearer KEY), but the call {which}")
 
     def require_http(self, headers: Headers) -> list[tuple[bytes, bytes]]:
-        """Do what `require` does for an HTTP request, and return its headers, which have names in lower case. With a key of bulk work they state that class,
-        whatever class the caller stated.
+        """Do what `require` does for an HTTP request, and return its headers, which have names in lower case. If a key is required, the first says whose
+        it is (CALLER_HEADER). With a key of bulk work they state that class, whatever class the caller stated.
 
         A browser may send the key as the password of Basic authentication (RFC 7617). That does not count for pages of other origins: the browser adds
         the password to every request to this server, whichever page makes the request.
@@ -223,9 +220,16 @@ class Access:
             token = bearer_in(listed)
             key = _password_in(listed) if token is None else token
             self.require(key)
-            if self._bulk and key is not None and _digest(key) in self._bulk:
-                return [*(header for header in listed if header[0] != CLASS_HEADER), (CLASS_HEADER, b"bulk")]
+            digest = _digest(key or "")
+            if digest in self._bulk:
+                listed = [*(header for header in listed if header[0] != CLASS_HEADER), (CLASS_HEADER, b"bulk")]
+            return [(CALLER_HEADER, digest.hex()[:_CALLER_LENGTH].encode()), *listed]
         return listed
+
+
+def caller_in(headers: Headers) -> str:
+    """Return whose key a request has, as `Access.require_http` says; "" if none was required."""
+    return next((value.decode() for name, value in headers if name == CALLER_HEADER), "")
 
 
 def read_keys(path: str) -> list[str]:

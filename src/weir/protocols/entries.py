@@ -39,7 +39,6 @@ ITEM_OUTPUTS = (Tensor("output", "BYTES", (-1,)),)
 _LOWEST = 1 << 32  # the lowest priority that a request can state: 1 is the highest
 _MICROSECOND = 1e-6
 CLASS = "class"  # the parameter with the class of work: interactive or bulk
-CLASS_HEADER = b"x-weir-class"  # the header with the same
 
 # Parameters of Triton's extensions that Weir does not have. They are refused, because an answer that ignored them would be wrong.
 _REFUSED = {"sequence_id": "sequence", "classification": "classification"}

@@ -20,6 +20,7 @@ from weir.batching.request_state import RequestBase, begin, refuse
 from weir.errors import InvalidRequest, ModelNotReady, WeirError
 from weir.messages import CURRENT_TRACE, JSON, TRACEPARENT, Dispatch, Kind, Request, Trace, child_of
 from weir.model import Tensor
+from weir.protocols.access import caller_in
 from weir.protocols.account import charge, charge_answer
 from weir.protocols.entries import (
     REFUSED_ENTRY,
@@ -170,6 +171,7 @@ class QueuedRequest(RequestBase):
         self.arrival = now = service.now()
         self.deadline = now + timeout
         self.frontend = exchange.frontend
+        self.caller = exchange.caller
         self.trace = trace
         begin(self)
         self._ended = ended
@@ -326,7 +328,8 @@ def stream_of(exchange: "Exchange", entry: QueueEntry, schedule: Schedule) -> St
     return StreamedCall(
         entry.payload, service.now(), timeout, settings.stream_buffer, service.cancel, service.now, kind=Kind.ITEM,
         content_type=entry.content_type, accept=entry.accept, rows=entry.rows, cost=entry.cost, key=entry.key,
-        priority=schedule.priority, large=entry.large, frontend=exchange.frontend, trace=exchange.trace,
+        priority=schedule.priority, large=entry.large, frontend=exchange.frontend, caller=exchange.caller,
+        trace=exchange.trace,
     )  # fmt: skip
 
 
@@ -457,7 +460,7 @@ class Exchange:
     has returned.
     """
 
-    __slots__ = ("carrier", "frontend", "headers", "peer", "service", "timeout", "trace", "waited")
+    __slots__ = ("caller", "carrier", "frontend", "headers", "peer", "service", "timeout", "trace", "waited")
 
     def __init__(
         self,
@@ -475,6 +478,7 @@ class Exchange:
         self.carrier = carrier
         self.headers = headers
         self.peer = peer
+        self.caller = caller_in(headers)
         self.trace: Trace | None = None
         self.waited = 0.0
 

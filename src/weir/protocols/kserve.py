@@ -26,9 +26,9 @@ import numpy
 from weir.errors import Conflict, Forbidden, InvalidRequest, MethodNotAllowed, TooLarge, Unsupported, WeirError, brief
 from weir.messages import JSON, KSERVE, TRACE_FIELD_NAMES, carry
 from weir.protocols import HttpSettings, KserveSettings
-from weir.protocols.access import Access, Control
+from weir.protocols.access import CALLER_HEADER, CLASS_HEADER, Access, Control
 from weir.protocols.account import Account, charge_values
-from weir.protocols.entries import CLASS, CLASS_HEADER, QueueEntry, Schedule, class_offset
+from weir.protocols.entries import CLASS, QueueEntry, Schedule, class_offset
 from weir.protocols.exchange import EventSource, Exchange, StreamPart, inference_of
 from weir.protocols.kserve_metadata import EXTENSIONS, SHARED_MEMORY, find
 from weir.protocols.native import RequestOptions, check_length
@@ -421,6 +421,8 @@ def read_head(
             head.header_length = _count(value)
         elif name == CLASS_HEADER:
             head.class_offset = class_offset(value.decode("latin-1").strip().lower(), "X-Weir-Class")
+        elif name == CALLER_HEADER:
+            head.caller = value.decode()
         elif name == b"content-encoding":
             head.coding = coding_of(value.decode("latin-1"))
         elif name in TRACE_FIELD_NAMES:

@@ -23,15 +23,8 @@ from weir.errors import (
 )
 from weir.messages import JSON, TRACE_FIELD_NAMES, carry
 from weir.protocols import HttpSettings
-from weir.protocols.entries import (
-    CLASS_HEADER,
-    arrays_size,
-    body_or_error,
-    bytes_to_read,
-    class_offset,
-    item_entries,
-    output_body,
-)
+from weir.protocols.access import CALLER_HEADER, CLASS_HEADER
+from weir.protocols.entries import arrays_size, body_or_error, bytes_to_read, class_offset, item_entries, output_body
 from weir.protocols.exchange import EventSource, Exchange, ItemsResponse, read_parts
 from weir.protocols.offloading import written
 from weir.protocols.response import (
@@ -69,13 +62,14 @@ class RequestOptions:
     """The options that the headers of an inference request may set."""
 
     __slots__ = (
-        "accept_coding", "carrier", "class_offset", "coding", "explain", "key", "priority", "request_id", "timeout",
+        "accept_coding", "caller", "carrier", "class_offset", "coding", "explain", "key", "priority", "request_id", "timeout",
     )  # fmt: skip
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout  # seconds
         self.priority = 0
         self.class_offset = 0  # the part of `priority` that is due to the class of work
+        self.caller = ""
         self.key: str | None = None
         self.explain = False
         self.request_id: bytes | None = None  # sent back with the response
@@ -242,6 +236,10 @@ def _read_class(options: RequestOptions, value: str) -> None:
     options.class_offset = offset
 
 
+def _read_caller(options: RequestOptions, value: str) -> None:
+    options.caller = value
+
+
 def _read_key(options: RequestOptions, value: str) -> None:
     if not 0 < len(value) <= _MAX_KEY_LENGTH:
         raise InvalidRequest(f"X-Batch-Key {value[:80]!r}: must have 1 to {_MAX_KEY_LENGTH} characters")
@@ -276,6 +274,7 @@ _READERS: dict[bytes, Callable[[RequestOptions, str], None]] = {
     b"x-request-timeout": _read_timeout,
     b"x-request-priority": _read_priority,
     CLASS_HEADER: _read_class,
+    CALLER_HEADER: _read_caller,
     b"x-batch-key": _read_key,
     b"x-explain": _read_explain,
     b"x-request-id": _read_request_id,

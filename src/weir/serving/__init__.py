@@ -29,9 +29,7 @@ class ServiceSettings(Checked):
         30.0, "seconds that accepted requests have to finish at shutdown", rule=AT_LEAST_ZERO
     )
     stream_buffer: int = setting(
-        256,
-        "responses buffered for a slow reader before its stream is closed",
-        rule=AT_LEAST_ONE,
+        256, "responses buffered for a slow reader before its stream is closed", rule=AT_LEAST_ONE
     )
     backpressure: bool = setting(True, "in-process calls wait while the queue is full instead of failing")
 
@@ -77,11 +75,7 @@ def compose(model: type[Model], given: dict[str, Any]) -> Composed:
         )
     workers = WorkerSettings(**_chosen(WorkerSettings, model, given))
     check_ray(given, workers.executor)
-    return Composed(
-        batching,
-        workers,
-        ServiceSettings(**_chosen(ServiceSettings, model, given)),
-    )
+    return Composed(batching, workers, ServiceSettings(**_chosen(ServiceSettings, model, given)))
 
 
 def unknown_setting(key: str, known: list[str]) -> str:

@@ -42,6 +42,7 @@ class InProcessRequest:
     tag: float = 0.0
     brief: bool = False
     frontend: str = "python"
+    caller: str = ""
     settled: bool = False
     taken: int = 0
     overtaken: int = 0

@@ -20,15 +20,7 @@ from weir.batching.collate import entries_of, fail_entries, to_batch
 from weir.batching.group import Deadlines
 from weir.batching.request_state import settle
 from weir.batching.workers import WaitingTurn
-from weir.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    Draining,
-    ModelError,
-    ModelNotReady,
-    Overloaded,
-    WeirError,
-)
+from weir.errors import Cancelled, DeadlineExceeded, Draining, ModelError, ModelNotReady, Overloaded, WeirError
 from weir.messages import Batch, Dispatch, Events, Request, Wakeup
 from weir.metrics import MetricReport
 from weir.serving.delivery import Delivery, discard, logger
@@ -132,9 +124,9 @@ class BackpressureQueue:
         self._deadlines.trim(len(self.waiting))
 
 
-# Is called with the deadline of each request that comes before the workers have started, and the time. It has them started, and returns
-# the error that refuses the request, or None if the request may wait for the start.
-Demand = Callable[[float, float], WeirError | None]
+# Is called with each request that comes before the workers have started, and the time. It has them started, and returns the error that
+# refuses the request, or None if the request may wait for the start.
+Demand = Callable[[Request, float], WeirError | None]
 
 # Returns the executor that is used instead of the given one. It calls the function with a batch's id when the batch goes to a worker.
 WrapExecutor = Callable[[Executor, Callable[[int], None]], Executor]
@@ -144,12 +136,13 @@ class WorkerStarts(NamedTuple):
     """What a driver calls to have workers started when work comes that none can take; None where nothing starts them.
 
     `no_worker` is called when requests arrive and no worker is ready, and `start_bulk` once, when bulk work has come for the first time. With `demand`,
-    requests wait for the start.
+    requests wait for the start; `forsaken` is called when none does any more.
     """
 
     no_worker: Callable[[], None] | None = None
     start_bulk: Callable[[], None] | None = None
     demand: Demand | None = None
+    forsaken: Callable[[], None] | None = None
 
 
 class DriverPhase(Enum):
@@ -193,7 +186,9 @@ class Driver:
         # Workers that get no more batches. The event is set when the worker has no batch left.
         self._leaving: dict[int, asyncio.Event] = {}
         self._accepted: dict[int, Request] = {}  # by id(), see note_accepted
-        self._no_worker, self._start_bulk, self._demand = starts  # `_start_bulk` is None also once it has been called
+        self._no_worker, self._start_bulk, self._demand, self._forsaken = (
+            starts  # `_start_bulk` is None also once it has been called
+        )
         self._woken_at: float | None = None  # when there was a worker again after there had been none
         self._delivery = delivery
         self._clock = clock
@@ -365,7 +360,7 @@ class Driver:
         refuses it."""
         if self._demand is None or self.refusing or not self.not_ready_reason or self.draining:
             return False
-        if (refusal := self._demand(request.deadline, now)) is not None:
+        if (refusal := self._demand(request, now)) is not None:
             settle(request)
             self._delivery.refused(request, refusal)
             raise refusal
@@ -406,8 +401,19 @@ class Driver:
 
     def note_accepted(self) -> None:
         """Record the requests that are here now, for `accepted`. No more may be submitted after this."""
-        requests: list[Request] = [*self.batcher.unsettled(), *self.outside.waiting, *self.outside_bulk.waiting]
-        self._accepted = {id(request): request for request in requests}
+        self._accepted = {id(request): request for request in self._all()}
+
+    def _all(self) -> list[Request]:
+        """Return the requests that are here, and some of those outside that have ended."""
+        return [*self.batcher.unsettled(), *self.outside.waiting, *self.outside_bulk.waiting]
+
+    def waiters(self) -> dict[str, float]:
+        """Return the earliest deadline of the requests that are here, by caller."""
+        found: dict[str, float] = {}
+        for request in self._all():
+            if not request.settled:
+                found[request.caller] = min(request.deadline, found.get(request.caller, request.deadline))
+        return found
 
     def accepted(self, request: Request) -> bool:
         """Return whether `request` was here when `note_accepted` was called."""
@@ -425,6 +431,7 @@ class Driver:
                 self.executor.cancel(worker, batch_id, indices)
         self._delivery.cancelled(request, Cancelled("the caller disconnected"), now)
         self._note_if_emptied()
+        self._note_if_forsaken()
 
     def _end(self, request: Request, error: WeirError, now: float) -> None:
         """Fail a running request, and cancel it at its worker."""
@@ -672,10 +679,11 @@ class Driver:
                 late += outside.expire(now)
         if late:
             self._delivery.fail(late, self._too_late, now)
+            self._note_if_forsaken()
 
     def _too_late(self, request: Request) -> WeirError:
         """Return the error of a request whose deadline has passed. One that has waited for the start may come again once that is done."""
-        refusal = self._demand(request.deadline, self._clock()) if self._waits_for_start and self._demand else None
+        refusal = self._demand(request, self._clock()) if self._waits_for_start and self._demand else None
         return refusal or too_late(request)
 
     def _fail_all(self, error: Callable[[Request], WeirError]) -> None:
@@ -688,6 +696,10 @@ class Driver:
     def _note_if_emptied(self) -> None:
         if self.draining and not self._has_outside and self.batcher.is_empty:
             self._end_drains()
+
+    def _note_if_forsaken(self) -> None:
+        if self._forsaken is not None and self._waits_for_start and self.batcher.is_empty and not self._has_outside:
+            self._forsaken()
 
     def _end_drains(self) -> None:
         for each in self._drains:

@@ -95,9 +95,11 @@ class OnDemand(Protocol):
     def templates(self) -> "Templates":
         """What workers are forked from."""
 
-    def wanted(self, generation: "Generation", deadline: float, now: float) -> WeirError | None:
-        """Have `generation` started for a request that must be answered by `deadline`. Return the error that refuses it, or None
-        if it may wait."""
+    def wanted(self, generation: "Generation", request: Request, now: float) -> WeirError | None:
+        """Have `generation` started for a request. Return the error that refuses it, or None if it may wait."""
+
+    def forsaken(self, generation: "Generation") -> None:
+        """Note that no request waits for the start of `generation` any more."""
 
     async def load(self, generation: "Generation") -> None:
         """Have `generation` started, unless a request has; return when it is. Raises what its `begin` raises, and ModelNotReady."""
@@ -171,7 +173,7 @@ class Generation:
         self._hooks = hooks
         self._device = device
         self.on_demand = on_demand
-        self._demand = None if on_demand is None else partial(on_demand.wanted, self)
+        self._demand = () if on_demand is None else (partial(on_demand.wanted, self), partial(on_demand.forsaken, self))
         self._leaving: Driver | None = None  # what finishes its requests while `driver` waits for others
         self._stops = 0  # under way: a hurried one does not wait for a patient one
         self._stopped = asyncio.Event()
@@ -223,7 +225,7 @@ class Generation:
             Delivery(self.label, observers),
             self._clock,
             streaming=self.streaming,
-            starts=WorkerStarts(None if scaler is None else scaler.decide, start_bulk, self._demand),
+            starts=WorkerStarts(None if scaler is None else scaler.decide, start_bulk, *self._demand),
             wrap=self._hooked if any(hooks) else None,
         )
         if self._shared is not None:

@@ -155,11 +155,7 @@ class HookedBatch:
         kinds = [self._kinds.get(index, EventKind.DONE) for index in indices]
         whole = None if len(indices) == len(self._outputs) else indices
         return Events(
-            self.batch_id,
-            outputs,
-            indices=whole,
-            kinds=kinds if EventKind.END in kinds else None,
-            timing=self._timing,
+            self.batch_id, outputs, indices=whole, kinds=kinds if EventKind.END in kinds else None, timing=self._timing
         )
 
     def _open(self) -> list[int]:

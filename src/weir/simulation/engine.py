@@ -58,6 +58,7 @@ class SimulatedRequest:
     tag: float = 0.0
     brief: bool = False
     frontend: str = "simulation"
+    caller: str = ""
     trace: Any = None
 
     def __init__(self, index: int, arrival: float, timeout: float = inf, rows: int = 1) -> None:

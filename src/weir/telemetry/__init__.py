@@ -37,15 +37,11 @@ class TelemetrySettings(Checked):
     access_log: bool = setting(False, "log each HTTP request, and each request to a model")
     log_file: str | None = setting(None, "file to write all log lines to, as JSON", metavar="PATH")
     record: str | None = setting(
-        None,
-        "file to record request arrivals in, one per model, for weir simulate and weir bench",
-        metavar="PATH",
+        None, "file to record request arrivals in, one per model, for weir simulate and weir bench", metavar="PATH"
     )
 
     trace_endpoint: str | None = setting(
-        None,
-        "OTLP/HTTP endpoint that receives spans, such as http://localhost:4318",
-        metavar="URL",
+        None, "OTLP/HTTP endpoint that receives spans, such as http://localhost:4318", metavar="URL"
     )
     trace_ratio: float | None = setting(
         None,

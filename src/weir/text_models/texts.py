@@ -21,8 +21,7 @@ Text = str | tuple[str, str] | Sequence[str] | Sequence[int]
 PlainText = Annotated[str, Meta(min_length=1, description="a text")]
 Words = Annotated[list[str], Meta(min_length=1, description="a text as words")]
 Ids = Annotated[
-    list[Annotated[int, Meta(ge=0)]],
-    Meta(min_length=1, description="a text as token ids, special ones included"),
+    list[Annotated[int, Meta(ge=0)]], Meta(min_length=1, description="a text as token ids, special ones included")
 ]
 Dimensions = Annotated[
     int | None, Meta(description="keeps the first numbers of each vector", extra_json_schema={"minimum": 1})

@@ -57,34 +57,21 @@ class TextSettings(Checked):
         rule=(lambda value: value < 0, "must be counted from the end, -1 is the last"),
     )
     mask_special: bool = setting(False, "exclude the first and the last token from pooling")
-    hide_special: bool = setting(
-        False,
-        "mask the first and the last token from attention",
-    )
+    hide_special: bool = setting(False, "mask the first and the last token from attention")
     special_tokens: bool = setting(True, "add the model's special tokens to each text")
     word_special_tokens: bool = setting(True, "add special tokens to texts that are sent as lists of tokens")
     positions: bool = setting(True, "add position embeddings")
     normalize: bool | None = setting(None, "scale vectors to length 1 (default: from the model's files)")
     dimensions: int | None = setting(None, "truncate each vector to this many dimensions", rule=AT_LEAST_ONE)
     max_length: int | None = setting(
-        None,
-        "maximum number of tokens per text (default: the model's maximum)",
-        rule=_LENGTH,
+        None, "maximum number of tokens per text (default: the model's maximum)", rule=_LENGTH
     )
     truncate: bool = setting(True, "truncate longer texts instead of refusing them")
-    split: bool = setting(
-        False,
-        "split longer texts into pieces and average the vectors",
-    )
+    split: bool = setting(False, "split longer texts into pieces and average the vectors")
     fixed_length: bool = setting(False, "pad all texts to --max-length")
-    cased: bool | None = setting(
-        None,
-        "distinguish upper and lower case (default: from the model's files)",
-    )
+    cased: bool | None = setting(None, "distinguish upper and lower case (default: from the model's files)")
     pair_separator: str | None = setting(
-        None,
-        "separator between the two texts of a pair, such as ' ||| '",
-        metavar="TEXT",
+        None, "separator between the two texts of a pair, such as ' ||| '", metavar="TEXT"
     )
     prompt: str | None = setting(
         None,
@@ -138,18 +125,11 @@ class ComputingSettings:
     gpu_memory_fraction: float | None = setting(None, "share of a GPU's memory that one worker may use", rule=_FRACTION)
     compile: bool = setting(False, "compile the model (torch only)")
     run_tokens: int | None = setting(
-        None,
-        "tokens to compute at once, including padding (default: a whole batch)",
-        rule=POSITIVE,
+        None, "tokens to compute at once, including padding (default: a whole batch)", rule=POSITIVE
     )
-    calibrate: bool = setting(
-        True,
-        "measure the best batch size on the first start, unless --max-batch-cost is set",
-    )
+    calibrate: bool = setting(True, "measure the best batch size on the first start, unless --max-batch-cost is set")
     cache: str | None = setting(
-        None,
-        "directory for cached graphs and measurements (default: in the user's cache)",
-        metavar="DIR",
+        None, "directory for cached graphs and measurements (default: in the user's cache)", metavar="DIR"
     )
 
     allow_pickle: bool = setting(
@@ -157,9 +137,7 @@ class ComputingSettings:
         "if there are no safetensors, read tensors from pytorch_model.bin and other PyTorch pickles; no code in them is run",
     )
     max_cache_size: int = setting(
-        16 << 30,
-        "maximum size of cached graphs in bytes; the least recently used are removed",
-        rule=AT_LEAST_ZERO,
+        16 << 30, "maximum size of cached graphs in bytes; the least recently used are removed", rule=AT_LEAST_ZERO
     )
 
     def __post_init__(self) -> None:

@@ -256,11 +256,7 @@ class PaddingMetrics(SilentObserver, Collector):
         """Yield both families."""
         for name, text, counted in (
             ("weir_tokens", "Tokens that workers computed.", self.tokens),
-            (
-                "weir_padding_tokens",
-                "Padding that workers computed, as tokens of the same cost.",
-                self.padding,
-            ),
+            ("weir_padding_tokens", "Padding that workers computed, as tokens of the same cost.", self.padding),
         ):
             family = CounterMetricFamily(name, text, labels=["model"])
             for model, count in list(counted.items()):

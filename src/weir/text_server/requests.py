@@ -373,6 +373,7 @@ class TextRequest(QueuedRequest):
         self.large = False
         self.frontend = call.frontend
         self.trace = None
+        self.caller = call.caller
         begin(self)
         self._ended = ended
         self.output = self.error = self.dispatch = None

@@ -37,30 +37,20 @@ class ZeroMqSettings(Checked):
     """
 
     zmq_port: int | None = setting(
-        None,
-        "port for ZeroMQ requests, 5555 in bert-as-service; 0 picks a free one (default: no ZeroMQ)",
-        rule=PORT,
+        None, "port for ZeroMQ requests, 5555 in bert-as-service; 0 picks a free one (default: no ZeroMQ)", rule=PORT
     )
     zmq_port_out: int | None = setting(None, "port for ZeroMQ responses (default: the request port plus 1)", rule=PORT)
     zmq_max_message_size: int = setting(256 << 20, "largest request in bytes, over all its frames", rule=AT_LEAST_ONE)
     zmq_max_answer_size: int = setting(
         2 << 30, "largest response in bytes: the vectors of one request", rule=AT_LEAST_ONE
     )
-    zmq_max_in_flight: int = setting(
-        256 << 20,
-        "bytes of running requests at which reading pauses",
-        rule=AT_LEAST_ONE,
-    )
+    zmq_max_in_flight: int = setting(256 << 20, "bytes of running requests at which reading pauses", rule=AT_LEAST_ONE)
     zmq_max_unread: int = setting(
         64 << 20,
         "unread response bytes at which a client's requests wait; at four times that over all clients, responses are dropped",
         rule=AT_LEAST_ONE,
     )
-    zmq_grace: float = setting(
-        5.0,
-        "seconds that a disconnected client has to reconnect",
-        rule=POSITIVE,
-    )
+    zmq_grace: float = setting(5.0, "seconds that a disconnected client has to reconnect", rule=POSITIVE)
     zmq_show_tokens: bool = setting(False, "return each text's tokens with its vectors")
 
 

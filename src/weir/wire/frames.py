@@ -19,17 +19,7 @@ import msgspec
 from weir.errors import InvalidRequest, ModelError, WeirError
 from weir.messages import Batch, Events, Timing
 from weir.metrics import MetricReport
-from weir.wire.cells import (
-    BufferPlacer,
-    Cells,
-    Failure,
-    Fetch,
-    Ref,
-    pack_cells,
-    pack_error,
-    unpack_cells,
-    unpack_error,
-)
+from weir.wire.cells import BufferPlacer, Cells, Failure, Fetch, Ref, pack_cells, pack_error, unpack_cells, unpack_error
 
 F = TypeVar("F")
 

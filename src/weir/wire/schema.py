@@ -166,9 +166,7 @@ class _MsgspecSchema:
 def json_schemas(declared: Iterable[Any]) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
     """Return the JSON schemas of types that msgspec knows, and the components to which they refer by REF_TEMPLATE."""
     return msgspec.json.schema_components(
-        declared,
-        schema_hook=lambda custom: {"title": custom.__name__},
-        ref_template=REF_TEMPLATE.format("{name}"),
+        declared, schema_hook=lambda custom: {"title": custom.__name__}, ref_template=REF_TEMPLATE.format("{name}")
     )
 
 

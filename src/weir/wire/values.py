@@ -498,10 +498,7 @@ _LIST_MEMORY, _NAMES_MEMORY, _TEXT_MEMORY, _SHORT_MEMORY = 72, 128, 64, 32
 _WITH_NAMES = bytes((*range(0x81, 0x90), 0xDE, 0xDF))
 
 # The bare functions, for callers that handle UNREADABLE and UNWRITABLE themselves.
-DECODE: dict[str, Callable[[Any], Any]] = {
-    JSON: _read_json,
-    MSGPACK: _read_msgpack,
-}
+DECODE: dict[str, Callable[[Any], Any]] = {JSON: _read_json, MSGPACK: _read_msgpack}
 ENCODE: dict[str, Callable[[Any], bytes]] = {
     JSON: msgspec.json.Encoder(enc_hook=writable_as_json).encode,
     MSGPACK: msgspec.msgpack.Encoder(enc_hook=writable).encode,

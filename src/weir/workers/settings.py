@@ -223,9 +223,7 @@ class WorkerSettings:
         rule=POSITIVE,
     )
     env: list[dict[str, str]] = setting(
-        [],
-        "environment variables of the workers: one set for all, or one set each",
-        metavar="NAME=VALUE",
+        [], "environment variables of the workers: one set for all, or one set each", metavar="NAME=VALUE"
     )
     cpu_affinity: list[list[int]] = setting(
         [],
@@ -263,11 +261,7 @@ class WorkerSettings:
     needs_gpu_memory: int | str | None = setting(
         None, "the same of GPU memory; for --model-gpu-memory", rule=SIZE, metavar="SIZE"
     )
-    spin: float = setting(
-        0.0005,
-        "seconds that an idle worker polls before it sleeps",
-        rule=AT_LEAST_ZERO,
-    )
+    spin: float = setting(0.0005, "seconds that an idle worker polls before it sleeps", rule=AT_LEAST_ZERO)
 
     def __post_init__(self) -> None:
         _wrap(self, "env", isinstance(self.env, Mapping))

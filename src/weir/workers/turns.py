@@ -25,14 +25,7 @@ from weir.batching.workers import SOLVED, ComparedTurns, Reservation, SharedWork
 from weir.errors import SettingsError
 from weir.messages import Batch, Events
 from weir.metrics import MetricReport
-from weir.workers.executor import (
-    Executor,
-    Listener,
-    SharesWorkers,
-    StartsBulkWorkers,
-    WarmsUpInTurns,
-    reserved,
-)
+from weir.workers.executor import Executor, Listener, SharesWorkers, StartsBulkWorkers, WarmsUpInTurns, reserved
 
 
 class Member(WorkerUser, Protocol):
@@ -123,11 +116,7 @@ class DeviceGroup:
         brief, (_, compared) = self.brief(user, now), self.workers.last(user)
         reason = brief.pop("because")
         models = [] if compared is None else _shown(compared, now)
-        return {
-            **brief,
-            "last": {"reason": reason, "models": models},
-            "models": _shown(self.workers.present(now), now),
-        }
+        return {**brief, "last": {"reason": reason, "models": models}, "models": _shown(self.workers.present(now), now)}
 
     def brief(self, user: Member, now: float) -> dict[str, Any]:
         """Return what time of the device `user` has had, and why it was next, as a JSON-able dict."""

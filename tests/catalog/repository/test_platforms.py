@@ -116,28 +116,25 @@ def test_every_version_has_neighbours_of_its_own(tmp_path: Path) -> None:
     assert "neighbour" not in sys.modules and str(tmp_path / "one" / "1") not in sys.path
 
 
-def test_a_model_that_changes_is_loaded_anew_and_one_that_breaks_is_not(tmp_path: Path) -> None:
-    async def main() -> None:
-        folder, registry = write(tmp_path, {"one/1/model.py": plain("a")}), Registry([])
-        manager = Manager(registry, folder, ServiceMaker(()))
-        try:
+async def test_a_model_that_changes_is_loaded_anew_and_one_that_breaks_is_not(tmp_path: Path) -> None:
+    folder, registry = write(tmp_path, {"one/1/model.py": plain("a")}), Registry([])
+    manager = Manager(registry, folder, ServiceMaker(()))
+    try:
+        await manager.load_model("one")
+        write(tmp_path, {"one/1/model.py": plain("b")})
+        assert await registry.get("one").infer(0) == "a"
+        await manager.load_model("one")
+        assert await registry.get("one").infer(0) == "b"
+        write(tmp_path, {"one/1/model.py": plain("c")[:-10], "one/2/model.py": plain("d")})
+        with pytest.raises(Exception, match=r"failed to load 'one': .*SyntaxError"):
             await manager.load_model("one")
-            write(tmp_path, {"one/1/model.py": plain("b")})
-            assert await registry.get("one").infer(0) == "a"
-            await manager.load_model("one")
-            assert await registry.get("one").infer(0) == "b"
-            write(tmp_path, {"one/1/model.py": plain("c")[:-10], "one/2/model.py": plain("d")})
-            with pytest.raises(Exception, match=r"failed to load 'one': .*SyntaxError"):
-                await manager.load_model("one")
-            # A worker that is replaced runs what was read, not what is in the file now.
-            await registry.get("one").add_worker()
-            assert set(await registry.get("one").infer_many([0] * 100)) == {"b"}
-            await manager.load_model("one", version="2")
-            assert [await registry.get("one", version).infer(0) for version in ("1", "2", "")] == ["b", "d", "d"]
-        finally:
-            await manager.stop(0.0)
-
-    asyncio.run(main())
+        # A worker that is replaced runs what was read, not what is in the file now.
+        await registry.get("one").add_worker()
+        assert set(await registry.get("one").infer_many([0] * 100)) == {"b"}
+        await manager.load_model("one", version="2")
+        assert [await registry.get("one", version).infer(0) for version in ("1", "2", "")] == ["b", "d", "d"]
+    finally:
+        await manager.stop(0.0)
 
 
 @pytest.mark.parametrize("shape", ["[-1, 3]", "[3]"])

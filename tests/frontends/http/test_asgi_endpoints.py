@@ -4,6 +4,7 @@ The gate, in front of an application that says where it was reached.
 """
 
 import asyncio
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -133,11 +134,12 @@ def test_with_the_key_the_application_is_reached() -> None:
     assert get("/any").status_code == get("/any", {"Authorization": "Bearer k3y2"}).status_code == 401
 
 
-def test_the_class_of_the_key_is_that_of_the_request_on_every_channel(tmp_path: Path) -> None:
+def test_the_class_and_the_name_of_the_key_are_known_on_every_channel(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("k3y\nnightly bulk\n")
     access = Access(AccessSettings(api_key_file=str(tmp_path / "keys")))
     sent = [(b"authorization", b"Bearer nightly"), (b"x-weir-class", b"interactive")]
-    expected = [sent[0], (b"x-weir-class", b"bulk")]
+    caller = sha256(b"nightly").hexdigest()[:16]
+    expected = [(b":caller", caller.encode()), sent[0], (b"x-weir-class", b"bulk")]
 
     async def by_asgi() -> Scope:
         found: list[Scope] = []
@@ -159,6 +161,7 @@ def test_the_class_of_the_key_is_that_of_the_request_on_every_channel(tmp_path: 
     assert head.headers == expected
     assert services.admit("/any", call)
     assert call.metadata == (("authorization", "Bearer nightly"), ("x-weir-class", "bulk"))
+    assert call.caller == caller
 
 
 @pytest.mark.parametrize("path", ["/health/live", "/v2/health/ready"])

@@ -13,13 +13,7 @@ from collections.abc import Awaitable, Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from weir.catalog.adapters.triton_utils import (
-    PbRequest,
-    PbResponse,
-    PbSender,
-    TritonModelException,
-    load_class,
-)
+from weir.catalog.adapters.triton_utils import PbRequest, PbResponse, PbSender, TritonModelException, load_class
 from weir.catalog.repository.model_files import (
     PYTHON_FILE,
     as_tensor,

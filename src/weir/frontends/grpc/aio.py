@@ -41,7 +41,7 @@ class AioCall(IncomingCall):
         self.metadata = tuple(context.invocation_metadata() or ())
         left = context.time_remaining()
         self.deadline = time.time() + (_LONGEST if left is None else left)
-        self.forwarded = ""
+        self.forwarded = self.caller = ""
         self.on_left: Callable[[], object] | None = None
         self.over = False
         self.done: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()

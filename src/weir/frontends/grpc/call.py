@@ -91,12 +91,12 @@ class GrpcGate:
 class IncomingCall:
     """A call as its handler sees it. It belongs to one event loop.
 
-    `metadata` are pairs of name and value. `forwarded` is the caller's address, if another process has passed the call on; "" otherwise. `on_left` is called once if the call is watched and its caller leaves, or its deadline passes, before its end.
+    `metadata` are pairs of name and value. `caller` says whose API key it has. `forwarded` is the caller's address, if another process has passed the call on; "" otherwise. `on_left` is called once if the call is watched and its caller leaves, or its deadline passes, before its end.
     `ended` is called when the core has finished the call.
     """
 
     __slots__ = (
-        "_begun", "_ended", "_gate", "_held", "_raw", "_unsent", "_watched", "account", "deadline", "forwarded", "metadata",
+        "_begun", "_ended", "_gate", "_held", "_raw", "_unsent", "_watched", "account", "caller", "deadline", "forwarded", "metadata",
         "on_left", "over",
     )  # fmt: skip
 
@@ -113,7 +113,7 @@ class IncomingCall:
         self._begun = False
         self.metadata: tuple[tuple[str, str | bytes], ...] = event.invocation_metadata
         self.deadline: float = event.call_details.deadline
-        self.forwarded = ""
+        self.forwarded = self.caller = ""
         self.on_left: Callable[[], object] | None = None
         self.over = False  # it has ended, or its caller has left
 

@@ -121,6 +121,7 @@ class GrpcExchange(Exchange):
                 if name in TRACE_FIELD_NAMES:
                     self.carrier = carry(self.carrier, TRACE_FIELD_NAMES[name], value.decode("latin-1"))
         self.call = call
+        self.caller = call.caller
         self._parsed = parsed
         if isinstance(read, WeirError):
             raise self.refused(read) from None
@@ -363,6 +364,7 @@ class UnaryInference:
             return False
         schedule = Schedule(0, call.time_remaining())
         exchange = Exchange(service, frontend=FRONTEND)
+        exchange.caller = call.caller
         unary = UnaryCall(call, exchange, len(body), form.respond, self.failing(call, body))
         unary.submit(form.entry(body), schedule)
         return True

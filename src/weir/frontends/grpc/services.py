@@ -29,7 +29,7 @@ from weir.frontends.grpc.call import Answer, Handler, IncomingCall, headers_of, 
 from weir.frontends.grpc.inference import StreamInference, UnaryInference
 from weir.profiling.machine import find_hardware
 from weir.protocols import kserve_metadata as kserve
-from weir.protocols.access import CLASS_HEADER
+from weir.protocols.access import CLASS_HEADER, caller_in
 from weir.protocols.exchange import once_read
 from weir.protocols.kserve import KserveContext
 from weir.protocols.offloading import off_loop
@@ -418,6 +418,7 @@ class Services:
         try:
             if self._access.required and path not in OPEN:
                 headers = self._access.require_http(headers_of(call))
+                call.caller = caller_in(headers)
                 if headers[-1:] == [(CLASS_HEADER, b"bulk")]:  # the key's class goes before one that the caller stated
                     stated = CLASS_HEADER.decode()
                     call.metadata = (*(pair for pair in call.metadata if pair[0] != stated), (stated, "bulk"))

@@ -149,11 +149,7 @@ class UnevenPolicy(PolicyBase):
     def _wait_for_first(self, second: Rows, end: float, seen: Observation) -> Decision:
         """Leave the second kind idle until the first is, which is expected at `end`."""
         waiting = min(seen.waiting, second.shape[1] - 1)
-        self._left_idle = {
-            "kind": self._names[1],
-            "waiting": seen.waiting,
-            "first_idle_in": end - seen.now,
-        }
+        self._left_idle = {"kind": self._names[1], "waiting": seen.waiting, "first_idle_in": end - seen.now}
         starts = np.flatnonzero(second[1:, waiting])
         until = end + self._steps[0] * (1 + int(starts[0])) if len(starts) else None
         if until is not None and until <= seen.now:

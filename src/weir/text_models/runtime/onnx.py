@@ -121,12 +121,7 @@ class OnnxRuntime:
         return vectors
 
     def run_several(
-        self,
-        ids: Array,
-        mask: Array,
-        types: Array,
-        pool: Array,
-        poolings: Sequence[Pooling],
+        self, ids: Array, mask: Array, types: Array, pool: Array, poolings: Sequence[Pooling]
     ) -> list[Array]:
         """See Runtime. The graph that makes all outputs is opened at the first call that needs it, where the usual one does not."""
         names = [pooling.value if pooling in self._further else VECTORS for pooling in poolings]

@@ -19,16 +19,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from weir.messages import Batch, Events
-from weir.wire.frames import (
-    Frame,
-    FrameParser,
-    Ready,
-    Start,
-    Stop,
-    Turn,
-    WorkerPlaced,
-    encode_control,
-)
+from weir.wire.frames import Frame, FrameParser, Ready, Start, Stop, Turn, WorkerPlaced, encode_control
 from weir.workers.arena import PayloadFetch, ResultPlaces
 from weir.workers.process.channel import LEFT, ChildChannel
 from weir.workers.process.program import build_runner, open_channel, run_batches, start_failed

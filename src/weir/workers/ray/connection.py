@@ -197,11 +197,7 @@ def _close(descriptors: Sequence[int]) -> None:
 
 CHUNK_BYTES = 256 << 10
 MOST_BYTES = 4 << 20  # that one side may be behind the other
-_VARIABLES = {
-    "certificate": "RAY_TLS_SERVER_CERT",
-    "key": "RAY_TLS_SERVER_KEY",
-    "authority": "RAY_TLS_CA_CERT",
-}
+_VARIABLES = {"certificate": "RAY_TLS_SERVER_CERT", "key": "RAY_TLS_SERVER_KEY", "authority": "RAY_TLS_CA_CERT"}
 
 
 def context_of(*, server_side: bool) -> ssl.SSLContext | None:

@@ -24,15 +24,7 @@ from typing import Any, NamedTuple
 import msgspec
 import ray
 
-from weir.wire.frames import (
-    FrameParser,
-    Start,
-    WorkerEnded,
-    WorkerLeaves,
-    WorkerPlaced,
-    WorkerWaits,
-    encode_control,
-)
+from weir.wire.frames import FrameParser, Start, WorkerEnded, WorkerLeaves, WorkerPlaced, WorkerWaits, encode_control
 from weir.workers.process.channel import RECEIVE_BYTES
 from weir.workers.process.entry import ignore_terminal_signals, prepare
 from weir.workers.ray.actor import RENEWAL, WorkerActor

@@ -17,15 +17,7 @@ from itertools import islice
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from weir.errors import (
-    InvalidRequest,
-    ModelError,
-    UnsupportedMediaType,
-    ValidationFailed,
-    WeirError,
-    counted,
-    kind_of,
-)
+from weir.errors import InvalidRequest, ModelError, UnsupportedMediaType, ValidationFailed, WeirError, counted, kind_of
 from weir.messages import JSON, KSERVE, LENT, MSGPACK, OBJECT, OCTETS, has_failed
 from weir.model import Model, Sizes, is_tensor_model, overrides
 from weir.wire.schema import Schema, refusal, schema_of

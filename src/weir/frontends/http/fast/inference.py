@@ -77,7 +77,7 @@ Step = Callable[[], None]
 class HttpRequest(RequestBase):
     """One request of `connection`. The Open Inference Protocol derives its own from it."""
 
-    __slots__ = ("head", "connection", "plan", "stop_thread")
+    __slots__ = ("connection", "head", "plan", "stop_thread")
 
     head: Any  # as its protocol reads it
 
@@ -95,6 +95,7 @@ class HttpRequest(RequestBase):
         self.cost = 1.0
         self.key = head.key
         self.priority = head.priority
+        self.caller = head.caller
         self.large = False
         self.frontend = FRONTEND
         self.trace = head.carrier

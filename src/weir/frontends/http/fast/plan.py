@@ -163,6 +163,7 @@ class HotHead(Protocol):
     accept: str
     timeout: float
     priority: int
+    caller: str
     key: Any
     plain: bool  # the body is one item of one row and goes to the worker undecoded
     explain: bool
