@@ -14,6 +14,10 @@ from tests.catalog.repository.shelf import write
 from tests.client.kit import MAKE, Running
 from tests.served import Served, serving, weir_here
 
+from weir.client import GrpcClient, HttpClient
+from weir.client.methods import Client
+from weir.inprocess import InProcess
+
 NAMED = """
 import weir
 
@@ -216,3 +220,40 @@ def test_wrong_settings_are_refused_in_one_line(tmp_path: Path, flags: list[str]
 def test_models_on_demand_are_those_of_a_repository() -> None:
     done = weir_here("serve", "tests.served_models:Square", "--model-control", "on-demand")
     assert "model_control='on-demand': is for the models of a --model-repository; give one" in done.stderr
+
+
+NOTED = """
+from pathlib import Path
+
+import weir
+
+Path(__file__).with_name("read").touch()
+
+class Noted(weir.Model):
+    def predict(self, batch):
+        return batch
+"""
+
+
+@pytest.mark.parametrize("fronts", [0, 2])
+def test_questions_about_a_model_read_it_alike_on_every_channel(tmp_path: Path, fronts: int) -> None:
+    names = ("http", "grpc", "python")
+    write(tmp_path, {f"{name}/1/model.py": NOTED for name in names})
+    flags = ("--model-repository", tmp_path, "--model-control", "on-demand", "--model-memory", "5GB", "--grpc-port", 0)
+    with (
+        Served(*flags, *(("--fronts", fronts) if fronts else ())) as served,
+        HttpClient(served.until_ready().url) as http,
+        GrpcClient(served.until_grpc().grpc) as grpc,
+        InProcess(model_repository=str(tmp_path), model_control="on-demand", model_memory="5GB") as python,
+    ):
+        clients: dict[str, Client] = dict(zip(names, (http, grpc, python), strict=True))
+        for client in clients.values():
+            assert client.server_ready() and client.models() == []
+            assert [client.model_ready(each) for each in (*names, "none")] == [True, True, True, False]
+            assert [client.has_hardware(each) for each in ("CPU", "TPU")] == [True, False]
+            assert not list(tmp_path.rglob("read"))
+        for name, client in clients.items():
+            assert client.model_metadata(name)["versions"] == ["1"]
+            assert [path.parts[-3] for path in tmp_path.rglob("read")] == [name]
+            assert [client.model_ready(name, version) for version in ("1", "2")] == [True, False]
+            (tmp_path / name / "1" / "read").unlink()

@@ -25,11 +25,11 @@ from weir.catalog.sources import (
 )
 from weir.client.calls import Decoder, Metadata, Program, Retry, Silence, Streaming
 from weir.client.methods import AsyncClient, Client
-from weir.errors import Conflict, DeadlineExceeded, ModelNotFound, WeirError, for_caller
+from weir.errors import Conflict, DeadlineExceeded, WeirError, for_caller
 from weir.messages import Observer
 from weir.model import Model
 from weir.protocols.exchange import Exchange, StreamPart, once_read
-from weir.protocols.kserve_metadata import EXTENSIONS, device_count, find, model_metadata, server_metadata
+from weir.protocols.kserve_metadata import EXTENSIONS, device_count, find, is_ready, model_metadata, server_metadata
 from weir.serving.blocking import Background, Lifecycle
 from weir.serving.service import Service
 from weir.settings import read_model_table
@@ -141,10 +141,7 @@ class LocalCalls:
 
     def model_ready(self, name: str, version: str) -> Program[bool]:
         """See Calls."""
-        try:
-            return bool((yield lambda: once_read(lambda: self._registry.get(name, version).ready)))
-        except ModelNotFound:
-            return False
+        return bool((yield _value(lambda: is_ready(self._registry, name, version))))
 
     def model_metadata(self, name: str, version: str) -> Program[Metadata]:
         """See Calls."""

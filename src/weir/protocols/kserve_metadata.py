@@ -70,6 +70,15 @@ def check_ready(registry: "Models", name: str, version: str = "") -> None:
         raise ModelNotReady(f"model {label!r} is not ready: {reason}")
 
 
+def is_ready(registry: "Models", name: str, version: str = "") -> bool:
+    """Return whether the model takes requests, or its first request has it read; False for an unknown model. Nothing is read for that."""
+    try:
+        check_ready(registry, name, version)
+    except (ModelNotFound, ModelNotReady):
+        return False
+    return True
+
+
 # Documents that the server sends.
 
 

@@ -65,11 +65,7 @@ class MetadataCalls:
 
     async def ModelReady(self, request: Any, call: IncomingCall) -> Any:
         """Return whether one model accepts requests; False for an unknown model."""
-        try:
-            kserve.check_ready(self._registry, request.name, request.version)
-        except (ModelNotFound, ModelNotReady):
-            return filled("ModelReadyResponse", {"ready": False})
-        return filled("ModelReadyResponse", {"ready": True})
+        return filled("ModelReadyResponse", {"ready": kserve.is_ready(self._registry, request.name, request.version)})
 
     async def ServerMetadata(self, request: Any, call: IncomingCall) -> Any:
         """Return the server's name, version and extensions."""
@@ -90,7 +86,7 @@ class MetadataCalls:
 
     async def ModelStatistics(self, request: Any, call: IncomingCall) -> Any:
         """Return the statistics of one model, in one version or in all, or of every model."""
-        found = kserve.all_statistics(self._registry, request.name, request.version)
+        found = await once_read(partial(kserve.all_statistics, self._registry, request.name, request.version))
         return filled("ModelStatisticsResponse", found)
 
     async def ModelList(self, request: Any, call: IncomingCall) -> Any:
