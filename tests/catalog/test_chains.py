@@ -12,6 +12,7 @@ from weir import (
     Branch,
     Chain,
     DeadlineExceeded,
+    Draining,
     InvalidRequest,
     Model,
     ModelError,
@@ -30,7 +31,7 @@ from weir.catalog.chains import dependents
 from weir.inprocess import InProcess
 from weir.messages import JSON, Dispatch
 from weir.telemetry.recorder import SilentObserver
-from weir.testing import FakeExecutor
+from weir.testing import FakeClock, FakeExecutor
 
 
 class Double(Model):
@@ -73,6 +74,23 @@ async def test_each_step_batches_and_the_last_answer_is_the_chains() -> None:
     assert error.message == "step 'double': is no number"
     await models.stop()
     assert not chain.ready
+
+
+async def test_a_stop_takes_its_drain_timeout_once_for_a_chain_and_its_steps() -> None:
+    clock = FakeClock()
+    settings: dict[str, Any] = {"drain_timeout": 10.0, "clock": clock}
+    step = Service(Double, executor=FakeExecutor(), **settings)
+    chain = Chain(["double"], name="chain", **settings)
+    models = Registry([step, chain])
+    await models.start()
+    calls = [chain.infer(1), step.infer(1)]
+    await turns()
+    stopped = asyncio.ensure_future(models.stop())
+    await turns(20)
+    clock.advance(10.0)
+    await turns(20)
+    assert stopped.done()
+    assert [type(each.exception()) for each in calls] == [Draining] * 2
 
 
 async def test_no_more_items_are_under_way_in_all_steps_together_than_the_capacity() -> None:

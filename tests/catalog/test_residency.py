@@ -549,6 +549,27 @@ async def test_the_memory_of_an_evicted_model_is_free_when_its_workers_have_ende
     await house.manager.stop()
 
 
+async def test_a_stop_takes_its_drain_timeout_once_though_models_leave() -> None:
+    clock = FakeClock()
+    house = House("a", "b", memory=1.0, clock=clock, drain_timeout=10.0)
+    house.answers = False
+    service = await house.find("a")
+    running = service.infer(0)
+    await until(lambda: house.has_work("a"))
+    other = (await house.find("b")).infer(0)
+    await until(lambda: house.states()["a"] == "leaving")
+    waiting = service.infer(1)  # for the next load
+    stopped = asyncio.ensure_future(house.manager.stop())
+    await turns(20)
+    assert not stopped.done()
+    clock.advance(10.0)
+    await turns(40)
+    assert stopped.done()
+    for each in (running, waiting, other):
+        with pytest.raises(Draining):
+            await each
+
+
 async def test_a_model_that_is_unloaded_is_not_evicted_into_another_life() -> None:
     house = House("a", "b", memory=1.0)
     service, call, unloaded = await house.unload_busy("a")

@@ -166,14 +166,19 @@ class Registry:
 
     async def stop(self, drain_timeout: float | None = None) -> None:
         """Drain and stop all models: chains first, then their steps. See Service.stop. Idempotent."""
-        for group in stop_order(self.all):
-            await asyncio.gather(*[service.stop(drain_timeout) for service in group])
+        await self._end_all(drain_timeout, lambda service, seconds: service.stop(seconds))
 
     async def drain(self, drain_timeout: float | None = None) -> None:
         """Accept no more requests; return when all accepted ones have ended, or after `drain_timeout` seconds. The workers
         keep running."""
-        for group in stop_order(self.all):
-            await asyncio.gather(*[service.drain(drain_timeout) for service in group])
+        await self._end_all(drain_timeout, lambda service, seconds: service.drain(seconds))
+
+    async def _end_all(self, limit: float | None, end: Callable[[Service, float], Awaitable[None]]) -> None:
+        """Await `end` of chains first, then of their steps, which have as many seconds as these have left."""
+        limits = {each: each.facts.settings.drain_timeout if limit is None else limit for each in self.all}
+        ends = {each: each.now() + seconds for each, seconds in limits.items()}
+        for group in stop_order(list(ends)):
+            await asyncio.gather(*[end(each, max(0.0, ends[each] - each.now())) for each in group])
 
     # Changes. Only the Manager makes them once the server runs.
 

@@ -308,12 +308,14 @@ class Generation:
         """Accept no more requests, finish the accepted ones within `drain_timeout` seconds (None: the setting), fail the rest
         with Draining, and stop the workers. Idempotent."""
         seconds = self.settings.drain_timeout if drain_timeout is None else drain_timeout
+        until = self._clock() + seconds
         self.stopping = True
         self._stops += 1
         try:
             if self._leaving is not None:
                 self.driver.draining = True
                 await self._leaving.stop(seconds)
+                seconds = max(0.0, until - self._clock())
             if self.scaler is not None and self.driver.phase is DriverPhase.RUNNING:
                 await self.driver.drain(seconds)  # first, since requests may wait for a worker that starts
                 seconds = 0.0
