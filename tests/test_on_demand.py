@@ -242,8 +242,8 @@ def test_questions_about_a_model_read_it_alike_on_every_channel(tmp_path: Path, 
     flags = ("--model-repository", tmp_path, "--model-control", "on-demand", "--model-memory", "5GB", "--grpc-port", 0)
     with (
         Served(*flags, *(("--fronts", fronts) if fronts else ())) as served,
-        HttpClient(served.until_ready().url) as http,
         GrpcClient(served.until_grpc().grpc) as grpc,
+        HttpClient(served.until_ready().url) as http,
         InProcess(model_repository=str(tmp_path), model_control="on-demand", model_memory="5GB") as python,
     ):
         clients: dict[str, Client] = dict(zip(names, (http, grpc, python), strict=True))

@@ -11,6 +11,8 @@ An input is made of its seed and its number alone: `--replay NAME NUMBER` sends 
 import argparse
 import re
 import signal
+import socket
+import subprocess
 import tempfile
 import threading
 import time
@@ -28,18 +30,49 @@ from benchmarks.parsers import Ports, Probe, serving
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from tests.catalog.repository.shelf import write
 from tests.frontends.http.sockets import FILES
 from tests.fuzz.callers import ATTACKS_OF_CALLERS, CUT_JOBS, FORGED
 from tests.fuzz.held import hold
 from tests.fuzz.hostile import ATTACKS as ATTACKS_OF_STRANGERS
 from tests.fuzz.hostile import SILENT, Room
+from tests.served import Served
 from tests.text_models import tiny
 
 from weir.client import EmbeddingClient, GrpcClient, HttpClient, WebSocketClient
 from weir.errors import CapacityError, DeadlineExceeded, Overloaded
 from weir.text_server.bert_as_service.client import BertTransport
 
-ATTACKS = {**ATTACKS_OF_STRANGERS, **ATTACKS_OF_CALLERS}
+ON_DEMAND = 60  # models, each of which takes half a second to load, in room for five
+SLOW = """
+import time
+
+import weir
+
+class Slow(weir.Model):
+    def load(self):
+        time.sleep(0.5)
+
+    def predict(self, batch):
+        return [item + 1 for item in batch]
+"""
+
+
+def many_models(room: Room) -> str:
+    """Ask for a model that is not loaded and cannot be in time, or leave before it is: nobody waits for it then."""
+    number, patience = room.chance.randrange(1, ON_DEMAND), room.chance.choice((0.01, 0.1, 30.0))
+    head = f"POST /infer/m{number} HTTP/1.1\r\nHost: a\r\nX-Request-Timeout: {patience}\r\nContent-Length: 1\r\n\r\n1"
+    with socket.create_connection(("127.0.0.1", room.ports["demand"]), timeout=60.0) as client:
+        client.sendall(head.encode())
+        if patience > 1.0:
+            client.settimeout(room.chance.random())
+            with suppress(TimeoutError):
+                client.recv(4096)
+            return "left"
+        return client.recv(4096)[9:12].decode() or SILENT
+
+
+ATTACKS = {**ATTACKS_OF_STRANGERS, **ATTACKS_OF_CALLERS, "models on demand": (many_models, 8)}
 WAITING_BYTES = 256 << 20  # an eighth of 2 GB
 MEMORY = 2 << 30  # bytes that all processes of the server may have together
 ROUND = 300.0  # seconds between two rests
@@ -208,6 +241,12 @@ def honest_clients(ports: Ports) -> dict[str, Callable[[Random], None]]:
         assert answer.status_code == 200, answer.text
         assert answer.json() == {"sum": [float(sum(row)) for row in rows]}
 
+    def on_demand(chance: Random) -> None:
+        answer = httpx.post(f"http://127.0.0.1:{ports['demand']}/infer/m0", json=1, timeout=60.0)
+        assert (answer.status_code, answer.text) == (200, "2"), (
+            answer.text
+        )  # it is in use: others cannot evict it for long
+
     def encode(chance: Random) -> None:
         asked = ["x" * chance.randrange(1, 50) for _ in range(chance.choice((1, 5, 300)))]
         assert [int(row[0]) for row in texts.encode(asked)] == [len(each) for each in asked]
@@ -223,7 +262,7 @@ def honest_clients(ports: Ports) -> dict[str, Callable[[Random], None]]:
                 asked = ["x" * chance.randrange(1, 50) for _ in range(chance.choice((1, 5, 300)))]
                 assert [int(row[0]) for row in client.encode(asked)] == [len(each) for each in asked]
 
-    return {"HTTP": native, "HTTP, a tensor": native_tensor, "texts, HTTP": encode, "texts, ZMTP": over_zeromq,
+    return {"HTTP": native, "HTTP, a tensor": native_tensor, "texts, HTTP": encode, "texts, ZMTP": over_zeromq, "on demand": on_demand,
             "gRPC": _open_protocol(GrpcClient(f"127.0.0.1:{ports['grpc']}", timeout=60.0)),
             "WebSocket": _open_protocol(WebSocketClient(url.replace("http", "ws"), timeout=60.0)), "KServe HTTP": _open_protocol(http)}  # fmt: skip
 
@@ -288,7 +327,7 @@ class Storm:
             self.outcomes[name][outcome] += 1
             self.slowest[name] = max(self.slowest.get(name, 0.0), seconds)
         wrong = outcome.startswith((SILENT, "INTERNAL", "UNKNOWN")) or (
-            outcome[-3:-2] == "5" and outcome[-3:] not in ("501", "503", "505")
+            outcome[-3:-2] == "5" and outcome[-3:] not in ("501", "503", "504", "505")
         )
         if wrong and self.lives:
             self.findings.add(f"{name}: {outcome}", f"--replay {name!r} {number}")
@@ -337,6 +376,11 @@ class Storm:
             f"{time.strftime('%H:%M:%S')} at rest after {self.tried} inputs: {self.rests[-1][0] >> 20} MB, {held} bytes held, {connections} connections"
         )
         self._look_at_jobs(began)
+        with httpx.Client(base_url=f"http://127.0.0.1:{self.ports['demand']}") as asking:
+            states = Counter(each["state"] for each in asking.get("/models").json()["models"])
+            self._console.print(f"models on demand: {dict(states)}", markup=False)
+            if states["waiting"]:
+                self.findings.add("loads that nobody waits for", str(states))
         if held > 1 << 20:
             self.findings.add("bytes that nobody gives back", f"{held} at rest")
         if len(self.rests) > 2 and self.rests[-1][0] > GROWTH * self.rests[1][0] + (50 << 20):
@@ -443,7 +487,24 @@ def main() -> int:
     ):  # fmt: skip
         jobs = Path(folder) / "jobs"
         more = str(jobs), str(tiny.model(Path(folder) / "text"))
-        with serving(0, str(WAITING_BYTES), *files, *more, log=None if asked.replay else log) as (ports, probe):
+        for number in range(ON_DEMAND):
+            write(
+                Path(folder) / "models",
+                {f"m{number}/1/model.py": SLOW, f"m{number}/config.toml": 'needs_memory = "1GB"\n'},
+            )
+        demand = (
+            "--model-repository",
+            Path(folder) / "models",
+            "--model-control",
+            "on-demand",
+            "--model-memory",
+            "5GB",
+        )
+        with (
+            Served(*demand, "--log-level", "error", stderr=subprocess.DEVNULL) as served,
+            serving(0, str(WAITING_BYTES), *files, *more, log=None if asked.replay else log) as (ports, probe),
+        ):
+            ports["demand"] = int(served.until_ready().url.rpartition(":")[2])
             if asked.replay:
                 console.print(
                     attack(asked.replay[0], asked.seed, int(asked.replay[1]), ports, [], jobs), probe.ask(b"longest")
