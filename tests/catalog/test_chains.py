@@ -140,6 +140,17 @@ async def test_branches_go_side_by_side_and_switches_choose() -> None:
     await models.stop()
 
 
+async def test_a_path_that_fails_cancels_the_others() -> None:
+    executor = FakeExecutor()  # which never answers
+    chain = Chain([Branch({"bad": ["double"], "waits": ["waits"]})], name="chain")
+    models = Registry([inline(Double), Service(Negate, name="waits", executor=executor), chain])
+    await models.start()
+    with pytest.raises(InvalidRequest, match="is no number"):
+        await asyncio.wait_for(chain.infer("x"), 60)
+    assert len(executor.cancelled) == 1
+    await models.stop(0.0)
+
+
 async def test_a_path_that_fails_has_its_error_beside_the_answers_of_others() -> None:
     split = Chain([Branch({"twice": ["double"], "minus": ["negate"]}, fail_fast=False)], name="split")
     models = registry(split)

@@ -155,7 +155,7 @@ def edited(fault: Fault) -> ast.Module:
     body: Sequence[ast.stmt] = tree.body
     found: Any = None
     for name in fault.where.partition(":")[2].split("."):
-        found = next((each for each in body if getattr(each, "name", "") == name), None)
+        found = next((each for each in reversed(body) if getattr(each, "name", "") == name), None)
         body = getattr(found, "body", ())
     if found is None or fault.edit is None or not fault.edit(found):
         raise ValueError(f"{fault.where}: is not there, or does not do what the fault would take away")

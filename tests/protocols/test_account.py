@@ -40,6 +40,15 @@ def test_what_exceeds_the_limit_is_refused_and_not_charged() -> None:
     assert (account.held_bytes, account.refused) == (0, 2)
 
 
+def test_a_claim_gives_back_once_what_it_has_adopted() -> None:
+    account = made(100)
+    with account.claim() as one, account.claim() as other:
+        other.take(30)
+        one.adopt(other)
+        assert (one.held_bytes, other.held_bytes, account.held_bytes) == (30, 0, 30)
+    assert account.held_bytes == 0
+
+
 def test_pressure_is_logged_once() -> None:
     account = made(100)
     account.take(100)

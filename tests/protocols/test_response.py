@@ -72,6 +72,10 @@ def test_retry_after_is_in_whole_seconds_and_exact_in_the_details(wait: float | 
     assert json.loads(answer.body)["error"]["details"] == (None if wait is None else {"retry_after": wait})
 
 
+def test_a_call_without_the_key_learns_how_to_send_it() -> None:
+    assert (b"www-authenticate", b"Bearer") in error_answer(errors.Unauthorized("no")).headers
+
+
 def test_a_models_error_tells_its_type_and_in_development_its_traceback() -> None:
     error = errors.ModelError("it raised", details={"a": 1}, original_type="x.Y", remote_traceback="Traceback ...")
     assert json.loads(error_answer(error).body)["error"]["details"] == {"a": 1, "original_type": "x.Y"}

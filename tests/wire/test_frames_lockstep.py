@@ -60,7 +60,7 @@ def test_ids_are_36_characters_and_differ(salt: int, batch_id: int, count: int) 
     ids = make_ids(salt, batch_id, count)
     assert {len(each) for each in ids} <= {36}
     assert len(set(ids)) == count
-    assert not set(ids) & set(make_ids(salt, batch_id + 1, count))
+    assert not set(ids) & {*make_ids(salt, batch_id + 1, count), *make_ids(salt ^ 1, batch_id, count)}
 
 
 def test_an_answer_is_aligned_to_the_ids_whatever_its_order() -> None:

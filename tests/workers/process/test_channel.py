@@ -31,12 +31,12 @@ class Ends:
     """A channel and the other end of its socket."""
 
     def __init__(self) -> None:
-        ours, self.other = socket.socketpair()
+        self.ours, self.other = socket.socketpair()
         self.frames: list[Frame] = []
         self.reasons: list[str] = []
         self.close_after = 0  # frames, after which the channel is closed
         self.heard = asyncio.Event()
-        self.channel = Channel(ours, FrameParser(), self.on_frame, self.on_end)
+        self.channel = Channel(self.ours, FrameParser(), self.on_frame, self.on_end)
         self.channel.open(asyncio.get_running_loop())
 
     def on_frame(self, frame: Frame) -> None:
@@ -109,6 +109,7 @@ def test_what_the_socket_does_not_take_at_once_is_sent_later_in_order(run: Calla
                 pair.channel.send(encode_batch(Batch(number, [b"x" * 300_000], OBJECT, OBJECT)))
             ids = await asyncio.to_thread(read_all, pair.other, 20)
             assert ids == list(range(20))
+            assert not asyncio.get_running_loop().remove_writer(pair.ours.fileno())
             pair.channel.send(encode_batch(Batch(20, [1], OBJECT, OBJECT)))
             assert await asyncio.to_thread(read_all, pair.other, 1) == [20]
 
