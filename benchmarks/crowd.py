@@ -194,7 +194,7 @@ def drip(connect: Callable[[], EmbeddingClient], seconds: float, clients: int) -
 
 
 def steady(connect: Callable[[], EmbeddingClient], seconds: float, begin: float) -> dict[str, Any]:
-    """Keep the same number of texts under way all the time; return texts per second, from the first answer to the last."""
+    """Keep the same number of texts in flight all the time; return texts per second, from the first answer to the last."""
     texts = sentences(TOGETHER, 7)
     with connect() as client, ThreadPoolExecutor(UNDER_WAY) as pool:
         client.encode(["ready"])

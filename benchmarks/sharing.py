@@ -1,7 +1,7 @@
 """What clients of texts get beside each other, by how many texts their requests have. `python -m benchmarks.sharing [--live] [--keep NAME]`.
 
 Half of 32 clients ask for 16 texts at a time, the others for another number, each again as soon as it has its answer: how long a request takes is
-to grow with its size, without a step. Then 13 clients keep many texts under way each, in requests of 1, 2, 4 ... 4,096: each is to get as many
+to grow with its size, without a step. Then 13 clients keep many texts in flight each, in requests of 1, 2, 4 ... 4,096: each is to get as many
 sentences a second. Without --live it is virtual time: the real encoder, batcher and shares, and workers that only take their time. With --live
 a server computes all-MiniLM-L6-v2, and the second is asked over ZeroMQ by nine clients at once, so that a busy machine is as busy for each. --keep writes what was measured to sharing.json under that name (`before`, `after`), and draws
 docs/pictures/sharing.png of both.

@@ -40,7 +40,7 @@ WRITTEN = "<!-- Written by docs/generate.py from the code. -->"
 
 TEXTS_INTRODUCTION = """## Texts
 
-Of `weir embed serve` and `weir.embedding.serve`, which have all others, too, except those of Model and Repository. Defaults that differ:"""
+Of `weir embed serve` and `weir.embedding.serve`, which also have all settings above, except those of Model and Repository. These defaults differ:"""
 
 TEXT_PARTS = ("Text", "Computing", "Callers", "ZeroMQ")
 
@@ -53,7 +53,7 @@ A setting can be given in five places; a later one wins:
 1. the default;
 2. an attribute of the model's class (`max_batch_size = 32`), for the parts Model, Batching, Workers and Service; the others belong to the server;
 3. a TOML file, `--config weir.toml` or `WEIR_CONFIG`: `max_batch_size = 32` for every model, or under `[models.NAME]` for one;
-4. an environment variable: `WEIR_MAX_BATCH_SIZE=32`; an empty one is not set, and one for keys, tokens or TLS must not be empty;
+4. an environment variable: `WEIR_MAX_BATCH_SIZE=32`; an empty one counts as unset, but those for keys, tokens and TLS must not be empty;
 5. a flag: `--max-batch-size 32`. Switches have two: `--metrics` and `--no-metrics`.
 
 In Python: `weir.Service(Square, max_batch_size=32)`. Durations are in seconds, sizes in bytes or rows.

@@ -119,7 +119,7 @@ async def edit(folder: Path, failures: list[str]) -> None:
 
     class Failures(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if "goes on as it was" in record.getMessage():
+            if "keeps running unchanged" in record.getMessage():
                 failures.append(record.getMessage())
                 failed.set()
 

@@ -299,5 +299,5 @@ def test_a_folder_among_the_targets_is_the_repository(tmp_path: Path) -> None:
     assert found.repository.model_repository == str(tmp_path) and [model.name for model in found.models] == ["square"]
     with pytest.raises(SettingsError, match="is a folder: there can be one"):
         read(str(tmp_path), env={"WEIR_MODEL_REPOSITORY": str(tmp_path)})
-    with pytest.raises(SettingsError, match="--name 'x': is for a TARGET that is no folder"):
+    with pytest.raises(SettingsError, match="--name 'x': is for a TARGET that is not a folder"):
         read(str(tmp_path), flags={"name": ["x"]})

@@ -187,7 +187,7 @@ class App:
         if count > 1 and one:
             raise SettingsError(f"fronts={count}: this kind of server has one front; only fronts=1 works")
         if count > cpus:
-            self._logger.warning("more fronts than CPUs: they take time from each other", fronts=count, cpus=cpus)
+            self._logger.warning("more fronts than CPUs: they compete for CPU time", fronts=count, cpus=cpus)
         return count
 
     def _server_with(

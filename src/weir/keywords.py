@@ -11,7 +11,7 @@ class CommonKeywords(TypedDict, total=False):
     policy: Any
     """When to dispatch a batch: greedy, size-or-delay:size=32,delay=5ms, full, control-limit:8, auto, FILE.npz, or module:Class"""
     max_queue_delay: float
-    """Longest time that a policy may hold a request back, in seconds"""
+    """Maximum wait: seconds that a policy may hold a request back"""
     max_queue_size: int
     """Maximum queue length, in rows; when it is full, requests are refused or in-process callers wait"""
     max_queue_cost: float | None
@@ -57,7 +57,7 @@ class CommonKeywords(TypedDict, total=False):
     ray_detached: str | None
     """Keep the workers and their models on Ray when the server stops; the next server with this name takes them over"""
     device_group: str | None
-    """Models with the same group take turns on a device: one of them computes at a time on each of `workers` places"""
+    """Models with the same group take turns on a device: the device runs `workers` of their batches at once"""
     device_order: str
     """Whose turn it is in a device_group: solved (least cost, for the policy auto), oldest, longest or fair"""
     pipeline_depth: int
@@ -85,7 +85,7 @@ class CommonKeywords(TypedDict, total=False):
     needs_memory: int | str | None
     """Memory that the model takes with all its workers, such as 2GB (default: as measured); for --model-memory"""
     needs_gpu_memory: int | str | None
-    """The same of GPU memory; for --model-gpu-memory"""
+    """The same for GPU memory, for --model-gpu-memory"""
     spin: float
     """Seconds that an idle worker polls before it sleeps"""
     drain_timeout: float
@@ -113,9 +113,9 @@ class InProcessKeywords(CommonKeywords, total=False):
     model_control: str
     """When models of the repository are loaded: at the start, or on-demand: by their first requests"""
     model_memory: int | str | None
-    """With on-demand: memory for all models together, such as 16GB; what must leave for others is loaded again when needed"""
+    """With on-demand: memory for all models together, such as 16GB; evicted models are loaded again when needed"""
     model_gpu_memory: int | str | None
-    """With on-demand: the same of GPU memory, as measured (extra gpu) or stated (needs_gpu_memory)"""
+    """With on-demand: the same for GPU memory, as measured (extra gpu) or stated (needs_gpu_memory)"""
 
 
 class AsgiKeywords(ServiceKeywords, total=False):
@@ -130,9 +130,9 @@ class AsgiKeywords(ServiceKeywords, total=False):
     max_header_size: int
     """Largest request header section in bytes"""
     body_timeout: float
-    """Seconds within which a request's body must arrive; each MiB of it gives them again"""
+    """Seconds within which a request's body must arrive; as many again for each MiB of it"""
     max_connections: int
-    """Maximum number of open connections of all kinds"""
+    """Maximum number of open connections of all kinds; beyond it, only health and metrics are answered"""
     max_waiting_bytes: int | None
     """Memory for all requests and responses in bytes; a number read from JSON counts 16 (default: an eighth of the process's memory)"""
     stream_keep_alive: float
@@ -150,7 +150,7 @@ class AsgiKeywords(ServiceKeywords, total=False):
     liveness: str
     """What /health/live checks: process (the server responds) or models (every model can also start workers)"""
     timeout_status: int
-    """HTTP status of requests that time out: 504, or 408, which alerts on 5xx miss and many clients send again"""
+    """HTTP status of requests that time out: 504, or 408, which alerts on 5xx miss and many clients retry"""
     explain: bool
     """Describe the batch in the headers of every response"""
     development: bool
@@ -215,9 +215,9 @@ class ServerKeywords(ServiceKeywords, total=False):
     header_timeout: float
     """Seconds within which a request's headers must arrive"""
     body_timeout: float
-    """Seconds within which a request's body must arrive; each MiB of it gives them again"""
+    """Seconds within which a request's body must arrive; as many again for each MiB of it"""
     max_connections: int
-    """Maximum number of open connections of all kinds"""
+    """Maximum number of open connections of all kinds; beyond it, only health and metrics are answered"""
     max_waiting_bytes: int | None
     """Memory for all requests and responses in bytes; a number read from JSON counts 16 (default: an eighth of the process's memory)"""
     stream_keep_alive: float
@@ -239,7 +239,7 @@ class ServerKeywords(ServiceKeywords, total=False):
     liveness: str
     """What /health/live checks: process (the server responds) or models (every model can also start workers)"""
     timeout_status: int
-    """HTTP status of requests that time out: 504, or 408, which alerts on 5xx miss and many clients send again"""
+    """HTTP status of requests that time out: 504, or 408, which alerts on 5xx miss and many clients retry"""
     explain: bool
     """Describe the batch in the headers of every response"""
     development: bool
@@ -279,9 +279,9 @@ class ServerKeywords(ServiceKeywords, total=False):
     model_control: str
     """When models of the repository are loaded: at the start, or on-demand: by their first requests"""
     model_memory: int | str | None
-    """With on-demand: memory for all models together, such as 16GB; what must leave for others is loaded again when needed"""
+    """With on-demand: memory for all models together, such as 16GB; evicted models are loaded again when needed"""
     model_gpu_memory: int | str | None
-    """With on-demand: the same of GPU memory, as measured (extra gpu) or stated (needs_gpu_memory)"""
+    """With on-demand: the same for GPU memory, as measured (extra gpu) or stated (needs_gpu_memory)"""
     watch: bool
     """Load and unload models when repository files change"""
     reload: bool
@@ -313,7 +313,7 @@ class ServerKeywords(ServiceKeywords, total=False):
     server_cpu_affinity: list[int]
     """CPUs that the server process is pinned to; for workers, see cpu_affinity"""
     fronts: int | str
-    """Processes that read and write HTTP before one queue; auto: as many as the CPUs that workers leave"""
+    """Processes that read and write HTTP in front of one queue; auto: as many as there are CPUs without workers"""
     batch_dir: str | None
     """Directory of batch jobs and their files (default: no batch jobs)"""
     batch_max_bytes: int

@@ -62,7 +62,7 @@ class ProcessSettings(Checked):
     )
     fronts: int | str = setting(
         1,
-        "processes that read and write HTTP before one queue; auto: as many as the CPUs that workers leave",
+        "processes that read and write HTTP in front of one queue; auto: as many as there are CPUs without workers",
         metavar="N or auto",
         rule=(lambda value: value == "auto" or (isinstance(value, int) and value >= 1), "must be 1 or more, or auto"),
     )
@@ -273,7 +273,7 @@ def _with_folder(
         raise SettingsError(f"TARGET {folders[-1]!r}: is a folder: there can be one; put all models into one folder")
     if high.get("name"):
         raise SettingsError(
-            f"--name {high['name']!r}: is for a TARGET that is no folder; in a folder, models have the folders' names"
+            f"--name {high['name']!r}: is for a TARGET that is not a folder; in a folder, models have the folders' names"
         )
     return [target for target in targets if target not in folders], {**high, "model_repository": folders[0]}
 

@@ -187,7 +187,7 @@ def test_a_table_is_markdown() -> None:
 
 TABLES = [
     Table("Clients", ["clients", "texts/s each", "texts/s in all"], [(1, 75.0, 75.0), (2, 50.5, 101.0)], "Each waits."),
-    Table("Small requests and large ones", ["clients", "requests each has under way", "texts/s"], [(8, 32, 9.5)]),
+    Table("Small requests and large ones", ["clients", "requests in flight each", "texts/s"], [(8, 32, 9.5)]),
 ]
 MACHINE = {"machine": "two CPUs", "versions": {"weir": "0.1.0"}}
 

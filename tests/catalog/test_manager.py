@@ -72,7 +72,7 @@ async def test_a_load_that_fails_leaves_the_old_one_serving(where: str) -> None:
     assert await shop.ask("one") == "old"
     one, two = await shop.manager.index()
     assert (one.state, two.state) == ("READY", "UNAVAILABLE")
-    assert "the last load failed, the one before goes on" in one.reason
+    assert "load failed; the old model keeps running" in one.reason
     assert "cannot be read" in two.reason or "no weights" in two.reason
     shop.fails, shop.shelf.models["one"][""] = None, "new"
     await shop.manager.load_model("one")

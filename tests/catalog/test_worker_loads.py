@@ -70,7 +70,7 @@ async def test_a_model_that_is_reloaded_keeps_the_workers_that_it_was_given() ->
     with pytest.raises(Conflict, match="failed to load 'one': no room"):
         await shop.manager.load_model("one")
     assert workers() == [1, 2]
-    assert "the one before goes on: no room" in (await shop.manager.index())[1].reason
+    assert "the old model keeps running: no room" in (await shop.manager.index())[1].reason
     shop.adding_fails = False
     await shop.manager.unload_model("one")
     await shop.manager.load_model("one")

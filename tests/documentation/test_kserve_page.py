@@ -82,5 +82,5 @@ def test_every_method_of_tritons_client_is_named(module: str) -> None:
 
 
 def test_every_method_of_kserves_client_is_named() -> None:
-    paragraph = HTTP.partition("Of `kserve.InferenceRESTClient`")[2]
+    paragraph = HTTP.partition("For `kserve.InferenceRESTClient`")[2]
     assert methods_of("kserve.InferenceRESTClient") <= set(re.findall(r"`(\w+)`", paragraph))

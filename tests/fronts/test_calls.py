@@ -206,7 +206,7 @@ def test_calls_are_limited_for_all_fronts_together(tmp_path: Path) -> None:
         under_way = [call.future(body, timeout=200) for call in calls for _ in range(2)]
         until(lambda: total(metrics_of(served), "weir_waiting_requests") == 7)
         for call in calls:
-            with pytest.raises(grpc.RpcError, match="8 calls are under way; that is the limit"):
+            with pytest.raises(grpc.RpcError, match="8 calls are in flight, which is the limit"):
                 call(body, timeout=200)
         gate.write_text("go")
         assert all(read_response(each.result()).outputs for each in under_way)

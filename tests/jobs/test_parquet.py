@@ -41,5 +41,5 @@ def test_a_column_of_a_table(tmp_path: Path) -> None:
     source.write_bytes(b"no table")
     refused = weir_here(*words, "--column", "review")
     assert refused.returncode == 2
-    assert refused.stderr.startswith(f"weir: {source}: is no parquet file: ")
+    assert refused.stderr.startswith(f"weir: {source}: is not a parquet file: ")
     assert refused.stderr.count("\n") == 1

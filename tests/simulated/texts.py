@@ -189,7 +189,7 @@ def left_in(encoder: Encoder) -> dict[str, int]:
     callers = encoder._callers
     return {
         "texts that are held": encoder._held,
-        "texts under way": sum(encoder._under_way.values()),
+        "texts in flight": sum(encoder._under_way.values()),
         "requests for vectors": encoder._open_requests._count,
         "callers with texts": len(callers),
         "turns that are kept": callers._held + len(callers._tags) - sum(callers._ended.values()),

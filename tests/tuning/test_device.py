@@ -152,7 +152,7 @@ def test_while_a_model_is_measured_and_when_solving_fails_the_present_order_stay
         rig.error = ModelError("the solving process ended")
         await rig.pass_time(2.0)
         assert rig.asked and known.policy.urgency(1) is None
-        assert "device group 'gpu0': no new order, the present one stays: the solving process ended" in caplog.text
+        assert "no new order; the old one stays: the solving process ended" in caplog.text
         rig.error = None
         await rig.pass_time(2.0)
         assert known.policy.urgency(1) is not None

@@ -221,7 +221,7 @@ def test_a_solved_policy_has_tables_from_the_start() -> None:
 def test_auto_without_examples_is_greedy_and_learns(caplog: pytest.LogCaptureFixture) -> None:
     async def check() -> None:
         async with weir.Service(Quick, policy="auto", executor="inline") as service:
-            assert "could not be measured, its policy is greedy at first" in caplog.text
+            assert "could not be measured, so its policy starts as greedy" in caplog.text
             assert bank_of(service) is None
             assert (await service.set_prices(energy_weight=1.0))["prices"]["energy_weight"] == 1.0
             while bank_of(service) is None:

@@ -420,7 +420,7 @@ def test_what_has_no_json_form() -> None:
     for datatype in BINARY_ONLY:
         with pytest.raises(InvalidRequest, match=f"tensor 'x': {datatype} has no JSON form"):
             write_elements("x", datatype, numpy.zeros(1, DTYPES[datatype]))
-    with pytest.raises(InvalidRequest, match="tensor 'x': has bytes that are no UTF-8"):
+    with pytest.raises(InvalidRequest, match="tensor 'x': has bytes that are not UTF-8"):
         write_elements("x", "BYTES", numpy.array([b"\xff"], object))
 
 
@@ -434,7 +434,7 @@ def test_many_elements_are_written_piece_by_piece() -> None:
         assert bytes(written) == msgspec.json.encode(write_elements("x", datatype, array))
     assert write_json("x", "FP32", numbers[0, :3]) == [0.0, 1.0, 2.0]
     texts[49_000] = b"\xff"
-    with pytest.raises(InvalidRequest, match="no UTF-8"):
+    with pytest.raises(InvalidRequest, match="not UTF-8"):
         write_json("x", "BYTES", texts)
     assert text_size(numbers) == 12 * 50_000
     assert text_size(texts[:3]) == 3 * 12 + 3 * 3

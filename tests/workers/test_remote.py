@@ -141,7 +141,7 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     ("sent", "reason"),
     [
         (b"\xff\xff\xff\xff", "it sent a frame of 4294967295 bytes, over the limit"),
-        (b"\x00\x00\x00\x01x", "it sent a frame of 1 bytes that is no msgpack map"),
+        (b"\x00\x00\x00\x01x", "it sent a frame of 1 bytes that is not a msgpack map"),
         (b"GET / HTTP/1.1\r\n\r\n", "over the limit"),
     ],
 )

@@ -157,7 +157,7 @@ def answers_in(dispatch: Dispatch, events: Events) -> Answers:
 def fail_entries(lost: Lost, reason: str = "the worker died") -> list[End]:
     """Give the entries that do not run again an error. Settle and return the requests that this completes, as `deliver` does. `reason` says why the
     worker is gone."""
-    ends = _fail(lost.crashed, lambda: ModelCrashed(f"this request ended its worker, also when run alone: {reason}"))
+    ends = _fail(lost.crashed, lambda: ModelCrashed(f"it crashed its worker, even when rerun alone: {reason}"))
     ends += _fail(
         lost.interrupted, lambda: WorkerLost(f"lost while it was responding: {reason}", retry_after=RETRY_AFTER)
     )

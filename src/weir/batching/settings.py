@@ -17,7 +17,7 @@ class BatchingSettings(Checked):
         metavar="POLICY",
     )
     max_queue_delay: float = setting(
-        0.1, "longest time that a policy may hold a request back, in seconds", rule=AT_LEAST_ZERO
+        0.1, "maximum wait: seconds that a policy may hold a request back", rule=AT_LEAST_ZERO
     )
     max_queue_size: int = setting(
         1024,

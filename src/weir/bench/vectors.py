@@ -170,7 +170,7 @@ class _Steady:
             self._counted()
 
 
-UNDER_WAY = 256  # texts under way where small requests are compared with large ones
+UNDER_WAY = 256  # texts in flight where small requests are compared with large ones
 CALLERS = 8  # clients of small requests, which have one text each
 LARGE_CLIENTS = 2  # so that the texts of one are computed while the answer to the other travels
 ROUNDS = 3
@@ -248,7 +248,7 @@ class Tables:
             rates = {batch: sum(self._rates(connect, Clients(1, batch, plan.length))) for batch in plan.batches}
             least = min(rates)
             remark = (
-                "The client waits for each response before it sends again, so that nothing else is under way. "
+                "The client waits for each response before it sends again, so that nothing else is in flight. "
                 f"With {least} at a time it gets {rates[least] / max(rates.values()):.2f} of its best rate."
             )
             yield Table("Texts in a request of one client", ["texts", "texts/s"], list(rates.items()), remark)
@@ -298,12 +298,12 @@ class Tables:
             (clients.number, clients.ahead, clients.batch, clients.under_way, median(rates[kind]))
             for kind, clients in kinds.items()
         ]
-        columns = ["clients", "requests each has under way", "texts in a request", "texts under way", "texts/s"]
+        columns = ["clients", "requests in flight each", "texts in a request", "texts in flight", "texts/s"]
         return Table("Small requests and large ones", columns, rows, remark)
 
     def _steady(self, connect: Connect, clients: Clients, what: str = "") -> float:
         rate = sum(measure_steady(connect, clients, self._plan.patience.seconds, self._plan.vocabulary))
-        self._progress(f"{what}{_who(clients)}, {clients.under_way} texts under way: {_shown(rate)} texts/s")
+        self._progress(f"{what}{_who(clients)}, {clients.under_way} texts in flight: {_shown(rate)} texts/s")
         return rate
 
     def _rates(self, connect: Connect, clients: Clients, what: str = "") -> list[float]:

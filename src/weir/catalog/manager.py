@@ -256,7 +256,7 @@ class ModelStates:
             return ("LOADING" if coming else UNAVAILABLE), residency["reason"] or residency["state"]
         failure = self._failures.get(key, "")
         if service.ready:
-            return READY, f"the last load failed, the one before goes on: {failure}" if failure else ""
+            return READY, f"load failed; the old model keeps running: {failure}" if failure else ""
         under_way = self._under_way.get(key) or ("LOADING" if service.not_ready_reason in LOADING else UNAVAILABLE)
         return under_way, service.not_ready_reason
 
@@ -736,7 +736,7 @@ class Manager:
         """Drain and stop generations that were replaced; log what fails."""
         for each, end in zip(former, await self._stopped(former), strict=True):
             if isinstance(end, Exception):
-                logger.error("model %r: its replaced generation did not end well", each.generation.label, exc_info=end)
+                logger.error("model %r: its old generation did not stop cleanly", each.generation.label, exc_info=end)
 
     async def _stopped(self, ending: Collection[Service | Replaced]) -> list[BaseException | None]:
         """Drain and stop them, and return what each has raised. That goes on if the change is cancelled: the server that drains waits for the same requests."""

@@ -281,13 +281,13 @@ class RepositorySettings:
     )
     model_memory: int | str | None = setting(
         None,
-        "with on-demand: memory for all models together, such as 16GB; what must leave for others is loaded again when needed",
+        "with on-demand: memory for all models together, such as 16GB; evicted models are loaded again when needed",
         rule=SIZE,
         metavar="SIZE",
     )
     model_gpu_memory: int | str | None = setting(
         None,
-        "with on-demand: the same of GPU memory, as measured (extra gpu) or stated (needs_gpu_memory)",
+        "with on-demand: the same for GPU memory, as measured (extra gpu) or stated (needs_gpu_memory)",
         rule=SIZE,
         metavar="SIZE",
     )

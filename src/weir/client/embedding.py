@@ -360,7 +360,7 @@ class ConcurrentEmbeddingClient(EmbeddingClient):
         if not blocking:
             raise Unsupported("blocking=False: a client for many threads has blocking calls only")
         if not self._places.acquire(blocking=False):
-            raise Overloaded(f"max_concurrency={self._most}: so many requests are under way already")
+            raise Overloaded(f"max_concurrency={self._most}: this many requests are already in flight")
         try:
             return super().encode(texts, True, *rest, **fields)
         finally:

@@ -374,7 +374,7 @@ def _log_differences(settings: Settings, stock: Translated) -> None:
     logger, zeromq = get_logger("weir"), settings.more["ZeroMQ"]
     if stock.stock and is_loopback(settings.http.host):
         logger.info(
-            "flags of bert-serving-start: ZeroMQ listens as with bert-serving-start, but for this machine only; --host 0.0.0.0 opens it to others",
+            "flags of bert-serving-start: ZeroMQ listens on its ports, but only for this machine; --host 0.0.0.0 opens them to others",
             host=settings.http.host,
             zmq_port=zeromq.zmq_port,
             zmq_port_out=zeromq.zmq_port_out,

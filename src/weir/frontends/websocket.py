@@ -221,7 +221,7 @@ class Session:
                 self._claim.give(size)
                 return None
             if request.id in self._under_way:
-                raise Conflict(f"id {brief(request.id, 100)}: a request with this id is under way on this connection")
+                raise Conflict(f"id {brief(request.id, 100)}: a request with this id is in flight on this connection")
             await self._room_for(request, size)
             arrays = sum([each.array.nbytes for each in request.inputs])
             self._claim.take(arrays)
@@ -240,7 +240,7 @@ class Session:
         """
         if request.parameters.get("timeout"):
             if self._has_enough(size, HASTY_TIMES):
-                text = f"{len(self._under_way)} requests are under way on this connection, as many as it may have"
+                text = f"{len(self._under_way)} requests are in flight on this connection, which is the limit"
                 raise Overloaded(text, retry_after=1.0)
             return
         while self._has_enough(size) and not self._refused:

@@ -220,7 +220,7 @@ def _parquet_values(source: Source) -> Iterator[Any]:
     try:
         file = parquet.ParquetFile(source.path)
     except ValueError as error:  # pyarrow's own are such, too
-        raise SettingsError(f"{source.path}: is no parquet file: {error}") from error
+        raise SettingsError(f"{source.path}: is not a parquet file: {error}") from error
     column = _column(source, list(file.schema_arrow.names))
     for batch in file.iter_batches(batch_size=_ROWS, columns=[column]):
         yield from batch.column(0).to_pylist()

@@ -348,7 +348,7 @@ class RaySettings(Checked):
     )
     target_ongoing_requests: int | None = setting(
         None,
-        "requests that each replica should have under way, of a range of replicas (default: twice max_batch_size times workers)",
+        "requests that each replica should have in flight, of a range of replicas (default: twice max_batch_size times workers)",
         rule=AT_LEAST_ONE,
     )
 

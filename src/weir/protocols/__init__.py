@@ -34,7 +34,7 @@ class HttpSettings:
     idle_timeout: float = setting(75.0, "seconds after which an idle connection is closed", rule=POSITIVE)
     header_timeout: float = setting(10.0, "seconds within which a request's headers must arrive", rule=POSITIVE)
     body_timeout: float = setting(
-        60.0, "seconds within which a request's body must arrive; each MiB of it gives them again", rule=POSITIVE
+        60.0, "seconds within which a request's body must arrive; as many again for each MiB of it", rule=POSITIVE
     )
     max_connections: int = setting(
         10_000,
@@ -73,7 +73,7 @@ class HttpSettings:
     )
     timeout_status: int = setting(
         504,
-        "HTTP status of requests that time out: 504, or 408, which alerts on 5xx miss and many clients send again",
+        "HTTP status of requests that time out: 504, or 408, which alerts on 5xx miss and many clients retry",
         rule=one_of(*TIMEOUTS),
     )
     explain: bool = setting(False, "describe the batch in the headers of every response")

@@ -218,7 +218,7 @@ class Regions:
             ) from None
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise InvalidRequest(f"shared memory region {name!r}: key={key!r}: is no shared memory object")
+            raise InvalidRequest(f"shared memory region {name!r}: key={key!r}: is not a shared memory object")
         return fd
 
 

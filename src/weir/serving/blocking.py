@@ -275,7 +275,7 @@ def _forget_all() -> None:
     for lifecycle in list(_LIFECYCLES):
         lifecycle.forget()
     if any(lifecycle.forked_from == os.getppid() for lifecycle in list(_LIFECYCLES)):
-        fail_all(ModelNotReady(f"the call is under way in process {os.getppid()}, from which this one was forked"))
+        fail_all(ModelNotReady(f"the call is running in process {os.getppid()}, from which this one was forked"))
 
 
 os.register_at_fork(after_in_child=_forget_all)

@@ -618,7 +618,7 @@ class Driver:
         if repr(error) not in self._logged:  # log it once, not at every decision
             self._logged.add(repr(error))
             logger.error(
-                "the policy of model %r raised; its batches do not wait then", self._delivery.model, exc_info=error
+                "the policy of model %r failed; its batches did not wait", self._delivery.model, exc_info=error
             )
 
     def _run_all(self, dispatches: list[Dispatch], now: float) -> None:

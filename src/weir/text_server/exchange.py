@@ -285,7 +285,7 @@ def read_text(text: Any, where: str, tokenized: bool | None) -> Text:
 def check_dimensions(dimensions: int | None, encoder: Encodes) -> None:
     """Raise InvalidRequest unless `dimensions` is None or 1 to the dimensions of the vectors of `encoder`."""
     if dimensions is not None and not 1 <= dimensions <= encoder.dimensions:
-        rule = f"must be 1 to {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
+        rule = f"must be 1 to {encoder.dimensions}, the size of the vectors of {encoder.name!r}"
         raise InvalidRequest(rule).of("dimensions", str(dimensions))
 
 

@@ -610,9 +610,9 @@ class CallerQueue(Generic[S]):
         self._shares: dict[Key, CallerShare[S]] = {}
         self._heap: list[tuple[int, float, int, CallerShare[S]]] = []
         self._pushes = 0
-        self._tags: list[float] = []  # a heap of the tags of texts under way, and of some that are no longer
+        self._tags: list[float] = []  # a heap of the tags of texts in flight, and of some that are no longer
         self._ended: dict[float, int] = {}  # how many texts of each tag in `_tags` are no longer under way, if any
-        self._held = 0  # texts under way that entered out of turn; all have the tag `_now`
+        self._held = 0  # texts in flight that entered out of turn; all have the tag `_now`
         self._now = 0.0
         self._away: dict[Key, float] = {}  # the tokens that absent callers have had
 

@@ -257,7 +257,7 @@ def _with_onnx_file(name: str, directory: Path, computing: ComputingSettings) ->
         return computing if not computing.dtype or computing.runtime == RUNTIME else replace(computing, runtime=RUNTIME)
     if not computing.dtype:
         kind = read_document(config).values.get("model_type")
-        logger.info("%s: model_type %s is not computed from weights here: %s is served", name, kind, file)
+        logger.info("%s: model_type %s cannot be built from its weights; serving %s instead", name, kind, file)
     return replace(computing, runtime=RUNTIME)
 
 
@@ -305,7 +305,7 @@ class ServedTextModel:
         logger.info("%s: %s", spec.name, described(checkpoint, self.recipe, text))
         if checkpoint.heads.pickled:
             logger.info(
-                "%s: %s are pickles, and not read without --allow-pickle",
+                "%s: %s are pickles, which are not read without --allow-pickle",
                 spec.name,
                 ", ".join(checkpoint.heads.pickled),
             )

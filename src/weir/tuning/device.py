@@ -140,7 +140,7 @@ class DeviceTuner:
             try:
                 changed = await self._update(began)
             except (WeirError, TimeoutError) as error:
-                logger.warning("device group %r: no new order, the present one stays: %s", self._group, error)
+                logger.warning("device group %r: no new order; the old one stays: %s", self._group, error)
                 changed = True
             if changed:
                 await self._pause(REST * (self._clock() - began))

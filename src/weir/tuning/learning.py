@@ -203,7 +203,7 @@ class ProfiledExecutor:
             late = f"its batch sizes take longer than {LONGEST_MEASURING:g} times {policy.seconds:g} s"
             trace = None if isinstance(error, WeirError | TimeoutError) else error
             logger.warning(
-                "%s could not be measured, its policy is greedy at first: %s", name, str(error) or late, exc_info=trace
+                "%s could not be measured, so its policy starts as greedy: %s", name, str(error) or late, exc_info=trace
             )
             return
         self._tuner.measured(profile, kind)

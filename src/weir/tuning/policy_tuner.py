@@ -424,7 +424,7 @@ class PolicyTuner(SilentObserver):
         self.error = str(error) or "not solved in time"
         if isinstance(error, SettingsError):
             self._refused = request
-        logger.warning("model %r: no new tables, the policy stays as it is: %s", self._model, self.error)
+        logger.warning("model %r: no new tables, so the policy stays as it is: %s", self._model, self.error)
 
 
 def check_kinds(kinds: Sequence[str], objective: LatencySLO | None) -> None:

@@ -226,7 +226,7 @@ class WorkerTuner(SilentObserver):
             self.failures += 1
             self.error = error.message
             self._next_start = self._clock() + self._backoff.failed_to_load()
-            logger.warning("model %r: a further worker has not started: %s", self._model, error.message)
+            logger.warning("model %r: another worker did not start: %s", self._model, error.message)
             if not self._driver.batcher.workers:
                 self._driver.unavailable(f"no worker of {self._model!r} can be started: {error.message}")
             return
@@ -304,7 +304,7 @@ class WorkerTuner(SilentObserver):
             capacity = await self._measure(request, LONGEST_SIMULATION)
         except (WeirError, TimeoutError) as error:
             logger.warning(
-                "model %r: what its workers can do could not be simulated, so they are used up to %g of it: %s",
+                "model %r: the capacity of its workers could not be simulated, so they are used up to a load of %g: %s",
                 self._model,
                 self._target_load or TARGET,
                 str(error) or "it takes too long",

@@ -417,7 +417,7 @@ def _map(body: bytes) -> dict[str, bytes]:
     try:
         return {key: _content(bytes(value)) for key, value in _decode_map(body).items()}
     except (msgspec.MsgspecError, ValueError, KeyError, RecursionError) as error:
-        raise FrameError(f"a frame of {len(body)} bytes that is no msgpack map of ids to bytes ({error})") from None
+        raise FrameError(f"a frame of {len(body)} bytes that is not a msgpack map of ids to bytes ({error})") from None
 
 
 def _content(value: bytes) -> bytes:

@@ -476,7 +476,7 @@ def _encoded(name: str, texts: list[str]) -> list[bytes]:
     try:
         return list(map(str.encode, texts))
     except UnicodeEncodeError as error:
-        raise InvalidRequest(f"tensor {name!r}: has a string that is no Unicode text ({error})") from None
+        raise InvalidRequest(f"tensor {name!r}: has a string that is not valid Unicode ({error})") from None
 
 
 # The usual number of bytes of a number as text; few numbers take more.
@@ -517,7 +517,7 @@ def write_elements(name: str, datatype: str, array: numpy.ndarray[Any, Any]) -> 
         return list(map(bytes.decode, flat))
     except UnicodeDecodeError as error:
         raise InvalidRequest(
-            f"tensor {name!r}: has bytes that are no UTF-8 ({error.reason}), it must be requested as binary data"
+            f"tensor {name!r}: has bytes that are not UTF-8 ({error.reason}), it must be requested as binary data"
         ) from None
 
 

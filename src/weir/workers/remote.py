@@ -482,7 +482,7 @@ class ExternalExecutor(ExecutorBase):
 
     def _connected(self, end: socket.socket) -> None:
         if len(self._greeting) + len(self._ready()) >= MAX_WORKERS:
-            logger.warning("model %r has %d external workers, the most that it takes", self._name, MAX_WORKERS)
+            logger.warning("model %r has %d external workers, which is the maximum", self._name, MAX_WORKERS)
             end.close()
             return
         self._greeting.add(RemoteWorker(end, self, self._salt, self._settings.predict_timeout, self._max_body_bytes))

@@ -200,7 +200,7 @@ class WorkerSettings:
     )
     device_group: str | None = setting(
         None,
-        "models with the same group take turns on a device: one of them computes at a time on each of `workers` places",
+        "models with the same group take turns on a device: the device runs `workers` of their batches at once",
         metavar="NAME",
         rule=(_is_plain_name, "must be letters, digits, - and _"),
     )
@@ -259,7 +259,7 @@ class WorkerSettings:
         metavar="SIZE",
     )
     needs_gpu_memory: int | str | None = setting(
-        None, "the same of GPU memory; for --model-gpu-memory", rule=SIZE, metavar="SIZE"
+        None, "the same for GPU memory, for --model-gpu-memory", rule=SIZE, metavar="SIZE"
     )
     spin: float = setting(0.0005, "seconds that an idle worker polls before it sleeps", rule=AT_LEAST_ZERO)
 

@@ -117,7 +117,7 @@ def test_calls_are_counted_until_the_core_is_done_with_them() -> None:
     rules = Rules(calls=2)
     assert [rules.intake.begin("a"), rules.intake.begin("b")] == [None, None]
     error = rules.intake.begin("a")
-    assert error is not None and "2 calls are under way" in error.message
+    assert error is not None and "2 calls are in flight" in error.message
     assert (rules.account.calls, rules.intake.connections) == (3, 2)
     rules.intake.end("a")
     rules.intake.end("a")
@@ -495,4 +495,4 @@ def test_the_core_outlives_an_event_that_cannot_be_read(caplog: pytest.LogCaptur
         assert (await rig.infer(make_request())).outputs
 
     run(test)
-    assert "an event of gRPC is lost" in caplog.text
+    assert "a gRPC event was lost" in caplog.text

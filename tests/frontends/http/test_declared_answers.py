@@ -181,7 +181,7 @@ def test_a_hook_whose_answer_is_not_as_declared_is_told(serve: Serve) -> None:
 
     server = serve(Wrong(model_of("a subclass"), name="hooked", executor="inline"))
     answer = server.client.post("/infer/hooked", json=1)
-    assert answer.status_code == 500 and "no valid Output" in answer.json()["error"]["message"]
+    assert answer.status_code == 500 and "not a valid Output" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

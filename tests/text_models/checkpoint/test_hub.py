@@ -171,7 +171,7 @@ def test_without_the_hub_the_cache_serves(hub: Hub, home: Home) -> None:
     directory = home.directory("acme/small")
     done = home.load("acme/small", HF_ENDPOINT=closed)
     assert done.stdout.strip() == str(directory)
-    assert "cannot be reached: the files in the cache are served" in done.stderr
+    assert "cannot be reached; serving the cached files" in done.stderr
 
 
 def test_what_is_cut_off_is_begun_again_without_what_was_left(hub: Hub, home: Home) -> None:
@@ -234,7 +234,7 @@ def test_pickles_are_loaded_only_where_they_are_allowed(hub: Hub, home: Home) ->
     assert "has only pickles for pytorch_model.bin" in error
     assert "--allow-pickle" in error
     assert hub.fetched() == []
-    assert "pytorch_model.bin: is broken, or is no archive of tensors" in home.load("acme/small", "pickle").stderr
+    assert "pytorch_model.bin: is damaged, or is not an archive of tensors" in home.load("acme/small", "pickle").stderr
     assert "pytorch_model.bin" in hub.fetched()
 
 

@@ -152,7 +152,7 @@ def test_archives_that_are_no_tables_in_one_piece(tmp_path: Path) -> None:
         open_pickled(path)
     for content in (b"", b"PK", pickle.dumps({"a": 1})):
         path.write_bytes(content)
-        with pytest.raises(SettingsError, match="is broken, or is no archive of tensors"):
+        with pytest.raises(SettingsError, match="is damaged, or is not an archive of tensors"):
             open_pickled(path)
 
 

@@ -369,7 +369,7 @@ def test_how_much_likelier_yes_is_than_no(family: str, tmp_path: Path) -> None:
 
 
 def test_models_that_cannot_answer_yes_or_no(tmp_path: Path) -> None:
-    for family, rule in (("bert", "is no decoder"), ("qwen3", "has no tokens for yes and no")):
+    for family, rule in (("bert", "is not a decoder"), ("qwen3", "has no tokens for yes and no")):
         checkpoint = read_checkpoint(tiny.model(tmp_path / family, family))
         with pytest.raises(SettingsError, match=rule):
             build(checkpoint, Recipe(Pooling.YES_NO))

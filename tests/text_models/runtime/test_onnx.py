@@ -99,7 +99,7 @@ def test_what_cannot_be_served_is_refused_in_one_line(folder: Path, tmp_path: Pa
             vectors(folder / "plain", folder, runtime="onnx-file", **options)
     broken = tiny.sentence_model(tmp_path / "broken")
     (broken / "model.onnx").write_bytes(b"\xff" * 40)
-    with pytest.raises(SettingsError, match=r"model.onnx: is broken, or is no ONNX file"):
+    with pytest.raises(SettingsError, match=r"model.onnx: is damaged, or is not an ONNX file"):
         vectors(broken, tmp_path, runtime="onnx-file")
     (broken / "model.onnx").unlink()
     export(broken, broken / "model.onnx", stray="task_id")
@@ -127,7 +127,7 @@ def test_an_unknown_family_is_served_from_its_file_and_the_log_says_so(
     with weir.embedding.serve(model, **settings) as server:
         found = httpx.post(f"{server.url}/embed", json={"inputs": TEXTS}).json()
     np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert f"new: model_type funnel is not computed from weights here: {model}/onnx/model.onnx is served" in caplog.text
+    assert f"funnel cannot be built from its weights; serving {model}/onnx/model.onnx instead" in caplog.text
     with weir.embedding.serve(model, dtype="q8", **settings) as server:
         rough = httpx.post(f"{server.url}/embed", json={"inputs": TEXTS}).json()
         assert httpx.get(f"{server.url}/info").json()["model_dtype"] == "int8"

@@ -403,7 +403,7 @@ def test_bulk_workers_that_do_not_start_are_left_out(caplog: pytest.LogCaptureFi
             assert (pool.heard.ready, pool.heard.lost, pool.heard.reasons) == ([(0, 1)], [], [])
 
     asyncio.run(main())
-    assert "tried: a worker for bulk work is left out: " in caplog.text
+    assert "tried: no worker for bulk work was started: " in caplog.text
     assert "no bulk work here" in caplog.text
 
 

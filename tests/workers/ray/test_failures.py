@@ -231,7 +231,7 @@ def test_a_ray_of_its_own_ends_with_the_program() -> None:
             printed += program.stdout.readline()
         began = daemons(program.pid)
         assert began
-        while "no Ray address was given (--ray-address), so a Ray was started" not in program.stderr.readline():
+        while "no Ray address was given (--ray-address), so Ray was started" not in program.stderr.readline():
             assert program.poll() is None
         program.send_signal(signal.SIGKILL)
     asyncio.run(eventually(lambda: not any(process.is_running() for process in began)))

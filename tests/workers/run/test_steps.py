@@ -393,7 +393,7 @@ def broken_generator() -> Any:
         (7, "predict returned an int for 2 items"),
         ("ab", "predict returned a str for 2 items"),
         ({1: 2, 3: 4}, "predict returned a dict for 2 items"),
-        (numpy.array(3), "is no list"),
+        (numpy.array(3), "is not a list"),
         (UserDict({0: "a", 1: "b"}), "predict returned a UserDict for 2 items, must be a list of 2"),
         (MappingProxyType({0: "a", 1: "b"}), "returned a mappingproxy"),
         (bytearray(b"ab"), "returned a bytearray"),

@@ -276,7 +276,7 @@ def test_answers_are_held_against_output(declared: Any) -> None:
     *good, wrong, before = write(Typed, answers, JSON)
     assert good == [b'{"x":1.0}', b'{"x":0.5}', b'{"x":0.5}']
     assert isinstance(wrong, ModelError)
-    assert wrong.message.startswith("the model's answer is no valid Output: ")
+    assert wrong.message.startswith("the model's result is not a valid Output: ")
     assert wrong.details[0]["loc"] == ["x"]
     assert before.message == "before"
     assert write(Typed, [{"x": 1.0}], OBJECT) == [declared(x=1.0)]

@@ -674,9 +674,9 @@ class TargetWatcher:
             await self._manager.load_model(name)
         except WeirError as error:
             trace = error.remote_traceback if isinstance(error, ModelError) else ""
-            logger.error("model %r goes on as it was: %s\n%s", name, error.message, trace)
+            logger.error("model %r keeps running unchanged: %s\n%s", name, error.message, trace)
         except Exception:
-            logger.exception("model %r goes on as it was", name)
+            logger.exception("model %r keeps running unchanged", name)
 
     def _look(self, name: str) -> Signature:
         try:
@@ -707,4 +707,4 @@ async def watching(watchers: Sequence[Watcher | TargetWatcher]) -> AsyncIterator
             task.cancel()
         for ended in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(ended, Exception):
-                logger.error("the files of models were not watched to the end", exc_info=ended)
+                logger.error("watching the model files ended early", exc_info=ended)

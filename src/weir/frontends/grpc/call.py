@@ -357,7 +357,7 @@ def refuse(error: BaseException, call: IncomingCall, trailers: Trailers = (), *,
 def note(error: BaseException) -> None:
     """Log an exception that is not Weir's: the caller gets only "internal error"."""
     if not isinstance(error, WeirError):
-        _log.error("a call of gRPC failed", exc_info=error)
+        _log.error("a gRPC call failed", exc_info=error)
 
 
 def code_of(error: BaseException) -> grpc.StatusCode:

@@ -85,7 +85,7 @@ class Intake:
         if account is None or account.count_call(1) <= account.max_connections:
             return None
         return Overloaded(
-            f"{account.max_connections} calls are under way; that is the limit (max_connections)", retry_after=1.0
+            f"{account.max_connections} calls are in flight, which is the limit (max_connections)", retry_after=1.0
         )
 
     def end(self, peer: str) -> None:
@@ -365,7 +365,7 @@ class Core:
         try:
             return self._next(until)
         except Exception:  # above all MemoryError: the call of that event gets no more events; all other calls continue
-            _log.exception("an event of gRPC is lost")
+            _log.exception("a gRPC event was lost")
             return None
 
     # On the event loop.
@@ -404,7 +404,7 @@ class Core:
             try:
                 event.tag(event)
             except Exception:
-                _log.exception("a call of gRPC could not be answered")
+                _log.exception("a gRPC call could not be answered")
 
     def _request(self) -> None:
         self._server.request_call(self._queue, self._queue, self._arrived)

@@ -459,7 +459,7 @@ class Services:
         """Count one more call of Watch. Raises Overloaded if there are too many."""
         most = _MOST_WATCHERS if knows_key else _MOST_STRANGERS
         if self._watching[knows_key] >= most:
-            raise Overloaded(f"{most} calls of Watch are under way; that is the limit", retry_after=1.0)
+            raise Overloaded(f"{most} Watch calls are in flight, which is the limit", retry_after=1.0)
         self._watching[knows_key] += 1
         try:
             yield

@@ -170,7 +170,7 @@ def read_answers(
     """
     rule = f"pooling='yes-no': {directory}"
     if architecture.classifier_reads is not Pooling.SEP:
-        raise SettingsError(f"{rule} is no decoder, which could answer yes or no")
+        raise SettingsError(f"{rule} is not a decoder, which could answer yes or no")
     if yes is None or no is None:
         raise SettingsError(f"{rule} has no tokens for yes and no")
     name = store.stored.outside("lm_head.weight") or store.stored.words()

@@ -275,7 +275,7 @@ def _cached(
     if not any(file.suffix in _ENDINGS for file in folder.rglob("*")):  # an earlier start got no further
         raise error from None
     if not isinstance(error, hub.errors.OfflineModeIsEnabled):
-        logger.warning("%s: %s cannot be reached: the files in the cache are served", source, hub.constants.ENDPOINT)
+        logger.warning("%s: %s cannot be reached; serving the cached files", source, hub.constants.ENDPOINT)
     return folder
 
 

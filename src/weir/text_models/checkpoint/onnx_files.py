@@ -133,7 +133,7 @@ def read_onnx_file(path: Path) -> OnnxFile:
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
     except (Malformed, UnicodeDecodeError, ValueError) as error:
-        raise SettingsError(f"{path}: is broken, or is no ONNX file: {error}") from None
+        raise SettingsError(f"{path}: is damaged, or is not an ONNX file: {error}") from None
 
 
 # The numbers of the fields in onnx.proto that are read.

@@ -177,7 +177,7 @@ def open_pickled(path: Path) -> TensorFile:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
     except Exception as error:  # zipfile and pickletools raise errors of a dozen types for broken files
         raise SettingsError(
-            f"{path}: is broken, or is no archive of tensors of torch 1.6 or later: {' '.join(str(error).split())[:200]}"
+            f"{path}: is damaged, or is not an archive of tensors from torch 1.6 or later: {' '.join(str(error).split())[:200]}"
         ) from None
     if not entries:
         raise SettingsError(f"{path}: has no tensors")

@@ -387,7 +387,7 @@ def prepacked(graph: Path, cpuinfo: Path = Path("/proc/cpuinfo")) -> Path | None
                 if not _is_complete(copy):
                     _make(graph, copy)
     except (OSError, SettingsError) as error:
-        logger.info("%s: the weights cannot be kept as this CPU reads them: %s", graph, error)
+        logger.info("%s: the weights cannot be cached in this CPU's layout: %s", graph, error)
         return None
     return copy
 

@@ -122,7 +122,7 @@ class ProcessPool:
         try:
             await self._add(bulk=True)
         except WeirError as error:
-            logger.warning("%s: a worker for bulk work is left out: %s", self._name, error.message)
+            logger.warning("%s: no worker for bulk work was started: %s", self._name, error.message)
 
     async def remove_worker(self, worker: int | None = None) -> None:
         """Have the process unload and end; kill it after the grace."""

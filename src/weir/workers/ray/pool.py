@@ -229,7 +229,7 @@ def _announce(address: str, connected: dict[str, Any]) -> None:
         )
     else:
         logger.warning(
-            "no Ray address was given (--ray-address), so a Ray was started on this machine alone: %s; it ends with this server",
+            "no Ray address was given (--ray-address), so Ray was started on this machine only: %s; it stops with this server",
             has,
         )
 

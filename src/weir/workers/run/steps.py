@@ -322,7 +322,7 @@ def answers_of(returned: Any, count: int, name: str) -> list[Any]:
     try:
         answers = listed(returned, count)
     except Exception as error:  # a generator has the model's own code in it; an array of no dimensions
-        raise ModelError(f"{name} returned {what} that is no list ({error})") from error
+        raise ModelError(f"{name} returned {what} that is not a list ({error})") from error
     if len(answers) != count:
         found = f"more than {count}" if isinstance(answers, Beginning) else len(answers)
         noun = "result" if found == 1 else "results"
@@ -565,5 +565,5 @@ def _octets(answer: Any) -> bytes:
 
 def _wrong_output(error: BaseException, _answer: Any) -> WeirError:
     if isinstance(error, ValidationFailed):
-        return ModelError(f"the model's answer is no valid Output: {error.message}", details=error.details)
+        return ModelError(f"the model's result is not a valid Output: {error.message}", details=error.details)
     return model_error("Output", error)
