@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -295,32 +296,30 @@ class Loading(SilentObserver):
             self._progress.advance(self._rows[model])
 
 
-class MeasuringProgress:
-    """Shows the progress of measuring models on stderr. If that is not a terminal, only the beginning is logged."""
+@contextmanager
+def measuring_progress() -> Iterator[Callable[[str], Callable[[float, str], None]]]:
+    """Show the progress of measuring models on stderr during the block. If that is not a terminal, each quarter is logged.
 
-    def __init__(self) -> None:
-        self._progress = _bars("measuring", TextColumn("{task.fields[what]}"))
+    The block gets a function from the name of a model to one that is called with the share that is done, from 0 to 1, and what is being measured.
+    """
+    with _bars("measuring", TextColumn("{task.fields[what]}")) as progress:
+        yield partial(_progress_of, progress)
 
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+def _progress_of(progress: Progress, name: str) -> Callable[[float, str], None]:
+    task: list[TaskID] = []
+    logged: set[int] = set()
 
-    def of(self, name: str) -> Callable[[float, str], None]:
-        """Return a function for the model `name`, to be called with the share that is done, from 0 to 1, and what is being
-        measured. The first call shows the model."""
-        task: list[TaskID] = []
+    def update(share: float, what: str) -> None:
+        if progress.disable and (quarter := int(4 * share)) not in logged:
+            logged.add(quarter)
+            text = "measuring how large batches should be, once for this model and machine"
+            get_logger("weir").info(text, model=name, done=f"{share:.0%}", now=what)
+        if not task:
+            task.append(progress.add_task(name, total=1.0, what=what))
+        progress.update(task[0], completed=share, what=what)
 
-        def update(share: float, what: str) -> None:
-            if not task and self._progress.disable:
-                get_logger("weir").info("measuring how large batches should be, once", model=name)
-            if not task:
-                task.append(self._progress.add_task(name, total=1.0, what=what))
-            self._progress.update(task[0], completed=share, what=what)
-
-        return update
+    return update
 
 
 def _width(table: Table) -> int:

@@ -310,7 +310,7 @@ def _serve(directories: list[str] | None, config: list[str] | None, **options: l
     """
     import asyncio
 
-    from weir.console import MeasuringProgress, errors_logged, serve
+    from weir.console import errors_logged, measuring_progress, serve
     from weir.telemetry.logs import logging_to
     from weir.text_server.server import compose
 
@@ -321,8 +321,8 @@ def _serve(directories: list[str] | None, config: list[str] | None, **options: l
     settings = settings_of(stock.directories, config, stock.settings, TEXTS)
     if stock.stock:
         settings = _with_stock_ports(settings, stock)
-    with logging_to(settings.telemetry, captures=True), errors_logged(settings), MeasuringProgress() as measuring:
-        server = asyncio.run(compose(settings, measuring.of))
+    with logging_to(settings.telemetry, captures=True), errors_logged(settings), measuring_progress() as measuring:
+        server = asyncio.run(compose(settings, measuring))
         _log_differences(settings, stock)
     serve(server.settings, server.product)
     return 0

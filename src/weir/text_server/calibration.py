@@ -191,10 +191,10 @@ class MeasuringRounds:
         return [size for length in self._lengths for size in self._sizes_of(length) if self._is_due(size)]
 
     @property
-    def is_reliable(self) -> bool:
-        """Whether the measurement can be trusted: most sizes have two close times."""
+    def doubtful(self) -> float:
+        """The share of the sizes without two close times; beyond MAX_DOUBTFUL the measurement cannot be trusted."""
         sizes = self._sizes()
-        return sum(not self._is_close(size) for size in sizes) <= MAX_DOUBTFUL * len(sizes)
+        return sum(not self._is_close(size) for size in sizes) / len(sizes)
 
     @property
     def share(self) -> float:
@@ -291,8 +291,8 @@ async def budget_for(
 ) -> Budget:
     """Return the best limits of a batch for `model` on this machine: the result kept in `folder`, or else measured now and kept.
 
-    If other work on the machine disturbed the measurement, a cautious budget of `safe_tokens` is returned and nothing is kept. If `folder` cannot be
-    written, the next start measures again.
+    If other work on the machine disturbed the measurement, a cautious budget of `safe_tokens` is returned, and kept with how uncertain the measurement
+    is: the next start would take as long, on a machine as busy. If `folder` cannot be written, the next start measures again.
 
     Args:
         model: the class of the model.
@@ -310,25 +310,33 @@ async def budget_for(
     """
     kept = folder / f"{_key(identity)}.json"
     with suppress(OSError, ValueError, TypeError, KeyError):
-        budget = Budget(**json.loads(kept.read_text())["budget"])
+        result = json.loads(kept.read_text())
+        budget = Budget(**result["budget"])
         with suppress(OSError):  # the file may belong to another user
             os.utime(kept)
+        if uncertainty := result.get("uncertainty"):
+            logger.info(_UNCERTAIN, budget.max_batch_cost, *uncertainty, kept)
         return budget
     lengths = [] if texts.fixed else [length for length in LENGTHS if length <= texts.max_length]
     sizes = lengths or [texts.max_length]
-    progress(0.0, "starting a worker")  # the worker also builds the graph if there is none
+    progress(0.0, "starting a worker, which builds the graph")
     rounds = MeasuringRounds(sizes, mixed=not texts.fixed)
-    undisturbed = await _measure(model, params, rounds, sizes[-1], texts.vocabulary, in_one_thread, progress, settings)
-    if not (undisturbed and rounds.is_reliable):
-        logger.warning(
-            "other work on the machine disturbed the measurement of batches: they have %s tokens, and the next start measures again",
-            safe_tokens,
-        )
-        return cautious_budget(safe_tokens)
-    measured = rounds.timed()
-    budget = choose(measured)
-    _keep(kept, {"budget": asdict(budget), "identity": dict(identity), "measured": measured})
+    waited = await _measure(model, params, rounds, sizes[-1], texts.vocabulary, in_one_thread, progress, settings)
+    measured, doubtful = rounds.timed(), rounds.doubtful
+    uncertain = waited > CROWDED or doubtful > MAX_DOUBTFUL
+    budget = cautious_budget(safe_tokens) if uncertain else choose(measured)
+    result = {"budget": asdict(budget), "identity": dict(identity), "measured": measured}
+    if uncertain:
+        result["uncertainty"] = percent = [round(100 * doubtful, 1), round(100 * waited, 1)]
+        logger.warning(_UNCERTAIN, safe_tokens, *percent, kept)
+    _keep(kept, result)
     return budget
+
+
+_UNCERTAIN = (
+    "other work disturbed the measurement of batches, so they have %.0f tokens: the times of %s %% of the sizes differ, and "
+    "processes waited for CPUs for %s %% of the time; to measure again, delete %s"
+)
 
 
 def _key(identity: Mapping[str, Any]) -> str:
@@ -350,15 +358,8 @@ def _keep(file: Path, result: dict[str, Any]) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(result))
         os.replace(temporary, file)
-        for old in sorted(file.parent.iterdir(), key=_used)[:-MAX_KEPT]:
+        for old in sorted(file.parent.iterdir(), key=lambda each: each.stat().st_mtime)[:-MAX_KEPT]:
             old.unlink(missing_ok=True)
-
-
-def _used(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except OSError:  # another process has removed it
-        return 0.0
 
 
 async def _measure(
@@ -370,8 +371,8 @@ async def _measure(
     in_one_thread: bool,
     progress: Progress,
     settings: dict[str, Any],
-) -> bool:
-    """Measure all sizes that `rounds` asks for, on batches of random token ids. Return whether other work left the times as they would be without it."""
+) -> float:
+    """Measure all sizes that `rounds` asks for, on batches of random token ids. Return the share of the time that was lost to other work, as far as it counts."""
     timer = _BatchTimer()
     chosen: dict[str, Any] = {
         "max_batch_size": MAX_ROWS,
@@ -398,9 +399,9 @@ async def _measure(
                 before = cpu_times(pid)[0] if counted else 0.0
                 await _run(service, size, vocabulary, seed)
                 rounds.note(size, cpu_times(pid)[0] - before if counted else timer.seconds, timer.seconds)
-        is_crowded = contention.since(waited) > CROWDED * rounds.spent
+        lost = 0.0 if counted else contention.since(waited) / rounds.spent
     progress(1.0, "done")
-    return counted or not is_crowded
+    return lost
 
 
 async def _run(service: Service, size: Size, vocabulary: int, seed: int = 0) -> None:

@@ -65,7 +65,7 @@ def assert_that_shown_calls_work(url: str) -> None:
 
 
 def test_it_measures_once_serves_and_drains(tmp_path: Path) -> None:
-    """The old flags too; the second start takes what the first has found, unless the machine was too busy to find out anything."""
+    """The old flags too; the second start takes what the first has found."""
     model = tiny.model(tmp_path / "model", layers=2)
     flags = (
         "--cache",
@@ -90,5 +90,6 @@ def test_it_measures_once_serves_and_drains(tmp_path: Path) -> None:
             assert served.wait() == 0
             assert served.process.stderr is not None
             logs.append(served.process.stderr.read())
-    kept = len(list((tmp_path / "cache").glob("budgets/*")))
-    assert kept == 1 or all("disturbed the measurement" in log for log in logs)
+    assert len(list((tmp_path / "cache").glob("budgets/*"))) == 1
+    first, second = (log.count("measuring how large batches should be") for log in logs)
+    assert first >= 4 and second == 0  # at 0 %, 25 % and so on
