@@ -80,11 +80,11 @@ def test_waiting_for_a_server_ends_in_time() -> None:
         client.wait_until_server_ready(0.05, interval=0.01)
 
 
-def test_who_has_the_token_may_control_and_a_server_that_dies_is_noticed(tmp_path: Path) -> None:
+def test_keys_and_tokens_are_sent_and_a_server_that_dies_is_noticed(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret")
     ticking = f"{kit.STREAMING}:Ticking"
-    said = ("--control-token-file", token, "--load", "ticking", "--workers", "3")
+    said = ("--control-token-file", token, "--api-key", "key", "--load", "ticking", "--workers", "3")
     with kit.serving(*said, targets=(ticking,)) as server:
         for name in ("http", "grpc", "websocket-async"):
             with kit.asking(name, server) as stranger, pytest.raises(errors.Unauthorized):
@@ -92,9 +92,9 @@ def test_who_has_the_token_may_control_and_a_server_that_dies_is_noticed(tmp_pat
             with kit.asking(name, server, token="secret") as owner:
                 owner.unload_model("simple")
         with (
-            kit.asking("http", server) as http,
-            kit.asking("grpc-async", server) as grpc,
-            kit.asking("websocket", server) as websocket,
+            kit.asking("http", server, token="key") as http,
+            kit.asking("grpc-async", server, token="key") as grpc,
+            kit.asking("websocket", server, token="key") as websocket,
         ):
             under_way = [client.stream("ticking", item(1)) for client in (http, grpc, websocket)]
             for answers in under_way:

@@ -71,7 +71,7 @@ class HttpTransport:
         self._url = url
         base, path = address_of(url)
         transport = httpx.HTTPTransport(verify=tls, trust_env=False, limits=_limits(connections), uds=path)
-        self._client = httpx.Client(base_url=base, headers=_headers(token), transport=transport, trust_env=False)
+        self._client = httpx.Client(base_url=base, headers=headers_with(token), transport=transport, trust_env=False)
 
     def send(self, step: OutgoingRequest, timeout: float) -> HttpReply:
         """Send a request and return the response. Raises DeadlineExceeded after `timeout` seconds, Unreachable or
@@ -111,7 +111,7 @@ class AsyncHttpTransport:
 
         def make() -> httpx.AsyncClient:
             transport = httpx.AsyncHTTPTransport(verify=verify, trust_env=False, limits=_limits(connections), uds=path)
-            return httpx.AsyncClient(base_url=base, headers=_headers(token), transport=transport, trust_env=False)
+            return httpx.AsyncClient(base_url=base, headers=headers_with(token), transport=transport, trust_env=False)
 
         self._clients = PerLoop(make, httpx.AsyncClient.aclose)
 
@@ -167,7 +167,8 @@ def _failing(url: str) -> Generator[None, None, None]:
         raise ConnectionLost(f"{url}: the connection ended before the response ({error})") from error
 
 
-def _headers(token: str | None) -> Mapping[str, str]:
+def headers_with(token: str | None) -> Mapping[str, str]:
+    """Return the headers that carry `token`."""
     return {} if token is None else {"authorization": f"Bearer {token}"}
 
 

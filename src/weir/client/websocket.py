@@ -28,7 +28,7 @@ from weir.client.calls import (
     Unreachable,
     error_of_status,
 )
-from weir.client.http import CONNECTIONS, AsyncHttpTransport, HttpTransport
+from weir.client.http import CONNECTIONS, AsyncHttpTransport, HttpTransport, headers_with
 from weir.client.http_calls import HttpCalls, address_of, connect_unix, with_binary_outputs
 from weir.client.methods import AsyncClient, Client, PerLoop
 from weir.errors import InvalidRequest, Overloaded, Unsupported, WeirError
@@ -185,7 +185,7 @@ class WebSocketClient(Client):
         connections: int = CONNECTIONS,
         tls: Any = True,
     ) -> None:
-        transport = WebSocketTransport(url, tls, HttpTransport(url, token, connections, tls))
+        transport = WebSocketTransport(url, _options(url, tls, token), HttpTransport(url, token, connections, tls))
         super().__init__(WebSocketCalls(binary=binary), transport, timeout=timeout, retry=retry)
 
 
@@ -203,7 +203,9 @@ class AsyncWebSocketClient(AsyncClient):
         connections: int = CONNECTIONS,
         tls: Any = True,
     ) -> None:
-        transport = AsyncWebSocketTransport(url, tls, AsyncHttpTransport(url, token, connections, tls))
+        transport = AsyncWebSocketTransport(
+            url, _options(url, tls, token), AsyncHttpTransport(url, token, connections, tls)
+        )
         super().__init__(WebSocketCalls(binary=binary), transport, timeout=timeout, retry=retry)
 
 
@@ -217,9 +219,9 @@ class _Opened(NamedTuple):
 class WebSocketTransport:
     """A Transport that sends WebSocketRequests over one WebSocket, which is opened when needed, and other steps over `http`."""
 
-    def __init__(self, url: str, tls: Any, http: HttpTransport) -> None:
+    def __init__(self, url: str, options: dict[str, Any], http: HttpTransport) -> None:
         self._url = url
-        self._options = _options(url, tls)
+        self._options = options
         self._path = address_of(url)[1]
         self._http = http
         self._lock = threading.Lock()
@@ -296,8 +298,8 @@ class WebSocketTransport:
 class AsyncWebSocketTransport:
     """WebSocketTransport for an event loop."""
 
-    def __init__(self, url: str, tls: Any, http: AsyncHttpTransport) -> None:
-        self._connections = PerLoop(partial(_AsyncConnections, url, tls), _AsyncConnections.close)
+    def __init__(self, url: str, options: dict[str, Any], http: AsyncHttpTransport) -> None:
+        self._connections = PerLoop(partial(_AsyncConnections, url, options), _AsyncConnections.close)
         self._http = http
 
     async def send(self, step: Any, timeout: float) -> Any:
@@ -337,9 +339,9 @@ class AsyncWebSocketTransport:
 class _AsyncConnections:
     """The connection to `url` in one event loop. It is made when it is needed, and again when it has ended."""
 
-    def __init__(self, url: str, tls: Any) -> None:
+    def __init__(self, url: str, options: dict[str, Any]) -> None:
         self._url = url
-        self._options = _options(url, tls)
+        self._options = options
         self._path = address_of(url)[1]
         self._lock = asyncio.Lock()
         self._sending = asyncio.Lock()
@@ -449,7 +451,8 @@ async def _close(connection: AsyncConnection) -> None:
     await connection.close()
 
 
-def _options(url: str, tls: Any) -> dict[str, Any]:
+def _options(url: str, tls: Any, token: str | None) -> dict[str, Any]:
     address = address_of(url)[0].rstrip("/").replace("http", "ws", 1) + PATH
     options: dict[str, Any] = {"uri": address, "max_size": None, "compression": None, "proxy": None}
+    options["additional_headers"] = headers_with(token)
     return options if isinstance(tls, bool) or not address.startswith("wss") else {**options, "ssl": tls}
