@@ -63,8 +63,8 @@ def _conclude(result: Result, measured: Measurements) -> None:
 MORE = Rounds(
     "ray-more",
     "Weir on Ray: HTTP, tensors, a killed node",
-    "Four workers as above. HTTP: 100 requests/s in an open loop. Tensors: 602 KB images over HTTP, 16 connections. Killed node: one of four, at 100 calls/s between handles; calls "
-    "are in time again when 90 % of each half second's take at most 0.5 s.",
+    "Four workers as above. HTTP: 100 requests/s in an open loop. Tensors: 602 KB images over HTTP, 16 connections. Killed node: one of four, at 100 calls/s between handles; the "
+    "service is in time again when 90 % of the calls in each half second take at most 0.5 s.",
     one=_one,
     contenders=(WEIR, TUNED, DROP_IN),
     heads=("contender",),
