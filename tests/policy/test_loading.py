@@ -13,7 +13,7 @@ from tests.rings import subcases
 from weir.config import parse_duration
 from weir.errors import SettingsError
 from weir.policy.decision import Policy
-from weir.policy.loading import build, load_policy
+from weir.policy.loading import build, largest_batch, load_policy
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
 
@@ -346,3 +346,11 @@ def test_catch_all_parameters_are_not_settings() -> None:
 
     with pytest.raises(SettingsError, match="no setting 'more'; it has limit"):
         build(make, "more=3", "make:more=3")
+
+
+def test_the_largest_batch_is_that_of_the_bank_or_of_the_profile(tmp_path: Path) -> None:
+    policy, profile = tmp_path / "a.policy.npz", tmp_path / "a.profile.toml"
+    policy.write_bytes(bank().to_bytes())
+    profile.write_text(bank().profile.to_toml())
+    texts = ["greedy", "control-limit:4", str(policy), f"auto:profile={profile}"]
+    assert [largest_batch(text) for text in texts] == [None, None, 8, 8]
