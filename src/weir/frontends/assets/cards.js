@@ -9,13 +9,14 @@ const rate = (value, stretch) => value / stretch.seconds;
 const joined = (parts) => parts.filter(Boolean).join(" · ");
 const text = (pair) => pair.join(" ");
 
-/** What the cards show. `of` reads a number from a stretch of time; `counted`: only if the server counts; `there`: only if. */
+/** What the cards show. `of` reads a number from a stretch of time; `counted`: only if the server counts; `there`: only if.
+ * A series that is `rare` is hidden while it is 0. */
 const CARDS = [
   {
     id: "requests", title: "Requests", unit: "/s", counted: true, titled: ({ words }) => words.requests,
     series: [
       { label: "answered", line: "a", of: (stretch) => rate(ends(stretch.counts)[0], stretch) },
-      { label: "failed", line: "b", of: (stretch) => rate(ends(stretch.counts)[1], stretch) },
+      { label: "failed", line: "b", rare: true, of: (stretch) => rate(ends(stretch.counts)[1], stretch) },
     ],
     note: ({ counts }) => {
       const [good, bad] = ends(counts);
@@ -25,7 +26,7 @@ const CARDS = [
     },
   },
   {
-    id: "rows", title: "Rows", unit: "/s", counted: true, titled: ({ words }) => words.dispatched,
+    id: "rows", title: "Rows", unit: "/s", counted: true, there: ({ words }) => words === ROWS, titled: ({ words }) => words.dispatched,
     series: [{ label: "dispatched", line: "a", of: (stretch) => rate(total(stretch.counts.rows), stretch) }],
     note: (stretch) => joined([
       stretch.counts.tokens && `${number(rate(stretch.counts.tokens, stretch))} tokens/s`,
@@ -171,6 +172,11 @@ class Card {
     });
     say(this.note, shown ? card.note(shown, view) : "");
     const values = card.series.map(({ of }) => bins.map((bin) => (bin ? of(bin, view.bounds) : null)));
+    card.series.forEach(({ rare, of }, index) => {
+      const hidden = rare && !values[index].some(Boolean) && !(shown && of(shown, view.bounds));
+      mark(this.numbers[index].element, "data-absent", hidden ? "" : null);
+      if (hidden) values[index].fill(null);
+    });
     this.chart.draw({ bins, values, span, end, chosen, limit: card.limit?.(view) ?? null });
   }
 }

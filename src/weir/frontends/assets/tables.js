@@ -43,6 +43,16 @@ export class Table {
       if (this.body.children[index] !== row) this.body.insertBefore(row, this.body.children[index] ?? null);
       cells.forEach((cell, column) => this.#write(row.children[column], cell));
     });
+    this.#hideEmpty(rows);
+  }
+
+  /** Hide the columns that say nothing in any row. */
+  #hideEmpty(rows) {
+    this.heads.forEach((head, column) => {
+      const absent = rows.length && rows.every(({ cells }) => (cells[column]?.text ?? cells[column]) === "–") ? "" : null;
+      mark(head, "data-absent", absent);
+      for (const row of this.body.children) mark(row.children[column], "data-absent", absent);
+    });
   }
 
   #row(cells) {
