@@ -324,8 +324,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def progress_bar(title: str) -> "Iterator[Callable[[int, int], None]]":
-    """Show on stderr, if it is a terminal, how much is done. What this yields takes what is done, and of how much (0: unknown)."""
+def progress_bar(title: str) -> Iterator[Callable[..., None]]:
+    """Show on stderr, if it is a terminal, how much is done. What this yields takes what is done, of how much (0: unknown), and a new title."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -341,7 +341,7 @@ def progress_bar(title: str) -> "Iterator[Callable[[int, int], None]]":
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
         task = shown.add_task(title, total=None)
-        yield lambda done, total: shown.update(task, completed=done, total=total or None)
+        yield lambda done, total, now=title: shown.update(task, completed=done, total=total or None, description=now)
 
 
 UNBOUNDED = 10_000  # columns

@@ -1,8 +1,7 @@
 """`weir profile`: measures a model and writes its profile."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from weir.commands.options import (
     option,
     parameter,
     print_table,
+    progress_bar,
     settings_of,
     settings_parameters,
     single_model,
@@ -87,8 +87,13 @@ def _measure(model: ModelToServe, settings: ProfilingSettings, items: Path | Non
 
     service = make_service(model._replace(settings=for_measuring(model.settings)), ())
     about = {"target": model.target, "command": command_line(sys.argv[1:])}
-    with _progress(model.name) as progress:
-        return profile_service(service, settings, items=items, about=about, progress=progress)
+    title = f"profiling {model.name}: "
+    with progress_bar(title) as bar:
+
+        def shown(share: float, what: str) -> None:
+            bar(round(100 * share), 100, title + what)
+
+        return profile_service(service, settings, items=items, about=about, progress=shown)
 
 
 def command_line(arguments: list[str]) -> str:
@@ -103,21 +108,6 @@ def command_line(arguments: list[str]) -> str:
         return f"{keys[0]}=***" if secret else argument
 
     return shlex.join(["weir", *map(shown, arguments)])
-
-
-@contextmanager
-def _progress(name: str) -> Iterator[Callable[[float, str], None]]:
-    """Show the progress on stderr, if that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn(f"profiling {name}:"), TextColumn("{task.description:22}"), BarColumn(), TaskProgressColumn())
-    with Progress(
-        *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("loading", total=1.0)
-        yield lambda share, what: bar.update(task, completed=share, description=what)
 
 
 def _draw(profile: "Profile", path: Path, name: str) -> str:

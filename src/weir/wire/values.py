@@ -651,7 +651,7 @@ def find_nonfinite(body: bytes | bytearray | memoryview) -> str | None:
         document = json.loads(text)
         tensors = [tensor for key in ("inputs", "outputs") for tensor in document.get(key) or ()]
         for tensor in tensors:
-            number = _first(tensor.get("data"))
+            number = first_nonfinite(tensor.get("data"))
             if number is not None:
                 word = "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
                 datatype = str(tensor.get("datatype"))
@@ -661,12 +661,13 @@ def find_nonfinite(body: bytes | bytearray | memoryview) -> str | None:
     return None
 
 
-def _first(data: Any) -> float | None:
+def first_nonfinite(data: Any) -> float | None:
+    """Return the first NaN or infinity in lists and dicts of Python's values; None if there is none."""
     if isinstance(data, float) and not math.isfinite(data):
         return data
-    if isinstance(data, list):
-        for element in data:
-            found = _first(element)
+    if isinstance(data, (list, dict)):
+        for element in data.values() if isinstance(data, dict) else data:
+            found = first_nonfinite(element)
             if found is not None:
                 return found
     return None

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from tests.workers.runs import run
 
 from weir.errors import Cancelled, InvalidRequest, ModelError, ValidationFailed
-from weir.messages import has_failed
+from weir.messages import JSON, has_failed
 from weir.model import Model, Sizes, Tensor
 from weir.workers.run.steps import (
     ENDS_THE_PROCESS,
     MAX_TEXT,
     MAX_TRACEBACK,
+    AnswerWriter,
     TogetherStep,
     ValuesOrErrors,
     copies,
@@ -607,3 +608,12 @@ def test_a_preprocess_batch_that_raises_gets_no_hint() -> None:
 def test_a_relative_path_that_is_not_found_says_from_where(file: str, hint: str) -> None:
     error = FileNotFoundError(2, "No such file or directory", file)
     assert load_error("load", error).message == f"load raised FileNotFoundError: {error}{hint}"
+
+
+@pytest.mark.parametrize("answer", [math.nan, {"scores": [0.5, -math.inf]}, numpy.array([1.0, math.nan])])
+def test_nan_that_json_writes_as_null_is_logged_once(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    writer = AnswerWriter(Model, (), "scores")
+    assert b"null" in writer.write([None, answer], JSON)[1] and writer.write([answer], JSON)
+    assert [each.getMessage() for each in caplog.records] == [
+        "'scores' returned NaN or infinity, which JSON has only as null"
+    ]

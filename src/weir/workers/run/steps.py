@@ -8,10 +8,12 @@ A Reader turns payloads into items, by content type and validated, and a Writer 
 
 import copy
 import inspect
+import logging
 import os
 import re
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from types import TracebackType
@@ -21,7 +23,9 @@ from weir.errors import InvalidRequest, ModelError, UnsupportedMediaType, Valida
 from weir.messages import JSON, KSERVE, LENT, MSGPACK, OBJECT, OCTETS, has_failed
 from weir.model import Model, Sizes, is_tensor_model, overrides
 from weir.wire.schema import Schema, refusal, schema_of
-from weir.wire.values import DECODE, ENCODE, UNREADABLE, UNWRITABLE, unreadable
+from weir.wire.values import DECODE, ENCODE, UNREADABLE, UNWRITABLE, first_nonfinite, unreadable
+
+_logger = logging.getLogger("weir")
 
 # In a worker process these exceptions end it, which the server notices. Any other, a Rust panic or a CancelledError too, is an error of the
 # item or the batch.
@@ -488,6 +492,8 @@ class AnswerWriter:
         self._schema = None if declared is None else schema_of(declared, f"{kind.__name__}.Output")
         writes = self._writes_of(kind, label)
         self._steps = {accept: (write, self._fault(accept)) for accept, write in writes.items()}
+        self._label = label
+        self._looks = 100  # for NaN among what was written as null, for which a model may have its own reasons
 
     def write(
         self, answers: ValuesOrErrors, accepts: str | list[str], heads: ValuesOrErrors | None = None
@@ -512,7 +518,20 @@ class AnswerWriter:
             return [answer if isinstance(answer, WeirError) else UnsupportedMediaType(text) for answer in answers]
         write, fault = step
         more = () if heads is None or accept != KSERVE else (heads,)
-        return each(write, answers, fault, *more, fatal=self._fatal)
+        written = each(write, answers, fault, *more, fatal=self._fatal)
+        if self._looks and accept in (JSON, KSERVE):
+            self._warn_of_nonfinite(answers, written)
+        return written
+
+    def _warn_of_nonfinite(self, answers: ValuesOrErrors, written: ValuesOrErrors) -> None:
+        """Log the first NaN or infinity, which JSON has not: it is written as null."""
+        for answer, body in zip(answers, written, strict=True):
+            if self._looks and type(body) is bytes and b"null" in body:
+                self._looks -= 1
+                with suppress(*UNWRITABLE):
+                    if first_nonfinite(DECODE[MSGPACK](ENCODE[MSGPACK](answer))) is not None:
+                        self._looks = 0
+                        _logger.warning("%r returned NaN or infinity, which JSON has only as null", self._label)
 
     def _writes_of(self, kind: type[Model], label: str) -> dict[str, Write]:
         """Return how an answer is written in each content type."""
