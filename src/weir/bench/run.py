@@ -592,7 +592,11 @@ def _without_pauses() -> Iterator[None]:
 
 def _report(load: Load, settings: LoadSettings, outcomes: dict[str, Outcome]) -> Report:
     late = list(_late(outcomes.values(), settings.max_lag_ms or LATE_MS))
-    strict = settings.max_lag_ms is not None
+    unanswered = [
+        f"{each.target}: no request was answered ({max(each.errors, key=each.errors.__getitem__, default='timeout')})"
+        for each in outcomes.values()
+        if not each.answered
+    ]
     return Report(
         arrivals=load.arrivals,
         rate=load.rate,
@@ -602,8 +606,8 @@ def _report(load: Load, settings: LoadSettings, outcomes: dict[str, Outcome]) ->
         seed=settings.seed,
         max_lag_ms=settings.max_lag_ms,
         outcomes=outcomes,
-        failures=[*(late if strict else ()), *_unanswered(outcomes.values())],
-        warnings=[] if strict else late,
+        failures=[*(late if settings.max_lag_ms else ()), *unanswered],
+        warnings=[] if settings.max_lag_ms else late,
     )
 
 
@@ -618,10 +622,3 @@ def _late(outcomes: Iterable[Outcome], most_ms: float) -> Iterator[str]:
                 f"{outcome.target}: requests were sent late: {outcome.lag.p99_ms:.2f} ms at p99, which should be at most"
                 f" {most_ms:g} ms (max_lag_ms){held}; lower the rate, or use another machine"
             )
-
-
-def _unanswered(outcomes: Iterable[Outcome]) -> Iterator[str]:
-    for outcome in outcomes:
-        if not outcome.answered:
-            worst = max(outcome.errors, key=lambda kind: outcome.errors[kind], default="timeout")
-            yield f"{outcome.target}: no request was answered ({worst})"

@@ -327,18 +327,10 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def progress_bar(title: str) -> Iterator[Callable[..., None]]:
     """Show on stderr, if it is a terminal, how much is done. What this yields takes what is done, of how much (0: unknown), and a new title."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    times = (TimeElapsedColumn(), TimeRemainingColumn())
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
         task = shown.add_task(title, total=None)
         yield lambda done, total, now=title: shown.update(task, completed=done, total=total or None, description=now)

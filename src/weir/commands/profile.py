@@ -87,11 +87,10 @@ def _measure(model: ModelToServe, settings: ProfilingSettings, items: Path | Non
 
     service = make_service(model._replace(settings=for_measuring(model.settings)), ())
     about = {"target": model.target, "command": command_line(sys.argv[1:])}
-    title = f"profiling {model.name}: "
-    with progress_bar(title) as bar:
+    with progress_bar(f"profiling {model.name}") as bar:
 
         def shown(share: float, what: str) -> None:
-            bar(round(100 * share), 100, title + what)
+            bar(round(100 * share), 100, f"profiling {model.name}: {what}")
 
         return profile_service(service, settings, items=items, about=about, progress=shown)
 

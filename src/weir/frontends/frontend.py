@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from glob import iglob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -108,24 +109,19 @@ def cannot_listen(where: str, error: OSError, port: int = 0) -> SettingsError:
 
 def taken(port: int) -> str:
     """Return what to say of a TCP port that is taken: by which process, as far as this user may know, and the way out."""
-    ending, sockets = f":{port:04X}", set[str]()
+    sockets, holder = set[str](), ""
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
-            rows = [line.split() for line in Path("/proc/net", table).read_text().splitlines()[1:]]
-            sockets |= {f"socket:[{row[9]}]" for row in rows if row[1].endswith(ending) and row[3] == _LISTENING}
-    holders = (link.parents[1] for link in Path("/proc").glob("[0-9]*/fd/*") if _leads_to(link, sockets))
-    process = next(holders, None) if sockets else None
-    holder = "" if process is None else f" by process {process.name} ({process.joinpath('comm').read_text().strip()})"
+            rows = [line.split() for line in Path("/proc/net", table).read_text().splitlines()]
+            sockets |= {f"socket:[{row[9]}]" for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "0A"}
+    for link in iglob("/proc/[0-9]*/fd/*") if sockets else ():
+        with suppress(OSError):  # of another user, or gone meanwhile
+            if os.readlink(link) in sockets:
+                holder = (
+                    f" by process {link.split('/')[2]} ({Path(link).parents[1].joinpath('comm').read_text().strip()})"
+                )
+                break
     return f"{holder}; choose another port, or 0 for any that is free"
-
-
-_LISTENING = "0A"  # the state in /proc/net/tcp
-
-
-def _leads_to(link: Path, names: set[str]) -> bool:
-    with suppress(OSError):  # of another user, or gone
-        return str(link.readlink()) in names
-    return False
 
 
 def nothing() -> None:

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 from rich.console import Console
-from rich.progress import Progress, Task, TaskID
+from rich.progress import Progress, TaskID
 from rich.table import Table
 from rich.text import Text
 
@@ -232,29 +232,17 @@ def draw_bank(path: Path, bank: Bank, others: Mapping[str, Compared] | None = No
 # Progress of a simulation in the terminal.
 
 
-class Bars:
+class Bars(Progress):
     """A progress bar per policy, on stderr if that is a terminal; an argument `progress` of `simulate`."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
-        self._progress = Progress(console=console, transient=True, disable=not console.is_terminal)
+        super().__init__(console=console, transient=True, disable=not console.is_terminal)
         self._ids: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._progress.stop()
-
-    @property
-    def tasks(self) -> list[Task]:
-        """The bars."""
-        return self._progress.tasks
 
     def __call__(self, policy: str, done: int, total: int) -> None:
         """Show that `done` of `total` requests are done for `policy`."""
         task = self._ids.get(policy)
         if task is None:
-            task = self._ids[policy] = self._progress.add_task(policy, total=total)
-        self._progress.update(task, completed=done)
+            task = self._ids[policy] = self.add_task(policy, total=total)
+        self.update(task, completed=done)

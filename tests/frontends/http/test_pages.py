@@ -341,6 +341,8 @@ def test_a_rule_says_what_is_measured_and_nothing_else(serve: Serve) -> None:
     assert set(policy["predicted"].values()) == {None}
     assert [policy[key] for key in ("capacity", "prices", "objective", "profile", "drift", "solved")] == [None] * 6
     assert policy["learning"] is False
+    text = server.client.get("/models/square/policy", headers={"Accept": "text/plain"}).text
+    assert text.startswith("model: square\npolicy: control-limit:1\n") and "\ntable:\n  limit: 1\n" in text
 
 
 def test_a_policy_object_is_shown_by_what_it_is(serve: Serve) -> None:

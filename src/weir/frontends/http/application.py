@@ -321,8 +321,12 @@ class Pages:
         return _json(self._registry.get(request.path_params["model"]).control.state())
 
     async def policy(self, request: Request) -> Annotated[HttpResponse, documents.PolicyReport]:
-        """Explain the policy of one model: what it does, what was predicted and what is measured."""
-        return _json(self._registry.get(request.path_params["model"]).control.explain_policy())
+        """Explain the policy of one model: what it does, what was predicted and what is measured. With `Accept: text/plain`, for people."""
+        report = self._registry.get(request.path_params["model"]).control.explain_policy()
+        if "text/plain" not in request.headers.get("accept", ""):
+            return _json(report)
+        headers = [(b"content-type", b"text/plain; charset=utf-8")]
+        return HttpResponse(200, headers, "".join(_outline(report)).encode())
 
     async def change_policy(
         self, request: Annotated[Request, documents.PolicyChange]
@@ -404,6 +408,16 @@ class Pages:
             return as_response(answer)
 
         return answered(endpoint)
+
+
+def _outline(value: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    """Yield a line for each value that is known, those of a mapping further to the right, and of a long list the beginning."""
+    for key, each in value.items():
+        if isinstance(each, Mapping):
+            yield f"{indent}{key}:\n"
+            yield from _outline(each, indent + "  ")
+        elif each is not None:
+            yield f"{indent}{key}: {each if isinstance(each, str) else brief(each, 100)}\n"
 
 
 def _unread(name: str, reason: str) -> documents.ModelLine:

@@ -52,8 +52,7 @@ def model_error(what: str, error: BaseException, hint: str = "") -> ModelError:
 def load_error(what: str, error: BaseException) -> WeirError:
     """Return the error for what the model raised while it loaded: a WeirError stays as it is. Of a relative path it says from where it counts."""
     file = error.filename if isinstance(error, FileNotFoundError) else None
-    is_relative = isinstance(file, str) and not os.path.isabs(file)
-    hint = f" (the working directory is {os.getcwd()})" if is_relative else ""
+    hint = f" (the working directory is {os.getcwd()})" if isinstance(file, str) and not os.path.isabs(file) else ""
     return error if isinstance(error, WeirError) else model_error(what, error, hint)
 
 
