@@ -24,6 +24,7 @@ from weir.wire.values import decode, encode
 from weir.workers.executor import ExecutorBase, Listener
 from weir.workers.local import LocalState
 from weir.workers.run.steps import answers_of, copies, model_error
+from weir.workers.timer import in_background
 
 WAIT = 0.01  # seconds; the default of @serve.batch
 BATCHED = "the batched function"  # as messages call it
@@ -189,9 +190,7 @@ class BatchQueue:
             self._version = self._owner.version
             self._starting = asyncio.ensure_future(self._started())
             if former is not None:
-                task = asyncio.ensure_future(_drain(former))
-                self._draining.add(task)
-                task.add_done_callback(self._draining.discard)
+                in_background(_drain(former), "the drain of a replaced model", self._draining)
         return self._starting
 
     async def _started(self) -> Service:

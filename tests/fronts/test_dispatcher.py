@@ -36,13 +36,14 @@ from weir.fronts.messages import (
     reader_of_dispatcher,
     sent_error,
 )
-from weir.fronts.passing import socket_pair
+from weir.fronts.passing import ConnectionSender, socket_pair
 from weir.messages import JSON
 from weir.protocols import HttpSettings
-from weir.protocols.account import Account
+from weir.protocols.account import Account, SharedAccount, SharedFigures, table_bytes
 from weir.serving.service import Service
 from weir.telemetry.recorder import SilentObserver
 from weir.testing import FakeExecutor
+from weir.workers.arena import create_memory
 
 # Some requests are made when the module is imported: they must not expire before their test.
 FORM = RequestForm(0, 1, 1e6, 0, 1, JSON, JSON, b"", explain=False, frontend="http")
@@ -338,6 +339,22 @@ def test_a_connection_is_passed_with_its_bytes() -> None:
                         socket.send_fds(front.connections, [bytes([mark]) + part], [one.fileno()] if not index else [])
                     await until(lambda: bool(front.passed))
                     assert front.passed.pop() == data
+
+    run(check)
+
+
+def test_a_connection_that_cannot_be_passed_is_counted_no_more() -> None:
+    async def check() -> None:
+        fd = create_memory("test-figures", table_bytes(2))
+        account = SharedAccount(HttpSettings(), SharedFigures(fd, 2), 1)
+        os.close(fd)
+        ours, theirs = socket_pair()
+        sender = ConnectionSender(ours, asyncio.get_running_loop(), account)
+        theirs.close()
+        for size in (1, 100_000):
+            sender.send(os.open(os.devnull, os.O_RDONLY), bytes(size))
+        assert not sender.busy and account.connections == 0
+        ours.close()
 
     run(check)
 

@@ -1,10 +1,13 @@
 import asyncio
+import re
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from weir.testing import FakeClock
-from weir.workers.timer import TimekeepingClock, TimeLimit, Timer, sleep
+from weir.workers.timer import TimekeepingClock, TimeLimit, Timer, in_background, sleep
 
 
 def test_a_timer_fires_at_its_instant_and_once() -> None:
@@ -187,3 +190,24 @@ def test_no_limit_is_never_exceeded(exceeded: list[float]) -> None:
 
     assert exceeded == []
     loop.close()
+
+
+def test_an_error_of_a_task_in_the_background_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def fails() -> None:
+        raise OSError(24, "Too many open files")
+
+    async def main() -> None:
+        tasks: set[asyncio.Task[Any]] = set()
+        await asyncio.wait([in_background(fails(), "a watch", tasks)])
+        await asyncio.sleep(0)
+        assert not tasks and "a watch has failed: OSError: [Errno 24] Too many open files" in caplog.text
+
+    asyncio.run(main())
+
+
+def test_tasks_that_nobody_awaits_are_begun_in_the_background() -> None:
+    source = Path(__file__).parents[2] / "src" / "weir"
+    found = [
+        path.name for path in source.rglob("*.py") if re.search(r"add_done_callback\(\S*\.discard\)", path.read_text())
+    ]
+    assert found == ["connection.py"], "use in_background, which logs how they fail"

@@ -51,6 +51,7 @@ from weir.serving.driver import NOT_STARTED
 from weir.serving.generation import Generation
 from weir.serving.service import Replaced, Service
 from weir.workers import source
+from weir.workers.timer import in_background
 
 T = TypeVar("T")
 
@@ -376,7 +377,7 @@ class Manager:
         self._states = ModelStates(registry)
         self._endpoints = WorkerEndpoints()
         self._residency = residency
-        self._stops: set[asyncio.Future[list[BaseException | None]]] = set()  # that are under way
+        self._stops: set[asyncio.Task[Any]] = set()  # that are under way
         if residency is not None:
             self._reads = FirstReads(self._changes, self._read_first, residency.clock, repository.names())
             registry.on_demand, registry.read = self._reads.reasons, self._reads.read
@@ -746,10 +747,7 @@ class Manager:
             _release(each.generation for each in ending)
             return ends
 
-        task = asyncio.ensure_future(stopped())
-        self._stops.add(task)
-        task.add_done_callback(self._stops.discard)
-        return await asyncio.shield(task)
+        return await asyncio.shield(in_background(stopped(), "the end of a model", self._stops))
 
 
 async def _discard(services: Sequence[Service]) -> None:

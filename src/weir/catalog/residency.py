@@ -21,7 +21,7 @@ from weir.serving.generation import Generation
 from weir.serving.handle import ResidencyView
 from weir.workers.cpus import cpu_count
 from weir.workers.process.launch import Templates
-from weir.workers.timer import Timer
+from weir.workers.timer import Timer, in_background
 
 MEASURE_EVERY = 5.0  # seconds between measurements of what loaded models take
 LOAD_CALLS = "load calls"  # the caller of loads that no request asks for; no API key is called so
@@ -186,9 +186,7 @@ class Residency:
         self._spawn(self._end(generation))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        in_background(work, "a load or an end of a model on demand", self._tasks)
 
     async def _load(self, generation: Generation) -> None:
         if generation not in self.core.models:  # it was stopped before this began
@@ -223,7 +221,7 @@ class Residency:
             return not_ready(generation.label, model.reason)
         self._make_room({})
         if self._watching is None:
-            self._watching = asyncio.create_task(self._watch())
+            self._watching = in_background(self._watch(), "the measurement of loaded models")
         return None
 
     def _tell(self, generation: Generation, error: Exception | None) -> None:

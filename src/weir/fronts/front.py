@@ -527,7 +527,7 @@ class Front:
             readers.get(type(message), self._requests.ended)(message)
 
     def _begin_drain(self, message: Drain) -> None:
-        in_background(self._drain(message.seconds), self._tasks, "the drain of a front")
+        in_background(self._drain(message.seconds), "the drain of a front", self._tasks)
 
     def _granted(self, message: Granted) -> None:
         places = self._models.places_of(message.model)
@@ -546,7 +546,7 @@ class Front:
         if self._grpc is not None:
             self._grpc.refuse()
         if self._product is not None and self._finishing is None:
-            self._finishing = in_background(self._finish(self._product), self._tasks, "the drain of a front")
+            self._finishing = in_background(self._finish(self._product), "the drain of a front", self._tasks)
 
     async def _finish(self, product: "FrontProduct") -> None:
         await product.drain()

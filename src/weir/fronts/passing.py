@@ -98,8 +98,11 @@ class ConnectionSender:
                 socket.send_fds(self._socket, [message], [descriptor] if descriptor >= 0 else [])
             except BlockingIOError:
                 return False
-            except OSError:  # the dispatcher has ended, and this process is about to
-                pass
+            except (
+                OSError
+            ):  # the dispatcher has ended, and this process is about to; or too many descriptors are on their way
+                if message[0] & _LAST:
+                    self._account.pass_on(-1)
             self._unsent.popleft()
             if descriptor >= 0:
                 os.close(descriptor)
@@ -241,7 +244,7 @@ class Relays:
         transport.set_protocol(client)
         transport.set_write_buffer_limits()
         self._sender.send(theirs.detach(), replay, _origin_of(transport))
-        in_background(self._relay(client, ours), self._running, "the relay of a connection")
+        in_background(self._relay(client, ours), "the relay of a connection", self._running)
 
     async def _relay(self, client: "_End", ours: socket.socket) -> None:
         ours.setblocking(False)

@@ -239,7 +239,7 @@ class Fronts:
         running.process.reap(lambda code: None)
         if had_started and not self._closing:  # else who waits for it to listen starts the next one
             replacing = self._replace(index, self._clock() - running.since)
-            in_background(replacing, self._tasks, f"the replacement of front {index}")
+            in_background(replacing, f"the replacement of front {index}", self._tasks)
         if not self._running:
             self._all_gone.set()
         running.front.close()
@@ -492,7 +492,7 @@ class FrontsServer(HttpServer):
 
         if connection is not None:
             accepting = self._accept(connection, partial(_Passed, make, data, origin))
-            task = in_background(accepting, self._handshakes, "a connection that a front has handed over")
+            task = in_background(accepting, "a connection that a front has handed over", self._handshakes)
         self._plan.figures.figures.took(front + 1)  # only now: it is counted here
 
     def sweep(self) -> None:

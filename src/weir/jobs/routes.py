@@ -30,6 +30,7 @@ from weir.protocols.account import Account, Pace, charge, release
 from weir.protocols.native import content_length
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import openai_error_answer
+from weir.workers.timer import in_background
 
 _MAX_FIELD = 1024  # bytes of a field next to the file
 _MAX_FIELDS = 16
@@ -331,7 +332,7 @@ class JobRoutes:
         None at the first call. This is called on the event loop, and reads nothing itself.
         """
         if self._made is not None and (self._showing is None or self._showing.done()):
-            self._showing = asyncio.create_task(self._look())
+            self._showing = in_background(self._look(), "the overview of batch jobs")
         return self._shown
 
     async def _look(self) -> None:

@@ -524,9 +524,9 @@ class SharedAccount(Account):
         """See Account."""
         return _Published(self.publish)
 
-    def pass_on(self) -> None:
-        """Count a connection that is passed on to another process, until that one notes that it has taken it: see SharedFigures.took."""
-        self._passed_on += 1
+    def pass_on(self, change: int = 1) -> None:
+        """Count a connection that is passed on to another process, until that one notes that it has taken it: see SharedFigures.took. -1: it was lost."""
+        self._passed_on += change
         self.publish()
 
     def count_call(self, change: int) -> int:

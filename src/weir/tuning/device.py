@@ -17,7 +17,7 @@ from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.online.arrivals import Rate
 from weir.policy.solve.device import DeviceLoad, DeviceTable
 from weir.tuning import SolvingProcess
-from weir.workers.timer import sleep
+from weir.workers.timer import in_background, sleep
 from weir.workers.turns import DeviceGroup, Member
 
 logger = logging.getLogger("weir")
@@ -122,7 +122,7 @@ class DeviceTuner:
         """See Follower."""
         self._followed.append(_Followed(user))
         if self._task is None or self._task.done():
-            self._task = asyncio.ensure_future(self._follow())
+            self._task = in_background(self._follow(), "the order of a device group")
 
     async def left(self, user: Member) -> None:
         """See Follower."""

@@ -29,6 +29,7 @@ from weir.tuning import SolveRequest, SolvingProcess, UnevenRequest, end_tasks
 from weir.tuning.learning import ProfiledExecutor, ProfileMaker
 from weir.workers.executor import Executor
 from weir.workers.settings import WorkerSettings
+from weir.workers.timer import in_background
 
 logger = logging.getLogger("weir")
 
@@ -356,7 +357,7 @@ class PolicyTuner(SilentObserver):
         if not self._opened or self._changing.locked() or (self._updating is not None and not self._updating.done()):
             return
         if self._wanted() not in (None, self._solved_for, self._refused):
-            self._updating = asyncio.create_task(self._solve_wanted())
+            self._updating = in_background(self._solve_wanted(), "the solution of a policy")
 
     async def _solve_wanted(self) -> None:
         """Solve the newest request until the tables are for what they should be for."""

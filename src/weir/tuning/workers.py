@@ -33,6 +33,7 @@ from weir.telemetry.recorder import SilentObserver
 from weir.tuning import SolvingProcess, end_tasks
 from weir.tuning.learning import learned_profile
 from weir.workers.settings import WorkerSettings
+from weir.workers.timer import in_background
 
 if TYPE_CHECKING:
     from weir.tuning.policy_tuner import PolicyTuner
@@ -148,7 +149,7 @@ class WorkerTuner(SilentObserver):
         self.start_up = start_up
         self._driver.batcher.service.keep()
         self.wanted = len(self._driver.workers())
-        self._deciding = asyncio.create_task(self._decide_again_and_again())
+        self._deciding = in_background(self._decide_again_and_again(), "the scaling of workers")
 
     async def close(self) -> None:
         """Stop deciding, starting and stopping workers. No process is left when it returns. Idempotent."""
@@ -212,11 +213,11 @@ class WorkerTuner(SilentObserver):
         present = self._present()
         if self._clock() >= self._next_start:
             for _ in range(wanted - present):
-                task = asyncio.create_task(self._start_worker())
+                task = in_background(self._start_worker(), "the start of a worker")
                 self._starting[task] = self._clock()
                 task.add_done_callback(lambda done: self._starting.pop(done, None))
         if present > wanted and self._stopping is None and not self._starting:
-            self._stopping = asyncio.create_task(self._stop_workers())
+            self._stopping = in_background(self._stop_workers(), "the end of workers")
 
     async def _start_worker(self) -> None:
         began = self._clock()
@@ -264,7 +265,7 @@ class WorkerTuner(SilentObserver):
             return
         if self._is_outdated(request):
             if not self.simulating and self._clock() >= self._rested:
-                self._simulation = asyncio.create_task(self._simulate(request))
+                self._simulation = in_background(self._simulate(request), "the simulation of a capacity")
             if self._simulated_for is None:
                 self._rule.capacity = self._assumed(request)
 

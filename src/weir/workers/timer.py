@@ -146,9 +146,12 @@ async def sleep(clock: Callable[[], float], seconds: float) -> None:
         limit.close()
 
 
-def in_background(work: Coroutine[Any, Any, Any], tasks: "set[asyncio.Task[Any]]", what: str) -> "asyncio.Task[Any]":
+def in_background(
+    work: Coroutine[Any, Any, Any], what: str, tasks: "set[asyncio.Task[Any]] | None" = None
+) -> "asyncio.Task[Any]":
     """Run `work` in a task that nobody awaits, and which is in `tasks` until it ends. An error that ends it is logged at once, as one of `what`."""
     task = asyncio.ensure_future(work)
+    tasks = set() if tasks is None else tasks
 
     def ended(task: "asyncio.Task[Any]") -> None:
         tasks.discard(task)

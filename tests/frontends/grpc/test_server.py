@@ -258,8 +258,9 @@ def test_many_calls_at_once_keep_their_answers_apart() -> None:
 class Script:
     """The core's queue, with events that the test puts there."""
 
-    def __init__(self) -> None:
+    def __init__(self, entries: int) -> None:
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._metadata = (None,) * entries
 
     def poll(self, until: float | None = None) -> Any:
         try:
@@ -269,7 +270,8 @@ class Script:
 
     def say(self, heard: Callable[[Any], object]) -> None:
         """Have `heard` called with an event."""
-        self.events.put(SimpleNamespace(completion_type=cygrpc.CompletionType.operation_complete, tag=heard))
+        kind = cygrpc.CompletionType.operation_complete
+        self.events.put(SimpleNamespace(completion_type=kind, tag=heard, invocation_metadata=self._metadata))
 
     def shutdown(self) -> None:
         """Have the last event come."""
@@ -277,9 +279,9 @@ class Script:
 
 
 @asynccontextmanager
-async def scripted(*heard: Callable[[Any], object]) -> AsyncIterator[Script]:
-    """Run the thread of a Core whose queue has these events first; end it."""
-    account, script = Account(HttpSettings()), Script()
+async def scripted(*heard: Callable[[Any], object], entries: int = 0) -> AsyncIterator[Script]:
+    """Run the thread of a Core whose queue has these events first, each with so many entries of metadata; end it."""
+    account, script = Account(HttpSettings()), Script(entries)
     core: Any = Core(
         {}, [], lambda path, call: True, lambda error, call: None, account, max_message_size=1000, patience=1.0
     )
@@ -335,7 +337,8 @@ def test_what_happens_at_once_wakes_the_loop_once_and_is_heard_there(monkeypatch
     assert threads == ["MainThread"] * 500
 
 
-def test_others_have_their_turns_between_events() -> None:
+@pytest.mark.parametrize(("entries", "most"), [(0, 100), (100_000, 3)], ids=["", "with much metadata"])
+def test_others_have_their_turns_between_events(entries: int, most: int) -> None:
     async def main() -> None:
         order: list[str] = []
         done = asyncio.Event()
@@ -343,9 +346,10 @@ def test_others_have_their_turns_between_events() -> None:
         def first(event: Any) -> None:
             asyncio.get_running_loop().call_soon(order.append, "other")
 
-        async with scripted(first, *[lambda event: order.append("event")] * 200, lambda event: done.set()):
+        events = [lambda event: order.append("event")] * 200
+        async with scripted(first, *events, lambda event: done.set(), entries=entries):
             await done.wait()
-        assert order.index("other") < 100
+        assert order.index("other") < most
 
     asyncio.run(main())
 

@@ -28,6 +28,7 @@ from weir.errors import InvalidRequest, ModelError, ModelNotFound, SettingsError
 from weir.model import NONE, OPTIONAL, REQUIRED
 from weir.serving import NAME, is_name
 from weir.serving.delivery import logger
+from weir.workers.timer import in_background
 
 if TYPE_CHECKING:
     from weir.catalog.manager import Manager
@@ -699,12 +700,10 @@ def file_of_target(target: str) -> Path | None:
 @asynccontextmanager
 async def watching(watchers: Sequence[Watcher | TargetWatcher]) -> AsyncIterator[None]:
     """Run `watchers` while the block runs."""
-    tasks = [asyncio.create_task(watcher.run()) for watcher in watchers]
+    tasks = [in_background(watcher.run(), "a watch of model files") for watcher in watchers]
     try:
         yield
     finally:
         for task in tasks:
             task.cancel()
-        for ended in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(ended, Exception):
-                logger.error("watching the model files ended early", exc_info=ended)
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -240,6 +240,7 @@ _log = logging.getLogger("weir.grpc")
 _REQUESTED = 4  # calls that the core may accept before the loop requests further ones
 _UNIMPLEMENTED = 12
 _EVENTS_AT_ONCE = 64  # events handled in one iteration of the loop; a call has three, each of some tens of microseconds
+_ENTRIES = 100  # of metadata, which take as long as an event: a client may send hundreds of thousands
 _LOOP_LOOK_EVERY = 1.0  # seconds between two checks of the thread whether the loop was closed
 
 _TIMEOUT, _SHUTDOWN = cygrpc.CompletionType.queue_timeout, cygrpc.CompletionType.queue_shutdown
@@ -384,8 +385,8 @@ class Core:
             event = self._poll(0.0)
             if event is not None and event.completion_type == _TIMEOUT:
                 break
+            heard += 1 + len(getattr(event, "invocation_metadata", None) or ()) // _ENTRIES
             self._hear(event)
-            heard += 1
         if heard and not self._over:
             self._loop.call_soon(self._turn)
         else:

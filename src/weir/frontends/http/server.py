@@ -44,6 +44,8 @@ _PROBE_TIME = 1.0
 
 _log = logging.getLogger("weir.http")
 
+Connect = Callable[[], asyncio.BufferedProtocol]  # makes the protocol of a connection
+
 
 class Listening(Protocol):
     """What listens for the connections of a server."""
@@ -152,14 +154,10 @@ class HttpServer:
             connection.close()
             return
         accepting = self._accept(connection, lambda: protocol, hurried=isinstance(protocol, _OverLimit))
-        in_background(accepting, self._handshakes, "a handshake")
+        in_background(accepting, "a handshake", self._handshakes)
 
     async def _accept(
-        self,
-        connection: socket.socket,
-        connect: Callable[[], asyncio.BufferedProtocol] | None = None,
-        *,
-        hurried: bool = False,
+        self, connection: socket.socket, connect: Connect | None = None, *, hurried: bool = False
     ) -> None:
         tls: dict[str, Any] = {}
         if self._tls is not None:

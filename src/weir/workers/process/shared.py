@@ -39,6 +39,7 @@ from weir.workers.process.pool import ProcessPool
 from weir.workers.run.runner import Hosted, HostedModels, hosted_id, split_id
 from weir.workers.settings import WorkerSettings
 from weir.workers.source import folder_that_has, pack_source
+from weir.workers.timer import in_background
 
 SHRINK_AFTER = 10.0  # seconds: a model that is loaded again has left by then, and a server that ends has ended
 LEAVE_WITHIN = 30.0  # seconds: for so long a worker that is removed may finish a batch of another model than the one that it is removed for
@@ -354,7 +355,7 @@ class SharedPool:
         return self._current
 
     def _shrink(self) -> None:
-        self._shrinking = asyncio.ensure_future(self._without_those_that_left())
+        self._shrinking = in_background(self._without_those_that_left(), "the end of a model in shared workers")
 
     async def _without_those_that_left(self) -> None:
         async with self._changing:
