@@ -93,6 +93,8 @@ def test_tensors_can_be_measured_too() -> None:
 
 
 def test_more_rows_than_the_line_holds_can_never_be_taken() -> None:
+    (most,) = item_entries(read_head_of(Echo, "/infer/echo/batch"), b"[" + b"1," * 1023 + b"1]")
+    assert isinstance(most, QueueEntry) and most.rows == 1024
     with pytest.raises(TooLarge, match="max_queue_size"):
         item_entries(read_head_of(Echo, "/infer/echo/batch"), b"[" + b"1," * 1024 + b"1]")
 

@@ -30,6 +30,7 @@ def test_vectors_come_in_all_the_types_that_are_requested() -> None:
 def test_the_first_version_answers_a_list() -> None:
     answer = post("/v1/embed", {"texts": TEXTS}).json()
     assert answer["response_type"] == "embeddings_floats"
+    assert answer["meta"]["api_version"] == {"version": "1"}
     np.testing.assert_array_equal(np.array(answer["embeddings"], np.float32), EXPECTED)
     assert list(post("/v1/embed", {"texts": TEXTS, "embedding_types": ["int8"]}).json()["embeddings"]) == ["int8"]
 
