@@ -496,14 +496,11 @@ def make_dashboard(registry: "Models", metrics: Metrics | None, sections: Sectio
 
 def pages_of(watch: Watch) -> Added:
     """Return the endpoints of a dashboard whose data come from `watch`."""
-    found = {"data": _data(watch), **{name: _asset(name) for name in assets()}}
-    endpoints = [
-        HttpEndpoint("GET", "/dashboard", answered(page), _DESCRIBED)
-        if name == _PAGE
-        else HttpEndpoint("GET", f"/dashboard/{name}", answered(page))
-        for name, page in found.items()
-    ]
-    return Added(endpoints, watch.timer.begin)
+    found = {"data": _data(watch), **{name: _asset(name) for name in assets() if name != _PAGE}}
+    endpoints = [HttpEndpoint("GET", f"/dashboard/{name}", answered(page)) for name, page in found.items()]
+    return Added(
+        [HttpEndpoint("GET", "/dashboard", answered(_asset(_PAGE)), _DESCRIBED), *endpoints], watch.timer.begin
+    )
 
 
 def assets() -> list[str]:

@@ -413,7 +413,7 @@ class Manifest(NamedTuple):
     @property
     def uses_ray(self) -> bool:
         """Whether a model runs on Ray."""
-        return any(map(_is_on_ray, self.command.of_models))
+        return any(settings.get("executor") == "ray" for settings in self.command.of_models)
 
     @property
     def target_waiting_rows(self) -> int:
@@ -455,12 +455,8 @@ def _workers(settings: Mapping[str, Any]) -> int:
     return int(str(settings.get("workers", WorkerSettings.workers)).rpartition("..")[2])  # of a range the most
 
 
-def _is_on_ray(settings: Mapping[str, Any]) -> bool:
-    return settings.get("executor") == "ray"
-
-
 def _workers_here(settings: Mapping[str, Any]) -> int:
-    return 1 if _is_on_ray(settings) else _workers(settings)
+    return 1 if settings.get("executor") == "ray" else _workers(settings)
 
 
 def _memory(settings: Mapping[str, Any]) -> int:

@@ -270,11 +270,14 @@ class Pages:
 
     def _model_card(self, service: ModelHandle, base: str, curl: str) -> str:
         """Return a model's card, with a command to try if there is the `curl` for it."""
-        reason, link = service.not_ready_reason, f"{escape(base)}/models/{escape(service.facts.name)}"
+        name, reason = escape(service.facts.name), service.not_ready_reason
+        link = f"{escape(base)}/models/{name}"
+        explained = any(each.path == "/dashboard/policy.html" for each in self._others)
+        policy = f"{escape(base)}/dashboard/policy.html#{name}" if explained else f"{link}/policy"
         ready = f'<span class="warn">{escape(reason)}</span>' if reason else '<span class="good">ready</span>'
         return (
-            f"<section><h2>{escape(service.facts.name)}</h2><p>{ready}, {self._line(service)['workers']} workers &middot; "
-            f'<a href="{link}">State</a> &middot; <a href="{link}/policy">Policy</a></p>'
+            f"<section><h2>{name}</h2><p>{ready}, {self._line(service)['workers']} workers &middot; "
+            f'<a href="{link}">State</a> &middot; <a href="{policy}">Policy</a></p>'
             + (f"<pre>{escape(request_to_try(service, curl, base))}</pre></section>" if curl else "</section>")
         )
 
