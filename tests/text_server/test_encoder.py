@@ -159,6 +159,8 @@ def test_texts_that_are_too_long() -> None:
             with pytest.raises(InvalidRequest, match=r"texts\[0\]"):
                 await of(encoder, ["a b c d e f g h"])
             assert (await of(encoder, ["a b c d e f g h"], truncate=True)).truncated == [True]
+            short = await of(encoder, ["a b c d", "a"], max_tokens=2)
+            assert (short.counts, short.truncated) == ([2, 1], [True, False])
 
     asyncio.run(main())
 

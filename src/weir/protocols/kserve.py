@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
+import msgspec
 import numpy
 
 from weir.errors import Conflict, Forbidden, InvalidRequest, MethodNotAllowed, TooLarge, Unsupported, WeirError, brief
@@ -31,7 +32,7 @@ from weir.protocols.account import Account, charge_values
 from weir.protocols.entries import CLASS, QueueEntry, Schedule, class_offset
 from weir.protocols.exchange import EventSource, Exchange, StreamPart, inference_of
 from weir.protocols.kserve_metadata import EXTENSIONS, SHARED_MEMORY, find
-from weir.protocols.native import RequestOptions, check_length
+from weir.protocols.native import RequestHead, RequestOptions, check_length, read_head_for
 from weir.protocols.offloading import LONG_BODY, HeadMemo, written
 from weir.protocols.response import (
     JSON_HEADER,
@@ -52,7 +53,7 @@ from weir.wire.kserve_binary import binary_outputs, bytes_to_write, contiguous_b
 from weir.wire.kserve_json import REGION, Body, nowhere, read_generate, write_generated
 from weir.wire.status import kserve_code
 from weir.wire.tensors import DTYPES, Arrays, elements_bytes
-from weir.wire.values import values_bytes
+from weir.wire.values import UNREADABLE, unreadable, values_bytes
 
 if TYPE_CHECKING:
     from weir.catalog.manager import Manager
@@ -536,13 +537,21 @@ def _text_of(error: BaseException, *, development: bool = False) -> str:
     return text
 
 
-class KserveProtocol:
-    """The HttpProtocol of POST /v2/models/{model}[/versions/{version}]/{call}, where the call is infer, generate, infer_stream or generate_stream."""
-
-    prefix = b"/v2"
+class _OfContext:
+    """What the protocols of both versions have in common."""
 
     def __init__(self, context: KserveContext) -> None:
         self.context = context
+
+    def error_answer(self, error: BaseException, service: "ModelHandle | None") -> HttpResponse:
+        """Return the response for `error`."""
+        return error_answer(error, development=self.context.http.development)
+
+
+class KserveProtocol(_OfContext):
+    """The HttpProtocol of POST /v2/models/{model}[/versions/{version}]/{call}, where the call is infer, generate, infer_stream or generate_stream."""
+
+    prefix = b"/v2"
 
     def read_head(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> KserveHead | None:
         """See `read_head`."""
@@ -555,10 +564,6 @@ class KserveProtocol:
             return None if named is None else find(self.context.registry, *named[:2])
         except WeirError:
             return None
-
-    def error_answer(self, error: BaseException, service: "ModelHandle | None") -> HttpResponse:
-        """Return the response for `error`."""
-        return error_answer(error, development=self.context.http.development)
 
     async def answer(self, exchange: Exchange, head: KserveHead, body: bytes) -> HttpResponse:
         """Return the one response to `infer` or `generate`."""
@@ -611,6 +616,57 @@ class KserveProtocol:
         request = await exchange.read(len(body), read)
         exchange.charge(sum([each.array.nbytes for each in request.inputs]))
         return request
+
+
+V1 = "/v1/models"  # of the first version of KServe's protocol
+_PREDICT = re.compile(rf"{V1}/({NAME_IN_PATH}):predict")
+
+
+class KserveV1Protocol(_OfContext):
+    """The HttpProtocol of POST /v1/models/{model}:predict: each of the `instances` is an item, and the `predictions` are the outputs."""
+
+    prefix = b"/"  # other protocols have paths below /v1, too
+
+    def read_head(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> RequestHead | None:
+        """See HttpProtocol. Request and response are JSON, whatever the headers say."""
+        if (named := _PREDICT.fullmatch(path)) is None:
+            return None
+        kept = [each for each in headers if each[0] not in (b"accept", b"content-type")]
+        return read_head_for(self.context.registry.get(named[1]), self.context.http, method, path, kept, batch=True)
+
+    def named(self, path: str) -> "ModelHandle | None":
+        """Return the service that `path` names, or None."""
+        named = _PREDICT.fullmatch(path)
+        return None if named is None else self.context.registry.services.get(named[1])
+
+    async def answer(self, exchange: Exchange, head: RequestHead, body: bytes) -> HttpResponse:
+        """Return the predictions. Raises the first error of an instance."""
+        instances = await exchange.read(len(body), partial(_instances, body))
+        exchange.charge(len(instances))
+        response = await exchange.infer_items(head, instances)
+        outputs = []
+        for place, output in enumerate(await written(response.size_bytes, response.write)):
+            if isinstance(output, WeirError):
+                raise output.at("instances", place)
+            outputs.append(output)
+        headers = [JSON_HEADER, *response.headers]
+        return HttpResponse(200, headers, b'{"predictions":[%b]}' % b",".join(outputs))
+
+    async def stream(self, exchange: Exchange, head: RequestHead, body: bytes) -> EventSource:
+        """Raise Unsupported: the head of a request to a streaming model has been refused."""
+        raise Unsupported(f"model {head.service.facts.name!r} is streaming")
+
+
+def _instances(body: bytes) -> bytes:
+    """Return the list of instances, which is JSON. Raises InvalidRequest."""
+    try:
+        found = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except UNREADABLE as error:
+        raise unreadable(error, JSON, body) from error
+    instances = bytes(found.get("instances") or found.get("inputs") or b"")  # KServe's own server takes both names
+    if not instances.startswith(b"["):
+        raise InvalidRequest("instances: must be a list of items")
+    return instances
 
 
 async def one_answer(exchange: Exchange, request: InferenceRequest) -> InferenceResponse:

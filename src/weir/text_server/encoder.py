@@ -410,6 +410,8 @@ class Encoder:
         rule, prompt = self._own_rule, options.prompt
         if options.truncate is not None:
             rule = rule._replace(truncate=options.truncate, split=False)
+        if options.max_tokens is not None:
+            rule = rule._replace(max_length=min(rule.max_length, options.max_tokens), truncate=True, split=False)
         if prompt is None and not (options.whole_words or options.truncate_left):
             return rule
         return rule._replace(options=TokenizeOptions(self._prompt(prompt), options.whole_words, options.truncate_left))

@@ -27,6 +27,8 @@ from weir.wire.values import decode_json, find_half, uncollected, without_halves
 TRUNCATED = b"x-weir-truncated"
 FOREIGN = b"x-weir-foreign-ids"
 _MAX_CLIENT_ID = 128
+EMPTY, MANY = "empty", "max_texts"  # keys in an error's details
+_MOST_TOKENS = 1 << 31  # token ids are below this
 NOT_SPECIFIED = "default/not-specified"  # what infinity's client sends for a model that its user did not name
 
 
@@ -79,7 +81,8 @@ class EmbeddingContext:
     def check_count(self, count: int, field: str) -> None:
         """Raise InvalidRequest naming `field` unless `count` is 1 to `max_texts`."""
         if not 1 <= count <= self.max_texts:
-            raise InvalidRequest(f"{field}: has {count} texts, must have 1 to {self.max_texts} (max_texts)")
+            rule = f"{field}: has {count} texts, must have 1 to {self.max_texts} (max_texts)"
+            raise InvalidRequest(rule, details={MANY: self.max_texts} if count else None)
 
 
 def listed_name(encoder: Encodes) -> str:
@@ -109,7 +112,20 @@ def options_of(
     )
     check_dimensions(fields.dimensions, encoder)
     wanted = () if outputs is None else check_outputs(outputs, encoder, fields.dimensions)
-    return TextOptions(fields.dimensions, fields.truncate, prompt, whole_words, want_tokens, left, wanted)
+    return TextOptions(fields.dimensions, fields.truncate, prompt, whole_words, want_tokens, left, outputs=wanted)
+
+
+def cut_to(exchange: "TextExchange", count: int | None) -> None:
+    """Set to how many tokens the texts of `exchange` are cut: `count`, with -1 as many as the model reads; None changes nothing. Raises InvalidRequest."""
+    most = exchange.chosen.max_length
+    if count == -1:
+        exchange.options = exchange.options._replace(truncate=True)
+    elif count is not None and not 1 <= count <= most:
+        raise InvalidRequest(f"must be -1, or 1 to {most}, as many as the model reads").of(
+            "truncate_prompt_tokens", str(count)
+        )
+    else:
+        exchange.options = exchange.options._replace(max_tokens=count)
 
 
 def cuts_left(direction: str | None) -> bool:
@@ -182,6 +198,12 @@ class TextExchange:
         self.with_vectors = False
 
     @property
+    def chosen(self) -> Encodes:
+        """The requested model, which the protocol has set."""
+        assert self.encoder is not None
+        return self.encoder
+
+    @property
     def model(self) -> str:
         """The name of the requested model; "" until it is known."""
         return "" if self.encoder is None else self.encoder.name
@@ -214,9 +236,8 @@ class TextExchange:
         each: bool = False,
     ) -> Coroutine[Any, Any, Encoded]:
         """Return a coroutine that encodes `texts` without counting them; see TextQuery for `each`, and Encodes.encode for the errors."""
-        assert self.encoder is not None  # the protocol sets it
         query = TextQuery(self.frontend, options, self.client, self.priority, timeout, trace, each)
-        return self.encoder.encode(texts, query)
+        return self.chosen.encode(texts, query)
 
     def begin_one(self, done: Callable[[Encoded | WeirError], None]) -> Callable[[], object] | None:
         """Count the request and encode its only text, see Encodes.encode_one; None, and nothing is counted, if it is another request or must go to `vectors`."""
@@ -261,8 +282,40 @@ def check_text(text: Any, where: str, *, may_be_empty: bool = False) -> str:
     if not isinstance(text, str):
         raise InvalidRequest(f"{where}: must be a text, is {brief(text)}")
     if not (text or may_be_empty):
-        raise InvalidRequest(f"{where}: must not be empty")
+        raise InvalidRequest(f"{where}: must not be empty", details={EMPTY: True})
     return text
+
+
+def read_texts(value: Any, field: str, context: EmbeddingContext) -> list[Text]:
+    """Return the texts of `field`: a text, a list of texts (or of objects with `text` alone), a list of token ids, or a list of such.
+
+    Raises InvalidRequest naming the place and the rule.
+    """
+    if isinstance(value, str):
+        return [check_text(value, field)]
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{field}={brief(value)}: must be a text or a list")
+    if value and type(value[0]) is int:
+        return [token_ids(value, field)]
+    context.check_count(len(value), field)
+    return [_one_text(each, f"{field}[{place}]") for place, each in enumerate(value)]
+
+
+def _one_text(value: Any, where: str) -> Text:
+    if isinstance(value, list):
+        return token_ids(value, where)
+    return check_text(value["text"] if isinstance(value, dict) and value.keys() == {"text"} else value, where)
+
+
+def token_ids(value: Any, where: str) -> list[int]:
+    """Return `value` if it is a list of token ids that is not empty. Raises InvalidRequest naming its place `where`."""
+    if not isinstance(value, list) or not value:
+        rule = "must not be empty" if value == [] else f"must be a list of token ids, is {brief(value)}"
+        raise InvalidRequest(f"{where}: {rule}")
+    for place, token in enumerate(value):
+        if type(token) is not int or not 0 <= token < _MOST_TOKENS:
+            raise InvalidRequest(f"{where}[{place}]: must be a token id, is {brief(token, 40)}")
+    return value
 
 
 def read_text(text: Any, where: str, tokenized: bool | None) -> Text:
@@ -344,6 +397,16 @@ def read_object(body: bytes) -> dict[str, Any]:
 # What protocols write.
 
 
+def text_of_content(value: Any, where: str) -> Any:
+    """Return the text of an object whose `content` is a list of one text. Raises InvalidRequest naming its place `where`."""
+    content = value.get("content") if isinstance(value, dict) else None
+    first = content[0] if isinstance(content, list) and len(content) == 1 else None
+    if not isinstance(first, dict) or first.get("type") != "text":
+        rule = "must be an object whose `content` is a list of one text: {type: text, text: ...}"
+        raise InvalidRequest(f"{where}={brief(value)}: {rule}")
+    return first.get("text")
+
+
 def truncated_places(encoded: Encoded) -> list[int]:
     """Return the indices of the texts that were cut."""
     return [place for place, cut in enumerate(encoded.truncated) if cut]
@@ -419,8 +482,7 @@ def check_top_n(top_n: int | None) -> None:
 def relevance(exchange: TextExchange, encoded: Encoded, *, raw: bool) -> list[float]:
     """Return the score of each document: the model's number with `raw` and in late interaction, else its sigmoid."""
     numbers = encoded.vectors[:, 0]
-    assert exchange.encoder is not None  # read_pairs sets it
-    as_it_is = raw or exchange.encoder.facts.similarity in (MAXSIM, MEAN_MAXSIM)
+    as_it_is = raw or exchange.chosen.facts.similarity in (MAXSIM, MEAN_MAXSIM)
     scores: list[float] = (numbers if as_it_is else _sigmoid(numbers)).tolist()
     return scores
 

@@ -448,7 +448,7 @@ class ServedTextModel:
             independent_labels=self._checkpoint.independent_labels, prompts=self._checkpoint.prompts, pooling="+".join(each.value for each in self.recipe.poolings),
             dtype=_ONNX_DTYPES.get(self._spec.computing.dtype or "", _DTYPES[self.recipe.precision]), device="gpu" if may_use_gpu(self._spec.computing.device_map) else "cpu",
             truncates=self._spec.text.truncate, similarity=self._checkpoint.layout.similarity, ranges=self._ranges, use=_Use(service, self._spec.threads), unscaled=not self.recipe.normalize,
-            waiting=lambda: int(service.control.state(brief=True)["waiting"]),
+            waiting=lambda: int(service.control.state(brief=True)["waiting"]), ready=lambda: not service.not_ready_reason,
         )  # fmt: skip
 
 

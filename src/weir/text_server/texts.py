@@ -120,6 +120,7 @@ class TextFacts(NamedTuple):
         ranges: the least and the greatest number of each dimension, float32 [2, dimensions], for int8 and uint8; None if they are not given.
         use: returns what its workers take; None if nobody knows.
         waiting: returns how many texts wait; None if nobody knows.
+        ready: returns whether the model accepts requests.
     """
 
     id: str = ""
@@ -138,6 +139,7 @@ class TextFacts(NamedTuple):
     unscaled: bool = False
     use: Callable[[], WorkersUse] | None = None
     waiting: Callable[[], int] | None = None
+    ready: Callable[[], bool] = lambda: True
 
 
 class TextOptions(NamedTuple):
@@ -148,6 +150,7 @@ class TextOptions(NamedTuple):
         truncate: whether texts that are too long are cut or refused; None for the server's setting.
         prompt: the name of a prompt of the model, or the text of a prompt, to put before every text; None for the server's prompt.
         whole_words, truncate_left: see TokenizeOptions.
+        max_tokens: cut each text to so many tokens, special ones included; None for as many as the model reads.
         want_tokens: also return the tokens as strings.
         outputs: what is to be made of each text, in one pass; none for the model's own output.
     """
@@ -158,6 +161,7 @@ class TextOptions(NamedTuple):
     whole_words: bool = False
     want_tokens: bool = False
     truncate_left: bool = False
+    max_tokens: int | None = None
     outputs: tuple[TextOutput, ...] = ()
 
 

@@ -20,8 +20,10 @@ from tests.frontends.http.models import Square
 
 import weir
 from weir.frontends.grpc.services import Services
+from weir.frontends.http.application import exception_handlers
 from weir.frontends.http.asgi import ANY, Gate, HttpEndpoint, answered, described_paths, listed, refusals_of, routes_of
 from weir.frontends.http.fast.plan import HttpHead, _may
+from weir.protocols import HttpSettings
 from weir.protocols.access import Access, AccessSettings
 from weir.protocols.response import HttpResponse, openai_error_answer
 from weir.testing import FakeExecutor
@@ -67,11 +69,11 @@ def test_the_first_endpoint_of_a_method_and_path_answers(method: str, path: str,
 
 
 def test_a_method_that_a_path_has_not_is_refused_as_its_api_writes_errors() -> None:
-    app = Starlette(routes=routes_of(ENDPOINTS))
+    app = Starlette(routes=routes_of(ENDPOINTS), exception_handlers=exception_handlers(HttpSettings()))
     refused, mixed = ask(app, ("DELETE", "/v1/things"), ("DELETE", "/"))
     assert (refused.status_code, refused.json()["error"]["code"]) == (405, "method_not_allowed")
     assert (refused.headers["allow"], refused.json()["error"]["message"]) == (
-        "GET, POST", "/v1/things: takes GET, POST only",
+        "GET, HEAD, POST", "DELETE /v1/things: takes GET, POST only",
     )  # fmt: skip
     assert (mixed.status_code, mixed.headers["allow"]) == (405, "GET, HEAD, POST")
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import httpx
 import kserve
 import numpy as np
 import pytest
@@ -271,6 +272,25 @@ def test_kserve_infer(address: str, binary: bool) -> None:
         np.testing.assert_array_equal(output.as_numpy(), FIRST + SECOND)
 
     with_kserve(test)
+
+
+def test_kserve_first_version(address: str) -> None:
+    url = f"http://{address}"
+
+    async def main() -> None:
+        async with kserve.InferenceRESTClient(kserve.RESTConfig(protocol="v1")) as client:
+            assert await client.is_server_live(url) and await client.is_model_ready(url, "square")
+            for field in ("instances", "inputs"):
+                assert await client.infer(url, {field: [2, 3]}, model_name="square") == {"predictions": [4, 9]}
+            tensors = {"INPUT0": FIRST.tolist(), "INPUT1": SECOND.tolist()}
+            found = await client.infer(url, {"instances": [tensors]}, model_name="simple")
+            assert found["predictions"][0]["OUTPUT0"] == (FIRST + SECOND).tolist()
+            for body, rule in (({"instances": 3}, "must be a list"), ({"instances": [2, "a"]}, r"instances\[1\]: ")):
+                with pytest.raises(httpx.HTTPStatusError, match=rule):
+                    await client.infer(url, body, model_name="square")
+
+    asyncio.run(main())
+    assert httpx.get(f"{url}/v1/models").json()["models"]
 
 
 def test_kserve_errors(address: str) -> None:

@@ -1,11 +1,12 @@
-"""Infinity's endpoints over encoders without a model."""
+"""The endpoints of infinity and vLLM over encoders without a model."""
 
 from typing import Any
 
 import pytest
 from tests.text_server.hashing import HashingEncoder, labeller, ranker
-from tests.text_server.served_texts import Served, asked, post
+from tests.text_server.served_texts import Served, Standing, asked, post
 
+from weir._version import __version__
 from weir.batching.settings import BatchingSettings
 
 
@@ -37,7 +38,7 @@ def test_texts_are_labelled() -> None:
 
 
 @pytest.mark.parametrize(("path", "document", "rule"), [
-    ("/rerank", {"query": "q", "documents": ["a"], "top_n": 0}, "top_n=0: must be 1 or more"),
+    ("/rerank", {"query": "q", "documents": ["a"], "top_n": -1}, "top_n=-1: must be 1 or more"),
     ("/rerank", {"query": "q", "documents": ["a"] * 51}, "documents: has 51 texts, must have 1 to 50 (max_texts)"),
     ("/rerank", {"query": "q", "documents": [{"title": "a"}]}, "documents[0].text: is missing"),
     ("/rerank", {"query": "q", "documents": ["dam", 4]}, "documents[1]: must be a text, is 4"),
@@ -82,3 +83,12 @@ def test_an_empty_document_is_ranked_as_any_other() -> None:
         assert answer.status_code == 200, answer.text
         assert encoder.heard[-1].texts == [("q", "dam"), ("q", "")]
     assert post("/rerank", {"query": "", "documents": ["dam"]}, encoder).status_code in (400, 422)
+
+
+def test_what_vllm_s_clients_send_besides_is_read() -> None:
+    with Standing(HashingEncoder()) as server:
+        most = server.post("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 7}).json()["error"]
+        assert (most["param"], "must be -1, or 1 to 6" in most["message"]) == ("truncate_prompt_tokens", True)
+        assert server.post("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": -1}).status_code == 200
+        assert server.ask(lambda served: served.client.get("/version")).json() == {"version": __version__}
+        assert server.post("/ping").status_code == 200

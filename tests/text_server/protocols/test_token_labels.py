@@ -51,7 +51,7 @@ def test_the_last_token_of_a_text_that_was_cut_is_a_special_one() -> None:
 
 
 @pytest.mark.parametrize(("document", "status", "rule"), [
-    ({"inputs": 3}, 422, "inputs: must be a list of texts, is 3"), ({"inputs": ["a", ""]}, 422, "inputs[1]: must not be empty"),
+    ({"inputs": 3}, 422, "inputs: must be a list of texts, is 3"), ({"inputs": ["a", ""]}, 400, "inputs[1]: must not be empty"),
     ({"inputs": "a", "parameters": {"aggregation_strategy": "max"}}, 422, "aggregation_strategy='max': must be one of simple, none"),
     ({"inputs": "a", "model": "hashing"}, 424, "model 'hashing': has no task predict_tokens; it has embed"),
 ])  # fmt: skip

@@ -65,8 +65,9 @@ from weir.policy.residency import Presence, Residents
 from weir.protocols import HttpSettings
 from weir.protocols.account import Account, Counted
 from weir.protocols.exchange import HttpProtocol, inference_of
-from weir.protocols.kserve import KserveContext, KserveProtocol
+from weir.protocols.kserve import V1, KserveContext, KserveProtocol, KserveV1Protocol
 from weir.protocols.kserve import error_answer as kserve_error
+from weir.protocols.kserve_metadata import ModelNames, ReadyState, check_ready
 from weir.protocols.native import PREFIX as NATIVE
 from weir.protocols.native import NativeProtocol
 from weir.protocols.response import (
@@ -230,14 +231,16 @@ class Pages:
             ("PUT", "/models/{model}/policy", self.change_policy),
             ("GET", "/openapi.json", self.openapi),
             ("GET", "/docs", self.docs),
+            ("GET", V1, self.v1_models),
+            ("GET", V1 + "/{model}", self.v1_model),
         ]
         if self._metrics is not None:
             pages.append(("GET", "/metrics", self.metrics))
         return [
             HttpEndpoint(method, with_names(path), self._app(page), documents.described_page(method, path, page))
             for method, path, page in pages
-        ] + [  # where SageMaker and clients of TEI look for a page
-            HttpEndpoint("GET", "/ping", self._app(self.ready)),
+        ] + [  # where SageMaker, and clients of TEI and vLLM look for a page
+            *[HttpEndpoint(method, "/ping", self._app(self.ready)) for method in ("GET", "POST")],
             HttpEndpoint("GET", "/api-doc/openapi.json", self._app(self.openapi)),
         ]
 
@@ -255,7 +258,9 @@ class Pages:
         ]
         described = self._operations()
         pages = {path: "; ".join(each["summary"] for each in calls.values()) for path, calls in described.items()}
-        return _json(documents.ServerIndex(server="weir", version=__version__, models=models, pages=pages))
+        return _json(
+            documents.ServerIndex(status="alive", server="weir", version=__version__, models=models, pages=pages)
+        )
 
     def _welcome(self, base: str) -> HttpResponse:
         curl = 'curl -H "Authorization: Bearer $KEY"' if self._context.access.required else "curl"
@@ -322,6 +327,16 @@ class Pages:
     async def model(self, request: Request) -> Annotated[HttpResponse, documents.ServiceState]:
         """Show the state of one model."""
         return _json(self._registry.get(request.path_params["model"]).control.state())
+
+    async def v1_models(self, request: Request) -> Annotated[HttpResponse, ModelNames]:
+        """Name the models, as KServe's first protocol does."""
+        return _json(ModelNames(models=list(self._registry.services)))
+
+    async def v1_model(self, request: Request) -> Annotated[HttpResponse, ReadyState]:
+        """Return whether one model accepts requests, as KServe's first protocol does."""
+        name = request.path_params["model"]
+        check_ready(self._registry, name)
+        return _json(ReadyState(name=name, ready=True))
 
     async def policy(self, request: Request) -> Annotated[HttpResponse, documents.PolicyReport]:
         """Explain the policy of one model: what it does, what was predicted and what is measured. With `Accept: text/plain`, for people."""
@@ -573,40 +588,28 @@ def exception_handlers(settings: HttpSettings) -> Mapping[Any, ExceptionHandler]
 
     # Each is a coroutine: Starlette has a thread call one that is not.
     async def ours(request: Request, error: Exception) -> Response:
+        path = request.scope["path"]
+        if path == _AMD_WEBSOCKET or path.startswith(_DOUBLED):
+            return as_response(kserve_error(error))
         # Only a page of a known model gets far enough to fail otherwise.
-        model = None if isinstance(error, ModelNotFound) else request.path_params.get("model")
+        known = not isinstance(error, (ModelNotFound, MethodNotAllowed))
+        model = request.path_params.get("model") if known else None
         return as_response(error_answer(error, model, development=settings.development))
+
+    async def unknown(request: Request, error: Exception) -> Response:
+        path = request.scope["path"]
+        if (request.method, path) == (
+            "OPTIONS",
+            "*",
+        ):  # RFC 9110, section 9.3.7: it is for the server, not for one path
+            return Response()
+        return await ours(request, NotFound(f"{path}: unknown path; GET / lists those there are"))
 
     async def any_other(request: Request, error: Exception) -> Response:
         _log.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
         return await ours(request, error)
 
-    return {HTTPException: _router_error, WeirError: ours, Exception: any_other}
-
-
-async def _router_error(request: Request, error: Exception) -> Response:
-    """Return the response for an error of Starlette's router: an unknown path, or a method that the path does not take."""
-    path = request.scope["path"]
-    if (request.method, path) == ("OPTIONS", "*"):  # RFC 9110, section 9.3.7: it is for the server, not for one path
-        return Response()
-    allow = None
-    message = f"{path}: unknown path; GET / lists those there are"
-    if isinstance(error, HTTPException) and error.status_code == 405:
-        allow = sorted((error.headers or {}).get("Allow", "").split(", "))
-        where = "; GET / lists the paths that there are" if path == "/" else ""
-        message = f"{request.method} {path}: takes {', '.join(allow)} only{where}"
-    if path == _AMD_WEBSOCKET or path.startswith(_DOUBLED):
-        refusal = NotFound(message) if allow is None else MethodNotAllowed(message, details={"allow": allow})
-        return as_response(kserve_error(refusal))
-    if allow is not None:
-        return as_response(error_answer(MethodNotAllowed(message, details={"allow": allow})))
-    return as_response(not_found(message))
-
-
-def not_found(message: str) -> HttpResponse:
-    """Return the response for an unknown path."""
-    error = {"type": "NotFound", "message": message, "model": None, "details": None}
-    return json_response({"error": error}, status=404)
+    return {HTTPException: unknown, WeirError: ours, Exception: any_other}
 
 
 _SHOWN_TO_PAGES = (
@@ -664,7 +667,8 @@ class Shortcut:
 def inference_protocols(context: KserveContext) -> Sequence[HttpProtocol]:
     """Return the protocols of inference: those that the settings name, and Weir's own. Raises SettingsError for one that cannot be made."""
     registry, settings = context.registry, context.http
-    return (*open_protocols(registry, settings), KserveProtocol(context), NativeProtocol(registry, settings))
+    own = KserveProtocol(context), KserveV1Protocol(context), NativeProtocol(registry, settings)
+    return (*open_protocols(registry, settings), *own)
 
 
 def make_app(
@@ -709,7 +713,8 @@ def make_app(
         middleware.insert(0, Middleware(Logged, log))
     routes = [*routes_of(endpoints), *(websockets or WebSockets(registry, settings, context.account)).routes()]
     own = [each.prefix.decode() for each in protocols] + [getattr(each, "path", "/") for each in routes]
-    registry.reserve(path.split("/")[1] for path in (NATIVE, *own))
+    # Models may have routes below /v1: those of the first version of KServe's protocol are few.
+    registry.reserve(path.split("/")[1] for path in (NATIVE, *own) if not path.startswith(V1))
     app = Starlette(
         routes=routes, middleware=middleware, exception_handlers=exception_handlers(settings), lifespan=lifespan
     )

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from starlette.convertors import Convertor, register_url_convertor
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -610,12 +609,12 @@ class EndpointRoute(Route):
             return await found.app(scope, receive, send)
         allow = sorted({*self.endpoints, *(["HEAD"] if "GET" in self.endpoints else [])})
         refuse = next(iter(self.endpoints.values())).refuse
+        path, known = inner_path(scope), ", ".join(each for each in allow if each != "HEAD")
+        where = "; GET / lists the paths that there are" if path == "/" else ""
+        error = MethodNotAllowed(f"{scope['method']} {path}: takes {known} only{where}", details={"allow": allow})
         if refuse is None or any(each.refuse is None for each in self.endpoints.values()):
-            raise HTTPException(405, headers={"Allow": ", ".join(allow)})
-        request = Request(scope)
-        known = [each for each in allow if each != "HEAD"]
-        error = MethodNotAllowed(f"{request.url.path}: takes {', '.join(known)} only", details={"allow": known})
-        await as_response(identified(refuse(error), request.headers.raw))(scope, receive, send)
+            raise error
+        await as_response(identified(refuse(error), scope["headers"]))(scope, receive, send)
 
 
 def answered(answer: Callable[[Request], Awaitable[Response]]) -> ASGIApp:

@@ -187,14 +187,11 @@ class KservePages:
         """List the CPUs and GPUs of this machine."""
         return {"hardware": find_hardware()}
 
-    async def has_hardware(
-        self, call: AsgiCall, request: kserve.HardwareRequest
-    ) -> kserve.HardwareRequest | HttpResponse:
+    async def has_hardware(self, call: AsgiCall, request: kserve.HardwareRequest) -> kserve.HardwareRequest:
         """Return whether this machine has `num` devices of a kind or name."""
         found, least = kserve.device_count(find_hardware(), request.name), max(1, request.num or 1)
         if found < least:
-            error = f"hardware {request.name!r:.80}: there are {found}, not {least}"
-            return error_answer(NotFound(error))
+            raise NotFound(f"hardware {request.name!r:.80}: there are {found}, not {least}")
         return kserve.HardwareRequest(request.name, found)
 
     def _service(self, call: AsgiCall) -> "ModelHandle":
@@ -212,8 +209,6 @@ def _handler(answer: Answer, reads: Any, context: KserveContext, *, controls: bo
             written = await answered_once_read(partial(answer, call))
         else:
             written = await answer(call, await call.read(reads))
-        if isinstance(written, HttpResponse):
-            return written
         if isinstance(written, str):
             return HttpResponse(200, [(b"content-type", b"text/plain; charset=utf-8")], written.encode())
         return json_response(written, [NO_STORE])
@@ -225,8 +220,6 @@ def _described(method: str, path: str, answer: Answer, hints: Mapping[str, Any],
     """Return the operation of a handler in OpenAPI. Annotated[reads, shown] declares two types of a body."""
     reads, writes = hints.get("request"), hints["return"]
     body = get_args(reads)[1] if get_origin(reads) is Annotated else reads
-    if HttpResponse in get_args(writes):
-        writes = get_args(writes)[0]
     possible = _OF_CONTROL if controls else _OF_HEALTH if path.endswith("/ready") else ()
     described: dict[str, Any] = {
         "operationId": f"{method}_{path}".lower().replace("/", "_").replace("{", "").replace("}", ""),
@@ -270,7 +263,8 @@ class Kserve:
     def __init__(self, app: ASGIApp, context: KserveContext, endpoints: Sequence[HttpEndpoint]) -> None:
         self._app = app
         self._kserve = Starlette(
-            routes=routes_of(endpoints), exception_handlers={HTTPException: partial(_router_error, context)}
+            routes=routes_of(endpoints),
+            exception_handlers=dict.fromkeys((HTTPException, MethodNotAllowed), partial(_router_error, context)),
         )
         self._kserve.router.redirect_slashes = False
         # Build it now: building it for the first request would delay others.
@@ -353,10 +347,8 @@ async def _router_error(context: KserveContext, request: Request, error: Excepti
     path, named = request.scope["path"], request.path_params.get("model", "")
     # Else the rest of a path was taken for a part of the name.
     is_path = "/" not in named or context.registry.knows(named)
-    if is_path and isinstance(error, HTTPException) and error.status_code == 405:
-        allow = sorted((error.headers or {}).get("Allow", "").split(", "))
-        refusal = MethodNotAllowed(f"{request.method} {path}: takes {', '.join(allow)} only", details={"allow": allow})
-        return as_response(error_answer(refusal))
+    if is_path and isinstance(error, MethodNotAllowed):
+        return as_response(error_answer(error))
     return as_response(error_answer(NotFound(f"{path}: unknown path")))
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from inspect import cleandoc
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict, get_type_hints
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -178,8 +178,9 @@ class IndexedModel(ModelLine):
 
 
 class ServerIndex(TypedDict):
-    """What there is: the models, and what each page is good for, by path."""
+    """What there is: the models, and what each page is good for, by path. KServe's client reads `status`."""
 
+    status: Literal["alive"]
     server: str
     version: str
     models: list[IndexedModel]
@@ -481,7 +482,9 @@ def _operation(service: "ModelHandle", described: Described, path: str, *, batch
 def _whole(types: Sequence[str], answer: Schema, described: Described, batch: bool) -> dict[str, Any]:
     return {
         "description": "The response" + (", with an output or an error for each item" if batch else ""),
-        "content": {each: _body(each, answer, _answers(described, batch)) for each in types},
+        "content": {
+            each: _body(each, answer, {} if batch else _examples(described, "answer", batch)) for each in types
+        },
     }
 
 
@@ -512,10 +515,6 @@ def _examples(described: Described, key: str, batch: bool) -> dict[str, Any]:
     if batch and values:
         return {"all": {"value": values}}
     return {str(number): {"value": value} for number, value in enumerate(values, 1)}
-
-
-def _answers(described: Described, batch: bool) -> dict[str, Any]:
-    return {} if batch else _examples(described, "answer", batch)
 
 
 def described_headers(names: Sequence[str]) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from weir.text_server.exchange import EmbeddingContext
 from weir.text_server.http import TextApi
 from weir.text_server.protocols.cohere import Cohere
-from weir.text_server.protocols.infinity import Infinity, InfinityEmbeddings
+from weir.text_server.protocols.infinity import Infinity
 from weir.text_server.protocols.openai import OpenAI
 from weir.text_server.protocols.tei import Tei
 from weir.text_server.protocols.token_labels import LabelsOfTokens
@@ -11,5 +11,5 @@ from weir.text_server.protocols.token_labels import LabelsOfTokens
 
 def text_apis(context: EmbeddingContext) -> list[TextApi]:
     """Return the APIs for vectors, scores and labels, in the order of their routes: OpenAI's takes every other path below /v1."""
-    kinds = (InfinityEmbeddings, Cohere, Tei, Infinity, LabelsOfTokens, OpenAI)
+    kinds = (Infinity, Cohere, Tei, LabelsOfTokens, OpenAI)
     return [kind(context) for kind in kinds]

@@ -24,9 +24,10 @@ from weir.text_server.exchange import (
     options_of,
     ranked,
     read_pairs,
+    text_of_content,
 )
 from weir.text_server.http import JsonList, Listing, ObjectProtocol, TextApi, TextCall
-from weir.text_server.protocols.openai import with_input_field
+from weir.text_server.protocols.openai import TokenUsage, with_input_field
 from weir.text_server.texts import Encoded, TextTask
 from weir.wire.schema import read_document
 from weir.wire.status import http_code
@@ -118,13 +119,6 @@ class CohereRank(TypedDict):
     document: NotRequired[DocumentText]
 
 
-class CohereTokens(TypedDict):
-    """How many tokens the pairs have, as Jina tells it."""
-
-    total_tokens: int
-    prompt_tokens: int
-
-
 class CohereRanking(TypedDict):
     """The ranking, the best document first; `object` and `usage` are Jina's."""
 
@@ -133,7 +127,7 @@ class CohereRanking(TypedDict):
     meta: CohereMeta
     model: str
     object: Literal["list"]
-    usage: CohereTokens
+    usage: TokenUsage
 
 
 class CohereForm(NamedTuple):
@@ -193,8 +187,7 @@ class CohereEmbed(CohereProtocol):
     def write(self, exchange: TextExchange, encoded: Encoded) -> Listing:
         """Return the vectors in each of the types."""
         vectors, form = encoded.vectors, exchange.form
-        assert exchange.encoder is not None  # `read` sets it
-        ranges = exchange.encoder.facts.ranges
+        ranges = exchange.chosen.facts.ranges
         by_type = "embeddings_by_type" if form.by_type else "embeddings_floats"
         lead = {
             "id": str(uuid4()),
@@ -220,24 +213,9 @@ def _texts(request: CohereEmbedRequest, context: EmbeddingContext) -> list[str]:
         return check_texts(request.texts, "texts", context)
     if request.texts is not None:
         raise InvalidRequest("texts, inputs: only one of them may be given")
-    context.check_count(len(request.inputs), "inputs")
     return check_texts(
-        [_content(each, f"inputs[{place}]") for place, each in enumerate(request.inputs)], "inputs", context
+        [text_of_content(each, f"inputs[{place}]") for place, each in enumerate(request.inputs)], "inputs", context
     )
-
-
-def _content(value: Any, where: str) -> Any:
-    content = value.get("content") if isinstance(value, dict) else None
-    if (
-        not isinstance(content, list)
-        or len(content) != 1
-        or not isinstance(content[0], dict)
-        or content[0].get("type") != "text"
-    ):
-        raise InvalidRequest(
-            f"{where}={brief(value)}: must be an object whose `content` is a list of one text: {{type: text, text: ...}}"
-        )
-    return content[0].get("text")
 
 
 def _cut(truncate: str | None) -> tuple[bool | None, str | None]:

@@ -1,6 +1,6 @@
-"""The endpoints of infinity: POST /embeddings, /rerank and /classify, and GET /models.
+"""The endpoints of infinity: POST /embeddings, /rerank and /classify, and GET /models; and vLLM's GET /version.
 
-Its /embeddings takes what OpenAI's takes, and its answers have `id` and `created` besides.
+infinity's /embeddings takes what OpenAI's takes, and its answers have `id` and `created` besides.
 TEI has a /rerank, too: tei.py answers that path, and has the protocol here read and write bodies with `documents`.
 """
 
@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from msgspec import Meta, Struct
 
+from weir._version import __version__
 from weir.frontends.http.asgi import AsgiCall
 from weir.protocols.response import HttpResponse, OpenAIError, json_response
 from weir.text_models.texts import PlainText
@@ -19,12 +20,14 @@ from weir.text_server.exchange import (
     TextExchange,
     check_texts,
     check_top_n,
+    cut_to,
     labelled,
     ranked,
     read_pairs,
 )
 from weir.text_server.http import Listing, ObjectProtocol, TextApi, TextCall, TextPage
 from weir.text_server.protocols.openai import (
+    CutTo,
     EmbeddingsAnswer,
     EmbeddingsRequest,
     OpenAIProtocol,
@@ -50,6 +53,7 @@ class RerankRequest(Struct):
     top_n: Annotated[int | None, Meta(description="how many of the best are answered")] = None
     return_documents: bool | None = None
     raw_scores: Annotated[bool | None, Meta(description="true: the model's numbers, not their sigmoids")] = None
+    truncate_prompt_tokens: CutTo = None
 
 
 class ClassifyRequest(Struct):
@@ -117,8 +121,10 @@ class InfinityRerank(InfinityProtocol):
     def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
         """See ObjectProtocol."""
         request = read_document(document, RerankRequest)
+        request.top_n = request.top_n or None  # vLLM's clients send 0 for all
         check_top_n(request.top_n)
         documents = read_pairs(exchange, request.query, request.documents, "documents", request.model)
+        cut_to(exchange, request.truncate_prompt_tokens)
         shown = documents if request.return_documents else None
         exchange.form = RankingForm(request.top_n, shown, bool(request.raw_scores))
 
@@ -148,8 +154,7 @@ class ClassifyProtocol(InfinityProtocol):
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
         """Return the labels of each text."""
-        assert exchange.encoder is not None  # `read` sets it
-        found = labelled(encoded, exchange.encoder.facts, raw=exchange.form)
+        found = labelled(encoded, exchange.chosen.facts, raw=exchange.form)
         data: list[list[LabelScore]] = [[{"score": each.score, "label": each.label} for each in row] for row in found]
         return json_response(ClassifyAnswer(object="classify", data=data, **_answer(exchange, encoded)))
 
@@ -189,19 +194,10 @@ class EmbeddingsProtocol(OpenAIProtocol):
 _CAPABILITIES = {TextTask.EMBED: "embed", TextTask.RERANK: "rerank", TextTask.PREDICT: "classify"}
 
 
-class ModelStats(TypedDict):
-    """How many texts wait for the model, and the most that a batch has; -1 if nobody knows."""
-
-    queue_fraction: float
-    queue_absolute: int
-    results_pending: int
-    batch_size: int
-
-
 class InfinityModelCard(TextModelCard):
-    """A model as infinity describes it. Its client knows no other owner than infinity."""
+    """A model as infinity describes it. Its client knows no other owner than infinity. `stats` say how many texts wait, -1 if nobody knows."""
 
-    stats: ModelStats
+    stats: dict[str, float]
     backend: str
     capabilities: list[str]
     dtype: str
@@ -218,7 +214,7 @@ class InfinityModelList(TypedDict):
 def _card(encoder: Encodes, since: int) -> InfinityModelCard:
     facts, batching = encoder.facts, encoder.batching
     waiting = -1 if facts.waiting is None else facts.waiting()
-    stats: ModelStats = {
+    stats: dict[str, float] = {
         "queue_fraction": max(0, waiting) / batching.max_queue_size,
         "queue_absolute": waiting,
         "results_pending": waiting,
@@ -235,29 +231,28 @@ def _card(encoder: Encodes, since: int) -> InfinityModelCard:
     }
 
 
-class InfinityEmbeddings(TextApi):
-    """The endpoints that infinity adds to those of OpenAI: its /embeddings and /models."""
+class Infinity(TextApi):
+    """The endpoints of infinity but those that TEI has, too."""
 
     def __init__(self, context: EmbeddingContext) -> None:
         self._since = int(time.time())
-        summary, example = "Encode texts, as infinity does", {"input": ["I am happy"]}
-        embeddings = TextCall(
-            EmbeddingsProtocol(), summary, EmbeddingsRequest, example, InfinityEmbeddingsAnswer, TextTask.EMBED
-        )
+        texts = {"input": ["I am happy"]}
+        to_embed = "Encode texts, as infinity does", EmbeddingsRequest, texts, InfinityEmbeddingsAnswer
+        to_label = "Label texts, as infinity does", ClassifyRequest, texts, ClassifyAnswer
+        calls = [
+            TextCall(EmbeddingsProtocol(), *to_embed, TextTask.EMBED),
+            TextCall(ClassifyProtocol(), *to_label, TextTask.PREDICT),
+        ]
         title = "List the models of texts, as infinity does"
         models = TextPage("get", "/models", title, InfinityModelList, self.list_models)
-        super().__init__(context, OpenAIError, [embeddings], [models])
+        version = TextPage("get", "/version", "Return the version of this server", dict[str, str], self.version)
+        super().__init__(context, OpenAIError, calls, [models, version])
 
     async def list_models(self, call: AsgiCall) -> HttpResponse:
         """Return the list of the models, with what waits for them."""
         cards = [_card(encoder, self._since) for encoder in self.context.encoders.values()]
         return json_response(InfinityModelList(object="list", data=cards))
 
-
-class Infinity(TextApi):
-    """The endpoint of infinity for labels; tei.py has that for rankings."""
-
-    def __init__(self, context: EmbeddingContext) -> None:
-        summary, example = "Label texts, as infinity does", {"input": ["I am happy"]}
-        classify = TextCall(ClassifyProtocol(), summary, ClassifyRequest, example, ClassifyAnswer, TextTask.PREDICT)
-        super().__init__(context, OpenAIError, [classify])
+    async def version(self, call: AsgiCall) -> HttpResponse:
+        """Return the version of this server."""
+        return json_response({"version": __version__})

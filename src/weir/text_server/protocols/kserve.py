@@ -172,20 +172,17 @@ def _decoded(value: TensorValue, row: int, text: bytes) -> str:
         raise InvalidRequest(f"tensor {value.name!r}[{row}]: must be a text in UTF-8 ({error.reason})") from None
 
 
-def _flag(parameters: Parameters, name: str) -> bool | None:
+def _stated(parameters: Parameters, name: str, kind: type, rule: str) -> Any:
     value = parameters.get(name)
-    if isinstance(value, str):
+    if kind is bool and isinstance(value, str):
         value = _TRUTH.get(value.lower(), value)
-    if value is None or isinstance(value, bool):
+    if value is None or isinstance(value, kind):
         return value
-    raise InvalidRequest(f"parameter {name!r}={brief(value, 40)}: must be true or false")
+    raise InvalidRequest(f"parameter {name!r}={brief(value, 40)}: must be {rule}")
 
 
-def _text(parameters: Parameters, name: str) -> str | None:
-    value = parameters.get(name)
-    if value is None or isinstance(value, str):
-        return value
-    raise InvalidRequest(f"parameter {name!r}={brief(value, 40)}: must be a text")
+_flag = partial(_stated, kind=bool, rule="true or false")
+_text = partial(_stated, kind=str, rule="a text")
 
 
 # Items.

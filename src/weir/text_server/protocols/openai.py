@@ -35,16 +35,17 @@ from weir.text_models.packing import (
     unit_vectors,
     written_numbers,
 )
-from weir.text_models.texts import TOO_LONG, Ids, Outputs, PlainText, Text, TextOptionFields, TextOutput
+from weir.text_models.texts import TOO_LONG, Ids, Outputs, PlainText, TextOptionFields, TextOutput
 from weir.text_server.exchange import (
     EmbeddingContext,
     SparseVector,
     TextExchange,
-    check_text,
+    cut_to,
     each_output,
     listed_name,
     options_of,
     read_object,
+    read_texts,
     sparse_vector,
     truncated_places,
 )
@@ -86,7 +87,12 @@ UNKNOWN = "/v1/{path:path}"
 _SOME = Meta(min_length=1)
 _NO = Meta(extra_json_schema={"enum": [False, None]})
 _LONGEST_USER = 512  # characters, as the latest users are kept in memory
-_MOST_TOKENS = 1 << 31  # token ids are below this
+
+
+CutTo = Annotated[
+    int | None,
+    Meta(description="cuts texts to so many tokens, special ones included; -1: to those that the model reads"),
+]
 
 
 class JinaText(Struct, forbid_unknown_fields=True):
@@ -117,6 +123,9 @@ class EmbeddingsRequest(TextOptionFields, forbid_unknown_fields=True):
     normalized: Annotated[bool | None, Meta(description="false leaves the vectors as the model makes them")] = None
     late_chunking: Annotated[bool | None, _NO] = None
     return_multivector: Annotated[bool | None, _NO] = None
+    # vLLM's.
+    truncate_prompt_tokens: CutTo = None
+    truncation_side: Annotated[str | None, Meta(description="as truncation_direction")] = None
     # Infinity's.
     modality: Annotated[str | None, Meta(extra_json_schema={"enum": ["text", None]})] = None
     # Fields of OpenAI's clients, or of programs for several servers, that do not affect the vectors.
@@ -170,12 +179,13 @@ class EmbeddingsAnswer(EmbeddingsLead):
 
 
 class TextModelCard(TypedDict):
-    """A model of texts, and what its workers take: `memory_bytes` of each process, where a page that several share counts in parts."""
+    """A model of texts, whether it accepts requests, which KServe's client reads, and what its workers take: `memory_bytes` of each process, where a page that several share counts in parts."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    ready: bool
     dimensions: int
     max_length: int
     workers: NotRequired[int]
@@ -231,6 +241,7 @@ def model_card(encoder: Encodes, since: int) -> TextModelCard:
         "object": "model",
         "created": since,
         "owned_by": (encoder.facts.id or listed_name(encoder)).rpartition("/")[0] or "weir",
+        "ready": encoder.facts.ready(),
         "dimensions": encoder.dimensions,
         "max_length": encoder.max_length,
     }
@@ -276,13 +287,17 @@ class OpenAIProtocol:
             exchange.form = _PLAIN_FORMS[is_json, unscaled]
             return
         request = read_body(body)
-        exchange.texts = _read_input(request.input, exchange.context)
+        try:
+            exchange.texts = read_texts(request.input, "input", exchange.context)
+        except InvalidRequest as error:
+            raise error.about("input") from None
         packing = request.encoding_format or request.embedding_type
         field = "encoding_format" if request.encoding_format else "embedding_type"
         exchange.client = request.user or ""
         task = None if request.outputs else TextTask.EMBED
         exchange.encoder = encoder = exchange.context.encoder(request.model or "", task)
         exchange.options = options_of(request, encoder, outputs=request.outputs)
+        cut_to(exchange, request.truncate_prompt_tokens)
         outputs = exchange.options.outputs or (encoder.facts.outputs[:1] if request.outputs else ())
         unit_length = encoder.facts.unscaled if request.normalized is None else request.normalized
         exchange.form = EmbeddingsForm(
@@ -401,38 +416,10 @@ def read_body(body: bytes) -> EmbeddingsRequest:
     if request.task is not None and request.input_type is not None:
         raise wrong("task, input_type: only one of them may be given", "task")
     request.input_type = request.input_type or request.task
+    request.truncation_direction = request.truncation_direction or request.truncation_side
     if request.user and len(request.user) > _LONGEST_USER:
         raise wrong(f"user: has {len(request.user)} characters, must have at most {_LONGEST_USER}", "user")
     request.dimensions = request.dimensions or None  # infinity's client sends 0 for all
     if request.dimensions is not None and request.dimensions < 1:
         raise wrong(f"dimensions={request.dimensions}: must be 1 or more", "dimensions")
     return request
-
-
-def _read_input(value: Any, context: EmbeddingContext) -> list[Text]:
-    try:
-        if isinstance(value, str):
-            return [check_text(value, "input")]
-        if not isinstance(value, list):
-            raise InvalidRequest(f"input={brief(value)}: must be a text or a list")
-        if value and type(value[0]) is int:
-            return [_token_ids(value, "input")]
-        context.check_count(len(value), "input")
-        return [_one_text(each, f"input[{place}]") for place, each in enumerate(value)]
-    except InvalidRequest as error:
-        raise wrong(error.message, "input") from None
-
-
-def _one_text(value: Any, where: str) -> Text:
-    if isinstance(value, list):
-        return _token_ids(value, where)
-    return check_text(value["text"] if isinstance(value, dict) and value.keys() == {"text"} else value, where)
-
-
-def _token_ids(value: list[Any], where: str) -> list[int]:
-    if not value:
-        raise InvalidRequest(f"{where}: must not be empty")
-    for place, token in enumerate(value):
-        if type(token) is not int or not 0 <= token < _MOST_TOKENS:
-            raise InvalidRequest(f"{where}[{place}]: must be a token id, is {brief(token, 40)}")
-    return value

@@ -39,17 +39,22 @@ from weir.protocols.response import (
 from weir.text_models.packing import packed, similarities, unit_vectors
 from weir.text_models.texts import TOO_LONG, Ids, PlainText, Text, TextOptionFields, TokenDetail, prompt_text
 from weir.text_server.exchange import (
+    EMPTY,
+    MANY,
     EmbeddingContext,
     RankingForm,
     TextExchange,
     check_text,
+    check_texts,
     cuts_left,
     labelled,
     listed_name,
     options_of,
     ranked,
     read_pairs,
+    read_texts,
     terms,
+    token_ids,
 )
 from weir.text_server.http import EitherProtocol, Listing, ObjectProtocol, TextApi, TextCall, TextPage, listing
 from weir.text_server.protocols.infinity import INFINITY_RERANK
@@ -58,7 +63,6 @@ from weir.wire.schema import any_of, read_document
 from weir.wire.status import http_code
 
 NAME = "tei"
-EMPTY, MANY = "empty", "max_texts"  # keys in an error's details
 # What answers a task for which the model was not made alone.
 OUTPUT_OF_TASK = {TextTask.EMBED: ("dense",), TextTask.EMBED_ALL: ("tokens",), TextTask.EMBED_SPARSE: ("sparse",)}
 
@@ -204,55 +208,36 @@ class TeiProtocol(ObjectProtocol):
 
 
 class EmbedProtocol(TeiProtocol):
-    """POST /embed, and with `task` EMBED_ALL /embed_all."""
+    """POST /embed; with `task` EMBED_ALL /embed_all, and with EMBED_SPARSE /embed_sparse."""
 
     def __init__(self, *paths: str, task: TextTask = TextTask.EMBED) -> None:
         super().__init__(*paths)
         self._task = task
 
     def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        """See ObjectProtocol."""
         request = _read(document, EmbedRequest, "inputs")
-        exchange.texts = read_inputs(request.inputs, exchange.context)
+        exchange.texts = read_texts(request.inputs, "inputs", exchange.context)
         exchange.encoder = encoder = exchange.context.encoder(request.model or "", self._task)
-        exchange.options = _options(request, encoder, self._task)
+        if self._task is TextTask.EMBED_SPARSE:
+            request.dimensions = None  # of dense vectors alone
+        exchange.options = options_for(request, encoder, self._task)
         exchange.form = Shown(unit_length=request.normalize is not False and self._task is TextTask.EMBED)
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> Listing:
-        """Return the vectors as a list."""
+        """Return the vectors, or the terms of each text, as a list."""
         vectors, lengths, unit_length = encoded.vectors, encoded.lengths, exchange.form.unit_length
 
         def items(start: int, stop: int) -> list[Any]:
             part = vectors[start:stop]
+            if self._task is TextTask.EMBED_SPARSE:
+                rows = [terms(encoded, row) for row in range(start, stop)]
+                return [[{"index": index, "value": value} for index, value in row] for row in rows]
             if lengths is None:
                 return packed(unit_vectors(part) if unit_length else part)
             return [packed(vector[None, :length])[0] for vector, length in zip(part, lengths[start:stop], strict=True)]
 
         return listing(None, "", len(vectors), vectors[0].size, items, compute_headers(exchange, encoded))
-
-
-class SparseProtocol(TeiProtocol):
-    """POST /embed_sparse."""
-
-    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
-        """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
-        request = _read(document, EmbedRequest, "inputs")
-        exchange.texts = read_inputs(request.inputs, exchange.context)
-        exchange.encoder = encoder = exchange.context.encoder(request.model or "", TextTask.EMBED_SPARSE)
-        request.dimensions = None  # of dense vectors alone
-        exchange.options = _options(request, encoder, TextTask.EMBED_SPARSE)
-
-    def write(self, exchange: TextExchange, encoded: Encoded) -> Listing:
-        """Return the terms of each text."""
-
-        def items(start: int, stop: int) -> list[Any]:
-            return [
-                [{"index": index, "value": value} for index, value in terms(encoded, row)] for row in range(start, stop)
-            ]
-
-        return listing(
-            None, "", len(encoded.vectors), encoded.vectors[0].size, items, compute_headers(exchange, encoded)
-        )
 
 
 class SimilarityProtocol(TeiProtocol):
@@ -261,20 +246,14 @@ class SimilarityProtocol(TeiProtocol):
     def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
         """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
         request = _read(document, SimilarityRequest, "inputs")
-        sentences = request.inputs.sentences
-        _check_count(len(sentences) + 1, "inputs.sentences", exchange.context)
         source = check_text(request.inputs.source_sentence, "inputs.source_sentence")
-        exchange.texts = [
-            source,
-            *(check_text(text, f"inputs.sentences[{place}]") for place, text in enumerate(sentences)),
-        ]
+        exchange.texts = [source, *check_texts(request.inputs.sentences, "inputs.sentences", exchange.context)]
         exchange.encoder = encoder = exchange.context.encoder(request.model or "", TextTask.EMBED)
-        exchange.options = _options(request.parameters or TextOptionFields(), encoder)
+        exchange.options = options_for(request.parameters or TextOptionFields(), encoder)
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
         """Return how similar each sentence is, by the function of the model."""
-        assert exchange.encoder is not None  # `read` sets it
-        found = similarities(encoded.vectors[0], encoded.vectors[1:], exchange.encoder.facts.similarity)
+        found = similarities(encoded.vectors[0], encoded.vectors[1:], exchange.chosen.facts.similarity)
         return json_response(packed(found[None])[0], compute_headers(exchange, encoded))
 
 
@@ -286,8 +265,6 @@ class RerankProtocol(TeiProtocol):
     def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
         """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
         request = _read(document, TeiRerankRequest, "texts")
-        exchange.context.encoder(request.model or "", TextTask.RERANK)
-        _check_count(len(request.texts), "texts", exchange.context)
         left = cuts_left(request.truncation_direction)
         documents = read_pairs(
             exchange, request.query, request.texts, "texts", request.model, request.truncate, left=left
@@ -312,7 +289,7 @@ class PredictProtocol(TeiProtocol):
         exchange.texts, single = _sequences(request.inputs, exchange.context)
         exchange.encoder = encoder = exchange.context.encoder(request.model or "", TextTask.PREDICT)
         request.dimensions = None  # of vectors alone
-        exchange.options = _options(request, encoder)
+        exchange.options = options_for(request, encoder)
         pipeline = request.parameters
         if pipeline is None:
             exchange.form = Shown(bool(request.raw_scores), single=single)
@@ -323,9 +300,8 @@ class PredictProtocol(TeiProtocol):
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
         """Return the labels of each text, the likeliest first."""
-        assert exchange.encoder is not None  # `read` sets it
         form: Shown = exchange.form
-        rows = labelled(encoded, exchange.encoder.facts, raw=form.raw, independent=form.independent)
+        rows = labelled(encoded, exchange.chosen.facts, raw=form.raw, independent=form.independent)
         found = [[each._asdict() for each in row[: form.top]] for row in rows]
         return json_response(found[0] if form.single else found, compute_headers(exchange, encoded))
 
@@ -337,10 +313,7 @@ class TokenizeProtocol(TeiProtocol):
         """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
         request = _read(document, TokenizeBody, "inputs")
         values = [request.inputs] if isinstance(request.inputs, str) else request.inputs
-        if not isinstance(values, list):
-            raise InvalidRequest(f"inputs={brief(values)}: must be a text or a list of texts")
-        _check_count(len(values), "inputs", exchange.context)
-        texts = [check_text(text, f"inputs[{place}]") for place, text in enumerate(values)]
+        texts = check_texts(values, "inputs", exchange.context)
         exchange.encoder = encoder = exchange.context.encoder(request.model or "")
         options = options_of(TextOptionFields(prompt_name=request.prompt_name), encoder)
         exchange.texts = texts
@@ -387,14 +360,10 @@ class DecodeProtocol(TeiProtocol):
     def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
         """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
         request = _read(document, DecodeBody, "ids")
-        ids = request.ids
-        if not isinstance(ids, list):
-            raise InvalidRequest(f"ids={brief(ids)}: must be a list of token ids, or a list of such")
-        lists = ids if isinstance(ids[0], list) else [ids]
-        _check_count(len(lists), "ids", exchange.context)
-        for place, each in enumerate(lists):
-            if not isinstance(each, list):
-                raise InvalidRequest(f"ids[{place}]={brief(each)}: must be a list of token ids")
+        single = not isinstance(request.ids, list) or not isinstance(request.ids[0], list)
+        lists = [request.ids] if single else request.ids
+        exchange.context.check_count(len(lists), "ids")
+        lists = [token_ids(each, f"ids[{place}]") for place, each in enumerate(lists)]
         exchange.encoder = encoder = exchange.context.encoder(request.model or "")
         exchange.texts = lists
         exchange.work = partial(encoder.decode, lists, skip_special=request.skip_special_tokens is not False)
@@ -423,7 +392,7 @@ class Tei(TextApi):
         calls = [
             TextCall(EmbedProtocol(*embed), "Encode texts, as TEI does", EmbedRequest, inputs, list[list[float]], TextTask.EMBED),
             TextCall(of_each, "Encode each token of texts, as TEI does", EmbedRequest, inputs, list[list[list[float]]], TextTask.EMBED_ALL),
-            TextCall(SparseProtocol(*sparse), "Encode texts as weights of their terms, as TEI does", EmbedRequest, inputs, list[list[TeiTerm]], TextTask.EMBED_SPARSE),
+            TextCall(EmbedProtocol(*sparse, task=TextTask.EMBED_SPARSE), "Encode texts as weights of their terms, as TEI does", EmbedRequest, inputs, list[list[TeiTerm]], TextTask.EMBED_SPARSE),
             TextCall(SimilarityProtocol("/similarity"), "Compare a sentence with others, as TEI does", SimilarityRequest, pairs, list[float], TextTask.EMBED),
             TextCall(EitherProtocol(RerankProtocol(*rerank), "documents", INFINITY_RERANK), "Rank texts, as TEI and infinity do", *to_rerank, TextTask.RERANK),
             TextCall(PredictProtocol(*predict), "Label texts, as TEI does", PredictRequest, {"inputs": texts[0]}, Any, TextTask.PREDICT),
@@ -445,7 +414,7 @@ class Tei(TextApi):
     async def vertex(self, call: AsgiCall) -> HttpResponse | None:
         """Answer each instance as the endpoint for it does; the first error, in the order of the instances, is the answer to all. None if the caller has left."""
         instances = (await call.read(VertexBody)).instances
-        _check_count(len(instances), "instances", self.context)
+        self.context.check_count(len(instances) or 1, "instances")
         try:
             answers = await unless_left(self._answers(call, instances), call.receive)
         except ClientLeft:
@@ -539,44 +508,10 @@ def _read(document: dict[str, Any], declared: Any, field: str) -> Any:
     return read_document(document, declared)
 
 
-def _options(fields: TextOptionFields, encoder: Encodes, task: TextTask | None = None) -> TextOptions:
+def options_for(fields: TextOptionFields, encoder: Encodes, task: TextTask | None = None) -> TextOptions:
+    """Return the options of `fields`, with the outputs that `task` needs if the model was not made for it alone."""
     outputs = OUTPUT_OF_TASK.get(task) if task is not None and task != encoder.facts.tasks[0] else None
     return options_of(fields, encoder, outputs=outputs)
-
-
-def _check_count(count: int, field: str, context: EmbeddingContext) -> None:
-    if count > context.max_texts:
-        raise InvalidRequest(
-            f"{field}: has {count} texts, must have at most {context.max_texts} (max_texts)",
-            details={MANY: context.max_texts},
-        )
-
-
-def read_inputs(value: Any, context: EmbeddingContext) -> list[Text]:
-    """Return the texts of `inputs`: a text, a list of texts, a list of token ids, or a list of such. Raises InvalidRequest naming the place."""
-    if isinstance(value, str):
-        return [check_text(value, "inputs")]
-    if not isinstance(value, list) or not value:
-        raise InvalidRequest(f"inputs={brief(value)}: must be a text or a list")
-    if type(value[0]) is int:
-        return [_ids(value, "inputs")]
-    _check_count(len(value), "inputs", context)
-    return [
-        _ids(each, f"inputs[{place}]") if isinstance(each, list) else _text(each, place)
-        for place, each in enumerate(value)
-    ]
-
-
-def _text(value: Any, place: int) -> str:
-    if value == "":
-        raise InvalidRequest(f"inputs[{place}]: must not be empty", details={EMPTY: True})
-    return check_text(value, f"inputs[{place}]")
-
-
-def _ids(value: list[Any], where: str) -> list[int]:
-    if not value or any(type(each) is not int for each in value):
-        raise InvalidRequest(f"{where}: must be a text or a list of token ids, is {brief(value)}")
-    return value
 
 
 def _sequences(value: Any, context: EmbeddingContext) -> tuple[list[Text], bool]:
@@ -587,7 +522,7 @@ def _sequences(value: Any, context: EmbeddingContext) -> tuple[list[Text], bool]
         raise InvalidRequest(f"inputs={brief(value)}: must be a text, a pair of texts, or a list of such in lists")
     if isinstance(value[0], str):
         return [_sequence(value, "inputs")], True
-    _check_count(len(value), "inputs", context)
+    context.check_count(len(value), "inputs")
     return [_sequence(each, f"inputs[{place}]") for place, each in enumerate(value)], False
 
 
@@ -601,11 +536,10 @@ def _sequence(value: Any, where: str) -> Text:
 
 def compute_headers(exchange: TextExchange, encoded: Encoded) -> Headers:
     """Return TEI's headers: how many characters and tokens were computed, and how long that took, in milliseconds."""
-    assert exchange.encoder is not None  # `read` sets it
     phases = encoded.phases
     total = b"%d" % (1000 * phases.total)
     return [
-        (b"x-compute-type", exchange.encoder.facts.device.encode()),
+        (b"x-compute-type", exchange.chosen.facts.device.encode()),
         (b"x-compute-time", total),
         (b"x-compute-characters", b"%d" % sum(map(characters, exchange.texts))),
         (b"x-compute-tokens", b"%d" % sum(encoded.counts)),

@@ -27,7 +27,7 @@ from weir.text_server.exchange import (
     terms,
 )
 from weir.text_server.http import TextHead
-from weir.text_server.protocols.tei import NAME, OUTPUT_OF_TASK, characters, model_info, with_byte_offsets
+from weir.text_server.protocols.tei import NAME, characters, model_info, options_for, with_byte_offsets
 from weir.text_server.texts import TEXTS_FIELD, Encoded, TextTask
 from weir.wire.kserve_grpc import Method, message, methods
 from weir.wire.status import http_code
@@ -194,9 +194,8 @@ class TeiCalls:
 
     async def _predicted(self, request: Any, call: IncomingCall, text: Text) -> Any:
         exchange, encoded = await self._encoded(request, call, [text], TextTask.PREDICT)
-        assert exchange.encoder is not None  # _encoded sets it
         kind = message("tei.v1.Prediction")
-        (labels,) = labelled(encoded, exchange.encoder.facts, raw=request.raw_scores)
+        (labels,) = labelled(encoded, exchange.chosen.facts, raw=request.raw_scores)
         predictions = [kind(score=each.score, label=each.label) for each in labels]
         return message("tei.v1.PredictResponse")(predictions=predictions, metadata=_metadata(exchange, encoded))
 
@@ -224,8 +223,7 @@ class TeiCalls:
         fields = TextOptionFields(
             truncate=request.truncate, truncation_direction=direction, prompt_name=_optional(request, "prompt_name")
         )
-        outputs = OUTPUT_OF_TASK.get(task) if task != encoder.facts.tasks[0] else None
-        exchange.options = options_of(fields, encoder, outputs=outputs)
+        exchange.options = options_for(fields, encoder, task)
         return exchange, await self._computed(exchange)
 
     def _exchange(self, call: IncomingCall) -> TextExchange:

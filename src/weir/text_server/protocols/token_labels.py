@@ -93,8 +93,7 @@ class TokenLabels(TeiProtocol):
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
         """Return the entities of each text."""
-        assert exchange.encoder is not None  # `read` sets it
-        form, facts, rows = exchange.form, exchange.encoder.facts, range(len(exchange.texts))
+        form, facts, rows = exchange.form, exchange.chosen.facts, range(len(exchange.texts))
         lengths = encoded.lengths or [len(encoded.vectors[row]) for row in rows]
         found = [
             _entities(str(exchange.texts[row]), encoded.vectors[row][: lengths[row]], exchange.found[row], facts, form)
