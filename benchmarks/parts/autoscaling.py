@@ -168,9 +168,9 @@ def _defaults(played: Sequence[Played]) -> Table:
 def _notes(count: int) -> list[str]:
     return [
         f"![Worker-hours and 99th percentile of each rule]({PICTURE.parent.name}/{PICTURE.name})",
-        f"Arrivals at two Azure LLM services on 2023-11-16 (CC-BY 4.0). A batch of b takes 1.5 + 0.6·b seconds, at most 8 requests; {ALLOWED} workers start in {START_UP:g} s "
-        f"and count from the decision to start them. Weir is told only the objective; each other rule has its best setting of {count:,} simulations on this trace. The last "
-        "columns are the share of late responses, and that of the best other rule with as many worker-hours. After silence (code), no rule has workers ready for the first requests.",
+        f"Arrivals at two Azure LLM services on 2023-11-16 (CC-BY 4.0). A batch of b takes 1.5 + 0.6·b seconds, at most 8 requests; {ALLOWED} workers start in {START_UP:g} s. "
+        f"Weir is told only the objective; each other rule has its best setting of {count:,} simulations on this trace. *Late, others* "
+        "is that of the best other rule with as many worker-hours. After silence (code), no rule has workers ready.",
     ]
 
 

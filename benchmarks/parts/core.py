@@ -84,7 +84,7 @@ def _conclude_decisions(result: Result, measured: Measurements) -> None:
         result.values |= {f"{cost} 1000": few, f"{cost} 100000": many}
         result.at_most(f"{cost}: 100,000 waiting cost no more than 1,000 (within 25 %)", many / few, 1.25)
     result.notes.append(
-        "A decision asks the policy and cuts a batch of up to 64 requests. A request's time in the core is its submission, its share of the decision, and its end."
+        "A decision cuts a batch of up to 64 requests. A request's time in the core is its submission, its share of the decision, and its end."
     )
 
 

@@ -72,7 +72,7 @@ def _conclude(result: Result, measured: Measurements) -> None:
             _conclude_one(result, measured, protocol, times)
     result.notes.append(
         f"Capacity, with 16 connections in closed loops: {spread(capacity, count)} responses/s. A good response arrives within {TIMEOUT:g} s of the instant "
-        "at which its request was due; the client, a Python process on the same machine, adds to that."
+        "at which its request was due."
     )
 
 

@@ -138,10 +138,9 @@ def _notes(run: Run, excesses: list[float], late: list[float]) -> list[str]:
     seconds = CELL * run.rounds * run.seconds
     return [
         f"![Measured mean response time over the predicted one, and their difference]({PICTURE.parent.name}/{PICTURE.name})",
-        f"{seconds:g} s of Poisson arrivals at each load, the same for all policies; arrivals from {COUNTED[0]:.0%} to {COUNTED[1]:.0%} of the time count (requests left "
-        f"{np.mean(late):.3f} ms late on average). Of {SEEDS} seeded traces, the one whose *simulated* response times are closest to the stationary ones is used. In brackets: 95 % "
-        "intervals; *off by* compares with theory. Cost = mean response time in ms + 10 · mean power in W. *solved* has the best table for the load; `auto` estimates the rate and "
-        "solves tables while it serves.",
+        f"{seconds:g} s of Poisson arrivals at each load, the same for all policies; arrivals from {COUNTED[0]:.0%} to {COUNTED[1]:.0%} of the time count. "
+        f"Of {SEEDS} seeded traces, the one whose *simulated* response times are closest to the stationary ones is used. *Off by* compares with theory. "
+        "Cost = mean response time in ms + 10 · mean power in W. *solved* has the best table for the load; `auto` estimates the rate.",
         f"The round trip to the worker takes {min(excesses):.2f} to {max(excesses):.2f} ms a batch, which a queue near capacity multiplies: static 16 at load 0.9 runs at "
         f"{_static_16_share():.1%} of its capacity.",
     ]

@@ -413,9 +413,9 @@ def _conclude(result: Result, rates: dict[tuple[str, str], float]) -> None:
             f"{TIMED}: Weir without a setting, of the best peer after a sweep ({peer})", weir / swept[peer], 1.0
         )
     result.notes += [
-        f"`{TIMED}` sleeps {1000 * FIXED:g} + {1000 * PER_ROW:g}·b ms for a batch of b; `results.json` also has `null`, which computes nothing. In *Server*, arrivals are Poisson and 99 % "
+        f"`{TIMED}` sleeps {1000 * FIXED:g} + {1000 * PER_ROW:g}·b ms for a batch of b. In *Server*, arrivals are Poisson and 99 % "
         f"of the responses must take at most {BOUND_MS:.0f} ms ({CLIENT_MS:g} ms of it for the client); the rate is the highest valid one found by halving. Each server has one worker "
-        "process; peers run with their default settings, which batch only in BentoML. A wrong or refused response makes a run invalid, and so do too few queries.",
+        "process; peers run with their default settings, which batch only in BentoML. A wrong or refused response makes a run invalid.",
     ]
 
 

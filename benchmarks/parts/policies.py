@@ -100,7 +100,7 @@ def _notes(wanted: int) -> list[str]:
     return [
         f"![What the event loop measured, and what was predicted]({PICTURE.parent.name}/{PICTURE.name})",
         f"{wanted:,} random models (batches of up to 256 rows, coefficients of variation of 0 to 2, loads of 0.01 to 0.99), each served by an event loop in C that shares no code "
-        f"with Weir, for {STRETCHES} stretches of {ROWS[0]:,} to {ROWS[-1]:,} rows. Intervals are 99.9 %. The predicted 99th percentile is itself sampled, with a standard error of up to 0.5 %.",
+        f"with Weir, for {STRETCHES} stretches of {ROWS[0]:,} to {ROWS[-1]:,} rows. Intervals are 99.9 %. The predicted p99 has a standard error of up to 0.5 %.",
     ]
 
 

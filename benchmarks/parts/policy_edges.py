@@ -127,8 +127,8 @@ def _exceptions(beyond: list[Case]) -> list[str]:
 
 def _about(numbers: int) -> str:
     return (
-        f"{numbers:,} of {edges.CASES:,} cases with random models: one worker between the rates of its tables; 2 to 16 workers at loads of 0.03 to 0.97; latency objectives; and the highest "
-        "rate for a number of workers. Costs are compared with policy iteration in C, or with the event loop in C where queues are too long for it; limits with all other limits. Intervals "
+        f"{numbers:,} of {edges.CASES:,} cases with random models; several workers are 2 to 16, at loads of 0.03 to 0.97. "
+        "Costs are compared with policy iteration or an event loop in C, limits with all other limits. Intervals "
         "are 99.9 %, or two standard errors for shares that are late."
     )  # fmt: skip
 

@@ -235,7 +235,7 @@ def _run(model: TextEncoder, texts: list[Any]) -> None:
 VECTORS = Rounds(
     "vectors",
     "Sentence vectors",
-    "all-MiniLM-L6-v2 on all cores, single sentences over HTTP, compared with infinity and with sentence-transformers behind FastAPI.",
+    "all-MiniLM-L6-v2 on all cores, single sentences over HTTP. Weir runs an ONNX graph in onnxruntime; infinity and sentence-transformers run PyTorch. The FastAPI handler does not batch; [with ONNX](#overhead-per-text) it encodes two to three times as many.",
     start=_start,
     one=_one,
     prepare=_vectors,
