@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -179,9 +180,13 @@ def test_as_many_load_side_by_side_as_may() -> None:
     for name in "ab":
         assert step(core) == NextStep(name, [])
         core.begin(name, 0.0)
-    assert step(core) is None
+    nobody: dict[Any, dict[str, float]] = {}
+    assert core.next_step(0.0, lambda name: True, nobody.__getitem__) is None  # without a look at who waits
+    core.forsaken("b", 0.0)  # it loads already
     core.loaded("a", room(1.0), 1.0)
     assert step(core, 1.0) == NextStep("c", [])
+    core.forsaken("c", 1.0)
+    assert step(core, 1.0) is None
 
 
 def test_requests_wait_if_the_load_ends_in_time_and_else_are_told_when() -> None:

@@ -77,7 +77,10 @@ class Residency:
 
     def forsaken(self, generation: Generation) -> None:
         """See OnDemand."""
-        self._arm(self.clock())
+        now = self.clock()
+        if generation not in self._loads:
+            self.core.forsaken(generation, now)
+        self._arm(now)
 
     def _ask(self, generation: Generation, deadline: float, now: float, caller: str) -> WeirError | None:
         if generation not in self.core.models:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 from itertools import chain
+from operator import attrgetter
 from typing import Annotated, Any, Generic, TypeVar, cast
 
 import msgspec
@@ -457,9 +458,12 @@ def _own_class(kind: Any, name: str) -> type[WeirError]:
 # Batches.
 
 
+_batched_of = attrgetter(*Batched.__struct_fields__)
+
+
 def batched(dispatch: Dispatch) -> Batched:
     """Return what a response says of its batch."""
-    return Batched(*[getattr(dispatch, name) for name in Batched.__struct_fields__])
+    return Batched(*_batched_of(dispatch))
 
 
 def dispatch_of(batch: Batched) -> Dispatch:

@@ -98,9 +98,8 @@ class ConnectionSender:
                 socket.send_fds(self._socket, [message], [descriptor] if descriptor >= 0 else [])
             except BlockingIOError:
                 return False
-            except (
-                OSError
-            ):  # the dispatcher has ended, and this process is about to; or too many descriptors are on their way
+            except OSError:
+                # The dispatcher has ended, and this process is about to; or too many descriptors are on their way.
                 if message[0] & _LAST:
                     self._account.pass_on(-1)
             self._unsent.popleft()

@@ -31,9 +31,7 @@ SHORTEST_AGE = 1e-3  # seconds
 LOADS_WEIGHT = 0.3  # of the newest load in the mean time to load
 KNOWN = 5  # requests, at as many instants, from which on the rate of a model is known
 IN_USE = 0.1  # a model is in use if its rate times the seconds of its load is more: to load it each time would take this part of the time
-DISPLACES = (
-    10.0  # for others that are asked for less, models in use leave this many times more rarely than their loads take
-)
+DISPLACES = 10.0  # models in use leave for others so many times more rarely than their loads take
 LOOKS_AGAIN = 1.0  # seconds until it is seen whether a model is still in use that must stay for that
 RETURNS = 60.0  # seconds for which a caller is expected who was refused, and told when to come again
 
@@ -194,9 +192,8 @@ class Residents:
         self._at_once = at_once
         self._present: dict[Key, Resident] = {}  # those in memory
         self._queue: dict[Key, None] = {}  # those that wait, the first first
-        self._order: list[tuple[Key, str]] | None = (
-            None  # those that wait, the next first, and whose turn each is; None: is to be found
-        )
+        # Those that wait, the next first, and whose turn each is; None: is to be found.
+        self._order: list[tuple[Key, str]] | None = None
         self._had: dict[str, float] = {}  # seconds of loads by caller, as long as any wait
         self._displaces_at = -inf
         self.step_at: float | None = None  # when there may be a step without anything else happening
@@ -240,6 +237,11 @@ class Residents:
             return Refusal(f"loading; ready in about {left:.3g} s", left)
         return Refusal(f"not loaded; a request that can wait for {left:.3g} s has it loaded", left)
 
+    def forsaken(self, name: Key, now: float) -> None:
+        """Note that no request waits for a model any more."""
+        if name in self._queue:
+            self._wait(name, NOBODY, now)
+
     def time_to_load(self, name: Key, now: float) -> float | None:
         """Return in about how many seconds the model is loaded; None if too little is known."""
         model = self.models[name]
@@ -273,12 +275,14 @@ class Residents:
         None that needs little passes one that needs much, unless that one may not have models in use leave. Models in use leave
         last, and those with requests after those without; they finish what they have.
         """
-        for name in list(self._queue):
-            self._wait(name, waiters(name), now)
         self.step_at = None
         loading = self._present_in(Presence.LOADING)
-        if loading >= self._at_once:
+        if (
+            loading >= self._at_once
+        ):  # who waits counts again when a place is free: to ask takes as long as requests wait
             return None
+        for name in list(self._queue):
+            self._wait(name, waiters(name), now)
         for name, _ in self._in_order(now):
             needed = self._expected(self.models[name])
             if self.used.plus(needed).fits(self.limits):

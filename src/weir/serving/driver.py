@@ -186,9 +186,8 @@ class Driver:
         # Workers that get no more batches. The event is set when the worker has no batch left.
         self._leaving: dict[int, asyncio.Event] = {}
         self._accepted: dict[int, Request] = {}  # by id(), see note_accepted
-        self._no_worker, self._start_bulk, self._demand, self._forsaken = (
-            starts  # `_start_bulk` is None also once it has been called
-        )
+        # `_start_bulk` is None also once it has been called.
+        self._no_worker, self._start_bulk, self._demand, self._forsaken = starts
         self._woken_at: float | None = None  # when there was a worker again after there had been none
         self._delivery = delivery
         self._clock = clock

@@ -107,6 +107,7 @@ def test_numbers_may_be_texts_and_keys_in_camel_case() -> None:
         ({"max_batch_size": True}, "one: max_batch_size=True: must be a whole number"),
         ({"max_batch_size": "9" * 30}, "must be a whole number"),
         ({"instance_group": [{"count": "x"}]}, "one: instance_group.count='x': must be a whole number"),
+        ({"instance_group": [{"count": 1 << 40}]}, "one: instance_group.count=1099511627776: must be at most 1024"),
         ({"instance_group": 3}, "one: instance_group: must be a table, not 3"),
         ({"instance_group": [{"kind": "KIND_TPU"}]}, "one: instance_group.kind='KIND_TPU': must be"),
         ({"instance_group": [{"threads": 3}]}, "one: instance_group.threads: unknown field"),

@@ -91,6 +91,7 @@ _BATCHING_KEYS = {
     "priority_levels",
     _LEVELS,
 }
+_MAX_INSTANCES = 1 << 10  # of a group
 _MAX_WARMUP = 1 << 24  # elements of a tensor
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])([A-Z])")
@@ -277,7 +278,10 @@ def _instances(value: Any, source: str) -> dict[str, Any]:
             )
         elif kind not in ("KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL"):
             raise SettingsError(f"{source}.kind={brief(kind)}: must be KIND_AUTO, KIND_CPU, KIND_GPU or KIND_MODEL")
-        env += (devices or [{}]) * _whole(table.get("count", 1), f"{source}.count")
+        count = _whole(table.get("count", 1), f"{source}.count")
+        if count > _MAX_INSTANCES:
+            raise SettingsError(f"{source}.count={count}: must be at most {_MAX_INSTANCES}")
+        env += (devices or [{}]) * count
     return ({"workers": len(env)} if env else {}) | ({"env": env} if any(env) else {})
 
 

@@ -82,9 +82,8 @@ class HttpServer:
         self._clock = clocks.now
         self._server: Listening | None = None
         self._tls: ssl.SSLContext | None = None
-        self._over_limit: dict[
-            _OverLimit, None
-        ] = {}  # the connections that the reserve of this process holds, oldest first
+        # The connections that the reserve of this process holds, oldest first.
+        self._over_limit: dict[_OverLimit, None] = {}
         self._handshakes: set[asyncio.Task[Any]] = context.account.connection_set()
         self._failed_handshakes = 0  # since the last log line about one
         self._handshakes_reported = -_HANDSHAKE_LINES  # the instant of that line
