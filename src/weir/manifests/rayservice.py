@@ -142,15 +142,9 @@ def _template(manifest: Manifest, name: str, needs: Mapping[str, Any], grace_per
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
     ended = {} if grace_period is None else {"terminationGracePeriodSeconds": grace_period}
-    pod = {
-        "containers": [container],
-        "enableServiceLinks": False,
-        "automountServiceAccountToken": False,
-        **ended,
-        **placement(manifest),
-    }
-    if name == "ray-head":
-        del pod["automountServiceAccountToken"]  # Ray's autoscaler, which runs there, asks Kubernetes for pods
+    pod = {"containers": [container], "enableServiceLinks": False, **ended, **placement(manifest)}
+    if name != "ray-head":  # where Ray's autoscaler runs, which asks Kubernetes for pods
+        pod["automountServiceAccountToken"] = False
     # KubeRay has a name of its own for the pods.
     labels = {key: value for key, value in manifest.labels.items() if key != "app.kubernetes.io/name"}
     return {"metadata": {"labels": labels}, "spec": pod}
