@@ -147,9 +147,8 @@ class ComputingSettings:
         if self.precision == "int8" and self.runtime != "onnx":
             raise SettingsError(f"precision='int8', runtime={self.runtime!r}: only onnx computes in int8")
         if self.dtype is not None and self.runtime == "torch":
-            raise SettingsError(
-                f"dtype={self.dtype!r}, runtime='torch': names an ONNX file; torch has the setting precision"
-            )
+            rule = f"dtype={self.dtype!r}, runtime='torch': names an ONNX file; torch has the setting precision"
+            raise SettingsError(rule)
         if self.compile and self.runtime != "torch":
             raise SettingsError(f"compile=True, runtime={self.runtime!r}: only torch compiles")
 

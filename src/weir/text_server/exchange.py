@@ -121,9 +121,8 @@ def cut_to(exchange: "TextExchange", count: int | None) -> None:
     if count == -1:
         exchange.options = exchange.options._replace(truncate=True)
     elif count is not None and not 1 <= count <= most:
-        raise InvalidRequest(f"must be -1, or 1 to {most}, as many as the model reads").of(
-            "truncate_prompt_tokens", str(count)
-        )
+        rule = f"must be -1, or 1 to {most}, as many as the model reads"
+        raise InvalidRequest(rule).of("truncate_prompt_tokens", str(count))
     else:
         exchange.options = exchange.options._replace(max_tokens=count)
 

@@ -101,9 +101,8 @@ class TextModelSpec(NamedTuple):
         Raises SettingsError if models that share workers are to have some."""
         stated: int | None = self.settings.get("bulk_workers")
         if stated and self.pool is not None:
-            raise SettingsError(
-                f"bulk_workers={stated}: text models that share workers can have none for bulk work alone"
-            )
+            rule = f"bulk_workers={stated}: text models that share workers can have none for bulk work alone"
+            raise SettingsError(rule)
         if stated is not None:
             return stated
         limited = cpu_quota() < len(affinity())
@@ -177,9 +176,8 @@ class TextModelSpec(NamedTuple):
     def worker_settings(self) -> dict[str, Any]:
         """Return the settings of the queue and the workers. Raises SettingsError for what only models that wait gain from."""
         if (stated := self.settings.get("worker_concurrency", 1)) != 1:
-            raise SettingsError(
-                f"worker_concurrency={stated}: is for models that wait, and text models compute: set workers"
-            )
+            rule = f"worker_concurrency={stated}: is for models that wait, and text models compute: set workers"
+            raise SettingsError(rule)
         settings = {key: value for key, value in self.settings.items() if key != "threads"}
         if settings.get("executor", "process") == "process":
             settings.setdefault("workers", self.workers)
@@ -316,9 +314,8 @@ class ServedTextModel:
         self._checkpoint = checkpoint
         self._late = checkpoint.layout.late if self.recipe.pooling is Pooling.TOKENS else None
         if self._late is not None and text.split:
-            raise SettingsError(
-                f"{spec.name}: split=True: texts of late interaction are not read in pieces: leave it out"
-            )
+            rule = f"{spec.name}: split=True: texts of late interaction are not read in pieces: leave it out"
+            raise SettingsError(rule)
         self._tokenizer = checkpoint.tokenizer(
             TokenizerOptions(
                 lowercase=None if text.cased is None else not text.cased,

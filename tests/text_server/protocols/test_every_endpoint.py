@@ -24,10 +24,10 @@ EXAMPLES: dict[str, Any] = {
     for path, each in described()["paths"].items()
     if "requestBody" in each.get("post", {}) and path != "/vertex"  # whose instances are bodies of the others
 } | {INFINITY_RERANK: {"query": "q", "documents": ["a", "b"]}}
-ENCODING = sorted(EXAMPLES.keys() - {"/tokenize", "/decode"})  # those that give their texts to a model
+ENCODING = sorted(EXAMPLES.keys() - {"/tokenize", "/decode", "/detokenize"})  # those that give their texts to a model
 TEI = {"/embed", "/embed_all", "/embed_sparse", "/similarity", "/rerank", "/predict", "/predict_tokens", "/tokenize", "/decode"}  # fmt: skip
 COHERE = {"/v1/embed", "/v2/embed", "/v1/rerank", "/v2/rerank"}
-OPENAI = {"/v1/embeddings", "/embeddings", "/classify", INFINITY_RERANK}
+OPENAI = {"/v1/embeddings", "/embeddings", "/classify", "/score", "/detokenize", INFINITY_RERANK}
 FORMS = [(TEI, {"error", "error_type"}), (COHERE, {"message", "detail"}), (OPENAI, {"error"}), ({"/encode"}, {"id", "type", "description", "status"})]  # fmt: skip
 KEYS = {path: keys for paths, keys in FORMS for path in paths}
 

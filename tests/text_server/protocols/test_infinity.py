@@ -3,11 +3,13 @@
 from typing import Any
 
 import pytest
+from tests.rings import subcases
 from tests.text_server.hashing import HashingEncoder, labeller, ranker
 from tests.text_server.served_texts import Served, Standing, asked, post
 
 from weir._version import __version__
 from weir.batching.settings import BatchingSettings
+from weir.errors import InvalidRequest
 
 
 def test_documents_are_ranked() -> None:
@@ -85,10 +87,60 @@ def test_an_empty_document_is_ranked_as_any_other() -> None:
     assert post("/rerank", {"query": "", "documents": ["dam"]}, encoder).status_code in (400, 422)
 
 
-def test_what_vllm_s_clients_send_besides_is_read() -> None:
+# The bodies of vLLM's example examples/pooling/score/score_api_online.py, and those with earlier names.
+PAIRS: list[tuple[Any, list[tuple[str, str]]]] = [
+    ({"queries": "q", "documents": "dam"}, [("q", "dam")]),
+    ({"queries": "q", "documents": ["dam", "bird"]}, [("q", "dam"), ("q", "bird")]),
+    ({"text_1": ["p", "q"], "text_2": ["dam", "weir"]}, [("p", "dam"), ("q", "weir")]),
+    ({"queries": "q", "items": [{"content": [{"type": "text", "text": "dam"}]}]}, [("q", "dam")]),
+    ({"data_1": "q", "data_2": "dam", "use_activation": False, "truncate_prompt_tokens": 3}, [("q", "dam")]),
+]
+
+
+@pytest.mark.parametrize("path", ["/score", "/v1/score"])
+def test_pairs_are_scored_as_by_vllm(path: str) -> None:
+    encoder = ranker()
+    with Standing(HashingEncoder(), encoder) as server:
+        for body, pairs in PAIRS:
+            answer = server.post(path, body).json()
+            assert (answer["object"], answer["model"]) == ("list", "ranker")
+            assert [each["index"] for each in answer["data"]] == list(range(len(pairs)))
+            assert encoder.heard[-1].texts == pairs
+        assert encoder.heard[-1].query.options.max_tokens == 3 and answer["data"][0]["score"] == 2.0
+
+
+def test_without_a_model_that_ranks_the_score_is_the_cosine() -> None:
     with Standing(HashingEncoder()) as server:
+        for body in ({"queries": "a", "documents": ["b", "a"]}, {"queries": ["b", "a"], "documents": ["a", "a"]}):
+            scores = [each["score"] for each in server.post("/score", body).json()["data"]]
+            assert scores[1] == pytest.approx(1.0, abs=1e-6) and scores[0] < 0.999
+        wrong = server.post("/score", {"queries": ["a", "b"], "documents": ["a", "b", "c"]})
+        assert "queries: has 2 texts, must have 1, or as many as documents: 3" in wrong.json()["error"]["message"]
         most = server.post("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 7}).json()["error"]
         assert (most["param"], "must be -1, or 1 to 6" in most["message"]) == ("truncate_prompt_tokens", True)
-        assert server.post("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": -1}).status_code == 200
+
+
+@subcases(("body", "place", "rule"), [
+    ({"queries": "a", "documents": ["b", "c"]}, 2, "queries[0]: has 7 tokens"),
+    ({"queries": ["a", "b"], "documents": ["c", "d"]}, 3, "queries[1]: has 7 tokens"),
+    ({"data_1": "a", "data_2": ["b", "c"]}, 1, "data_2[1]: has 7 tokens"),
+    ({"queries": "a", "items": ["b", {"content": []}]}, 0, "items={'content': []}: must be an object"),
+    ({"queries": "a"}, 0, "documents: is missing"),
+    ({"queries": "a", "documents": ["b", ""]}, 0, "documents[1]: must not be empty"),
+])  # fmt: skip
+def test_the_text_at_fault_is_named_by_its_side(body: Any, place: int, rule: str) -> None:
+    encoder = HashingEncoder()
+    encoder.error = InvalidRequest("has 7 tokens").at("texts", place)
+    assert post("/score", body, encoder).json()["error"]["message"].startswith(rule)
+
+
+def test_tokens_are_shown_and_put_together_as_by_vllm() -> None:
+    with Standing(HashingEncoder()) as server:
+        shown = server.post("/tokenize", {"prompt": "one two", "return_token_strs": True}).json()
+        assert (shown["count"], shown["max_model_len"], shown["token_strs"]) == (3, 6, ["<s>", "one", "two"])
+        bare = server.post("/tokenize", {"prompt": "one two", "add_special_tokens": False}).json()
+        assert (bare["tokens"], bare["token_strs"]) == (shown["tokens"][1:], None)
+        assert server.post("/detokenize", {"tokens": [0, 4, 5]}).json() == {"prompt": "0 4 5"}
+        assert server.post("/tokenize", {"prompt": 3}).json()["error"]["message"].startswith("prompt=3: ")
         assert server.ask(lambda served: served.client.get("/version")).json() == {"version": __version__}
         assert server.post("/ping").status_code == 200

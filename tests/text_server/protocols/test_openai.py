@@ -281,7 +281,7 @@ def test_a_large_answer_is_made_in_a_thread_and_compressed(monkeypatch: pytest.M
 
 
 @subcases(("method", "path", "status", "code", "rule"), [
-    ("POST", "/v1/chat/completions", 404, "unknown_url", "unknown path; available: POST /v1/embed, POST /v1/rerank, POST /v1/embeddings, GET /v1/models, GET /v1/models/{model}"),
+    ("POST", "/v1/chat/completions", 404, "unknown_url", "unknown path; available: POST /v1/score, POST /v1/embed, POST /v1/rerank, POST /v1/embeddings, GET /v1/models, GET /v1/models/{model}"),
     ("GET", "/v1/", 404, "unknown_url", "/v1/: unknown path"),
     ("GET", "/v1/embeddings", 405, "method_not_allowed", "/v1/embeddings: takes POST only"),
     ("POST", "/v1/models", 405, "method_not_allowed", "takes GET only"),
@@ -327,6 +327,7 @@ def test_every_route_is_described_and_no_other() -> None:
     refused = "/v1/{path}"  # of whatever is none of the others
     aliases = {"/", "/invocations"}  # of one of TEI's, as the first model decides
     paths = {each.shown_path for each in added.endpoints}
+    aliases.add("/v1/score")
     assert paths == {refused, *aliases, *described_paths(added.endpoints)}
 
 

@@ -468,7 +468,7 @@ def _peer(request: Request) -> str | None:
 
 
 # The frontends whose responses have HTTP's status codes: Weir's own, and those of products.
-HTTP_FRONTENDS = frozenset(("http", "openai", "tei", "cohere", "infinity", "encode"))
+HTTP_FRONTENDS = frozenset(("http", "openai", "tei", "cohere", "infinity", "vllm", "encode"))
 
 
 def make_exposition(

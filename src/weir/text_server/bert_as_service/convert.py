@@ -137,9 +137,8 @@ class Bundle:
             )
         try:
             if path.stat().st_size < variable.offset + variable.size:
-                raise SettingsError(
-                    f"{path}: is truncated: {name!r} would end at byte {variable.offset + variable.size}"
-                )
+                rule = f"{path}: is truncated: {name!r} would end at byte {variable.offset + variable.size}"
+                raise SettingsError(rule)
             return np.memmap(path, dtype=dtype, mode="r", offset=variable.offset, shape=variable.shape or (1,))
         except OSError as error:
             raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None

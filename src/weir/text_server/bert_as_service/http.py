@@ -247,9 +247,8 @@ def read_document(body: bytes, content_type: str, context: EmbeddingContext) -> 
     elif media in _JSON or media == _FORM or media.endswith("+json"):
         document = read_json(body, clean="texts")
     else:
-        raise UnsupportedMediaType(
-            f"Content-Type {content_type!r}: must be application/json, application/msgpack or {_FORM}"
-        )
+        rule = f"Content-Type {content_type!r}: must be application/json, application/msgpack or {_FORM}"
+        raise UnsupportedMediaType(rule)
     if not isinstance(document, dict):
         raise InvalidRequest("body: must be an object with id and texts")
     return document

@@ -513,9 +513,8 @@ class RequestHandler:
     def _check_answer(self, texts: int, size: int) -> None:
         most = self._context.settings.zmq_max_answer_size
         if size > most:
-            raise TooLarge(
-                f"texts: {texts}; their vectors have {size} bytes, a response may have {most} (zmq_max_answer_size)"
-            )
+            rule = f"texts: {texts}; their vectors have {size} bytes, a response may have {most} (zmq_max_answer_size)"
+            raise TooLarge(rule)
 
     def _refuse(self, request: ZeroMqRequest, exchange: TextExchange, error: WeirError) -> None:
         exchange.refused(http_code(error))

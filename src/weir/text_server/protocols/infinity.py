@@ -1,19 +1,23 @@
-"""The endpoints of infinity: POST /embeddings, /rerank and /classify, and GET /models; and vLLM's GET /version.
+"""The endpoints of infinity: POST /embeddings, /rerank and /classify, and GET /models; and those of vLLM: POST /score, /tokenize and /detokenize, and GET
+/version.
 
 infinity's /embeddings takes what OpenAI's takes, and its answers have `id` and `created` besides.
-TEI has a /rerank, too: tei.py answers that path, and has the protocol here read and write bodies with `documents`.
+TEI has a /rerank and a /tokenize, too: tei.py answers those paths, and has the protocols here read and write bodies with `documents` or `prompt`.
 """
 
 import time
+from functools import partial
 from typing import Annotated, Any, Literal, TypedDict
 from uuid import uuid4
 
 from msgspec import Meta, Struct
 
 from weir._version import __version__
+from weir.errors import InvalidRequest, WeirError
 from weir.frontends.http.asgi import AsgiCall
 from weir.protocols.response import HttpResponse, OpenAIError, json_response
-from weir.text_models.texts import PlainText
+from weir.text_models.packing import unit_vectors
+from weir.text_models.texts import Ids, PlainText, TokenDetail
 from weir.text_server.exchange import (
     EmbeddingContext,
     RankingForm,
@@ -21,9 +25,12 @@ from weir.text_server.exchange import (
     check_texts,
     check_top_n,
     cut_to,
+    cuts_left,
     labelled,
     ranked,
     read_pairs,
+    relevance,
+    text_of_content,
 )
 from weir.text_server.http import Listing, ObjectProtocol, TextApi, TextCall, TextPage
 from weir.text_server.protocols.openai import (
@@ -37,10 +44,10 @@ from weir.text_server.protocols.openai import (
     model_card,
     with_input_field,
 )
-from weir.text_server.texts import Encoded, Encodes, TextTask
-from weir.wire.schema import read_document
+from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes, TextOptions, TextTask
+from weir.wire.schema import any_of, read_document
 
-NAME = "infinity"
+NAME, VLLM = "infinity", "vllm"
 _SOME = Meta(min_length=1)
 
 
@@ -161,12 +168,8 @@ class ClassifyProtocol(InfinityProtocol):
 
 def _answer(exchange: TextExchange, encoded: Encoded) -> InfinityAnswer:
     tokens = sum(encoded.counts)
-    return {
-        "model": exchange.listed_model,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        "id": f"weir-{uuid4()}",
-        "created": int(time.time()),
-    }
+    usage: TokenUsage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"model": exchange.listed_model, "usage": usage, "id": f"weir-{uuid4()}", "created": int(time.time())}
 
 
 class InfinityEmbeddingsAnswer(EmbeddingsAnswer):
@@ -231,17 +234,151 @@ def _card(encoder: Encodes, since: int) -> InfinityModelCard:
     }
 
 
+# vLLM.
+
+
+_Side = Annotated[Any, any_of(PlainText, list[PlainText], None)]
+# vLLM's names of the two sides of pairs.
+_SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
+
+
+class ScoreRequest(Struct):
+    """A request for the scores of pairs, whose two sides have other names, too: `queries` and `items`, `data_1` and `data_2`, `text_1` and `text_2`. There is
+    one text at the first side, or as many as at the second."""
+
+    queries: _Side = None
+    documents: _Side = None
+    model: Annotated[str | None, Meta(description="default: the first one that ranks, or else embeds")] = None
+    use_activation: Annotated[bool | None, Meta(description="false: the model's numbers, not their sigmoids")] = None
+    truncate_prompt_tokens: CutTo = None
+    truncation_side: str | None = None
+
+
+class PromptBody(Struct):
+    """A request for the tokens of one text."""
+
+    prompt: PlainText
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Struct):
+    """A request for the text of tokens."""
+
+    tokens: Ids
+    model: str | None = None
+
+
+class ScoreProtocol(InfinityProtocol):
+    """POST /score: pairs are scored by a model that ranks, or by the cosines of vectors. Errors have OpenAI's shape, as infinity's have."""
+
+    name = VLLM
+    paths = ("/score", "/v1/score")
+
+    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
+        """See ObjectProtocol."""
+        request, context = read_document(document, ScoreRequest), exchange.context
+        names = next((names for names in _SIDES if document.keys() >= {*names}), _SIDES[0])
+        first, second = [_side(document.get(name), name, context) for name in names]
+        if len(first) not in (1, len(second)):
+            rule = f"has {len(first)} texts, must have 1, or as many as {names[1]}: {len(second)}"
+            raise InvalidRequest(rule).of(names[0])
+        able = [context.encoder(request.model)] if request.model else context.encoders.values()
+        ranks = any(TextTask.RERANK in each.facts.tasks for each in able)
+        exchange.encoder = context.encoder(request.model or "", TextTask.RERANK if ranks else TextTask.EMBED)
+        pairs = list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
+        exchange.texts = pairs if ranks else [*second, *first]
+        exchange.options = TextOptions(truncate_left=cuts_left(request.truncation_side))
+        cut_to(exchange, request.truncate_prompt_tokens)
+        exchange.form = len(second), request.use_activation is False
+        exchange.identity = names, len(second)
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
+        """Return the score of each pair."""
+        pairs, raw = exchange.form
+        if isinstance(exchange.texts[0], tuple):
+            scores = relevance(exchange, encoded, raw=raw)
+        else:
+            vectors = unit_vectors(encoded.vectors)
+            scores = (vectors[:pairs] * vectors[pairs:]).sum(axis=-1).tolist()
+        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+        return json_response({"object": "list", "data": data, **_answer(exchange, encoded)})
+
+    def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
+        """Return the response for `error`, which names the text at fault by its side and its place there."""
+        if identity is not None and isinstance(error, WeirError) and error.field == TEXTS_FIELD:
+            names, pairs = identity  # the texts of the first side follow those of the second
+            side, place = divmod(error.place or 0, pairs)
+            error = error.at(names[1 - side], place)
+        return super().error_answer(error, development=development)
+
+
+def _side(value: Any, name: str, context: EmbeddingContext) -> list[str]:
+    if value is None:
+        raise InvalidRequest("is missing").of(name)
+    values = value if isinstance(value, list) else [value]
+    texts = [text_of_content(each, name) if isinstance(each, dict) else each for each in values]
+    return check_texts(texts, name, context)
+
+
+class PromptProtocol(InfinityProtocol):
+    """POST /tokenize with a prompt."""
+
+    name = VLLM
+
+    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
+        """See ObjectProtocol."""
+        request = read_document(document, PromptBody)
+        exchange.texts = check_texts([request.prompt], "prompt", exchange.context)
+        exchange.encoder = encoder = exchange.context.encoder(request.model or "")
+        special = request.add_special_tokens is not False
+        exchange.work = partial(encoder.tokenize, exchange.texts, special=special, prompt="")
+        exchange.form = bool(request.return_token_strs)
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
+        """Return the tokens."""
+        tokens: list[TokenDetail] = exchange.found[0]
+        shown = [each.text for each in tokens] if exchange.form else None
+        sizes = {"count": len(tokens), "max_model_len": exchange.chosen.max_length}
+        return json_response({**sizes, "tokens": [each.id for each in tokens], "token_strs": shown})
+
+
+VLLM_TOKENIZE = PromptProtocol()
+
+
+class DetokenizeProtocol(InfinityProtocol):
+    """POST /detokenize."""
+
+    name = VLLM
+    paths = ("/detokenize",)
+
+    def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
+        """See ObjectProtocol."""
+        request = read_document(document, DetokenizeBody)
+        exchange.texts = [request.tokens]
+        exchange.encoder = encoder = exchange.context.encoder(request.model or "")
+        exchange.work = partial(encoder.decode, [request.tokens], skip_special=False)
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
+        """Return the text."""
+        return json_response({"prompt": exchange.found[0]})
+
+
 class Infinity(TextApi):
-    """The endpoints of infinity but those that TEI has, too."""
+    """The endpoints of infinity and vLLM but those that TEI has, too."""
 
     def __init__(self, context: EmbeddingContext) -> None:
         self._since = int(time.time())
-        texts = {"input": ["I am happy"]}
+        texts, pairs = {"input": ["I am happy"]}, {"queries": "What is a weir?", "documents": ["A low dam.", "A bird."]}
         to_embed = "Encode texts, as infinity does", EmbeddingsRequest, texts, InfinityEmbeddingsAnswer
+        to_detokenize = "Show the text of tokens, as vLLM does", DetokenizeBody, {"tokens": [1, 2]}, dict[str, str]
         to_label = "Label texts, as infinity does", ClassifyRequest, texts, ClassifyAnswer
         calls = [
             TextCall(EmbeddingsProtocol(), *to_embed, TextTask.EMBED),
             TextCall(ClassifyProtocol(), *to_label, TextTask.PREDICT),
+            TextCall(ScoreProtocol(), "Score pairs of texts, as vLLM does", ScoreRequest, pairs, dict[str, Any]),
+            TextCall(DetokenizeProtocol(), *to_detokenize),
         ]
         title = "List the models of texts, as infinity does"
         models = TextPage("get", "/models", title, InfinityModelList, self.list_models)

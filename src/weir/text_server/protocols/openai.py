@@ -311,9 +311,8 @@ class OpenAIProtocol:
         if exchange.form.outputs:
             return _written_outputs(exchange.listed_model, exchange.form, encoded)
         if encoded.vectors.ndim != 2:
-            raise Unsupported(
-                f"model {exchange.model!r} gives a vector for each token of a text: POST /encode has them"
-            )
+            rule = f"model {exchange.model!r} gives a vector for each token of a text: POST /encode has them"
+            raise Unsupported(rule)
         form = exchange.form
         if len(encoded.vectors) == 1 and form.packing is Packing.FLOAT and not encoded.truncated[0]:
             vector = unit_vectors(encoded.vectors[0]) if form.unit_length else encoded.vectors[0]
@@ -400,9 +399,8 @@ def read_body(body: bytes) -> EmbeddingsRequest:
     """Return the request that a body is. Raises InvalidRequest with the field."""
     given = read_object(body)
     if "input" not in given:
-        raise wrong(
-            "input: is missing, must be a text, a list of texts, a list of token ids, or a list of such", "input"
-        )
+        rule = "input: is missing, must be a text, a list of texts, a list of token ids, or a list of such"
+        raise wrong(rule, "input")
     try:
         request = msgspec.convert(given, EmbeddingsRequest)
     except msgspec.ValidationError as error:

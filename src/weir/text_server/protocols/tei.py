@@ -57,7 +57,7 @@ from weir.text_server.exchange import (
     token_ids,
 )
 from weir.text_server.http import EitherProtocol, Listing, ObjectProtocol, TextApi, TextCall, TextPage, listing
-from weir.text_server.protocols.infinity import INFINITY_RERANK
+from weir.text_server.protocols.infinity import INFINITY_RERANK, VLLM_TOKENIZE
 from weir.text_server.texts import TEXTS_FIELD, Encoded, Encodes, TextOptions, TextTask
 from weir.wire.schema import any_of, read_document
 from weir.wire.status import http_code
@@ -396,7 +396,7 @@ class Tei(TextApi):
             TextCall(SimilarityProtocol("/similarity"), "Compare a sentence with others, as TEI does", SimilarityRequest, pairs, list[float], TextTask.EMBED),
             TextCall(EitherProtocol(RerankProtocol(*rerank), "documents", INFINITY_RERANK), "Rank texts, as TEI and infinity do", *to_rerank, TextTask.RERANK),
             TextCall(PredictProtocol(*predict), "Label texts, as TEI does", PredictRequest, {"inputs": texts[0]}, Any, TextTask.PREDICT),
-            TextCall(TokenizeProtocol("/tokenize"), "Show the tokens of texts, as TEI does", TokenizeBody, inputs, list[list[TeiToken]]),
+            TextCall(EitherProtocol(TokenizeProtocol("/tokenize"), "prompt", VLLM_TOKENIZE), "Show the tokens of texts, as TEI and vLLM do", TokenizeBody, inputs, list[list[TeiToken]]),
             TextCall(DecodeProtocol("/decode"), "Show the texts of token ids, as TEI does", DecodeBody, {"ids": [[1, 2]]}, list[str]),
         ]  # fmt: skip
         vertex = "Answer several requests in one, as TEI does for Vertex AI"
