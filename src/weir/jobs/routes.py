@@ -367,7 +367,7 @@ class JobRoutes:
                 method,
                 path,
                 answered(_answering(handler)),
-                {"summary": summary, "operationId": name, "responses": responses},
+                {"summary": summary, "operationId": name, "tags": ["batch jobs"], "responses": responses},
                 openai_error_answer,
             )
             for method, path, handler, name, summary in declared

@@ -7,13 +7,12 @@ import { ends, endsWith, mean, quantile, size, total } from "./sums.js";
 
 const rate = (value, stretch) => value / stretch.seconds;
 const joined = (parts) => parts.filter(Boolean).join(" · ");
-const text = (pair) => pair.join(" ");
 
 /** What the cards show. `of` reads a number from a stretch of time; `counted`: only if the server counts; `there`: only if.
- * A series that is `rare` is hidden while it is 0. */
+ * A card is hidden until it has shown something other than 0, unless it is `always` there. A series that is `rare` is hidden while it is 0. */
 const CARDS = [
   {
-    id: "requests", title: "Requests", unit: "/s", counted: true, titled: ({ words }) => words.requests,
+    id: "requests", title: "Requests", unit: "/s", counted: true, always: true, titled: ({ words }) => words.requests,
     series: [
       { label: "answered", line: "a", of: (stretch) => rate(ends(stretch.counts)[0], stretch) },
       { label: "failed", line: "b", rare: true, of: (stretch) => rate(ends(stretch.counts)[1], stretch) },
@@ -26,7 +25,7 @@ const CARDS = [
     },
   },
   {
-    id: "rows", title: "Rows", unit: "/s", counted: true, there: ({ words }) => words === ROWS, titled: ({ words }) => words.dispatched,
+    id: "rows", title: "Rows", unit: "/s", counted: true, there: ({ words, single }) => words === ROWS && !single, titled: ({ words }) => words.dispatched,
     series: [{ label: "dispatched", line: "a", of: (stretch) => rate(total(stretch.counts.rows), stretch) }],
     note: (stretch) => joined([
       stretch.counts.tokens && `${number(rate(stretch.counts.tokens, stretch))} tokens/s`,
@@ -83,7 +82,7 @@ const CARDS = [
     note: ({ counts }) => (counts.tokens ? "of what is computed, by the time it takes" : "nothing computed"),
   },
   {
-    id: "processor", title: "Processor", unit: "%", least: 100, // an idle one is drawn as idle
+    id: "processor", title: "Processor", unit: "%", always: true, least: 100, // an idle one is drawn as idle
     series: [
       { label: "server", line: "a", of: ({ newest }) => 100 * (newest.machine.cpu / newest.seconds) },
       { label: "workers", line: "b", of: ({ newest }) => ofOneCore(newest.machine.workers_cpu, newest.seconds) },
@@ -131,7 +130,7 @@ export class Cards {
   /** Show the stretches `bins`, and in numbers the stretch `shown`. */
   show(view) {
     for (const card of this.cards) card.show(view);
-    mark(this.parent, "data-cards", CARDS.filter(({ there }) => !there || there(view)).length);
+    mark(this.parent, "data-cards", this.cards.filter(({ element }) => element.checkVisibility()).length);
   }
 }
 
@@ -139,7 +138,7 @@ class Card {
   constructor(card) {
     this.card = card;
     this.words = ROWS;
-    this.chart = new Chart(card.title, card.series, (value) => text(written(card, value, this.words)), card.least);
+    this.chart = new Chart(card.title, card.series, (value) => written(card, value, this.words), card.least);
     this.numbers = card.series.map(({ label, line }) => {
       const value = make("span", { class: "value", "data-series": label });
       const unit = make("span", { class: "unit" });
@@ -163,7 +162,6 @@ class Card {
       say(this.title, card.titled(view));
       this.chart.call(card.titled(view));
     }
-    mark(this.element, "data-absent", card.there && !card.there(view) ? "" : null);
     const { bins, shown, span, end, chosen } = view;
     card.series.forEach(({ of }, index) => {
       const [value, unit] = written(card, shown ? of(shown, view.bounds) : null, view.words);
@@ -172,6 +170,8 @@ class Card {
     });
     say(this.note, shown ? card.note(shown, view) : "");
     const values = card.series.map(({ of }) => bins.map((bin) => (bin ? of(bin, view.bounds) : null)));
+    this.told ||= card.always || values.flat().some(Boolean);
+    mark(this.element, "data-absent", this.told && (!card.there || card.there(view)) ? null : "");
     card.series.forEach(({ rare, of }, index) => {
       const hidden = rare && !values[index].some(Boolean) && !(shown && of(shown, view.bounds));
       mark(this.numbers[index].element, "data-absent", hidden ? "" : null);

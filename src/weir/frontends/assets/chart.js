@@ -1,36 +1,38 @@
-// A line chart of one quantity over the time shown: a scale that says its top, a line for each series, and a table of the same.
+// A line chart of one quantity over the time shown: a scale with its unit, a line for each series, and a table of the same.
 
 import { clock } from "./format.js";
 import { draw, make, mark, say } from "./elements.js";
 
 const HEIGHT = 104;
-const TOP = 18; // for the label of the scale
+const TOP = 18; // for the highest value of the scale, with its unit
+const LEFT = 44; // for its other values
 const BOTTOM = 18; // for the times
 const ROWS = 15; // of the table
 
 export class Chart {
-  /** `series` are {label, line}: line names the colour in the style sheet. `text` writes a value with its unit. `least` is the smallest
+  /** `series` are {label, line}: line names the colour in the style sheet. `write` returns a value and its unit. `least` is the smallest
    * top of the scale. */
-  constructor(title, series, text, least = 0) {
+  constructor(title, series, write, least = 0) {
     this.least = least;
     this.series = series;
-    this.text = text;
+    this.write = write;
+    this.text = (value) => write(value).join(" ");
     this.width = 320;
-    this.grid = draw("line", { class: "grid" });
+    this.grid = [1, 0.5].map((share) => [share, draw("line", { class: "grid" })]);
     this.base = draw("line", { class: "base" });
     this.limit = draw("line", { class: "limit" });
     this.scale = draw("text", { class: "label" });
+    this.ticks = [0.5, 0].map((share) => [share, draw("text", { class: "label", "text-anchor": "end" })]);
     this.limitText = draw("text", { class: "label", "text-anchor": "end" });
-    this.left = draw("text", { class: "label" });
-    this.right = draw("text", { class: "label", "text-anchor": "end" });
+    this.times = ["start", "middle", "end"].map((anchor) => draw("text", { class: "label", "text-anchor": anchor }));
     this.cursor = draw("line", { class: "cursor" });
     this.area = draw("path", { class: `area ${series[0].line}` });
     this.lines = series.map(({ line }) => draw("path", { class: `line ${line}` }));
     this.dots = series.map(({ line }) => draw("circle", { class: `dot ${line}`, r: 3.5 }));
     this.svg = draw(
       "svg", { role: "img", height: HEIGHT },
-      this.grid, this.area, this.limit, this.base, this.cursor, ...this.lines, ...this.dots,
-      this.scale, this.limitText, this.left, this.right,
+      ...this.grid.map(([, line]) => line), this.area, this.limit, this.base, this.cursor, ...this.lines, ...this.dots,
+      this.scale, ...this.ticks.map(([, tick]) => tick), this.limitText, ...this.times,
     );
     this.body = make("tbody");
     const heads = ["Time", ...series.map((each) => each.label)];
@@ -63,7 +65,7 @@ export class Chart {
     const known = values.flat().filter((value) => value !== null && Number.isFinite(value));
     const highest = Math.max(this.least, ...known);
     const top = ceiling(limit && limit <= 2 * highest ? Math.max(limit, highest) : highest);
-    const x = (index) => ((index + 0.5) / bins.length) * this.width;
+    const x = (index) => this.#across((index + 0.5) / bins.length);
     const y = (value) => HEIGHT - BOTTOM - (Math.min(value, top) / top) * (HEIGHT - BOTTOM - TOP);
     this.#frame(top, y, limit && limit <= top ? limit : null, span, end);
     values.forEach((series, index) => mark(this.lines[index], "d", path(series, x, y)));
@@ -73,16 +75,32 @@ export class Chart {
     if (this.details.open) this.#tabulate(this.last);
   }
 
+  /** Return the share of the time shown that lies left of `clientX`, at least 0 and below 1. */
+  shareAt(clientX) {
+    const share = (clientX - this.svg.getBoundingClientRect().left - LEFT) / (this.width - LEFT);
+    return Math.min(0.9999, Math.max(0, share));
+  }
+
+  #across(share) {
+    return LEFT + share * (this.width - LEFT);
+  }
+
   #frame(top, y, limit, span, end) {
     mark(this.svg, "viewBox", `0 0 ${this.width} ${HEIGHT}`);
-    const lines = [[this.grid, y(top)], [this.base, y(0)], [this.limit, limit === null ? -9 : y(limit)]];
-    for (const [line, at] of lines) {
-      for (const [name, value] of Object.entries({ x1: 0, x2: this.width, y1: at, y2: at })) mark(line, name, value);
+    const grid = this.grid.map(([share, line]) => [line, y(share * top)]);
+    for (const [line, at] of [...grid, [this.base, y(0)], [this.limit, limit === null ? -9 : y(limit)]]) {
+      for (const [name, value] of Object.entries({ x1: LEFT, x2: this.width, y1: at, y2: at })) mark(line, name, value);
     }
     place(this.scale, 0, y(top) - 5, this.text(top));
+    for (const [share, tick] of this.ticks) place(tick, LEFT - 5, y(share * top) + 4, share ? this.#tick(share * top, top) : "0");
     place(this.limitText, this.width, limit === null ? -9 : y(limit) - 5, limit === null ? "" : `limit ${this.text(limit)}`);
-    place(this.left, 0, HEIGHT - 4, end ? clock(end - span) : "");
-    place(this.right, this.width, HEIGHT - 4, end ? clock(end) : "");
+    this.times.forEach((text, index) => place(text, this.#across(index / 2), HEIGHT - 4, end ? clock(end - span * (1 - index / 2)) : ""));
+  }
+
+  /** Write a value of the scale; its unit only where it is another one than that of the top. */
+  #tick(value, top) {
+    const [written, unit] = this.write(value);
+    return unit.startsWith(this.write(top)[1]) ? written : `${written} ${unit}`;
   }
 
   #look(values, chosen, x, y) {

@@ -7,6 +7,7 @@ import { History } from "./history.js";
 import { Clients, Demand, Devices, Frontends, Fronts, Ends, Jobs, Models, Workers, countsOf } from "./lists.js";
 import { Shares } from "./shares.js";
 import { byId, make, mark, say } from "./elements.js";
+import { isSingle } from "./sums.js";
 import { followTheme } from "./theme.js";
 import { verdict } from "./verdict.js";
 
@@ -63,7 +64,7 @@ function show() {
     words,
     bins, bounds, span: chosen.span, end: history.now, chosen: index, shown: index === null ? recent : bins[index],
     most: most(known), padded: counts.tokens !== undefined || reading.some(([, { settings }]) => settings?.padded),
-    bulk: Boolean(counts.bulk) || reading.some(([, { levels }]) => levels?.waiting_bulk),
+    bulk: Boolean(counts.bulk) || reading.some(([, { levels }]) => levels?.waiting_bulk), single: isSingle(all, recent),
   };
   cards.show(view);
   shares.show(all, bounds, words);
@@ -155,8 +156,7 @@ function listen() {
   document.querySelector(".controls").addEventListener("submit", (event) => event.preventDefault());
   for (const chart of cards.charts) {
     chart.svg.addEventListener("pointermove", (event) => {
-      const box = chart.svg.getBoundingClientRect();
-      chosen.hovered = Math.min(0.9999, Math.max(0, (event.clientX - box.left) / box.width));
+      chosen.hovered = chart.shareAt(event.clientX);
       show();
     });
     chart.svg.addEventListener("pointerleave", () => {
@@ -171,7 +171,7 @@ function measure() {
     for (const chart of cards.charts) chart.width = chart.element.clientWidth || chart.width;
     show();
   });
-  sizes.observe(byId("cards"));
+  for (const chart of cards.charts) sizes.observe(chart.element);
 }
 
 followTheme(byId("theme"));

@@ -2,6 +2,7 @@
 
 import { Bars } from "./bars.js";
 import { exact, number, percent, timeText } from "./format.js";
+import { mark } from "./elements.js";
 import { mean, size } from "./sums.js";
 
 const REASONS = {
@@ -24,6 +25,7 @@ export class Shares {
     this.sizes = new Bars("Batch size");
     this.reasons = new Bars("Why they were cut");
     this.steps = new Bars("Mean time", "in queue: of a request; the others: of a batch");
+    this.part = parent.closest("section");
     parent.append(...[this.sizes, this.reasons, this.steps].map(({ element }) => element));
   }
 
@@ -31,6 +33,8 @@ export class Shares {
   show(stretch, bounds, words) {
     this.sizes.say(`${words.rows} in a batch`);
     const counts = stretch?.counts ?? {};
+    this.told ||= size(counts.rows) > 0;
+    mark(this.part, "data-absent", this.told ? null : "");
     this.sizes.show(sizeBars(counts.rows, bounds.rows));
     const batches = counts.batches ?? {};
     const all = Object.values(batches).reduce((a, b) => a + b, 0);

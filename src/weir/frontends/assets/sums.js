@@ -48,6 +48,13 @@ export const size = (histogram) => (histogram ? histogram.slice(0, -1).reduce((a
 /** The sum of the values in a histogram. */
 export const total = (histogram) => histogram?.at(-1) ?? 0;
 
+/** Whether each request was one row, but for those under way: then the rows are the requests once more. */
+export function isSingle(all, recent) {
+  if (!all || all.counts.tokens || all.counts.parts) return false;
+  const [good] = ends(all.counts);
+  return Math.abs(total(all.counts.rows) - good) <= 0.02 * good + (recent?.levels.running ?? 0);
+}
+
 /** The mean; null of nothing. */
 export const mean = (histogram) => (size(histogram) ? total(histogram) / size(histogram) : null);
 

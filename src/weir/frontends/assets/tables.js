@@ -8,6 +8,7 @@ export class Table {
   constructor(caption, columns) {
     this.columns = columns;
     this.rows = new Map();
+    this.told = []; // by column
     this.body = make("tbody");
     this.heads = columns.map(({ head, number }) => make("th", { scope: "col", class: number ? "number" : null }, head));
     this.table = make(
@@ -46,10 +47,11 @@ export class Table {
     this.#hideEmpty(rows);
   }
 
-  /** Hide the columns that say nothing in any row. */
+  /** Hide the columns that have said nothing so far, in any row, but that there is nothing, or 0. */
   #hideEmpty(rows) {
     this.heads.forEach((head, column) => {
-      const absent = rows.length && rows.every(({ cells }) => (cells[column]?.text ?? cells[column]) === "–") ? "" : null;
+      this.told[column] ||= !column || rows.some(({ cells }) => !["–", "0"].includes(cells[column]?.text ?? cells[column]));
+      const absent = rows.length && !this.told[column] ? "" : null;
       mark(head, "data-absent", absent);
       for (const row of this.body.children) mark(row.children[column], "data-absent", absent);
     });

@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvicorn
@@ -112,10 +112,15 @@ class Page:
         return log
 
 
+def shown(endpoints: Sequence[HttpEndpoint]) -> AbstractContextManager[str]:
+    """Host an application of `endpoints`."""
+    return hosted(Starlette(routes=routes_of(endpoints)))
+
+
 @contextmanager
-def shown(endpoints: Sequence[HttpEndpoint]) -> Iterator[str]:
-    """Serve `endpoints` on a free port in a thread of its own, while the block runs; give the address."""
-    config = uvicorn.Config(Starlette(routes=routes_of(endpoints)), port=0, log_config=None, lifespan="off", ws="none")
+def hosted(app: Any) -> Iterator[str]:
+    """Serve the ASGI application on a free port in a thread of its own, while the block runs; give the address."""
+    config = uvicorn.Config(app, port=0, log_config=None, lifespan="on", ws="none")
     server = uvicorn.Server(config)
     started = threading.Event()
 

@@ -4,13 +4,19 @@ import asyncio
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Counter
-from tests.frontends.dashboard.browser.site import Page, shown
+from tests.frontends.dashboard.browser.site import Page, hosted, shown
 from tests.frontends.dashboard.kit import Scene, Square
 
+import weir
 from weir.errors import Overloaded
 from weir.frontends.dashboard import DashboardSampler, Ring, Sections, Watch, make_dashboard, pages_of
+from weir.policy.cost.objective import Prices
+from weir.policy.cost.profile import Profile
+from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.solve.bank import solve_bank
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -59,9 +65,14 @@ def test_the_last_fifteen_minutes_are_there(long_page: Page) -> None:
     page.click('[name=span][value="900"]')
     drawn = page.run("return document.querySelector('#requests .line.a').getAttribute('d')")
     first, last = (float(point.split(" ")[0]) for point in (drawn[1:].split("h")[0], drawn.split("L")[-1]))
-    width = page.run("return document.querySelector('#requests svg').viewBox.baseVal.width")
-    assert first < 0.02 * width
-    assert last > 0.98 * width
+    left, right = (
+        page.run(f"return document.querySelector('#requests .base').{x}.baseVal.value") for x in ("x1", "x2")
+    )
+    assert left < first < left + 0.02 * (right - left)
+    assert right - 0.02 * (right - left) < last < right
+    labels = "return [...document.querySelectorAll('#requests .label')].map(each => each.textContent).filter(Boolean)"
+    top, middle, bottom, *times = page.run(labels)
+    assert (top, middle, bottom) == ("1 /s", "0.50", "0") and len(set(times)) == 3
 
 
 def test_looking_back_shows_what_was_then(long_page: Page) -> None:
@@ -160,7 +171,6 @@ def test_one_word_stands_for_what_a_model_reads(
         assert page.text("#models thead").startswith(f"ModelState{words[0]}Failed{words[1]}Batches")
         assert f"{words[0]}/s" in heads and not {"Sentences", "Rows" if texts else "Texts"} & set(heads)
         assert f"{words[2]} in a batch" in page.text("#shares")
-        assert page.seen("#padding")
         assert "nothing computed" in page.text("#padding")
 
 
@@ -232,7 +242,7 @@ def test_a_server_that_counts_nothing_says_so(browser: "Chrome") -> None:
     with shown(make_dashboard(scene.registry, None).endpoints) as url:
         page = Page(browser, url)
         assert page.seen("#uncounted")
-        assert page.seen("#waiting")
+        page.until(lambda: page.seen("#memory"), "a sample")
         assert not page.seen("#requests")
         assert not page.seen("#ends")
         assert "takes no requests" in page.text("#verdict")
@@ -250,3 +260,44 @@ def test_several_processes_at_one_address_are_distinguished(browser: "Chrome") -
     with shown(pages_of(Turns(scenes[0].sampler, Ring(), counted=True)).endpoints) as url:
         page = Page(browser, url)
         page.until(lambda: page.seen("#several"), "the note")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of two models, one with a solved policy, and batch jobs."""
+    profile = Profile.linear(alpha_ms=0.02, tau0_ms=0.08, max_batch_size=4)
+    policy = SolvedPolicy(solve_bank(profile, Prices(1.0, 1.0), rates=[0.1 * profile.max_rate]))
+    solved = weir.Service(Square, name="solved", executor="inline", policy=policy, max_batch_size=4)
+    ruled = weir.Service(Square, name="ruled", executor="inline", policy="greedy")
+    with hosted(weir.asgi(solved, ruled, batch_dir=str(tmp_path_factory.mktemp("jobs")))) as url:
+        yield url
+
+
+def test_the_page_of_a_policy_says_in_sentences_what_it_does(browser: "Chrome", server: str) -> None:
+    for _ in range(3):
+        httpx.post(f"{server}/infer/solved/batch", json=[3] * 20).raise_for_status()
+    page = Page(browser, server)
+    page.complaints()
+    browser.get(f"{server}/dashboard/policy.html#solved")
+    page.until(lambda: "when a batch is dispatched" in page.text("#told"), "the policy")
+    assert "Now it dispatches once" in page.text("#told") and "rows arrive per second" in page.text("#told")
+    assert ["4", "0.16 ms"] in page.rows("#told section:last-child")
+    browser.get(f"{server}/dashboard/policy.html#ruled")
+    page.until(lambda: "The policy greedy decides for 1 worker" in page.text("#told"), "the other policy")
+    assert "It follows a fixed rule; nothing was solved." in page.text("#told")
+    assert page.complaints() == []
+
+
+def test_the_api_page_has_what_is_served_before_the_server_itself(browser: "Chrome", server: str) -> None:
+    page = Page(browser, server)
+    browser.get(f"{server}/docs")
+    titles = page.until(
+        lambda: page.run("return [...document.querySelectorAll('h2')].map(each => each.textContent)"), "the API"
+    )
+    assert titles == ["solved", "ruled", "batch jobs", "server", "Open Inference Protocol"]
+    paths = page.run("return [...document.querySelectorAll('.route > summary code')].map(each => each.textContent)")
+    assert [path for path in paths if path.startswith("/dashboard")] == ["/dashboard"]
+    seen = page.run(
+        "return [...document.querySelectorAll('.headers input')].filter(each => each.checkVisibility()).length"
+    )
+    assert (seen, page.run("return document.querySelectorAll('.route[open]').length")) == (0, 1)
