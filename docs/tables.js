@@ -8,4 +8,15 @@ document.addEventListener("DOMContentLoaded", () => {
       if (cells.length > 1 && cells.every(isNumber)) for (const cell of [head, ...cells]) cell.style.textAlign = "right";
     });
   }
+  // Lines may break within a command, but not at the hyphens of its flags.
+  for (const code of document.querySelectorAll(".md-typeset :is(p, li) > code")) {
+    if (code.childElementCount) continue;
+    const parts = code.textContent.split(/((?<!\S)-[^\s=]+)/);
+    code.replaceChildren(...parts.map((text, index) => {
+      const part = document.createElement("span");
+      part.textContent = text;
+      if (index % 2) part.style.whiteSpace = "nowrap";
+      return part;
+    }));
+  }
 });

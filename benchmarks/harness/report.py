@@ -52,10 +52,7 @@ PICTURE = ROOT / "docs" / "pictures" / "benchmarks.png"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- gain: written by `make bench` -->", "<!-- end of gain -->"
 README_NEEDS = {"square", "in-process", "large-bodies"}
-FRONTS_PAGE = ROOT / "docs" / "how-to" / "several-fronts.md"
-BEGIN_FRONTS, END_FRONTS = "<!-- costs: written by `make bench PART=fronts` -->", "<!-- end of costs -->"
-DEMAND_PAGE = ROOT / "docs" / "how-to" / "a-thousand-models.md"
-BEGIN_DEMAND, END_DEMAND = "<!-- loads: written by `make bench PART=demand` -->", "<!-- end of loads -->"
+CORES = ROOT / "benchmarks" / "cores.md"  # measured by benchmarks.cores on another machine
 BEGIN_SOLVED, END_SOLVED = "<!-- solved: written by `make bench PART=theory` -->", "<!-- end of solved -->"
 
 # mosec's ratio of the same row is the median over the rounds.
@@ -150,13 +147,11 @@ VIEWS = {
     "vectors-growth": View({"requests": 0, "server, MiB": 1, "workers, MiB": 2}, only=("5,000", "100,000")),
     "vectors-memory": View({"server": 0, "seconds to the first vector": 1, "on the very first start": 2, "MiB, PSS": 3}, bare=True),
 }  # fmt: skip
-# Not on the page: `fronts` and `demand` have pages of their own; `seed` is compared with a service that ran on another machine; `endpoints` shows the cost of the load generator, not of the
+# Not on the page: `seed` is compared with a service that ran on another machine; `endpoints` shows the cost of the load generator, not of the
 # server; `graphs` compares graphs that nobody can choose; `live` repeats `theory`, `alone` and `in-process` the glance, `ray-batch` a case of `ray`, `aiperf` the vectors under other arrivals, and `crowd` what the tests assert; `simulation` and `solver` time Weir's own tools.
 HIDDEN = {
     "seed",
     "in-process",
-    "fronts",
-    "demand",
     "endpoints",
     "graphs",
     "live",
@@ -213,14 +208,6 @@ def write() -> list[str]:
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text("\n".join(pages))
     written = [PAGE, *([PICTURE] if drawn else []), *([README] if _write_readme(stored) else [])]
-    if "fronts" in stored:
-        text = FRONTS_PAGE.read_text()
-        FRONTS_PAGE.write_text(_between(text, BEGIN_FRONTS, END_FRONTS, lambda: _fronts(stored["fronts"])))
-        written.append(FRONTS_PAGE)
-    if "demand" in stored:
-        text = DEMAND_PAGE.read_text()
-        DEMAND_PAGE.write_text(_between(text, BEGIN_DEMAND, END_DEMAND, lambda: _demand(stored["demand"])))
-        written.append(DEMAND_PAGE)
     return [str(path.relative_to(ROOT)) for path in written]
 
 
@@ -235,7 +222,9 @@ def _values(stored: dict[str, Any]) -> dict[str, float]:
 
 def _section(part: Part | Rounds, stored: dict[str, Any]) -> str:
     columns, rows = shown(part.name, stored["columns"], stored["rows"])
-    lines = [f"## {part.title}", "", part.about, "", *([markdown(columns, rows), ""] if columns else [])]
+    several = {"fronts": _fronts, "demand": _demand}.get(part.name)
+    tables = several(stored) if several else markdown(columns, rows)
+    lines = [f"## {part.title}", "", part.about, "", *([tables, ""] if columns else [])]
     lines += [line for note in stored["notes"][: _view(part.name, columns).notes] for line in (note, "")]
     measured = [stored["machine"][name] for name in SHOWN if name in stored["machine"]]
     lines += [f"<sub>`PART={part.name}`: {', '.join(measured).replace(' of ', ' × ')}</sub>", ""]
@@ -274,22 +263,22 @@ def _between(text: str, begin: str, end: str, make: Callable[[], str]) -> str:
 
 
 def _fronts(stored: dict[str, Any]) -> str:
-    """Return the tables of the page on fronts: what a request costs, and what that promises on more cores."""
+    """Return the tables on fronts: what a request costs, what that promises on more cores, and what many cores served."""
     of_requests = [row for row in stored["rows"] if row[0] in fronts.SHOWN]
-    (_, columns, rows), measured = stored["tables"][0], stored["machine"]
+    _, columns, rows = stored["tables"][0]
     cells = [[BRACKETS.sub("", row[place]) for place in range(6)] for row in of_requests]
     costs = markdown(["requests, connections", "server", *stored["columns"][2:6]], cells)
     of_queues = [[row[1], row[9], row[7], row[8]] for row in stored["rows"] if row[0] in fronts.DIVIDED]
     queues = markdown(["workers and queues", *(stored["columns"][place] for place in (9, 7, 8))], of_queues)
     divided = f"\n\n{fronts.ABOUT_DIVIDED}\n\n{queues}" if of_queues else ""
-    return f"{costs}\n\n{markdown(columns, rows)}{divided}\n\n<sub>{measured['date']}, {measured['commit']}, {measured['rounds']}</sub>"
+    many = f"\n\n{CORES.read_text().strip()}" if CORES.exists() else ""
+    return f"{costs}\n\n{markdown(columns, rows)}{divided}{many}"
 
 
 def _demand(stored: dict[str, Any]) -> str:
-    """Return the tables of the page on models on demand: what a load takes, and what traffic got."""
-    (_, columns, rows), measured = stored["tables"][0], stored["machine"]
-    loads = markdown(stored["columns"], stored["rows"])
-    return f"{loads}\n\n{markdown(columns, rows)}\n\n<sub>{measured['date']}, {measured['commit']}</sub>"
+    """Return the tables on models on demand: what a load takes, and what traffic got."""
+    _, columns, rows = stored["tables"][0]
+    return f"{markdown(stored['columns'], stored['rows'])}\n\n{markdown(columns, rows)}"
 
 
 def _solved(values: dict[str, float]) -> str:

@@ -48,7 +48,7 @@ ONE_THREAD = (
 )  # fmt: skip
 OPEN = f"{SOLVED}, Poisson"
 LARGE, ANSWER, GRPC = "602 KB, 16", "602 KB response, 16", "gRPC, 64"
-SHOWN = (f"{SQUARE}, 256", f"{KSERVE}, 256", TEXTS_64, LARGE, ANSWER, GRPC)  # on the page on fronts
+SHOWN = (f"{SQUARE}, 256", f"{KSERVE}, 256", TEXTS_64, LARGE, ANSWER, GRPC)  # on the page
 IMAGES, PORT = "images and calls", "gRPC port"  # the server of these cases
 FRONT_COMMANDS = {"weir.fronts.entry", "gunicorn"}  # by which a process that reads requests is known
 LOAD = 0.7  # of what the model of the solved policy can serve
