@@ -6,6 +6,7 @@ The promise is the same for all: what is malformed is an InvalidRequest, and not
 import contextlib
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 from tests.fuzz.checkpoints import CHECKPOINTS
 
@@ -172,8 +173,8 @@ def _read_in_the_worker(data: bytes) -> Arrays:
 
 
 def _read_grpc(data: bytes, scan_above: int) -> Arrays:
-    kserve_grpc._SCAN_ABOVE = scan_above
-    request = kserve_grpc.read_request(kserve_grpc.parse_request(data))
+    with mock.patch.object(kserve_grpc, "_SCAN_ABOVE", scan_above):
+        request = kserve_grpc.read_request(kserve_grpc.parse_request(data))
     _modest(request, data)
     return {value.name: value.array for value in request.inputs}
 

@@ -436,7 +436,7 @@ def test_a_policy_that_raises_is_logged_and_replaced(caplog: pytest.LogCaptureFi
 
     with caplog.at_level(logging.ERROR, "weir"):
         asyncio.run(main())
-    assert "the policy of model 'square' raised" in caplog.text
+    assert "the policy of model 'square' failed" in caplog.text
     assert "a bug of the policy" in caplog.text
 
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,7 +132,11 @@ def test_prices_are_solved_for_both_kinds_and_objectives_are_refused() -> None:
         (SolvedPolicy(), "the policy has the times of one kind of workers"),
     ],
 )
-def test_policies_that_know_one_kind_are_refused(policy: Any, rule: str) -> None:
+def test_policies_that_know_one_kind_are_refused(
+    policy: Any, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.toml").write_text(PROFILE.to_toml())
     with pytest.raises(weir.SettingsError, match=rf"worker_kinds=\['a', 'b'\]: .*{rule}"):
         weir.Service(Square, policy=policy, workers=2, worker_kinds=["a", "b"])
 

@@ -178,7 +178,7 @@ def test_capacity_that_cannot_be_simulated_is_assumed(caplog: pytest.LogCaptureF
             await rig.pass_seconds(1)
             assert rig.scaling["goal"] == "load=0.5"
             assert rig.scaling["solved"]
-            assert "used up to 0.5 of it: the solving process ended" in caplog.text
+            assert "used up to a load of 0.5: the solving process ended" in caplog.text
             await rig.pass_seconds(60, 1)
             assert len(rig.simulated) == 1
 

@@ -64,7 +64,7 @@ def connected(started: Started, **said: Any) -> BertClient:
 
 def test_the_log_says_how_other_machines_reach_it(started: Started) -> None:
     assert f"zmq_port={started.port} zmq_port_out={started.port_out}" in started.said
-    assert "for this machine only; --host 0.0.0.0 opens it to others" in started.said
+    assert "only for this machine; --host 0.0.0.0 opens them to others" in started.said
 
 
 def test_requests_that_grow_to_a_quarter_of_a_million_texts(started: Started) -> None:

@@ -518,19 +518,18 @@ class AnswerWriter:
         write, fault = step
         more = () if heads is None or accept != KSERVE else (heads,)
         written = each(write, answers, fault, *more, fatal=self._fatal)
-        if self._looks and accept in (JSON, KSERVE):
-            self._warn_of_nonfinite(answers, written)
+        if self._looks and written and accept in (JSON, KSERVE):
+            self._warn_of_nonfinite(answers[0], written[0])
         return written
 
-    def _warn_of_nonfinite(self, answers: ValuesOrErrors, written: ValuesOrErrors) -> None:
-        """Log the first NaN or infinity, which JSON has not: it is written as null."""
-        for answer, body in zip(answers, written, strict=True):
-            if self._looks and type(body) is bytes and b"null" in body:
-                self._looks -= 1
-                with suppress(*UNWRITABLE):
-                    if first_nonfinite(DECODE[MSGPACK](ENCODE[MSGPACK](answer))) is not None:
-                        self._looks = 0
-                        _logger.warning("%r returned NaN or infinity, which JSON has only as null", self._label)
+    def _warn_of_nonfinite(self, answer: Any, body: Any) -> None:
+        """Log the first NaN or infinity that the first response of a batch has: JSON has neither, so it is written as null."""
+        if type(body) is bytes and b"null" in body:
+            self._looks -= 1
+            with suppress(*UNWRITABLE):
+                if first_nonfinite(DECODE[MSGPACK](ENCODE[MSGPACK](answer))) is not None:
+                    self._looks = 0
+                    _logger.warning("%r returned NaN or infinity, which JSON has only as null", self._label)
 
     def _writes_of(self, kind: type[Model], label: str) -> dict[str, Write]:
         """Return how an answer is written in each content type."""
