@@ -312,8 +312,7 @@ def _share(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def _conclude(result: Result, found: Measured, phases: Mapping[str, Mapping[str, float]], offline: list[float]) -> None:
-    for kind in KINDS:
-        result.notes.append(_by_phase(result, found, kind, phases[kind]))
+    by_phase = [_by_phase(result, found, kind, phases[kind]) for kind in KINDS]
     front = result.values[f"{SENTENCE}: front 64"]
     result.goal(
         f"64 clients, one sentence a request: at most {MOST_MICROSECONDS} µs of the server process", f"{front:.0f} µs",
@@ -342,6 +341,7 @@ def _conclude(result: Result, found: Measured, phases: Mapping[str, Mapping[str,
     result.notes += [
         f"{described(sample())}; {len(tokens)} sentences, of {sum(tokens) / len(tokens):.1f}; by wrk on the same {CORES} cores.",
         f"The runtime alone: {1e3 * middle(offline):.2f} ms a text. A KServe JSON request with as large a response takes {loops:.2f} loops.",
+        *by_phase,
     ]
 
 
@@ -456,7 +456,7 @@ async def phases(clients: int, total: int, kind: str) -> dict[str, float]:
 PART = Part(
     "texts",
     "Overhead per text",
-    "all-MiniLM-L6-v2: the time that the server process adds, by phase, and the peers with each of their engines.",
+    "all-MiniLM-L6-v2: the time that the server process adds, and the peers with each of their engines.",
     lambda rounds: 3 + 3 * rounds,
     measure,
 )
