@@ -16,7 +16,7 @@ from weir.catalog import manager
 from weir.catalog.manager import Manager, ModelState
 from weir.catalog.registry import Registry
 from weir.catalog.residency import Residency
-from weir.catalog.sources import ModelToServe, Parameters
+from weir.catalog.sources import ModelReading, ModelToServe, Parameters
 from weir.frontends.http.application import in_memory
 from weir.policy.residency import Resident, Room
 from weir.protocols.exchange import once_read
@@ -644,7 +644,13 @@ def test_a_read_that_fails_is_noted_although_its_caller_has_left(caplog: pytest.
         await until(lambda: house.starts == ["b"])
         asked = asyncio.ensure_future(house.ask("a"))
         await turns(20)
-        asked.cancel()
+        loop, read = asyncio.get_running_loop(), house.shelf.read
+
+        def leave_and_read(*what: Any) -> ModelReading:
+            loop.call_soon_threadsafe(asked.cancel)
+            return read(*what)
+
+        house.shelf.read = leave_and_read  # type: ignore[method-assign, assignment]  # for this read alone
         house.gate.set()
         await load
         await until(lambda: bool(house.registry.on_demand["a"]))
@@ -655,6 +661,25 @@ def test_a_read_that_fails_is_noted_although_its_caller_has_left(caplog: pytest.
 
     run(main())
     assert caplog.text.count("is not tried again") == 1
+
+
+async def test_a_first_read_that_all_callers_have_left_is_dropped() -> None:
+    house = House("a", "b", "c")
+    house.gate.clear()
+    load = asyncio.ensure_future(house.manager.load_model("a"))
+    await until(lambda: house.starts == ["a"])
+    left = [asyncio.ensure_future(house.find(name)) for name in "bbc"]
+    stays = asyncio.ensure_future(house.find("c"))
+    await turns(20)
+    for each in left:
+        each.cancel()
+    house.gate.set()
+    await load
+    assert (await stays).name == "c"
+    assert house.reads == ["a", "c"]
+    assert (await house.find("b")).name == "b"
+    assert house.reads == ["a", "c", "b"]
+    await house.manager.stop()
 
 
 async def test_a_first_request_does_not_wait_for_ever_behind_other_loads(monkeypatch: pytest.MonkeyPatch) -> None:

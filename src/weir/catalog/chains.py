@@ -213,9 +213,8 @@ def check_steps(steps: Any, label: str, *, tensors: bool) -> None:
             for path in paths_of(part):
                 check_steps(path, label, tensors=tensors)
         elif not tensors and isinstance(part, Step) and (part.inputs or part.outputs):
-            raise SettingsError(
-                f"{label}: step {name_of(part)!r}: inputs and outputs are for chains that declare tensors"
-            )
+            rule = f"{label}: step {name_of(part)!r}: inputs and outputs are for chains that declare tensors"
+            raise SettingsError(rule)
         elif not isinstance(part, (Step, str, Service)):
             raise SettingsError(f"{label}: {part!r:.100}: is not a step: must be a name, a Step, a Branch or a Switch")
 
@@ -525,18 +524,16 @@ class ChainSteps:
 
     def _check_fits(self, what: str, tensor: Tensor, source: str, known: dict[str, Tensor], batched: bool) -> None:
         if source not in known:
-            raise SettingsError(
-                f"{self.label}: {what}: no tensor {source!r} is available here; there are {', '.join(known)}"
-            )
+            rule = f"{self.label}: {what}: no tensor {source!r} is available here; there are {', '.join(known)}"
+            raise SettingsError(rule)
         given = known[source]
         if given.datatype != tensor.datatype:
             raise SettingsError(f"{self.label}: {what}: is {tensor.datatype}, {source!r} is {given.datatype} there")
         lengths = zip(given.shape, tensor.shape, strict=False)
         is_alike = len(given.shape) == len(tensor.shape) and all(-1 in pair or len(set(pair)) == 1 for pair in lengths)
         if batched == is_batched(self.model) and not is_alike:
-            raise SettingsError(
-                f"{self.label}: {what}: has shape {list(tensor.shape)}, {source!r} has {list(given.shape)} there"
-            )
+            rule = f"{self.label}: {what}: has shape {list(tensor.shape)}, {source!r} has {list(given.shape)} there"
+            raise SettingsError(rule)
 
     def _check_steps(self, chain: "ChainSteps", above: tuple[str, ...], find: Find | None) -> None:
         for step in steps_in(chain.parts):

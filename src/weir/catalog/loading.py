@@ -307,9 +307,8 @@ def apply(parameters: Parameters, model: ModelToServe, kind: type[Model]) -> Mod
             settings[name] = _checked_setting(known[name], name, value, name)
         else:
             takes = ", ".join(sorted(taken)) or "nothing"
-            raise InvalidRequest(
-                f"parameter {name!r}: is not a setting, and the constructor of {kind.__name__} takes {takes}"
-            )
+            rule = f"parameter {name!r}: is not a setting, and the constructor of {kind.__name__} takes {takes}"
+            raise InvalidRequest(rule)
     return model._replace(params=params, settings=settings)
 
 

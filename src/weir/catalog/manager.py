@@ -78,9 +78,8 @@ class ChangeQueue:
         if self._closed:
             raise _changes_closed()
         if bounded and len(self._tasks) >= MAX_CHANGES:
-            raise Overloaded(
-                f"{len(self._tasks)} changes are pending, which is the maximum; try again later", retry_after=1.0
-            )
+            rule = f"{len(self._tasks)} changes are pending, which is the maximum; try again later"
+            raise Overloaded(rule, retry_after=1.0)
         task = asyncio.create_task(self._in_turn(change))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -273,9 +272,16 @@ def without_paths(text: str) -> str:
 SHARE = "share"
 
 
+class _FirstRead:
+    """One read that is under way, and how many requests wait for it."""
+
+    task: asyncio.Task[WeirError | None]
+    waiters = 0
+
+
 class FirstReads:
     """Has models read when they are needed for the first time: each once, however many requests come, and not at once again after
-    it could not be read."""
+    it could not be read. A read whose turn comes when all who waited for it have left is dropped."""
 
     def __init__(
         self,
@@ -287,31 +293,43 @@ class FirstReads:
         self._clock = clock
         self._changes = changes
         self._read = read
-        self._under_way: dict[str, asyncio.Task[WeirError | None]] = {}
+        self._under_way: dict[str, _FirstRead] = {}
         self._failed: dict[str, tuple[Backoff, float, str]] = {}  # the time until which requests are refused, and why
         # By name: why it could not be read; "" if it was not tried, or was read.
         self.reasons = dict.fromkeys(names, "")
 
     async def read(self, name: str) -> None:
-        """Read the model `name`; return when it is registered. Raises ModelNotReady if it cannot be read, or not within READ_WITHIN seconds,
-        and ModelNotFound if it is there no more."""
+        """Read and register the model `name`. Raises ModelNotReady if it cannot be read, or not within READ_WITHIN seconds, and ModelNotFound."""
         backoff, until, reason = self._failed.get(name) or (Backoff(), 0.0, "")
         now = self._clock()
         if now < until:
             raise not_ready(name, reason, until - now)
-        task = self._under_way.get(name)
-        if task is None:
-            task = self._under_way[name] = asyncio.ensure_future(self._outcome(name, backoff))
-            task.add_done_callback(lambda _: self._under_way.pop(name))
-        if not (await asyncio.wait([task], timeout=READ_WITHIN))[0]:
+        first = self._under_way.get(name)
+        if first is None:
+            first = self._under_way[name] = _FirstRead()
+            first.task = asyncio.ensure_future(self._outcome(name, backoff, first))
+        first.waiters += 1
+        try:
+            ended, _ = await asyncio.wait([first.task], timeout=READ_WITHIN)
+        except asyncio.CancelledError:
+            first.waiters -= 1
+            raise
+        if not ended:  # its caller comes again, and is waited for
             raise not_ready(name, "it is read when other models have been loaded", 1.0)
-        if (error := task.result()) is not None:
+        if (error := first.task.result()) is not None:
             raise error
 
-    async def _outcome(self, name: str, backoff: Backoff) -> WeirError | None:
+    async def _in_turn(self, name: str, first: "_FirstRead") -> None:
+        if first.waiters:
+            await self._read(name)
+        else:  # a request that comes from now on has a turn of its own
+            del self._under_way[name]
+            raise not_ready(name, "all who waited for it have left")
+
+    async def _outcome(self, name: str, backoff: Backoff, first: "_FirstRead") -> WeirError | None:
         """Read the model, and note what came of it, also where nobody waits any more; return what its requests fail with."""
         try:
-            await self._changes.make(lambda: self._read(name), bounded=False)
+            await self._changes.make(lambda: self._in_turn(name, first), bounded=False)
         except (Draining, ModelNotFound, ModelNotReady) as error:
             return error
         except WeirError as error:
@@ -320,6 +338,9 @@ class FirstReads:
             self.reasons[name] = error.message
             logger.error("model %r: cannot be read, and is not tried again for %.3g s: %s", name, pause, error.message)
             return not_ready(name, error.message, 1.0)
+        finally:
+            if self._under_way.get(name) is first:
+                del self._under_way[name]
         self._failed.pop(name, None)
         self.reasons[name] = ""
         return None
@@ -400,8 +421,7 @@ class Manager:
         _release(service.generation for service in self.registry.all)
 
     async def drain(self, drain_timeout: float | None = None) -> None:
-        """Make no more changes and accept no more requests; return when all accepted ones have ended, or after
-        `drain_timeout` seconds. The workers keep running."""
+        """Make no more changes and accept no more requests; return when all accepted ones have ended, or after `drain_timeout` seconds. Workers run on."""
         await self._changes.close()
         await self.registry.drain(drain_timeout)
 
@@ -448,9 +468,8 @@ class Manager:
             Overloaded, Draining: see ChangeQueue.make.
         """
         if files and not self._allow_files:
-            raise Forbidden(
-                f"model {name!r}: files may come with a load call only if the server allows them (--allow-model-files)"
-            )
+            rule = "files may come with a load call only if the server allows them (--allow-model-files)"
+            raise Forbidden(f"model {name!r}: {rule}")
         check_allowed(config or {}, self._allow_files, "target")
         check_allowed(parameters or {}, self._allow_files)
         own = self.registry.name_of(name)
@@ -486,8 +505,7 @@ class Manager:
         return await self._changes.make(lambda: self._load_worker(model, own, share))
 
     async def unload_worker(self, endpoint: str) -> None:
-        """Let one worker of `endpoint` finish its batches, and stop it; the last worker takes the endpoint with it. Raises
-        ModelNotFound."""
+        """Let one worker of `endpoint` finish its batches, and stop it; the last worker takes the endpoint with it. Raises ModelNotFound."""
         await self._changes.make(lambda: self._unload_worker(endpoint))
 
     # The changes themselves. They run one at a time.
@@ -618,9 +636,8 @@ class Manager:
 
     def _check_dependents(self, name: str, ending: Collection[str]) -> None:
         if chains := self._dependents(name, ending):
-            raise Conflict(
-                f"model {name!r} is a step of {', '.join(map(repr, chains))}: unload that first, or with it (unload_dependents)"
-            )
+            rule = f"is a step of {', '.join(map(repr, chains))}: unload that first, or with it (unload_dependents)"
+            raise Conflict(f"model {name!r} {rule}")
 
     async def _load_worker(self, name: str, parameters: dict[str, Parameter], share: bool) -> str:
         found = self._endpoints.of(name, parameters, self.registry.services)

@@ -231,9 +231,8 @@ class Registry:
             check_route(path, self._reserved)
             claimed = found.setdefault(path, name)
             if claimed != name:
-                raise SettingsError(
-                    f"route={path!r}: both {claimed!r} and {name!r} claim it; a path leads to one model"
-                )
+                rule = f"route={path!r}: both {claimed!r} and {name!r} claim it; a path leads to one model"
+                raise SettingsError(rule)
         for path in found:
             if path.removesuffix("/batch") in found.keys() - {path}:
                 raise SettingsError(f"route={path!r}: is where the route {path.removesuffix('/batch')!r} takes lists")

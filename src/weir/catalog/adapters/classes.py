@@ -173,9 +173,8 @@ def adapt_litserve(found: type) -> Adapter:
     if isinstance(annotated, type) and hasattr(annotated, "model_validate"):
         attributes["Input"] = annotated
     elif getattr(annotated, "__name__", "") == "UploadFile":
-        raise SettingsError(
-            f"{found.__name__}.decode_request: uploads are not supported; write a weir.Model with decode"
-        )
+        rule = f"{found.__name__}.decode_request: uploads are not supported; write a weir.Model with decode"
+        raise SettingsError(rule)
     if inspect.isgeneratorfunction(predict):
         return Adapter(LitStream, {**attributes, "streaming": True})
     return Adapter(LitModel, attributes)

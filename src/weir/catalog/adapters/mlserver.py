@@ -110,9 +110,8 @@ class HuggingFacePipeline(Model):
                 args = [given.pop(name), *args]
         for name, value in given.items():
             if name not in _OPTIONS:
-                raise InvalidRequest(
-                    f"input {name!r}: must be args, {', '.join(_TEXTS)}, or one of {', '.join(sorted(_OPTIONS))}"
-                )
+                rule = f"input {name!r}: must be args, {', '.join(_TEXTS)}, or one of {', '.join(sorted(_OPTIONS))}"
+                raise InvalidRequest(rule)
             most = _MOST.get(name)
             if most is not None and not (isinstance(value, int) and 0 < value <= most):
                 raise InvalidRequest(
@@ -187,9 +186,8 @@ def runtime_settings(model: ModelToServe, document: Mapping[str, Any]) -> dict[s
             f"{label}: task={brief(task)}: must be one of {', '.join(TASKS)}; for others, install the package mlserver-huggingface"
         )
     if (framework := setting("framework")) not in (None, "pt"):
-        raise SettingsError(
-            f"{label}: framework={brief(framework)}: must be pt; for tf, install the package mlserver-huggingface"
-        )
+        rule = f"{label}: framework={brief(framework)}: must be pt; for tf, install the package mlserver-huggingface"
+        raise SettingsError(rule)
     optimum = str(setting("optimum_model")).lower() in ("true", "1")
     if optimum and find_spec("optimum") is None:
         raise SettingsError(f"{label}: optimum_model: optimum is not installed (pip install 'optimum[onnxruntime]')")

@@ -297,9 +297,8 @@ class PbRequest:
     def get_response_sender(self) -> PbSender:
         """Return what sends the responses. Raises TritonModelException if the model is not decoupled."""
         if self.sender is None:
-            raise TritonModelException(
-                "get_response_sender: the model's configuration has no decoupled transaction policy"
-            )
+            rule = "get_response_sender: the model's configuration has no decoupled transaction policy"
+            raise TritonModelException(rule)
         return self.sender
 
     def set_release_flags(self, flags: int) -> None:
@@ -418,9 +417,8 @@ class PbModelConfig:
 
     def _add(self, kind: str, tensor: Mapping[str, Any], keys: tuple[str, ...]) -> None:
         if set(tensor) - set(keys) or not set(keys[:3]) <= set(tensor):
-            raise ValueError(
-                f"{kind} {dict(tensor)}: must have {', '.join(keys[:3])}, and nothing other than {', '.join(keys)}"
-            )
+            rule = f"{kind} {dict(tensor)}: must have {', '.join(keys[:3])}, and nothing other than {', '.join(keys)}"
+            raise ValueError(rule)
         table = {**tensor, "dims": [int(length) for length in tensor["dims"]]}
         for known in self._config[kind]:
             if known["name"] == table["name"]:

@@ -203,9 +203,8 @@ def _versions(value: Any, source: str) -> str | int | tuple[str, ...]:
         return value
     if isinstance(value, list) and value and all(isinstance(each, (str, int)) for each in value):
         return tuple(map(str, value))
-    raise SettingsError(
-        f'{source}: versions={value!r}: must be "all", a list of versions, or how many of the highest are served'
-    )
+    rule = f'{source}: versions={value!r}: must be "all", a list of versions, or how many of the highest are served'
+    raise SettingsError(rule)
 
 
 def _is_model(folder: Path) -> bool:
@@ -381,9 +380,8 @@ class FolderRepository:
     def _read(self, folder: Path, name: str, config: Mapping[str, Any] | None) -> ModelReading:
         if (folder / MLSERVER_FILE).is_file():
             if config:
-                raise SettingsError(
-                    f"{name}: a model with {MLSERVER_FILE} has its configuration there; a load call has none"
-                )
+                rule = f"{name}: a model with {MLSERVER_FILE} has its configuration there; a load call has none"
+                raise SettingsError(rule)
             from weir.catalog.adapters.mlserver import read_mlserver_model
 
             return read_mlserver_model(folder, name, self._complete, self._trust)
@@ -486,9 +484,8 @@ class InlineConfigs:
         if not is_name(name):
             raise ModelNotFound(f"model {brief(name)}: must be of letters, digits and . _ ~ -")
         if name not in self._contents and len(self._contents) >= MAX_CHAINS:
-            raise InvalidRequest(
-                f"model {name!r}: {MAX_CHAINS} chains are described already, which is the most there may be"
-            )
+            rule = f"model {name!r}: {MAX_CHAINS} chains are described already, which is the most there may be"
+            raise InvalidRequest(rule)
         content = {**self._contents.get(name, {}), **(config or {})}
         document = make_document(content, name, name, self._read_settings)
         self._contents[name] = content

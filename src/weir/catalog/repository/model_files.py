@@ -77,9 +77,8 @@ def _with_batch(tensor: Tensor, configured: str | None, source: str) -> Tensor:
     if configured is None or configured == tensor.batch:
         return tensor
     if configured == REQUIRED and tensor.batch == NONE:
-        raise SettingsError(
-            f"{source}: {tensor.name!r} has no batch dimension in the model itself: max_batch_size must be 0"
-        )
+        rule = f"{source}: {tensor.name!r} has no batch dimension in the model itself: max_batch_size must be 0"
+        raise SettingsError(rule)
     # A class whose batch dimension is optional also satisfies "required".
     keeps = configured == REQUIRED or tensor.batch == NONE
     return tensor if keeps else tensor._replace(batch=configured)
@@ -101,9 +100,8 @@ def check_agree(tables: Sequence[Mapping[str, Any]], own: Sequence[Tensor], sour
         _check_supported(table, tensor, f"{source}: {tensor.name!r}")
         shapes = [table["shape"]] if tensor.batch == NONE else [table["shape"], [-1, *table["shape"]]]
         if not any(_fits(shape, tensor.shape) for shape in shapes):
-            raise SettingsError(
-                f"{source}: {tensor.name!r} has shape {table['shape']}; the model itself has {list(tensor.shape)}"
-            )
+            rule = f"{source}: {tensor.name!r} has shape {table['shape']}; the model itself has {list(tensor.shape)}"
+            raise SettingsError(rule)
 
 
 def _check_supported(table: Mapping[str, Any], tensor: Tensor, source: str) -> None:
@@ -111,9 +109,8 @@ def _check_supported(table: Mapping[str, Any], tensor: Tensor, source: str) -> N
     if table.get("optional") and not tensor.optional:
         raise SettingsError(f"{source}: optional: the model itself needs it")
     if table.get("ragged") and tensor.varying != RAGGED:
-        raise SettingsError(
-            f"{source}: allow_ragged_batch: a model declares it in its class (Tensor(varying='ragged'))"
-        )
+        rule = f"{source}: allow_ragged_batch: a model declares it in its class (Tensor(varying='ragged'))"
+        raise SettingsError(rule)
     if "reshape" in table and list(tensor.reshape or ()) != table["reshape"]:
         raise SettingsError(f"{source}: reshape: is for ONNX files; a class gets tensors as requests have them")
 
@@ -175,9 +172,8 @@ def only_file(model: ModelToServe, endings: Sequence[str]) -> Path:
 def need(library: str, extra: str, model: ModelToServe, called: str = "") -> None:
     """Raise SettingsError that names `extra` if `library` is not installed. It is `called` so by people."""
     if find_spec(library) is None:
-        raise SettingsError(
-            f"{model.label}: platform {model.platform}: {called or library} is not installed; {add_extra(extra)}"
-        )
+        rule = f"{model.label}: platform {model.platform}: {called or library} is not installed; {add_extra(extra)}"
+        raise SettingsError(rule)
 
 
 DESCRIBE_TIMEOUT = 300.0  # seconds

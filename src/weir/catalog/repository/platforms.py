@@ -221,9 +221,8 @@ def _check_method(model: ModelToServe, described: dict[str, Any], what: str) -> 
     method = model.params.get("method", "predict")
     if method not in described["methods"]:
         has = ", ".join(described["methods"]) or "none of those that are served"
-        raise SettingsError(
-            f"{what}: method={method!r}: {described['type']} has {has}; another one: --param method=NAME"
-        )
+        rule = f"{what}: method={method!r}: {described['type']} has {has}; another one: --param method=NAME"
+        raise SettingsError(rule)
 
 
 class TransformersPlatform:

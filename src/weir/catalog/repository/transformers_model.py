@@ -56,9 +56,8 @@ class TransformersModel(Model):
         """Return the text of an item. Raises InvalidRequest if it has none."""
         text = item.get("text", item.get("inputs")) if isinstance(item, Mapping) else item
         if isinstance(item, Mapping) and item.get("parameters"):
-            raise InvalidRequest(
-                "parameters: must be empty; the server's settings have them: --param 'options={\"top_k\": 2}'"
-            )
+            rule = "parameters: must be empty; the server's settings have them: --param 'options={\"top_k\": 2}'"
+            raise InvalidRequest(rule)
         if not isinstance(text, str):
             hint = "; POST several to /infer/NAME/batch, as a list" if isinstance(text, list) else ""
             raise InvalidRequest(

@@ -210,9 +210,8 @@ def _platform(value: Any, source: str) -> dict[str, Any]:
     if not isinstance(value, str):
         raise SettingsError(f"{source}={brief(value)}: must be text")
     if value in FOREIGN:
-        raise SettingsError(
-            f"{source}={value!r}: unknown platform; python and onnx are built in, and packages can add others"
-        )
+        rule = f"{source}={value!r}: unknown platform; python and onnx are built in, and packages can add others"
+        raise SettingsError(rule)
     return {"platform": PLATFORMS.get(value, value)} if value else {}
 
 
@@ -242,9 +241,8 @@ def _tensor(table: Any, source: str) -> dict[str, Any]:
     }
     if not is_default(table.get("format")):
         if table["format"] not in FORMATS:
-            raise SettingsError(
-                f"{source}.format={brief(table['format'])}: must be {', '.join(FORMATS[1:])} or FORMAT_NONE"
-            )
+            rule = f"{source}.format={brief(table['format'])}: must be {', '.join(FORMATS[1:])} or FORMAT_NONE"
+            raise SettingsError(rule)
         made["format"] = table["format"]
     if table.get("reshape") is not None:
         reshape = _table(table["reshape"], f"{source}.reshape")
@@ -319,9 +317,8 @@ def _queue_policy(value: Any, source: str) -> dict[str, Any]:
     timeout = _whole(given.get("default_timeout_microseconds", 0), f"{source}.default_timeout_microseconds") / 1e6
     override = _flag(given.get("allow_timeout_override", False), f"{source}.allow_timeout_override")
     if (timeout or override) and given.get("timeout_action", "REJECT") != "REJECT":
-        raise SettingsError(
-            f"{source}.timeout_action={brief(given['timeout_action'])}: must be REJECT: late requests are not kept"
-        )
+        rule = f"{source}.timeout_action={brief(given['timeout_action'])}: must be REJECT: late requests are not kept"
+        raise SettingsError(rule)
     return ({"max_queue_size": rows} if rows else {}) | ({"timeout": timeout} if timeout else {})
 
 
