@@ -356,6 +356,7 @@ def test_a_configuration() -> None:
         "output": [{"name": "ab\n"}], "dynamic_batching": {"max_queue_delay_microseconds": 100, "preserve_ordering": True},
         "parameters": {"k": {"string_value": "v"}},
     }  # fmt: skip
+    assert read_pbtxt("input { data_type: 99 }", "x") == {"input": [{"data_type": 99}]}
     assert read_pbtxt("sequence_batching { direct { minimum_slot_utilization: -inf } }", "x") == {
         "sequence_batching": {"direct": {"minimum_slot_utilization": -math.inf}}
     }

@@ -228,6 +228,22 @@ def test_over_the_limit_of_connections(run: Run, tls: Any) -> None:
     run(test)
 
 
+def test_tls_clients_that_never_close_take_no_more_than_the_reserve(run: Run) -> None:
+    async def test() -> None:
+        async with serving(max_connections=1, **FILES) as server:
+            context = ssl.create_default_context(cafile=TLS / "certificate.pem")
+            clients, most = list[ssl.SSLSocket](), 0
+            for _ in range(4 * RESERVED):
+                plain = socket.create_connection(("127.0.0.1", server.port))
+                clients.append(await asyncio.to_thread(context.wrap_socket, plain, server_hostname="localhost"))
+                most = max(most, server.account.connections)
+            for each in clients:
+                each.close()
+            assert most < 2 * RESERVED
+
+    run(test)
+
+
 @pytest.mark.parametrize("size", [10, 500_000])
 def test_tls(run: Run, size: int) -> None:
     async def test() -> None:

@@ -470,7 +470,8 @@ def _value(field: Any, value: Any) -> Any:
         return [_value(field, each) for each in value]
     if field.message_type is not None:
         return _plain(value)
-    return value if field.enum_type is None else field.enum_type.values_by_number[value].name
+    known = None if field.enum_type is None else field.enum_type.values_by_number.get(value)
+    return value if known is None else known.name  # also a number that the enumeration does not have
 
 
 CLASS = "TritonPythonModel"  # of Triton's Python backend

@@ -134,7 +134,7 @@ class HttpServer:
         if not account.full:
             return self._connect_any()
         for each in [each for each in waiting if each.transport.is_closing()]:
-            del waiting[each]
+            each.end()
         # Other processes, and clients that do not read, may have taken the whole reserve.
         unwanted = account.reserve_full and not waiting
         if waiting and (len(waiting) >= RESERVED or account.reserve_full):
@@ -361,8 +361,14 @@ class _OverLimit(Kept):
     def give_way(self) -> None:
         """Close the connection: a newer one needs its place."""
         self._refuse()
+        self.end()
+
+    def end(self) -> None:
+        """Close the connection, which the reserve holds no more. TLS would wait for the client's end, and the place is needed now."""
         self._waiting.pop(self, None)
         self.transport.close()
+        if not self.transport.can_write_eof():
+            asyncio.get_running_loop().call_soon(self.transport.abort)  # when uvloop has sent what was written
 
     def _refuse(self) -> None:
         if self._refused:
