@@ -67,6 +67,12 @@ class Obedient(Model):
         """A child that runs on in our own loop."""
         return os.fork()
 
+    def fork_and_exit(self) -> int:
+        """A child that ends as programs do."""
+        if (child := os.fork()) == 0:
+            sys.exit(0)
+        return os.waitpid(child, 0)[1]
+
     def fork_unnoticed(self) -> int:
         """The same, of which Python does not know: its answer is one too many."""
         return ctypes.CDLL(None).fork()  # type: ignore[no-any-return]  # an int

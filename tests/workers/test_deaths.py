@@ -203,6 +203,16 @@ def test_the_line_that_called_sys_exit_is_logged(capfd: pytest.CaptureFixture[st
     assert re.search(r"sys\.exit\(4\) in .*models\.py, line \d+, ends this worker", capfd.readouterr().err)
 
 
+def test_a_forked_process_that_exits_ends_no_worker(capfd: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        async with started(Obedient) as pool:
+            assert await pool.ask("fork_and_exit") == [0]
+            assert pool.heard.lost == []
+
+    asyncio.run(main())
+    assert "ends this worker" not in capfd.readouterr().err
+
+
 def test_signals_that_are_meant_for_the_server_do_not_end_workers_but_what_these_fork() -> None:
     async def main() -> None:
         async with started(Obedient) as pool:

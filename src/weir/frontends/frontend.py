@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weir.config import Checked, setting
-from weir.errors import SettingsError
+from weir.errors import SettingsError, printable
 from weir.messages import Observer
 from weir.plugins import Plugins
 from weir.protocols import HttpSettings
@@ -117,9 +117,9 @@ def taken(port: int) -> str:
     for link in iglob("/proc/[0-9]*/fd/*") if sockets else ():
         with suppress(OSError):  # of another user, or gone meanwhile
             if os.readlink(link) in sockets:
-                holder = (
-                    f" by process {link.split('/')[2]} ({Path(link).parents[1].joinpath('comm').read_text().strip()})"
-                )
+                process = Path(link).parents[1]
+                name = (process / "comm").read_text(errors="replace").strip()  # the kernel cuts a name anywhere
+                holder = f" by process {process.name} ({printable(name)})"
                 break
     return f"{holder}; choose another port, or 0 for any that is free"
 

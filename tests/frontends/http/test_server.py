@@ -10,6 +10,7 @@ import stat
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -381,6 +382,19 @@ class TestStart:
                 with pytest.raises(SettingsError, match=says):
                     await HttpServer(KserveContext(Registry([]), HttpSettings(port=server.port)), hello).start()
 
+        run(test)
+
+    def test_a_port_taken_by_a_process_with_an_odd_name(self, run: Run, request: pytest.FixtureRequest) -> None:
+        async def test() -> None:
+            async with serving() as server:
+                with pytest.raises(
+                    SettingsError, match=rf"by process {os.getpid()} \(\ufffdx\\x1b\); choose another port"
+                ):
+                    await HttpServer(KserveContext(Registry([]), HttpSettings(port=server.port)), hello).start()
+
+        name = Path("/proc/self/comm")
+        request.addfinalizer(partial(name.write_bytes, name.read_bytes()))
+        name.write_bytes(b"\xc3x\x1b")
         run(test)
 
     def test_a_unix_socket_that_is_taken(self, run: Run, tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ class BatchChannel(Protocol):
 
 def run_batches(channel: BatchChannel, runner: AnyRunner, pipeline_depth: int, concurrency: int = 1) -> None:
     """Run the batches that come through `channel` until the server says stop or leaves. Raises SystemExit of the model, which is unloaded then."""
-    batches = BatchLoop(channel, runner)
+    batches, worker = BatchLoop(channel, runner), os.getpid()
     try:
         if concurrency > 1:
             batches.run_together(concurrency)
@@ -218,8 +218,9 @@ def run_batches(channel: BatchChannel, runner: AnyRunner, pipeline_depth: int, c
         else:
             batches.run()
     except BaseException as error:
-        note_exit(error)
-        runner.end(error)
+        if os.getpid() == worker:  # else it ends a process that the model forked, and the model stays loaded here
+            note_exit(error)
+            runner.end(error)
         raise
 
 
