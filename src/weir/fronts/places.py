@@ -73,9 +73,8 @@ class PlacesOfFront:
         self._places: dict[tuple[int, int], SharedBlock] = {}  # by the number of the memory, and the offset
         self._known: set[int] = set()  # the numbers of the memory that the front has
         self._waiting: list[tuple[WantPlace, ModelHandle, int]] = []  # with how many seconds they have waited
-        self._numbers: dict[
-            Results, int
-        ] = {}  # of the arenas of results that the front has; 0 of one that it cannot have
+        # Of the arenas of results that the front has; 0 of one that it cannot have.
+        self._numbers: dict[Results, int] = {}
         self._next = -1  # the number of the next one
         self._unread: dict[tuple[int, int], PlacedOutput] = {}
         self._unread_bytes = 0

@@ -50,9 +50,8 @@ class Levels(NamedTuple):
         {}
     )  # rows that workers of each kind have served, if they are of two kinds
     places: Sequence[tuple[str, ...]] = ()  # of workers in a cluster: index, node, address, GPUs, actor
-    device: tuple[str, float] | None = (
-        None  # the device that it shares with other models, and how many seconds it has had
-    )
+    # The device that it shares with other models, and how many seconds it has had.
+    device: tuple[str, float] | None = None
 
 
 NAMESPACE = "weir"  # the first word of the names of metrics by default

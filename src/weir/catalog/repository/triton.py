@@ -470,8 +470,8 @@ def _value(field: Any, value: Any) -> Any:
         return [_value(field, each) for each in value]
     if field.message_type is not None:
         return _plain(value)
-    known = None if field.enum_type is None else field.enum_type.values_by_number.get(value)
-    return value if known is None else known.name  # also a number that the enumeration does not have
+    # A number stays one if the enumeration does not have it.
+    return getattr(field.enum_type and field.enum_type.values_by_number.get(value), "name", value)
 
 
 CLASS = "TritonPythonModel"  # of Triton's Python backend
