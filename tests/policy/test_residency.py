@@ -11,10 +11,6 @@ from weir.policy.residency import NOTHING, NextStep, Presence, Residents, Room, 
 AVAILABLE, WAITING, LOADING, LOADED, LEAVING, EVICTED, FAILED = Presence
 
 
-def room(memory: float, gpu_memory: float = 0.0) -> Room:
-    return Room(memory, gpu_memory)
-
-
 def residents(memory: float = 3.0, *, at_once: int = 1, gpu_memory: float = inf) -> Residents:
     return Residents(Room(memory, gpu_memory), at_once)
 
@@ -26,13 +22,24 @@ def step(core: Residents, now: float = 0.0, busy: Collection[str] = (), left: Co
     )
 
 
+def want(core: Residents, now: float, *names: str) -> None:
+    """Have requests wait for models."""
+    for name in names:
+        core.models.get(name) or core.add(name)
+        assert core.ask(name, inf, now) is None
+
+
+def finish(core: Residents, name: Any, begun: float, ended: float, taken: Room = NOTHING) -> bool:
+    """Have a load begin and end; return whether the model may stay."""
+    core.begin(name, begun)
+    return core.loaded(name, taken, ended)
+
+
 def load(core: Residents, name: str, now: float = 0.0, seconds: float = 1.0, taken: Room | None = None) -> bool:
     """Ask for a model whose turn it is, and load it in so many seconds."""
-    core.models.get(name) or core.add(name)
-    assert core.ask(name, inf, now) is None
+    want(core, now, name)
     assert step(core, now) == NextStep(name, [])
-    core.begin(name, now)
-    return core.loaded(name, taken or room(1.0), now + seconds)
+    return finish(core, name, now, now + seconds, taken or Room(1.0))
 
 
 def use(core: Residents, name: str, rate: float, until: float) -> None:
@@ -47,9 +54,7 @@ def loaded_in(core: Residents, now: float, seconds: float = 1.0) -> list[str]:
     order = []
     while (each := step(core, now)) is not None:
         order.append(str(each.load))
-        core.begin(each.load, now)
-        now += seconds
-        core.loaded(each.load, NOTHING, now)
+        finish(core, each.load, now, now := now + seconds)
     return order
 
 
@@ -66,7 +71,7 @@ def test_concurrent_requests_load_a_model_once() -> None:
     core.begin("a", 0.0)
     assert core.ask("a", inf, 0.5) is None
     assert step(core) is None
-    assert core.loaded("a", room(1.0), 1.0)
+    assert core.loaded("a", Room(1.0), 1.0)
     assert core.ask("a", inf, 2.0) is None
     assert step(core, 2.0) is None
     assert core.models["a"].presence is LOADED
@@ -82,8 +87,7 @@ def test_without_room_the_smallest_rate_times_load_time_per_byte_leaves() -> Non
         if now % 20 == 0:
             core.models["rarely"].observe(now, now // 20)
             core.models["slow"].observe(now, now // 20)
-    core.add("new")
-    core.ask("new", inf, 100.0)
+    want(core, 100.0, "new")
     assert step(core, 100.0) == NextStep("new", ["rarely"])
     core.leave("rarely", 100.0, "evicted for new")
     assert step(core, 100.0) is None
@@ -96,21 +100,21 @@ def test_without_room_the_smallest_rate_times_load_time_per_byte_leaves() -> Non
 
 def test_a_large_model_leaves_before_small_ones_of_the_same_rate() -> None:
     core = residents(4.0)
-    load(core, "small", taken=room(1.0))
-    load(core, "large", taken=room(3.0))
+    load(core, "small", taken=Room(1.0))
+    load(core, "large", taken=Room(3.0))
     for name in ("small", "large"):
         core.models[name].observe(0.5, 1)
-    core.add("new", room(1.0))
+    core.add("new", Room(1.0))
     core.ask("new", inf, 1.0)
     assert step(core, 1.0) == NextStep("new", ["large"])
 
 
 def test_those_that_need_not_go_after_all_stay() -> None:
     core = residents(4.0)
-    load(core, "small", taken=room(1.0))
-    load(core, "large", taken=room(3.0))
+    load(core, "small", taken=Room(1.0))
+    load(core, "large", taken=Room(3.0))
     core.models["large"].observe(0.0, 1)
-    core.add("new", room(3.0))
+    core.add("new", Room(3.0))
     core.ask("new", inf, 1.0)
     assert step(core, 1.0) == NextStep("new", ["large"])
 
@@ -118,10 +122,10 @@ def test_those_that_need_not_go_after_all_stay() -> None:
 def test_only_as_many_leave_as_must() -> None:
     core = residents(6.0)
     for at, (name, size) in enumerate([("a", 1.0), ("b", 2.0), ("c", 3.0)]):
-        load(core, name, taken=room(size))
+        load(core, name, taken=Room(size))
         core.models[name].observe(at, 1)
         core.models[name].load_seconds = 0.0
-    core.add("new", room(4.0))
+    core.add("new", Room(4.0))
     core.ask("new", inf, 9.0)
     assert step(core, 9.0) == NextStep("new", ["a", "c"])  # with c gone, a alone is still needed and b is not
 
@@ -129,10 +133,10 @@ def test_only_as_many_leave_as_must() -> None:
 def test_of_equals_the_one_goes_whose_last_request_is_the_oldest() -> None:
     core = residents(3.0)
     for at, name in enumerate("abc"):
-        load(core, name, taken=room(1.0))
+        load(core, name, taken=Room(1.0))
         core.models[name].observe(at, 1)
         core.models[name].load_seconds = 0.0
-    core.add("d", room(1.0))
+    core.add("d", Room(1.0))
     core.ask("d", inf, 9.0)
     assert step(core, 9.0) == NextStep("d", ["a"])
 
@@ -143,29 +147,26 @@ def test_pinned_models_stay_and_those_with_requests_go_last() -> None:
     for name in ("pinned", "busy", "idle"):
         load(core, name)
     core.models["idle"].observe(1.0, 100)
-    core.add("new")
-    core.ask("new", inf, 2.0)
+    want(core, 2.0, "new")
     assert step(core, 2.0, busy=["busy"]) == NextStep("new", ["idle"])
     assert step(core, 2.0, busy=["busy", "idle"]) == NextStep("new", ["busy"])
 
 
 def test_where_none_can_leave_the_load_goes_on_once_nothing_else_is_on_its_way() -> None:
     core = residents(2.0, at_once=2)
-    core.add("pinned", room(2.0), pinned=True)
-    core.add("new", room(1.0))
+    core.add("pinned", Room(2.0), pinned=True)
+    core.add("new", Room(1.0))
     core.ask("pinned", inf, 0.0)
     assert step(core) == NextStep("pinned", [])
     core.begin("pinned", 0.0)
     core.ask("new", inf, 0.0)
     assert step(core) is None
-    assert core.loaded("pinned", room(2.0), 1.0)
+    assert core.loaded("pinned", Room(2.0), 1.0)
     assert step(core, 1.0) == NextStep("new", [])
-    core.begin("new", 1.0)
-    assert not core.loaded("new", room(1.0), 2.0)
+    assert not finish(core, "new", 1.0, 2.0, Room(1.0))
     core.leave("new", 2.0, core.models["new"].reason)
     core.left("new", 2.0)
-    refusal = core.ask("new", inf, 3.0)
-    assert refusal is not None
+    assert (refusal := core.ask("new", inf, 3.0)) is not None
     assert refusal.retry_after is None
     assert refusal.reason.startswith(
         "it takes 1B, 3B with those that stay, and model_memory=2B is for all models together"
@@ -174,16 +175,13 @@ def test_where_none_can_leave_the_load_goes_on_once_nothing_else_is_on_its_way()
 
 def test_as_many_load_side_by_side_as_may() -> None:
     core = residents(9.0, at_once=2)
-    for name in "abc":
-        core.add(name)
-        core.ask(name, inf, 0.0)
+    want(core, 0.0, *"abc")
     for name in "ab":
         assert step(core) == NextStep(name, [])
         core.begin(name, 0.0)
-    nobody: dict[Any, dict[str, float]] = {}
-    assert core.next_step(0.0, lambda name: True, nobody.__getitem__) is None  # without a look at who waits
+    assert core.next_step(0.0, lambda name: True, lambda name: pytest.fail("it looks at who waits")) is None
     core.forsaken("b", 0.0)  # it loads already
-    core.loaded("a", room(1.0), 1.0)
+    core.loaded("a", Room(1.0), 1.0)
     assert step(core, 1.0) == NextStep("c", [])
     core.forsaken("c", 1.0)
     assert step(core, 1.0) is None
@@ -193,8 +191,7 @@ def test_requests_wait_if_the_load_ends_in_time_and_else_are_told_when() -> None
     core = residents(9.0, at_once=2)
     core.add("a")
     assert core.ask("a", 0.1, 0.0) is None  # nothing is known
-    core.begin("a", 0.0)
-    core.loaded("a", room(1.0), 4.0)
+    finish(core, "a", 0.0, 4.0, Room(1.0))
     for name in "bcde":
         core.add(name)
     refusal = core.ask("b", 6.0, 5.0)  # as long as others have taken
@@ -205,10 +202,9 @@ def test_requests_wait_if_the_load_ends_in_time_and_else_are_told_when() -> None
     assert core.ask("b", 9.5, 6.0) is None
     assert core.time_to_load("b", 6.0) == 3.0
     assert core.time_to_load("b", 60.0) == 0.0
-    core.ask("c", inf, 6.0)
+    want(core, 6.0, "c")
     core.begin("c", 6.0)
-    for name in "de":
-        core.ask(name, inf, 6.0)
+    want(core, 6.0, *"de")
     assert core.time_to_load("e", 6.0) == 4.0 + (4.0 + 4.0) / 2
     assert core.time_to_load("a", 6.0) == 4.0
 
@@ -243,28 +239,27 @@ def test_what_fails_to_load_is_refused_with_back_off_until_it_is_described_again
 
 def test_a_model_larger_than_the_memory_is_refused_by_what_it_declares() -> None:
     core = residents(2e9, gpu_memory=1e9)
-    core.add("a", room(3e9))
-    core.add("b", room(1e9, 4e9))
-    refusal = core.ask("a", inf, 0.0)
-    assert refusal is not None
+    core.add("a", Room(3e9))
+    core.add("b", Room(1e9, 4e9))
+    assert (refusal := core.ask("a", inf, 0.0)) is not None
     assert refusal.reason.startswith("it takes 3GB, and model_memory=2GB is for all models together")
-    refusal = core.ask("b", inf, 0.0)
-    assert refusal is not None
+    assert (refusal := core.ask("b", inf, 0.0)) is not None
     assert refusal.reason.startswith("it takes 4GB, and model_gpu_memory=1GB is for all")
     assert core.models["a"].presence is core.models["b"].presence is FAILED
     assert core.ask("a", inf, 99.0) is not None
     assert step(core, 99.0) is None
+    assert why_too_large(Room(2e9, 1e9), core.limits) == ""
 
 
 def test_a_model_larger_than_the_memory_is_refused_once_it_was_measured() -> None:
     core = residents(2.0)
-    assert not load(core, "a", taken=room(3.0))
+    assert not load(core, "a", taken=Room(3.0))
     core.leave("a", 1.0, core.models["a"].reason)
     assert core.ask("a", inf, 1.0) is not None
     core.left("a", 1.0)
     assert core.models["a"].presence is FAILED
     core.add("pinned", pinned=True)
-    assert load(core, "pinned", 2.0, taken=room(3.0))
+    assert load(core, "pinned", 2.0, taken=Room(3.0))
 
 
 def test_what_is_wanted_while_it_leaves_is_loaded_again() -> None:
@@ -282,9 +277,7 @@ def test_a_load_leaves_the_queue_with_the_last_that_waits_for_it() -> None:
     core = residents()
     load(core, "old")
     evict(core, "old", 1.0)
-    for name in ("old", "new"):
-        core.models.get(name) or core.add(name)
-        core.ask(name, inf, 2.0)
+    want(core, 2.0, "old", "new")
     assert step(core, 2.0, left=["old"]) == NextStep("new", [])
     assert (core.models["old"].presence, core.models["old"].reason) == (EVICTED, "evicted")
     assert step(core, 2.0, left=["new"]) is None
@@ -327,6 +320,59 @@ def test_where_not_all_can_be_met_the_least_asked_for_go_last() -> None:
     assert loaded_in(core, 10.0) == ["x", "y", "known", "z"]
 
 
+def test_what_others_pass_again_and_again_goes_first_in_the_end() -> None:
+    """The expensive model never comes in the order of deadlines, nor is it worth as much as the others."""
+    core, order = residents(99.0), []
+    for each, seconds in (("a", 1.0), ("b", 1.0), ("c", 1.0), ("slow", 60.0)):
+        load(core, each, seconds=seconds)
+    for now in range(60, 70):
+        for name, model in core.models.items():
+            if model.presence is LOADED:
+                evict(core, str(name), now)
+            core.ask(name, now + (99.0 if name == "slow" else 30.0), now)
+        next_step = step(core, now)
+        assert next_step is not None
+        order.append(next_step.load)
+        finish(core, next_step.load, now, now + 1.0)
+    assert [place for place, name in enumerate(order) if name == "slow"] == [2 * 4]
+
+
+def test_a_model_stays_for_who_was_told_when_to_come_again() -> None:
+    core = residents(1.0)
+    load(core, "slow", seconds=60.0)
+    evict(core, "slow", 60.0)
+    load(core, "hot", 60.0)
+    for now in (70.0, 130.0):
+        use(core, "hot", 50.0, now)
+        refusal = core.ask("slow", now + 30.0, now)
+        assert refusal and refusal.retry_after == 60.0
+    assert step(core, 130.0) == NextStep("slow", ["hot"])
+    evict(core, "hot", 130.0)
+    want(core, 130.0, "hot")
+    finish(core, "slow", 130.0, 190.0, Room(1.0))
+    core._displaces_at = -inf
+    assert step(core, 190.0) is None
+    assert core.step_at == 191.0
+    core.models["slow"].observe(191.0, 1)  # it has come
+    assert step(core, 191.0) == NextStep("hot", ["slow"])
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_model_stays_for_who_came_while_it_loaded_but_not_for_ever(comes: bool) -> None:
+    core = residents(1.0)
+    load(core, "slow", seconds=6.0)
+    evict(core, "slow", 6.0)
+    core.begin("slow", 6.0)
+    if comes:
+        assert core.ask("slow", 9.0, 8.0) == ("loading; ready in about 4 s", 4.0)
+    core.loaded("slow", Room(1.0), 12.0)
+    want(core, 12.0, "other")
+    assert (step(core, 17.9) is None) == comes
+    assert step(core, 18.0) == NextStep("other", ["slow"])
+    evict(core, "slow", 18.0)
+    assert core.models["slow"].presence is EVICTED  # nobody is expected any more
+
+
 def test_callers_take_turns_however_much_they_ask_for() -> None:
     core = residents(99.0)
     load(core, "first")
@@ -336,33 +382,35 @@ def test_callers_take_turns_however_much_they_ask_for() -> None:
     for name in (*names, "both"):
         core.ask(name, inf, 1.0, "greedy")
     assert step(core, 1.0) == NextStep("g0", [])
-    core.begin("g0", 1.0)
-    core.loaded("g0", NOTHING, 2.0)
+    finish(core, "g0", 1.0, 2.0)
     for deadline, name in enumerate(("h0", "both", "h1"), 97):
         core.ask(name, deadline, 2.0, "honest")
     assert core.time_to_load("h0", 2.0) == 1.0
+    core.add("new")
+    order = core._order
+    refused = [core.ask("new", 2.5, 2.0, caller) for caller in ("greedy", "honest")]
+    assert [each and each.retry_after for each in refused] == [9.0, 6.0]
+    assert core._order is order  # for who could not wait in any case, it is not made again
     assert loaded_in(core, 2.0) == ["h0", "g1", "both", "g2", "h1", "g3", "g4", "g5"]
 
 
 def test_what_is_in_use_leaves_for_others_only_now_and_then() -> None:
     core = residents(2.0)
     for name in ("used", "more"):
-        load(core, name, taken=room(1.0))
+        load(core, name, taken=Room(1.0))
     use(core, "used", 0.5, 20.0)
     use(core, "more", 2.0, 20.0)
     for name in "abc":
-        core.add(name, room(1.0))
+        core.add(name, Room(1.0))
         core.ask(name, inf, 20.0)
     assert step(core, 20.0) == NextStep("a", ["used"])
     evict(core, "used", 20.0)
-    core.begin("a", 20.0)
-    core.loaded("a", room(1.0), 21.0)
+    finish(core, "a", 20.0, 21.0, Room(1.0))
     assert step(core, 21.0) == NextStep("b", ["a"])  # which is not in use
     core.ask("used", 30.0, 21.0)
     evict(core, "a", 21.0)
     assert step(core, 21.0) == NextStep("used", [])
-    core.begin("used", 21.0)
-    core.loaded("used", room(1.0), 22.0)
+    finish(core, "used", 21.0, 22.0, Room(1.0))
     use(core, "used", 0.5, 24.0)
     use(core, "more", 2.0, 24.0)
     assert step(core, 24.0) is None
@@ -375,9 +423,9 @@ def test_what_is_in_use_leaves_for_others_only_now_and_then() -> None:
 
 def test_what_is_asked_for_more_often_takes_the_place_of_what_is_in_use() -> None:
     core = residents(1.0)
-    load(core, "used", taken=room(1.0))
-    core.add("more", room(1.0))
-    core.add("burst", room(1.0))
+    load(core, "used", taken=Room(1.0))
+    core.add("more", Room(1.0))
+    core.add("burst", Room(1.0))
     use(core, "used", 0.5, 20.0)
     core._displaces_at = inf
     core.models["burst"].observe(19.9, 1)
@@ -394,34 +442,31 @@ def test_a_model_that_has_grown_makes_others_leave() -> None:
     for name in "abc":
         load(core, name)
     core.models["a"].observe(1.0, 1)
-    assert core.measure({"b": room(1.5)}, 2.0, lambda name: name != "c") == ["b"]
-    assert core.measure({"b": room(1.0)}, 2.0, lambda name: True) == []
+    assert core.measure({"b": Room(1.5)}, 2.0, lambda name: name != "c") == ["b"]
+    assert core.measure({"b": Room(1.0)}, 2.0, lambda name: True) == []
     core.leave("c", 2.0, "evicted")
-    assert core.used == room(3.0)
-    assert core.measure({"b": room(2.0)}, 2.0, lambda name: True) == []
+    assert core.used == Room(3.0)
+    assert core.measure({"b": Room(2.0)}, 2.0, lambda name: True) == []
 
 
 def test_before_a_model_is_measured_it_counts_as_declared_or_as_others_do() -> None:
     core = residents(4.0)
-    core.add("a")
-    core.ask("a", inf, 0.0)
+    want(core, 0.0, "a")
     assert step(core) == NextStep("a", [])
     core.begin("a", 0.0)
     assert core.used == NOTHING
-    core.loaded("a", room(2.0), 1.0)
-    core.add("b")
-    core.ask("b", inf, 1.0)
+    core.loaded("a", Room(2.0), 1.0)
+    want(core, 1.0, "b")
     assert step(core, 1.0) == NextStep("b", [])
     core.begin("b", 1.0)
-    assert core.used == room(4.0)
+    assert core.used == Room(4.0)
     assert core.count(LOADING, LOADED) == 2
 
 
 def test_a_forgotten_model_takes_no_room_and_no_turn() -> None:
     core = residents(1.0)
     load(core, "a")
-    core.add("b")
-    core.ask("b", inf, 1.0)
+    want(core, 1.0, "b")
     core.remove("a")
     core.remove("b")
     assert core.used == NOTHING
@@ -445,12 +490,3 @@ def test_a_model_that_takes_nothing_is_no_help_to_evict() -> None:
     core = residents(1.0)
     load(core, "none", taken=NOTHING)
     assert core.index("none", 1.0) == inf
-
-
-def test_why_a_model_is_too_large_names_the_memory_that_is_short() -> None:
-    limits = Room(5e9, 2e9)
-    assert why_too_large(Room(5e9, 2e9), limits) == ""
-    assert why_too_large(Room(6e9), limits).startswith("it takes 6GB, and model_memory=5GB is for all models together")
-    assert why_too_large(Room(1e9, 1e9), limits, Room(2e9, 3e9)).startswith(
-        "it takes 1GB, 3GB with those that stay, and model_gpu_memory=2GB is for all"
-    )

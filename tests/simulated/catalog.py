@@ -502,7 +502,8 @@ class Catalog:
         free = sum(
             core._expected(core.models[each]).memory
             for each in idle
-            if each.driver.is_idle and not core._is_used(each, self.world.loop.now)
+            if each.driver.is_idle
+            and not (core._is_used(each, self.world.loop.now) or core.models[each].is_owed(self.world.loop.now))
         )
         if needed - free <= self.plan.memory:
             self.world.broken(f"{generation.label} is evicted, has requests, and others have none")

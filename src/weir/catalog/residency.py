@@ -85,9 +85,8 @@ class Residency:
     def _ask(self, generation: Generation, deadline: float, now: float, caller: str) -> WeirError | None:
         if generation not in self.core.models:
             workers = generation.workers
-            declared = Room(
-                *(float(parse_size(each or 0) or 0) for each in (workers.needs_memory, workers.needs_gpu_memory))
-            )
+            needs = (workers.needs_memory, workers.needs_gpu_memory)
+            declared = Room(*(float(parse_size(each or 0) or 0) for each in needs))
             self.core.add(generation, declared, pinned=generation.facts.name in self.pinned)
         refusal = self.core.ask(generation, deadline, now, caller)
         self._arm(now)  # not at once: the request waits only when it is in its queue
@@ -216,6 +215,7 @@ class Residency:
 
     def _loaded(self, generation: Generation, taken: Room) -> Exception | None:
         """Note that it is loaded; return the error if it cannot stay."""
+        self._observe(self.clock())  # who came until now is not who is expected
         stays = self.core.loaded(generation, taken, self.clock())
         model = self.core.models[generation]
         logger.info("model %r: loaded in %.3g s, takes %s", generation.label, model.load_seconds, as_size(taken.memory))
@@ -296,9 +296,7 @@ class Residency:
     def _rooms(self, pids: dict[Generation, list[int]]) -> dict[Generation, Room]:
         on_gpus = self._on_gpus()
         return {
-            each: Room(
-                float(sum(self._measure(pid) or 0 for pid in own)), float(sum(on_gpus.get(pid, 0) for pid in own))
-            )
+            each: Room(sum(self._measure(pid) or 0 for pid in own), sum(on_gpus.get(pid, 0) for pid in own))
             for each, own in pids.items()
         }
 

@@ -8,17 +8,20 @@ keeps models that were popular and forgets that requests come in sessions, so wh
 
 A load is for the requests that wait for it, and leaves the queue with the last of them. Callers take turns by the seconds of loads
 that they have had. Of what one caller waits for, models in use come back first; the others load in the order of deadlines. Where not
-all can be met, those with the fewest requests for a second of loading go last (Moore, "An n job, one machine sequencing algorithm", 1968). A model in use leaves for one
-that is asked for more often; for others only now and then, see DISPLACES. So nobody can evict what others use by asking for much.
+all can be met, those with the fewest requests for a second of loading go last (Moore, "An n job, one machine sequencing algorithm", 1968);
+but none for ever, see PASSES. A model in use leaves for one that is asked for more often; for others only now and then, see DISPLACES. So nobody
+can evict what others use by asking for much. A model that was loaded for a caller who was told when to come again stays until then.
 
 The caller does the work: it takes the steps that `next_step` returns, and says what came of them.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
+from operator import sub
+from statistics import fmean
 from typing import NamedTuple
 
 from weir.config import as_size
@@ -34,6 +37,8 @@ IN_USE = 0.1  # a model is in use if its rate times the seconds of its load is m
 DISPLACES = 10.0  # models in use leave for others so many times more rarely than their loads take
 LOOKS_AGAIN = 1.0  # seconds until it is seen whether a model is still in use that must stay for that
 RETURNS = 60.0  # seconds for which a caller is expected who was refused, and told when to come again
+SHORTEST_STAY = 2.0  # seconds that a loaded model stays for a caller who is expected, or as long as its load takes
+PASSES = 2  # times as many loads as a caller waits for may begin before one of them; then it goes first
 
 
 class Presence(StrEnum):
@@ -83,6 +88,7 @@ class Refusal(NamedTuple):
 Key = Hashable  # names a model
 Waiters = Mapping[str, float]  # the earliest deadline of the requests that wait for a model, by caller
 NOBODY: Waiters = {}
+NOT_EXPECTED = ("", -inf)
 
 
 class NextStep(NamedTuple):
@@ -106,7 +112,8 @@ class Resident:
         since: when it came into its presence, in seconds.
         waiters: who waits for its load.
         back_at: when callers may come again who were refused as they could not wait; None if none was.
-        expected: who has come again then, could still not wait, and is expected until this instant.
+        expected: who has come again then, or during the load, could still not wait, and is expected until this instant.
+        passed: the loads that have begun while it waited, each in the turn of a caller who waits for it.
         former: the presence and the reason that it had before it waited.
     """
 
@@ -125,7 +132,8 @@ class Resident:
     last_arrival: float | None = None
     waiters: Waiters = field(default_factory=dict)
     back_at: float | None = None
-    expected: tuple[str, float] = ("", -inf)
+    expected: tuple[str, float] = NOT_EXPECTED
+    passed: int = 0
     former: tuple[Presence, str] = (Presence.AVAILABLE, "")
 
     def observe(self, now: float, arrivals: int) -> None:
@@ -139,6 +147,8 @@ class Resident:
             self.rate.learn(count, now - self.last_arrival)
         self.arrivals, self.last_arrival = arrivals, now
         self.instants += 1
+        if self.presence is Presence.LOADED:
+            self.expected = NOT_EXPECTED  # it has come
 
     def rate_at(self, now: float) -> float:
         """Return the rate at which its requests are expected, in rows per second."""
@@ -155,13 +165,17 @@ class Resident:
 
     def is_back(self, caller: str, left: float, now: float) -> bool:
         """Note that a request was refused that could not wait `left` seconds. Return whether its caller has come again as it was told to before, and is
-        expected once more: such requests have the model loaded, too."""
+        expected once more: such requests have the model loaded, too. Who comes while it loads is expected when it is loaded."""
         if self.back_at is None or now > self.back_at + RETURNS:
             self.back_at = now + left
-        if now < self.back_at:
+        if now < self.back_at and self.presence is not Presence.LOADING:
             return False
         self.expected = caller, now + left + RETURNS
         return True
+
+    def is_owed(self, now: float) -> bool:
+        """Return whether a loaded model was loaded for a caller who has not come yet, and may still come in time."""
+        return now < min(self.expected[1], self.since + max(SHORTEST_STAY, self.load_seconds or 0.0))
 
 
 def why_too_large(own: Room, limits: Room, needed: Room | None = None) -> str:
@@ -225,12 +239,13 @@ class Residents:
             self._move(name, Presence.FAILED, now, why_too_large(model.declared, self.limits))
             return Refusal(model.reason, None)
         before, queues = model.waiters, model.presence not in IN_MEMORY
-        if queues and before.get(caller, inf) >= deadline:
+        can_wait = now + (self._load_seconds(model) or 0.0) < deadline  # if the load begins now
+        if queues and can_wait and before.get(caller, inf) >= deadline:
             self._wait(name, {**before, caller: deadline}, now)
-        left = self.time_to_load(name, now)
+        left = self.time_to_load(name, now, caller if queues else None)
         if left is None or now + left < deadline:
             return None
-        loads = before or model.presence in (Presence.LOADING, Presence.LOADED) or model.is_back(caller, left, now)
+        loads = model.is_back(caller, left, now) or before or model.presence is Presence.LOADED
         if queues:
             self._wait(name, before, now)
         if loads:
@@ -242,23 +257,25 @@ class Residents:
         if name in self._queue:
             self._wait(name, NOBODY, now)
 
-    def time_to_load(self, name: Key, now: float) -> float | None:
-        """Return in about how many seconds the model is loaded; None if too little is known."""
+    def time_to_load(self, name: Key, now: float, caller: str | None = None) -> float | None:
+        """Return in about how many seconds the model is loaded; None if too little is known. One that does not wait goes behind what `caller` waits for."""
         model = self.models[name]
         own = self._load_seconds(model)
         if own is None:
             return None
         if model.presence is Presence.LOADING:
             return max(0.0, model.since + own - now)
-        ahead = [self._load_seconds(self.models[other]) or 0.0 for other in self._before(name, now)]
-        return own + sum(ahead) / self._at_once
+        return own + sum(map(self._cost, self._before(name, now, caller))) / self._at_once
 
-    def _before(self, name: Key, now: float) -> list[Key]:
-        if name not in self._queue:
+    def _before(self, name: Key, now: float, caller: str | None) -> list[Key]:
+        waits = name in self._queue
+        if not waits and caller is None:
             return []
         loading = [other for other, model in self._present.items() if model.presence is Presence.LOADING]
-        waiting = [other for other, _ in self._in_order(now)]
-        return loading[self._at_once - 1 :] + waiting[: waiting.index(name)]
+        order = self._in_order(now)
+        last = max((place for place, (_, turn) in enumerate(order, 1) if turn == caller), default=0)
+        waiting = [other for other, _ in order]
+        return loading[self._at_once - 1 :] + waiting[: waiting.index(name) if waits else last]
 
     def _load_seconds(self, model: Resident) -> float | None:
         if model.load_seconds is not None:
@@ -277,9 +294,8 @@ class Residents:
         """
         self.step_at = None
         loading = self._present_in(Presence.LOADING)
-        if (
-            loading >= self._at_once
-        ):  # who waits counts again when a place is free: to ask takes as long as requests wait
+        # Who waits counts again when a place is free: to ask takes as long as requests wait.
+        if loading >= self._at_once:
             return None
         for name in list(self._queue):
             self._wait(name, waiters(name), now)
@@ -294,19 +310,20 @@ class Residents:
                 return None if loading or self._present_in(Presence.LEAVING) else NextStep(name, [])
             if self._may_displace(name, victims, now):
                 return NextStep(name, victims)
-            self.step_at = min(self._displaces_at, now + LOOKS_AGAIN)
+            self.step_at = min(at for at in (self._displaces_at, now + LOOKS_AGAIN) if at > now)
         return None
 
     def _may_displace(self, name: Key, victims: list[Key], now: float) -> bool:
-        """Return whether `victims` may leave for a model: none is in use, it is asked for more often, or it is time again for one that is not."""
+        """Return whether `victims` may leave for a model: none is in use, it is asked for more often, or it is time again for one that is not.
+        None leaves that was loaded for somebody who has yet to come."""
+        if any(self.models[each].is_owed(now) for each in victims):
+            return False
         used = [each for each in victims if self._is_used(each, now)]
         if not used or self._known_index(name, now) > max(self._known_index(each, now) for each in used):
             return True
         if now < self._displaces_at:
             return False
-        self._displaces_at = now + DISPLACES * sum(
-            self._load_seconds(self.models[each]) or 0.0 for each in (name, *used)
-        )
+        self._displaces_at = now + DISPLACES * sum(map(self._cost, (name, *used)))
         return True
 
     def _in_order(self, now: float) -> list[tuple[Key, str]]:
@@ -340,46 +357,47 @@ class Residents:
         return {caller: self._line(line, len(lines) / self._at_once, now) for caller, line in lines.items()}
 
     def _line(self, waiting: list[tuple[float, Key]], share: float, now: float) -> list[tuple[float, Key]]:
-        """Return `waiting`, the next last: what is in use, the rest in the order of deadlines, and last the least worth a second of loading of
-        those that keep others from theirs. A load takes `share` times its seconds."""
-        waiting.sort(key=lambda each: (not self._is_used(each[1], now), each[0]))
+        """Return `waiting`, the next last: what others have passed too often, what is in use, the rest in the order of deadlines, and last the least
+        worth a second of loading of those that keep others from theirs. A load takes `share` times its seconds."""
+        passed = {name: count for _, name in waiting if (count := self.models[name].passed) >= PASSES * len(waiting)}
+        waiting.sort(key=lambda each: (-passed.get(each[1], 0), not self._is_used(each[1], now), each[0]))
         kept: list[tuple[float, float, int]] = []
         late, end = set[int](), now
         for place, (deadline, name) in enumerate(waiting):
             cost = share * (self._load_seconds(self.models[name]) or 0.0)
             end += cost
-            heappush(kept, (self.models[name].known_rate_at(now) / (cost or 1.0), -place, place))
+            if name not in passed:
+                heappush(kept, (self.models[name].known_rate_at(now) / (cost or 1.0), -place, place))
             while end > deadline and kept:
                 late.add(dropped := heappop(kept)[2])
                 end -= share * (self._load_seconds(self.models[waiting[dropped][1]]) or 0.0)
-        return [
-            waiting[place]
-            for place in sorted(range(len(waiting)), key=lambda place: (place in late, place), reverse=True)
-        ]
+        order = sorted(range(len(waiting)), key=lambda place: (place in late, place), reverse=True)
+        return [waiting[place] for place in order]
 
     def _victims(self, used: Room, now: float, is_idle: Callable[[Key], bool]) -> list[Key]:
         """Return which models must leave so that `used` fits: those of the smallest index, without those that need not go after all."""
         loaded = [name for name, each in self._present.items() if each.presence is Presence.LOADED and not each.pinned]
-        order = sorted(
-            loaded,
-            key=lambda name: (self._is_used(name, now), not is_idle(name), self.index(name, now), self._last(name)),
+        loaded.sort(
+            key=lambda name: (
+                self.models[name].is_owed(now),
+                self._is_used(name, now),
+                not is_idle(name),
+                self.index(name, now),
+                self.models[name].last_arrival or -inf,
+            ),
         )
         chosen: list[Key] = []
-        for name in order:
+        for name in loaded:
             if used.fits(self.limits):
                 break
             chosen.append(name)
-            used = _less(used, self._expected(self.models[name]))
+            used = Room(*map(sub, used, self._expected(self.models[name])))
         for name in reversed(chosen[:-1]):
             with_it = used.plus(self._expected(self.models[name]))
             if with_it.fits(self.limits):
                 chosen.remove(name)
                 used = with_it
         return chosen
-
-    def _last(self, name: Key) -> float:
-        last = self.models[name].last_arrival
-        return -inf if last is None else last
 
     def index(self, name: Key, now: float) -> float:
         """Return by how much it is better to keep a loaded model than others: rate times seconds to load, per part of the memory."""
@@ -407,9 +425,11 @@ class Residents:
         caller = next((caller for each, caller in self._in_order(now) if each == name), None)
         if caller is not None:
             self._had[caller] += self._cost(name)
+            for other in self._queue:
+                self.models[other].passed += caller in self.models[other].waiters
         self._leave_queue(name)
         model = self.models[name]
-        model.back_at, model.expected = None, ("", -inf)
+        model.back_at, model.passed = None, 0
         self._move(name, Presence.LOADING, now)
 
     def loaded(self, name: Key, taken: Room, now: float) -> bool:
@@ -496,7 +516,8 @@ class Residents:
             return Room(*map(max, model.measured, model.declared))
         if any(model.declared):
             return model.declared
-        return _mean([other.measured for other in self.models.values() if other.measured is not None])
+        measured = (other.measured for other in self.models.values() if other.measured is not None)
+        return Room(*map(fmean, zip(*measured, strict=True)))
 
     def _wait(self, name: Key, waiters: Waiters, now: float) -> None:
         """Note who waits for the load of a model that is not in memory; without anybody it leaves the queue."""
@@ -522,18 +543,9 @@ class Residents:
     def _move(self, name: Key, presence: Presence, now: float, reason: str = "") -> None:
         model = self.models[name]
         model.presence, model.since, model.reason = presence, now, reason
+        if presence in (Presence.LEAVING, Presence.FAILED):
+            model.expected = NOT_EXPECTED
         if presence in IN_MEMORY:
             self._present[name] = model
         else:
             self._present.pop(name, None)
-
-
-def _less(room: Room, other: Room) -> Room:
-    return Room(room.memory - other.memory, room.gpu_memory - other.gpu_memory)
-
-
-def _mean(rooms: Iterable[Room]) -> Room:
-    found = list(rooms)
-    if not found:
-        return NOTHING
-    return Room(*(sum(values) / len(found) for values in zip(*found, strict=True)))
