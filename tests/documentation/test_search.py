@@ -15,7 +15,7 @@ WANTED = {
     "python client": "how-to/call-a-server", "request size limit": "how-to/overload-and-deadlines",
     "async": "how-to/use-weir-in-python", "warm-up": "reference/model", "environment variables": "reference/settings",
     "memory leak": "how-to/troubleshooting", "worker restarts": "how-to/troubleshooting",
-    "vllm": "how-to/serve-what-you-have", "helm": "how-to/deploy-on-kubernetes", "docker": "how-to/run-under-a-process-manager",
+    "vllm": "reference/infinity", "helm": "how-to/deploy-on-kubernetes", "docker": "how-to/run-under-a-process-manager",
     "openai": "how-to/use-embedding-clients", "429": "how-to/overload-and-deadlines", "install": "install", "hot-reload": "how-to/load-models", "openapi": "reference/http",
     "rate limit": "how-to/api-keys-and-rate-limits", "load-test": "how-to/load-test", "embeddings": "how-to/serve-embeddings",
     "opentelemetry": "how-to/trace-requests", "fastapi": "how-to/use-web-frameworks",
