@@ -236,7 +236,7 @@ def test_names_are_those_of_the_models(models: list[str], names: list[str], foun
     [(["a/b", "c/d"], ["x", "y", "z"], "3 names for 2 models"), ([], ["x"], "1 name for no model of the command line")],
 )
 def test_as_many_names_as_models(models: list[str], names: list[str], says: str) -> None:
-    with pytest.raises(SettingsError, match=f"^--served-model-name=x: {says}: must be as many"):
+    with pytest.raises(SettingsError, match=f"^--served-model-name=x: {says}: give as many names"):
         from_other_servers(models, {"served_model_name": names}, {})
 
 

@@ -199,7 +199,7 @@ REPLICAS: Rule = (
 )
 LABELS: Rule = (
     lambda labels: all(_LABEL.fullmatch(each) for each in labels),
-    "must be KEY=VALUE, as Kubernetes has labels",
+    "must be KEY=VALUE, a label of Kubernetes",
 )
 
 _TAINT = re.compile(r"(?P<key>[\w./-]+)(?:=(?P<value>[\w.-]*))?(?::(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?")

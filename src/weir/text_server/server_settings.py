@@ -564,7 +564,7 @@ def _with_names(found: list[str], names: list[str] | None) -> list[str]:
         return found
     if len(found) != 1 and len(found) != len(names):
         models = counted(len(found), "model") if found else "no model of the command line"
-        rule = f"{counted(len(names), 'name')} for {models}: must be as many; `weir embed serve NAME=ID` names one"
+        rule = f"{counted(len(names), 'name')} for {models}: give as many names as models, or name each with `weir embed serve NAME=ID`"
         raise SettingsError(f"--served-model-name={names[0]}: {rule}")
     each_names = [names] if len(found) == 1 else [[name] for name in names]
     return [_named([name for name in own if name], target) for own, target in zip(each_names, found, strict=True)]

@@ -399,8 +399,8 @@ class Encode(TextApi):
         )
         pages = [
             TextPage("get", "/status/server", "Show configuration and counts", dict[str, Any], self.server_status),
-            TextPage("get", "/status/client", "Show what clients have asked", dict[str, Any], self.client_status),
-            TextPage("post", "/terminate", "Finish what was accepted, and end", EndNotice, self.terminate),
+            TextPage("get", "/status/client", "Show the requests of each client", dict[str, Any], self.client_status),
+            TextPage("post", "/terminate", "Finish accepted requests and stop the server", EndNotice, self.terminate),
         ]
         super().__init__(
             context, EncodeError, [TextCall(ENCODE, summary, EncodeBody, example, EncodeAnswer, TextTask.EMBED)], pages
