@@ -648,15 +648,17 @@ def test_drain_gives_up(run: Run) -> None:
 
 def test_stop_tells_those_whose_request_has_not_arrived(run: Run) -> None:
     async def test() -> None:
-        async with serving() as server:
-            client = await Client.connect(server)
-            client.writer.write(post(b"345")[:-1])
-            await until(lambda: server.connections == 1)
+        async with serving(max_connections=1) as server:
+            clients = [await Client.connect(server) for _ in range(3)]  # two are over the limit
+            for client, request in zip(clients, (post(b"345")[:-1], post(b"345")[:9], b""), strict=True):
+                client.writer.write(request)
+            await until(lambda: server.connections == 3)
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             stopping = asyncio.ensure_future(server.stop())
-            assert b"503 Service Unavailable" in await client.rest()
-            client.close()
+            assert [(await client.rest())[9:12] for client in clients] == [b"503", b"503", b""]
+            for client in clients:
+                client.close()
             await stopping
 
     run(test)

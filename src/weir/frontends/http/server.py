@@ -160,12 +160,8 @@ class HttpServer:
     ) -> None:
         tls: dict[str, Any] = {}
         if self._tls is not None:
-            patience = self._settings.header_timeout
-            tls = {
-                "ssl": self._tls,
-                "ssl_handshake_timeout": min(patience, _PROBE_TIME) if hurried else patience,
-                "ssl_shutdown_timeout": _CLOSE_TIMEOUT,
-            }
+            patience = min(self._settings.header_timeout, _PROBE_TIME) if hurried else self._settings.header_timeout
+            tls = {"ssl": self._tls, "ssl_handshake_timeout": patience, "ssl_shutdown_timeout": _CLOSE_TIMEOUT}
         peer: Any = None
         with contextlib.suppress(OSError):  # the client may have left
             peer = connection.getpeername()
@@ -181,8 +177,7 @@ class HttpServer:
         if not _log.isEnabledFor(level := logging.DEBUG if left else logging.INFO):
             return
         self._failed_handshakes += 1
-        now = self._clock()
-        if now < self._handshakes_reported + _HANDSHAKE_LINES:
+        if (now := self._clock()) < self._handshakes_reported + _HANDSHAKE_LINES:
             return
         client = peer[0] if isinstance(peer, tuple) else "-"
         reason = bounded(str(error) or type(error).__name__, _LONGEST_REASON)
@@ -357,6 +352,13 @@ class _OverLimit(Kept):
         """Refuse it if it is silent."""
         if now - self._since > _PROBE_TIME:
             self._refuse()
+
+    def stop(self) -> None:
+        """Close the connection. A request that has not arrived completely is refused, as on every connection."""
+        self._waiting.pop(self, None)
+        connection = self._go_on()
+        connection.replay(bytes(self._data))
+        connection.stop()
 
     def give_way(self) -> None:
         """Close the connection: a newer one needs its place."""
