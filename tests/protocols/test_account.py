@@ -89,9 +89,9 @@ def test_connections_of_every_kind_are_one_number() -> None:
     account = made(max_connections=3)
     kinds = [1, 1]
     account.counters += [lambda: kinds[0], lambda: kinds[1]]
-    assert (account.connections, account.full) == (2, False)
-    kinds[1] = 2
-    assert (account.connections, account.full) == (3, True)
+    assert (account.connections, account.exceeded) == (2, False)
+    kinds[1] = 3
+    assert (account.connections, account.exceeded) == (4, True)
 
 
 def test_the_limit_is_a_part_of_what_the_process_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,12 +176,12 @@ def test_connections_of_one_count_for_all_at_once(accounts: tuple[SharedFigures,
     sets = [account.connection_set() for account in processes]
     for account, connections in zip(processes, sets, strict=True):
         account.counters.append(connections.__len__)
-        connections.add(object())
-    assert all(account.full for account in processes)
-    one = sets[1].pop()
-    sets[1].add(one)
-    sets[1].discard(one)
-    sets[1].discard(one)
+        connections.add("first")
+    assert not any(account.exceeded for account in processes)
+    sets[1].add("second")
+    assert all(account.exceeded for account in processes)
+    for each in ("second", "second", "first"):
+        sets[1].discard(each)
     assert [account.connections for account in processes] == [2, 2, 2]
     figures.clear(2)
     assert processes[0].connections == 1

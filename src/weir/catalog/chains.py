@@ -326,7 +326,7 @@ class ItemWalk:
             for task in tasks.values():
                 task.cancel()
             await asyncio.gather(*tasks.values(), return_exceptions=True)
-        return _merged(answers) if self._tensors else answers
+        return dict(each for path in answers.values() for each in path.items()) if self._tensors else answers
 
 
 def service_of(step: Step, find: Find) -> Service:
@@ -370,10 +370,6 @@ def _answer(task: "asyncio.Future[Any]") -> Any:
     if not isinstance(error, WeirError):
         raise error
     return {"error": error.message, "type": type(error).__name__}
-
-
-def _merged(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: array for path in answers.values() for name, array in path.items()}
 
 
 def _at(name: str, error: WeirError) -> WeirError:

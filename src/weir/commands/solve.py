@@ -74,7 +74,7 @@ def solve(
         return
     if values:
         raise SettingsError("--values: needs --rate")
-    path = output or profile.with_name(_stem(profile) + ".policy.npz")
+    path = output or profile.with_name(profile.name.removesuffix(".toml").removesuffix(".profile") + ".policy.npz")
     check_results(path)
     arguments = {
         "latency_weight": latency_weight,
@@ -85,10 +85,6 @@ def solve(
         "seed": seed,
     }
     _solve_bank(measured, arguments, path, json, figure)
-
-
-def _stem(profile: Path) -> str:
-    return profile.name.removesuffix(".toml").removesuffix(".profile")
 
 
 def _refuse_with_rate(output: Path | None, workers: int, objective: str | None, figure: Path | None) -> None:

@@ -172,14 +172,14 @@ class Account:
         return self.total_bytes > self.max_bytes
 
     @property
-    def full(self) -> bool:
-        """Whether the largest number of connections is open."""
-        return self.connections >= self.max_connections
+    def exceeded(self) -> bool:
+        """Whether more connections are open than may be. A process counts a new one before it asks, or two processes would each admit the last one."""
+        return self.connections > self.max_connections
 
     @property
     def reserve_full(self) -> bool:
-        """Whether all connections are open that may exceed that number: those of probes, see frontends/http/server.py."""
-        return self.connections >= self.max_connections + RESERVED * self.sharers
+        """Whether even more are open than the reserve may hold: connections of probes, see frontends/http/server.py. A new one is counted, too."""
+        return self.connections > self.max_connections + RESERVED * self.sharers
 
     def press(self) -> None:
         """Note that other memory for bodies has reached its limit."""

@@ -437,7 +437,8 @@ def read_elements(name: str, datatype: str, shape: Sequence[int], count: int, da
     if datatype in BINARY_ONLY:
         raise InvalidRequest(f"tensor {name!r}: {datatype} has no JSON form, it must be sent as binary data")
     try:
-        flat = None if _is_slow(datatype, data) else _FLAT[datatype].decode(data)
+        is_slow = DTYPES[datatype].kind == "f" and has_slow_floats(memoryview(data))
+        flat = None if is_slow else _FLAT[datatype].decode(data)
     except UNREADABLE:  # nested, or wrong
         flat = None
     if flat is None:
@@ -446,10 +447,6 @@ def read_elements(name: str, datatype: str, shape: Sequence[int], count: int, da
     if len(flat) != count:
         raise InvalidRequest(f"tensor {name!r}: has {len(flat)} elements, its shape {list(shape)} takes {count}")
     return array_of(name, datatype, flat).reshape(shape)
-
-
-def _is_slow(datatype: str, data: Any) -> bool:
-    return DTYPES[datatype].kind == "f" and has_slow_floats(memoryview(data))
 
 
 def _decoded(name: str, data: Any) -> Any:

@@ -87,7 +87,8 @@ class HttpServer:
         self._handshakes: set[asyncio.Task[Any]] = context.account.connection_set()
         self._failed_handshakes = 0  # since the last log line about one
         self._handshakes_reported = -_HANDSHAKE_LINES  # the instant of that line
-        context.account.counters.append(lambda: len(self._handshakes))
+        self._arriving: list[None] = []  # one for each connection that is accepted and has no transport yet
+        context.account.counters.append(lambda: len(self._handshakes) + len(self._arriving))
         self._sweeping: asyncio.TimerHandle | None = None
 
     def _own_handlers(self, context: KserveContext) -> tuple[RouteHandler, RouteHandler]:
@@ -129,9 +130,17 @@ class HttpServer:
         return f"uds={settings.uds!r}" if settings.uds is not None else f"host={settings.host!r}, port={settings.port}"
 
     def _connect(self) -> asyncio.BufferedProtocol:
-        """Return the protocol of a new connection. The oldest of the reserve gives way to one over the limit."""
+        """Return the protocol of a new connection, which is counted from now on."""
+        self._arriving.append(None)
+        asyncio.get_running_loop().call_soon(
+            self._arriving.pop
+        )  # just before `connection_made`, which counts it by itself
+        return self._admit()
+
+    def _admit(self) -> asyncio.BufferedProtocol:
+        """Return the protocol of a connection that is counted. The oldest of the reserve gives way to one over the limit."""
         account, waiting = self._shared.account, self._over_limit
-        if not account.full:
+        if not account.exceeded:
             return self._connect_any()
         for each in [each for each in waiting if each.transport.is_closing()]:
             each.end()
@@ -147,13 +156,15 @@ class HttpServer:
         return Connection(shared) if shared.log is None else LoggedConnection(shared, shared.log)
 
     def _shake_hands(self, connection: socket.socket) -> None:
-        """Begin TLS on a connection, which is counted from now on. One for which the reserve has no room is closed: an error would need a handshake."""
-        protocol = self._connect()
+        """Begin TLS on a connection, which is counted from now on."""
+        in_background(self._accept_admitted(connection), "a handshake", self._handshakes)
+
+    async def _accept_admitted(self, connection: socket.socket) -> None:
+        protocol = self._admit()
         if isinstance(protocol, _OverLimit) and protocol.unwanted:
-            connection.close()
-            return
-        accepting = self._accept(connection, lambda: protocol, hurried=isinstance(protocol, _OverLimit))
-        in_background(accepting, "a handshake", self._handshakes)
+            connection.close()  # an error would need a handshake, and the reserve has no room for one
+        else:
+            await self._accept(connection, lambda: protocol, hurried=isinstance(protocol, _OverLimit))
 
     async def _accept(
         self, connection: socket.socket, connect: Connect | None = None, *, hurried: bool = False

@@ -559,7 +559,7 @@ def solve_long(profile: Profile, rate: float, prices: Prices, longest: int, star
         other = model.beyond(left[0])
         found.append((other, improve(other, costs, improved.actions)))
         steps += found[-1][1].steps
-        model, improved = min(found, key=_cost_of)
+        model, improved = min(found, key=lambda each: each[1].values.cost)
     least = min(each.values.cost - each.error_bound for _, each in found)
     served = _delivered(model, improved, weights)
     cost = served.rates.cost(*weights)
@@ -585,10 +585,6 @@ def enough_states(profile: Profile, rate: float) -> int:
     """Return a length that queues hardly ever exceed at `rate` rows per second if batches of b* are served."""
     fall = log(decay(profile, rate / 1000.0, profile.best_batch_size))
     return profile.max_batch_size + int(np.sqrt(profile.max_batch_size)) + ceil(-log(_TAIL) / fall)
-
-
-def _cost_of(found: tuple[Continued, Improved]) -> float:
-    return found[1].values.cost
 
 
 def _keeps_up(model: Continued, size: int) -> bool:

@@ -255,11 +255,12 @@ class Peer(asyncio.Protocol):
         name = transport.get_extra_info("peername")
         self.address = str(name[0]) if name else ""
         port = self._port
-        if len(port.peers) >= port.limits.connections or port.account.full:
+        port.peers.add(self)
+        if len(port.peers) > port.limits.connections or port.account.exceeded:
+            port.peers.discard(self)
             port.drops("connection", f"{port.limits.connections} are open (max_connections)", self.address)
             self.transport.abort()
             return
-        port.peers.add(self)
         connection = transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

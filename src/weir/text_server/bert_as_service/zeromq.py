@@ -387,11 +387,11 @@ class RequestHandler:
         self._changed = changed
         self._encoder = context.shared.encoder()  # requests do not name a model, so the first one answers
         self._tasks: dict[bytes, set[asyncio.Task[None]]] = {}  # by topic
-        self._cancels = Paced(self._cancelled_all)
+        self._cancelling: set[bytes] = set()  # topics whose tasks are all in `_cancels`
+        self._cancels = Paced(self._cancelling.clear)
         self._retries = Paced()
         self._is_beyond = False
         self._retrying = asyncio.Semaphore(RETRYING)
-        self._cancelling: set[bytes] = set()  # topics whose tasks are all in `_cancels`
         self.in_flight = 0
         self.draining = False
 
@@ -574,9 +574,6 @@ class RequestHandler:
             self._cancelling.add(topic)
             for task in self._tasks.get(topic, ()):
                 self._cancels.soon(task.cancel)
-
-    def _cancelled_all(self) -> None:
-        self._cancelling.clear()
 
     async def stop(self) -> None:
         """Cancel all requests, and wait until they have ended."""
