@@ -1,5 +1,6 @@
 """How many items a table makes, and which run in `make test` and which only in `make nightly`."""
 
+import asyncio
 import inspect
 from collections.abc import Callable, Iterable
 from functools import wraps
@@ -19,9 +20,7 @@ def _at_night(case: Any) -> Any:
     return pytest.param(*case if type(case) is tuple else (case,), marks=pytest.mark.nightly)
 
 
-def subcases(
-    names: str | tuple[str, ...], cases: Iterable[Any]
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def subcases(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Do what `parametrize` does in one test, whose cases are subtests: for tables of cases that take less time than an item.
 
     The cases share the fixtures of the test.
@@ -29,7 +28,7 @@ def subcases(
     listed = (names,) if isinstance(names, str) else names
     rows = [case if len(listed) > 1 else (case,) for case in cases]
 
-    def decorated(function: Callable[..., None]) -> Callable[..., None]:
+    def decorated(function: Callable[..., Any]) -> Callable[..., None]:
         signature = inspect.signature(function)
         others = [each for name, each in signature.parameters.items() if name not in (*listed, "subtests")]
         passed_on = "subtests" in signature.parameters
@@ -40,7 +39,9 @@ def subcases(
                 fixtures["subtests"] = subtests
             for row in rows:
                 with subtests.test(", ".join(repr(value)[:100] for value in row)):
-                    function(*own, **fixtures, **dict(zip(listed, row, strict=True)))
+                    done = function(*own, **fixtures, **dict(zip(listed, row, strict=True)))
+                    if inspect.iscoroutine(done):
+                        asyncio.run(done)
 
         shown = [*others, inspect.Parameter("subtests", inspect.Parameter.KEYWORD_ONLY)]
         run.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]  # what pytest asks

@@ -154,7 +154,7 @@ async def answer_by_turns(reader: asyncio.StreamReader, writer: asyncio.StreamWr
     await reader.readuntil(b"\r\n\r\n")
 
 
-def test_the_open_loop_counts_every_request_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_open_loop_counts_every_request_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overload, "time", clock_of_looks(0.0005))
     handlers: list[asyncio.Task[None]] = []
 
@@ -169,18 +169,15 @@ def test_the_open_loop_counts_every_request_once(monkeypatch: pytest.MonkeyPatch
     def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         handlers.append(asyncio.create_task(handle(reader, writer)))
 
-    async def main() -> None:
-        async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
-            loop = OpenLoop("127.0.0.1", server.sockets[0].getsockname()[1], "/infer/square", b"3")
-            seen = await loop.run(rate=2000, seconds=0.1, connections=3)
-            loop.close()
-            await asyncio.gather(*handlers)
-        assert seen["unanswered"] == 0
-        assert set(seen["codes"]) == {"200", "429", "broken"} | (set(seen["codes"]) & {"unsent"})
-        answered = sum(number for code, number in seen["codes"].items() if code != "unsent")
-        assert answered == seen["sent"] > 3
-
-    asyncio.run(main())
+    async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
+        loop = OpenLoop("127.0.0.1", server.sockets[0].getsockname()[1], "/infer/square", b"3")
+        seen = await loop.run(rate=2000, seconds=0.1, connections=3)
+        loop.close()
+        await asyncio.gather(*handlers)
+    assert seen["unanswered"] == 0
+    assert set(seen["codes"]) == {"200", "429", "broken"} | (set(seen["codes"]) & {"unsent"})
+    answered = sum(number for code, number in seen["codes"].items() if code != "unsent")
+    assert answered == seen["sent"] > 3
 
 
 def test_padding_by_length_and_by_arrival() -> None:

@@ -73,30 +73,27 @@ def shown(metrics: Metrics, *services: weir.Service, namespace: str = "weir") ->
 
 
 @pytest.mark.parametrize("executor", ["inline", "thread", "process"])
-def test_what_workers_count_is_added_up_and_outlives_them(executor: str) -> None:
-    async def main() -> None:
-        metrics = Metrics()
-        workers = 1 if executor == "inline" else 2
-        service = weir.Service(Words, version="3", executor=executor, workers=workers, observers=[metrics])
-        async with service:
-            gauges = {("vocabulary", "words", "3", str(place)): 1000.0 + place for place in range(workers)}
-            assert shown(metrics, service) == gauges  # the warm-up does not count
-            assert await asyncio.gather(*[service.infer("one two") for _ in range(5)]) == [7] * 5
-            assert await service.infer("a") == 1
-            if executor == "process":
-                with pytest.raises(weir.ModelCrashed):
-                    await service.infer("die")
-            await service.infer("three")
-            found = shown(metrics, service)
-            assert found["words_total", "plain", "words", "3"] == 12
-            buckets = {name[1]: count for name, count in found.items() if name[0] == "text_length_bucket"}
-            assert buckets == {"4.0": 1, "8.0": 7, "+Inf": 7}
-            assert found["text_length_count", "words", "3"] == 7
-            assert found["text_length_sum", "words", "3"] == 41
-            if executor != "process":
-                assert gauges.items() <= found.items()
-
-    asyncio.run(main())
+async def test_what_workers_count_is_added_up_and_outlives_them(executor: str) -> None:
+    metrics = Metrics()
+    workers = 1 if executor == "inline" else 2
+    service = weir.Service(Words, version="3", executor=executor, workers=workers, observers=[metrics])
+    async with service:
+        gauges = {("vocabulary", "words", "3", str(place)): 1000.0 + place for place in range(workers)}
+        assert shown(metrics, service) == gauges  # the warm-up does not count
+        assert await asyncio.gather(*[service.infer("one two") for _ in range(5)]) == [7] * 5
+        assert await service.infer("a") == 1
+        if executor == "process":
+            with pytest.raises(weir.ModelCrashed):
+                await service.infer("die")
+        await service.infer("three")
+        found = shown(metrics, service)
+        assert found["words_total", "plain", "words", "3"] == 12
+        buckets = {name[1]: count for name, count in found.items() if name[0] == "text_length_bucket"}
+        assert buckets == {"4.0": 1, "8.0": 7, "+Inf": 7}
+        assert found["text_length_count", "words", "3"] == 7
+        assert found["text_length_sum", "words", "3"] == 41
+        if executor != "process":
+            assert gauges.items() <= found.items()
 
 
 def test_a_name_of_another_kind_or_of_the_server_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
@@ -116,15 +113,12 @@ def test_a_name_of_another_kind_or_of_the_server_is_not_shown(caplog: pytest.Log
     assert len(hidden) == 2 and "metric 'acme_words' of model 'told' is not shown" in hidden[0]
 
 
-def test_a_streaming_model_reports_with_its_parts() -> None:
-    async def main() -> None:
-        metrics = Metrics()
-        async with weir.Service(Parts, executor="thread", observers=[metrics]) as service:
-            stream = service.infer_stream(1)
-            assert [part async for part in stream] == [0, 1]
-            assert shown(metrics, service)["parts_given_total", "parts"] == 2
-
-    asyncio.run(main())
+async def test_a_streaming_model_reports_with_its_parts() -> None:
+    metrics = Metrics()
+    async with weir.Service(Parts, executor="thread", observers=[metrics]) as service:
+        stream = service.infer_stream(1)
+        assert [part async for part in stream] == [0, 1]
+        assert shown(metrics, service)["parts_given_total", "parts"] == 2
 
 
 def test_a_model_may_call_something_of_its_own_metrics() -> None:

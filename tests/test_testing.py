@@ -61,43 +61,37 @@ def test_a_timer_may_arm_another_for_the_same_stretch_of_time() -> None:
     assert fired == [1.0, 2.0, 3.0]
 
 
-def test_the_executor_answers_encoded_payloads_as_they_are_wanted() -> None:
-    async def main() -> None:
-        heard, executor = Listener(), FakeExecutor(squares, workers=2)
-        typed: Executor = executor
-        await typed.start(heard)
-        assert heard.ready == [(0, 1), (1, 1)]
-        types = [JSON, MSGPACK, OBJECT]
-        executor.run(1, Batch(7, [b"3", b"\x04", 5], types, types))
-        assert executor.states()[1].in_flight == 1
-        await asyncio.sleep(0)
-        assert heard.events[0].outputs == [b"9", b"\x10", 25]
-        assert heard.events[0].kinds is None
-        assert heard.events[0].final
-        assert (executor.sizes, executor.payloads) == ([3], [[b"3", b"\x04", 5]])
-        assert executor.states()[1].in_flight == 0
-        await typed.stop()
-        assert executor.gauges()["restarts"] == 0
-
-    asyncio.run(main())
+async def test_the_executor_answers_encoded_payloads_as_they_are_wanted() -> None:
+    heard, executor = Listener(), FakeExecutor(squares, workers=2)
+    typed: Executor = executor
+    await typed.start(heard)
+    assert heard.ready == [(0, 1), (1, 1)]
+    types = [JSON, MSGPACK, OBJECT]
+    executor.run(1, Batch(7, [b"3", b"\x04", 5], types, types))
+    assert executor.states()[1].in_flight == 1
+    await asyncio.sleep(0)
+    assert heard.events[0].outputs == [b"9", b"\x10", 25]
+    assert heard.events[0].kinds is None
+    assert heard.events[0].final
+    assert (executor.sizes, executor.payloads) == ([3], [[b"3", b"\x04", 5]])
+    assert executor.states()[1].in_flight == 0
+    await typed.stop()
+    assert executor.gauges()["restarts"] == 0
 
 
-def test_a_lost_worker_takes_its_batches_along_and_comes_back() -> None:
-    async def main() -> None:
-        heard, executor = Listener(), FakeExecutor(squares)
-        await executor.start(heard)
-        executor.run(0, Batch(1, [3], OBJECT, OBJECT))
-        executor.lose(0, "gone")
-        await asyncio.sleep(0)
-        assert heard.events == []
-        assert executor.states()[0].reason == "gone"
-        executor.revive(0)
-        assert executor.states()[0].restarts == 1
-        assert heard.ready == [(0, 1)]
-        executor.end()
-        assert heard.ready == []
-
-    asyncio.run(main())
+async def test_a_lost_worker_takes_its_batches_along_and_comes_back() -> None:
+    heard, executor = Listener(), FakeExecutor(squares)
+    await executor.start(heard)
+    executor.run(0, Batch(1, [3], OBJECT, OBJECT))
+    executor.lose(0, "gone")
+    await asyncio.sleep(0)
+    assert heard.events == []
+    assert executor.states()[0].reason == "gone"
+    executor.revive(0)
+    assert executor.states()[0].restarts == 1
+    assert heard.ready == [(0, 1)]
+    executor.end()
+    assert heard.ready == []
 
 
 def test_an_executor_that_was_not_started_says_so() -> None:

@@ -90,42 +90,36 @@ def test_what_is_no_url_is_refused_in_one_line(url: str) -> None:
 pytestmark = pytest.mark.usefixtures("nothing_is_left_by_module")
 
 
-def test_they_are_held_until_their_end() -> None:
-    async def main() -> None:
-        tasks, gate, done = Tasks(), asyncio.Event(), list[int]()
+async def test_they_are_held_until_their_end() -> None:
+    tasks, gate, done = Tasks(), asyncio.Event(), list[int]()
 
-        async def work(number: int) -> None:
-            await gate.wait()
-            done.append(number)
+    async def work(number: int) -> None:
+        await gate.wait()
+        done.append(number)
 
-        for number in range(3):
-            tasks.start(work(number))
-        gc.collect()
-        assert len(tasks) == 3
-        gate.set()
-        await tasks.wait()
-        assert done == [0, 1, 2]
-        await asyncio.sleep(0)  # they are let go of in the turn after their end
-        assert not tasks
-        await tasks.wait()
-
-    asyncio.run(main())
+    for number in range(3):
+        tasks.start(work(number))
+    gc.collect()
+    assert len(tasks) == 3
+    gate.set()
+    await tasks.wait()
+    assert done == [0, 1, 2]
+    await asyncio.sleep(0)  # they are let go of in the turn after their end
+    assert not tasks
+    await tasks.wait()
 
 
-def test_what_runs_can_be_ended() -> None:
-    async def main() -> None:
-        tasks, ends = Tasks(), list[str]()
+async def test_what_runs_can_be_ended() -> None:
+    tasks, ends = Tasks(), list[str]()
 
-        async def work() -> None:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ends.append("ended")
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ends.append("ended")
 
-        tasks.start(work())
-        await asyncio.sleep(0)
-        await tasks.end()
-        assert ends == ["ended"]
-        await tasks.end()
-
-    asyncio.run(main())
+    tasks.start(work())
+    await asyncio.sleep(0)
+    await tasks.end()
+    assert ends == ["ended"]
+    await tasks.end()

@@ -1,6 +1,5 @@
 """What callers of the control endpoints may say that cannot be: each is refused by name, and what runs goes on."""
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -39,24 +38,20 @@ def manager_of(root: Path) -> Manager:
         ({"arena_bytes": 1 << 63}, "arena_bytes=9223372036854775808: must be a number of at most 64 bits"),
     ],
 )
-def test_a_load_that_cannot_be_is_refused_and_the_old_one_goes_on(
+async def test_a_load_that_cannot_be_is_refused_and_the_old_one_goes_on(
     tmp_path: Path, config: dict[str, Any], message: str
 ) -> None:
     write(tmp_path, {"one/1/model.py": plain("a"), "one/config.toml": 'executor = "inline"'})
-
-    async def main() -> None:
-        manager = manager_of(tmp_path)
-        try:
-            await manager.load_model("one")
-            with pytest.raises(InvalidRequest) as refused:
-                await manager.load_model("one", config=json.loads(json.dumps(config)))
-            assert message in refused.value.message
-            assert await manager.registry.get("one").infer(0) == "a"
-            assert len(manager.registry.all) == 1
-        finally:
-            await manager.stop(0.0)
-
-    asyncio.run(main())
+    manager = manager_of(tmp_path)
+    try:
+        await manager.load_model("one")
+        with pytest.raises(InvalidRequest) as refused:
+            await manager.load_model("one", config=json.loads(json.dumps(config)))
+        assert message in refused.value.message
+        assert await manager.registry.get("one").infer(0) == "a"
+        assert len(manager.registry.all) == 1
+    finally:
+        await manager.stop(0.0)
 
 
 def test_a_name_is_no_longer_than_a_files_may_be(tmp_path: Path) -> None:
@@ -81,20 +76,16 @@ def test_versions_are_numbers_from_one_on(tmp_path: Path) -> None:
     assert versions_in(tmp_path) == ["1", "2", "10"]
 
 
-def test_the_index_shows_no_absolute_paths(tmp_path: Path) -> None:
+async def test_the_index_shows_no_absolute_paths(tmp_path: Path) -> None:
     broken = "raise ValueError('cannot open ' + __file__)"
     write(tmp_path, {"one/1/model.py": broken, "two/1/model.onnx": b"no graph"})
-
-    async def main() -> None:
-        manager = manager_of(tmp_path)
-        for name in ("one", "two"):
-            with pytest.raises(InvalidRequest):
-                await manager.load_model(name)
-        reasons = [state.reason for state in await manager.index()]
-        assert "cannot open model.py" in reasons[0] and "cannot be read" in reasons[1]
-        assert not any(str(tmp_path) in reason for reason in reasons)
-
-    asyncio.run(main())
+    manager = manager_of(tmp_path)
+    for name in ("one", "two"):
+        with pytest.raises(InvalidRequest):
+            await manager.load_model(name)
+    reasons = [state.reason for state in await manager.index()]
+    assert "cannot open model.py" in reasons[0] and "cannot be read" in reasons[1]
+    assert not any(str(tmp_path) in reason for reason in reasons)
 
 
 @pytest.mark.parametrize(

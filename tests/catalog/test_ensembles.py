@@ -1,6 +1,5 @@
 """Chains of tensors, those that a model repository describes, and what becomes of their steps."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -72,33 +71,29 @@ async def test_tensors_have_names_on_their_way() -> None:
     await models.stop()
 
 
-def test_a_repository_describes_a_chain_whose_steps_come_and_go_with_care(tmp_path: Path) -> None:
+async def test_a_repository_describes_a_chain_whose_steps_come_and_go_with_care(tmp_path: Path) -> None:
     folder = write(tmp_path, {"plus/1/model.py": CODE, "plus/config.toml": INLINE, "both/config.toml": ENSEMBLE})
-
-    async def main() -> None:
-        models = Registry([])
-        manager = Manager(models, folder, ServiceMaker(()))
-        await manager.load_model("both")  # and its step first
-        chain = models.get("both", "1")
-        assert chain.facts.platform == "ensemble"
-        asked = {"x": numpy.zeros((1, 2), "float32")}
-        assert (await chain.infer(asked))["z"].tolist() == [[2, 2]]
-        with pytest.raises(Conflict, match="is a step of 'both'"):
-            await manager.unload_model("plus")
-        await manager.load_model("plus")  # replaced, which a chain does not mind
-        assert (await chain.infer(asked))["z"].tolist() == [[2, 2]]
-        (tmp_path / "plus/1/model.py").write_text(CODE.replace("(-1, 2)", "(-1, 3)"))
-        with pytest.raises(InvalidRequest, match=r"'plus': both.*input 'x': has shape \[-1, 3\], 'x' has \[-1, 2\]"):
-            await manager.load_model("plus")
-        (tmp_path / "plus/1/model.py").write_text(ITEMS.format(factor=2))
-        with pytest.raises(InvalidRequest, match="step 'plus': takes items, the chain has tensors"):
-            await manager.load_model("plus")
-        assert (await chain.infer(asked))["z"].tolist() == [[2, 2]]  # the one before goes on
-        await manager.unload_model("plus", unload_dependents=True)
-        assert not models.services
-        await manager.stop()
-
-    asyncio.run(main())
+    models = Registry([])
+    manager = Manager(models, folder, ServiceMaker(()))
+    await manager.load_model("both")  # and its step first
+    chain = models.get("both", "1")
+    assert chain.facts.platform == "ensemble"
+    asked = {"x": numpy.zeros((1, 2), "float32")}
+    assert (await chain.infer(asked))["z"].tolist() == [[2, 2]]
+    with pytest.raises(Conflict, match="is a step of 'both'"):
+        await manager.unload_model("plus")
+    await manager.load_model("plus")  # replaced, which a chain does not mind
+    assert (await chain.infer(asked))["z"].tolist() == [[2, 2]]
+    (tmp_path / "plus/1/model.py").write_text(CODE.replace("(-1, 2)", "(-1, 3)"))
+    with pytest.raises(InvalidRequest, match=r"'plus': both.*input 'x': has shape \[-1, 3\], 'x' has \[-1, 2\]"):
+        await manager.load_model("plus")
+    (tmp_path / "plus/1/model.py").write_text(ITEMS.format(factor=2))
+    with pytest.raises(InvalidRequest, match="step 'plus': takes items, the chain has tensors"):
+        await manager.load_model("plus")
+    assert (await chain.infer(asked))["z"].tolist() == [[2, 2]]  # the one before goes on
+    await manager.unload_model("plus", unload_dependents=True)
+    assert not models.services
+    await manager.stop()
 
 
 @pytest.mark.parametrize(
@@ -131,64 +126,52 @@ class Times(weir.Model):
 """
 
 
-def test_a_version_that_a_chain_names_stays_while_the_chain_is_there(tmp_path: Path) -> None:
+async def test_a_version_that_a_chain_names_stays_while_the_chain_is_there(tmp_path: Path) -> None:
     files = {f"times/{factor}/model.py": ITEMS.format(factor=factor) for factor in (2, 3)}
     chains = {f"{name}/config.toml": f'platform = "ensemble"\nsteps = [{step}]' for name, step in {
         "any": '"times"', "old": '{model = "times", version = "2"}',
     }.items()}  # fmt: skip
     folder = write(tmp_path, {**files, **chains, "times/config.toml": INLINE})
-
-    async def main() -> None:
-        models = Registry([])
-        manager = Manager(models, folder, ServiceMaker(()))
-        await manager.load_model("old")
-        await manager.load_model("any")
-        assert [await models.get(name).infer(5) for name in ("any", "old")] == [15, 10]
-        (tmp_path / "times/2/model.py").unlink()
-        (tmp_path / "times/2").rmdir()
-        with pytest.raises(Conflict, match="is a step of 'old':"):
-            await manager.load_model("times")
-        with pytest.raises(Conflict, match="is a step of 'old':"):
-            await manager.unload_model("times", version="2")
-        await manager.unload_model("times", version="3")  # the other chain has what is left
-        assert [await models.get(name).infer(5) for name in ("any", "old")] == [10, 10]
-        await manager.unload_model("times", version="2", unload_dependents=True)
-        assert not models.services
-        await manager.stop()
-
-    asyncio.run(main())
+    models = Registry([])
+    manager = Manager(models, folder, ServiceMaker(()))
+    await manager.load_model("old")
+    await manager.load_model("any")
+    assert [await models.get(name).infer(5) for name in ("any", "old")] == [15, 10]
+    (tmp_path / "times/2/model.py").unlink()
+    (tmp_path / "times/2").rmdir()
+    with pytest.raises(Conflict, match="is a step of 'old':"):
+        await manager.load_model("times")
+    with pytest.raises(Conflict, match="is a step of 'old':"):
+        await manager.unload_model("times", version="2")
+    await manager.unload_model("times", version="3")  # the other chain has what is left
+    assert [await models.get(name).infer(5) for name in ("any", "old")] == [10, 10]
+    await manager.unload_model("times", version="2", unload_dependents=True)
+    assert not models.services
+    await manager.stop()
 
 
-def test_a_server_starts_the_steps_of_what_it_starts(tmp_path: Path) -> None:
+async def test_a_server_starts_the_steps_of_what_it_starts(tmp_path: Path) -> None:
     chain = 'platform = "ensemble"\nsteps = ["{0}", "{0}"]'
     texts = {"outer": chain.format("inner"), "inner": chain.format("times"), "times": INLINE}
     files = {f"{name}/config.toml": text for name, text in texts.items()}
     folder = write(tmp_path, {**files, "times/1/model.py": ITEMS.format(factor=2)})
-
-    async def main() -> None:
-        make = ServiceMaker(())
-        models = Registry([make(version) for version in folder.read("outer").versions])
-        manager = Manager(models, folder, make)
-        await manager.start()
-        assert list(models.services) == ["outer", "inner", "times"]
-        assert await models.get("outer").infer(1) == 16
-        await manager.stop()
-
-    asyncio.run(main())
+    make = ServiceMaker(())
+    models = Registry([make(version) for version in folder.read("outer").versions])
+    manager = Manager(models, folder, make)
+    await manager.start()
+    assert list(models.services) == ["outer", "inner", "times"]
+    assert await models.get("outer").infer(1) == 16
+    await manager.stop()
 
 
-def test_steps_that_lead_in_a_circle_are_not_loaded(tmp_path: Path) -> None:
+async def test_steps_that_lead_in_a_circle_are_not_loaded(tmp_path: Path) -> None:
     chain = 'platform = "ensemble"\nsteps = ["{}"]'
     folder = write(tmp_path, {"one/config.toml": chain.format("two"), "two/config.toml": chain.format("one")})
-
-    async def main() -> None:
-        manager = Manager(Registry([]), folder, ServiceMaker(()))
-        with pytest.raises(InvalidRequest, match="steps lead in a circle"):
-            await manager.load_model("one")
-        assert not manager.registry.services
-        await manager.stop()
-
-    asyncio.run(main())
+    manager = Manager(Registry([]), folder, ServiceMaker(()))
+    with pytest.raises(InvalidRequest, match="steps lead in a circle"):
+        await manager.load_model("one")
+    assert not manager.registry.services
+    await manager.stop()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """From arrays to tensors."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -244,12 +243,9 @@ def test_no_call_begins_with_none() -> None:
             client.wait_until_server_ready(0)
 
 
-def test_no_awaited_call_begins_with_none() -> None:
-    async def main() -> None:
-        async with AsyncHttpClient(NOBODY) as client:
-            with pytest.raises(InvalidRequest, match="timeout=-1:"):
-                await client.infer("doubles", ONE, timeout=-1)
-            with pytest.raises(InvalidRequest, match="timeout=-1:"):
-                [one async for one in client.stream("doubles", ONE, timeout=-1)]
-
-    asyncio.run(main())
+async def test_no_awaited_call_begins_with_none() -> None:
+    async with AsyncHttpClient(NOBODY) as client:
+        with pytest.raises(InvalidRequest, match="timeout=-1:"):
+            await client.infer("doubles", ONE, timeout=-1)
+        with pytest.raises(InvalidRequest, match="timeout=-1:"):
+            [one async for one in client.stream("doubles", ONE, timeout=-1)]

@@ -12,24 +12,18 @@ from examples.tensors import Affine
 import weir
 
 
-def test_square() -> None:
-    async def main() -> None:
-        async with weir.Service(Square) as service:
-            assert await service.infer(3) == 9
-            assert (await service.deep_health())["healthy"]
-
-    asyncio.run(main())
+async def test_square() -> None:
+    async with weir.Service(Square) as service:
+        assert await service.infer(3) == 9
+        assert (await service.deep_health())["healthy"]
 
 
-def test_tensors_are_joined_and_divided() -> None:
-    async def main() -> None:
-        async with weir.Service(Affine, max_batch_size=4) as service:
-            x = np.arange(30, dtype=np.float32).reshape(10, 3)
-            whole = await service.infer({"x": x})
-            rows = await asyncio.gather(*(service.infer({"x": x[row : row + 1]}) for row in range(10)))
-        np.testing.assert_allclose(whole["y"], np.concatenate([row["y"] for row in rows]), rtol=1e-5)
-
-    asyncio.run(main())
+async def test_tensors_are_joined_and_divided() -> None:
+    async with weir.Service(Affine, max_batch_size=4) as service:
+        x = np.arange(30, dtype=np.float32).reshape(10, 3)
+        whole = await service.infer({"x": x})
+        rows = await asyncio.gather(*(service.infer({"x": x[row : row + 1]}) for row in range(10)))
+    np.testing.assert_allclose(whole["y"], np.concatenate([row["y"] for row in rows]), rtol=1e-5)
 
 
 def test_brightness_reads_pictures() -> None:
@@ -43,13 +37,10 @@ def test_brightness_refuses_what_is_no_picture(body: bytes) -> None:
         Brightness().decode(body, PGM)
 
 
-def test_hooks_look_a_batch_up_at_once() -> None:
-    async def main() -> None:
-        async with UserScore(max_batch_size=8, policy="control-limit:3") as service:
-            asked = service.store.asked
-            results = await asyncio.gather(*map(service.infer, [1, 2, 3]), return_exceptions=True)
-            assert service.store.asked == asked + 1
-        assert results[:2] == [{"score": 3.0}, {"score": 7.0}]
-        assert isinstance(results[2], weir.InvalidRequest)
-
-    asyncio.run(main())
+async def test_hooks_look_a_batch_up_at_once() -> None:
+    async with UserScore(max_batch_size=8, policy="control-limit:3") as service:
+        asked = service.store.asked
+        results = await asyncio.gather(*map(service.infer, [1, 2, 3]), return_exceptions=True)
+        assert service.store.asked == asked + 1
+    assert results[:2] == [{"score": 3.0}, {"score": 7.0}]
+    assert isinstance(results[2], weir.InvalidRequest)

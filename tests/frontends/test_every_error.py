@@ -1,6 +1,5 @@
 """Every class of error, through every protocol and every channel, is answered with its codes: there is one table (wire/status.py)."""
 
-import asyncio
 import json
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
@@ -218,16 +217,13 @@ def test_the_code_of_grpc(server: Server, kind: type[WeirError]) -> None:
 
 
 @every_error
-def test_in_the_program_itself(kind: type[WeirError]) -> None:
-    async def main() -> None:
-        async with Service(Items, executor="inline") as service:
-            with pytest.raises(WeirError) as caught:
-                await service.infer(kind.__name__)
-            assert type(caught.value) is kind
-            _, error = await service.infer_many([1, kind.__name__], return_errors=True)
-            assert type(error) is kind
-
-    asyncio.run(main())
+async def test_in_the_program_itself(kind: type[WeirError]) -> None:
+    async with Service(Items, executor="inline") as service:
+        with pytest.raises(WeirError) as caught:
+            await service.infer(kind.__name__)
+        assert type(caught.value) is kind
+        _, error = await service.infer_many([1, kind.__name__], return_errors=True)
+        assert type(error) is kind
 
 
 @pytest.mark.parametrize("path", ["/infer/items", "/v2/models/items/infer"])

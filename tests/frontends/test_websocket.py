@@ -32,104 +32,88 @@ from weir.wire.websocket import ErrorMessage, read_answer, write_cancel, write_r
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
-def test_json_and_binary_on_both_paths() -> None:
-    async def main() -> None:
-        async with serving(Service(Sum, executor="thread")) as server:
-            values = TensorValue("x", "FP32", numpy.ones((2, 3), "float32"))
-            for path in ("/v2/ws", "/models/infer"):
-                async with server.connect(path) as client:
-                    for binary in (False, True):
-                        wanted = [RequestedOutput("sum", {"binary_data": binary})]
-                        request = InferenceRequest("sum", [values], id=f"{binary}", outputs=wanted)
-                        await client.send(write_request(request, binary=binary))
-                        message = await client.recv()
-                        assert isinstance(message, bytes) is binary
-                        got = read_answer(message)
-                        assert isinstance(got, InferenceResponse)
-                        assert (got.model, got.id, got.outputs[0].array.tolist()) == ("sum", f"{binary}", [3.0, 3.0])
-                        assert got.parameters == {"triton_final_response": True}
-
-    asyncio.run(main())
+async def test_json_and_binary_on_both_paths() -> None:
+    async with serving(Service(Sum, executor="thread")) as server:
+        values = TensorValue("x", "FP32", numpy.ones((2, 3), "float32"))
+        for path in ("/v2/ws", "/models/infer"):
+            async with server.connect(path) as client:
+                for binary in (False, True):
+                    wanted = [RequestedOutput("sum", {"binary_data": binary})]
+                    request = InferenceRequest("sum", [values], id=f"{binary}", outputs=wanted)
+                    await client.send(write_request(request, binary=binary))
+                    message = await client.recv()
+                    assert isinstance(message, bytes) is binary
+                    got = read_answer(message)
+                    assert isinstance(got, InferenceResponse)
+                    assert (got.model, got.id, got.outputs[0].array.tolist()) == ("sum", f"{binary}", [3.0, 3.0])
+                    assert got.parameters == {"triton_final_response": True}
 
 
-def test_many_are_under_way_and_answered_by_id_in_one_batch() -> None:
-    async def main() -> None:
-        heard = RecordingObserver()
-        async with (
-            serving(Service(Count, executor="thread", observers=[heard])) as server,
-            server.connect() as client, server.connect() as other,
-        ):  # fmt: skip
-            for count in (3, 1, 2):
-                await client.send(item("count", count, str(count)))
-            await other.send(item("count", 2, "other"))
-            got: dict[str, list[Any]] = {}
-            ended = 0
-            while ended < 3:
-                name, value, last = await answer(client)
-                got.setdefault(name, []).append(value)
-                ended += last
-            assert {name: [value for value in values if value] for name, values in got.items()} == {
-                "1": [1], "2": [1, 2], "3": [1, 2, 3],
-            }  # fmt: skip
-            assert await answers(other) == [1, 2]
-            assert sum(dispatch.rows for dispatch in heard.dispatches) == 4
-            assert {request.frontend for requests, _, _ in heard.answers for request in requests} == {"websocket"}
-
-    asyncio.run(main())
+async def test_many_are_under_way_and_answered_by_id_in_one_batch() -> None:
+    heard = RecordingObserver()
+    async with (
+        serving(Service(Count, executor="thread", observers=[heard])) as server,
+        server.connect() as client, server.connect() as other,
+    ):  # fmt: skip
+        for count in (3, 1, 2):
+            await client.send(item("count", count, str(count)))
+        await other.send(item("count", 2, "other"))
+        got: dict[str, list[Any]] = {}
+        ended = 0
+        while ended < 3:
+            name, value, last = await answer(client)
+            got.setdefault(name, []).append(value)
+            ended += last
+        assert {name: [value for value in values if value] for name, values in got.items()} == {
+            "1": [1], "2": [1, 2], "3": [1, 2, 3],
+        }  # fmt: skip
+        assert await answers(other) == [1, 2]
+        assert sum(dispatch.rows for dispatch in heard.dispatches) == 4
+        assert {request.frontend for requests, _, _ in heard.answers for request in requests} == {"websocket"}
 
 
-def test_a_stream_has_a_last_answer_or_an_end() -> None:
-    async def main() -> None:
-        async with (
-            serving(Service(Script, executor="thread"), Service(Prefixes, executor="thread")) as server,
-            server.connect() as client,
+async def test_a_stream_has_a_last_answer_or_an_end() -> None:
+    async with (
+        serving(Service(Script, executor="thread"), Service(Prefixes, executor="thread")) as server,
+        server.connect() as client,
+    ):
+        await client.send(item("script", ["a", {"last": "b"}], "1"))
+        assert [await answer(client) for _ in range(2)] == [("1", "a", False), ("1", "b", True)]
+        await client.send(item("script", ["a"], "2"))
+        assert [await answer(client) for _ in range(2)] == [("2", "a", False), ("2", None, True)]
+        await client.send(item("script", ["a", {"error": "enough"}], "3"))
+        assert await answer(client) == ("3", "a", False)
+        assert await failure(client) == ErrorMessage("enough", "3", "InvalidRequest", 400)
+        values = TensorValue("x", "FP32", numpy.ones((2, 2), "float32"))
+        await client.send(write_request(InferenceRequest("prefixes", [values], outputs=[RequestedOutput("rows", {})])))
+        rows = [await next_answer(client) for _ in range(3)]
+        assert [
+            [output.array.tolist() for output in part.outputs] for part in rows if isinstance(part, InferenceResponse)
+        ] == [[[1]], [[2]], []]
+
+
+async def test_errors_are_messages_and_end_no_connection() -> None:
+    async with (
+        serving(Service(Sum, executor="thread"), Service(Count, executor="thread")) as server,
+        server.connect() as client,
+    ):
+        for message, name, kind, status, text in (
+            ("{", "", "InvalidRequest", 400, "must be a message as JSON"),
+            ('{"id": "7"}', "7", "InvalidRequest", 400, "has neither 'model_name' nor 'cancel'"),
+            (item("nobody", 1, "8"), "8", "ModelNotFound", 404, "Request for unknown model: 'nobody' is not found"),
+            (item("sum", 1, "9"), "9", "InvalidRequest", 400, "tensor 'input'"),
+            (b"\0\0\0\x02{}", "", "InvalidRequest", 400, "has neither 'model_name' nor 'cancel'"),
+            (item("count", 1, "a", parameters={"timeout": 1}), "a", "DeadlineExceeded", 504, "timeout"),
         ):
-            await client.send(item("script", ["a", {"last": "b"}], "1"))
-            assert [await answer(client) for _ in range(2)] == [("1", "a", False), ("1", "b", True)]
-            await client.send(item("script", ["a"], "2"))
-            assert [await answer(client) for _ in range(2)] == [("2", "a", False), ("2", None, True)]
-            await client.send(item("script", ["a", {"error": "enough"}], "3"))
-            assert await answer(client) == ("3", "a", False)
-            assert await failure(client) == ErrorMessage("enough", "3", "InvalidRequest", 400)
-            values = TensorValue("x", "FP32", numpy.ones((2, 2), "float32"))
-            await client.send(
-                write_request(InferenceRequest("prefixes", [values], outputs=[RequestedOutput("rows", {})]))
-            )
-            rows = [await next_answer(client) for _ in range(3)]
-            assert [
-                [output.array.tolist() for output in part.outputs]
-                for part in rows
-                if isinstance(part, InferenceResponse)
-            ] == [[[1]], [[2]], []]
-
-    asyncio.run(main())
-
-
-def test_errors_are_messages_and_end_no_connection() -> None:
-    async def main() -> None:
-        async with (
-            serving(Service(Sum, executor="thread"), Service(Count, executor="thread")) as server,
-            server.connect() as client,
-        ):
-            for message, name, kind, status, text in (
-                ("{", "", "InvalidRequest", 400, "must be a message as JSON"),
-                ('{"id": "7"}', "7", "InvalidRequest", 400, "has neither 'model_name' nor 'cancel'"),
-                (item("nobody", 1, "8"), "8", "ModelNotFound", 404, "Request for unknown model: 'nobody' is not found"),
-                (item("sum", 1, "9"), "9", "InvalidRequest", 400, "tensor 'input'"),
-                (b"\0\0\0\x02{}", "", "InvalidRequest", 400, "has neither 'model_name' nor 'cancel'"),
-                (item("count", 1, "a", parameters={"timeout": 1}), "a", "DeadlineExceeded", 504, "timeout"),
-            ):
-                await client.send(message)
-                got = await failure(client)
-                assert (got.id, got.type, got.status) == (name, kind, status)
-                assert text in got.error
-            negative = TensorValue("x", "FP32", -numpy.ones((1, 1), "float32"))
-            await client.send(write_request(InferenceRequest("sum", [negative], id="b")))
-            assert await failure(client) == ErrorMessage("numbers must not be negative", "b", "InvalidRequest", 400)
-            await client.send(item("count", 2, "c"))
-            assert await answers(client) == [1, 2]
-
-    asyncio.run(main())
+            await client.send(message)
+            got = await failure(client)
+            assert (got.id, got.type, got.status) == (name, kind, status)
+            assert text in got.error
+        negative = TensorValue("x", "FP32", -numpy.ones((1, 1), "float32"))
+        await client.send(write_request(InferenceRequest("sum", [negative], id="b")))
+        assert await failure(client) == ErrorMessage("numbers must not be negative", "b", "InvalidRequest", 400)
+        await client.send(item("count", 2, "c"))
+        assert await answers(client) == [1, 2]
 
 
 def test_a_request_that_cannot_be_taken_ends_no_connection(caplog: pytest.LogCaptureFixture) -> None:
@@ -153,45 +137,39 @@ def test_a_request_that_cannot_be_taken_ends_no_connection(caplog: pytest.LogCap
     assert "no way" in caplog.text
 
 
-def test_an_id_is_of_one_request_at_a_time_and_can_be_cancelled() -> None:
-    async def main() -> None:
-        heard = RecordingObserver()
-        async with (
-            serving(Service(Ticking, executor="thread", observers=[heard])) as server,
-            server.connect() as client,
-        ):
-            await client.send(item("ticking", "go", "1"))
-            assert await answer(client) == ("1", 0, False)
-            await client.send(item("ticking", "go", "1"))
-            while isinstance(got := await next_answer(client), InferenceResponse):
-                pass
-            assert (got.id, got.type, got.status) == ("1", "Conflict", 400)
-            await client.send(write_cancel("1"))
-            await client.send(write_cancel("1"))
-            await client.send(write_cancel("unknown"))
-            while isinstance(got := await next_answer(client), InferenceResponse):
-                pass
-            assert (got.id, got.type, got.status) == ("1", "Cancelled", 499)
-            await client.send(item("ticking", "again", "1"))
-            assert await answer(client) == ("1", 0, False)
-
-    asyncio.run(main())
+async def test_an_id_is_of_one_request_at_a_time_and_can_be_cancelled() -> None:
+    heard = RecordingObserver()
+    async with (
+        serving(Service(Ticking, executor="thread", observers=[heard])) as server,
+        server.connect() as client,
+    ):
+        await client.send(item("ticking", "go", "1"))
+        assert await answer(client) == ("1", 0, False)
+        await client.send(item("ticking", "go", "1"))
+        while isinstance(got := await next_answer(client), InferenceResponse):
+            pass
+        assert (got.id, got.type, got.status) == ("1", "Conflict", 400)
+        await client.send(write_cancel("1"))
+        await client.send(write_cancel("1"))
+        await client.send(write_cancel("unknown"))
+        while isinstance(got := await next_answer(client), InferenceResponse):
+            pass
+        assert (got.id, got.type, got.status) == ("1", "Cancelled", 499)
+        await client.send(item("ticking", "again", "1"))
+        assert await answer(client) == ("1", 0, False)
 
 
-def test_a_client_that_leaves_ends_its_requests() -> None:
-    async def main() -> None:
-        heard = RecordingObserver()
-        async with serving(Service(Ticking, executor="thread", observers=[heard])) as server:
-            client = await server.connect()
-            await client.send(item("ticking", "go"))
-            await client.recv()
-            client.transport.abort()
-            async with asyncio.timeout(60):
-                await server.websockets.closed()
-            await server.registry.get("ticking").stop()  # which waits until the model has been told
-            assert heard.timings
-
-    asyncio.run(main())
+async def test_a_client_that_leaves_ends_its_requests() -> None:
+    heard = RecordingObserver()
+    async with serving(Service(Ticking, executor="thread", observers=[heard])) as server:
+        client = await server.connect()
+        await client.send(item("ticking", "go"))
+        await client.recv()
+        client.transport.abort()
+        async with asyncio.timeout(60):
+            await server.websockets.closed()
+        await server.registry.get("ticking").stop()  # which waits until the model has been told
+        assert heard.timings
 
 
 def test_nothing_is_read_while_too_much_is_under_way() -> None:
@@ -250,99 +228,84 @@ def test_a_reader_who_does_not_read_is_ended_and_holds_back_nobody(tmp_path: Pat
     asyncio.run(main())
 
 
-def test_every_frontend_feeds_the_same_batch() -> None:
-    async def main() -> None:
-        heard = RecordingObserver()
-        service = Service(Prefixes, observers=[heard], policy="full:6", max_queue_delay=20.0)
-        rows = [[1.0, 2.0], [3.0, 4.0]]
+async def test_every_frontend_feeds_the_same_batch() -> None:
+    heard = RecordingObserver()
+    service = Service(Prefixes, observers=[heard], policy="full:6", max_queue_delay=20.0)
+    rows = [[1.0, 2.0], [3.0, 4.0]]
 
-        async def in_process() -> list[Any]:
-            return [part["rows"].tolist() async for part in service.infer_stream({"x": rows})]
+    async def in_process() -> list[Any]:
+        return [part["rows"].tolist() async for part in service.infer_stream({"x": rows})]
 
-        async def by_events(port: int) -> str:
-            async with httpx.AsyncClient(timeout=60) as client:
-                return (await client.post(f"http://127.0.0.1:{port}/infer/prefixes", json={"x": rows})).text
+    async def by_events(port: int) -> str:
+        async with httpx.AsyncClient(timeout=60) as client:
+            return (await client.post(f"http://127.0.0.1:{port}/infer/prefixes", json={"x": rows})).text
 
-        async with serving(service) as server, server.connect() as client:
-            values = TensorValue("x", "FP32", numpy.array(rows, "float32"))
-            await client.send(write_request(InferenceRequest("prefixes", [values])))
-            answer, events = await asyncio.gather(in_process(), by_events(server.server.port))
-            parts = [await next_answer(client) for _ in range(3)]
-        assert answer == [[1], [2]]
-        assert events.count("data: ") == 2
-        assert [len(part.outputs) for part in parts if isinstance(part, InferenceResponse)] == [2, 2, 0]
-        assert [dispatch.rows for dispatch in heard.dispatches] == [6]
-        frontends = [request.frontend for requests, _, _ in heard.answers for request in requests]
-        assert sorted(frontends) == ["http", "python", "websocket"]
-
-    asyncio.run(main())
+    async with serving(service) as server, server.connect() as client:
+        values = TensorValue("x", "FP32", numpy.array(rows, "float32"))
+        await client.send(write_request(InferenceRequest("prefixes", [values])))
+        answer, events = await asyncio.gather(in_process(), by_events(server.server.port))
+        parts = [await next_answer(client) for _ in range(3)]
+    assert answer == [[1], [2]]
+    assert events.count("data: ") == 2
+    assert [len(part.outputs) for part in parts if isinstance(part, InferenceResponse)] == [2, 2, 0]
+    assert [dispatch.rows for dispatch in heard.dispatches] == [6]
+    frontends = [request.frontend for requests, _, _ in heard.answers for request in requests]
+    assert sorted(frontends) == ["http", "python", "websocket"]
 
 
-def test_a_client_who_never_reads_again_is_left() -> None:
-    async def main() -> None:
-        params = {"seconds": 0.0, "size": 100_000}
-        service = Service(Ticking, executor="thread", params=params)
-        async with serving(service, body_timeout=0.2) as server:
-            client = await server.connect(max_queue=1, compression=None)
-            await client.send(item("ticking", "go"))
-            async with asyncio.timeout(60):
-                await server.websockets.closed()
-            client.transport.abort()
-
-    asyncio.run(main())
+async def test_a_client_who_never_reads_again_is_left() -> None:
+    params = {"seconds": 0.0, "size": 100_000}
+    service = Service(Ticking, executor="thread", params=params)
+    async with serving(service, body_timeout=0.2) as server:
+        client = await server.connect(max_queue=1, compression=None)
+        await client.send(item("ticking", "go"))
+        async with asyncio.timeout(60):
+            await server.websockets.closed()
+        client.transport.abort()
 
 
-def test_a_drain_answers_what_is_under_way_and_says_good_bye() -> None:
-    async def main() -> None:
-        async with serving(Service(Count, executor="thread"), Service(Sum, executor="thread")) as server:
-            async with server.connect() as client, server.connect() as idle:
-                await client.send(item("count", 400, "long"))
-                assert await answer(client) == ("long", 1, False)
-                server.server.refuse()
-                assert await server.server.drain(20)
-                assert await answers(client) == list(range(2, 401))
-                for closed in (client, idle):
-                    with pytest.raises(ConnectionClosed) as raised:
-                        await closed.recv()
-                    assert raised.value.rcvd is not None
-                    assert raised.value.rcvd.code == 1001
-            assert server.websockets.open == 0
-
-    asyncio.run(main())
+async def test_a_drain_answers_what_is_under_way_and_says_good_bye() -> None:
+    async with serving(Service(Count, executor="thread"), Service(Sum, executor="thread")) as server:
+        async with server.connect() as client, server.connect() as idle:
+            await client.send(item("count", 400, "long"))
+            assert await answer(client) == ("long", 1, False)
+            server.server.refuse()
+            assert await server.server.drain(20)
+            assert await answers(client) == list(range(2, 401))
+            for closed in (client, idle):
+                with pytest.raises(ConnectionClosed) as raised:
+                    await closed.recv()
+                assert raised.value.rcvd is not None
+                assert raised.value.rcvd.code == 1001
+        assert server.websockets.open == 0
 
 
-def test_a_message_over_the_limit_closes_the_connection() -> None:
-    async def main() -> None:
-        async with serving(Service(Sum, executor="thread"), max_body_size=1000) as server, server.connect() as client:
-            await client.send("x" * 1001)
-            with pytest.raises(ConnectionClosed) as raised:
-                await client.recv()
-            assert raised.value.rcvd is not None
-            assert raised.value.rcvd.code == 1009
-
-    asyncio.run(main())
+async def test_a_message_over_the_limit_closes_the_connection() -> None:
+    async with serving(Service(Sum, executor="thread"), max_body_size=1000) as server, server.connect() as client:
+        await client.send("x" * 1001)
+        with pytest.raises(ConnectionClosed) as raised:
+            await client.recv()
+        assert raised.value.rcvd is not None
+        assert raised.value.rcvd.code == 1009
 
 
-def test_the_server_pings() -> None:
-    async def main() -> None:
-        async with (
-            serving(Service(Sum, executor="thread"), websocket_ping=0.01) as server,
-            server.connect(ping_interval=None) as client,
-        ):
-            pinged = asyncio.Event()
-            recv_frame = client.protocol.recv_frame
+async def test_the_server_pings() -> None:
+    async with (
+        serving(Service(Sum, executor="thread"), websocket_ping=0.01) as server,
+        server.connect(ping_interval=None) as client,
+    ):
+        pinged = asyncio.Event()
+        recv_frame = client.protocol.recv_frame
 
-            def receiving(frame: Frame) -> None:
-                if frame.opcode is Opcode.PING:
-                    pinged.set()
-                recv_frame(frame)
+        def receiving(frame: Frame) -> None:
+            if frame.opcode is Opcode.PING:
+                pinged.set()
+            recv_frame(frame)
 
-            client.protocol.recv_frame = receiving  # type: ignore[method-assign]  # to hear of it
-            async with asyncio.timeout(60):
-                await pinged.wait()
-            await (await client.ping())
-
-    asyncio.run(main())
+        client.protocol.recv_frame = receiving  # type: ignore[method-assign]  # to hear of it
+        async with asyncio.timeout(60):
+            await pinged.wait()
+        await (await client.ping())
 
 
 @pytest.mark.parametrize(
@@ -364,102 +327,84 @@ def test_pages_of_other_origins_are_refused_unless_cors_lets_them(
     assert allowed(origins, "here:8000", cors) is fine
 
 
-def test_a_refused_origin_gets_403() -> None:
-    async def main() -> None:
-        async with serving(Service(Sum, executor="thread"), cors_origins=["http://good.example"]) as server:
-            with pytest.raises(InvalidStatus) as raised:
-                async with server.connect(origin="http://evil.example"):
-                    pass
-            assert raised.value.response.status_code == 403
-            async with server.connect(origin="http://good.example"):
+async def test_a_refused_origin_gets_403() -> None:
+    async with serving(Service(Sum, executor="thread"), cors_origins=["http://good.example"]) as server:
+        with pytest.raises(InvalidStatus) as raised:
+            async with server.connect(origin="http://evil.example"):
                 pass
-
-    asyncio.run(main())
-
-
-def test_any_asgi_server_can_host_them() -> None:
-    async def main() -> None:
-        registry = Registry([Service(Count, executor="thread")])
-        await registry.start()
-        listener = socket.create_server(("127.0.0.1", 0))
-        config = uvicorn.Config(
-            make_app(KserveContext(registry, HttpSettings())), lifespan="off", log_config=None, ws="wsproto"
-        )  # fmt: skip
-        config.load()
-        server = uvicorn.Server(config)
-        server.lifespan = config.lifespan_class(config)
-        await server.startup([listener])
-        try:
-            async with connect(f"ws://127.0.0.1:{listener.getsockname()[1]}/v2/ws") as client:
-                await client.send(item("count", 2))
-                assert await answers(client) == [1, 2]
-        finally:
-            await server.shutdown([listener])
-            listener.close()
-            await registry.stop()
-
-    asyncio.run(main())
+        assert raised.value.response.status_code == 403
+        async with server.connect(origin="http://good.example"):
+            pass
 
 
-def test_messages_of_errors_are_bounded() -> None:
-    async def main() -> None:
-        async with serving(Service(Sum, executor="thread")) as server, server.connect() as client:
-            await client.send(item("x" * 100_000, 1, "long"))
-            failed = read_answer(await client.recv())
-            assert isinstance(failed, ErrorMessage) and failed.status == 404
-            assert len(failed.error) < 5000 and failed.error.endswith(" characters)")
-
-    asyncio.run(main())
-
-
-def test_a_connection_holds_no_more_than_its_share_of_the_account() -> None:
-    async def main() -> None:
-        executor = FakeExecutor()
-        service = Service(Echo, name="slow", executor=executor, max_batch_size=1)
-        async with serving(service, max_waiting_bytes=4_000_000) as server, server.connect() as client:
-            account = server.server.account
-
-            async def send() -> None:
-                for number in range(20):
-                    await client.send(item("slow", "x" * 300_000, str(number)))
-
-            sending = asyncio.ensure_future(send())
-            for _ in range(20):
-                await until(lambda: bool(executor.pending))
-                assert account.held_bytes < 2_500_000
-                executor.answer_next(lambda batch: [b"1"] * len(batch))
-                assert await answer(client)
-            await sending
-            await until(lambda: account.held_bytes == 0)
-
-    asyncio.run(main())
+async def test_any_asgi_server_can_host_them() -> None:
+    registry = Registry([Service(Count, executor="thread")])
+    await registry.start()
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        make_app(KserveContext(registry, HttpSettings())), lifespan="off", log_config=None, ws="wsproto"
+    )  # fmt: skip
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    await server.startup([listener])
+    try:
+        async with connect(f"ws://127.0.0.1:{listener.getsockname()[1]}/v2/ws") as client:
+            await client.send(item("count", 2))
+            assert await answers(client) == [1, 2]
+    finally:
+        await server.shutdown([listener])
+        listener.close()
+        await registry.stop()
 
 
-def test_an_answer_for_which_there_is_no_memory_is_the_error_of_its_request() -> None:
-    async def main() -> None:
-        executor = FakeExecutor()
-        service = Service(Echo, name="echo", executor=executor)
-        async with serving(service, max_waiting_bytes=1_000_000) as server, server.connect() as client:
-            await client.send(item("echo", "x", "a"))
+async def test_messages_of_errors_are_bounded() -> None:
+    async with serving(Service(Sum, executor="thread")) as server, server.connect() as client:
+        await client.send(item("x" * 100_000, 1, "long"))
+        failed = read_answer(await client.recv())
+        assert isinstance(failed, ErrorMessage) and failed.status == 404
+        assert len(failed.error) < 5000 and failed.error.endswith(" characters)")
+
+
+async def test_a_connection_holds_no_more_than_its_share_of_the_account() -> None:
+    executor = FakeExecutor()
+    service = Service(Echo, name="slow", executor=executor, max_batch_size=1)
+    async with serving(service, max_waiting_bytes=4_000_000) as server, server.connect() as client:
+        account = server.server.account
+
+        async def send() -> None:
+            for number in range(20):
+                await client.send(item("slow", "x" * 300_000, str(number)))
+
+        sending = asyncio.ensure_future(send())
+        for _ in range(20):
             await until(lambda: bool(executor.pending))
-            server.server.account.take(950_000)
-            executor.answer_next(lambda batch: [b"x" * 80_000])
-            refused = await failure(client)
-            assert (refused.id, refused.type, refused.status) == ("a", "Overloaded", 429)
+            assert account.held_bytes < 2_500_000
+            executor.answer_next(lambda batch: [b"1"] * len(batch))
+            assert await answer(client)
+        await sending
+        await until(lambda: account.held_bytes == 0)
 
-    asyncio.run(main())
+
+async def test_an_answer_for_which_there_is_no_memory_is_the_error_of_its_request() -> None:
+    executor = FakeExecutor()
+    service = Service(Echo, name="echo", executor=executor)
+    async with serving(service, max_waiting_bytes=1_000_000) as server, server.connect() as client:
+        await client.send(item("echo", "x", "a"))
+        await until(lambda: bool(executor.pending))
+        server.server.account.take(950_000)
+        executor.answer_next(lambda batch: [b"x" * 80_000])
+        refused = await failure(client)
+        assert (refused.id, refused.type, refused.status) == ("a", "Overloaded", 429)
 
 
-def test_messages_are_not_compressed() -> None:
-    async def main() -> None:
-        async with serving(Service(Sum, executor="thread")) as server, server.connect(compression="deflate") as client:
-            assert not client.protocol.extensions
-
-    asyncio.run(main())
+async def test_messages_are_not_compressed() -> None:
+    async with serving(Service(Sum, executor="thread")) as server, server.connect(compression="deflate") as client:
+        assert not client.protocol.extensions
 
 
 @pytest.mark.parametrize("error", [RuntimeError("Unexpected ASGI message 'websocket.accept'"), OSError("gone")])
-def test_a_client_that_is_gone_before_it_is_accepted_is_no_error(error: Exception) -> None:
+async def test_a_client_that_is_gone_before_it_is_accepted_is_no_error(error: Exception) -> None:
     async def receive() -> Any:
         return {"type": "websocket.connect"}
 
@@ -467,33 +412,27 @@ def test_a_client_that_is_gone_before_it_is_accepted_is_no_error(error: Exceptio
         assert message["type"] == "websocket.accept"
         raise error  # as uvicorn says of what is no WebSocket, or of nobody
 
-    async def main() -> None:
-        websockets = WebSockets(Registry([]), HttpSettings())
-        await websockets.serve(WebSocket({"type": "websocket", "headers": [], "path": "/v2/ws"}, receive, send))
-        assert websockets.open == 0
-
-    asyncio.run(main())
+    websockets = WebSockets(Registry([]), HttpSettings())
+    await websockets.serve(WebSocket({"type": "websocket", "headers": [], "path": "/v2/ws"}, receive, send))
+    assert websockets.open == 0
 
 
 @pytest.mark.parametrize("error", [RuntimeError("already closed"), OSError("gone")])
-def test_a_connection_that_both_sides_close_at_once_ends_without_an_error(error: Exception) -> None:
+async def test_a_connection_that_both_sides_close_at_once_ends_without_an_error(error: Exception) -> None:
     class Closed(WebSocket):
         async def close(self, code: int = 1000, reason: str | None = None) -> None:
             raise error
 
-    async def main() -> None:
-        sent: list[Any] = []
-        received = iter([{"type": "websocket.connect"}, {"type": "websocket.receive", "text": "x" * 2000}])
+    sent: list[Any] = []
+    received = iter([{"type": "websocket.connect"}, {"type": "websocket.receive", "text": "x" * 2000}])
 
-        async def receive() -> Any:
-            return next(received)
+    async def receive() -> Any:
+        return next(received)
 
-        async def send(message: Any) -> None:
-            sent.append(message)
+    async def send(message: Any) -> None:
+        sent.append(message)
 
-        websocket = Closed({"type": "websocket", "path": "/v2/ws", "headers": []}, receive, send)
-        sockets = WebSockets(Registry([]), HttpSettings(max_body_size=1024))
-        await sockets.serve(websocket)
-        assert [each["type"] for each in sent] == ["websocket.accept"]
-
-    asyncio.run(main())
+    websocket = Closed({"type": "websocket", "path": "/v2/ws", "headers": []}, receive, send)
+    sockets = WebSockets(Registry([]), HttpSettings(max_body_size=1024))
+    await sockets.serve(websocket)
+    assert [each["type"] for each in sent] == ["websocket.accept"]

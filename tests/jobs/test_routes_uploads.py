@@ -111,7 +111,7 @@ def test_a_download_of_a_file_that_is_deleted_meanwhile_ends(tmp_path: Path) -> 
     assert sent[-2:] == [0, 0]
 
 
-def test_an_upload_that_trickles_is_given_up(tmp_path: Path) -> None:
+async def test_an_upload_that_trickles_is_given_up(tmp_path: Path) -> None:
     async def trickle() -> AsyncIterator[bytes]:
         yield form(FILE)[:100]
         for _ in range(1000):
@@ -121,8 +121,5 @@ def test_an_upload_that_trickles_is_given_up(tmp_path: Path) -> None:
     async def room(size: int) -> None:
         pass
 
-    async def main() -> None:
-        with pytest.raises(TimeoutError):
-            await Upload(TYPE, tmp_path / "file", 10_000, room, Disk()).read(trickle(), 0.2)
-
-    asyncio.run(main())
+    with pytest.raises(TimeoutError):
+        await Upload(TYPE, tmp_path / "file", 10_000, room, Disk()).read(trickle(), 0.2)

@@ -185,22 +185,18 @@ def test_when_one_of_several_is_refused_the_others_are_withdrawn() -> None:
     with_service(Words, test, max_queue_size=3)
 
 
-def test_cancelling_withdraws_the_request() -> None:
+async def test_cancelling_withdraws_the_request() -> None:
     clock = FakeClock()
-
-    async def main() -> None:
-        async with Service(Affine, executor="inline", clock=clock, policy="control-limit:4") as service:
-            request = asyncio.ensure_future(
-                infer(service, InferenceRequest("affine", [tensor([[1, 2, 3]])]), frontend="grpc")
-            )
-            await asyncio.sleep(0)
-            assert service.state()["waiting"] == 1
-            request.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await request
-            assert service.state()["waiting"] == 0
-
-    asyncio.run(main())
+    async with Service(Affine, executor="inline", clock=clock, policy="control-limit:4") as service:
+        request = asyncio.ensure_future(
+            infer(service, InferenceRequest("affine", [tensor([[1, 2, 3]])]), frontend="grpc")
+        )
+        await asyncio.sleep(0)
+        assert service.state()["waiting"] == 1
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        assert service.state()["waiting"] == 0
 
 
 def test_priority_and_timeout() -> None:

@@ -46,54 +46,45 @@ def thread() -> str:
     return threading.current_thread().name
 
 
-def test_where_a_body_is_read_depends_on_its_length() -> None:
-    async def main() -> None:
-        assert await off_loop(LONG_BODY, thread) == thread()
-        assert await off_loop(LONG_BODY + 1, thread) == "weir-read-long_0"
-        assert await off_loop(1 << 20, thread) == "weir-read-long_0"
-        assert await off_loop((1 << 20) + 1, thread) == "weir-read-large_0"
-        assert await off_loop(LONG_ANSWER, thread, writes=True) == thread()
-        assert await off_loop(LONG_ANSWER + 1, thread, writes=True) == "weir-write_0"
-
-    asyncio.run(main())
+async def test_where_a_body_is_read_depends_on_its_length() -> None:
+    assert await off_loop(LONG_BODY, thread) == thread()
+    assert await off_loop(LONG_BODY + 1, thread) == "weir-read-long_0"
+    assert await off_loop(1 << 20, thread) == "weir-read-long_0"
+    assert await off_loop((1 << 20) + 1, thread) == "weir-read-large_0"
+    assert await off_loop(LONG_ANSWER, thread, writes=True) == thread()
+    assert await off_loop(LONG_ANSWER + 1, thread, writes=True) == "weir-write_0"
 
 
-def test_large_bodies_do_not_delay_long_ones() -> None:
-    async def main() -> None:
-        go_on = threading.Event()
-        large = [asyncio.ensure_future(off_loop(16 << 20, go_on.wait)) for _ in range(20)]
-        await asyncio.sleep(0)
-        assert await off_loop(1 << 20, lambda: "read") == "read"
-        assert not any(each.done() for each in large)
-        go_on.set()
-        assert await asyncio.gather(*large) == [True] * 20
-
-    asyncio.run(main())
+async def test_large_bodies_do_not_delay_long_ones() -> None:
+    go_on = threading.Event()
+    large = [asyncio.ensure_future(off_loop(16 << 20, go_on.wait)) for _ in range(20)]
+    await asyncio.sleep(0)
+    assert await off_loop(1 << 20, lambda: "read") == "read"
+    assert not any(each.done() for each in large)
+    go_on.set()
+    assert await asyncio.gather(*large) == [True] * 20
 
 
-def test_errors_come_back() -> None:
-    async def main() -> None:
-        def read() -> None:
-            raise InvalidRequest("no")
+async def test_errors_come_back() -> None:
+    def read() -> None:
+        raise InvalidRequest("no")
 
-        with pytest.raises(InvalidRequest, match="no"):
-            await off_loop(1 << 20, read)
+    with pytest.raises(InvalidRequest, match="no"):
+        await off_loop(1 << 20, read)
 
-        def exhaust() -> None:
-            raise MemoryError
+    def exhaust() -> None:
+        raise MemoryError
 
-        with pytest.raises(Overloaded, match="not enough memory available to read a body of 1048576 bytes"):
-            await off_loop(1 << 20, exhaust)
-        with pytest.raises(Overloaded, match="not enough memory available to write a response of 1048576 bytes"):
-            await off_loop(1 << 20, exhaust, writes=True)
-        found: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        work_later(1 << 20, read, found.set_result, account=Account(HttpSettings()))
-        assert isinstance(await found, InvalidRequest)
-        found = asyncio.get_running_loop().create_future()
-        work_later(1 << 20, lambda: 3, found.set_result, account=Account(HttpSettings()))
-        assert await found == 3
-
-    asyncio.run(main())
+    with pytest.raises(Overloaded, match="not enough memory available to read a body of 1048576 bytes"):
+        await off_loop(1 << 20, exhaust)
+    with pytest.raises(Overloaded, match="not enough memory available to write a response of 1048576 bytes"):
+        await off_loop(1 << 20, exhaust, writes=True)
+    found: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    work_later(1 << 20, read, found.set_result, account=Account(HttpSettings()))
+    assert isinstance(await found, InvalidRequest)
+    found = asyncio.get_running_loop().create_future()
+    work_later(1 << 20, lambda: 3, found.set_result, account=Account(HttpSettings()))
+    assert await found == 3
 
 
 class Work:
@@ -103,40 +94,34 @@ class Work:
         pytest.fail("nobody waits for it")
 
 
-def test_what_nobody_waits_for_is_let_go_of_before_its_turn() -> None:
+async def test_what_nobody_waits_for_is_let_go_of_before_its_turn() -> None:
     """One that sends a large body and leaves, again and again, would fill the memory with bodies that wait for the thread."""
-
-    async def main() -> None:
-        go_on = threading.Event()
-        first = asyncio.ensure_future(off_loop(1 << 20, go_on.wait))
-        await asyncio.sleep(0)
-        job = Work()
-        gone = weakref.ref(job)
-        awaited = asyncio.ensure_future(off_loop(1 << 20, job))
-        await asyncio.sleep(0)
-        del job
-        awaited.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await awaited
-        assert gone() is None
-        job = Work()
-        gone = weakref.ref(job)
-        cancel = work_later(
-            1 << 20, job, lambda found: pytest.fail("it was cancelled"), account=Account(HttpSettings())
-        )
-        del job
-        assert cancel()
-        assert gone() is None
-        ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        begun = threading.Event()
-        cancel = work_later(1 << 20, begun.set, ended.set_result, account=Account(HttpSettings()))
-        go_on.set()
-        assert await first
-        await asyncio.to_thread(begun.wait)
-        assert not cancel()
-        assert await ended is None
-
-    asyncio.run(main())
+    go_on = threading.Event()
+    first = asyncio.ensure_future(off_loop(1 << 20, go_on.wait))
+    await asyncio.sleep(0)
+    job = Work()
+    gone = weakref.ref(job)
+    awaited = asyncio.ensure_future(off_loop(1 << 20, job))
+    await asyncio.sleep(0)
+    del job
+    awaited.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await awaited
+    assert gone() is None
+    job = Work()
+    gone = weakref.ref(job)
+    cancel = work_later(1 << 20, job, lambda found: pytest.fail("it was cancelled"), account=Account(HttpSettings()))
+    del job
+    assert cancel()
+    assert gone() is None
+    ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    begun = threading.Event()
+    cancel = work_later(1 << 20, begun.set, ended.set_result, account=Account(HttpSettings()))
+    go_on.set()
+    assert await first
+    await asyncio.to_thread(begun.wait)
+    assert not cancel()
+    assert await ended is None
 
 
 def threads_of(functions: dict[str, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -193,7 +178,7 @@ def test_long_answers_over_http(kind: str, writers: list[str]) -> None:
 
 
 @pytest.mark.parametrize("left", [False, True])
-def test_long_answers_over_websocket_keep_their_order(left: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_answers_over_websocket_keep_their_order(left: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     writing, go_on = threading.Event(), threading.Event()
 
     def held(*arguments: Any) -> Any:
@@ -204,27 +189,23 @@ def test_long_answers_over_websocket_keep_their_order(left: bool, monkeypatch: p
 
     plain = tensors.write_json
     monkeypatch.setattr("weir.wire.kserve_json.write_json", held)
-
-    async def main() -> None:
-        service = Service(Vector, executor="inline", max_queue_size=MANY, max_batch_size=MANY)
-        async with serving_sockets(service) as server:
-            account = server.server.account
-            async with server.connect(max_size=None) as client:
-                for name, count in (("long", MANY), ("short", 2)):
-                    answer = {"model_name": "vector", "inputs": [tensor([[0.5] * count], [1, count])], "id": name}
-                    await client.send(json.dumps(answer))
-                await asyncio.to_thread(writing.wait)
-                assert account.held_bytes > 12 * MANY
-                if not left:
-                    go_on.set()
-                    ends = [read_answer(await client.recv()) for _ in range(2)]
-                    answers = [end for end in ends if isinstance(end, InferenceResponse)]
-                    assert [(each.id, each.outputs[1].array.size) for each in answers] == [("long", MANY), ("short", 2)]
-            await until(lambda: not account.held_bytes and not server.websockets.open)
-            go_on.set()
-            await off_loop(LONG_ANSWER + 1, thread, writes=True)  # behind it in the same thread
-
-    asyncio.run(main())
+    service = Service(Vector, executor="inline", max_queue_size=MANY, max_batch_size=MANY)
+    async with serving_sockets(service) as server:
+        account = server.server.account
+        async with server.connect(max_size=None) as client:
+            for name, count in (("long", MANY), ("short", 2)):
+                answer = {"model_name": "vector", "inputs": [tensor([[0.5] * count], [1, count])], "id": name}
+                await client.send(json.dumps(answer))
+            await asyncio.to_thread(writing.wait)
+            assert account.held_bytes > 12 * MANY
+            if not left:
+                go_on.set()
+                ends = [read_answer(await client.recv()) for _ in range(2)]
+                answers = [end for end in ends if isinstance(end, InferenceResponse)]
+                assert [(each.id, each.outputs[1].array.size) for each in answers] == [("long", MANY), ("short", 2)]
+        await until(lambda: not account.held_bytes and not server.websockets.open)
+        go_on.set()
+        await off_loop(LONG_ANSWER + 1, thread, writes=True)  # behind it in the same thread
 
 
 @pytest.fixture
@@ -310,7 +291,7 @@ def test_a_list_of_tensors_over_http(kind: str, readers: list[str]) -> None:
         assert readers and all(name.startswith("weir-read") for name in readers)
 
 
-def test_grpc(readers: list[str]) -> None:
+async def test_grpc(readers: list[str]) -> None:
     class Same(Model):
         """Gives its input back."""
 
@@ -324,23 +305,20 @@ def test_grpc(readers: list[str]) -> None:
         given = {"name": "x", "datatype": "FP32", "shape": [1, count], "contents": {"fp32_contents": values}}
         return {"model_name": "same", "id": id, "inputs": [given]}
 
-    async def main() -> None:
-        async with serving(Service(Same, executor="inline")) as rig:
-            for values in ([0.5] * COUNT, [0.5]):
-                answer = await rig.call("ModelInfer", **typed(values, len(values), "7"))
-                assert list(answer.outputs[0].contents.fp32_contents) == values
-            code, text = await refused(rig.call("ModelInfer", **typed([0.5] * COUNT, 3, "8")))
-            assert code is grpc.StatusCode.INVALID_ARGUMENT and "its shape [1, 3] takes 3" in text
-            assert (await refused(rig.infer(make_request(1, 2, model="other"))))[0] is grpc.StatusCode.NOT_FOUND
-            stream = rig.stream()
-            for count, name in ((COUNT, "fine"), (3, "wrong")):
-                await stream.write(ModelInferRequest(**typed([0.5] * COUNT, count, name)).SerializeToString())
-            await stream.done_writing()
-            ends = [kserve_grpc.ModelStreamInferResponse.FromString(body) async for body in stream]
-            assert {end.infer_response.id: bool(end.error_message) for end in ends} == {"fine": False, "wrong": True}
-        assert [name.startswith("weir-read") for name in readers] == [True, False, True, True, True]
-
-    asyncio.run(main())
+    async with serving(Service(Same, executor="inline")) as rig:
+        for values in ([0.5] * COUNT, [0.5]):
+            answer = await rig.call("ModelInfer", **typed(values, len(values), "7"))
+            assert list(answer.outputs[0].contents.fp32_contents) == values
+        code, text = await refused(rig.call("ModelInfer", **typed([0.5] * COUNT, 3, "8")))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT and "its shape [1, 3] takes 3" in text
+        assert (await refused(rig.infer(make_request(1, 2, model="other"))))[0] is grpc.StatusCode.NOT_FOUND
+        stream = rig.stream()
+        for count, name in ((COUNT, "fine"), (3, "wrong")):
+            await stream.write(ModelInferRequest(**typed([0.5] * COUNT, count, name)).SerializeToString())
+        await stream.done_writing()
+        ends = [kserve_grpc.ModelStreamInferResponse.FromString(body) async for body in stream]
+        assert {end.infer_response.id: bool(end.error_message) for end in ends} == {"fine": False, "wrong": True}
+    assert [name.startswith("weir-read") for name in readers] == [True, False, True, True, True]
 
 
 class Longer(Model):
@@ -410,20 +388,18 @@ def test_who_leaves_while_an_answer_of_grpc_waits_to_be_written_frees_it(writers
     assert not writers
 
 
-def test_an_answer_of_grpc_that_cannot_be_written_in_its_thread_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_of_grpc_that_cannot_be_written_in_its_thread_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def broken(*arguments: Any, **options: Any) -> bytes:
         assert thread() != "MainThread"
         raise InvalidRequest("it cannot be written")
 
     monkeypatch.setattr("weir.frontends.grpc.inference.write_response", broken)
-
-    async def main() -> None:
-        async with serving(Service(Longer, executor="inline")) as rig:
-            code, text = await refused(rig.raw(INFER, write_request(make_longer_request(COUNT))))
-            assert (code, text) == (grpc.StatusCode.INVALID_ARGUMENT, "it cannot be written")
-            await until(lambda: rig.context.account.held_bytes == 0)
-
-    asyncio.run(main())
+    async with serving(Service(Longer, executor="inline")) as rig:
+        code, text = await refused(rig.raw(INFER, write_request(make_longer_request(COUNT))))
+        assert (code, text) == (grpc.StatusCode.INVALID_ARGUMENT, "it cannot be written")
+        await until(lambda: rig.context.account.held_bytes == 0)
 
 
 def test_raw_numbers_of_an_answer_are_only_copied() -> None:
@@ -446,20 +422,17 @@ def test_raw_tensors_of_grpc_are_not_long() -> None:
     assert bytes_to_read(b"\xff" * 10_000) == 10_000
 
 
-def test_websockets(readers: list[str]) -> None:
-    async def main() -> None:
-        async with serving_sockets(Service(Sum, executor="thread")) as server, server.connect(max_size=None) as client:
-            for name, data in (("fine", [[0.5] * COUNT]), ("wrong", [[0.5] * (COUNT - 1) + ["a"]])):
-                answer = {"model_name": "sum", "inputs": [tensor(data, [1, COUNT])]}
-                await client.send(json.dumps({**answer, "id": name}))
-            ends = [read_answer(await client.recv()) for _ in range(2)]
-            fine = next(end for end in ends if isinstance(end, InferenceResponse))
-            wrong = next(end for end in ends if isinstance(end, ErrorMessage))
-            assert (fine.id, fine.outputs[0].array.tolist()) == ("fine", [COUNT / 2])
-            assert (wrong.id, wrong.status) == ("wrong", 400)
-        assert sorted(readers) == sorted([thread(), *["weir-read-long_0"] * 2])  # the answer was read here
-
-    asyncio.run(main())
+async def test_websockets(readers: list[str]) -> None:
+    async with serving_sockets(Service(Sum, executor="thread")) as server, server.connect(max_size=None) as client:
+        for name, data in (("fine", [[0.5] * COUNT]), ("wrong", [[0.5] * (COUNT - 1) + ["a"]])):
+            answer = {"model_name": "sum", "inputs": [tensor(data, [1, COUNT])]}
+            await client.send(json.dumps({**answer, "id": name}))
+        ends = [read_answer(await client.recv()) for _ in range(2)]
+        fine = next(end for end in ends if isinstance(end, InferenceResponse))
+        wrong = next(end for end in ends if isinstance(end, ErrorMessage))
+        assert (fine.id, fine.outputs[0].array.tolist()) == ("fine", [COUNT / 2])
+        assert (wrong.id, wrong.status) == ("wrong", 400)
+    assert sorted(readers) == sorted([thread(), *["weir-read-long_0"] * 2])  # the answer was read here
 
 
 def test_who_leaves_while_the_body_is_read_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:

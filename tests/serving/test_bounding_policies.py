@@ -26,35 +26,29 @@ class Short:
         return Short()
 
 
-def test_requests_of_frontends_are_refused_and_calls_in_process_wait() -> None:
-    async def main() -> None:
-        async with serving(None, policy=Short()) as rig:
-            calls = [rig.service.infer(item) for item in range(5)]
-            await turns()
-            assert rig.executor.payloads == [[0]]
+async def test_requests_of_frontends_are_refused_and_calls_in_process_wait() -> None:
+    async with serving(None, policy=Short()) as rig:
+        calls = [rig.service.infer(item) for item in range(5)]
+        await turns()
+        assert rig.executor.payloads == [[0]]
+        rig.executor.answer_next(squares)
+        await turns()
+        calls += [rig.service.infer(item) for item in (5, 6)]
+        assert rig.service.state()["waiting_outside"] == 2
+        with pytest.raises(Overloaded):
+            request(rig.service, 7)
+        for _ in range(6):
             rig.executor.answer_next(squares)
             await turns()
-            calls += [rig.service.infer(item) for item in (5, 6)]
-            assert rig.service.state()["waiting_outside"] == 2
-            with pytest.raises(Overloaded):
-                request(rig.service, 7)
-            for _ in range(6):
-                rig.executor.answer_next(squares)
-                await turns()
-            assert await asyncio.gather(*calls) == squares(list(range(7)))
-            assert rig.service.state()["waiting_outside"] == 0
-
-    asyncio.run(main())
+        assert await asyncio.gather(*calls) == squares(list(range(7)))
+        assert rig.service.state()["waiting_outside"] == 0
 
 
-def test_each_service_has_a_memory_of_its_own() -> None:
-    async def main() -> None:
-        policy = Short()
-        async with serving(policy=policy) as one, serving(policy=policy) as other:
-            assert await one.service.infer(3) == 9
-            mine, others = one.service.policy, other.service.policy
-            assert isinstance(mine, Short)
-            assert isinstance(others, Short)
-            assert (policy.decisions, mine.decisions, others.decisions) == (0, 1, 0)
-
-    asyncio.run(main())
+async def test_each_service_has_a_memory_of_its_own() -> None:
+    policy = Short()
+    async with serving(policy=policy) as one, serving(policy=policy) as other:
+        assert await one.service.infer(3) == 9
+        mine, others = one.service.policy, other.service.policy
+        assert isinstance(mine, Short)
+        assert isinstance(others, Short)
+        assert (policy.decisions, mine.decisions, others.decisions) == (0, 1, 0)

@@ -22,187 +22,154 @@ def plainly(items: Any) -> Iterator[Any]:
 SOURCES = [plainly, slowly]
 
 
-def test_a_list_a_range_and_nothing_can_be_streamed() -> None:
-    async def main() -> None:
-        async with serving() as rig:
-            assert [answer async for answer in rig.service.stream([3, 4])] == [9, 16]
-            assert [answer async for answer in rig.service.stream(range(1000))] == squares(list(range(1000)))
-            assert [answer async for answer in rig.service.stream([])] == []
-            assert [answer async for answer in rig.service.stream(slowly([]))] == []
-
-    asyncio.run(main())
+async def test_a_list_a_range_and_nothing_can_be_streamed() -> None:
+    async with serving() as rig:
+        assert [answer async for answer in rig.service.stream([3, 4])] == [9, 16]
+        assert [answer async for answer in rig.service.stream(range(1000))] == squares(list(range(1000)))
+        assert [answer async for answer in rig.service.stream([])] == []
+        assert [answer async for answer in rig.service.stream(slowly([]))] == []
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_answers_come_in_the_order_of_the_items(source: Any) -> None:
-    async def main() -> None:
-        async with serving(workers=3, places=2, max_batch_size=7) as rig:
-            answers = [answer async for answer in rig.service.stream(source(range(500)))]
-            assert answers == squares(list(range(500)))
-
-    asyncio.run(main())
+async def test_answers_come_in_the_order_of_the_items(source: Any) -> None:
+    async with serving(workers=3, places=2, max_batch_size=7) as rig:
+        answers = [answer async for answer in rig.service.stream(source(range(500)))]
+        assert answers == squares(list(range(500)))
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_no_more_is_pulled_than_the_window_holds(source: Any) -> None:
-    async def main() -> None:
-        pulled = 0
+async def test_no_more_is_pulled_than_the_window_holds(source: Any) -> None:
+    pulled = 0
 
-        def counting() -> Iterator[int]:
-            nonlocal pulled
-            while True:
-                pulled += 1
-                yield pulled
+    def counting() -> Iterator[int]:
+        nonlocal pulled
+        while True:
+            pulled += 1
+            yield pulled
 
-        async with serving(None, max_batch_size=8) as rig:
-            stream = rig.service.stream(source(counting()))
-            first = asyncio.ensure_future(anext(stream))
-            await turns(200)
-            assert pulled == rig.service.stream_size == 16
-            rig.executor.answer_next(squares)
-            assert await first == 1
-            await turns(200)
-            assert pulled <= 17
-            await stream.aclose()
-
-    asyncio.run(main())
+    async with serving(None, max_batch_size=8) as rig:
+        stream = rig.service.stream(source(counting()))
+        first = asyncio.ensure_future(anext(stream))
+        await turns(200)
+        assert pulled == rig.service.stream_size == 16
+        rig.executor.answer_next(squares)
+        assert await first == 1
+        await turns(200)
+        assert pulled <= 17
+        await stream.aclose()
 
 
-def test_batches_are_full_while_a_stream_flows() -> None:
-    async def main() -> None:
-        async with serving(max_batch_size=8) as rig:
-            async for _ in rig.service.stream(range(800)):
-                pass
-            assert len(rig.executor.sizes) <= 110
-
-    asyncio.run(main())
+async def test_batches_are_full_while_a_stream_flows() -> None:
+    async with serving(max_batch_size=8) as rig:
+        async for _ in rig.service.stream(range(800)):
+            pass
+        assert len(rig.executor.sizes) <= 110
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_several_streams_run_at_once_beside_calls(source: Any) -> None:
-    async def main() -> None:
-        async with serving(max_batch_size=8, max_queue_size=16) as rig:
+async def test_several_streams_run_at_once_beside_calls(source: Any) -> None:
+    async with serving(max_batch_size=8, max_queue_size=16) as rig:
 
-            async def collect(start: int) -> list[Any]:
-                return [answer async for answer in rig.service.stream(source(range(start, start + 200)))]
+        async def collect(start: int) -> list[Any]:
+            return [answer async for answer in rig.service.stream(source(range(start, start + 200)))]
 
-            *streams, call = await asyncio.gather(*map(collect, range(5)), rig.service.infer(3))
-            assert streams == [squares(list(range(start, start + 200))) for start in range(5)]
-            assert call == 9
-
-    asyncio.run(main())
+        *streams, call = await asyncio.gather(*map(collect, range(5)), rig.service.infer(3))
+        assert streams == [squares(list(range(start, start + 200))) for start in range(5)]
+        assert call == 9
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_inputs_and_errors_are_returned_on_request(source: Any) -> None:
+async def test_inputs_and_errors_are_returned_on_request(source: Any) -> None:
     def picky(batch: list[Any]) -> list[Any]:
         return [ModelError("odd") if x % 2 else x for x in batch]
 
-    async def main() -> None:
-        async with serving(picky) as rig:
-            pairs = [
-                (item, answer if isinstance(answer, int) else type(answer))
-                async for item, answer in rig.service.stream(source(range(4)), return_inputs=True, return_errors=True)
-            ]
-            assert pairs == [(0, 0), (1, ModelError), (2, 2), (3, ModelError)]
-            seen = []
-            with pytest.raises(ModelError, match="odd"):
-                async for answer in rig.service.stream(source(range(4))):
-                    seen.append(answer)
-            assert seen == [0]
-            await turns()
-            assert rig.service.state()["waiting"] == 0
-
-    asyncio.run(main())
+    async with serving(picky) as rig:
+        pairs = [
+            (item, answer if isinstance(answer, int) else type(answer))
+            async for item, answer in rig.service.stream(source(range(4)), return_inputs=True, return_errors=True)
+        ]
+        assert pairs == [(0, 0), (1, ModelError), (2, 2), (3, ModelError)]
+        seen = []
+        with pytest.raises(ModelError, match="odd"):
+            async for answer in rig.service.stream(source(range(4))):
+                seen.append(answer)
+        assert seen == [0]
+        await turns()
+        assert rig.service.state()["waiting"] == 0
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_an_error_of_the_source_comes_after_the_answers_before_it(source: Any) -> None:
+async def test_an_error_of_the_source_comes_after_the_answers_before_it(source: Any) -> None:
     def broken() -> Iterator[int]:
         yield from range(3)
         raise KeyError("source")
 
-    async def main() -> None:
-        async with serving() as rig:
-            seen = []
-            with pytest.raises(KeyError, match="source"):
-                async for answer in rig.service.stream(source(broken())):
-                    seen.append(answer)
-            assert seen == [0, 1, 4]
-
-    asyncio.run(main())
+    async with serving() as rig:
+        seen = []
+        with pytest.raises(KeyError, match="source"):
+            async for answer in rig.service.stream(source(broken())):
+                seen.append(answer)
+        assert seen == [0, 1, 4]
 
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("way", ["aclose", "drop", "cancel"])
-def test_leaving_half_way_withdraws_what_is_under_way(source: Any, way: str) -> None:
-    async def main() -> None:
-        async with serving(None, max_batch_size=4) as rig:
-            stream = rig.service.stream(source(range(1000)))
-            waiting = asyncio.ensure_future(anext(stream))
-            await turns(50)
-            if way == "cancel":
-                waiting.cancel()
-                await asyncio.wait([waiting])
-            else:
-                rig.executor.answer_next(squares)
-                assert await waiting == 0
-            if way == "aclose":
-                await stream.aclose()
-            del stream, waiting
-            gc.collect()
-            await turns(50)
-            state = rig.service.state()
-            assert (state["waiting"], state["waiting_outside"]) == (0, 0)
-            assert len(asyncio.all_tasks()) == 1
-            assert rig.executor.cancelled
-
-    asyncio.run(main())
-
-
-def test_answers_flow_while_an_async_source_is_awaited() -> None:
-    async def main() -> None:
-        more = asyncio.Event()
-
-        async def source() -> AsyncIterator[int]:
-            yield 1
-            await more.wait()
-            yield 2
-
-        async with serving() as rig:
-            stream = rig.service.stream(source())
-            assert await anext(stream) == 1
-            more.set()
-            assert [answer async for answer in stream] == [4]
-
-    asyncio.run(main())
-
-
-def test_the_timeout_is_each_items_own() -> None:
-    async def main() -> None:
-        async with serving(None, max_batch_size=1) as rig:
-            stream = rig.service.stream(range(3), timeout=5.0, return_errors=True)
-            first = asyncio.ensure_future(anext(stream))
-            await turns()
+async def test_leaving_half_way_withdraws_what_is_under_way(source: Any, way: str) -> None:
+    async with serving(None, max_batch_size=4) as rig:
+        stream = rig.service.stream(source(range(1000)))
+        waiting = asyncio.ensure_future(anext(stream))
+        await turns(50)
+        if way == "cancel":
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        else:
             rig.executor.answer_next(squares)
-            assert await first == 0
-            second = asyncio.ensure_future(anext(stream))
-            await turns()
-            rig.clock.advance(5.0)
-            assert isinstance(await second, DeadlineExceeded)
-            third = asyncio.ensure_future(anext(stream))
-            await turns()
-            assert isinstance(await third, DeadlineExceeded)
+            assert await waiting == 0
+        if way == "aclose":
+            await stream.aclose()
+        del stream, waiting
+        gc.collect()
+        await turns(50)
+        state = rig.service.state()
+        assert (state["waiting"], state["waiting_outside"]) == (0, 0)
+        assert len(asyncio.all_tasks()) == 1
+        assert rig.executor.cancelled
 
-    asyncio.run(main())
+
+async def test_answers_flow_while_an_async_source_is_awaited() -> None:
+    more = asyncio.Event()
+
+    async def source() -> AsyncIterator[int]:
+        yield 1
+        await more.wait()
+        yield 2
+
+    async with serving() as rig:
+        stream = rig.service.stream(source())
+        assert await anext(stream) == 1
+        more.set()
+        assert [answer async for answer in stream] == [4]
 
 
-def test_a_stream_waits_where_a_call_would_be_refused() -> None:
-    async def main() -> None:
-        async with serving(max_batch_size=4, max_queue_size=2, backpressure=False) as rig:
-            assert [answer async for answer in rig.service.stream(range(50))] == squares(list(range(50)))
+async def test_the_timeout_is_each_items_own() -> None:
+    async with serving(None, max_batch_size=1) as rig:
+        stream = rig.service.stream(range(3), timeout=5.0, return_errors=True)
+        first = asyncio.ensure_future(anext(stream))
+        await turns()
+        rig.executor.answer_next(squares)
+        assert await first == 0
+        second = asyncio.ensure_future(anext(stream))
+        await turns()
+        rig.clock.advance(5.0)
+        assert isinstance(await second, DeadlineExceeded)
+        third = asyncio.ensure_future(anext(stream))
+        await turns()
+        assert isinstance(await third, DeadlineExceeded)
 
-    asyncio.run(main())
+
+async def test_a_stream_waits_where_a_call_would_be_refused() -> None:
+    async with serving(max_batch_size=4, max_queue_size=2, backpressure=False) as rig:
+        assert [answer async for answer in rig.service.stream(range(50))] == squares(list(range(50)))
 
 
 class Odd(Model):
@@ -210,23 +177,20 @@ class Odd(Model):
         return [ModelError("odd") if x % 2 else x for x in batch]
 
 
-def test_errors_in_an_abandoned_stream_are_not_logged() -> None:
-    async def main() -> None:
-        complaints: list[dict[str, Any]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
-        async with Service(Odd, executor="inline") as service:
-            stream = service.stream(range(10))
-            assert await anext(stream) == 0
-            await turns(50)
-            await stream.aclose()
-            del stream
-            gc.collect()
-        assert complaints == []
-
-    asyncio.run(main())
+async def test_errors_in_an_abandoned_stream_are_not_logged() -> None:
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+    async with Service(Odd, executor="inline") as service:
+        stream = service.stream(range(10))
+        assert await anext(stream) == 0
+        await turns(50)
+        await stream.aclose()
+        del stream
+        gc.collect()
+    assert complaints == []
 
 
-def test_leaving_while_the_source_is_still_ending_withdraws_too() -> None:
+async def test_leaving_while_the_source_is_still_ending_withdraws_too() -> None:
     async def clinging() -> AsyncIterator[int]:
         try:
             for item in range(3):
@@ -235,41 +199,35 @@ def test_leaving_while_the_source_is_still_ending_withdraws_too() -> None:
         finally:
             await asyncio.Event().wait()
 
-    async def main() -> None:
-        async with serving(None, max_batch_size=2) as rig:
-            waiting = asyncio.ensure_future(anext(rig.service.stream(clinging())))
+    async with serving(None, max_batch_size=2) as rig:
+        waiting = asyncio.ensure_future(anext(rig.service.stream(clinging())))
+        await turns(50)
+        assert rig.service.state()["waiting"] >= 1
+        for _ in range(2):  # the second one while the first waits for the source
+            waiting.cancel()
             await turns(50)
-            assert rig.service.state()["waiting"] >= 1
-            for _ in range(2):  # the second one while the first waits for the source
-                waiting.cancel()
-                await turns(50)
-            assert rig.service.state()["waiting"] == 0
-
-    asyncio.run(main())
+        assert rig.service.state()["waiting"] == 0
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_preprocessor_sees_each_item_and_fails_it_alone(source: Any) -> None:
+async def test_a_preprocessor_sees_each_item_and_fails_it_alone(source: Any) -> None:
     def digits(text: str) -> int:
         if text == "none":
             raise ValidationFailed("there is none")
         return int(text)
 
-    async def main() -> None:
-        async with serving() as rig:
-            items = ["3", "x", "4", "none"]
-            stream = rig.service.stream(source(items), preprocessor=digits, return_inputs=True, return_errors=True)
-            pairs = [pair async for pair in stream]
-            assert [item for item, _ in pairs] == items
-            assert [answer for _, answer in pairs if isinstance(answer, int)] == [9, 16]
-            assert type(pairs[1][1]) is InvalidRequest
-            assert isinstance(pairs[1][1].__cause__, ValueError)
-            assert str(pairs[1][1]).startswith("the preprocessor of the stream raised ValueError(")
-            assert type(pairs[3][1]) is ValidationFailed
-            seen = []
-            with pytest.raises(InvalidRequest, match="preprocessor"):
-                async for answer in rig.service.stream(source(items), preprocessor=digits):
-                    seen.append(answer)
-            assert seen == [9]
-
-    asyncio.run(main())
+    async with serving() as rig:
+        items = ["3", "x", "4", "none"]
+        stream = rig.service.stream(source(items), preprocessor=digits, return_inputs=True, return_errors=True)
+        pairs = [pair async for pair in stream]
+        assert [item for item, _ in pairs] == items
+        assert [answer for _, answer in pairs if isinstance(answer, int)] == [9, 16]
+        assert type(pairs[1][1]) is InvalidRequest
+        assert isinstance(pairs[1][1].__cause__, ValueError)
+        assert str(pairs[1][1]).startswith("the preprocessor of the stream raised ValueError(")
+        assert type(pairs[3][1]) is ValidationFailed
+        seen = []
+        with pytest.raises(InvalidRequest, match="preprocessor"):
+            async for answer in rig.service.stream(source(items), preprocessor=digits):
+                seen.append(answer)
+        assert seen == [9]

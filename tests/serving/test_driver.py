@@ -15,277 +15,227 @@ from weir.serving.driver import MANY
 from weir.testing import FakeExecutor, FakeRequest
 
 
-def test_all_requests_of_one_turn_share_a_batch() -> None:
-    async def main() -> None:
-        async with serving() as rig:
-            requests = [request(rig.service, item) for item in range(10)]
-            await turns()
-            assert [each.output for each in requests] == squares(list(range(10)))
-            assert rig.executor.sizes == [10]
-            assert requests[0].dispatch is requests[9].dispatch
-
-    asyncio.run(main())
+async def test_all_requests_of_one_turn_share_a_batch() -> None:
+    async with serving() as rig:
+        requests = [request(rig.service, item) for item in range(10)]
+        await turns()
+        assert [each.output for each in requests] == squares(list(range(10)))
+        assert rig.executor.sizes == [10]
+        assert requests[0].dispatch is requests[9].dispatch
 
 
 @pytest.mark.parametrize(("first", "sizes"), [(MANY - 1, [MANY - 1]), (MANY, [MANY + 2]), (62, [64]), (64, [64])])
-def test_a_turn_with_many_requests_is_followed_by_one_more_look(first: int, sizes: list[int]) -> None:
-    async def main() -> None:
-        async with serving(None, max_batch_size=64) as rig:
-            for count in (first, 2, 4):  # requests of three turns
-                for item in range(count):
-                    request(rig.service, item)
-                await asyncio.sleep(0)
-            assert rig.executor.sizes == sizes
-            await turns()
-            assert rig.executor.sizes == sizes  # the others wait for the worker
-
-    asyncio.run(main())
-
-
-def test_late_arrivals_join_until_a_worker_is_free() -> None:
-    async def main() -> None:
-        async with serving(None, max_batch_size=4) as rig:
-            request(rig.service, 0)
-            await turns()
-            for item in range(1, 7):
+async def test_a_turn_with_many_requests_is_followed_by_one_more_look(first: int, sizes: list[int]) -> None:
+    async with serving(None, max_batch_size=64) as rig:
+        for count in (first, 2, 4):  # requests of three turns
+            for item in range(count):
                 request(rig.service, item)
-                await turns()
-            assert rig.executor.payloads == [[0]]
-            rig.executor.answer_next(squares)
-            assert rig.executor.payloads == [[0], [1, 2, 3, 4]]
-            rig.executor.answer_next(squares)
-            assert rig.executor.payloads[2] == [5, 6]
-
-    asyncio.run(main())
+            await asyncio.sleep(0)
+        assert rig.executor.sizes == sizes
+        await turns()
+        assert rig.executor.sizes == sizes  # the others wait for the worker
 
 
-def test_a_batch_knows_how_many_more_may_be_sent_now() -> None:
-    async def main() -> None:
-        async with serving(None, workers=2, max_batch_size=2) as rig:
-            sent = rig.executor.batches
-            request(rig.service, 0)
+async def test_late_arrivals_join_until_a_worker_is_free() -> None:
+    async with serving(None, max_batch_size=4) as rig:
+        request(rig.service, 0)
+        await turns()
+        for item in range(1, 7):
+            request(rig.service, item)
             await turns()
-            assert [batch.others for _, batch in sent] == [0]
-            rig.executor.answer_next(squares)
-            for item in range(5):
-                request(rig.service, item)
-            await turns()
-            assert [(len(batch.payloads), batch.others) for _, batch in sent[1:]] == [(2, 2), (2, 1)]
-
-    asyncio.run(main())
+        assert rig.executor.payloads == [[0]]
+        rig.executor.answer_next(squares)
+        assert rig.executor.payloads == [[0], [1, 2, 3, 4]]
+        rig.executor.answer_next(squares)
+        assert rig.executor.payloads[2] == [5, 6]
 
 
-def test_bulk_work_that_waits_is_no_other_batch() -> None:
-    async def main() -> None:
-        async with serving(None, workers=1, max_batch_size=1) as rig:
-            for priority in (-1, -1, 0):
-                request(rig.service, 3, priority=priority)
-            await turns()
-            assert [batch.others for _, batch in rig.executor.batches] == [0]
-
-    asyncio.run(main())
-
-
-def test_the_freed_worker_has_its_next_batch_before_the_answers_go_out() -> None:
-    async def main() -> None:
-        async with serving(None) as rig:
-            order: list[str] = []
-
-            class Noting(FakeRequest):
-                def finish(self, output: Any, dispatch: Dispatch) -> None:
-                    order.append(f"answer {output}, batches {len(rig.executor.batches)}")
-
-            rig.service.submit(Noting(1, arrival=rig.service.now()))
-            await turns()
-            rig.service.submit(Noting(2, arrival=rig.service.now()))
-            await turns()
-            rig.executor.answer_next(squares)
-            assert order == ["answer 1, batches 2"]
-
-    asyncio.run(main())
+async def test_a_batch_knows_how_many_more_may_be_sent_now() -> None:
+    async with serving(None, workers=2, max_batch_size=2) as rig:
+        sent = rig.executor.batches
+        request(rig.service, 0)
+        await turns()
+        assert [batch.others for _, batch in sent] == [0]
+        rig.executor.answer_next(squares)
+        for item in range(5):
+            request(rig.service, item)
+        await turns()
+        assert [(len(batch.payloads), batch.others) for _, batch in sent[1:]] == [(2, 2), (2, 1)]
 
 
-def test_a_wait_of_the_policy_ends_by_the_timer() -> None:
-    async def main() -> None:
-        async with serving(policy="size-or-delay:size=8,delay=5ms") as rig:
-            waiting = [request(rig.service, item) for item in range(3)]
-            await turns()
-            assert rig.executor.sizes == []
-            rig.clock.advance(0.005)
-            await turns()
-            assert rig.executor.sizes == [3]
-            assert waiting[0].dispatch is not None
-            assert waiting[0].dispatch.reason is Reason.DELAY
-            for item in range(8):
-                request(rig.service, item)
-            await turns()
-            assert rig.executor.sizes == [3, 8]
-
-    asyncio.run(main())
+async def test_bulk_work_that_waits_is_no_other_batch() -> None:
+    async with serving(None, workers=1, max_batch_size=1) as rig:
+        for priority in (-1, -1, 0):
+            request(rig.service, 3, priority=priority)
+        await turns()
+        assert [batch.others for _, batch in rig.executor.batches] == [0]
 
 
-def test_deadlines_hold_in_line_and_in_compute() -> None:
-    async def main() -> None:
-        async with serving(None) as rig:
-            running = request(rig.service, "running", timeout=2.0)
-            await turns()
-            waiting = request(rig.service, "waiting", timeout=1.0)
-            await turns()
-            rig.clock.advance(1.0)
-            assert isinstance(waiting.error, DeadlineExceeded)
-            assert waiting.error.message == "no response within the timeout of 1 s"
-            assert running.ends == 0
-            assert rig.executor.cancelled == []
-            rig.clock.advance(1.0)
-            assert isinstance(running.error, DeadlineExceeded)
-            assert rig.executor.cancelled == [(0, 1, [0])]  # its worker need not begin it
-            rig.executor.answer_next(lambda batch: batch)
-            await turns()
-            assert (running.ends, waiting.ends) == (1, 1)
-            assert rig.executor.payloads == [["running"]]
+async def test_the_freed_worker_has_its_next_batch_before_the_answers_go_out() -> None:
+    async with serving(None) as rig:
+        order: list[str] = []
 
-    asyncio.run(main())
+        class Noting(FakeRequest):
+            def finish(self, output: Any, dispatch: Dispatch) -> None:
+                order.append(f"answer {output}, batches {len(rig.executor.batches)}")
+
+        rig.service.submit(Noting(1, arrival=rig.service.now()))
+        await turns()
+        rig.service.submit(Noting(2, arrival=rig.service.now()))
+        await turns()
+        rig.executor.answer_next(squares)
+        assert order == ["answer 1, batches 2"]
 
 
-def test_when_one_piece_ends_a_divided_request_its_other_pieces_are_left_out() -> None:
-    async def main() -> None:
-        async with serving(None, model=Total, workers=2, places=2, max_batch_size=1) as rig:
-            divided = request(rig.service, {"x": np.zeros((3, 2), "f4")}, kind=Kind.TENSORS, rows=3)
-            await turns()
-            (first, batch), *others = rig.executor.batches
-            rig.executor.reply(first, Events(batch.batch_id, [ModelError("no")], timing=Timing(0.0, 0.0, 0.0)))
-            assert divided.ends == 1
-            assert rig.executor.cancelled == [(worker, other.batch_id, [0]) for worker, other in others]
-            assert len(others) == 2
+async def test_a_wait_of_the_policy_ends_by_the_timer() -> None:
+    async with serving(policy="size-or-delay:size=8,delay=5ms") as rig:
+        waiting = [request(rig.service, item) for item in range(3)]
+        await turns()
+        assert rig.executor.sizes == []
+        rig.clock.advance(0.005)
+        await turns()
+        assert rig.executor.sizes == [3]
+        assert waiting[0].dispatch is not None
+        assert waiting[0].dispatch.reason is Reason.DELAY
+        for item in range(8):
+            request(rig.service, item)
+        await turns()
+        assert rig.executor.sizes == [3, 8]
 
-    asyncio.run(main())
+
+async def test_deadlines_hold_in_line_and_in_compute() -> None:
+    async with serving(None) as rig:
+        running = request(rig.service, "running", timeout=2.0)
+        await turns()
+        waiting = request(rig.service, "waiting", timeout=1.0)
+        await turns()
+        rig.clock.advance(1.0)
+        assert isinstance(waiting.error, DeadlineExceeded)
+        assert waiting.error.message == "no response within the timeout of 1 s"
+        assert running.ends == 0
+        assert rig.executor.cancelled == []
+        rig.clock.advance(1.0)
+        assert isinstance(running.error, DeadlineExceeded)
+        assert rig.executor.cancelled == [(0, 1, [0])]  # its worker need not begin it
+        rig.executor.answer_next(lambda batch: batch)
+        await turns()
+        assert (running.ends, waiting.ends) == (1, 1)
+        assert rig.executor.payloads == [["running"]]
 
 
-def test_an_answer_that_comes_after_its_deadline_is_not_given() -> None:
+async def test_when_one_piece_ends_a_divided_request_its_other_pieces_are_left_out() -> None:
+    async with serving(None, model=Total, workers=2, places=2, max_batch_size=1) as rig:
+        divided = request(rig.service, {"x": np.zeros((3, 2), "f4")}, kind=Kind.TENSORS, rows=3)
+        await turns()
+        (first, batch), *others = rig.executor.batches
+        rig.executor.reply(first, Events(batch.batch_id, [ModelError("no")], timing=Timing(0.0, 0.0, 0.0)))
+        assert divided.ends == 1
+        assert rig.executor.cancelled == [(worker, other.batch_id, [0]) for worker, other in others]
+        assert len(others) == 2
+
+
+async def test_an_answer_that_comes_after_its_deadline_is_not_given() -> None:
     """A busy loop hears of the answer before it looks at its timers."""
-
-    async def main() -> None:
-        async with serving(None) as rig:
-            late, patient = request(rig.service, "late", timeout=1.0), request(rig.service, "patient", timeout=9.0)
-            await turns()
-            rig.clock._now += 1.5  # no timer has fired
-            rig.executor.answer_next(lambda batch: batch)
-            await turns()
-            assert isinstance(late.error, DeadlineExceeded)
-            assert (late.ends, patient.output) == (1, "patient")
-
-    asyncio.run(main())
+    async with serving(None) as rig:
+        late, patient = request(rig.service, "late", timeout=1.0), request(rig.service, "patient", timeout=9.0)
+        await turns()
+        rig.clock._now += 1.5  # no timer has fired
+        rig.executor.answer_next(lambda batch: batch)
+        await turns()
+        assert isinstance(late.error, DeadlineExceeded)
+        assert (late.ends, patient.output) == (1, "patient")
 
 
-def test_what_a_dispatch_leaves_out_has_its_end_in_the_same_turn() -> None:
+async def test_what_a_dispatch_leaves_out_has_its_end_in_the_same_turn() -> None:
     """Otherwise a caller that cancels it meanwhile hears of its end a second time: it is settled, and nobody knows."""
+    async with serving(None, max_batch_size=8) as rig:
 
-    async def main() -> None:
-        async with serving(None, max_batch_size=8) as rig:
-
-            def answer_after(seconds: float) -> None:
-                rig.clock._now += seconds  # no timer has fired
-                rig.executor.answer_next(squares)
-
-            for _ in range(8):  # a batch takes half a second
-                request(rig.service, 1)
-                await turns()
-                answer_after(0.5)
-            request(rig.service, 1)
-            await turns()
-            late, fine = request(rig.service, "late", timeout=0.9), request(rig.service, 2, timeout=9.0)
-            await turns()
-            answer_after(0.6)
-            assert rig.executor.payloads[-1] == [2]
-            assert isinstance(late.error, DeadlineExceeded)
-            assert late.ends == 1
-            await rig.answer_all()
-            assert (late.ends, fine.output) == (1, 4)
-
-    asyncio.run(main())
-
-
-def test_a_late_request_is_refused_and_stays_with_the_frontend() -> None:
-    async def main() -> None:
-        async with serving() as rig:
-            late = FakeRequest(1, arrival=rig.service.now() - 5.0, timeout=1.0)
-            with pytest.raises(DeadlineExceeded):
-                rig.service.submit(late)
-            assert late.ends == 0
-            assert [type(error) for _, _, error in rig.heard.refusals] == [DeadlineExceeded]
-
-    asyncio.run(main())
-
-
-def test_requests_of_frontends_are_refused_while_the_queue_is_full() -> None:
-    async def main() -> None:
-        async with serving(None, max_queue_size=2) as rig:
-            request(rig.service, "running")
-            await turns()
-            request(rig.service, 1)
-            request(rig.service, 2)
-            with pytest.raises(Overloaded) as caught:
-                request(rig.service, 3)
-            assert caught.value.retry_after is not None
-            assert caught.value.retry_after > 0
-
-    asyncio.run(main())
-
-
-def test_calls_in_process_wait_outside_in_their_order() -> None:
-    async def main() -> None:
-        async with serving(None, max_batch_size=2, max_queue_size=2) as rig:
-            calls = [rig.service.infer(item) for item in range(7)]
-            await turns()
-            assert rig.service.state()["waiting_outside"] == 3
-            with pytest.raises(Overloaded):
-                await rig.service.infer("impatient", backpressure=False)
-            with pytest.raises(Overloaded):
-                request(rig.service, "from a frontend")
-            await rig.answer_all()
-            assert await asyncio.gather(*calls) == squares(list(range(7)))
-            assert rig.executor.payloads == [[0, 1], [2, 3], [4, 5], [6]]
-
-    asyncio.run(main())
-
-
-def test_without_backpressure_calls_are_refused() -> None:
-    async def main() -> None:
-        async with serving(None, max_queue_size=1, backpressure=False) as rig:
-            calls = [rig.service.infer(item) for item in range(3)]
-            patient = rig.service.infer("patient", backpressure=True)
-            await turns()
+        def answer_after(seconds: float) -> None:
+            rig.clock._now += seconds  # no timer has fired
             rig.executor.answer_next(squares)
-            assert await calls[0] == 0
-            for refused in calls[1:]:
-                with pytest.raises(Overloaded):
-                    await refused
-            rig.executor.answer_next(lambda batch: batch)
-            assert await patient == "patient"
 
-    asyncio.run(main())
-
-
-def test_deadlines_and_cancellation_hold_outside_too() -> None:
-    async def main() -> None:
-        async with serving(None, max_queue_size=1) as rig:
-            rig.service.infer("running")
+        for _ in range(8):  # a batch takes half a second
+            request(rig.service, 1)
             await turns()
-            rig.service.infer("in line")
-            expires, leaves, stays = (
-                rig.service.infer(name, timeout=seconds) for name, seconds in (("a", 1.0), ("b", 5.0), ("c", 5.0))
-            )
-            rig.clock.advance(1.0)
-            with pytest.raises(DeadlineExceeded):
-                await expires
-            leaves.cancel()
-            for _ in range(3):
-                rig.executor.answer_next(lambda batch: batch)
-                await turns()
-            assert await stays == "c"
-            assert rig.executor.payloads == [["running"], ["in line"], ["c"]]
+            answer_after(0.5)
+        request(rig.service, 1)
+        await turns()
+        late, fine = request(rig.service, "late", timeout=0.9), request(rig.service, 2, timeout=9.0)
+        await turns()
+        answer_after(0.6)
+        assert rig.executor.payloads[-1] == [2]
+        assert isinstance(late.error, DeadlineExceeded)
+        assert late.ends == 1
+        await rig.answer_all()
+        assert (late.ends, fine.output) == (1, 4)
 
-    asyncio.run(main())
+
+async def test_a_late_request_is_refused_and_stays_with_the_frontend() -> None:
+    async with serving() as rig:
+        late = FakeRequest(1, arrival=rig.service.now() - 5.0, timeout=1.0)
+        with pytest.raises(DeadlineExceeded):
+            rig.service.submit(late)
+        assert late.ends == 0
+        assert [type(error) for _, _, error in rig.heard.refusals] == [DeadlineExceeded]
+
+
+async def test_requests_of_frontends_are_refused_while_the_queue_is_full() -> None:
+    async with serving(None, max_queue_size=2) as rig:
+        request(rig.service, "running")
+        await turns()
+        request(rig.service, 1)
+        request(rig.service, 2)
+        with pytest.raises(Overloaded) as caught:
+            request(rig.service, 3)
+        assert caught.value.retry_after is not None
+        assert caught.value.retry_after > 0
+
+
+async def test_calls_in_process_wait_outside_in_their_order() -> None:
+    async with serving(None, max_batch_size=2, max_queue_size=2) as rig:
+        calls = [rig.service.infer(item) for item in range(7)]
+        await turns()
+        assert rig.service.state()["waiting_outside"] == 3
+        with pytest.raises(Overloaded):
+            await rig.service.infer("impatient", backpressure=False)
+        with pytest.raises(Overloaded):
+            request(rig.service, "from a frontend")
+        await rig.answer_all()
+        assert await asyncio.gather(*calls) == squares(list(range(7)))
+        assert rig.executor.payloads == [[0, 1], [2, 3], [4, 5], [6]]
+
+
+async def test_without_backpressure_calls_are_refused() -> None:
+    async with serving(None, max_queue_size=1, backpressure=False) as rig:
+        calls = [rig.service.infer(item) for item in range(3)]
+        patient = rig.service.infer("patient", backpressure=True)
+        await turns()
+        rig.executor.answer_next(squares)
+        assert await calls[0] == 0
+        for refused in calls[1:]:
+            with pytest.raises(Overloaded):
+                await refused
+        rig.executor.answer_next(lambda batch: batch)
+        assert await patient == "patient"
+
+
+async def test_deadlines_and_cancellation_hold_outside_too() -> None:
+    async with serving(None, max_queue_size=1) as rig:
+        rig.service.infer("running")
+        await turns()
+        rig.service.infer("in line")
+        expires, leaves, stays = (
+            rig.service.infer(name, timeout=seconds) for name, seconds in (("a", 1.0), ("b", 5.0), ("c", 5.0))
+        )
+        rig.clock.advance(1.0)
+        with pytest.raises(DeadlineExceeded):
+            await expires
+        leaves.cancel()
+        for _ in range(3):
+            rig.executor.answer_next(lambda batch: batch)
+            await turns()
+        assert await stays == "c"
+        assert rig.executor.payloads == [["running"], ["in line"], ["c"]]
 
 
 def test_a_frontend_that_fails_at_delivery_harms_no_neighbour(caplog: pytest.LogCaptureFixture) -> None:
@@ -309,120 +259,99 @@ def test_a_frontend_that_fails_at_delivery_harms_no_neighbour(caplog: pytest.Log
     assert "frontend 'odd' could not deliver a response" in caplog.text
 
 
-def test_a_batch_that_cannot_be_handed_over_fails_its_requests(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_batch_that_cannot_be_handed_over_fails_its_requests(caplog: pytest.LogCaptureFixture) -> None:
     class Clumsy(FakeExecutor):
         def run(self, worker: int, batch: Batch) -> None:
             if batch.payloads == ["drop"]:
                 raise OSError("broken pipe")
             super().run(worker, batch)
 
-    async def main() -> None:
-        from tests.serving.kit import Square
+    from tests.serving.kit import Square
 
-        async with Service(Square, executor=Clumsy(squares)) as service:
-            with pytest.raises(ModelError, match="the batch could not be run: OSError"):
-                await service.infer("drop")
-            assert await service.infer(3) == 9
-
-    asyncio.run(main())
+    async with Service(Square, executor=Clumsy(squares)) as service:
+        with pytest.raises(ModelError, match="the batch could not be run: OSError"):
+            await service.infer("drop")
+        assert await service.infer(3) == 9
 
 
-def test_a_lost_worker_is_answered_for_by_another() -> None:
-    async def main() -> None:
-        async with serving(None, workers=2) as rig:
-            calls = [rig.service.infer(item) for item in range(4)]
-            await turns()
-            rig.executor.lose(0)
-            while rig.executor.pending:
-                rig.executor.answer_next(squares)
-            assert await asyncio.gather(*calls) == [0, 1, 4, 9]
-            assert rig.executor.payloads == [[0, 1, 2, 3], [0, 1], [2, 3]]
-            assert rig.heard.worker_changes[2] == (0, "lost", "killed by the test")
-            assert rig.service.state()["batches"]["retry"] == 2
-
-    asyncio.run(main())
-
-
-def test_what_kills_its_worker_alone_twice_has_crashed_the_model() -> None:
-    async def main() -> None:
-        async with serving(None) as rig:
-            killer = rig.service.infer("killer")
-            await turns()
-            for _ in range(2):
-                rig.executor.lose(0)
-                rig.executor.revive(0)
-            with pytest.raises(ModelCrashed, match="killed by the test"):
-                await killer
-
-    asyncio.run(main())
-
-
-def test_events_of_a_batch_that_is_not_running_are_dropped() -> None:
-    async def main() -> None:
-        async with serving(None) as rig:
-            call = rig.service.infer(1)
-            await turns()
-            rig.executor.lose(0)
-            rig.executor.listener.received(0, Events(1, ["late"], timing=Timing(0.0, 0.0, 0.0)))
-            rig.executor.revive(0)
+async def test_a_lost_worker_is_answered_for_by_another() -> None:
+    async with serving(None, workers=2) as rig:
+        calls = [rig.service.infer(item) for item in range(4)]
+        await turns()
+        rig.executor.lose(0)
+        while rig.executor.pending:
             rig.executor.answer_next(squares)
-            assert await call == 1
-
-    asyncio.run(main())
-
-
-def test_the_observers_hear_of_each_error_of_the_model_once() -> None:
-    async def main() -> None:
-        bad = [ModelError(f"bad {number}") for number in range(3)]
-        async with serving(lambda batch: [bad[x] if x < 3 else x for x in batch]) as rig:
-            for item, expected in ((0, bad[0]), (9, 9)):
-                with suppress(ModelError):
-                    assert await rig.service.infer(item) == expected
-            assert await rig.service.infer_many([1, 5, 2], return_errors=True) == [bad[1], 5, bad[2]]
-            with pytest.raises(ModelError):
-                await rig.service.infer_many([7, 0])  # that one has been told
-            failures = [error for model, errors in rig.heard.failures for error in errors if model == "square"]
-            assert failures == bad
-
-    asyncio.run(main())
+        assert await asyncio.gather(*calls) == [0, 1, 4, 9]
+        assert rig.executor.payloads == [[0, 1, 2, 3], [0, 1], [2, 3]]
+        assert rig.heard.worker_changes[2] == (0, "lost", "killed by the test")
+        assert rig.service.state()["batches"]["retry"] == 2
 
 
-def test_no_worker_left_fails_all_and_says_why() -> None:
-    async def main() -> None:
-        async with serving(None, max_queue_size=2) as rig:
-            calls = [rig.service.infer(item) for item in range(2)]
-            await turns()
-            calls += [rig.service.infer(item) for item in range(5)]
+async def test_what_kills_its_worker_alone_twice_has_crashed_the_model() -> None:
+    async with serving(None) as rig:
+        killer = rig.service.infer("killer")
+        await turns()
+        for _ in range(2):
+            rig.executor.lose(0)
+            rig.executor.revive(0)
+        with pytest.raises(ModelCrashed, match="killed by the test"):
+            await killer
+
+
+async def test_events_of_a_batch_that_is_not_running_are_dropped() -> None:
+    async with serving(None) as rig:
+        call = rig.service.infer(1)
+        await turns()
+        rig.executor.lose(0)
+        rig.executor.listener.received(0, Events(1, ["late"], timing=Timing(0.0, 0.0, 0.0)))
+        rig.executor.revive(0)
+        rig.executor.answer_next(squares)
+        assert await call == 1
+
+
+async def test_the_observers_hear_of_each_error_of_the_model_once() -> None:
+    bad = [ModelError(f"bad {number}") for number in range(3)]
+    async with serving(lambda batch: [bad[x] if x < 3 else x for x in batch]) as rig:
+        for item, expected in ((0, bad[0]), (9, 9)):
+            with suppress(ModelError):
+                assert await rig.service.infer(item) == expected
+        assert await rig.service.infer_many([1, 5, 2], return_errors=True) == [bad[1], 5, bad[2]]
+        with pytest.raises(ModelError):
+            await rig.service.infer_many([7, 0])  # that one has been told
+        failures = [error for model, errors in rig.heard.failures for error in errors if model == "square"]
+        assert failures == bad
+
+
+async def test_no_worker_left_fails_all_and_says_why() -> None:
+    async with serving(None, max_queue_size=2) as rig:
+        calls = [rig.service.infer(item) for item in range(2)]
+        await turns()
+        calls += [rig.service.infer(item) for item in range(5)]
+        rig.executor.end("load failed 5 times")
+        for call in calls:
+            with pytest.raises(ModelNotReady, match="'square' is not ready: load failed 5 times"):
+                await call
+        assert not rig.service.ready
+        assert rig.service.not_ready_reason == "load failed 5 times"
+        assert rig.heard.worker_changes[-1] == (0, "failed", "load failed 5 times")
+        with pytest.raises(ModelNotReady):
+            await rig.service.infer(1)
+
+
+async def test_a_worker_that_can_be_started_after_all_takes_requests_again() -> None:
+    async with serving(workers=2) as rig:
+        assert rig.service.failed == ""
+        for _ in range(2):
+            for worker in range(2):
+                rig.executor.lose(worker)
             rig.executor.end("load failed 5 times")
-            for call in calls:
-                with pytest.raises(ModelNotReady, match="'square' is not ready: load failed 5 times"):
-                    await call
-            assert not rig.service.ready
-            assert rig.service.not_ready_reason == "load failed 5 times"
-            assert rig.heard.worker_changes[-1] == (0, "failed", "load failed 5 times")
-            with pytest.raises(ModelNotReady):
-                await rig.service.infer(1)
-
-    asyncio.run(main())
-
-
-def test_a_worker_that_can_be_started_after_all_takes_requests_again() -> None:
-    async def main() -> None:
-        async with serving(workers=2) as rig:
-            assert rig.service.failed == ""
-            for _ in range(2):
-                for worker in range(2):
-                    rig.executor.lose(worker)
-                rig.executor.end("load failed 5 times")
-                assert rig.service.failed == rig.service.not_ready_reason == "load failed 5 times"
-                rig.executor.revive(1)
-                assert (rig.service.failed, rig.service.ready) == ("", True)
-                assert await rig.service.infer(3) == 9
-            rig.executor.end("load failed 5 times")
-            await rig.service.stop()
-            assert (rig.service.failed, rig.service.not_ready_reason) == ("", "stopped")
-
-    asyncio.run(main())
+            assert rig.service.failed == rig.service.not_ready_reason == "load failed 5 times"
+            rig.executor.revive(1)
+            assert (rig.service.failed, rig.service.ready) == ("", True)
+            assert await rig.service.infer(3) == 9
+        rig.executor.end("load failed 5 times")
+        await rig.service.stop()
+        assert (rig.service.failed, rig.service.not_ready_reason) == ("", "stopped")
 
 
 def test_a_policy_that_raises_is_logged_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
@@ -465,19 +394,16 @@ def test_a_frontend_that_fails_to_deliver_a_part_or_an_error_harms_no_neighbour(
     assert caplog.text.count("could not deliver a response") == 2
 
 
-def test_what_waited_outside_for_nothing_is_refused_when_its_turn_comes() -> None:
-    async def main() -> None:
-        async with serving(None, model=Sized, max_batch_size=4, max_queue_size=1) as rig:
-            calls = [rig.service.infer("a" * rows) for rows in (1, 1, 9, 1)]
+async def test_what_waited_outside_for_nothing_is_refused_when_its_turn_comes() -> None:
+    async with serving(None, model=Sized, max_batch_size=4, max_queue_size=1) as rig:
+        calls = [rig.service.infer("a" * rows) for rows in (1, 1, 9, 1)]
+        await turns()
+        for _ in range(3):
+            rig.executor.answer_next(lambda batch: batch)
             await turns()
-            for _ in range(3):
-                rig.executor.answer_next(lambda batch: batch)
-                await turns()
-            with pytest.raises(InvalidRequest):
-                await calls[2]
-            assert await calls[3] == "a"
-
-    asyncio.run(main())
+        with pytest.raises(InvalidRequest):
+            await calls[2]
+        assert await calls[3] == "a"
 
 
 class Sized(Model):

@@ -12,127 +12,106 @@ from weir import Draining, ModelError, Service
 from weir.testing import FakeExecutor, RecordingObserver
 
 
-def test_draining_refuses_new_work_and_finishes_what_was_accepted() -> None:
-    async def main() -> None:
-        async with serving(None, max_batch_size=2, max_queue_size=2) as rig:
-            accepted = [rig.service.infer(item) for item in range(7)]
-            await turns()
-            stopping = asyncio.ensure_future(rig.service.stop(10.0))
-            await turns()
-            assert rig.service.draining
-            assert rig.service.not_ready_reason == "draining"
-            with pytest.raises(Draining):
-                await rig.service.infer("new")
-            while rig.executor.pending:
-                assert not stopping.done()
-                rig.executor.answer_next(squares)
-                await turns()
-            await stopping
-            assert await asyncio.gather(*accepted) == squares(list(range(7)))
-            assert rig.executor.stopped
-
-    asyncio.run(main())
-
-
-def test_draining_ends_a_wait_of_the_policy() -> None:
-    async def main() -> None:
-        async with serving(policy="full") as rig:
-            call = rig.service.infer(3)
-            await turns()
-            assert rig.executor.sizes == []
-            await rig.service.stop(10.0)
-            assert await call == 9
-
-    asyncio.run(main())
-
-
-def test_what_is_unfinished_when_draining_ends_fails() -> None:
-    async def main() -> None:
-        async with serving(None, max_queue_size=1) as rig:
-            calls = [rig.service.infer("running")]
-            await turns()
-            calls += [rig.service.infer("in line"), rig.service.infer("outside")]
-            stopping = asyncio.ensure_future(rig.service.stop(5.0))
-            await turns()
-            rig.clock.advance(4.9)
-            await turns()
+async def test_draining_refuses_new_work_and_finishes_what_was_accepted() -> None:
+    async with serving(None, max_batch_size=2, max_queue_size=2) as rig:
+        accepted = [rig.service.infer(item) for item in range(7)]
+        await turns()
+        stopping = asyncio.ensure_future(rig.service.stop(10.0))
+        await turns()
+        assert rig.service.draining
+        assert rig.service.not_ready_reason == "draining"
+        with pytest.raises(Draining):
+            await rig.service.infer("new")
+        while rig.executor.pending:
             assert not stopping.done()
-            rig.clock.advance(0.2)
-            await stopping
-            for call in calls:
-                with pytest.raises(Draining, match="stopped before the response was ready"):
-                    await call
-
-    asyncio.run(main())
-
-
-def test_a_second_stop_in_a_hurry_ends_the_first() -> None:
-    async def main() -> None:
-        async with serving(None) as rig:
-            call = rig.service.infer("running")
+            rig.executor.answer_next(squares)
             await turns()
-            patient = asyncio.ensure_future(rig.service.stop(100.0))
-            await turns()
-            await rig.service.stop(0.0)
-            await patient
-            with pytest.raises(Draining):
+        await stopping
+        assert await asyncio.gather(*accepted) == squares(list(range(7)))
+        assert rig.executor.stopped
+
+
+async def test_draining_ends_a_wait_of_the_policy() -> None:
+    async with serving(policy="full") as rig:
+        call = rig.service.infer(3)
+        await turns()
+        assert rig.executor.sizes == []
+        await rig.service.stop(10.0)
+        assert await call == 9
+
+
+async def test_what_is_unfinished_when_draining_ends_fails() -> None:
+    async with serving(None, max_queue_size=1) as rig:
+        calls = [rig.service.infer("running")]
+        await turns()
+        calls += [rig.service.infer("in line"), rig.service.infer("outside")]
+        stopping = asyncio.ensure_future(rig.service.stop(5.0))
+        await turns()
+        rig.clock.advance(4.9)
+        await turns()
+        assert not stopping.done()
+        rig.clock.advance(0.2)
+        await stopping
+        for call in calls:
+            with pytest.raises(Draining, match="stopped before the response was ready"):
                 await call
 
-    asyncio.run(main())
+
+async def test_a_second_stop_in_a_hurry_ends_the_first() -> None:
+    async with serving(None) as rig:
+        call = rig.service.infer("running")
+        await turns()
+        patient = asyncio.ensure_future(rig.service.stop(100.0))
+        await turns()
+        await rig.service.stop(0.0)
+        await patient
+        with pytest.raises(Draining):
+            await call
 
 
-def test_a_cancelled_stop_still_ends_the_workers() -> None:
-    async def main() -> None:
-        async with serving(None) as rig:
-            rig.service.infer("running")
-            await turns()
-            stopping = asyncio.ensure_future(rig.service.stop(100.0))
-            await turns()
-            stopping.cancel()
-            await asyncio.wait([stopping])
-            assert rig.executor.stopped
-
-    asyncio.run(main())
+async def test_a_cancelled_stop_still_ends_the_workers() -> None:
+    async with serving(None) as rig:
+        rig.service.infer("running")
+        await turns()
+        stopping = asyncio.ensure_future(rig.service.stop(100.0))
+        await turns()
+        stopping.cancel()
+        await asyncio.wait([stopping])
+        assert rig.executor.stopped
 
 
-def test_each_request_is_observed_with_exactly_one_end() -> None:
-    async def main() -> None:
-        async with serving(None, max_queue_size=8) as rig:
-            calls = [rig.service.infer(item, timeout=5.0) for item in range(12)]
-            await turns()
-            calls[1].cancel()
-            calls[11].cancel()
-            rig.executor.answer_next(lambda batch: [ModelError("bad"), *batch[1:]])
-            await turns()
-            rig.clock.advance(6.0)
-            await turns()
-            assert rig.heard.ends == 12
-            assert sorted(type(error).__name__ for _, error, _ in rig.heard.answers) == sorted(
-                ["Cancelled", "Cancelled", "ModelError", "NoneType"] + ["DeadlineExceeded"] * 3
-            )
-            assert len(rig.heard.timings) == 1
-            for call in calls:
-                assert call.done()
-                call.cancelled() or call.exception()
-
-    asyncio.run(main())
+async def test_each_request_is_observed_with_exactly_one_end() -> None:
+    async with serving(None, max_queue_size=8) as rig:
+        calls = [rig.service.infer(item, timeout=5.0) for item in range(12)]
+        await turns()
+        calls[1].cancel()
+        calls[11].cancel()
+        rig.executor.answer_next(lambda batch: [ModelError("bad"), *batch[1:]])
+        await turns()
+        rig.clock.advance(6.0)
+        await turns()
+        assert rig.heard.ends == 12
+        assert sorted(type(error).__name__ for _, error, _ in rig.heard.answers) == sorted(
+            ["Cancelled", "Cancelled", "ModelError", "NoneType"] + ["DeadlineExceeded"] * 3
+        )
+        assert len(rig.heard.timings) == 1
+        for call in calls:
+            assert call.done()
+            call.cancelled() or call.exception()
 
 
-def test_observers_hear_in_bulk() -> None:
+async def test_observers_hear_in_bulk() -> None:
     class Counting(RecordingObserver):
         calls = 0
 
         def answered(self, model: str, requests: Sequence[Any], error: Any, now: float) -> None:
             Counting.calls += 1
 
-    async def main() -> None:
-        from tests.serving.kit import Square
+    from tests.serving.kit import Square
 
-        async with Service(Square, executor=FakeExecutor(squares), observers=[Counting()]) as service:
-            await asyncio.gather(*map(service.infer, range(64)))
-        assert Counting.calls == 1
-
-    asyncio.run(main())
+    async with Service(Square, executor=FakeExecutor(squares), observers=[Counting()]) as service:
+        await asyncio.gather(*map(service.infer, range(64)))
+    assert Counting.calls == 1
 
 
 def test_an_observer_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
@@ -153,53 +132,44 @@ def test_an_observer_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) 
     assert "observer 'Broken' raised at 'answered'" in caplog.text
 
 
-def test_nothing_is_reserved_or_drained_before_the_start() -> None:
-    async def main() -> None:
-        from tests.serving.kit import Square
+async def test_nothing_is_reserved_or_drained_before_the_start() -> None:
+    from tests.serving.kit import Square
 
-        executor = FakeExecutor(squares)
-        executor.give_blocks = True
-        service = Service(Square, executor=executor)
-        assert service.reserve(10) is None
-        await service.drain(1.0)
-        assert executor.blocks == []
-
-    asyncio.run(main())
+    executor = FakeExecutor(squares)
+    executor.give_blocks = True
+    service = Service(Square, executor=executor)
+    assert service.reserve(10) is None
+    await service.drain(1.0)
+    assert executor.blocks == []
 
 
-def test_stopping_while_loading_does_not_end_ready() -> None:
+async def test_stopping_while_loading_does_not_end_ready() -> None:
     class Slow(FakeExecutor):
         async def start(self, listener: Any) -> None:
             await turns()
             await super().start(listener)
 
-    async def main() -> None:
-        from tests.serving.kit import Square
+    from tests.serving.kit import Square
 
-        service = Service(Square, executor=Slow(squares))
-        starting = asyncio.ensure_future(service.start())
-        await asyncio.sleep(0)
-        assert service.not_ready_reason == "loading"
-        await service.stop()
-        await starting
-        assert service.not_ready_reason == "stopped"
-
-    asyncio.run(main())
+    service = Service(Square, executor=Slow(squares))
+    starting = asyncio.ensure_future(service.start())
+    await asyncio.sleep(0)
+    assert service.not_ready_reason == "loading"
+    await service.stop()
+    await starting
+    assert service.not_ready_reason == "stopped"
 
 
-def test_a_start_that_is_cancelled_has_stopped_the_service() -> None:
+async def test_a_start_that_is_cancelled_has_stopped_the_service() -> None:
     class Slow(FakeExecutor):
         async def start(self, listener: Any) -> None:
             await asyncio.Event().wait()
 
-    async def main() -> None:
-        from tests.serving.kit import Square
+    from tests.serving.kit import Square
 
-        service = Service(Square, executor=Slow(squares))
-        starting = asyncio.ensure_future(service.start())
-        await asyncio.sleep(0)
-        starting.cancel()
-        await asyncio.wait([starting])
-        assert service.not_ready_reason == "stopped"
-
-    asyncio.run(main())
+    service = Service(Square, executor=Slow(squares))
+    starting = asyncio.ensure_future(service.start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.wait([starting])
+    assert service.not_ready_reason == "stopped"

@@ -90,24 +90,21 @@ NAMES = ["lock", "workers'", "disguised"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_answer_that_does_not_come_back_is_an_error(name: str) -> None:
-    async def main() -> None:
-        watch = RecordingObserver()
-        async with Service(Unsendable, observers=[watch], max_batch_size=8) as service:
-            with pytest.raises(ModelError):
-                await service.infer((name, os.getpid()))
-            mixed = await asyncio.gather(
-                service.infer(1), service.infer((name, os.getpid())), service.infer(2), return_exceptions=True
-            )
-            assert [mixed[0], type(mixed[1]).__mro__[-5:], mixed[2]] == [1, ModelError.__mro__[-5:], 2]
-            with pytest.raises(ModelError):
-                await service.infer_many([1, (name, os.getpid())])
-            many = await service.infer_many([1, (name, os.getpid())], return_errors=True)
-            assert many[0] == 1 and isinstance(many[1], ModelError)
-            assert [error for _, error, _ in watch.answers if error is not None]
-            assert len(watch.failures) == 4
-
-    asyncio.run(main())
+async def test_an_answer_that_does_not_come_back_is_an_error(name: str) -> None:
+    watch = RecordingObserver()
+    async with Service(Unsendable, observers=[watch], max_batch_size=8) as service:
+        with pytest.raises(ModelError):
+            await service.infer((name, os.getpid()))
+        mixed = await asyncio.gather(
+            service.infer(1), service.infer((name, os.getpid())), service.infer(2), return_exceptions=True
+        )
+        assert [mixed[0], type(mixed[1]).__mro__[-5:], mixed[2]] == [1, ModelError.__mro__[-5:], 2]
+        with pytest.raises(ModelError):
+            await service.infer_many([1, (name, os.getpid())])
+        many = await service.infer_many([1, (name, os.getpid())], return_errors=True)
+        assert many[0] == 1 and isinstance(many[1], ModelError)
+        assert [error for _, error, _ in watch.answers if error is not None]
+        assert len(watch.failures) == 4
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -116,39 +113,33 @@ def test_a_blocking_caller_gets_it_raised(name: str) -> None:
         service.infer((name, os.getpid()))
 
 
-def test_a_chain_does_not_go_on_with_an_error() -> None:
-    async def main() -> None:
-        async with (
-            Service(Unsendable, name="first") as first,
-            Service(Unsendable, name="second") as second,
-            Chain(steps=[first, second]) as chain,
-        ):
-            with pytest.raises(ModelError, match="first"):
-                await chain.infer(("lock", os.getpid()))
-
-    asyncio.run(main())
+async def test_a_chain_does_not_go_on_with_an_error() -> None:
+    async with (
+        Service(Unsendable, name="first") as first,
+        Service(Unsendable, name="second") as second,
+        Chain(steps=[first, second]) as chain,
+    ):
+        with pytest.raises(ModelError, match="first"):
+            await chain.infer(("lock", os.getpid()))
 
 
-def test_the_error_of_a_part_ends_its_stream_and_the_work_for_it(tmp_path: Any) -> None:
-    async def main() -> None:
-        os.mkfifo(over := tmp_path / "over")
-        async with Service(EndlesslyUnsendable, params={"over": str(over)}) as service:
-            with pytest.raises(ModelError, match="pickled"):
-                [part async for part in service.infer_stream(1)]
-            pipe, written = os.open(over, os.O_RDONLY | os.O_NONBLOCK), asyncio.Event()
-            asyncio.get_running_loop().add_reader(pipe, written.set)
-            async with asyncio.timeout(60):
-                await written.wait()
-            asyncio.get_running_loop().remove_reader(pipe)
-            os.close(pipe)
-        async with Service(LastIsUnsendable) as service:
-            parts = []
-            with pytest.raises(ModelError, match="pickled"):
-                async for part in service.infer_stream(1):
-                    parts.append(part)
-            assert parts == ["part"]
-
-    asyncio.run(main())
+async def test_the_error_of_a_part_ends_its_stream_and_the_work_for_it(tmp_path: Any) -> None:
+    os.mkfifo(over := tmp_path / "over")
+    async with Service(EndlesslyUnsendable, params={"over": str(over)}) as service:
+        with pytest.raises(ModelError, match="pickled"):
+            [part async for part in service.infer_stream(1)]
+        pipe, written = os.open(over, os.O_RDONLY | os.O_NONBLOCK), asyncio.Event()
+        asyncio.get_running_loop().add_reader(pipe, written.set)
+        async with asyncio.timeout(60):
+            await written.wait()
+        asyncio.get_running_loop().remove_reader(pipe)
+        os.close(pipe)
+    async with Service(LastIsUnsendable) as service:
+        parts = []
+        with pytest.raises(ModelError, match="pickled"):
+            async for part in service.infer_stream(1):
+                parts.append(part)
+        assert parts == ["part"]
 
 
 def read(frame: bytearray) -> Events:

@@ -164,19 +164,16 @@ async def drain(script: Script) -> None:
     assert (state["waiting"], state["waiting_outside"], state["in_flight_batches"]) == (0, 0, 0)
 
 
-def test_a_payload_is_let_go_when_its_caller_leaves_though_its_batch_runs_on() -> None:
-    async def main() -> None:
-        executor = FakeExecutor()
-        async with Service(Echo, executor=executor, max_batch_size=2) as service:
-            gone, stays = [FakeRequest("x" * 10, arrival=service.now()) for _ in range(2)]
-            for request in (gone, stays):
-                service.submit(request)
-            await asyncio.sleep(0)
-            assert len(executor.pending) == 1
-            service.cancel(gone)
-            assert (gone.payload, stays.payload) == (None, "x" * 10)
-            executor.answer_next(lambda batch: batch)
-            await asyncio.sleep(0)
-            assert stays.settled
-
-    asyncio.run(main())
+async def test_a_payload_is_let_go_when_its_caller_leaves_though_its_batch_runs_on() -> None:
+    executor = FakeExecutor()
+    async with Service(Echo, executor=executor, max_batch_size=2) as service:
+        gone, stays = [FakeRequest("x" * 10, arrival=service.now()) for _ in range(2)]
+        for request in (gone, stays):
+            service.submit(request)
+        await asyncio.sleep(0)
+        assert len(executor.pending) == 1
+        service.cancel(gone)
+        assert (gone.payload, stays.payload) == (None, "x" * 10)
+        executor.answer_next(lambda batch: batch)
+        await asyncio.sleep(0)
+        assert stays.settled

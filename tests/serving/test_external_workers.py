@@ -34,39 +34,33 @@ def workers_of(service: weir.Service) -> list[str]:
     return [line["state"] for line in service.state()["workers"]]
 
 
-def test_callers_in_this_process_and_idle_workers_share_the_work(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(tmp_path, max_batch_size=4) as (service, address, first):
-            second = await Outsider.connect(address)
-            at_work = [asyncio.ensure_future(worker.upper()) for worker in (first, second)]
-            assert await service.infer_many([{"x": str(number)} for number in range(50)]) == [
-                {"X": str(number)} for number in range(50)
-            ]
-            assert workers_of(service) == ["ready", "ready"]
-            assert service.ready_workers == 2
-            await service.stop()
-            await asyncio.gather(*at_work)
-            await second.leave()
-
-    asyncio.run(main())
+async def test_callers_in_this_process_and_idle_workers_share_the_work(tmp_path: Path) -> None:
+    async with serving(tmp_path, max_batch_size=4) as (service, address, first):
+        second = await Outsider.connect(address)
+        at_work = [asyncio.ensure_future(worker.upper()) for worker in (first, second)]
+        assert await service.infer_many([{"x": str(number)} for number in range(50)]) == [
+            {"X": str(number)} for number in range(50)
+        ]
+        assert workers_of(service) == ["ready", "ready"]
+        assert service.ready_workers == 2
+        await service.stop()
+        await asyncio.gather(*at_work)
+        await second.leave()
 
 
-def test_what_a_lost_worker_had_runs_again_when_another_attaches(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(tmp_path, max_batch_size=4) as (service, address, first):
-            calls = [service.infer(text) for text in ("a", "b")]
-            assert list((await first.jobs()).values()) == [b'"a"', b'"b"']
-            await first.leave()
-            second = await Outsider.connect(address)
-            at_work = asyncio.ensure_future(second.upper())
-            assert await asyncio.gather(*calls) == ["A", "B"]
-            at_work.cancel()
-            await second.leave()
-
-    asyncio.run(main())
+async def test_what_a_lost_worker_had_runs_again_when_another_attaches(tmp_path: Path) -> None:
+    async with serving(tmp_path, max_batch_size=4) as (service, address, first):
+        calls = [service.infer(text) for text in ("a", "b")]
+        assert list((await first.jobs()).values()) == [b'"a"', b'"b"']
+        await first.leave()
+        second = await Outsider.connect(address)
+        at_work = asyncio.ensure_future(second.upper())
+        assert await asyncio.gather(*calls) == ["A", "B"]
+        at_work.cancel()
+        await second.leave()
 
 
-def test_an_item_that_ends_its_workers_is_found_and_its_neighbours_are_answered(tmp_path: Path) -> None:
+async def test_an_item_that_ends_its_workers_is_found_and_its_neighbours_are_answered(tmp_path: Path) -> None:
     async def worker(address: str) -> None:
         """Answer, but leave when the poison comes, and come again."""
         while True:
@@ -77,33 +71,27 @@ def test_an_item_that_ends_its_workers_is_found_and_its_neighbours_are_answered(
             finally:
                 await here.leave()
 
-    async def main() -> None:
-        async with serving(tmp_path, max_batch_size=8) as (service, address, first):
-            calls = [service.infer(text) for text in ("a", "b", "poison", "c")]
-            assert len(await first.jobs()) == 4
-            await first.leave()
-            at_work = asyncio.ensure_future(worker(address))
-            answers = await asyncio.gather(*calls, return_exceptions=True)
-            assert [isinstance(answer, weir.ModelCrashed) for answer in answers] == [False, False, True, False]
-            assert answers.count("fine") == 3
-            at_work.cancel()
-            await asyncio.wait([at_work])
-
-    asyncio.run(main())
+    async with serving(tmp_path, max_batch_size=8) as (service, address, first):
+        calls = [service.infer(text) for text in ("a", "b", "poison", "c")]
+        assert len(await first.jobs()) == 4
+        await first.leave()
+        at_work = asyncio.ensure_future(worker(address))
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [isinstance(answer, weir.ModelCrashed) for answer in answers] == [False, False, True, False]
+        assert answers.count("fine") == 3
+        at_work.cancel()
+        await asyncio.wait([at_work])
 
 
-def test_without_a_worker_requests_wait_for_as_long_as_they_may(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(tmp_path) as (service, _, first):
-            await first.leave()
-            while workers_of(service) != ["lost"]:  # noqa: ASYNC110 - there is no event for it
-                await asyncio.sleep(0)
-            with pytest.raises(weir.DeadlineExceeded):
-                await service.infer("x", timeout=0.05)
-            assert workers_of(service) == ["lost"]
-            assert service.ready
-
-    asyncio.run(main())
+async def test_without_a_worker_requests_wait_for_as_long_as_they_may(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (service, _, first):
+        await first.leave()
+        while workers_of(service) != ["lost"]:  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0)
+        with pytest.raises(weir.DeadlineExceeded):
+            await service.infer("x", timeout=0.05)
+        assert workers_of(service) == ["lost"]
+        assert service.ready
 
 
 @pytest.mark.parametrize("address", ["tcp:0.0.0.0:0", "tcp:[::]:0", "tcp:10.1.2.3:9"])

@@ -37,16 +37,13 @@ class Gate(Service):
         return results
 
 
-def test_hooks_change_items_and_answers() -> None:
-    async def main() -> None:
-        async with serving(kind=Plus) as rig:
-            assert await asyncio.gather(*map(rig.service.infer, range(4))) == [10, 40, 90, 160]
-            assert await rig.service.infer_many([1, 2]) == [40, 90]
-
-    asyncio.run(main())
+async def test_hooks_change_items_and_answers() -> None:
+    async with serving(kind=Plus) as rig:
+        assert await asyncio.gather(*map(rig.service.infer, range(4))) == [10, 40, 90, 160]
+        assert await rig.service.infer_many([1, 2]) == [40, 90]
 
 
-def test_one_hook_alone_is_enough() -> None:
+async def test_one_hook_alone_is_enough() -> None:
     class Before(Service):
         async def before_batch(self, batch: list[Any]) -> list[Any]:
             return [x + 1 for x in batch]
@@ -55,33 +52,27 @@ def test_one_hook_alone_is_enough() -> None:
         async def after_batch(self, results: list[Any]) -> list[Any]:
             return [x * 10 for x in results]
 
-    async def main() -> None:
-        for kind, answer in ((Before, 16), (After, 90)):
-            async with serving(kind=kind) as rig:
-                assert await rig.service.infer(3) == answer
-
-    asyncio.run(main())
+    for kind, answer in ((Before, 16), (After, 90)):
+        async with serving(kind=kind) as rig:
+            assert await rig.service.infer(3) == answer
 
 
-def test_hooks_see_decoded_items_and_answers_are_encoded_after_them() -> None:
-    async def main() -> None:
-        async with serving(kind=Plus) as rig:
-            arrival = rig.service.now()
-            requests = [
-                FakeRequest(b"3", arrival=arrival, content_type=JSON, accept=JSON),
-                FakeRequest(b"\x04", arrival=arrival, content_type=MSGPACK, accept=MSGPACK),
-                FakeRequest(5, arrival=arrival),
-                FakeRequest(b"{", arrival=arrival, content_type=JSON, accept=JSON),
-            ]
-            for request in requests:
-                rig.service.submit(request)
-            await turns(6)
-            assert [request.output for request in requests] == [b"160", b"\xcc\xfa", 360, None]
-            assert isinstance(requests[3].error, InvalidRequest)
-            batch = rig.executor.batches[0][1]
-            assert (batch.payloads, batch.content_types, batch.accepts) == ([4, 5, 6], OBJECT, OBJECT)
-
-    asyncio.run(main())
+async def test_hooks_see_decoded_items_and_answers_are_encoded_after_them() -> None:
+    async with serving(kind=Plus) as rig:
+        arrival = rig.service.now()
+        requests = [
+            FakeRequest(b"3", arrival=arrival, content_type=JSON, accept=JSON),
+            FakeRequest(b"\x04", arrival=arrival, content_type=MSGPACK, accept=MSGPACK),
+            FakeRequest(5, arrival=arrival),
+            FakeRequest(b"{", arrival=arrival, content_type=JSON, accept=JSON),
+        ]
+        for request in requests:
+            rig.service.submit(request)
+        await turns(6)
+        assert [request.output for request in requests] == [b"160", b"\xcc\xfa", 360, None]
+        assert isinstance(requests[3].error, InvalidRequest)
+        batch = rig.executor.batches[0][1]
+        assert (batch.payloads, batch.content_types, batch.accepts) == ([4, 5, 6], OBJECT, OBJECT)
 
 
 async def gated(rig: Any) -> Gate:
@@ -89,213 +80,180 @@ async def gated(rig: Any) -> Gate:
     return rig.service
 
 
-def test_no_worker_is_held_while_hooks_run() -> None:
-    async def main() -> None:
-        async with serving(None, kind=Gate, max_batch_size=1) as rig:
-            service = await gated(rig)
-            calls = [service.infer(name) for name in "abc"]
+async def test_no_worker_is_held_while_hooks_run() -> None:
+    async with serving(None, kind=Gate, max_batch_size=1) as rig:
+        service = await gated(rig)
+        calls = [service.infer(name) for name in "abc"]
+        await turns(6)
+        assert [batch for batch, _ in service.before] == [["a"], ["b"], ["c"]]
+        service.before[1][1].set()  # whoever is prepared first goes first
+        await turns(6)
+        assert rig.executor.payloads == [["b"]]
+        service.before[0][1].set()
+        await turns(6)
+        assert rig.executor.payloads == [["b"]]  # one place only
+        rig.executor.answer_next(lambda batch: batch)
+        await turns(6)
+        assert [results for results, _ in service.after] == [["b"]]
+        assert rig.executor.payloads == [["b"], ["a"]]  # while b is in its second hook
+        service.after[0][1].set()
+        assert await calls[1] == "b"
+        service.before[2][1].set()
+        rig.executor.answer_next(lambda batch: batch)
+        await turns(6)
+        rig.executor.answer_next(lambda batch: batch)
+        await turns(6)
+        for _, event in service.after:
+            event.set()
+        assert await asyncio.gather(*calls) == ["a", "b", "c"]
+
+
+async def test_the_time_of_hooks_counts_as_queue_and_total_time() -> None:
+    async with serving(None, kind=Gate) as rig:
+        service = await gated(rig)
+        started = rig.clock()
+        call = service.infer(1)
+        await turns(6)
+        assert rig.heard.dispatches == []
+        rig.clock.advance(0.5)
+        service.before[0][1].set()
+        await turns(6)
+        assert [dispatch.at for dispatch in rig.heard.dispatches] == [started + 0.5]
+        rig.executor.answer_next(squares)
+        await turns(6)
+        rig.clock.advance(0.25)
+        service.after[0][1].set()
+        assert await call == 1
+        assert rig.heard.answers[0][2] == started + 0.75
+
+
+async def test_who_left_during_the_first_hook_does_not_reach_the_worker() -> None:
+    async with serving(None, kind=Gate) as rig:
+        service = await gated(rig)
+        calls = [service.infer(x) for x in range(3)]
+        await turns(6)
+        calls[1].cancel()
+        service.before[0][1].set()
+        await turns(6)
+        assert rig.executor.payloads == [[0, 2]]
+        assert rig.executor.cancelled == []
+        calls[2].cancel()
+        assert rig.executor.cancelled == [(0, 1, [1])]
+        rig.executor.answer_next(squares)
+        await turns(6)
+        service.after[0][1].set()
+        assert await calls[0] == 0
+
+
+async def test_when_all_have_left_the_worker_is_spared() -> None:
+    async with serving(None, kind=Gate) as rig:
+        service = await gated(rig)
+        call = service.infer(1)
+        await turns(6)
+        call.cancel()
+        service.before[0][1].set()
+        await turns(6)
+        assert rig.executor.batches == []
+        assert service.state()["in_flight_batches"] == 0
+
+
+async def test_a_worker_that_dies_takes_nobody_along() -> None:
+    async with serving(squares, kind=Plus, workers=2) as rig:
+        calls = [rig.service.infer(x) for x in range(4)]
+        await turns(1)
+        rig.executor.lose(0)
+        assert await asyncio.gather(*calls) == [10, 40, 90, 160]
+        rig.executor.revive(0)
+        assert await asyncio.gather(*map(rig.service.infer, range(100))) == [(x + 1) ** 2 * 10 for x in range(100)]
+
+
+async def test_a_killer_is_found_behind_hooks_too() -> None:
+    async with serving(None, kind=Plus) as rig:
+        calls = [rig.service.infer(x) for x in range(4)]
+        for _ in range(60):
             await turns(6)
-            assert [batch for batch, _ in service.before] == [["a"], ["b"], ["c"]]
-            service.before[1][1].set()  # whoever is prepared first goes first
-            await turns(6)
-            assert rig.executor.payloads == [["b"]]
-            service.before[0][1].set()
-            await turns(6)
-            assert rig.executor.payloads == [["b"]]  # one place only
-            rig.executor.answer_next(lambda batch: batch)
-            await turns(6)
-            assert [results for results, _ in service.after] == [["b"]]
-            assert rig.executor.payloads == [["b"], ["a"]]  # while b is in its second hook
-            service.after[0][1].set()
-            assert await calls[1] == "b"
-            service.before[2][1].set()
-            rig.executor.answer_next(lambda batch: batch)
-            await turns(6)
-            rig.executor.answer_next(lambda batch: batch)
-            await turns(6)
-            for _, event in service.after:
-                event.set()
-            assert await asyncio.gather(*calls) == ["a", "b", "c"]
-
-    asyncio.run(main())
+            if not rig.executor.pending:
+                break
+            if 3 in rig.executor.pending[0][1].payloads:
+                rig.executor.lose(0)
+                rig.executor.revive(0)
+            else:
+                rig.executor.answer_next(squares)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(answers.pop(2), ModelCrashed)
+        assert answers == [10, 40, 160]
 
 
-def test_the_time_of_hooks_counts_as_queue_and_total_time() -> None:
-    async def main() -> None:
-        async with serving(None, kind=Gate) as rig:
-            service = await gated(rig)
-            started = rig.clock()
-            call = service.infer(1)
-            await turns(6)
-            assert rig.heard.dispatches == []
-            rig.clock.advance(0.5)
-            service.before[0][1].set()
-            await turns(6)
-            assert [dispatch.at for dispatch in rig.heard.dispatches] == [started + 0.5]
-            rig.executor.answer_next(squares)
-            await turns(6)
-            rig.clock.advance(0.25)
-            service.after[0][1].set()
-            assert await call == 1
-            assert rig.heard.answers[0][2] == started + 0.75
-
-    asyncio.run(main())
+async def test_stopping_ends_hooks_that_are_running() -> None:
+    async with serving(None, kind=Gate) as rig:
+        service = await gated(rig)
+        call = service.infer(1)
+        await turns(6)
+        await service.stop(0.0)
+        with pytest.raises(Exception, match="stopped before"):
+            await call
+        assert len(asyncio.all_tasks()) == 1
 
 
-def test_who_left_during_the_first_hook_does_not_reach_the_worker() -> None:
-    async def main() -> None:
-        async with serving(None, kind=Gate) as rig:
-            service = await gated(rig)
-            calls = [service.infer(x) for x in range(3)]
-            await turns(6)
-            calls[1].cancel()
-            service.before[0][1].set()
-            await turns(6)
-            assert rig.executor.payloads == [[0, 2]]
-            assert rig.executor.cancelled == []
-            calls[2].cancel()
-            assert rig.executor.cancelled == [(0, 1, [1])]
-            rig.executor.answer_next(squares)
-            await turns(6)
-            service.after[0][1].set()
-            assert await calls[0] == 0
-
-    asyncio.run(main())
+async def test_draining_waits_for_hooks() -> None:
+    async with serving(squares, kind=Gate) as rig:
+        service = await gated(rig)
+        call = service.infer(3)
+        await turns(6)
+        stopping = asyncio.ensure_future(service.stop(100.0))
+        await turns(6)
+        service.before[0][1].set()
+        await turns(6)
+        assert not stopping.done()
+        service.after[0][1].set()
+        await stopping
+        assert await call == 9
 
 
-def test_when_all_have_left_the_worker_is_spared() -> None:
-    async def main() -> None:
-        async with serving(None, kind=Gate) as rig:
-            service = await gated(rig)
-            call = service.infer(1)
-            await turns(6)
-            call.cancel()
-            service.before[0][1].set()
-            await turns(6)
-            assert rig.executor.batches == []
-            assert service.state()["in_flight_batches"] == 0
-
-    asyncio.run(main())
-
-
-def test_a_worker_that_dies_takes_nobody_along() -> None:
-    async def main() -> None:
-        async with serving(squares, kind=Plus, workers=2) as rig:
-            calls = [rig.service.infer(x) for x in range(4)]
-            await turns(1)
-            rig.executor.lose(0)
-            assert await asyncio.gather(*calls) == [10, 40, 90, 160]
-            rig.executor.revive(0)
-            assert await asyncio.gather(*map(rig.service.infer, range(100))) == [(x + 1) ** 2 * 10 for x in range(100)]
-
-    asyncio.run(main())
+async def test_blocks_are_held_until_the_worker_has_them_and_then_given_back() -> None:
+    async with serving(None, kind=Gate) as rig:
+        service = await gated(rig)
+        rig.executor.give_blocks = True
+        requests = []
+        for content_type in (OBJECT, JSON):
+            block = service.reserve(1)
+            assert block is not None
+            block.view[:] = b"3"
+            requests.append(FakeRequest(block, arrival=service.now(), content_type=content_type))
+            service.submit(requests[-1])
+        await turns(6)
+        assert [block.shares for block in rig.executor.blocks] == [2, 2]
+        service.before[0][1].set()
+        await turns(6)
+        assert [block.shares for block in rig.executor.blocks] == [1, 1]
+        assert rig.executor.payloads == [[rig.executor.blocks[0], 3]]
+        rig.executor.answer_next(lambda batch: ["a", "b"])
+        await turns(6)
+        service.after[0][1].set()
+        await turns(6)
+        assert [request.output for request in requests] == ["a", "b"]
+        assert [block.shares for block in rig.executor.blocks] == [0, 0]
 
 
-def test_a_killer_is_found_behind_hooks_too() -> None:
-    async def main() -> None:
-        async with serving(None, kind=Plus) as rig:
-            calls = [rig.service.infer(x) for x in range(4)]
-            for _ in range(60):
-                await turns(6)
-                if not rig.executor.pending:
-                    break
-                if 3 in rig.executor.pending[0][1].payloads:
-                    rig.executor.lose(0)
-                    rig.executor.revive(0)
-                else:
-                    rig.executor.answer_next(squares)
-            answers = await asyncio.gather(*calls, return_exceptions=True)
-            assert isinstance(answers.pop(2), ModelCrashed)
-            assert answers == [10, 40, 160]
-
-    asyncio.run(main())
+async def test_parts_pass_the_second_hook() -> None:
+    async with serving(None, kind=Plus) as rig:
+        call = rig.service.infer(1)
+        await turns(6)
+        rig.executor.reply(0, Events(1, ["part"], indices=[0], kinds=[EventKind.PART], final=False))
+        assert rig.service.state()["in_flight_batches"] == 1
+        rig.executor.answer_next(squares)
+        assert await call == 40
 
 
-def test_stopping_ends_hooks_that_are_running() -> None:
-    async def main() -> None:
-        async with serving(None, kind=Gate) as rig:
-            service = await gated(rig)
-            call = service.infer(1)
-            await turns(6)
-            await service.stop(0.0)
-            with pytest.raises(Exception, match="stopped before"):
-                await call
-            assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(main())
-
-
-def test_draining_waits_for_hooks() -> None:
-    async def main() -> None:
-        async with serving(squares, kind=Gate) as rig:
-            service = await gated(rig)
-            call = service.infer(3)
-            await turns(6)
-            stopping = asyncio.ensure_future(service.stop(100.0))
-            await turns(6)
-            service.before[0][1].set()
-            await turns(6)
-            assert not stopping.done()
-            service.after[0][1].set()
-            await stopping
-            assert await call == 9
-
-    asyncio.run(main())
-
-
-def test_blocks_are_held_until_the_worker_has_them_and_then_given_back() -> None:
-    async def main() -> None:
-        async with serving(None, kind=Gate) as rig:
-            service = await gated(rig)
-            rig.executor.give_blocks = True
-            requests = []
-            for content_type in (OBJECT, JSON):
-                block = service.reserve(1)
-                assert block is not None
-                block.view[:] = b"3"
-                requests.append(FakeRequest(block, arrival=service.now(), content_type=content_type))
-                service.submit(requests[-1])
-            await turns(6)
-            assert [block.shares for block in rig.executor.blocks] == [2, 2]
-            service.before[0][1].set()
-            await turns(6)
-            assert [block.shares for block in rig.executor.blocks] == [1, 1]
-            assert rig.executor.payloads == [[rig.executor.blocks[0], 3]]
-            rig.executor.answer_next(lambda batch: ["a", "b"])
-            await turns(6)
-            service.after[0][1].set()
-            await turns(6)
-            assert [request.output for request in requests] == ["a", "b"]
-            assert [block.shares for block in rig.executor.blocks] == [0, 0]
-
-    asyncio.run(main())
-
-
-def test_parts_pass_the_second_hook() -> None:
-    async def main() -> None:
-        async with serving(None, kind=Plus) as rig:
-            call = rig.service.infer(1)
-            await turns(6)
-            rig.executor.reply(0, Events(1, ["part"], indices=[0], kinds=[EventKind.PART], final=False))
-            assert rig.service.state()["in_flight_batches"] == 1
-            rig.executor.answer_next(squares)
-            assert await call == 40
-
-    asyncio.run(main())
-
-
-def test_what_the_inner_executor_says_of_batches_that_are_gone_is_dropped() -> None:
-    async def main() -> None:
-        async with serving(None, kind=Plus) as rig:
-            call = rig.service.infer(1)
-            await turns(6)
-            rig.executor.give_blocks = True
-            result = rig.executor.reserve(3)
-            rig.executor.listener.received(0, Events(99, [result], final=False))
-            assert rig.executor.blocks[0].shares == 0
-            rig.executor.end("gone for good")
-            with pytest.raises(ModelNotReady, match="gone for good"):
-                await call
-            assert rig.service.state()["gauges"]["restarts"] == 0
-
-    asyncio.run(main())
+async def test_what_the_inner_executor_says_of_batches_that_are_gone_is_dropped() -> None:
+    async with serving(None, kind=Plus) as rig:
+        call = rig.service.infer(1)
+        await turns(6)
+        rig.executor.give_blocks = True
+        result = rig.executor.reserve(3)
+        rig.executor.listener.received(0, Events(99, [result], final=False))
+        assert rig.executor.blocks[0].shares == 0
+        rig.executor.end("gone for good")
+        with pytest.raises(ModelNotReady, match="gone for good"):
+            await call
+        assert rig.service.state()["gauges"]["restarts"] == 0

@@ -28,41 +28,32 @@ def of_kind(service: Service, kind: str) -> Any:
     return found
 
 
-def test_the_fastest_idle_worker_serves_under_any_rule() -> None:
-    async def main() -> None:
-        async with Service(Paced, **TWO) as service:
-            assert {await service.infer(0) for _ in range(6)} == {"small", "large"}  # both are tried
-            assert {await service.infer(0) for _ in range(10)} == {"large"}
-            assert set(await asyncio.gather(*map(service.infer, range(4)))) == {"small", "large"}
-
-    asyncio.run(main())
+async def test_the_fastest_idle_worker_serves_under_any_rule() -> None:
+    async with Service(Paced, **TWO) as service:
+        assert {await service.infer(0) for _ in range(6)} == {"small", "large"}  # both are tried
+        assert {await service.infer(0) for _ in range(10)} == {"large"}
+        assert set(await asyncio.gather(*map(service.infer, range(4)))) == {"small", "large"}
 
 
 @pytest.mark.parametrize("kind", ["small", "large"])
-def test_a_worker_that_is_killed_comes_back_as_its_own_kind(kind: str) -> None:
-    async def main() -> None:
-        heard = Watch()
-        async with Service(Paced, **TWO, observers=[heard]) as service:
-            before = of_kind(service, kind)["pid"]
-            os.kill(before, signal.SIGKILL)
-            await heard.until(lambda: of_kind(service, kind)["pid"] not in (before, None))
-            await heard.until(lambda: of_kind(service, kind)["state"] == "ready")
-            for _ in range(2):
-                assert set(await asyncio.gather(*map(service.infer, range(2)))) == {"small", "large"}
-
-    asyncio.run(main())
+async def test_a_worker_that_is_killed_comes_back_as_its_own_kind(kind: str) -> None:
+    heard = Watch()
+    async with Service(Paced, **TWO, observers=[heard]) as service:
+        before = of_kind(service, kind)["pid"]
+        os.kill(before, signal.SIGKILL)
+        await heard.until(lambda: of_kind(service, kind)["pid"] not in (before, None))
+        await heard.until(lambda: of_kind(service, kind)["state"] == "ready")
+        for _ in range(2):
+            assert set(await asyncio.gather(*map(service.infer, range(2)))) == {"small", "large"}
 
 
-def test_each_kind_keeps_a_worker() -> None:
-    async def main() -> None:
-        async with Service(Paced, **TWO) as service:
-            with pytest.raises(Conflict, match=r"workers=1: no worker is of the kind 'large'"):
-                await service.remove_worker()
-            await service.add_worker()
-            assert [worker["kind"] for worker in service.state()["workers"]] == ["small", "large", "small"]
+async def test_each_kind_keeps_a_worker() -> None:
+    async with Service(Paced, **TWO) as service:
+        with pytest.raises(Conflict, match=r"workers=1: no worker is of the kind 'large'"):
             await service.remove_worker()
-
-    asyncio.run(main())
+        await service.add_worker()
+        assert [worker["kind"] for worker in service.state()["workers"]] == ["small", "large", "small"]
+        await service.remove_worker()
 
 
 def test_shared_workers_are_of_one_kind() -> None:

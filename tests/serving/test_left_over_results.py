@@ -1,6 +1,5 @@
 """Large results that nobody reads any more give their shared memory back."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -35,18 +34,15 @@ class Nobody(RequestBase):
 
 
 @pytest.mark.parametrize("count", [0, 2, 4])
-def test_of_those_who_left(count: int) -> None:
-    async def main() -> None:
-        watch = Watch()
-        async with Service(Large, observers=[watch]) as service:
-            kind, payload = (Kind.ITEMS, [b"1"] * count) if count else (Kind.ITEM, b"1")
-            request = Nobody(
-                payload, service.now(), 30.0, kind=kind, content_type=JSON, accept=JSON, rows=max(count, 1)
-            )  # fmt: skip
-            service.submit(request)
-            await watch.until(lambda: len(watch.timings) == (1 if count > 2 else 0) and watch.dispatches)
-            service.cancel(request)
-            await watch.until(lambda: len(watch.timings) == len(watch.dispatches))
-            assert service.executor.gauges()["results_held_bytes"] == 0
-
-    asyncio.run(main())
+async def test_of_those_who_left(count: int) -> None:
+    watch = Watch()
+    async with Service(Large, observers=[watch]) as service:
+        kind, payload = (Kind.ITEMS, [b"1"] * count) if count else (Kind.ITEM, b"1")
+        request = Nobody(
+            payload, service.now(), 30.0, kind=kind, content_type=JSON, accept=JSON, rows=max(count, 1)
+        )  # fmt: skip
+        service.submit(request)
+        await watch.until(lambda: len(watch.timings) == (1 if count > 2 else 0) and watch.dispatches)
+        service.cancel(request)
+        await watch.until(lambda: len(watch.timings) == len(watch.dispatches))
+        assert service.executor.gauges()["results_held_bytes"] == 0

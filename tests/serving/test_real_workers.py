@@ -45,39 +45,33 @@ def test_it_serves(run: Callable[[Any], None], executor: str) -> None:
     run(main())
 
 
-def test_large_values_and_arrays_come_back_as_they_went() -> None:
-    async def main() -> None:
-        async with Service(Echo) as service:
-            values: list[Any] = [b"x" * 100_000, numpy.arange(100_000), "y" * 100_000, {"z": bytearray(50_000)}, None]
-            for value in values:
-                answer = await service.infer(value)
-                assert type(answer) is type(value)
-                assert numpy.array_equal(answer, value) if isinstance(value, numpy.ndarray) else answer == value
-        async with Service(Total) as service:
-            answer = await service.infer({"x": numpy.ones((1000, 10), "float32")})
-            assert answer["total"].tolist() == [10.0] * 1000
-
-    asyncio.run(main())
+async def test_large_values_and_arrays_come_back_as_they_went() -> None:
+    async with Service(Echo) as service:
+        values: list[Any] = [b"x" * 100_000, numpy.arange(100_000), "y" * 100_000, {"z": bytearray(50_000)}, None]
+        for value in values:
+            answer = await service.infer(value)
+            assert type(answer) is type(value)
+            assert numpy.array_equal(answer, value) if isinstance(value, numpy.ndarray) else answer == value
+    async with Service(Total) as service:
+        answer = await service.infer({"x": numpy.ones((1000, 10), "float32")})
+        assert answer["total"].tolist() == [10.0] * 1000
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_poison_item_and_a_killer_item_fail_alone(workers: int) -> None:
-    async def main() -> None:
-        async with Service(Dangerous, workers=workers, max_batch_size=64) as service:
-            for bad, error in (("poison", ModelError), ("killer", ModelCrashed), ("odd", InvalidRequest)):
-                items = [*range(20), bad, *range(20, 63)]
-                calls = [service.infer(item) for item in items]
-                answers = await asyncio.gather(*calls, return_exceptions=True)
-                failed = answers.pop(20)
-                assert isinstance(failed, error) and isinstance(failed, ModelCrashed) == (error is ModelCrashed)
-                assert answers == squares(list(range(63)))
-                if bad == "poison":
-                    assert isinstance(failed, ModelError)
-                    assert isinstance(failed, ArithmeticError) and isinstance(failed.__cause__, ArithmeticError)
-                    assert "predict" in failed.remote_traceback
-            assert service.ready
-
-    asyncio.run(main())
+async def test_a_poison_item_and_a_killer_item_fail_alone(workers: int) -> None:
+    async with Service(Dangerous, workers=workers, max_batch_size=64) as service:
+        for bad, error in (("poison", ModelError), ("killer", ModelCrashed), ("odd", InvalidRequest)):
+            items = [*range(20), bad, *range(20, 63)]
+            calls = [service.infer(item) for item in items]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            failed = answers.pop(20)
+            assert isinstance(failed, error) and isinstance(failed, ModelCrashed) == (error is ModelCrashed)
+            assert answers == squares(list(range(63)))
+            if bad == "poison":
+                assert isinstance(failed, ModelError)
+                assert isinstance(failed, ArithmeticError) and isinstance(failed.__cause__, ArithmeticError)
+                assert "predict" in failed.remote_traceback
+        assert service.ready
 
 
 def pids(service: Service) -> list[int]:
@@ -85,39 +79,36 @@ def pids(service: Service) -> list[int]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_killing_workers_under_load_leaves_no_request_unanswered(workers: int) -> None:
-    async def main() -> None:
-        heard = Watch()
-        kills, answered = 0, 0
-        async with Service(Square, workers=workers, max_batch_size=16, observers=[heard]) as service:
+async def test_killing_workers_under_load_leaves_no_request_unanswered(workers: int) -> None:
+    heard = Watch()
+    kills, answered = 0, 0
+    async with Service(Square, workers=workers, max_batch_size=16, observers=[heard]) as service:
 
-            async def caller(number: int) -> None:
-                nonlocal answered
-                while kills < 6:
-                    assert await service.infer(number) == number * number
-                    answered += 1
-                    number += 64
+        async def caller(number: int) -> None:
+            nonlocal answered
+            while kills < 6:
+                assert await service.infer(number) == number * number
+                answered += 1
+                number += 64
 
-            def recovered(enough: int) -> bool:
-                return answered >= enough and len(pids(service)) == workers
+        def recovered(enough: int) -> bool:
+            return answered >= enough and len(pids(service)) == workers
 
-            async def killer() -> None:
-                nonlocal kills
-                while kills < 6:
-                    # What a dead worker had runs again, and must not meet a second kill.
-                    enough = answered + 500
-                    await heard.until(partial(recovered, enough))
-                    os.kill(pids(service)[kills % workers], signal.SIGKILL)
-                    kills += 1
+        async def killer() -> None:
+            nonlocal kills
+            while kills < 6:
+                # What a dead worker had runs again, and must not meet a second kill.
+                enough = answered + 500
+                await heard.until(partial(recovered, enough))
+                os.kill(pids(service)[kills % workers], signal.SIGKILL)
+                kills += 1
 
-            await asyncio.gather(killer(), *map(caller, range(64)))
-            state = service.state()
-            assert (state["waiting"], state["in_flight"]) == (0, 0)
-        assert heard.ends == answered
-        assert heard.refusals == []
-        assert sum(1 for _, state, _ in heard.worker_changes if state == "lost") == 6
-
-    asyncio.run(main())
+        await asyncio.gather(killer(), *map(caller, range(64)))
+        state = service.state()
+        assert (state["waiting"], state["in_flight"]) == (0, 0)
+    assert heard.ends == answered
+    assert heard.refusals == []
+    assert sum(1 for _, state, _ in heard.worker_changes if state == "lost") == 6
 
 
 class Gate:
@@ -145,82 +136,67 @@ async def gated(tmp_path: Path, **settings: Any) -> AsyncIterator[tuple[Service,
 
 
 @pytest.mark.parametrize("member", [0, 20, 63])
-def test_a_cancelled_member_of_a_running_batch_harms_no_neighbour(tmp_path: Path, member: int) -> None:
-    async def main() -> None:
-        async with gated(tmp_path) as (service, gate, watch):
-            calls = [service.infer(item) for item in range(64)]
-            await watch.until(lambda: service.state()["in_flight"] == 64)
-            calls[member].cancel()
-            await gate.lift()
-            answers = await asyncio.gather(*calls, return_exceptions=True)
-            assert isinstance(answers.pop(member), asyncio.CancelledError)
-            assert answers == [item * item for item in range(64) if item != member]
-
-    asyncio.run(main())
+async def test_a_cancelled_member_of_a_running_batch_harms_no_neighbour(tmp_path: Path, member: int) -> None:
+    async with gated(tmp_path) as (service, gate, watch):
+        calls = [service.infer(item) for item in range(64)]
+        await watch.until(lambda: service.state()["in_flight"] == 64)
+        calls[member].cancel()
+        await gate.lift()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(answers.pop(member), asyncio.CancelledError)
+        assert answers == [item * item for item in range(64) if item != member]
 
 
-def test_deadlines_hold_in_line_and_in_compute(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with gated(tmp_path, max_batch_size=1) as (service, gate, _):
-            running, waiting, patient = (
-                service.infer(item, timeout=timeout) for item, timeout in ((1, 0.05), (2, 0.02), (3, 20.0))
-            )
-            for late in (waiting, running):
-                started = service.now()
-                with pytest.raises(DeadlineExceeded):
-                    await late
-                assert service.now() - started < 5.0
-            await gate.lift()
-            assert await patient == 9
-            assert service.state()["batches"]["idle"] + service.state()["batches"]["size"] == 2
-
-    asyncio.run(main())
+async def test_deadlines_hold_in_line_and_in_compute(tmp_path: Path) -> None:
+    async with gated(tmp_path, max_batch_size=1) as (service, gate, _):
+        running, waiting, patient = (
+            service.infer(item, timeout=timeout) for item, timeout in ((1, 0.05), (2, 0.02), (3, 20.0))
+        )
+        for late in (waiting, running):
+            started = service.now()
+            with pytest.raises(DeadlineExceeded):
+                await late
+            assert service.now() - started < 5.0
+        await gate.lift()
+        assert await patient == 9
+        assert service.state()["batches"]["idle"] + service.state()["batches"]["size"] == 2
 
 
-def test_overload_waits_or_is_refused_and_accepted_work_is_done(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with gated(tmp_path, max_batch_size=4, max_queue_size=8) as (service, gate, watch):
-            calls = [service.infer(item, backpressure=False) for item in range(100)]
-            await watch.until(lambda: service.state()["in_flight"] == 4)
-            patient = [service.infer(item) for item in range(100)]
-            await gate.lift()
-            answers = await asyncio.gather(*calls, return_exceptions=True)
-            assert answers[:8] == squares(list(range(8)))
-            assert {type(answer) for answer in answers[8:]} == {Overloaded}
-            assert await asyncio.gather(*patient) == squares(list(range(100)))
-
-    asyncio.run(main())
+async def test_overload_waits_or_is_refused_and_accepted_work_is_done(tmp_path: Path) -> None:
+    async with gated(tmp_path, max_batch_size=4, max_queue_size=8) as (service, gate, watch):
+        calls = [service.infer(item, backpressure=False) for item in range(100)]
+        await watch.until(lambda: service.state()["in_flight"] == 4)
+        patient = [service.infer(item) for item in range(100)]
+        await gate.lift()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert answers[:8] == squares(list(range(8)))
+        assert {type(answer) for answer in answers[8:]} == {Overloaded}
+        assert await asyncio.gather(*patient) == squares(list(range(100)))
 
 
-def test_draining_under_load_fails_no_accepted_request() -> None:
-    async def main() -> None:
-        service = Service(Square, workers=2, max_batch_size=8, max_queue_size=32)
-        await service.start()
-        accepted = [service.infer(item) for item in range(500)]
-        stopping = asyncio.ensure_future(service.stop(20.0))
-        await asyncio.sleep(0)
-        with pytest.raises(Draining):
-            await service.infer(1)
-        await stopping
-        assert await asyncio.gather(*accepted) == squares(list(range(500)))
-
-    asyncio.run(main())
+async def test_draining_under_load_fails_no_accepted_request() -> None:
+    service = Service(Square, workers=2, max_batch_size=8, max_queue_size=32)
+    await service.start()
+    accepted = [service.infer(item) for item in range(500)]
+    stopping = asyncio.ensure_future(service.stop(20.0))
+    await asyncio.sleep(0)
+    with pytest.raises(Draining):
+        await service.infer(1)
+    await stopping
+    assert await asyncio.gather(*accepted) == squares(list(range(500)))
 
 
-def test_a_stream_left_half_way_leaves_nothing_behind() -> None:
-    async def main() -> None:
-        watch = Watch()
-        async with Service(Square, workers=2, max_batch_size=8, observers=[watch]) as service:
-            streams = [service.stream(range(100_000)) for _ in range(3)]
-            for stream in streams:
-                seen = [answer async for answer, _ in zip_async(stream, range(100))]
-                assert seen == squares(list(range(100)))
-                await stream.aclose()
-            await watch.until(lambda: service.state()["in_flight"] == 0)
-            assert service.state()["waiting"] == 0
-            assert await service.infer(3) == 9
-
-    asyncio.run(main())
+async def test_a_stream_left_half_way_leaves_nothing_behind() -> None:
+    watch = Watch()
+    async with Service(Square, workers=2, max_batch_size=8, observers=[watch]) as service:
+        streams = [service.stream(range(100_000)) for _ in range(3)]
+        for stream in streams:
+            seen = [answer async for answer, _ in zip_async(stream, range(100))]
+            assert seen == squares(list(range(100)))
+            await stream.aclose()
+        await watch.until(lambda: service.state()["in_flight"] == 0)
+        assert service.state()["waiting"] == 0
+        assert await service.infer(3) == 9
 
 
 async def zip_async(stream: Any, limit: range) -> AsyncIterator[tuple[Any, int]]:
@@ -228,7 +204,7 @@ async def zip_async(stream: Any, limit: range) -> AsyncIterator[tuple[Any, int]]
         yield await anext(stream), index
 
 
-def test_hooks_run_around_real_workers() -> None:
+async def test_hooks_run_around_real_workers() -> None:
     class Plus(Service):
         async def before_batch(self, batch: list[Any]) -> list[Any]:
             await asyncio.sleep(0)
@@ -237,23 +213,17 @@ def test_hooks_run_around_real_workers() -> None:
         async def after_batch(self, results: list[Any]) -> list[Any]:
             return [x * 10 for x in results]
 
-    async def main() -> None:
-        async with Plus(Dangerous, workers=2, max_batch_size=8) as service:
-            answers = await asyncio.gather(*map(service.infer, range(200)), return_exceptions=True)
-            assert isinstance(answers.pop(5), ModelError)
-            assert answers == [(x + 1) ** 2 * 10 for x in range(200) if x != 5]
-
-    asyncio.run(main())
+    async with Plus(Dangerous, workers=2, max_batch_size=8) as service:
+        answers = await asyncio.gather(*map(service.infer, range(200)), return_exceptions=True)
+        assert isinstance(answers.pop(5), ModelError)
+        assert answers == [(x + 1) ** 2 * 10 for x in range(200) if x != 5]
 
 
-def test_a_model_that_cannot_load_stops_its_neighbours() -> None:
-    async def main() -> None:
-        registry = Registry([Service(Square), Service(Broken)])
-        with pytest.raises(ModelError, match=r"weights\.bin"):
-            await registry.start()
-        assert not registry.ready
-
-    asyncio.run(main())
+async def test_a_model_that_cannot_load_stops_its_neighbours() -> None:
+    registry = Registry([Service(Square), Service(Broken)])
+    with pytest.raises(ModelError, match=r"weights\.bin"):
+        await registry.start()
+    assert not registry.ready
 
 
 def test_sixty_four_threads_share_batches() -> None:

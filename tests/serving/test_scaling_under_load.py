@@ -45,30 +45,24 @@ class Load:
 
 
 @pytest.mark.parametrize("executor", ["process", "thread"])
-def test_no_request_is_lost_when_workers_come_and_go(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_request_is_lost_when_workers_come_and_go(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "LEAST_HOLD", 0.3)
     monkeypatch.setattr(scaling, "LEAST_HORIZON", 0.2)
     monkeypatch.setattr(scaling.WorkerScaling, "INTERVAL", 0.02)
-
-    async def main() -> None:
-        watch = Watch()
-        service = Service(
-            Slow, executor=executor, workers="0..3", max_batch_size=2, scale_to_zero_after=0.5, target_load=0.5,
-            observers=[watch], max_queue_delay=0.0,
-        )  # fmt: skip
-        async with service:
-            load = Load(service)
-            await load.until(
-                lambda: service.ready_workers == service.explain_policy()["scaling"]["wanted"] == 3, width=24
-            )
-            await load.until(lambda: service.worker_count < 3, width=1, pause=0.05)
-            await watch.until(lambda: service.ready_workers == 0)
-            assert service.ready
-            assert service.explain_policy()["scaling"]["reason"] == "idle"
-            assert await service.infer(41) == 42, "the first request waits for the start"
-            await load.until(lambda: service.ready_workers == 3, width=24)
-            counts = service.statistics.to_dict()
-        assert counts["inference_stats"]["fail"]["count"] == 0
-        assert counts["inference_stats"]["success"]["count"] == load.answered + 1
-
-    asyncio.run(main())
+    watch = Watch()
+    service = Service(
+        Slow, executor=executor, workers="0..3", max_batch_size=2, scale_to_zero_after=0.5, target_load=0.5,
+        observers=[watch], max_queue_delay=0.0,
+    )  # fmt: skip
+    async with service:
+        load = Load(service)
+        await load.until(lambda: service.ready_workers == service.explain_policy()["scaling"]["wanted"] == 3, width=24)
+        await load.until(lambda: service.worker_count < 3, width=1, pause=0.05)
+        await watch.until(lambda: service.ready_workers == 0)
+        assert service.ready
+        assert service.explain_policy()["scaling"]["reason"] == "idle"
+        assert await service.infer(41) == 42, "the first request waits for the start"
+        await load.until(lambda: service.ready_workers == 3, width=24)
+        counts = service.statistics.to_dict()
+    assert counts["inference_stats"]["fail"]["count"] == 0
+    assert counts["inference_stats"]["success"]["count"] == load.answered + 1

@@ -42,21 +42,18 @@ async def reader(service: Service, chance: random.Random, counts: Counter[str]) 
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_every_stream_has_its_end(seed: int) -> None:
-    async def main() -> None:
-        watch, counts, chance = Watch(), Counter[str](), random.Random(seed)
-        async with Service(Fire, workers=2, stream_buffer=2, observers=[watch]) as service:
-            async with asyncio.timeout(200):
-                readers = [reader(service, random.Random(chance.random()), counts) for _ in range(STREAMS)]
-                await asyncio.gather(*readers)
-                await watch.until(lambda: service.state()["in_flight"] == 0)
-            gauges: dict[str, Any] = service.executor.gauges()
-            assert gauges["results_held_bytes"] == 0
-            assert gauges["arena_free_bytes"] == gauges["arena_bytes"]
-        assert counts.total() == STREAMS
-        assert watch.ends + len(watch.refusals) == STREAMS
-        assert counts["whole"] > STREAMS / 4
-        assert counts["left"]
-        assert counts["WorkerLost"]
-
-    asyncio.run(main())
+async def test_every_stream_has_its_end(seed: int) -> None:
+    watch, counts, chance = Watch(), Counter[str](), random.Random(seed)
+    async with Service(Fire, workers=2, stream_buffer=2, observers=[watch]) as service:
+        async with asyncio.timeout(200):
+            readers = [reader(service, random.Random(chance.random()), counts) for _ in range(STREAMS)]
+            await asyncio.gather(*readers)
+            await watch.until(lambda: service.state()["in_flight"] == 0)
+        gauges: dict[str, Any] = service.executor.gauges()
+        assert gauges["results_held_bytes"] == 0
+        assert gauges["arena_free_bytes"] == gauges["arena_bytes"]
+    assert counts.total() == STREAMS
+    assert watch.ends + len(watch.refusals) == STREAMS
+    assert counts["whole"] > STREAMS / 4
+    assert counts["left"]
+    assert counts["WorkerLost"]

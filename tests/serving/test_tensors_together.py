@@ -76,26 +76,23 @@ def from_binary(service: Service, rows: list[list[float]]) -> TensorsRequest:
 
 
 @pytest.mark.parametrize("model", [Reversed, RaggedReversed])
-def test_they_share_a_batch_and_each_gets_its_own(model: type[Model]) -> None:
-    async def main() -> None:
-        async with Service(model) as service:
-            body, binary = from_json(service, [1, 2, 3]), from_binary(service, [[4, 5], [6, 7]])
-            service.submit(body)
-            service.submit(binary)
-            python = await service.infer({"x": [[8.0, 9.0, 10.0, 11.0, 12.0]]})
-            assert python["y"].tolist() == [[12, 11, 10, 9, 8]]
-            assert python["rows"].tolist() == [4]
-            found = json.loads(await body.answer)
-            assert (found["model_name"], found["id"]) == (service.name, "7")
-            assert [output["data"] for output in found["outputs"]] == [[3, 2, 1], [4]]
-            answer = await binary.answer
-            assert answer["y"].tolist() == [[5, 4], [7, 6]]
-            del answer, binary
-
-    asyncio.run(main())
+async def test_they_share_a_batch_and_each_gets_its_own(model: type[Model]) -> None:
+    async with Service(model) as service:
+        body, binary = from_json(service, [1, 2, 3]), from_binary(service, [[4, 5], [6, 7]])
+        service.submit(body)
+        service.submit(binary)
+        python = await service.infer({"x": [[8.0, 9.0, 10.0, 11.0, 12.0]]})
+        assert python["y"].tolist() == [[12, 11, 10, 9, 8]]
+        assert python["rows"].tolist() == [4]
+        found = json.loads(await body.answer)
+        assert (found["model_name"], found["id"]) == (service.name, "7")
+        assert [output["data"] for output in found["outputs"]] == [[3, 2, 1], [4]]
+        answer = await binary.answer
+        assert answer["y"].tolist() == [[5, 4], [7, 6]]
+        del answer, binary
 
 
-def test_the_place_of_a_request_is_free_after_its_end() -> None:
+async def test_the_place_of_a_request_is_free_after_its_end() -> None:
     """Whatever the end is: an answer, an error, a cancellation in the line."""
 
     class Touchy(Reversed):
@@ -106,19 +103,16 @@ def test_the_place_of_a_request_is_free_after_its_end() -> None:
                 raise ValueError("negative")
             return super().predict(batch)
 
-    async def main() -> None:
-        async with Service(Touchy) as service:
-            free = service.executor.gauges()["arena_free_bytes"]
-            good, bad = from_binary(service, [[1.0] * 20_000]), from_binary(service, [[-1.0] * 20_000] * 3)
-            assert service.executor.gauges()["arena_free_bytes"] < free
-            service.submit(good)
-            service.submit(bad)
-            late = from_binary(service, [[1.0] * 20_000])
-            service.submit(late)
-            service.cancel(late)
-            assert (await good.answer)["y"].shape == (1, 20_000)
-            with pytest.raises(WeirError, match="negative"):
-                await bad.answer
-            assert service.executor.gauges()["arena_free_bytes"] == free
-
-    asyncio.run(main())
+    async with Service(Touchy) as service:
+        free = service.executor.gauges()["arena_free_bytes"]
+        good, bad = from_binary(service, [[1.0] * 20_000]), from_binary(service, [[-1.0] * 20_000] * 3)
+        assert service.executor.gauges()["arena_free_bytes"] < free
+        service.submit(good)
+        service.submit(bad)
+        late = from_binary(service, [[1.0] * 20_000])
+        service.submit(late)
+        service.cancel(late)
+        assert (await good.answer)["y"].shape == (1, 20_000)
+        with pytest.raises(WeirError, match="negative"):
+            await bad.answer
+        assert service.executor.gauges()["arena_free_bytes"] == free

@@ -76,24 +76,21 @@ def test_what_does_not_fit_is_refused() -> None:
     assert wrong.message == "predict returned wrong tensors: tensor 'sum': has shape [1], must be [] (-1: any length)"
 
 
-def test_a_request_counts_as_one_row() -> None:
-    async def main() -> None:
-        shapes = []
+async def test_a_request_counts_as_one_row() -> None:
+    shapes = []
 
-        class Watched(Service):
-            model = Total
+    class Watched(Service):
+        model = Total
 
-            async def before_batch(self, batch: list[Any]) -> list[Any]:
-                shapes.append([item["x"].shape for item in batch])
-                return batch
+        async def before_batch(self, batch: list[Any]) -> list[Any]:
+            shapes.append([item["x"].shape for item in batch])
+            return batch
 
-        service = Watched(executor="inline")
-        async with service:
-            await asyncio.gather(*(service.infer({"x": np.ones((rows, 2), np.float32)}) for rows in (3, 1)))
-            rows = service.statistics.to_dict()["inference_count"]
-        assert (shapes, rows) == ([[(3, 2)], [(1, 2)]], 2)
-
-    asyncio.run(main())
+    service = Watched(executor="inline")
+    async with service:
+        await asyncio.gather(*(service.infer({"x": np.ones((rows, 2), np.float32)}) for rows in (3, 1)))
+        rows = service.statistics.to_dict()["inference_count"]
+    assert (shapes, rows) == ([[(3, 2)], [(1, 2)]], 2)
 
 
 def test_it_is_measured_by_whole_requests() -> None:
@@ -142,15 +139,12 @@ def test_a_configuration_that_contradicts_the_class_is_refused(tmp_path: Path, c
     assert message in refused.value.message
 
 
-def test_a_chain_that_batches_has_no_step_that_cannot() -> None:
+async def test_a_chain_that_batches_has_no_step_that_cannot() -> None:
     class Line(Chain):
         inputs = (Tensor("x", "FP32", (-1, 2)),)
         outputs = (Tensor("sum", "FP32", (-1,)),)
         steps = ("total",)
 
-    async def main() -> None:
-        registry = Registry([Service(Total, executor="inline"), Line()])
-        with pytest.raises(SettingsError, match=r"line: step 'total': cannot batch, .*must have max_batch_size 0"):
-            await registry.start()
-
-    asyncio.run(main())
+    registry = Registry([Service(Total, executor="inline"), Line()])
+    with pytest.raises(SettingsError, match=r"line: step 'total': cannot batch, .*must have max_batch_size 0"):
+        await registry.start()

@@ -40,33 +40,30 @@ def shown(metrics: Metrics, registry: Registry, accept: str = "") -> dict[tuple[
     }
 
 
-def test_what_models_have_done() -> None:
-    async def main() -> None:
-        metrics = Metrics()
-        services = [
-            Service(Square, version="2", observers=[metrics], executor="inline"),
-            Service(Count, observers=[metrics], executor="inline"),
-        ]
-        async with services[0] as square, services[1]:
-            await asyncio.gather(*[square.infer(x) for x in range(5)])
-            await square.infer_many(range(3))
-            with pytest.raises(weir.ModelError):
-                await square.infer("x")
-        found = shown(metrics, Registry(services))
-        statistics = square.statistics
-        assert found["nv_inference_request_success", "square/2", ""] == statistics.success.count == 6
-        assert found["nv_inference_count", "square/2", ""] == statistics.inference_count >= 8
-        assert found["nv_inference_exec_count", "square/2", ""] == statistics.execution_count
-        assert found["nv_inference_pending_request_count", "square/2", ""] == 0
-        assert found["nv_inference_request_failure", "square/2", "BACKEND"] == 1
-        assert found["nv_inference_request_failure", "square/2", "REJECTED"] == 0
-        total = found["nv_inference_request_duration_us", "square/2", ""]
-        assert total == pytest.approx(1e6 * statistics.success.seconds)
-        for step in ("queue", "compute_input", "compute_infer", "compute_output"):
-            assert found[f"nv_inference_{step}_duration_us", "square/2", ""] > 0
-        assert found["nv_inference_count", "count/", ""] == 0
-
-    asyncio.run(main())
+async def test_what_models_have_done() -> None:
+    metrics = Metrics()
+    services = [
+        Service(Square, version="2", observers=[metrics], executor="inline"),
+        Service(Count, observers=[metrics], executor="inline"),
+    ]
+    async with services[0] as square, services[1]:
+        await asyncio.gather(*[square.infer(x) for x in range(5)])
+        await square.infer_many(range(3))
+        with pytest.raises(weir.ModelError):
+            await square.infer("x")
+    found = shown(metrics, Registry(services))
+    statistics = square.statistics
+    assert found["nv_inference_request_success", "square/2", ""] == statistics.success.count == 6
+    assert found["nv_inference_count", "square/2", ""] == statistics.inference_count >= 8
+    assert found["nv_inference_exec_count", "square/2", ""] == statistics.execution_count
+    assert found["nv_inference_pending_request_count", "square/2", ""] == 0
+    assert found["nv_inference_request_failure", "square/2", "BACKEND"] == 1
+    assert found["nv_inference_request_failure", "square/2", "REJECTED"] == 0
+    total = found["nv_inference_request_duration_us", "square/2", ""]
+    assert total == pytest.approx(1e6 * statistics.success.seconds)
+    for step in ("queue", "compute_input", "compute_infer", "compute_output"):
+        assert found[f"nv_inference_{step}_duration_us", "square/2", ""] > 0
+    assert found["nv_inference_count", "count/", ""] == 0
 
 
 @pytest.mark.parametrize(

@@ -255,19 +255,14 @@ def test_counts_stay_when_the_recorder_that_made_them_is_gone() -> None:
     assert value(metrics, "weir_requests_total", **where) == 3
 
 
-def test_a_service_counts_each_event_once_for_all_views() -> None:
-    async def main() -> None:
-        metrics = Metrics()
-        async with Service(Square, observers=[metrics], executor="inline") as square:
-            await asyncio.gather(*[square.infer(x) for x in range(5)])
-            recorder = square.statistics
-            assert metrics.of("square") is recorder
-            assert (
-                square.generation.window.read().requests == recorder.success.count == sum(metrics.ended.values()) == 5
-            )
-            assert metrics not in square.generation.observers
-
-    asyncio.run(main())
+async def test_a_service_counts_each_event_once_for_all_views() -> None:
+    metrics = Metrics()
+    async with Service(Square, observers=[metrics], executor="inline") as square:
+        await asyncio.gather(*[square.infer(x) for x in range(5)])
+        recorder = square.statistics
+        assert metrics.of("square") is recorder
+        assert square.generation.window.read().requests == recorder.success.count == sum(metrics.ended.values()) == 5
+        assert metrics not in square.generation.observers
 
 
 AGES = st.lists(st.floats(0, 100), min_size=1, max_size=70)

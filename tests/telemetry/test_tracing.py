@@ -286,15 +286,12 @@ def test_the_answers_of_a_stream_are_one_span() -> None:
     assert len(asyncio.run(main()).named("infer count")) == 1
 
 
-def test_without_tracing_a_request_has_no_trace() -> None:
-    async def main() -> None:
-        async with Service(Square, executor="inline") as service:
-            assert service.tracing is None
-            request = Asking(3, service.now(), 10.0, frontend="grpc", trace={"traceparent": CALLER})
-            service.submit(request)
-            assert request.trace == {"traceparent": CALLER}
-
-    asyncio.run(main())
+async def test_without_tracing_a_request_has_no_trace() -> None:
+    async with Service(Square, executor="inline") as service:
+        assert service.tracing is None
+        request = Asking(3, service.now(), 10.0, frontend="grpc", trace={"traceparent": CALLER})
+        service.submit(request)
+        assert request.trace == {"traceparent": CALLER}
 
 
 def test_leaving_flushes() -> None:

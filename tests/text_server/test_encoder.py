@@ -99,70 +99,58 @@ def of(encoder: Encodes, texts: Any, **stated: Any) -> Any:
 
 
 @pytest.mark.parametrize("count", [1, 2, 16, 17, 700, 2001])
-def test_vectors_come_in_order(count: int) -> None:
-    async def main() -> None:
-        heard = Heard()
-        async with serving(observers=[heard]) as encoder:
-            texts = [" ".join(f"w{number}" for _ in range(1 + number % 5)) for number in range(count)]
-            encoded = await of(encoder, texts)
-            assert encoded.vectors.dtype == numpy.float32
-            assert encoded.vectors.tolist() == [vector_of(text) for text in texts]
-            assert encoded.counts == [1 + number % 5 for number in range(count)]
-            assert (encoded.truncated, encoded.tokens) == ([False] * count, None)
-            assert {request.frontend for request, _ in heard.ends} == {"test"}
-            assert {cut.padding for cut in heard.cuts} <= {float(each) for each in range(30)}
-        assert encoder.window == 256
-
-    asyncio.run(main())
+async def test_vectors_come_in_order(count: int) -> None:
+    heard = Heard()
+    async with serving(observers=[heard]) as encoder:
+        texts = [" ".join(f"w{number}" for _ in range(1 + number % 5)) for number in range(count)]
+        encoded = await of(encoder, texts)
+        assert encoded.vectors.dtype == numpy.float32
+        assert encoded.vectors.tolist() == [vector_of(text) for text in texts]
+        assert encoded.counts == [1 + number % 5 for number in range(count)]
+        assert (encoded.truncated, encoded.tokens) == ([False] * count, None)
+        assert {request.frontend for request, _ in heard.ends} == {"test"}
+        assert {cut.padding for cut in heard.cuts} <= {float(each) for each in range(30)}
+    assert encoder.window == 256
 
 
-def test_what_a_model_says_of_itself() -> None:
-    async def main() -> None:
-        async with serving(options={"name": "texts"}) as encoder:
-            assert (encoder.name, encoder.dimensions, encoder.max_length) == ("texts", 4, 6)
-
-    asyncio.run(main())
+async def test_what_a_model_says_of_itself() -> None:
+    async with serving(options={"name": "texts"}) as encoder:
+        assert (encoder.name, encoder.dimensions, encoder.max_length) == ("texts", 4, 6)
 
 
-def test_texts_that_come_twice_are_computed_once() -> None:
-    async def main() -> None:
-        heard = Heard()
-        async with serving(observers=[heard]) as encoder:
-            texts: list[Any] = ["a", "b c", "a", ["b", "c"], ("a", "b"), ("a", "b"), ["b", "c"]]
-            encoded = await of(encoder, texts, want_tokens=True)
-            assert sum(cut.rows for cut in heard.cuts) == 5
-            assert encoded.vectors[0].tolist() == encoded.vectors[2].tolist() == vector_of("a")
-            assert encoded.counts == [1, 2, 1, 2, 2, 2, 2]
-            assert encoded.tokens == [
-                ["97"],
-                ["98", "99"],
-                ["97"],
-                ["98", "99"],
-                ["97", "98"],
-                ["97", "98"],
-                ["98", "99"],
-            ]
-            with pytest.raises(InvalidRequest, match=r"texts\[2\]: bad word"):
-                await of(encoder, ["a", "a", "bad", "bad"])
-
-    asyncio.run(main())
+async def test_texts_that_come_twice_are_computed_once() -> None:
+    heard = Heard()
+    async with serving(observers=[heard]) as encoder:
+        texts: list[Any] = ["a", "b c", "a", ["b", "c"], ("a", "b"), ("a", "b"), ["b", "c"]]
+        encoded = await of(encoder, texts, want_tokens=True)
+        assert sum(cut.rows for cut in heard.cuts) == 5
+        assert encoded.vectors[0].tolist() == encoded.vectors[2].tolist() == vector_of("a")
+        assert encoded.counts == [1, 2, 1, 2, 2, 2, 2]
+        assert encoded.tokens == [
+            ["97"],
+            ["98", "99"],
+            ["97"],
+            ["98", "99"],
+            ["97", "98"],
+            ["97", "98"],
+            ["98", "99"],
+        ]
+        with pytest.raises(InvalidRequest, match=r"texts\[2\]: bad word"):
+            await of(encoder, ["a", "a", "bad", "bad"])
 
 
-def test_texts_that_are_too_long() -> None:
-    async def main() -> None:
-        async with serving() as encoder:
-            encoded = await of(encoder, ["a b c d e f g h", "a"])
-            assert (encoded.counts, encoded.truncated) == ([6, 1], [True, False])
-            with pytest.raises(InvalidRequest, match=r"texts\[1\]: 8 tokens: must be at most 6"):
-                await of(encoder, ["a", "a b c d e f g h"], truncate=False)
-        async with serving(options={"truncate": False}) as encoder:
-            with pytest.raises(InvalidRequest, match=r"texts\[0\]"):
-                await of(encoder, ["a b c d e f g h"])
-            assert (await of(encoder, ["a b c d e f g h"], truncate=True)).truncated == [True]
-            short = await of(encoder, ["a b c d", "a"], max_tokens=2)
-            assert (short.counts, short.truncated) == ([2, 1], [True, False])
-
-    asyncio.run(main())
+async def test_texts_that_are_too_long() -> None:
+    async with serving() as encoder:
+        encoded = await of(encoder, ["a b c d e f g h", "a"])
+        assert (encoded.counts, encoded.truncated) == ([6, 1], [True, False])
+        with pytest.raises(InvalidRequest, match=r"texts\[1\]: 8 tokens: must be at most 6"):
+            await of(encoder, ["a", "a b c d e f g h"], truncate=False)
+    async with serving(options={"truncate": False}) as encoder:
+        with pytest.raises(InvalidRequest, match=r"texts\[0\]"):
+            await of(encoder, ["a b c d e f g h"])
+        assert (await of(encoder, ["a b c d e f g h"], truncate=True)).truncated == [True]
+        short = await of(encoder, ["a b c d", "a"], max_tokens=2)
+        assert (short.counts, short.truncated) == ([2, 1], [True, False])
 
 
 @pytest.mark.parametrize(
@@ -179,51 +167,42 @@ def test_texts_that_are_too_long() -> None:
         ([*map(str, range(300)), ""], {}, r"texts\[300\]: '': must not be empty"),
     ],
 )
-def test_bad_requests(texts: Any, options: dict[str, Any], message: str) -> None:
-    async def main() -> None:
-        async with serving() as encoder:
-            with pytest.raises(InvalidRequest, match=message):
-                await of(encoder, texts, **options)
-            assert (await of(encoder, ["fine"])).vectors.tolist() == [vector_of("fine")]
-
-    asyncio.run(main())
+async def test_bad_requests(texts: Any, options: dict[str, Any], message: str) -> None:
+    async with serving() as encoder:
+        with pytest.raises(InvalidRequest, match=message):
+            await of(encoder, texts, **options)
+        assert (await of(encoder, ["fine"])).vectors.tolist() == [vector_of("fine")]
 
 
-def test_fewer_numbers() -> None:
-    async def main() -> None:
-        async with serving() as encoder:
-            encoded = await of(encoder, ["a b", "c"], dimensions=2)
-            assert encoded.vectors.tolist() == [[2.0, 97.0], [1.0, 99.0]]
-            assert (await of(encoder, ["a b"], dimensions=4)).vectors.shape == (1, 4)
-        async with serving(options={"normalize": True}) as encoder:
-            (vector,) = (await of(encoder, ["a b"], dimensions=2)).vectors
-            assert numpy.linalg.norm(vector) == pytest.approx(1.0)
-            assert vector[0] / vector[1] == pytest.approx(2 / 97)
-
-    asyncio.run(main())
+async def test_fewer_numbers() -> None:
+    async with serving() as encoder:
+        encoded = await of(encoder, ["a b", "c"], dimensions=2)
+        assert encoded.vectors.tolist() == [[2.0, 97.0], [1.0, 99.0]]
+        assert (await of(encoder, ["a b"], dimensions=4)).vectors.shape == (1, 4)
+    async with serving(options={"normalize": True}) as encoder:
+        (vector,) = (await of(encoder, ["a b"], dimensions=2)).vectors
+        assert numpy.linalg.norm(vector) == pytest.approx(1.0)
+        assert vector[0] / vector[1] == pytest.approx(2 / 97)
 
 
 LONG = "a b c d e f g h i"  # the model reads six words
 
 
-def test_long_texts_may_be_read_in_pieces() -> None:
-    async def main() -> None:
-        heard = Heard()
-        async with serving(observers=[heard], options={"split": True}) as encoder:
-            encoded = await of(encoder, ["a", LONG, "b"], want_tokens=True)
-            first, second = numpy.array(vector_of("a b c d e f")), numpy.array(vector_of("g h i"))
-            assert encoded.vectors[1].tolist() == pytest.approx((6 * first + 3 * second) / 9)
-            assert encoded.vectors[::2].tolist() == [vector_of("a"), vector_of("b")]
-            assert (encoded.counts, encoded.truncated) == ([1, 9, 1], [False] * 3)
-            assert encoded.tokens is not None and len(encoded.tokens[1]) == 9
-            assert sum(cut.rows for cut in heard.cuts) == 4
-            many = await of(encoder, [f"{LONG} {number}" for number in range(100)])
-            assert many.counts == [10] * 100
-            others = await of(encoder, [(LONG, "a"), LONG.split()])  # 5 + 1 and 4 + 1; 6 and 3
-            assert (others.counts, others.truncated) == ([11, 9], [False, False])
-            assert others.vectors[1].tolist() == encoded.vectors[1].tolist()
-
-    asyncio.run(main())
+async def test_long_texts_may_be_read_in_pieces() -> None:
+    heard = Heard()
+    async with serving(observers=[heard], options={"split": True}) as encoder:
+        encoded = await of(encoder, ["a", LONG, "b"], want_tokens=True)
+        first, second = numpy.array(vector_of("a b c d e f")), numpy.array(vector_of("g h i"))
+        assert encoded.vectors[1].tolist() == pytest.approx((6 * first + 3 * second) / 9)
+        assert encoded.vectors[::2].tolist() == [vector_of("a"), vector_of("b")]
+        assert (encoded.counts, encoded.truncated) == ([1, 9, 1], [False] * 3)
+        assert encoded.tokens is not None and len(encoded.tokens[1]) == 9
+        assert sum(cut.rows for cut in heard.cuts) == 4
+        many = await of(encoder, [f"{LONG} {number}" for number in range(100)])
+        assert many.counts == [10] * 100
+        others = await of(encoder, [(LONG, "a"), LONG.split()])  # 5 + 1 and 4 + 1; 6 and 3
+        assert (others.counts, others.truncated) == ([11, 9], [False, False])
+        assert others.vectors[1].tolist() == encoded.vectors[1].tolist()
 
 
 def test_what_is_highest_over_tokens_is_highest_over_pieces() -> None:
@@ -239,148 +218,121 @@ def test_what_is_highest_over_tokens_is_highest_over_pieces() -> None:
     assert max_pooled_places(poolings, 8) == [False, False, True, True, False, False, True, True]
 
 
-def test_callers_may_say_what_becomes_of_long_texts() -> None:
-    async def main() -> None:
-        async with serving(options={"split": True}) as encoder:
-            assert (await of(encoder, [LONG], truncate=True)).truncated == [True]
-            with pytest.raises(InvalidRequest, match=r"texts\[0\]: 9 tokens: must be at most 6"):
-                await of(encoder, [LONG], truncate=False)
-            with pytest.raises(InvalidRequest, match=r"texts\[1\]: whole: must not be divided"):
-                await of(encoder, ["a", f"whole {LONG}"])
-            with pytest.raises(InvalidRequest, match=r"texts\[0\]: bad word"):
-                await of(encoder, ["a b c d e f bad day"])
-
-    asyncio.run(main())
+async def test_callers_may_say_what_becomes_of_long_texts() -> None:
+    async with serving(options={"split": True}) as encoder:
+        assert (await of(encoder, [LONG], truncate=True)).truncated == [True]
+        with pytest.raises(InvalidRequest, match=r"texts\[0\]: 9 tokens: must be at most 6"):
+            await of(encoder, [LONG], truncate=False)
+        with pytest.raises(InvalidRequest, match=r"texts\[1\]: whole: must not be divided"):
+            await of(encoder, ["a", f"whole {LONG}"])
+        with pytest.raises(InvalidRequest, match=r"texts\[0\]: bad word"):
+            await of(encoder, ["a b c d e f bad day"])
 
 
-def test_pieces_of_length_one_and_of_tokens() -> None:
-    async def main() -> None:
-        async with serving(options={"split": True, "normalize": True}) as encoder:
-            (vector,) = (await of(encoder, [LONG])).vectors
-            assert numpy.linalg.norm(vector) == pytest.approx(1.0)
-        async with serving(PerToken, options={"split": True}) as encoder:
-            encoded = await of(encoder, [LONG, "a"])
-            assert encoded.vectors[0, :, 0].tolist() == [float(ord(word)) for word in LONG.split()]
-
-    asyncio.run(main())
+async def test_pieces_of_length_one_and_of_tokens() -> None:
+    async with serving(options={"split": True, "normalize": True}) as encoder:
+        (vector,) = (await of(encoder, [LONG])).vectors
+        assert numpy.linalg.norm(vector) == pytest.approx(1.0)
+    async with serving(PerToken, options={"split": True}) as encoder:
+        encoded = await of(encoder, [LONG, "a"])
+        assert encoded.vectors[0, :, 0].tolist() == [float(ord(word)) for word in LONG.split()]
 
 
-def test_a_vector_for_each_token() -> None:
-    async def main() -> None:
-        async with serving(PerToken) as encoder:
-            encoded = await of(encoder, ["a b", "c", "a b"])
-            assert encoded.vectors.tolist() == [[[97, -97], [98, -98]], [[99, -99], [0, 0]], [[97, -97], [98, -98]]]
-
-    asyncio.run(main())
+async def test_a_vector_for_each_token() -> None:
+    async with serving(PerToken) as encoder:
+        encoded = await of(encoder, ["a b", "c", "a b"])
+        assert encoded.vectors.tolist() == [[[97, -97], [98, -98]], [[99, -99], [0, 0]], [[97, -97], [98, -98]]]
 
 
-def test_all_texts_have_one_deadline() -> None:
-    async def main() -> None:
-        words = Words()
-        words.gate.clear()
-        async with serving(words=words) as encoder:
-            large = of(encoder, [f"{number}" for number in range(100)], timeout=0.01)
-            with pytest.raises(DeadlineExceeded, match="before all texts were computed"):
-                await large
-            words.gate.set()
-            with pytest.raises(DeadlineExceeded, match="before all texts were computed"):
-                await of(encoder, ["a"], timeout=1e-9)  # over by the time that it was read
-            assert (await of(encoder, ["a"])).counts == [1]
-
-    asyncio.run(main())
+async def test_all_texts_have_one_deadline() -> None:
+    words = Words()
+    words.gate.clear()
+    async with serving(words=words) as encoder:
+        large = of(encoder, [f"{number}" for number in range(100)], timeout=0.01)
+        with pytest.raises(DeadlineExceeded, match="before all texts were computed"):
+            await large
+        words.gate.set()
+        with pytest.raises(DeadlineExceeded, match="before all texts were computed"):
+            await of(encoder, ["a"], timeout=1e-9)  # over by the time that it was read
+        assert (await of(encoder, ["a"])).counts == [1]
 
 
 @pytest.mark.parametrize("count", [1, 400])
-def test_who_leaves_takes_all_along(count: int) -> None:
-    async def main() -> None:
-        heard = Heard()
-        async with serving(observers=[heard], policy="full", max_queue_delay=30.0, max_batch_size=500) as encoder:
-            asking = asyncio.ensure_future(of(encoder, [f"{number}" for number in range(count)], client="c"))
-            await waiting(encoder, min(count, encoder.window))
-            asking.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asking
-            assert encoder._service.control.state()["waiting"] == 0
-            assert {type(error).__name__ for _, error in heard.ends} == {"Cancelled"}
-            assert (encoder._held, sum(encoder._under_way.values()), len(encoder._callers)) == (0, 0, 0)
-
-    asyncio.run(main())
+async def test_who_leaves_takes_all_along(count: int) -> None:
+    heard = Heard()
+    async with serving(observers=[heard], policy="full", max_queue_delay=30.0, max_batch_size=500) as encoder:
+        asking = asyncio.ensure_future(of(encoder, [f"{number}" for number in range(count)], client="c"))
+        await waiting(encoder, min(count, encoder.window))
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert encoder._service.control.state()["waiting"] == 0
+        assert {type(error).__name__ for _, error in heard.ends} == {"Cancelled"}
+        assert (encoder._held, sum(encoder._under_way.values()), len(encoder._callers)) == (0, 0, 0)
 
 
-def test_who_leaves_while_the_texts_are_read() -> None:
-    async def main() -> None:
-        words = Words()
-        words.gate.clear()
-        async with serving(words=words) as encoder:
-            long = "a" * (INLINE_CHARACTERS + 1)
-            asked = [asyncio.ensure_future(of(encoder, [long] + [f"{n}" for n in range(count)])) for count in (0, 400)]
-            await asyncio.to_thread(words.began.wait)
-            for each in asked:
-                each.cancel()
-            await asyncio.wait(asked)
-            words.gate.set()
-            assert (await of(encoder, ["b"])).counts == [1]
-
-    asyncio.run(main())
+async def test_who_leaves_while_the_texts_are_read() -> None:
+    words = Words()
+    words.gate.clear()
+    async with serving(words=words) as encoder:
+        long = "a" * (INLINE_CHARACTERS + 1)
+        asked = [asyncio.ensure_future(of(encoder, [long] + [f"{n}" for n in range(count)])) for count in (0, 400)]
+        await asyncio.to_thread(words.began.wait)
+        for each in asked:
+            each.cancel()
+        await asyncio.wait(asked)
+        words.gate.set()
+        assert (await of(encoder, ["b"])).counts == [1]
 
 
-def test_what_the_line_refuses() -> None:
-    async def main() -> None:
-        async with serving(policy="full", max_queue_delay=30.0, max_batch_size=64, max_queue_size=4) as encoder:
-            first = [asyncio.ensure_future(of(encoder, [f"{number}"])) for number in range(4)]
-            await waiting(encoder, 4)
-            for count in (1, 16, 17, 200):  # whatever its size
-                with pytest.raises(Overloaded, match="4 rows wait, max_queue_size=4"):
-                    await of(encoder, [f"a {number}" for number in range(count)])
-            for each in first:
-                each.cancel()
-            await asyncio.wait(first)
-            await service_of(encoder).stop()
-            for count in (1, 30):
-                with pytest.raises(ModelNotReady, match="stopped"):
-                    await of(encoder, [f"{number}" for number in range(count)])
-
-    asyncio.run(main())
+async def test_what_the_line_refuses() -> None:
+    async with serving(policy="full", max_queue_delay=30.0, max_batch_size=64, max_queue_size=4) as encoder:
+        first = [asyncio.ensure_future(of(encoder, [f"{number}"])) for number in range(4)]
+        await waiting(encoder, 4)
+        for count in (1, 16, 17, 200):  # whatever its size
+            with pytest.raises(Overloaded, match="4 rows wait, max_queue_size=4"):
+                await of(encoder, [f"a {number}" for number in range(count)])
+        for each in first:
+            each.cancel()
+        await asyncio.wait(first)
+        await service_of(encoder).stop()
+        for count in (1, 30):
+            with pytest.raises(ModelNotReady, match="stopped"):
+                await of(encoder, [f"{number}" for number in range(count)])
 
 
-def test_what_waits_here_is_bounded() -> None:
-    async def main() -> None:
-        words = Words()
-        words.gate.clear()
-        async with serving(words=words, options={"max_held": 100}) as encoder:
-            large = asyncio.ensure_future(of(encoder, [f"{number}" for number in range(150)]))
-            await asyncio.sleep(0)
-            with pytest.raises(Overloaded, match="20 texts: 150 wait, at most 100"):
-                await of(encoder, [f"{number}" for number in range(20)])
-            words.gate.set()
-            assert len((await large).counts) == 150
-            assert len((await of(encoder, [f"{number}" for number in range(20)])).counts) == 20
-
-    asyncio.run(main())
+async def test_what_waits_here_is_bounded() -> None:
+    words = Words()
+    words.gate.clear()
+    async with serving(words=words, options={"max_held": 100}) as encoder:
+        large = asyncio.ensure_future(of(encoder, [f"{number}" for number in range(150)]))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="20 texts: 150 wait, at most 100"):
+            await of(encoder, [f"{number}" for number in range(20)])
+        words.gate.set()
+        assert len((await large).counts) == 150
+        assert len((await of(encoder, [f"{number}" for number in range(20)])).counts) == 20
 
 
-def test_each_text_may_have_an_end_of_its_own() -> None:
-    async def main() -> None:
-        async with serving(options={"split": True}) as encoder:
-            wrong = ["bad", "", f"bad {LONG} {LONG}", f"whole {LONG}"]
-            mixed = await of(encoder, ["a", *wrong, "b", "bad"], each=True)
-            assert mixed.vectors[[0, 5]].tolist() == [vector_of("a"), vector_of("b")]
-            errors = [None if error is None else error.message for error in mixed.errors]
-            assert errors == [
-                None, "bad word", "'': must not be empty", "bad word", "whole: must not be divided", None, "bad word",
-            ]  # fmt: skip
-            none = await of(encoder, wrong, each=True)
-            assert all(none.errors) and none.vectors.shape == (4, 0)
-            many = await of(encoder, [f"{'bad' if number % 3 else 'w'} {number}" for number in range(300)], each=True)
-            assert [error is not None for error in many.errors] == [number % 3 > 0 for number in range(300)]
-            assert (await of(encoder, ["a"], each=True)).errors is None
-            with pytest.raises(DeadlineExceeded):
-                await of(encoder, ["a b c", "bad"], each=True, timeout=1e-9)
-        async with serving(PerToken) as encoder:
-            mixed = await of(encoder, ["a b", "", "a"], each=True)
-            assert mixed.lengths == [2, 0, 1] and mixed.vectors.shape[:2] == (3, 2) and not mixed.vectors[1].any()
-
-    asyncio.run(main())
+async def test_each_text_may_have_an_end_of_its_own() -> None:
+    async with serving(options={"split": True}) as encoder:
+        wrong = ["bad", "", f"bad {LONG} {LONG}", f"whole {LONG}"]
+        mixed = await of(encoder, ["a", *wrong, "b", "bad"], each=True)
+        assert mixed.vectors[[0, 5]].tolist() == [vector_of("a"), vector_of("b")]
+        errors = [None if error is None else error.message for error in mixed.errors]
+        assert errors == [
+            None, "bad word", "'': must not be empty", "bad word", "whole: must not be divided", None, "bad word",
+        ]  # fmt: skip
+        none = await of(encoder, wrong, each=True)
+        assert all(none.errors) and none.vectors.shape == (4, 0)
+        many = await of(encoder, [f"{'bad' if number % 3 else 'w'} {number}" for number in range(300)], each=True)
+        assert [error is not None for error in many.errors] == [number % 3 > 0 for number in range(300)]
+        assert (await of(encoder, ["a"], each=True)).errors is None
+        with pytest.raises(DeadlineExceeded):
+            await of(encoder, ["a b c", "bad"], each=True, timeout=1e-9)
+    async with serving(PerToken) as encoder:
+        mixed = await of(encoder, ["a b", "", "a"], each=True)
+        assert mixed.lengths == [2, 0, 1] and mixed.vectors.shape[:2] == (3, 2) and not mixed.vectors[1].any()
 
 
 @pytest.mark.parametrize("way", ["decode", "tokenize"])
@@ -416,111 +368,94 @@ def test_work_at_texts_has_a_deadline_and_ends_with_it(way: str) -> None:
     assert done == ["one"]
 
 
-def test_a_request_that_says_no_timeout_has_longer_the_more_texts_it_has() -> None:
-    async def main() -> None:
-        executor = FakeExecutor()  # answers nothing by itself
-        async with serving(executor=executor, timeout=2.0, max_batch_size=500, drain_timeout=0.0) as encoder:
-            with pytest.raises(DeadlineExceeded) as told:
-                await of(encoder, [f"{number}" for number in range(30)], timeout=0.05)
-            assert told.value.message == (
-                "timeout=0.05 s, which came with the request: the deadline passed before all texts were computed: 0 of 30 were"
-            )
-
-    asyncio.run(main())
+async def test_a_request_that_says_no_timeout_has_longer_the_more_texts_it_has() -> None:
+    executor = FakeExecutor()  # answers nothing by itself
+    async with serving(executor=executor, timeout=2.0, max_batch_size=500, drain_timeout=0.0) as encoder:
+        with pytest.raises(DeadlineExceeded) as told:
+            await of(encoder, [f"{number}" for number in range(30)], timeout=0.05)
+        assert told.value.message == (
+            "timeout=0.05 s, which came with the request: the deadline passed before all texts were computed: 0 of 30 were"
+        )
 
 
-def test_what_cannot_be_done_in_time_is_refused_as_soon_as_that_is_known() -> None:
-    async def main() -> None:
-        clock, executor = FakeClock(), FakeExecutor()
-        async with Service(Summing, executor=executor, clock=clock, max_batch_size=10, timeout=4.0) as service:
-            encoder = Encoder(service, TokenizerThreads(Words(), 0), TextShape(DIMENSIONS, 8))
+async def test_what_cannot_be_done_in_time_is_refused_as_soon_as_that_is_known() -> None:
+    clock, executor = FakeClock(), FakeExecutor()
+    async with Service(Summing, executor=executor, clock=clock, max_batch_size=10, timeout=4.0) as service:
+        encoder = Encoder(service, TokenizerThreads(Words(), 0), TextShape(DIMENSIONS, 8))
 
-            async def run(texts: int, **options: Any) -> Any:
-                asked = asyncio.ensure_future(of(encoder, [f"{number} b" for number in range(texts)], **options))
-                batches = 0
-                while not asked.done():
-                    await asyncio.sleep(0)
-                    if executor.pending:
-                        batches += 1
-                        clock.advance(1.0)  # a text takes a tenth of a second
-                        executor.answer_next(lambda batch: Summing().predict(batch))
-                return batches, asked
-
-            batches, asked = await run(60, timeout=1e6)
-            assert (batches, len((await asked).counts)) == (6, 60)
-            batches, asked = await run(1000, timeout=40.0)
-            with pytest.raises(
-                DeadlineExceeded, match=r"timeout=40.0 s, which came .*: cannot be met: 1000 texts like these take"
-            ):
-                await asked
-            assert batches <= 1
-            batches, asked = await run(1000)  # 250 s
-            assert len((await asked).counts) == 1000
-            encoder.close()
-
-    asyncio.run(main())
-
-
-def test_what_was_measured_at_the_start_refuses_before_anything_is_computed() -> None:
-    async def main() -> None:
-        executor = FakeExecutor()
-        async with Service(Summing, executor=executor, clock=FakeClock(), max_batch_size=10) as service:
-            # 10 texts of 2 tokens.
-            encoder = Encoder(service, TokenizerThreads(Words(), 0), TextShape(DIMENSIONS, 8, tokens_per_second=20.0))
-            texts = [f"{number} b" for number in range(1000)]
-            with pytest.raises(
-                DeadlineExceeded, match=r"cannot be met: 1000 texts like these take 100 s at least, 40 s"
-            ):
-                await of(encoder, texts, timeout=40.0)
-            assert not executor.pending
-            asked = asyncio.ensure_future(of(encoder, texts, timeout=60.0))  # that may be, with luck
+        async def run(texts: int, **options: Any) -> Any:
+            asked = asyncio.ensure_future(of(encoder, [f"{number} b" for number in range(texts)], **options))
+            batches = 0
             while not asked.done():
                 await asyncio.sleep(0)
                 if executor.pending:
+                    batches += 1
+                    clock.advance(1.0)  # a text takes a tenth of a second
                     executor.answer_next(lambda batch: Summing().predict(batch))
-            assert len((await asked).counts) == 1000
-            encoder.close()
+            return batches, asked
 
-    asyncio.run(main())
-
-
-def test_texts_that_wait_go_to_the_service_that_is_there_when_their_turn_comes() -> None:
-    async def main() -> None:
-        former, latter = FakeExecutor(), FakeExecutor(lambda batch: Summing().predict(batch))
-        settings: dict[str, Any] = {"clock": FakeClock(), "max_batch_size": 8}
-        async with (
-            Service(Summing, executor=former, **settings) as first,
-            Service(Summing, executor=latter, **settings) as second,
+        batches, asked = await run(60, timeout=1e6)
+        assert (batches, len((await asked).counts)) == (6, 60)
+        batches, asked = await run(1000, timeout=40.0)
+        with pytest.raises(
+            DeadlineExceeded, match=r"timeout=40.0 s, which came .*: cannot be met: 1000 texts like these take"
         ):
-            encoder = Encoder(first, TokenizerThreads(Words(), 0), TextShape(DIMENSIONS, 8))
-            asked = asyncio.ensure_future(of(encoder, [f"{number} b" for number in range(1000)]))
-            while not former.pending:
-                assert not asked.done()
-                await asyncio.sleep(0)
-            encoder.serve(second)
-            while not asked.done():
-                await asyncio.sleep(0)
-                if former.pending:
-                    former.answer_next(lambda batch: Summing().predict(batch))
-            assert len((await asked).counts) == 1000
-            assert first.statistics.success.count <= encoder.window < second.statistics.success.count < 1000
-            encoder.close()
+            await asked
+        assert batches <= 1
+        batches, asked = await run(1000)  # 250 s
+        assert len((await asked).counts) == 1000
+        encoder.close()
 
-    asyncio.run(main())
+
+async def test_what_was_measured_at_the_start_refuses_before_anything_is_computed() -> None:
+    executor = FakeExecutor()
+    async with Service(Summing, executor=executor, clock=FakeClock(), max_batch_size=10) as service:
+        # 10 texts of 2 tokens.
+        encoder = Encoder(service, TokenizerThreads(Words(), 0), TextShape(DIMENSIONS, 8, tokens_per_second=20.0))
+        texts = [f"{number} b" for number in range(1000)]
+        with pytest.raises(DeadlineExceeded, match=r"cannot be met: 1000 texts like these take 100 s at least, 40 s"):
+            await of(encoder, texts, timeout=40.0)
+        assert not executor.pending
+        asked = asyncio.ensure_future(of(encoder, texts, timeout=60.0))  # that may be, with luck
+        while not asked.done():
+            await asyncio.sleep(0)
+            if executor.pending:
+                executor.answer_next(lambda batch: Summing().predict(batch))
+        assert len((await asked).counts) == 1000
+        encoder.close()
+
+
+async def test_texts_that_wait_go_to_the_service_that_is_there_when_their_turn_comes() -> None:
+    former, latter = FakeExecutor(), FakeExecutor(lambda batch: Summing().predict(batch))
+    settings: dict[str, Any] = {"clock": FakeClock(), "max_batch_size": 8}
+    async with (
+        Service(Summing, executor=former, **settings) as first,
+        Service(Summing, executor=latter, **settings) as second,
+    ):
+        encoder = Encoder(first, TokenizerThreads(Words(), 0), TextShape(DIMENSIONS, 8))
+        asked = asyncio.ensure_future(of(encoder, [f"{number} b" for number in range(1000)]))
+        while not former.pending:
+            assert not asked.done()
+            await asyncio.sleep(0)
+        encoder.serve(second)
+        while not asked.done():
+            await asyncio.sleep(0)
+            if former.pending:
+                former.answer_next(lambda batch: Summing().predict(batch))
+        assert len((await asked).counts) == 1000
+        assert first.statistics.success.count <= encoder.window < second.statistics.success.count < 1000
+        encoder.close()
 
 
 @pytest.mark.parametrize("threads", [0, 1, 2])
-def test_nothing_holds_a_request_that_has_its_end(threads: int) -> None:
-    async def main() -> None:
-        async with serving(options={"threads": threads}, padded=True) as encoder:
-            for client in ("", "one"):
-                texts = [f"{number}" for number in range(500)]
-                assert len((await of(encoder, texts, client=client, timeout=50.0 + bool(client))).counts) == 500
-            await asyncio.sleep(0)
-            gc.collect()
-            assert [each for each in gc.get_objects() if isinstance(each, (EncodeRequest, TextRequest))] == []
-
-    asyncio.run(main())
+async def test_nothing_holds_a_request_that_has_its_end(threads: int) -> None:
+    async with serving(options={"threads": threads}, padded=True) as encoder:
+        for client in ("", "one"):
+            texts = [f"{number}" for number in range(500)]
+            assert len((await of(encoder, texts, client=client, timeout=50.0 + bool(client))).counts) == 500
+        await asyncio.sleep(0)
+        gc.collect()
+        assert [each for each in gc.get_objects() if isinstance(each, (EncodeRequest, TextRequest))] == []
 
 
 def test_the_memory_of_a_large_request_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -543,35 +478,29 @@ def test_the_memory_of_a_large_request_is_given_back(monkeypatch: pytest.MonkeyP
     release_free_memory()
 
 
-def test_all_of_a_large_request_goes_through_the_line_before_the_end() -> None:
-    async def main() -> None:
-        words = Words()
-        words.gate.clear()
-        async with serving(words=words) as encoder:
-            large = asyncio.ensure_future(of(encoder, [f"{number}" for number in range(4 * encoder.window)]))
-            small = asyncio.ensure_future(of(encoder, ["a" * (INLINE_CHARACTERS + 1)]))
-            await asyncio.sleep(0)
-            draining = asyncio.ensure_future(encoder.drain())
-            await asyncio.sleep(0)
-            with pytest.raises(Draining, match="shutting down"):
-                await of(encoder, ["late"])
-            assert not draining.done()
-            words.gate.set()
-            assert await draining
-            assert (len((await large).counts), len((await small).counts)) == (4 * encoder.window, 1)
-
-    asyncio.run(main())
+async def test_all_of_a_large_request_goes_through_the_line_before_the_end() -> None:
+    words = Words()
+    words.gate.clear()
+    async with serving(words=words) as encoder:
+        large = asyncio.ensure_future(of(encoder, [f"{number}" for number in range(4 * encoder.window)]))
+        small = asyncio.ensure_future(of(encoder, ["a" * (INLINE_CHARACTERS + 1)]))
+        await asyncio.sleep(0)
+        draining = asyncio.ensure_future(encoder.drain())
+        await asyncio.sleep(0)
+        with pytest.raises(Draining, match="shutting down"):
+            await of(encoder, ["late"])
+        assert not draining.done()
+        words.gate.set()
+        assert await draining
+        assert (len((await large).counts), len((await small).counts)) == (4 * encoder.window, 1)
 
 
-def test_what_is_not_finished_in_time() -> None:
-    async def main() -> None:
-        accepted = OpenRequests()
-        accepted.begin()
-        assert not await accepted.drained(0.0)
-        accepted.end()
-        assert await accepted.drained(0.0)
-
-    asyncio.run(main())
+async def test_what_is_not_finished_in_time() -> None:
+    accepted = OpenRequests()
+    accepted.begin()
+    assert not await accepted.drained(0.0)
+    accepted.end()
+    assert await accepted.drained(0.0)
 
 
 class Slow(Summing):
@@ -624,68 +553,58 @@ async def one(encoder: Encoder, chance: Random, ends: list[str]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_each_has_its_end_and_nothing_stays(seed: int) -> None:
-    async def main() -> None:
-        chance, ends = Random(seed), list[str]()
-        settings: dict[str, Any] = chance.choice(
-            [{}, {"max_queue_size": 40}, {"policy": "full", "max_queue_delay": 0.003}, {"executor": "thread"}]
-        )
-        options = {"threads": chance.choice([0, 1, 2, 3]), "split": chance.choice([False, True])}
-        if seed % 3 == 0:
-            options["max_held"] = 400
-        async with serving(Slow, options=options, **settings) as encoder:
-            await asyncio.gather(*[one(encoder, chance, ends) for _ in range(60)])
-            assert len(ends) == 60
-            await service_of(encoder).drain()  # what is still computed for those who have left
-            await asyncio.sleep(0)
-            assert_at_rest(encoder)
-
-    asyncio.run(main())
+async def test_each_has_its_end_and_nothing_stays(seed: int) -> None:
+    chance, ends = Random(seed), list[str]()
+    settings: dict[str, Any] = chance.choice(
+        [{}, {"max_queue_size": 40}, {"policy": "full", "max_queue_delay": 0.003}, {"executor": "thread"}]
+    )
+    options = {"threads": chance.choice([0, 1, 2, 3]), "split": chance.choice([False, True])}
+    if seed % 3 == 0:
+        options["max_held"] = 400
+    async with serving(Slow, options=options, **settings) as encoder:
+        await asyncio.gather(*[one(encoder, chance, ends) for _ in range(60)])
+        assert len(ends) == 60
+        await service_of(encoder).drain()  # what is still computed for those who have left
+        await asyncio.sleep(0)
+        assert_at_rest(encoder)
 
 
 @pytest.mark.parametrize("end", ["leaves", "is too late", "has a wrong text"])
-def test_a_request_goes_on_when_the_one_before_it_of_the_same_caller_ends(end: str) -> None:
-    async def main() -> None:
-        words = Held("held")
-        async with serving(words=words, options={"threads": 3}) as encoder:
-            wrong = [""] if end == "has a wrong text" else []
-            before = ["held", *wrong, *map(str, range(100))]  # so many that threads read them
-            first = asyncio.ensure_future(of(encoder, before, client="c", timeout=PATIENCE))
-            await asyncio.to_thread(words.reads["held"].wait)
-            rounds = len(words.rounds)
-            second = asyncio.ensure_future(of(encoder, [*map(str, range(100))], client="c"))
-            while len(words.rounds) == rounds:  # noqa: ASYNC110 - a thread reads it, and tells nobody
-                await asyncio.sleep(0)
-            for _ in range(10):
-                await asyncio.sleep(0)
-            if end == "leaves":
-                first.cancel()
-            elif end == "has a wrong text":
-                words.gates["held"].set()
-            else:
-                let_pass(PATIENCE)
-            await asyncio.wait([first])
-            assert len((await asyncio.wait_for(second, PATIENCE)).counts) == 100
+async def test_a_request_goes_on_when_the_one_before_it_of_the_same_caller_ends(end: str) -> None:
+    words = Held("held")
+    async with serving(words=words, options={"threads": 3}) as encoder:
+        wrong = [""] if end == "has a wrong text" else []
+        before = ["held", *wrong, *map(str, range(100))]  # so many that threads read them
+        first = asyncio.ensure_future(of(encoder, before, client="c", timeout=PATIENCE))
+        await asyncio.to_thread(words.reads["held"].wait)
+        rounds = len(words.rounds)
+        second = asyncio.ensure_future(of(encoder, [*map(str, range(100))], client="c"))
+        while len(words.rounds) == rounds:  # noqa: ASYNC110 - a thread reads it, and tells nobody
+            await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        if end == "leaves":
+            first.cancel()
+        elif end == "has a wrong text":
             words.gates["held"].set()
+        else:
+            let_pass(PATIENCE)
+        await asyncio.wait([first])
+        assert len((await asyncio.wait_for(second, PATIENCE)).counts) == 100
+        words.gates["held"].set()
 
-    asyncio.run(main())
 
-
-def test_what_the_line_calls_too_late_after_it_was_withdrawn_is_counted_once() -> None:
+async def test_what_the_line_calls_too_late_after_it_was_withdrawn_is_counted_once() -> None:
     """What cannot make it any more is left out of a batch first and told a moment later."""
-
-    async def main() -> None:
-        async with serving(policy="full", max_queue_delay=PATIENCE, max_batch_size=64) as encoder:
-            asked = asyncio.ensure_future(of(encoder, [*map(str, range(20))]))
-            await waiting(encoder, 20)
-            left_out: list[Any] = service_of(encoder).generation.driver.batcher.unsettled()
-            asked.cancel()
-            await asyncio.wait([asked])
-            for request in left_out:
-                request.fail(DeadlineExceeded("too late"))
-            assert_at_rest(encoder)
-
-    asyncio.run(main())
+    async with serving(policy="full", max_queue_delay=PATIENCE, max_batch_size=64) as encoder:
+        asked = asyncio.ensure_future(of(encoder, [*map(str, range(20))]))
+        await waiting(encoder, 20)
+        left_out: list[Any] = service_of(encoder).generation.driver.batcher.unsettled()
+        asked.cancel()
+        await asyncio.wait([asked])
+        for request in left_out:
+            request.fail(DeadlineExceeded("too late"))
+        assert_at_rest(encoder)
 
 
 class Shapeless(Summing):
@@ -696,30 +615,24 @@ class Shapeless(Summing):
         return [vector[: 3 if vector[1] == ord("b") else 4] for vector in super().predict(batch)]
 
 
-def test_vectors_that_do_not_fit_together_are_an_error() -> None:
-    async def main() -> None:
-        async with serving(Shapeless) as encoder:
-            with pytest.raises(ModelError, match=r"texts\[1\]: the vectors could not be put together: ValueError"):
-                await asyncio.wait_for(of(encoder, ["a", "b", "c"]), PATIENCE)
-            assert_at_rest(encoder)
-
-    asyncio.run(main())
+async def test_vectors_that_do_not_fit_together_are_an_error() -> None:
+    async with serving(Shapeless) as encoder:
+        with pytest.raises(ModelError, match=r"texts\[1\]: the vectors could not be put together: ValueError"):
+            await asyncio.wait_for(of(encoder, ["a", "b", "c"]), PATIENCE)
+        assert_at_rest(encoder)
 
 
 @pytest.mark.parametrize("urgent", [True, False])
-def test_what_is_not_even_read_in_time_is_too_late(urgent: bool) -> None:
-    async def main() -> None:
-        words = Words()
-        words.gate.clear()
-        async with serving(words=words) as encoder:
-            text = "a" * (INLINE_CHARACTERS + 1) if urgent else "a " * 20_000
-            with pytest.raises(DeadlineExceeded):
-                await asyncio.wait_for(of(encoder, [text], timeout=0.01), PATIENCE)
-            assert_at_rest(encoder)
-            words.gate.set()
-            assert (await of(encoder, ["a"])).counts == [1]
-
-    asyncio.run(main())
+async def test_what_is_not_even_read_in_time_is_too_late(urgent: bool) -> None:
+    words = Words()
+    words.gate.clear()
+    async with serving(words=words) as encoder:
+        text = "a" * (INLINE_CHARACTERS + 1) if urgent else "a " * 20_000
+        with pytest.raises(DeadlineExceeded):
+            await asyncio.wait_for(of(encoder, [text], timeout=0.01), PATIENCE)
+        assert_at_rest(encoder)
+        words.gate.set()
+        assert (await of(encoder, ["a"])).counts == [1]
 
 
 @pytest.fixture

@@ -181,31 +181,25 @@ def test_requests_behind_one_another_are_answered_in_order(handed_over: list[byt
     assert not handed_over
 
 
-def test_http_1_0_gets_its_answer_and_the_end() -> None:
-    async def main() -> None:
-        async with served(HashingEncoder()) as server, dialled(server) as (reader, writer):
-            writer.write(request(ENCODE, {"id": 1, "texts": ["a"]}, version="1.0"))
-            status, head, _ = await answer_on(reader)
-            assert status == 200 and b"connection: close" in head and await reader.read() == b""
-
-    asyncio.run(main())
+async def test_http_1_0_gets_its_answer_and_the_end() -> None:
+    async with served(HashingEncoder()) as server, dialled(server) as (reader, writer):
+        writer.write(request(ENCODE, {"id": 1, "texts": ["a"]}, version="1.0"))
+        status, head, _ = await answer_on(reader)
+        assert status == 200 and b"connection: close" in head and await reader.read() == b""
 
 
-def test_who_leaves_has_his_call_cancelled_and_the_others_have_theirs() -> None:
-    async def main() -> None:
-        encoder = HashingEncoder()
-        encoder.gate, encoder.entered, encoder.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        async with served(encoder) as server, dialled(server) as (reader, writer):
-            async with dialled(server) as (_, leaving):
-                leaving.write(request(OPENAI, {"input": "first"}))
-                await encoder.entered.wait()
-                writer.write(request(OPENAI, {"input": "second"}))
-            await encoder.left.wait()
-            encoder.gate.set()
-            assert (await answer_on(reader))[0] == 200
-            assert server.counted()["weir_text_calls_total", "hashing", "openai", "200"] == 1
-
-    asyncio.run(main())
+async def test_who_leaves_has_his_call_cancelled_and_the_others_have_theirs() -> None:
+    encoder = HashingEncoder()
+    encoder.gate, encoder.entered, encoder.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    async with served(encoder) as server, dialled(server) as (reader, writer):
+        async with dialled(server) as (_, leaving):
+            leaving.write(request(OPENAI, {"input": "first"}))
+            await encoder.entered.wait()
+            writer.write(request(OPENAI, {"input": "second"}))
+        await encoder.left.wait()
+        encoder.gate.set()
+        assert (await answer_on(reader))[0] == 200
+        assert server.counted()["weir_text_calls_total", "hashing", "openai", "200"] == 1
 
 
 def test_a_span_is_named_in_its_own_answer_only() -> None:
@@ -226,24 +220,21 @@ def test_a_span_is_named_in_its_own_answer_only() -> None:
     assert [b"traceparent: 00-" in head for head in found] == [True, False, False, True]
 
 
-def test_a_server_that_ends_finishes_it_and_refuses_the_next() -> None:
-    async def main() -> None:
-        encoder = HashingEncoder()
-        encoder.gate, encoder.entered = asyncio.Event(), asyncio.Event()
-        async with served(encoder) as server, dialled(server) as (reader, writer), dialled(server) as (other, late):
-            writer.write(request(OPENAI, {"input": "a"}))
-            await encoder.entered.wait()
-            server.server.refuse()
-            late.write(request(OPENAI, {"input": "b"}))
-            status, head, body = await answer_on(other)
-            assert status == 503 and b"connection: close" in head and b"retry-after" in head
-            assert json.loads(body)["error"]["code"] == "service_unavailable"
-            assert server.server.busy == 1
-            encoder.gate.set()
-            status, head, _ = await answer_on(reader)
-            assert status == 200 and b"connection: close" in head and await server.server.drain(5.0)
-
-    asyncio.run(main())
+async def test_a_server_that_ends_finishes_it_and_refuses_the_next() -> None:
+    encoder = HashingEncoder()
+    encoder.gate, encoder.entered = asyncio.Event(), asyncio.Event()
+    async with served(encoder) as server, dialled(server) as (reader, writer), dialled(server) as (other, late):
+        writer.write(request(OPENAI, {"input": "a"}))
+        await encoder.entered.wait()
+        server.server.refuse()
+        late.write(request(OPENAI, {"input": "b"}))
+        status, head, body = await answer_on(other)
+        assert status == 503 and b"connection: close" in head and b"retry-after" in head
+        assert json.loads(body)["error"]["code"] == "service_unavailable"
+        assert server.server.busy == 1
+        encoder.gate.set()
+        status, head, _ = await answer_on(reader)
+        assert status == 200 and b"connection: close" in head and await server.server.drain(5.0)
 
 
 @pytest.mark.parametrize(
@@ -256,26 +247,20 @@ def test_a_server_that_ends_finishes_it_and_refuses_the_next() -> None:
         ("/encode", {"id", "type", "description", "status"}),
     ],
 )
-def test_a_head_that_is_none_is_refused_in_the_words_of_the_endpoint(path: str, keys: set[str]) -> None:
-    async def main() -> None:
-        async with served(HashingEncoder()) as server, dialled(server) as (reader, writer):
-            writer.write(f"POST {path} HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n".encode())
-            status, _, body = await answer_on(reader)
-            assert status in (400, 422) and json.loads(body).keys() == keys  # 422 is TEI's
-
-    asyncio.run(main())
+async def test_a_head_that_is_none_is_refused_in_the_words_of_the_endpoint(path: str, keys: set[str]) -> None:
+    async with served(HashingEncoder()) as server, dialled(server) as (reader, writer):
+        writer.write(f"POST {path} HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n".encode())
+        status, _, body = await answer_on(reader)
+        assert status in (400, 422) and json.loads(body).keys() == keys  # 422 is TEI's
 
 
-def test_callers_at_a_unix_socket_are_local(tmp_path: Any) -> None:
-    async def main() -> None:
-        async with served(HashingEncoder(), uds=str(tmp_path / "s")) as server:
-            reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
-            writer.write(request(ENCODE, {"texts": ["a"]}))
-            assert (await answer_on(reader))[0] == 200
-            writer.close()
-            assert [row["identity"] for row in server.clients.table()] == ["local"]
-
-    asyncio.run(main())
+async def test_callers_at_a_unix_socket_are_local(tmp_path: Any) -> None:
+    async with served(HashingEncoder(), uds=str(tmp_path / "s")) as server:
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
+        writer.write(request(ENCODE, {"texts": ["a"]}))
+        assert (await answer_on(reader))[0] == 200
+        writer.close()
+        assert [row["identity"] for row in server.clients.table()] == ["local"]
 
 
 TEXTS = ["one two three four five six seven", *(f"text {number}" for number in range(MAX_TEXTS - 1))]
@@ -349,18 +334,14 @@ def test_what_is_asked_for_beside_the_vectors_counts_as_part_of_the_answer(monke
         ("/v1/embeddings", {"input": ["a"] * 20}),  # a task of its own
     ],
 )
-def test_an_answer_says_that_its_texts_waited_for_a_worker_to_start(path: str, said: dict[str, Any]) -> None:
+async def test_an_answer_says_that_its_texts_waited_for_a_worker_to_start(path: str, said: dict[str, Any]) -> None:
     batch = Dispatch(1, 0, [], None, 1, 1.0, Reason.IDLE, 1, 0.0, None, Wakeup.ARRIVAL, 12.0)
     batch.woken_at = 11.5
     encoder = HashingEncoder()
-
-    async def main() -> None:
-        async with served(encoder) as server:
-            assert "x-start-time" not in (await server.client.post(path, json=said)).headers
-            encoder.dispatch = batch, 10.0
-            assert (await server.client.post(path, json=said)).headers["x-start-time"] == "1.500000"
-
-    asyncio.run(main())
+    async with served(encoder) as server:
+        assert "x-start-time" not in (await server.client.post(path, json=said)).headers
+        encoder.dispatch = batch, 10.0
+        assert (await server.client.post(path, json=said)).headers["x-start-time"] == "1.500000"
 
 
 @pytest.mark.parametrize("at_once", [1, 90_000, 300_000])
@@ -391,23 +372,19 @@ def test_a_client_of_http_1_0_gets_it_whole(monkeypatch: pytest.MonkeyPatch) -> 
     assert b"chunked" not in head.lower() and len(msgspec.json.decode(body)["result"]) == MAX_TEXTS
 
 
-def test_who_does_not_read_on_has_nothing_more_written() -> None:
+async def test_who_does_not_read_on_has_nothing_more_written() -> None:
     asked: list[int] = []
+    gate, full, bodies = asyncio.Event(), asyncio.Event(), list[bytes]()
 
-    async def main() -> None:
-        gate, full, bodies = asyncio.Event(), asyncio.Event(), list[bytes]()
+    async def send(message: Any) -> None:
+        bodies.append(message.get("body", b""))
+        if len(bodies) == 3:
+            full.set()
+            await gate.wait()
 
-        async def send(message: Any) -> None:
-            bodies.append(message.get("body", b""))
-            if len(bodies) == 3:
-                full.set()
-                await gate.wait()
-
-        sending = asyncio.ensure_future(send_listing(send, listed(asked), []))
-        await full.wait()
-        assert asked == [2, 4]  # two bits of two items: no other is made
-        gate.set()
-        assert await sending == len(b"".join(bodies))
-        assert msgspec.json.decode(b"".join(bodies)) == {"id": 1, "result": list(range(10))}
-
-    asyncio.run(main())
+    sending = asyncio.ensure_future(send_listing(send, listed(asked), []))
+    await full.wait()
+    assert asked == [2, 4]  # two bits of two items: no other is made
+    gate.set()
+    assert await sending == len(b"".join(bodies))
+    assert msgspec.json.decode(b"".join(bodies)) == {"id": 1, "result": list(range(10))}

@@ -1,4 +1,3 @@
-import asyncio
 from typing import Any
 
 import numpy
@@ -140,20 +139,17 @@ def test_padding_may_take_less_time_than_tokens() -> None:
     assert (waste.tokens["m"], waste.padding["m"]) == (22, 2.0)
 
 
-def test_what_metrics_show() -> None:
-    async def main() -> None:
-        waste = PaddingMetrics()
-        waste.models["summing"] = RunShapes()
-        async with Service(Summing, executor="inline", observers=[waste], max_batch_size=4) as service:
-            texts = [Tokens(numpy.arange(length, dtype="<i4").tobytes()) for length in (3, 9, 3, 9)]
-            await service.infer_many(texts)
-        registry = CollectorRegistry()
-        registry.register(waste)
-        text = generate_latest(registry).decode()
-        assert 'weir_tokens_total{model="summing"} 24.0' in text
-        assert 'weir_padding_tokens_total{model="summing"} 12.0' in text
-
-    asyncio.run(main())
+async def test_what_metrics_show() -> None:
+    waste = PaddingMetrics()
+    waste.models["summing"] = RunShapes()
+    async with Service(Summing, executor="inline", observers=[waste], max_batch_size=4) as service:
+        texts = [Tokens(numpy.arange(length, dtype="<i4").tobytes()) for length in (3, 9, 3, 9)]
+        await service.infer_many(texts)
+    registry = CollectorRegistry()
+    registry.register(waste)
+    text = generate_latest(registry).decode()
+    assert 'weir_tokens_total{model="summing"} 24.0' in text
+    assert 'weir_padding_tokens_total{model="summing"} 12.0' in text
 
 
 def test_a_text_that_only_the_worker_reads_has_what_it_was_thought_to_have() -> None:

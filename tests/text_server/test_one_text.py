@@ -51,123 +51,105 @@ def nothing_left(encoder: Encoder) -> bool:
     )
 
 
-def test_a_text_alone_gets_what_it_gets_among_others() -> None:
-    async def main() -> None:
-        async with serving(words=known_words(), options={"normalize": True}) as encoder:
-            for text, options in (("a b c", {}), ("one " * 9, {}), ("a b", {"dimensions": 2})):
-                one = One(encoder, text, **options)
-                assert not one.found.done()
-                found = await one.found
-                (expected, _) = (each := await of(encoder, [text, "b"], **options)).vectors
-                assert found.vectors.tolist() == [expected.tolist()]
-                assert (found.counts, found.truncated) == (each.counts[:1], each.truncated[:1])
-                assert found.dispatch is not None
-                assert found.phases.total >= found.phases.queue + found.phases.compute > 0.0
-            assert nothing_left(encoder)
-
-    asyncio.run(main())
+async def test_a_text_alone_gets_what_it_gets_among_others() -> None:
+    async with serving(words=known_words(), options={"normalize": True}) as encoder:
+        for text, options in (("a b c", {}), ("one " * 9, {}), ("a b", {"dimensions": 2})):
+            one = One(encoder, text, **options)
+            assert not one.found.done()
+            found = await one.found
+            (expected, _) = (each := await of(encoder, [text, "b"], **options)).vectors
+            assert found.vectors.tolist() == [expected.tolist()]
+            assert (found.counts, found.truncated) == (each.counts[:1], each.truncated[:1])
+            assert found.dispatch is not None
+            assert found.phases.total >= found.phases.queue + found.phases.compute > 0.0
+        assert nothing_left(encoder)
 
 
-def test_a_worker_writes_the_vector_of_a_text_alone_where_the_answer_is_just_that() -> None:
-    async def main() -> None:
-        async with serving(Writing, known_words()) as encoder:
-            one = await One(encoder, "a b c", as_json=True).found
-            assert one.written is not None
-            (expected,) = (await of(encoder, ["a b c"])).vectors
-            assert numpy.array_equal(numpy.array(msgspec.json.decode(one.written), numpy.float32), expected)
-            assert (one.vectors.shape, one.counts, one.truncated) == ((1, 0), [3], [False])
-            for text, options in (("one " * 9, {}), ("a b", {"dimensions": 2})):
-                other = await One(encoder, text, as_json=True, **options).found
-                assert (other.written, other.vectors.shape[0]) == (None, 1)
-            assert nothing_left(encoder)
-
-    asyncio.run(main())
+async def test_a_worker_writes_the_vector_of_a_text_alone_where_the_answer_is_just_that() -> None:
+    async with serving(Writing, known_words()) as encoder:
+        one = await One(encoder, "a b c", as_json=True).found
+        assert one.written is not None
+        (expected,) = (await of(encoder, ["a b c"])).vectors
+        assert numpy.array_equal(numpy.array(msgspec.json.decode(one.written), numpy.float32), expected)
+        assert (one.vectors.shape, one.counts, one.truncated) == ((1, 0), [3], [False])
+        for text, options in (("one " * 9, {}), ("a b", {"dimensions": 2})):
+            other = await One(encoder, text, as_json=True, **options).found
+            assert (other.written, other.vectors.shape[0]) == (None, 1)
+        assert nothing_left(encoder)
 
 
-def test_texts_alone_have_the_same_timeout_so_that_they_wait_in_the_order_of_their_deadlines() -> None:
-    async def main() -> None:
-        async with serving(words=known_words(), executor=FakeExecutor()) as encoder:
-            ones = [One(encoder, "a") for _ in range(5)]
-            waiting = service_of(encoder).generation.driver.batcher._queue.groups[None]
-            assert waiting.timeout == encoder._service.facts.settings.timeout
-            for one in ones:
-                assert one.withdraw is not None
-                one.withdraw()
-
-    asyncio.run(main())
-
-
-def test_what_does_not_go_alone() -> None:
-    async def main() -> None:
-        async with serving() as encoder:
-            assert One(encoder, "unknown words").withdraw is None
-        async with serving(words=known_words(), options={"split": True}) as encoder:
-            assert One(encoder, "may be split").withdraw is None
-            assert await One(encoder, "is cut", truncate=True).found
-        async with serving(words=known_words(), options={"max_held": 1}) as encoder:
-            for text in (["words"], [1, 2], ("a", "pair"), "a" * (AT_ONCE_CHARACTERS + 1)):
-                assert One(encoder, text).withdraw is None
-            assert One(encoder, "a", timeout=-1.0).withdraw is None
-            first = One(encoder, "a")
-            assert One(encoder, "too many are held").withdraw is None
-            await first.found
-            with pytest.raises(InvalidRequest, match=r"texts\[0\].*must not be empty"):
-                One(encoder, "")
-            with pytest.raises(InvalidRequest, match="must be at most 6"):
-                One(encoder, "one two " * 9, truncate=False)
-            assert nothing_left(encoder)
-
-    asyncio.run(main())
-
-
-def test_how_a_text_alone_may_end() -> None:
-    async def main() -> None:
-        async with serving(words=known_words()) as encoder:
-            with pytest.raises(InvalidRequest, match=r"texts\[0\]: bad word"):
-                await One(encoder, "bad").found
-            await encoder.drain()
-            with pytest.raises(Draining):
-                One(encoder, "a")
-            assert nothing_left(encoder)
-        clock, executor = FakeClock(), FakeExecutor()
-        async with serving(words=known_words(), executor=executor, clock=clock) as encoder:
-            running = One(encoder, "a", timeout=5.0)
-            await asyncio.sleep(0)
-            late, left = (One(encoder, text, timeout=5.0) for text in "bc")
-            assert left.withdraw is not None
-            left.withdraw()
-            left.withdraw()
-            clock.advance(6.0)
-            for _ in range(5):
-                await asyncio.sleep(0)
-            with pytest.raises(DeadlineExceeded, match=r"timeout=5.0 s, which came with the request"):
-                await late.found
-            with pytest.raises(DeadlineExceeded, match=r"timeout=5.0 s, which came with the request"):
-                await running.found
-            assert not left.found.done()
-            executor.answer_next(lambda payloads: [numpy.zeros(4, numpy.float32)] * len(payloads))
-            assert nothing_left(encoder)
-
-    asyncio.run(main())
-
-
-def test_a_text_alone_does_not_wait_for_bulk_work() -> None:
-    async def main() -> None:
-        executor = FakeExecutor()
-        settings: dict[str, Any] = {"executor": executor, "max_queue_size": 8}
-        async with serving(words=known_words(), options={"threads": 0}, **settings) as encoder:
-            job = asyncio.create_task(of(encoder, [f"text {place}" for place in range(12)], priority=-1))
-            for _ in range(10):
-                await asyncio.sleep(0)
-            assert encoder._under_way[True] == encoder.window < 12
-            assert One(encoder, "a", priority=-1).withdraw is None  # its turn comes after those of the job
-            one = One(encoder, "a")
+async def test_texts_alone_have_the_same_timeout_so_that_they_wait_in_the_order_of_their_deadlines() -> None:
+    async with serving(words=known_words(), executor=FakeExecutor()) as encoder:
+        ones = [One(encoder, "a") for _ in range(5)]
+        waiting = service_of(encoder).generation.driver.batcher._queue.groups[None]
+        assert waiting.timeout == encoder._service.facts.settings.timeout
+        for one in ones:
             assert one.withdraw is not None
-            while not job.done():
-                if executor.pending:
-                    executor.answer_next(lambda payloads: [numpy.zeros(4, numpy.float32)] * len(payloads))
-                await asyncio.sleep(0)
-            assert one.found.done()
-            assert nothing_left(encoder)
+            one.withdraw()
 
-    asyncio.run(main())
+
+async def test_what_does_not_go_alone() -> None:
+    async with serving() as encoder:
+        assert One(encoder, "unknown words").withdraw is None
+    async with serving(words=known_words(), options={"split": True}) as encoder:
+        assert One(encoder, "may be split").withdraw is None
+        assert await One(encoder, "is cut", truncate=True).found
+    async with serving(words=known_words(), options={"max_held": 1}) as encoder:
+        for text in (["words"], [1, 2], ("a", "pair"), "a" * (AT_ONCE_CHARACTERS + 1)):
+            assert One(encoder, text).withdraw is None
+        assert One(encoder, "a", timeout=-1.0).withdraw is None
+        first = One(encoder, "a")
+        assert One(encoder, "too many are held").withdraw is None
+        await first.found
+        with pytest.raises(InvalidRequest, match=r"texts\[0\].*must not be empty"):
+            One(encoder, "")
+        with pytest.raises(InvalidRequest, match="must be at most 6"):
+            One(encoder, "one two " * 9, truncate=False)
+        assert nothing_left(encoder)
+
+
+async def test_how_a_text_alone_may_end() -> None:
+    async with serving(words=known_words()) as encoder:
+        with pytest.raises(InvalidRequest, match=r"texts\[0\]: bad word"):
+            await One(encoder, "bad").found
+        await encoder.drain()
+        with pytest.raises(Draining):
+            One(encoder, "a")
+        assert nothing_left(encoder)
+    clock, executor = FakeClock(), FakeExecutor()
+    async with serving(words=known_words(), executor=executor, clock=clock) as encoder:
+        running = One(encoder, "a", timeout=5.0)
+        await asyncio.sleep(0)
+        late, left = (One(encoder, text, timeout=5.0) for text in "bc")
+        assert left.withdraw is not None
+        left.withdraw()
+        left.withdraw()
+        clock.advance(6.0)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        with pytest.raises(DeadlineExceeded, match=r"timeout=5.0 s, which came with the request"):
+            await late.found
+        with pytest.raises(DeadlineExceeded, match=r"timeout=5.0 s, which came with the request"):
+            await running.found
+        assert not left.found.done()
+        executor.answer_next(lambda payloads: [numpy.zeros(4, numpy.float32)] * len(payloads))
+        assert nothing_left(encoder)
+
+
+async def test_a_text_alone_does_not_wait_for_bulk_work() -> None:
+    executor = FakeExecutor()
+    settings: dict[str, Any] = {"executor": executor, "max_queue_size": 8}
+    async with serving(words=known_words(), options={"threads": 0}, **settings) as encoder:
+        job = asyncio.create_task(of(encoder, [f"text {place}" for place in range(12)], priority=-1))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert encoder._under_way[True] == encoder.window < 12
+        assert One(encoder, "a", priority=-1).withdraw is None  # its turn comes after those of the job
+        one = One(encoder, "a")
+        assert one.withdraw is not None
+        while not job.done():
+            if executor.pending:
+                executor.answer_next(lambda payloads: [numpy.zeros(4, numpy.float32)] * len(payloads))
+            await asyncio.sleep(0)
+        assert one.found.done()
+        assert nothing_left(encoder)

@@ -51,48 +51,42 @@ async def wait_for(words: Words) -> None:
     words.began.clear()
 
 
-def test_what_comes_while_a_thread_is_busy_goes_together() -> None:
-    async def main() -> None:
-        words = Words()
-        rounds_seen: list[tuple[float, float, int]] = []
-        readers = TokenizerThreads(words, 2, lambda *round_: rounds_seen.append(round_))
-        readers.start()
-        readers.start()
-        words.gate.clear()
-        first = read(readers, ["a"])
-        await wait_for(words)
-        others = [read(readers, [f"text {number}", "b"]) for number in range(40)]
-        other_length = read(readers, ["a b c"], max_length=1)
-        words.gate.set()
-        assert [each.truncated for each in await first] == [False]
-        assert [len(await other) for other in others] == [2] * 40
-        assert [each.truncated for each in await other_length] == [True]
-        await asyncio.sleep(0)
-        assert words.rounds[:2] == [1, CHUNK]
-        assert sum(count for _, _, count in rounds_seen) == 82 == sum(words.rounds)
-        assert all(began <= ended for began, ended, _ in rounds_seen)
-        readers.close()
-        readers.close()
-
-    asyncio.run(main())
+async def test_what_comes_while_a_thread_is_busy_goes_together() -> None:
+    words = Words()
+    rounds_seen: list[tuple[float, float, int]] = []
+    readers = TokenizerThreads(words, 2, lambda *round_: rounds_seen.append(round_))
+    readers.start()
+    readers.start()
+    words.gate.clear()
+    first = read(readers, ["a"])
+    await wait_for(words)
+    others = [read(readers, [f"text {number}", "b"]) for number in range(40)]
+    other_length = read(readers, ["a b c"], max_length=1)
+    words.gate.set()
+    assert [each.truncated for each in await first] == [False]
+    assert [len(await other) for other in others] == [2] * 40
+    assert [each.truncated for each in await other_length] == [True]
+    await asyncio.sleep(0)
+    assert words.rounds[:2] == [1, CHUNK]
+    assert sum(count for _, _, count in rounds_seen) == 82 == sum(words.rounds)
+    assert all(began <= ended for began, ended, _ in rounds_seen)
+    readers.close()
+    readers.close()
 
 
-def test_what_is_urgent_does_not_wait_for_what_is_not() -> None:
-    async def main() -> None:
-        words = Words()
-        readers = TokenizerThreads(words, 2)
-        readers.start()
-        words.gate.clear()
-        bulk = [read(readers, ["x"] * CHUNK, urgent=False) for _ in range(9)]
-        await wait_for(words)
-        urgent = read(readers, ["now"])
-        await wait_for(words)  # another thread has it already
-        assert words.rounds == []
-        words.gate.set()
-        await asyncio.gather(urgent, *bulk)
-        readers.close()
-
-    asyncio.run(main())
+async def test_what_is_urgent_does_not_wait_for_what_is_not() -> None:
+    words = Words()
+    readers = TokenizerThreads(words, 2)
+    readers.start()
+    words.gate.clear()
+    bulk = [read(readers, ["x"] * CHUNK, urgent=False) for _ in range(9)]
+    await wait_for(words)
+    urgent = read(readers, ["now"])
+    await wait_for(words)  # another thread has it already
+    assert words.rounds == []
+    words.gate.set()
+    await asyncio.gather(urgent, *bulk)
+    readers.close()
 
 
 class Where(Words):
@@ -110,29 +104,26 @@ class Where(Words):
         return super().encode(texts, max_length=max_length, truncate=truncate, tokenize_options=tokenize_options)
 
 
-def test_the_loop_reads_what_is_brief_for_a_small_share_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        now = 100.0
-        words = Where()
+async def test_the_loop_reads_what_is_brief_for_a_small_share_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    words = Where()
 
-        def monotonic() -> float:
-            nonlocal now
-            now += 1.0
-            return now
+    def monotonic() -> float:
+        nonlocal now
+        now += 1.0
+        return now
 
-        monkeypatch.setattr("weir.text_server.tokenizing.time", SimpleNamespace(monotonic=monotonic))
-        readers = TokenizerThreads(words, 2)
-        readers.start()
-        own = threading.current_thread().name
-        for _ in range(30):
-            await read(readers, ["a"], characters=INLINE_CHARACTERS)
-        assert words.threads[0] == own
-        assert 1 < words.threads.count(own) < 6
-        await read(readers, ["a"], characters=INLINE_CHARACTERS + 1)
-        assert words.threads[-1] == "weir-read-0"
-        readers.close()
-
-    asyncio.run(main())
+    monkeypatch.setattr("weir.text_server.tokenizing.time", SimpleNamespace(monotonic=monotonic))
+    readers = TokenizerThreads(words, 2)
+    readers.start()
+    own = threading.current_thread().name
+    for _ in range(30):
+        await read(readers, ["a"], characters=INLINE_CHARACTERS)
+    assert words.threads[0] == own
+    assert 1 < words.threads.count(own) < 6
+    await read(readers, ["a"], characters=INLINE_CHARACTERS + 1)
+    assert words.threads[-1] == "weir-read-0"
+    readers.close()
 
 
 class Held(Words):
@@ -162,52 +153,43 @@ class Quick(Words):
         return None if str(texts[0]).startswith("slow") else self.encode(texts, **options)
 
 
-def test_texts_of_known_words_are_tokenized_before_add_returns() -> None:
-    async def main() -> None:
-        rounds_seen: list[int] = []
-        readers = TokenizerThreads(Quick(), 1, lambda began, ended, texts: rounds_seen.append(texts))
-        readers.start()
-        found = [read(readers, ["a", "b c"], characters=AT_ONCE_CHARACTERS) for _ in range(3)]
+async def test_texts_of_known_words_are_tokenized_before_add_returns() -> None:
+    rounds_seen: list[int] = []
+    readers = TokenizerThreads(Quick(), 1, lambda began, ended, texts: rounds_seen.append(texts))
+    readers.start()
+    found = [read(readers, ["a", "b c"], characters=AT_ONCE_CHARACTERS) for _ in range(3)]
 
-        assert [len(each.result()) for each in found] == [2, 2, 2]
-        assert rounds_seen == [2, 2, 2]
-        slow, many = read(readers, ["slow"]), read(readers, ["a"], characters=AT_ONCE_CHARACTERS + 1)
-        fault = read(readers, ["fault"], characters=1)
-        assert not (slow.done() or many.done() or fault.done())
-        assert [len(await each) for each in (slow, many, fault)] == [1, 1, 1]
-        readers.close()
-
-    asyncio.run(main())
+    assert [len(each.result()) for each in found] == [2, 2, 2]
+    assert rounds_seen == [2, 2, 2]
+    slow, many = read(readers, ["slow"]), read(readers, ["a"], characters=AT_ONCE_CHARACTERS + 1)
+    fault = read(readers, ["fault"], characters=1)
+    assert not (slow.done() or many.done() or fault.done())
+    assert [len(await each) for each in (slow, many, fault)] == [1, 1, 1]
+    readers.close()
 
 
-def test_what_is_not_urgent_is_read_by_the_thread_that_was_woken_for_it_and_did_the_urgent_first() -> None:
-    async def main() -> None:
-        words = Held("first", "second")
-        readers = TokenizerThreads(words, 2)
-        readers.start()
-        first = read(readers, ["first"])
-        await asyncio.to_thread(words.reads["first"].wait)
-        second = read(readers, ["second"], urgent=False)
-        await asyncio.to_thread(words.reads["second"].wait)
-        urgent, bulk = read(readers, ["now"]), read(readers, ["later"], urgent=False)
-        words.gates["second"].set()  # the thread of the first does not come back
-        await asyncio.wait_for(asyncio.gather(second, urgent, bulk), 60)
-        words.gates["first"].set()
-        await first
-        readers.close()
-
-    asyncio.run(main())
+async def test_what_is_not_urgent_is_read_by_the_thread_that_was_woken_for_it_and_did_the_urgent_first() -> None:
+    words = Held("first", "second")
+    readers = TokenizerThreads(words, 2)
+    readers.start()
+    first = read(readers, ["first"])
+    await asyncio.to_thread(words.reads["first"].wait)
+    second = read(readers, ["second"], urgent=False)
+    await asyncio.to_thread(words.reads["second"].wait)
+    urgent, bulk = read(readers, ["now"]), read(readers, ["later"], urgent=False)
+    words.gates["second"].set()  # the thread of the first does not come back
+    await asyncio.wait_for(asyncio.gather(second, urgent, bulk), 60)
+    words.gates["first"].set()
+    await first
+    readers.close()
 
 
-def test_one_thread_does_all() -> None:
-    async def main() -> None:
-        readers = TokenizerThreads(Words(), 1)
-        readers.start()
-        results = await asyncio.gather(read(readers, ["a b"]), read(readers, ["c"], urgent=False))
-        assert [len(each[0].ids) for each in results] == [8, 4]
-        readers.close()
-
-    asyncio.run(main())
+async def test_one_thread_does_all() -> None:
+    readers = TokenizerThreads(Words(), 1)
+    readers.start()
+    results = await asyncio.gather(read(readers, ["a b"]), read(readers, ["c"], urgent=False))
+    assert [len(each[0].ids) for each in results] == [8, 4]
+    readers.close()
 
 
 class Panic(BaseException):
@@ -215,24 +197,21 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize("kind", [ValueError, Panic])
-def test_a_tokenizer_that_raises_harms_nobody_else(kind: type[BaseException]) -> None:
-    async def main() -> None:
-        words = Words()
-        readers = TokenizerThreads(words, 2)
-        readers.start()
-        words.fault = kind("no")
-        for urgent in (True, False):
-            (error,) = await asyncio.wait_for(read(readers, ["a"], urgent=urgent), 60)
-            assert isinstance(error, ModelError)
-            assert f"{kind.__name__}('no')" in error.message
-        words.fault = None
-        assert len(await read(readers, ["a"])) == 1
-        readers.close()
-
-    asyncio.run(main())
+async def test_a_tokenizer_that_raises_harms_nobody_else(kind: type[BaseException]) -> None:
+    words = Words()
+    readers = TokenizerThreads(words, 2)
+    readers.start()
+    words.fault = kind("no")
+    for urgent in (True, False):
+        (error,) = await asyncio.wait_for(read(readers, ["a"], urgent=urgent), 60)
+        assert isinstance(error, ModelError)
+        assert f"{kind.__name__}('no')" in error.message
+    words.fault = None
+    assert len(await read(readers, ["a"])) == 1
+    readers.close()
 
 
-def test_only_who_asks_for_what_cannot_be_read_hears_of_it() -> None:
+async def test_only_who_asks_for_what_cannot_be_read_hears_of_it() -> None:
     class Choosy(Words):
         """Raises at one text."""
 
@@ -245,65 +224,56 @@ def test_only_who_asks_for_what_cannot_be_read_hears_of_it() -> None:
                 raise Panic("worst")
             return found
 
-    async def main() -> None:
-        words = Choosy()
-        readers = TokenizerThreads(words, 1)
-        readers.start()
-        words.gate.clear()
-        first = read(readers, ["a"])
+    words = Choosy()
+    readers = TokenizerThreads(words, 1)
+    readers.start()
+    words.gate.clear()
+    first = read(readers, ["a"])
+    await wait_for(words)
+    together = [read(readers, ["b", text]) for text in ("c", "worst", "d")]
+    words.gate.set()
+    await first
+    failed = [[type(each) for each in results] for results in await asyncio.gather(*together)]
+    assert failed == [[Tokenized, Tokenized], [ModelError, ModelError], [Tokenized, Tokenized]]
+    readers.close()
+
+
+async def test_what_is_unread_at_the_end_hears_of_it() -> None:
+    words = Words()
+    readers = TokenizerThreads(words, 2)
+    readers.start()
+    words.gate.clear()
+    begun = []
+    for urgent in (True, False):
+        begun.append(read(readers, ["a"], urgent=urgent))
         await wait_for(words)
-        together = [read(readers, ["b", text]) for text in ("c", "worst", "d")]
-        words.gate.set()
-        await first
-        failed = [[type(each) for each in results] for results in await asyncio.gather(*together)]
-        assert failed == [[Tokenized, Tokenized], [ModelError, ModelError], [Tokenized, Tokenized]]
-        readers.close()
+    unread: list[asyncio.Future[Any]] = []
 
-    asyncio.run(main())
+    def heard() -> None:
+        if all(each.done() for each in unread):
+            words.gate.set()  # whoever closes them waits for what has begun
 
-
-def test_what_is_unread_at_the_end_hears_of_it() -> None:
-    async def main() -> None:
-        words = Words()
-        readers = TokenizerThreads(words, 2)
-        readers.start()
-        words.gate.clear()
-        begun = []
-        for urgent in (True, False):
-            begun.append(read(readers, ["a"], urgent=urgent))
-            await wait_for(words)
-        unread: list[asyncio.Future[Any]] = []
-
-        def heard() -> None:
-            if all(each.done() for each in unread):
-                words.gate.set()  # whoever closes them waits for what has begun
-
-        unread += [read(readers, ["b", "c"], urgent=urgent, then=heard) for urgent in (True, False)]
-        readers.close()
-        for results in await asyncio.wait_for(asyncio.gather(*unread), 60):
-            assert [type(each) for each in results] == [Draining, Draining]
-        assert [len(results) for results in await asyncio.wait_for(asyncio.gather(*begun), 60)] == [1, 1]
-
-    asyncio.run(main())
+    unread += [read(readers, ["b", "c"], urgent=urgent, then=heard) for urgent in (True, False)]
+    readers.close()
+    for results in await asyncio.wait_for(asyncio.gather(*unread), 60):
+        assert [type(each) for each in results] == [Draining, Draining]
+    assert [len(results) for results in await asyncio.wait_for(asyncio.gather(*begun), 60)] == [1, 1]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_whatever_comes_in_whatever_order_is_read(threads: int) -> None:
-    async def main() -> None:
-        chance = Random(threads)
-        readers = TokenizerThreads(Words(), threads)
-        readers.start()
-        for _ in range(60):
-            asked = []
-            for number in range(chance.randrange(1, 40)):
-                asked.append(read(readers, [f"{number}"] * chance.randrange(1, 80), urgent=chance.random() < 0.5))
-                if chance.random() < 0.2:
-                    await asyncio.sleep(chance.random() * 1e-3)
-            await asyncio.wait_for(asyncio.gather(*asked), 60)
-        readers.close()
-        assert not readers._urgent and not readers._bulk
-
-    asyncio.run(main())
+async def test_whatever_comes_in_whatever_order_is_read(threads: int) -> None:
+    chance = Random(threads)
+    readers = TokenizerThreads(Words(), threads)
+    readers.start()
+    for _ in range(60):
+        asked = []
+        for number in range(chance.randrange(1, 40)):
+            asked.append(read(readers, [f"{number}"] * chance.randrange(1, 80), urgent=chance.random() < 0.5))
+            if chance.random() < 0.2:
+                await asyncio.sleep(chance.random() * 1e-3)
+        await asyncio.wait_for(asyncio.gather(*asked), 60)
+    readers.close()
+    assert not readers._urgent and not readers._bulk
 
 
 def test_threads_outlive_a_loop_that_is_gone() -> None:

@@ -115,23 +115,19 @@ def test_a_wish_that_was_dropped_is_solved_to_its_end_and_the_next_by_the_same_p
     run(main())
 
 
-def test_a_dropped_wish_that_takes_long_costs_its_process(
+async def test_a_dropped_wish_that_takes_long_costs_its_process(
     monkeypatch: pytest.MonkeyPatch, nothing_is_left: None
 ) -> None:
     monkeypatch.setattr(tuning, "DROPPED_LIMIT", 0.0)
-
-    async def main() -> None:
-        async with solving() as (process, before):
-            await process.solve(WISH, LIMIT)
-            children = processes() - before
-            dropped = asyncio.create_task(process.solve(LONG, LIMIT))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            dropped.cancel()
-            assert (await process.solve(WISH, LIMIT)).prices == WISH.prices
-            assert not processes() & children
-
-    asyncio.run(main())
+    async with solving() as (process, before):
+        await process.solve(WISH, LIMIT)
+        children = processes() - before
+        dropped = asyncio.create_task(process.solve(LONG, LIMIT))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        dropped.cancel()
+        assert (await process.solve(WISH, LIMIT)).prices == WISH.prices
+        assert not processes() & children
 
 
 def test_times_that_vary_wildly_are_solved_for_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

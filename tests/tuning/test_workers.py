@@ -96,198 +96,159 @@ async def running(workers: str = "1..4", **settings: Any) -> AsyncIterator[Rig]:
         await asyncio.gather(*rig.calls, return_exceptions=True)
 
 
-def test_number_stays_until_service_times_are_known() -> None:
-    async def main() -> None:
-        async with running() as rig:
-            await rig.pass_seconds(FEWEST - 1, 4)
-            assert rig.scaling["because"] == "too few batches have been run to know what a worker can do"
-            assert (rig.scaling["wanted"], rig.starting, rig.simulated) == (1, 0, [])
-
-    asyncio.run(main())
+async def test_number_stays_until_service_times_are_known() -> None:
+    async with running() as rig:
+        await rig.pass_seconds(FEWEST - 1, 4)
+        assert rig.scaling["because"] == "too few batches have been run to know what a worker can do"
+        assert (rig.scaling["wanted"], rig.starting, rig.simulated) == (1, 0, [])
 
 
-def test_workers_are_started_side_by_side_for_a_higher_rate() -> None:
-    async def main() -> None:
-        async with running() as rig:
-            await rig.pass_seconds(10, 10)
-            assert rig.scaling["wanted"] == 4
-            assert rig.starting == 3
-            await rig.pass_seconds(2, 10)
-            assert rig.starting == 3, "they are not asked for twice"
-            await rig.start_all()
-            assert rig.service.ready_workers == rig.service.worker_count == 4
-            assert (rig.scaling["starts"], rig.scaling["starting"]) == (3, 0)
-            assert rig.scaling["start_up_seconds"] > 1.0
-
-    asyncio.run(main())
+async def test_workers_are_started_side_by_side_for_a_higher_rate() -> None:
+    async with running() as rig:
+        await rig.pass_seconds(10, 10)
+        assert rig.scaling["wanted"] == 4
+        assert rig.starting == 3
+        await rig.pass_seconds(2, 10)
+        assert rig.starting == 3, "they are not asked for twice"
+        await rig.start_all()
+        assert rig.service.ready_workers == rig.service.worker_count == 4
+        assert (rig.scaling["starts"], rig.scaling["starting"]) == (3, 0)
+        assert rig.scaling["start_up_seconds"] > 1.0
 
 
-def test_workers_are_stopped_one_after_another_when_the_load_has_fallen() -> None:
-    async def main() -> None:
-        async with running() as rig:
-            await rig.pass_seconds(10, 10)
-            await rig.start_all()
-            await rig.pass_seconds(200, 1)
-            assert rig.executor.removed == [3, 2, 1]
-            assert rig.scaling["reason"] == "rate"
-            assert rig.scaling["because"] == "1 worker keeps load=0.8 up to 3.2 rows/s, and 1 arrive"
-            assert rig.scaling["wanted"] == 1
-            assert rig.scaling["stops"] == 3
-
-    asyncio.run(main())
+async def test_workers_are_stopped_one_after_another_when_the_load_has_fallen() -> None:
+    async with running() as rig:
+        await rig.pass_seconds(10, 10)
+        await rig.start_all()
+        await rig.pass_seconds(200, 1)
+        assert rig.executor.removed == [3, 2, 1]
+        assert rig.scaling["reason"] == "rate"
+        assert rig.scaling["because"] == "1 worker keeps load=0.8 up to 3.2 rows/s, and 1 arrive"
+        assert rig.scaling["wanted"] == 1
+        assert rig.scaling["stops"] == 3
 
 
-def test_worker_that_leaves_finishes_its_batch() -> None:
-    async def main() -> None:
-        async with running(max_queue_delay=0.0) as rig:
-            await rig.pass_seconds(10, 10)
-            await rig.start_all()
-            await rig.pass_seconds(60, 1)
-            assert rig.executor.removed, "some have left"
-            assert all(call.done() and call.result() == 1 for call in rig.calls)
-
-    asyncio.run(main())
+async def test_worker_that_leaves_finishes_its_batch() -> None:
+    async with running(max_queue_delay=0.0) as rig:
+        await rig.pass_seconds(10, 10)
+        await rig.start_all()
+        await rig.pass_seconds(60, 1)
+        assert rig.executor.removed, "some have left"
+        assert all(call.done() and call.result() == 1 for call in rig.calls)
 
 
-def test_capacity_is_simulated_once_and_used() -> None:
-    async def main() -> None:
-        async with running() as rig:
-            await rig.pass_seconds(5, 2)
-            ((request, answer),) = rig.simulated
-            assert request.profile.max_rate == pytest.approx(4.0)
-            assert (request.most, request.objective, request.target_load, request.solved) == (4, None, None, False)
-            figures = [[(500.0 * count, 900.0 * count, 0.5)] for count in (4, 3, 2, 1)]
-            answer.set_result(Capacity("knee", [2.5, 5.0, 7.5, 10.0], 4.0, 1.0, loads=(1.0,), figures=figures))
-            await rig.pass_seconds(10, 2)
-            assert len(rig.simulated) == 1
-            scaling = rig.scaling
-            assert scaling["solved"]
-            assert scaling["because"] == "1 worker stays below the knee of the cost up to 2.5 rows/s, and 2 arrive"
-            assert scaling["one_less"] is None
-            assert scaling["now"] == {"workers": 1, "response_time_ms": 2000.0, "p99_ms": 3600.0, "utilisation": 0.25}
-            assert scaling["one_more"]["p99_ms"] == 2700.0
-
-    asyncio.run(main())
+async def test_capacity_is_simulated_once_and_used() -> None:
+    async with running() as rig:
+        await rig.pass_seconds(5, 2)
+        ((request, answer),) = rig.simulated
+        assert request.profile.max_rate == pytest.approx(4.0)
+        assert (request.most, request.objective, request.target_load, request.solved) == (4, None, None, False)
+        figures = [[(500.0 * count, 900.0 * count, 0.5)] for count in (4, 3, 2, 1)]
+        answer.set_result(Capacity("knee", [2.5, 5.0, 7.5, 10.0], 4.0, 1.0, loads=(1.0,), figures=figures))
+        await rig.pass_seconds(10, 2)
+        assert len(rig.simulated) == 1
+        scaling = rig.scaling
+        assert scaling["solved"]
+        assert scaling["because"] == "1 worker stays below the knee of the cost up to 2.5 rows/s, and 2 arrive"
+        assert scaling["one_less"] is None
+        assert scaling["now"] == {"workers": 1, "response_time_ms": 2000.0, "p99_ms": 3600.0, "utilisation": 0.25}
+        assert scaling["one_more"]["p99_ms"] == 2700.0
 
 
-def test_capacity_that_cannot_be_simulated_is_assumed(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with running(target_load=0.5) as rig:
-            await rig.pass_seconds(5, 1)
-            rig.simulated[0][1].set_exception(ModelError("the solving process ended"))
-            await rig.pass_seconds(1)
-            assert rig.scaling["goal"] == "load=0.5"
-            assert rig.scaling["solved"]
-            assert "used up to a load of 0.5: the solving process ended" in caplog.text
-            await rig.pass_seconds(60, 1)
-            assert len(rig.simulated) == 1
-
-    asyncio.run(main())
+async def test_capacity_that_cannot_be_simulated_is_assumed(caplog: pytest.LogCaptureFixture) -> None:
+    async with running(target_load=0.5) as rig:
+        await rig.pass_seconds(5, 1)
+        rig.simulated[0][1].set_exception(ModelError("the solving process ended"))
+        await rig.pass_seconds(1)
+        assert rig.scaling["goal"] == "load=0.5"
+        assert rig.scaling["solved"]
+        assert "used up to a load of 0.5: the solving process ended" in caplog.text
+        await rig.pass_seconds(60, 1)
+        assert len(rig.simulated) == 1
 
 
-def test_no_worker_is_kept_without_requests_and_the_first_one_waits_for_a_start() -> None:
-    async def main() -> None:
-        async with running("0..2", scale_to_zero_after=20.0) as rig:
-            await rig.pass_seconds(5, 1)
-            await rig.pass_seconds(25)
-            assert (rig.service.worker_count, rig.scaling["reason"]) == (0, "idle")
-            assert rig.scaling["because"] == "no request arrived for 20 s"
-            assert rig.service.ready
-            call = rig.service.infer(7)
-            await turns()
-            assert rig.starting == 1, "at once, not at the next decision"
-            await rig.pass_seconds(3)
-            assert not call.done()
-            await rig.start_all()
-            ((_, _),) = [(worker, batch) for worker, batch in rig.executor.pending]
-            rig.executor.answer_everything()
-            assert await call == 7
-
-    asyncio.run(main())
+async def test_no_worker_is_kept_without_requests_and_the_first_one_waits_for_a_start() -> None:
+    async with running("0..2", scale_to_zero_after=20.0) as rig:
+        await rig.pass_seconds(5, 1)
+        await rig.pass_seconds(25)
+        assert (rig.service.worker_count, rig.scaling["reason"]) == (0, "idle")
+        assert rig.scaling["because"] == "no request arrived for 20 s"
+        assert rig.service.ready
+        call = rig.service.infer(7)
+        await turns()
+        assert rig.starting == 1, "at once, not at the next decision"
+        await rig.pass_seconds(3)
+        assert not call.done()
+        await rig.start_all()
+        ((_, _),) = [(worker, batch) for worker, batch in rig.executor.pending]
+        rig.executor.answer_everything()
+        assert await call == 7
 
 
-def test_model_without_any_request_gets_no_worker_either() -> None:
-    async def main() -> None:
-        async with running("0..2", scale_to_zero_after=20.0) as rig:
-            await rig.pass_seconds(25)
-            assert rig.service.worker_count == 0
-
-    asyncio.run(main())
+async def test_model_without_any_request_gets_no_worker_either() -> None:
+    async with running("0..2", scale_to_zero_after=20.0) as rig:
+        await rig.pass_seconds(25)
+        assert rig.service.worker_count == 0
 
 
-def test_request_waits_for_a_start_only_until_its_deadline() -> None:
-    async def main() -> None:
-        async with running("0..2", scale_to_zero_after=5.0) as rig:
-            await rig.pass_seconds(10)
-            call = rig.service.infer(7, timeout=2.0)
-            await rig.pass_seconds(3)
-            with pytest.raises(DeadlineExceeded, match="no response within the timeout of 2 s"):
-                await call
-
-    asyncio.run(main())
+async def test_request_waits_for_a_start_only_until_its_deadline() -> None:
+    async with running("0..2", scale_to_zero_after=5.0) as rig:
+        await rig.pass_seconds(10)
+        call = rig.service.infer(7, timeout=2.0)
+        await rig.pass_seconds(3)
+        with pytest.raises(DeadlineExceeded, match="no response within the timeout of 2 s"):
+            await call
 
 
-def test_start_that_fails_is_tried_again_later_and_nobody_waits_for_it() -> None:
-    async def main() -> None:
-        async with running("0..2", scale_to_zero_after=5.0) as rig:
-            await rig.pass_seconds(10)
-            call = rig.service.infer(7)
-            await turns()
-            rig.executor.wanted[-1].set_exception(ModelError("no room on the GPU"))
-            await turns()
-            with pytest.raises(ModelNotReady, match="no worker of 'square' can be started: no room on the GPU"):
-                await call
-            assert rig.service.not_ready_reason == "no worker of 'square' can be started: no room on the GPU"
-            assert (rig.scaling["failures"], rig.scaling["error"]) == (1, "no room on the GPU")
-            tries = len(rig.executor.wanted)
-            await rig.pass_seconds(3)
-            assert len(rig.executor.wanted) == tries + 1
-            await rig.pass_seconds(20)
-            await rig.start_all()
-            assert rig.service.ready
-            assert rig.scaling["error"] is None
-
-    asyncio.run(main())
+async def test_start_that_fails_is_tried_again_later_and_nobody_waits_for_it() -> None:
+    async with running("0..2", scale_to_zero_after=5.0) as rig:
+        await rig.pass_seconds(10)
+        call = rig.service.infer(7)
+        await turns()
+        rig.executor.wanted[-1].set_exception(ModelError("no room on the GPU"))
+        await turns()
+        with pytest.raises(ModelNotReady, match="no worker of 'square' can be started: no room on the GPU"):
+            await call
+        assert rig.service.not_ready_reason == "no worker of 'square' can be started: no room on the GPU"
+        assert (rig.scaling["failures"], rig.scaling["error"]) == (1, "no room on the GPU")
+        tries = len(rig.executor.wanted)
+        await rig.pass_seconds(3)
+        assert len(rig.executor.wanted) == tries + 1
+        await rig.pass_seconds(20)
+        await rig.start_all()
+        assert rig.service.ready
+        assert rig.scaling["error"] is None
 
 
-def test_stop_waits_for_the_start_that_requests_wait_for() -> None:
-    async def main() -> None:
-        async with running("0..2", scale_to_zero_after=5.0) as rig:
-            await rig.pass_seconds(10)
-            call = rig.service.infer(7)
-            await turns()
-            stopping = asyncio.ensure_future(rig.service.stop(10.0))
-            await turns()
-            await rig.start_all()
-            rig.executor.answer_everything()
-            await stopping
-            assert await call == 7
-
-    asyncio.run(main())
+async def test_stop_waits_for_the_start_that_requests_wait_for() -> None:
+    async with running("0..2", scale_to_zero_after=5.0) as rig:
+        await rig.pass_seconds(10)
+        call = rig.service.infer(7)
+        await turns()
+        stopping = asyncio.ensure_future(rig.service.stop(10.0))
+        await turns()
+        await rig.start_all()
+        rig.executor.answer_everything()
+        await stopping
+        assert await call == 7
 
 
-def test_lost_worker_is_not_replaced_twice() -> None:
-    async def main() -> None:
-        async with running() as rig:
-            await rig.pass_seconds(10, 10)
-            await rig.start_all()
-            rig.executor.lose(2)
-            before = len(rig.executor.wanted)
-            await rig.pass_seconds(3, 10)
-            assert len(rig.executor.wanted) == before, "the executor brings it back"
-            rig.executor.revive(2)
-
-    asyncio.run(main())
+async def test_lost_worker_is_not_replaced_twice() -> None:
+    async with running() as rig:
+        await rig.pass_seconds(10, 10)
+        await rig.start_all()
+        rig.executor.lose(2)
+        before = len(rig.executor.wanted)
+        await rig.pass_seconds(3, 10)
+        assert len(rig.executor.wanted) == before, "the executor brings it back"
+        rig.executor.revive(2)
 
 
-def test_workers_of_a_range_are_not_added_by_hand() -> None:
-    async def main() -> None:
-        async with running() as rig:
-            for change in (rig.service.add_worker, rig.service.remove_worker):
-                with pytest.raises(Conflict, match=r"has workers=1\.\.4, so it autoscales"):
-                    await change()
-
-    asyncio.run(main())
+async def test_workers_of_a_range_are_not_added_by_hand() -> None:
+    async with running() as rig:
+        for change in (rig.service.add_worker, rig.service.remove_worker):
+            with pytest.raises(Conflict, match=r"has workers=1\.\.4, so it autoscales"):
+                await change()
 
 
 def test_changes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -300,13 +261,10 @@ def test_changes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert any(line.startswith("model 'square': ") and "workers instead of 1" in line for line in caplog.messages)
 
 
-def test_fixed_number_of_workers_has_nothing_to_explain() -> None:
-    async def main() -> None:
-        async with Service(Square, executor=FakeExecutor(lambda batch: batch)) as service:
-            assert service.explain_policy()["scaling"] is None
-            assert service.worker_count == 1
-
-    asyncio.run(main())
+async def test_fixed_number_of_workers_has_nothing_to_explain() -> None:
+    async with Service(Square, executor=FakeExecutor(lambda batch: batch)) as service:
+        assert service.explain_policy()["scaling"] is None
+        assert service.worker_count == 1
 
 
 @pytest.mark.parametrize("executor", ["inline", "external"])
@@ -337,11 +295,8 @@ def test_range_needs_workers_that_can_be_started(executor: str) -> None:
         (ScalingReason.MOST, 0.0, "the maximum is 4, but 1 are needed"),
     ],
 )  # fmt: skip
-def test_each_reason_is_a_sentence(reason: ScalingReason, queue: float, because: str) -> None:
-    async def main() -> None:
-        async with running() as rig:
-            await rig.pass_seconds(5, 1)
-            rig.scaler.decision = ScalingDecision(2, reason, 5.0, 9.0, 1, 1, queue)
-            assert rig.scaling["because"] == because
-
-    asyncio.run(main())
+async def test_each_reason_is_a_sentence(reason: ScalingReason, queue: float, because: str) -> None:
+    async with running() as rig:
+        await rig.pass_seconds(5, 1)
+        rig.scaler.decision = ScalingDecision(2, reason, 5.0, 9.0, 1, 1, queue)
+        assert rig.scaling["because"] == because

@@ -38,34 +38,30 @@ async def gated(folder: Path, step: str, depth: int) -> AsyncIterator[tuple[Pool
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("cancelled", [[0], [1], [2], [0, 2]])
-def test_what_is_cancelled_before_predict_is_left_out_of_it(tmp_path: Path, depth: int, cancelled: list[int]) -> None:
-    async def main() -> None:
-        async with gated(tmp_path, "preprocess", depth) as (pool, gate):
-            batch = pool.send("gate", "b", "c")
-            await gate.wait()
-            pool.pool.cancel(0, batch, cancelled)
-            await gate.open()
-            outputs = await pool.answer(batch)
+async def test_what_is_cancelled_before_predict_is_left_out_of_it(
+    tmp_path: Path, depth: int, cancelled: list[int]
+) -> None:
+    async with gated(tmp_path, "preprocess", depth) as (pool, gate):
+        batch = pool.send("gate", "b", "c")
+        await gate.wait()
+        pool.pool.cancel(0, batch, cancelled)
+        await gate.open()
+        outputs = await pool.answer(batch)
 
-        size = 3 - len(cancelled)
-        for index, (item, output) in enumerate(zip(("gate", "b", "c"), outputs, strict=True)):
-            if index in cancelled:
-                assert isinstance(output, Cancelled)
-            else:
-                assert output == (item, size)
-
-    asyncio.run(main())
+    size = 3 - len(cancelled)
+    for index, (item, output) in enumerate(zip(("gate", "b", "c"), outputs, strict=True)):
+        if index in cancelled:
+            assert isinstance(output, Cancelled)
+        else:
+            assert output == (item, size)
 
 
-def test_what_is_cancelled_too_late_is_answered_and_the_next_batch_is_untouched(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with gated(tmp_path, "predict", 1) as (pool, gate):
-            batch = pool.send("gate", "b")
-            await gate.wait()
-            pool.pool.cancel(0, batch, [1])
-            await gate.open()
-            assert await pool.answer(batch) == [("gate", 2), ("b", 2)]
-            pool.pool.cancel(0, batch, [0])
-            assert await pool.ask("c", "d") == [("c", 2), ("d", 2)]
-
-    asyncio.run(main())
+async def test_what_is_cancelled_too_late_is_answered_and_the_next_batch_is_untouched(tmp_path: Path) -> None:
+    async with gated(tmp_path, "predict", 1) as (pool, gate):
+        batch = pool.send("gate", "b")
+        await gate.wait()
+        pool.pool.cancel(0, batch, [1])
+        await gate.open()
+        assert await pool.answer(batch) == [("gate", 2), ("b", 2)]
+        pool.pool.cancel(0, batch, [0])
+        assert await pool.ask("c", "d") == [("c", 2), ("d", 2)]

@@ -52,24 +52,21 @@ def wait_until_gone(pid: int) -> None:
         ("close_everything", "it was ended because it closed its channel"),
     ],
 )
-def test_a_worker_that_ends_is_replaced_under_its_index(item: str, reason: str) -> None:
-    async def main() -> None:
-        async with started(Obedient) as pool:
-            before = pool.pool.states()[0].pid
-            pool.send(item)
-            await pool.heard.until(lambda: bool(pool.heard.lost))
-            assert pool.heard.lost == [(0, reason)]
-            assert before is not None
-            assert is_gone(before)
+async def test_a_worker_that_ends_is_replaced_under_its_index(item: str, reason: str) -> None:
+    async with started(Obedient) as pool:
+        before = pool.pool.states()[0].pid
+        pool.send(item)
+        await pool.heard.until(lambda: bool(pool.heard.lost))
+        assert pool.heard.lost == [(0, reason)]
+        assert before is not None
+        assert is_gone(before)
 
-            await pool.again()
-            assert pool.heard.ready == [(0, 1), (0, 1)]
-            (after,) = await pool.ask("pid")
-            assert after not in (before, os.getpid())
-            assert pool.pool.gauges()["restarts"] == 1
-            assert pool.pool.states()[0].reason == ""
-
-    asyncio.run(main())
+        await pool.again()
+        assert pool.heard.ready == [(0, 1), (0, 1)]
+        (after,) = await pool.ask("pid")
+        assert after not in (before, os.getpid())
+        assert pool.pool.gauges()["restarts"] == 1
+        assert pool.pool.states()[0].reason == ""
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
@@ -90,57 +87,45 @@ def test_a_worker_that_is_killed_while_it_computes_in_c_is_noticed_and_replaced(
     run(main())
 
 
-def test_a_lost_worker_takes_no_batch_and_hears_no_cancellation() -> None:
-    async def main() -> None:
-        async with started(Obedient) as pool:
-            batch = pool.send("exit")
-            await pool.heard.until(lambda: bool(pool.heard.lost))
-            pool.pool.cancel(0, batch, [0])
-            with pytest.raises(RuntimeError, match="worker 0 of 'tried' was given a batch while lost"):
-                pool.send("index")
-
-    asyncio.run(main())
+async def test_a_lost_worker_takes_no_batch_and_hears_no_cancellation() -> None:
+    async with started(Obedient) as pool:
+        batch = pool.send("exit")
+        await pool.heard.until(lambda: bool(pool.heard.lost))
+        pool.pool.cancel(0, batch, [0])
+        with pytest.raises(RuntimeError, match="worker 0 of 'tried' was given a batch while lost"):
+            pool.send("index")
 
 
-def test_answers_that_were_sent_before_the_end_are_heard_before_it() -> None:
-    async def main() -> None:
-        async with started(Obedient, pipeline_depth=2) as pool:
-            first, _ = pool.send("index"), pool.send("exit")
-            await pool.heard.until(lambda: bool(pool.heard.lost))
-            assert pool.heard.events[first].outputs == [0]
-
-    asyncio.run(main())
+async def test_answers_that_were_sent_before_the_end_are_heard_before_it() -> None:
+    async with started(Obedient, pipeline_depth=2) as pool:
+        first, _ = pool.send("index"), pool.send("exit")
+        await pool.heard.until(lambda: bool(pool.heard.lost))
+        assert pool.heard.events[first].outputs == [0]
 
 
 @pytest.mark.parametrize("how", ["start_a_program", "fork"])
 @pytest.mark.parametrize("end", ["exit", "kill", "stop"])
-def test_what_the_model_started_ends_with_its_worker(how: str, end: str) -> None:
-    async def main() -> None:
-        async with started(Obedient) as pool:
-            (grandchild,) = await pool.ask(how)
-            assert not is_gone(grandchild)
-            if end == "exit":
-                pool.send("exit")
-            elif end == "kill":
-                os.kill(pool.pool.states()[0].pid or 0, signal.SIGKILL)
-            else:
-                await pool.pool.stop()
-            if end != "stop":
-                await pool.heard.until(lambda: bool(pool.heard.lost))
-            wait_until_gone(grandchild)
-
-    asyncio.run(main())
-
-
-def test_a_batch_over_predict_timeout_ends_its_worker() -> None:
-    async def main() -> None:
-        async with started(Obedient, predict_timeout=0.2) as pool:
-            pool.send("spin")
+async def test_what_the_model_started_ends_with_its_worker(how: str, end: str) -> None:
+    async with started(Obedient) as pool:
+        (grandchild,) = await pool.ask(how)
+        assert not is_gone(grandchild)
+        if end == "exit":
+            pool.send("exit")
+        elif end == "kill":
+            os.kill(pool.pool.states()[0].pid or 0, signal.SIGKILL)
+        else:
+            await pool.pool.stop()
+        if end != "stop":
             await pool.heard.until(lambda: bool(pool.heard.lost))
-            assert pool.heard.lost == [(0, "it was ended because a batch ran longer than predict_timeout=0.2")]
-            await pool.again()
+        wait_until_gone(grandchild)
 
-    asyncio.run(main())
+
+async def test_a_batch_over_predict_timeout_ends_its_worker() -> None:
+    async with started(Obedient, predict_timeout=0.2) as pool:
+        pool.send("spin")
+        await pool.heard.until(lambda: bool(pool.heard.lost))
+        assert pool.heard.lost == [(0, "it was ended because a batch ran longer than predict_timeout=0.2")]
+        await pool.again()
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
@@ -160,25 +145,19 @@ def test_an_answer_that_was_in_time_counts_though_the_server_was_held_up(
     run(main())
 
 
-def test_the_time_limit_starts_anew_with_each_part_of_a_batch_that_is_run_again() -> None:
-    async def main() -> None:
-        async with started(SlowAndPicky, predict_timeout=2.0) as pool:
-            failed, *answers = await pool.ask("bad", "good", "good", "good")  # five parts of half a second
-            assert isinstance(failed, ModelError)
-            assert answers == ["good"] * 3
-            assert pool.heard.lost == []
-
-    asyncio.run(main())
+async def test_the_time_limit_starts_anew_with_each_part_of_a_batch_that_is_run_again() -> None:
+    async with started(SlowAndPicky, predict_timeout=2.0) as pool:
+        failed, *answers = await pool.ask("bad", "good", "good", "good")  # five parts of half a second
+        assert isinstance(failed, ModelError)
+        assert answers == ["good"] * 3
+        assert pool.heard.lost == []
 
 
-def test_a_worker_that_answers_what_it_was_not_sent_is_ended() -> None:
-    async def main() -> None:
-        async with started(Obedient) as pool:
-            batch = pool.send("fork_unnoticed")
-            await pool.heard.until(lambda: bool(pool.heard.lost))
-            assert pool.heard.lost == [(0, f"it was ended because it answered batch {batch}, which it did not have")]
-
-    asyncio.run(main())
+async def test_a_worker_that_answers_what_it_was_not_sent_is_ended() -> None:
+    async with started(Obedient) as pool:
+        batch = pool.send("fork_unnoticed")
+        await pool.heard.until(lambda: bool(pool.heard.lost))
+        assert pool.heard.lost == [(0, f"it was ended because it answered batch {batch}, which it did not have")]
 
 
 def test_a_fork_that_comes_back_ends_and_the_worker_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
@@ -213,99 +192,85 @@ def test_a_forked_process_that_exits_ends_no_worker(capfd: pytest.CaptureFixture
     assert "ends this worker" not in capfd.readouterr().err
 
 
-def test_signals_that_are_meant_for_the_server_do_not_end_workers_but_what_these_fork() -> None:
-    async def main() -> None:
-        async with started(Obedient) as pool:
-            (forked,) = await pool.ask("fork")
-            worker = pool.pool.states()[0].pid
-            assert worker is not None
-            assert os.getpgid(worker) == worker
-            for number in (signal.SIGINT, signal.SIGTERM):
-                os.kill(worker, number)
-                assert await pool.ask("pid") == [worker]
-            os.kill(forked, signal.SIGTERM)
-            wait_until_gone(forked)
-            assert pool.heard.lost == []
-
-    asyncio.run(main())
+async def test_signals_that_are_meant_for_the_server_do_not_end_workers_but_what_these_fork() -> None:
+    async with started(Obedient) as pool:
+        (forked,) = await pool.ask("fork")
+        worker = pool.pool.states()[0].pid
+        assert worker is not None
+        assert os.getpgid(worker) == worker
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(worker, number)
+            assert await pool.ask("pid") == [worker]
+        os.kill(forked, signal.SIGTERM)
+        wait_until_gone(forked)
+        assert pool.heard.lost == []
 
 
-def test_workers_that_do_not_load_any_more_are_tried_for_ever_and_come_back(
+async def test_workers_that_do_not_load_any_more_are_tried_for_ever_and_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = tmp_path / "weights"
     weights.touch()
     monkeypatch.setattr(Backoff, "_wait", lambda self, earlier: 0.0)
+    async with started(LoadsWhile, {"file": str(weights)}, workers=2) as pool:
+        weights.unlink()
+        for worker in (0, 1):
+            pool.send("exit", worker=worker)
+        await pool.heard.until(lambda: bool(pool.heard.reasons))
+        # Each time with its reason: two deaths, and ten attempts to load, or more of the one that is quicker.
+        assert len(pool.heard.lost) >= 12
+        reason = pool.heard.reasons[0]
+        assert reason.startswith("no worker of 'tried' is left: ")
+        assert "FileNotFoundError" in reason
+        assert "times in a row; it is tried again in 0 s, for as long as the server runs" in reason
+        tries = len(pool.heard.lost)
+        await pool.heard.until(lambda: len(pool.heard.lost) > tries + 2)
 
-    async def main() -> None:
-        async with started(LoadsWhile, {"file": str(weights)}, workers=2) as pool:
-            weights.unlink()
-            for worker in (0, 1):
-                pool.send("exit", worker=worker)
-            await pool.heard.until(lambda: bool(pool.heard.reasons))
-            # Each time with its reason: two deaths, and ten attempts to load, or more of the one that is quicker.
-            assert len(pool.heard.lost) >= 12
-            reason = pool.heard.reasons[0]
-            assert reason.startswith("no worker of 'tried' is left: ")
-            assert "FileNotFoundError" in reason
-            assert "times in a row; it is tried again in 0 s, for as long as the server runs" in reason
-            tries = len(pool.heard.lost)
-            await pool.heard.until(lambda: len(pool.heard.lost) > tries + 2)
-
-            weights.touch()
-            await pool.again(4)
-            assert [await pool.ask("index", worker=worker) for worker in (0, 1)] == [[0], [1]]
-            assert [(state.state, state.reason) for state in pool.pool.states()] == [("ready", "")] * 2
-
-    asyncio.run(main())
+        weights.touch()
+        await pool.again(4)
+        assert [await pool.ask("index", worker=worker) for worker in (0, 1)] == [[0], [1]]
+        assert [(state.state, state.reason) for state in pool.pool.states()] == [("ready", "")] * 2
 
 
-def test_a_worker_that_the_system_refuses_for_a_while_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with started(Obedient) as pool:
-            start, refusals = subprocess.Popen, 7  # more than a model that does not load is given
+async def test_a_worker_that_the_system_refuses_for_a_while_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with started(Obedient) as pool:
+        start, refusals = subprocess.Popen, 7  # more than a model that does not load is given
 
-            def refuse(*_: Any, **__: Any) -> None:
-                nonlocal refusals
-                refusals -= 1
-                if not refusals:
-                    monkeypatch.setattr(subprocess, "Popen", start)
-                raise OSError(24, "Too many open files")
+        def refuse(*_: Any, **__: Any) -> None:
+            nonlocal refusals
+            refusals -= 1
+            if not refusals:
+                monkeypatch.setattr(subprocess, "Popen", start)
+            raise OSError(24, "Too many open files")
 
-            monkeypatch.setattr(subprocess, "Popen", refuse)
-            monkeypatch.setattr(Backoff, "_wait", lambda self, earlier: 0.0)
-            pool.send("exit")
-            await pool.again()
-            assert (refusals, pool.heard.reasons) == (0, [])
-            assert [state.state for state in pool.pool.states()] == ["ready"]
-            assert "Too many open files" in pool.heard.lost[-1][1]
-
-    asyncio.run(main())
+        monkeypatch.setattr(subprocess, "Popen", refuse)
+        monkeypatch.setattr(Backoff, "_wait", lambda self, earlier: 0.0)
+        pool.send("exit")
+        await pool.again()
+        assert (refusals, pool.heard.reasons) == (0, [])
+        assert [state.state for state in pool.pool.states()] == ["ready"]
+        assert "Too many open files" in pool.heard.lost[-1][1]
 
 
 @pytest.mark.parametrize("what", ["socketpair", "memfd_create", "pidfd_open"])
-def test_what_the_system_refuses_a_worker_is_tried_again(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_the_system_refuses_a_worker_is_tried_again(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = socket if what == "socketpair" else os
+    async with started(Obedient, arena_bytes=1 << 20) as pool:
+        give, refusals = getattr(module, what), 3
 
-    async def main() -> None:
-        async with started(Obedient, arena_bytes=1 << 20) as pool:
-            give, refusals = getattr(module, what), 3
+        def refuse(*arguments: Any) -> Any:
+            nonlocal refusals
+            refusals -= 1
+            if not refusals:
+                monkeypatch.setattr(module, what, give)
+            raise OSError(24, "Too many open files")
 
-            def refuse(*arguments: Any) -> Any:
-                nonlocal refusals
-                refusals -= 1
-                if not refusals:
-                    monkeypatch.setattr(module, what, give)
-                raise OSError(24, "Too many open files")
-
-            monkeypatch.setattr(Backoff, "_wait", lambda self, earlier: 0.0)
-            pool.send("exit")
-            await pool.heard.until(lambda: bool(pool.heard.lost))
-            monkeypatch.setattr(module, what, refuse)
-            await pool.again()
-            assert (refusals, pool.heard.reasons) == (0, [])
-
-    asyncio.run(main())
+        monkeypatch.setattr(Backoff, "_wait", lambda self, earlier: 0.0)
+        pool.send("exit")
+        await pool.heard.until(lambda: bool(pool.heard.lost))
+        monkeypatch.setattr(module, what, refuse)
+        await pool.again()
+        assert (refusals, pool.heard.reasons) == (0, [])
 
 
 def unkillable(monkeypatch: pytest.MonkeyPatch, *pids: int) -> None:
@@ -319,40 +284,36 @@ def unkillable(monkeypatch: pytest.MonkeyPatch, *pids: int) -> None:
     monkeypatch.setattr(Child, "_signal", lambda child: None if child.pid in pids else signal_all(child))
 
 
-def test_a_worker_that_does_not_end_although_it_was_killed_is_replaced(
+async def test_a_worker_that_does_not_end_although_it_was_killed_is_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        async with started(Obedient, predict_timeout=1.0) as pool:
-            (pid,) = await pool.ask("pid")
-            unkillable(monkeypatch, pid)
-            os.kill(pid, signal.SIGSTOP)
-            pool.send("index")
-            await pool.again()
-            ((_, reason),) = pool.heard.lost
-            assert f"process {pid} is left behind" in reason
-            assert "predict_timeout=1.0" in reason
-            assert await pool.ask("pid") == [pool.pool.states()[0].pid]
-            assert f"process {pid}, worker 0 of 'tried', is still running after it was killed" in caplog.text
-            end_process(pid)
-
-    asyncio.run(main())
+    async with started(Obedient, predict_timeout=1.0) as pool:
+        (pid,) = await pool.ask("pid")
+        unkillable(monkeypatch, pid)
+        os.kill(pid, signal.SIGSTOP)
+        pool.send("index")
+        await pool.again()
+        ((_, reason),) = pool.heard.lost
+        assert f"process {pid} is left behind" in reason
+        assert "predict_timeout=1.0" in reason
+        assert await pool.ask("pid") == [pool.pool.states()[0].pid]
+        assert f"process {pid}, worker 0 of 'tried', is still running after it was killed" in caplog.text
+        end_process(pid)
 
 
-def test_a_pool_stops_whatever_a_worker_does(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with started(Obedient, workers=2, stop_grace=0.01) as pool:
-            pid = pool.pool.states()[1].pid
-            assert pid is not None
-            unkillable(monkeypatch, pid)
-            os.kill(pid, signal.SIGSTOP)
-            await pool.pool.stop()
-            assert f"process {pid}, worker 1 of 'tried', is still running after it was killed" in caplog.text
-            assert [state.state for state in pool.pool.states()] == ["stopped", "stopped"]
-            end_process(pid)
-            await until(lambda: not psutil.pid_exists(pid))  # a zombie until the loop has heard of its end
-
-    asyncio.run(main())
+async def test_a_pool_stops_whatever_a_worker_does(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with started(Obedient, workers=2, stop_grace=0.01) as pool:
+        pid = pool.pool.states()[1].pid
+        assert pid is not None
+        unkillable(monkeypatch, pid)
+        os.kill(pid, signal.SIGSTOP)
+        await pool.pool.stop()
+        assert f"process {pid}, worker 1 of 'tried', is still running after it was killed" in caplog.text
+        assert [state.state for state in pool.pool.states()] == ["stopped", "stopped"]
+        end_process(pid)
+        await until(lambda: not psutil.pid_exists(pid))  # a zombie until the loop has heard of its end
 
 
 def end_process(pid: int) -> None:
@@ -378,28 +339,22 @@ async def kill_with_blocks_in_flight(pool: Pool, rounds: int) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_killing_twenty_workers_leaves_the_arena_as_it_was() -> None:
-    async def main() -> None:
-        async with started(Echo, workers=5, arena_bytes=32 << 20) as pool:
-            before, fds = pool.free_bytes, len(os.listdir("/proc/self/fd"))
-            await kill_with_blocks_in_flight(pool, 4)
-            assert pool.pool.gauges()["restarts"] == 20
-            assert pool.free_bytes == before == 32 << 20
-            assert pool.pool.gauges()["results_held_bytes"] == 0
-            assert len(os.listdir("/proc/self/fd")) == fds
-
-    asyncio.run(main())
+async def test_killing_twenty_workers_leaves_the_arena_as_it_was() -> None:
+    async with started(Echo, workers=5, arena_bytes=32 << 20) as pool:
+        before, fds = pool.free_bytes, len(os.listdir("/proc/self/fd"))
+        await kill_with_blocks_in_flight(pool, 4)
+        assert pool.pool.gauges()["restarts"] == 20
+        assert pool.free_bytes == before == 32 << 20
+        assert pool.pool.gauges()["results_held_bytes"] == 0
+        assert len(os.listdir("/proc/self/fd")) == fds
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_killing_a_thousand_workers_leaves_the_arena_as_it_was() -> None:
-    async def main() -> None:
-        async with started(Echo, workers=4, arena_bytes=32 << 20) as pool:
-            before, fds = pool.free_bytes, len(os.listdir("/proc/self/fd"))
-            await kill_with_blocks_in_flight(pool, 250)
-            assert pool.pool.gauges()["restarts"] == 1000
-            assert pool.free_bytes == before == 32 << 20
-            assert len(os.listdir("/proc/self/fd")) == fds
-
-    asyncio.run(main())
+async def test_killing_a_thousand_workers_leaves_the_arena_as_it_was() -> None:
+    async with started(Echo, workers=4, arena_bytes=32 << 20) as pool:
+        before, fds = pool.free_bytes, len(os.listdir("/proc/self/fd"))
+        await kill_with_blocks_in_flight(pool, 250)
+        assert pool.pool.gauges()["restarts"] == 1000
+        assert pool.free_bytes == before == 32 << 20
+        assert len(os.listdir("/proc/self/fd")) == fds

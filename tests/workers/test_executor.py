@@ -1,6 +1,5 @@
 """Executors by name: Weir's own, and those of installed packages."""
 
-import asyncio
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -25,14 +24,11 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found if group == "weir.executors" else [])
 
 
-def test_a_package_may_bring_an_executor(installed: None) -> None:
-    async def main() -> None:
-        service = Service(Square, executor="mine")
-        async with service:
-            assert isinstance(service.executor, Mine)
-            assert await service.infer(3) == 9
-
-    asyncio.run(main())
+async def test_a_package_may_bring_an_executor(installed: None) -> None:
+    service = Service(Square, executor="mine")
+    async with service:
+        assert isinstance(service.executor, Mine)
+        assert await service.infer(3) == 9
 
 
 def test_one_that_cannot_be_had_is_refused_by_name(installed: None) -> None:

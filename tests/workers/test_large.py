@@ -1,6 +1,5 @@
 """Large payloads and results: through shared memory while it has room, and in the frame when it has not."""
 
-import asyncio
 import os
 import signal
 
@@ -15,82 +14,67 @@ from weir.workers.arena import SharedBlock
 LARGE = 600_000
 
 
-def test_arrays_travel_out_of_band_both_ways_and_belong_to_whoever_gets_them() -> None:
-    async def main() -> None:
-        async with started(Echo) as pool:
-            before = pool.free_bytes
-            sent = numpy.arange(LARGE // 8, dtype=numpy.float64).reshape(3, -1)
-            batch = pool.send(sent, 5)
-            assert pool.free_bytes <= before - LARGE
-            received, five = await pool.answer(batch)
-            assert numpy.array_equal(received, sent)
-            assert five == 5
-            assert received.flags.writeable
-            assert pool.free_bytes == before
-            assert pool.pool.gauges()["results_held_bytes"] == 0
-
-    asyncio.run(main())
+async def test_arrays_travel_out_of_band_both_ways_and_belong_to_whoever_gets_them() -> None:
+    async with started(Echo) as pool:
+        before = pool.free_bytes
+        sent = numpy.arange(LARGE // 8, dtype=numpy.float64).reshape(3, -1)
+        batch = pool.send(sent, 5)
+        assert pool.free_bytes <= before - LARGE
+        received, five = await pool.answer(batch)
+        assert numpy.array_equal(received, sent)
+        assert five == 5
+        assert received.flags.writeable
+        assert pool.free_bytes == before
+        assert pool.pool.gauges()["results_held_bytes"] == 0
 
 
-def test_a_reserved_place_is_read_where_it_is_and_stays_until_the_batch_is_answered() -> None:
-    async def main() -> None:
-        async with started(Echo) as pool:
-            before = pool.free_bytes
-            block = pool.pool.reserve(LARGE)
-            assert block is not None
-            block.view[:] = b"z" * LARGE
-            batch = pool.send(block, content_type=OCTETS)
+async def test_a_reserved_place_is_read_where_it_is_and_stays_until_the_batch_is_answered() -> None:
+    async with started(Echo) as pool:
+        before = pool.free_bytes
+        block = pool.pool.reserve(LARGE)
+        assert block is not None
+        block.view[:] = b"z" * LARGE
+        batch = pool.send(block, content_type=OCTETS)
+        block.release()
+        assert pool.free_bytes < before
+
+        assert await pool.answer(batch) == [b"z" * LARGE]
+        assert pool.free_bytes == before
+        del block
+
+
+async def test_an_encoded_result_stays_with_the_worker_until_it_is_released() -> None:
+    async with started(Echo, arena_bytes=1 << 20) as pool:
+        for number in range(10):  # there is room for one at a time
+            batch = pool.send(bytes([number]) * LARGE, accept=OCTETS)
+            (block,) = await pool.answer(batch)
+            assert isinstance(block, SharedBlock)
+            assert pool.pool.gauges()["results_held_bytes"] == LARGE
+            assert bytes(block.view) == bytes([number]) * LARGE
             block.release()
-            assert pool.free_bytes < before
-
-            assert await pool.answer(batch) == [b"z" * LARGE]
-            assert pool.free_bytes == before
-            del block
-
-    asyncio.run(main())
-
-
-def test_an_encoded_result_stays_with_the_worker_until_it_is_released() -> None:
-    async def main() -> None:
-        async with started(Echo, arena_bytes=1 << 20) as pool:
-            for number in range(10):  # there is room for one at a time
-                batch = pool.send(bytes([number]) * LARGE, accept=OCTETS)
-                (block,) = await pool.answer(batch)
-                assert isinstance(block, SharedBlock)
-                assert pool.pool.gauges()["results_held_bytes"] == LARGE
-                assert bytes(block.view) == bytes([number]) * LARGE
-                block.release()
-                pool.heard.events.clear()
-                del block
-
-    asyncio.run(main())
-
-
-def test_a_result_outlives_the_worker_that_it_is_from() -> None:
-    async def main() -> None:
-        async with started(Echo, arena_bytes=1 << 20) as pool:
-            (block,) = await pool.answer(pool.send(b"z" * LARGE, accept=OCTETS))
-            os.kill(pool.pool.states()[0].pid or 0, signal.SIGKILL)
-            await pool.again()
-            assert bytes(block.view) == b"z" * LARGE
-            block.release()
-            assert pool.pool.gauges()["results_held_bytes"] == 0
-            assert await pool.ask(1) == [1]
             pool.heard.events.clear()
             del block
 
-    asyncio.run(main())
+
+async def test_a_result_outlives_the_worker_that_it_is_from() -> None:
+    async with started(Echo, arena_bytes=1 << 20) as pool:
+        (block,) = await pool.answer(pool.send(b"z" * LARGE, accept=OCTETS))
+        os.kill(pool.pool.states()[0].pid or 0, signal.SIGKILL)
+        await pool.again()
+        assert bytes(block.view) == b"z" * LARGE
+        block.release()
+        assert pool.pool.gauges()["results_held_bytes"] == 0
+        assert await pool.ask(1) == [1]
+        pool.heard.events.clear()
+        del block
 
 
 @pytest.mark.parametrize("arena_bytes", [64 << 10, 1 << 20])
-def test_what_finds_no_room_travels_in_the_frame(arena_bytes: int) -> None:
-    async def main() -> None:
-        async with started(Echo, arena_bytes=arena_bytes) as pool:
-            sent = [bytes([number]) * LARGE for number in range(4)]
-            for _ in range(5):
-                received = await pool.ask(*sent)
-                assert received == sent
-            assert pool.pool.reserve(2 * arena_bytes) is None
-            assert pool.free_bytes == arena_bytes
-
-    asyncio.run(main())
+async def test_what_finds_no_room_travels_in_the_frame(arena_bytes: int) -> None:
+    async with started(Echo, arena_bytes=arena_bytes) as pool:
+        sent = [bytes([number]) * LARGE for number in range(4)]
+        for _ in range(5):
+            received = await pool.ask(*sent)
+            assert received == sent
+        assert pool.pool.reserve(2 * arena_bytes) is None
+        assert pool.free_bytes == arena_bytes

@@ -29,83 +29,68 @@ def make(model: type[Model] = Square, **settings: Any) -> InlineExecutor:
     return InlineExecutor(model, {}, WorkerSettings(executor="inline", **settings), name="square", max_batch_size=64)
 
 
-def test_a_batch_runs_in_a_later_turn_of_the_loop() -> None:
-    async def main() -> None:
-        executor, heard = make(workers=3), Heard()
-        await executor.start(heard)
-        assert await heard.next("ready") == 1
-        executor.run(0, Batch(1, [b"2", b"13"], JSON, JSON))
-        assert heard.log.empty()
-        assert executor.states()[0].in_flight == 1
-        events = await heard.next("events")
-        assert events.outputs[0] == b"4"
-        assert events.kinds == [EventKind.DONE, EventKind.ERROR]
-        assert [state.in_flight for state in executor.states()] == [0]
-        await executor.stop()
-        await executor.stop()
-        assert executor.states()[0].state == "stopped"
-
-    asyncio.run(main())
+async def test_a_batch_runs_in_a_later_turn_of_the_loop() -> None:
+    executor, heard = make(workers=3), Heard()
+    await executor.start(heard)
+    assert await heard.next("ready") == 1
+    executor.run(0, Batch(1, [b"2", b"13"], JSON, JSON))
+    assert heard.log.empty()
+    assert executor.states()[0].in_flight == 1
+    events = await heard.next("events")
+    assert events.outputs[0] == b"4"
+    assert events.kinds == [EventKind.DONE, EventKind.ERROR]
+    assert [state.in_flight for state in executor.states()] == [0]
+    await executor.stop()
+    await executor.stop()
+    assert executor.states()[0].state == "stopped"
 
 
-def test_entries_cancelled_before_it_began_are_left_out() -> None:
-    async def main() -> None:
-        executor, heard = make(), Heard()
-        await executor.start(heard)
-        await heard.next("ready")
-        executor.run(0, Batch(1, [13, 2], OBJECT, OBJECT))
-        executor.cancel(0, 1, [0])
-        executor.cancel(0, 99, [0])
-        outputs = (await heard.next("events")).outputs
-        assert isinstance(outputs[0], Cancelled)
-        assert outputs[1] == 4
-        await executor.stop()
-
-    asyncio.run(main())
+async def test_entries_cancelled_before_it_began_are_left_out() -> None:
+    executor, heard = make(), Heard()
+    await executor.start(heard)
+    await heard.next("ready")
+    executor.run(0, Batch(1, [13, 2], OBJECT, OBJECT))
+    executor.cancel(0, 1, [0])
+    executor.cancel(0, 99, [0])
+    outputs = (await heard.next("events")).outputs
+    assert isinstance(outputs[0], Cancelled)
+    assert outputs[1] == 4
+    await executor.stop()
 
 
-def test_a_batch_that_has_not_begun_when_it_stops_is_dropped() -> None:
-    async def main() -> None:
-        executor, heard = make(), Heard()
-        await executor.start(heard)
-        await heard.next("ready")
-        executor.run(0, Batch(1, [2], OBJECT, OBJECT))
-        await executor.stop()
-        await asyncio.sleep(0)
-        assert heard.log.empty()
-
-    asyncio.run(main())
+async def test_a_batch_that_has_not_begun_when_it_stops_is_dropped() -> None:
+    executor, heard = make(), Heard()
+    await executor.start(heard)
+    await heard.next("ready")
+    executor.run(0, Batch(1, [2], OBJECT, OBJECT))
+    await executor.stop()
+    await asyncio.sleep(0)
+    assert heard.log.empty()
 
 
 @pytest.mark.parametrize("step", ["__init__", "load"])
 @pytest.mark.parametrize("error", [OSError("no weights"), SystemExit(3)])
-def test_a_start_that_fails_is_a_model_error(step: str, error: BaseException) -> None:
+async def test_a_start_that_fails_is_a_model_error(step: str, error: BaseException) -> None:
     def fail(_: Any) -> None:
         raise error
 
-    async def main() -> None:
-        executor = make(type("Broken", (Square,), {step: fail}))
-        with pytest.raises(ModelError, match="worker 0 of 'square' did not load: it raised") as caught:
-            await executor.start(Heard())
-        assert caught.value.original_type == type(error).__name__
-        assert executor.states()[0].state == "failed"
-        await executor.stop()
-
-    asyncio.run(main())
+    executor = make(type("Broken", (Square,), {step: fail}))
+    with pytest.raises(ModelError, match="worker 0 of 'square' did not load: it raised") as caught:
+        await executor.start(Heard())
+    assert caught.value.original_type == type(error).__name__
+    assert executor.states()[0].state == "failed"
+    await executor.stop()
 
 
-def test_a_system_exit_is_the_entrys_error() -> None:
-    async def main() -> None:
-        executor, heard = make(type("Exiting", (Square,), {"ends": SystemExit(3)})), Heard()
-        await executor.start(heard)
-        await heard.next("ready")
-        executor.run(0, Batch(1, [1, 13], OBJECT, OBJECT))
-        outputs = (await heard.next("events")).outputs
-        assert outputs[0] == 1
-        assert outputs[1].original_type == "SystemExit"
-        await executor.stop()
-
-    asyncio.run(main())
+async def test_a_system_exit_is_the_entrys_error() -> None:
+    executor, heard = make(type("Exiting", (Square,), {"ends": SystemExit(3)})), Heard()
+    await executor.start(heard)
+    await heard.next("ready")
+    executor.run(0, Batch(1, [1, 13], OBJECT, OBJECT))
+    outputs = (await heard.next("events")).outputs
+    assert outputs[0] == 1
+    assert outputs[1].original_type == "SystemExit"
+    await executor.stop()
 
 
 def test_an_interrupt_ends_the_batch_and_goes_on_to_the_program() -> None:
@@ -123,12 +108,9 @@ def test_an_interrupt_ends_the_batch_and_goes_on_to_the_program() -> None:
 
 
 @pytest.mark.parametrize("setting", [{"env": [{"A": "1"}]}, {"cpu_affinity": [[0]]}, {"threads": 2}])
-def test_settings_that_need_a_process_are_refused(setting: dict[str, Any]) -> None:
-    async def main() -> None:
-        with pytest.raises(SettingsError, match=f"{next(iter(setting))}=.*needs worker processes"):
-            await make(**setting).start(Heard())
-
-    asyncio.run(main())
+async def test_settings_that_need_a_process_are_refused(setting: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=f"{next(iter(setting))}=.*needs worker processes"):
+        await make(**setting).start(Heard())
 
 
 def test_an_unload_that_raises_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -201,18 +183,15 @@ def make_threads(gate: Gate | None = None, model: type[Model] = GatedSquare, **s
     return ThreadExecutor(model, params, chosen, name="square", max_batch_size=64)
 
 
-def test_each_worker_has_a_thread_and_an_instance_of_its_own() -> None:
-    async def main() -> None:
-        async with running(workers=3) as (executor, heard):
-            for worker in range(3):
-                executor.run(worker, Batch(worker, ["where"], OBJECT, OBJECT))
-            found = {(await heard.next("events")).outputs[0] for _ in range(3)}
-            assert {index for index, _ in found} == {0, 1, 2}
-            assert len({ident for _, ident in found} | {threading.get_ident()}) == 4
-            assert [state.index for state in executor.states()] == [0, 1, 2]
-        assert {state.state for state in executor.states()} == {"stopped"}
-
-    asyncio.run(main())
+async def test_each_worker_has_a_thread_and_an_instance_of_its_own() -> None:
+    async with running(workers=3) as (executor, heard):
+        for worker in range(3):
+            executor.run(worker, Batch(worker, ["where"], OBJECT, OBJECT))
+        found = {(await heard.next("events")).outputs[0] for _ in range(3)}
+        assert {index for index, _ in found} == {0, 1, 2}
+        assert len({ident for _, ident in found} | {threading.get_ident()}) == 4
+        assert [state.index for state in executor.states()] == [0, 1, 2]
+    assert {state.state for state in executor.states()} == {"stopped"}
 
 
 class Weights(Model):
@@ -237,79 +216,64 @@ class Weights(Model):
         return [(id(self.weights), self.own[0]) for _ in batch]
 
 
-def test_threads_run_at_once_and_share_what_the_model_loads_once() -> None:
-    async def main() -> None:
-        loads: list[str] = []
-        params = {"barrier": threading.Barrier(2), "loads": loads}
-        chosen = WorkerSettings(executor="thread", workers=2)
-        executor, heard = ThreadExecutor(Weights, params, chosen, name="square", max_batch_size=4), Heard()
+async def test_threads_run_at_once_and_share_what_the_model_loads_once() -> None:
+    loads: list[str] = []
+    params = {"barrier": threading.Barrier(2), "loads": loads}
+    chosen = WorkerSettings(executor="thread", workers=2)
+    executor, heard = ThreadExecutor(Weights, params, chosen, name="square", max_batch_size=4), Heard()
+    await executor.start(heard)
+    for worker in range(2):
+        await heard.next("ready")
+        executor.run(worker, Batch(worker, ["where"], OBJECT, OBJECT))
+    found = [(await heard.next("events")).outputs[0] for _ in range(2)]
+    assert {own for _, own in found} == {0, 1}
+    assert len({weights for weights, _ in found}) == 1
+    await executor.add_worker()
+    assert loads == ["shared", "own", "own", "own"]
+    await executor.stop()
+
+
+async def test_a_model_whose_shared_part_cannot_be_loaded_does_not_start() -> None:
+    params = {"barrier": threading.Barrier(2), "loads": ["own"] * 3}
+    chosen = WorkerSettings(executor="thread", workers=2)
+    executor = ThreadExecutor(Weights, params, chosen, name="square", max_batch_size=4)
+    with pytest.raises(ModelError, match="did not load: it raised ValueError: no weights"):
+        await executor.start(Heard())
+
+
+async def test_a_bad_item_fails_alone_and_so_does_one_that_exits() -> None:
+    async with running() as (executor, heard):
+        executor.run(0, Batch(1, [b"2", b"13", b"{", b"14", b"3"], JSON, JSON))
+        events = await heard.next("events")
+        assert events.kinds == [EventKind.DONE, *[EventKind.ERROR] * 3, EventKind.DONE]
+        assert (events.outputs[0], events.outputs[4]) == (b"4", b"9")
+        assert events.outputs[3].original_type == "SystemExit"
+
+
+async def test_the_next_batch_is_at_hand_and_can_be_cancelled() -> None:
+    gate = Gate()
+    async with running(gate, pipeline_depth=2) as (executor, heard):
+        executor.run(0, Batch(1, [0], OBJECT, OBJECT))
+        await asyncio.to_thread(gate.entered.acquire)
+        executor.run(0, Batch(2, [5, 6], OBJECT, OBJECT))
+        assert executor.states()[0].in_flight == 2
+        executor.cancel(0, 2, [0])
+        executor.cancel(0, 99, [0])
+        gate.opened.set()
+        assert (await heard.next("events")).outputs == [0]
+        outputs = (await heard.next("events")).outputs
+        assert isinstance(outputs[0], Cancelled)
+        assert outputs[1] == 36
+        assert executor.states()[0].in_flight == 0
+
+
+async def test_places_are_the_pipelines_depth() -> None:
+    for depth in (1, 2):
+        executor, heard = make_threads(pipeline_depth=depth), Heard()
         await executor.start(heard)
-        for worker in range(2):
-            await heard.next("ready")
-            executor.run(worker, Batch(worker, ["where"], OBJECT, OBJECT))
-        found = [(await heard.next("events")).outputs[0] for _ in range(2)]
-        assert {own for _, own in found} == {0, 1}
-        assert len({weights for weights, _ in found}) == 1
-        await executor.add_worker()
-        assert loads == ["shared", "own", "own", "own"]
+        assert await heard.next("ready") == depth
         await executor.stop()
-
-    asyncio.run(main())
-
-
-def test_a_model_whose_shared_part_cannot_be_loaded_does_not_start() -> None:
-    async def main() -> None:
-        params = {"barrier": threading.Barrier(2), "loads": ["own"] * 3}
-        chosen = WorkerSettings(executor="thread", workers=2)
-        executor = ThreadExecutor(Weights, params, chosen, name="square", max_batch_size=4)
-        with pytest.raises(ModelError, match="did not load: it raised ValueError: no weights"):
-            await executor.start(Heard())
-
-    asyncio.run(main())
-
-
-def test_a_bad_item_fails_alone_and_so_does_one_that_exits() -> None:
-    async def main() -> None:
-        async with running() as (executor, heard):
-            executor.run(0, Batch(1, [b"2", b"13", b"{", b"14", b"3"], JSON, JSON))
-            events = await heard.next("events")
-            assert events.kinds == [EventKind.DONE, *[EventKind.ERROR] * 3, EventKind.DONE]
-            assert (events.outputs[0], events.outputs[4]) == (b"4", b"9")
-            assert events.outputs[3].original_type == "SystemExit"
-
-    asyncio.run(main())
-
-
-def test_the_next_batch_is_at_hand_and_can_be_cancelled() -> None:
-    async def main() -> None:
-        gate = Gate()
-        async with running(gate, pipeline_depth=2) as (executor, heard):
-            executor.run(0, Batch(1, [0], OBJECT, OBJECT))
-            await asyncio.to_thread(gate.entered.acquire)
-            executor.run(0, Batch(2, [5, 6], OBJECT, OBJECT))
-            assert executor.states()[0].in_flight == 2
-            executor.cancel(0, 2, [0])
-            executor.cancel(0, 99, [0])
-            gate.opened.set()
-            assert (await heard.next("events")).outputs == [0]
-            outputs = (await heard.next("events")).outputs
-            assert isinstance(outputs[0], Cancelled)
-            assert outputs[1] == 36
-            assert executor.states()[0].in_flight == 0
-
-    asyncio.run(main())
-
-
-def test_places_are_the_pipelines_depth() -> None:
-    async def main() -> None:
-        for depth in (1, 2):
-            executor, heard = make_threads(pipeline_depth=depth), Heard()
-            await executor.start(heard)
-            assert await heard.next("ready") == depth
-            await executor.stop()
-            await executor.stop()
-
-    asyncio.run(main())
+        await executor.stop()
 
 
 def test_a_batch_that_takes_too_long_costs_the_worker_until_it_returns() -> None:
@@ -356,30 +320,27 @@ def test_where_all_threads_hang_nobody_waits_until_one_returns() -> None:
     run_in_stopped_time(main)
 
 
-def test_a_stop_does_not_wait_for_ever() -> None:
-    async def main() -> None:
-        gate = Gate()
-        executor = ThreadExecutor(
-            GatedSquare,
-            {"gate": gate},
-            WorkerSettings(executor="thread"),
-            name="square",
-            max_batch_size=1,
-            stop_grace=0.01,
-        )
-        heard = Heard()
-        await executor.start(heard)
-        await heard.next("ready")
-        executor.run(0, Batch(1, [0], OBJECT, OBJECT))
-        await asyncio.to_thread(gate.entered.acquire)
-        await executor.stop()
-        assert executor.states()[0].state == "stopped"
-        (stuck,) = [thread for thread in threading.enumerate() if thread.name == "weir-square-0"]
-        assert stuck.daemon
-        gate.opened.set()
-        await asyncio.to_thread(stuck.join)
-
-    asyncio.run(main())
+async def test_a_stop_does_not_wait_for_ever() -> None:
+    gate = Gate()
+    executor = ThreadExecutor(
+        GatedSquare,
+        {"gate": gate},
+        WorkerSettings(executor="thread"),
+        name="square",
+        max_batch_size=1,
+        stop_grace=0.01,
+    )
+    heard = Heard()
+    await executor.start(heard)
+    await heard.next("ready")
+    executor.run(0, Batch(1, [0], OBJECT, OBJECT))
+    await asyncio.to_thread(gate.entered.acquire)
+    await executor.stop()
+    assert executor.states()[0].state == "stopped"
+    (stuck,) = [thread for thread in threading.enumerate() if thread.name == "weir-square-0"]
+    assert stuck.daemon
+    gate.opened.set()
+    await asyncio.to_thread(stuck.join)
 
 
 class FirstBroken(GatedSquare):
@@ -388,17 +349,12 @@ class FirstBroken(GatedSquare):
             raise OSError("no weights")
 
 
-def test_a_start_that_fails_leaves_no_thread() -> None:
-    async def main() -> None:
-        executor = make_threads(model=FirstBroken, workers=3)
-        with pytest.raises(
-            ModelError, match="worker 1 of 'square' did not load: it raised OSError: no weights"
-        ) as caught:
-            await executor.start(Heard())
-        assert "in load" in caught.value.remote_traceback
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("weir-square")]
-
-    asyncio.run(main())
+async def test_a_start_that_fails_leaves_no_thread() -> None:
+    executor = make_threads(model=FirstBroken, workers=3)
+    with pytest.raises(ModelError, match="worker 1 of 'square' did not load: it raised OSError: no weights") as caught:
+        await executor.start(Heard())
+    assert "in load" in caught.value.remote_traceback
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("weir-square")]
 
 
 class SlowToLoad(GatedSquare):
@@ -407,16 +363,13 @@ class SlowToLoad(GatedSquare):
         self.gate.opened.wait()
 
 
-def test_a_start_takes_no_longer_than_its_limit() -> None:
-    async def main() -> None:
-        gate = Gate()
-        executor = make_threads(gate, SlowToLoad, start_timeout=0.01)
-        with pytest.raises(ModelError, match=r"did not load within start_timeout=0\.01 seconds"):
-            await executor.start(Heard())
-        gate.opened.set()
-        await executor.stop()
-
-    asyncio.run(main())
+async def test_a_start_takes_no_longer_than_its_limit() -> None:
+    gate = Gate()
+    executor = make_threads(gate, SlowToLoad, start_timeout=0.01)
+    with pytest.raises(ModelError, match=r"did not load within start_timeout=0\.01 seconds"):
+        await executor.start(Heard())
+    gate.opened.set()
+    await executor.stop()
 
 
 class Affine(GatedSquare):
@@ -438,12 +391,9 @@ def test_a_thread_may_be_kept_on_some_cpus() -> None:
 
 
 @pytest.mark.parametrize("setting", [{"env": [{"A": "1"}]}, {"threads": 2}])
-def test_threads_refuse_settings_that_need_a_process(setting: dict[str, Any]) -> None:
-    async def main() -> None:
-        with pytest.raises(SettingsError, match=f"{next(iter(setting))}=.*needs worker processes"):
-            await make_threads(**setting).start(Heard())
-
-    asyncio.run(main())
+async def test_threads_refuse_settings_that_need_a_process(setting: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=f"{next(iter(setting))}=.*needs worker processes"):
+        await make_threads(**setting).start(Heard())
 
 
 def test_threads_have_no_shared_memory() -> None:

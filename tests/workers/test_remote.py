@@ -75,34 +75,31 @@ def unix(tmp_path: Path) -> str:
     return f"unix:{tmp_path}/w.sock"
 
 
-def test_a_worker_attaches_answers_and_leaves(address: str) -> None:
-    async def main() -> None:
-        async with running(address) as (executor, heard, worker):
-            assert heard.ready == [(0, 1)]
-            assert executor.states()[0].pid in (os.getpid(), None)
-            executor.run(0, batch(1, b"1", b"22"))
-            assert executor.states()[0].in_flight == 1
-            jobs = await worker.jobs()
-            assert list(jobs.values()) == [b"1", b"22"]
-            first, second = jobs
-            worker.answer({second: b'"two"', first: b'"bad"'}, first)
-            await heard.until(lambda: 1 in heard.events)
-            refused, two = heard.events[1].outputs
-            assert two == b'"two"'
-            assert isinstance(refused, ValidationFailed)
-            assert refused.details == "bad"
-            await worker.leave()
-            await heard.until(lambda: bool(heard.lost))
-            assert heard.lost == [(0, "it closed its channel")]
-            assert executor.gauges()["restarts"] == 0
-            again = await Outsider.connect(executor.address)
-            await heard.until(lambda: len(heard.ready) == 2)
-            assert heard.ready[1] == (0, 1)
-            assert executor.gauges()["restarts"] == 1
-        assert await again.closed()
-        await again.leave()
-
-    asyncio.run(main())
+async def test_a_worker_attaches_answers_and_leaves(address: str) -> None:
+    async with running(address) as (executor, heard, worker):
+        assert heard.ready == [(0, 1)]
+        assert executor.states()[0].pid in (os.getpid(), None)
+        executor.run(0, batch(1, b"1", b"22"))
+        assert executor.states()[0].in_flight == 1
+        jobs = await worker.jobs()
+        assert list(jobs.values()) == [b"1", b"22"]
+        first, second = jobs
+        worker.answer({second: b'"two"', first: b'"bad"'}, first)
+        await heard.until(lambda: 1 in heard.events)
+        refused, two = heard.events[1].outputs
+        assert two == b'"two"'
+        assert isinstance(refused, ValidationFailed)
+        assert refused.details == "bad"
+        await worker.leave()
+        await heard.until(lambda: bool(heard.lost))
+        assert heard.lost == [(0, "it closed its channel")]
+        assert executor.gauges()["restarts"] == 0
+        again = await Outsider.connect(executor.address)
+        await heard.until(lambda: len(heard.ready) == 2)
+        assert heard.ready[1] == (0, 1)
+        assert executor.gauges()["restarts"] == 1
+    assert await again.closed()
+    await again.leave()
 
 
 def test_only_its_owner_reaches_a_unix_socket_and_it_is_gone_afterwards(unix: str) -> None:
@@ -118,15 +115,11 @@ def test_only_its_owner_reaches_a_unix_socket_and_it_is_gone_afterwards(unix: st
     assert not os.path.exists(path)
 
 
-def test_what_a_dead_server_left_is_in_nobodys_way(unix: str) -> None:
+async def test_what_a_dead_server_left_is_in_nobodys_way(unix: str) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(unix.removeprefix("unix:"))
-
-    async def main() -> None:
-        async with running(unix) as (_, heard, _worker):
-            assert heard.ready
-
-    asyncio.run(main())
+    async with running(unix) as (_, heard, _worker):
+        assert heard.ready
 
 
 def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
@@ -145,65 +138,52 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
         (b"GET / HTTP/1.1\r\n\r\n", "over the limit"),
     ],
 )
-def test_garbage_is_the_end_of_that_worker_alone(unix: str, sent: bytes, reason: str) -> None:
-    async def main() -> None:
-        async with running(unix) as (executor, heard, worker):
-            other = await Outsider.connect(executor.address)
-            await heard.until(lambda: len(heard.ready) == 2)
-            executor.run(0, batch(1, b"1"))
-            executor.run(1, batch(2, b"2"))
-            worker.writer.write(sent)
-            await heard.until(lambda: bool(heard.lost))
-            assert heard.lost[0][0] == 0
-            assert reason in heard.lost[0][1]
-            other.answer(dict.fromkeys(await other.jobs(), b"4"))
-            await heard.until(lambda: 2 in heard.events)
-            assert heard.events[2].outputs == [b"4"]
-            assert 1 not in heard.events
-            await other.leave()
-
-    asyncio.run(main())
+async def test_garbage_is_the_end_of_that_worker_alone(unix: str, sent: bytes, reason: str) -> None:
+    async with running(unix) as (executor, heard, worker):
+        other = await Outsider.connect(executor.address)
+        await heard.until(lambda: len(heard.ready) == 2)
+        executor.run(0, batch(1, b"1"))
+        executor.run(1, batch(2, b"2"))
+        worker.writer.write(sent)
+        await heard.until(lambda: bool(heard.lost))
+        assert heard.lost[0][0] == 0
+        assert reason in heard.lost[0][1]
+        other.answer(dict.fromkeys(await other.jobs(), b"4"))
+        await heard.until(lambda: 2 in heard.events)
+        assert heard.events[2].outputs == [b"4"]
+        assert 1 not in heard.events
+        await other.leave()
 
 
 @pytest.mark.parametrize("greeting", [b"\x00\x00\x00\x01x", b"\xff\xff\xff\xff", ASK + ASK])
-def test_who_does_not_begin_as_a_worker_does_is_closed(unix: str, greeting: bytes) -> None:
-    async def main() -> None:
-        async with running(unix) as (executor, heard, _):
-            stranger = await Outsider.connect(executor.address, greeting)
-            assert await stranger.closed()
-            assert [index for index, _ in heard.lost] == [1] * (greeting == ASK + ASK)
-            await stranger.leave()
-
-    asyncio.run(main())
+async def test_who_does_not_begin_as_a_worker_does_is_closed(unix: str, greeting: bytes) -> None:
+    async with running(unix) as (executor, heard, _):
+        stranger = await Outsider.connect(executor.address, greeting)
+        assert await stranger.closed()
+        assert [index for index, _ in heard.lost] == [1] * (greeting == ASK + ASK)
+        await stranger.leave()
 
 
-def test_a_connection_that_asks_for_nothing_is_closed(unix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_asks_for_nothing_is_closed(unix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "GREETING", 0.01)
-
-    async def main() -> None:
-        executor = ExternalExecutor(External, {}, settings(unix), name="m", max_batch_size=64)
-        starting = asyncio.ensure_future(executor.start(Recorder()))
-        await asyncio.sleep(0)
-        silent = await Outsider.connect(executor.address, b"\x00")
-        assert await silent.closed()
-        await silent.leave()
-        await executor.stop()
-        with pytest.raises(ModelNotReady, match="stopped before"):
-            await starting
-
-    asyncio.run(main())
+    executor = ExternalExecutor(External, {}, settings(unix), name="m", max_batch_size=64)
+    starting = asyncio.ensure_future(executor.start(Recorder()))
+    await asyncio.sleep(0)
+    silent = await Outsider.connect(executor.address, b"\x00")
+    assert await silent.closed()
+    await silent.leave()
+    await executor.stop()
+    with pytest.raises(ModelNotReady, match="stopped before"):
+        await starting
 
 
-def test_a_batch_that_takes_too_long_ends_its_worker(unix: str) -> None:
-    async def main() -> None:
-        async with running(unix, predict_timeout=0.05) as (executor, heard, worker):
-            executor.run(0, batch(1, b"1"))
-            await heard.until(lambda: bool(heard.lost))
-            assert heard.lost == [(0, "it was cut off because a batch ran longer than predict_timeout=0.05")]
-            assert (await worker.jobs()).popitem()[1] == b"1"
-            assert await worker.closed()
-
-    asyncio.run(main())
+async def test_a_batch_that_takes_too_long_ends_its_worker(unix: str) -> None:
+    async with running(unix, predict_timeout=0.05) as (executor, heard, worker):
+        executor.run(0, batch(1, b"1"))
+        await heard.until(lambda: bool(heard.lost))
+        assert heard.lost == [(0, "it was cut off because a batch ran longer than predict_timeout=0.05")]
+        assert (await worker.jobs()).popitem()[1] == b"1"
+        assert await worker.closed()
 
 
 def test_too_few_workers_in_time_is_a_failed_start(unix: str) -> None:
@@ -274,17 +254,14 @@ def test_tensor_models_and_streaming_ones_are_refused(unix: str) -> None:
             ExternalExecutor(model, {}, settings(unix), name="m", max_batch_size=64)
 
 
-def test_workers_come_and_go_by_themselves(unix: str) -> None:
-    async def main() -> None:
-        async with running(unix) as (executor, _, _worker):
-            with pytest.raises(Conflict):
-                await executor.add_worker()
-            with pytest.raises(Conflict):
-                await executor.remove_worker()
-            assert executor.reserve(1 << 20) is None
-            executor.cancel(0, 1, [0])
-
-    asyncio.run(main())
+async def test_workers_come_and_go_by_themselves(unix: str) -> None:
+    async with running(unix) as (executor, _, _worker):
+        with pytest.raises(Conflict):
+            await executor.add_worker()
+        with pytest.raises(Conflict):
+            await executor.remove_worker()
+        assert executor.reserve(1 << 20) is None
+        executor.cancel(0, 1, [0])
 
 
 FORMS = (JSON, MSGPACK, OCTETS, OBJECT, "image/png")

@@ -10,91 +10,73 @@ from weir.testing import FakeClock
 from weir.workers.timer import TimekeepingClock, TimeLimit, Timer, in_background, sleep
 
 
-def test_a_timer_fires_at_its_instant_and_once() -> None:
-    async def main() -> None:
-        clock, fired = FakeClock(100.0), list[float]()
-        timer = Timer(clock, asyncio.get_running_loop(), lambda: fired.append(clock()))
-        timer.arm(105.0)
-        clock.advance(4.0)
-        assert fired == []
-        clock.advance(10.0)
-        assert fired == [105.0]
-
-    asyncio.run(main())
+async def test_a_timer_fires_at_its_instant_and_once() -> None:
+    clock, fired = FakeClock(100.0), list[float]()
+    timer = Timer(clock, asyncio.get_running_loop(), lambda: fired.append(clock()))
+    timer.arm(105.0)
+    clock.advance(4.0)
+    assert fired == []
+    clock.advance(10.0)
+    assert fired == [105.0]
 
 
-def test_the_earliest_instant_counts() -> None:
-    async def main() -> None:
-        clock, fired = FakeClock(0.0), list[float]()
-        timer = Timer(clock, asyncio.get_running_loop(), lambda: fired.append(clock()))
-        for when in (5.0, 9.0, 3.0, None):
-            timer.arm(when)
-        clock.advance(20.0)
-        assert fired == [3.0]
-
-    asyncio.run(main())
-
-
-def test_a_cancelled_timer_does_not_fire_and_can_be_armed_again() -> None:
-    async def main() -> None:
-        clock, fired = FakeClock(0.0), list[float]()
-        timer = Timer(clock, asyncio.get_running_loop(), lambda: fired.append(clock()))
-        timer.arm(1.0)
-        timer.cancel()
-        timer.cancel()
-        clock.advance(2.0)
-        assert fired == []
-        timer.arm(3.0)
-        clock.advance(2.0)
-        assert fired == [3.0]
-
-    asyncio.run(main())
-
-
-def test_an_instant_that_has_passed_fires_in_the_next_turn() -> None:
-    async def main() -> None:
-        clock, fired = FakeClock(10.0), list[float]()
-        timer = Timer(clock, asyncio.get_running_loop(), lambda: fired.append(clock()))
-        timer.arm(10.0)
-        assert fired == []
-        await asyncio.sleep(0)
-        assert fired == [10.0]
-
-    asyncio.run(main())
-
-
-def test_without_a_clock_of_its_own_time_the_loop_keeps_it() -> None:
-    async def main() -> None:
-        due = asyncio.Event()
-        assert not isinstance(time.monotonic, TimekeepingClock)
-        when = time.monotonic() + 0.002
-
-        def look() -> None:
-            if time.monotonic() >= when:
-                due.set()
-            else:
-                timer.arm(when)
-
-        timer = Timer(time.monotonic, asyncio.get_running_loop(), look)
+async def test_the_earliest_instant_counts() -> None:
+    clock, fired = FakeClock(0.0), list[float]()
+    timer = Timer(clock, asyncio.get_running_loop(), lambda: fired.append(clock()))
+    for when in (5.0, 9.0, 3.0, None):
         timer.arm(when)
-        await due.wait()
-        assert time.monotonic() >= when
-
-    asyncio.run(main())
+    clock.advance(20.0)
+    assert fired == [3.0]
 
 
-def test_a_sleep_is_over_when_the_clock_says_so() -> None:
-    async def main() -> None:
-        clock = FakeClock(100.0)
-        sleeping = asyncio.ensure_future(sleep(clock, 5.0))
-        for seconds, over in ((4.0, False), (2.0, True)):
+async def test_a_cancelled_timer_does_not_fire_and_can_be_armed_again() -> None:
+    clock, fired = FakeClock(0.0), list[float]()
+    timer = Timer(clock, asyncio.get_running_loop(), lambda: fired.append(clock()))
+    timer.arm(1.0)
+    timer.cancel()
+    timer.cancel()
+    clock.advance(2.0)
+    assert fired == []
+    timer.arm(3.0)
+    clock.advance(2.0)
+    assert fired == [3.0]
+
+
+async def test_an_instant_that_has_passed_fires_in_the_next_turn() -> None:
+    clock, fired = FakeClock(10.0), list[float]()
+    timer = Timer(clock, asyncio.get_running_loop(), lambda: fired.append(clock()))
+    timer.arm(10.0)
+    assert fired == []
+    await asyncio.sleep(0)
+    assert fired == [10.0]
+
+
+async def test_without_a_clock_of_its_own_time_the_loop_keeps_it() -> None:
+    due = asyncio.Event()
+    assert not isinstance(time.monotonic, TimekeepingClock)
+    when = time.monotonic() + 0.002
+
+    def look() -> None:
+        if time.monotonic() >= when:
+            due.set()
+        else:
+            timer.arm(when)
+
+    timer = Timer(time.monotonic, asyncio.get_running_loop(), look)
+    timer.arm(when)
+    await due.wait()
+    assert time.monotonic() >= when
+
+
+async def test_a_sleep_is_over_when_the_clock_says_so() -> None:
+    clock = FakeClock(100.0)
+    sleeping = asyncio.ensure_future(sleep(clock, 5.0))
+    for seconds, over in ((4.0, False), (2.0, True)):
+        await asyncio.sleep(0)
+        clock.advance(seconds)
+        for _ in range(3):
             await asyncio.sleep(0)
-            clock.advance(seconds)
-            for _ in range(3):
-                await asyncio.sleep(0)
-            assert sleeping.done() is over
-
-    asyncio.run(main())
+        assert sleeping.done() is over
 
 
 class Loop(asyncio.SelectorEventLoop):
@@ -192,17 +174,14 @@ def test_no_limit_is_never_exceeded(exceeded: list[float]) -> None:
     loop.close()
 
 
-def test_an_error_of_a_task_in_the_background_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_of_a_task_in_the_background_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
     async def fails() -> None:
         raise OSError(24, "Too many open files")
 
-    async def main() -> None:
-        tasks: set[asyncio.Task[Any]] = set()
-        await asyncio.wait([in_background(fails(), "a watch", tasks)])
-        await asyncio.sleep(0)
-        assert not tasks and "a watch has failed: OSError: [Errno 24] Too many open files" in caplog.text
-
-    asyncio.run(main())
+    tasks: set[asyncio.Task[Any]] = set()
+    await asyncio.wait([in_background(fails(), "a watch", tasks)])
+    await asyncio.sleep(0)
+    assert not tasks and "a watch has failed: OSError: [Errno 24] Too many open files" in caplog.text
 
 
 def test_tasks_that_nobody_awaits_are_begun_in_the_background() -> None:

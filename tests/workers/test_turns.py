@@ -69,72 +69,55 @@ async def taking_turns(
 
 @pytest.mark.parametrize("order", spread(ORDERS, 2))
 @pytest.mark.parametrize("executor", ["process", "thread"])
-def test_one_model_computes_at_a_time(tmp_path: Path, order: str, executor: str) -> None:
-    async def main() -> None:
-        async with taking_turns(
-            tmp_path, DeviceGroup("gpu0", order=order), Exclusive, Other, executor=executor
-        ) as both:
-            assert all(each.generation.shares_workers for each in both)
-            calls = [each.infer(number) for number in range(60) for each in both]
-            assert await asyncio.gather(*calls) == [number for number in range(60) for _ in both]
-
-    asyncio.run(main())
+async def test_one_model_computes_at_a_time(tmp_path: Path, order: str, executor: str) -> None:
+    async with taking_turns(tmp_path, DeviceGroup("gpu0", order=order), Exclusive, Other, executor=executor) as both:
+        assert all(each.generation.shares_workers for each in both)
+        calls = [each.infer(number) for number in range(60) for each in both]
+        assert await asyncio.gather(*calls) == [number for number in range(60) for _ in both]
 
 
-def test_the_place_of_a_worker_that_dies_is_free_for_the_others(tmp_path: Path) -> None:
-    async def main() -> None:
-        group = DeviceGroup("gpu0", order="oldest")
-        async with taking_turns(tmp_path, group, Exclusive, Other, max_batch_size=1) as (first, second):
-            with pytest.raises(ModelCrashed):
-                await first.infer("die")
-            assert await asyncio.gather(*[second.infer(number) for number in range(8)]) == list(range(8))
-            assert await first.infer(3) == 3  # its worker was replaced
-            assert await second.infer(4) == 4
-
-    asyncio.run(main())
+async def test_the_place_of_a_worker_that_dies_is_free_for_the_others(tmp_path: Path) -> None:
+    group = DeviceGroup("gpu0", order="oldest")
+    async with taking_turns(tmp_path, group, Exclusive, Other, max_batch_size=1) as (first, second):
+        with pytest.raises(ModelCrashed):
+            await first.infer("die")
+        assert await asyncio.gather(*[second.infer(number) for number in range(8)]) == list(range(8))
+        assert await first.infer(3) == 3  # its worker was replaced
+        assert await second.infer(4) == 4
 
 
-def test_a_model_that_stops_leaves_the_device_to_the_others_and_may_come_back(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with taking_turns(tmp_path, DeviceGroup("gpu0"), Exclusive, Other) as (first, second):
-            await first.stop()
-            assert await second.infer(1) == 1
-            await first.start()
-            assert list(await asyncio.gather(first.infer(2), second.infer(3))) == [2, 3]
-
-    asyncio.run(main())
+async def test_a_model_that_stops_leaves_the_device_to_the_others_and_may_come_back(tmp_path: Path) -> None:
+    async with taking_turns(tmp_path, DeviceGroup("gpu0"), Exclusive, Other) as (first, second):
+        await first.stop()
+        assert await second.infer(1) == 1
+        await first.start()
+        assert list(await asyncio.gather(first.infer(2), second.infer(3))) == [2, 3]
 
 
-def test_each_model_adds_and_removes_workers_of_its_own(tmp_path: Path) -> None:
-    async def main() -> None:
-        group = DeviceGroup("gpu0")
-        async with taking_turns(tmp_path, group, Exclusive, Other, executor="thread") as (first, second):
-            await first.add_worker()
-            assert (first.generation.worker_count, second.generation.worker_count) == (2, 1)
-            await first.remove_worker()
-            assert first.generation.worker_count == 1
-            assert list(await asyncio.gather(first.infer(2), second.infer(3))) == [2, 3]
-
-    asyncio.run(main())
+async def test_each_model_adds_and_removes_workers_of_its_own(tmp_path: Path) -> None:
+    group = DeviceGroup("gpu0")
+    async with taking_turns(tmp_path, group, Exclusive, Other, executor="thread") as (first, second):
+        await first.add_worker()
+        assert (first.generation.worker_count, second.generation.worker_count) == (2, 1)
+        await first.remove_worker()
+        assert first.generation.worker_count == 1
+        assert list(await asyncio.gather(first.infer(2), second.infer(3))) == [2, 3]
 
 
-def test_bulk_workers_take_no_turns(tmp_path: Path) -> None:
+async def test_bulk_workers_take_no_turns(tmp_path: Path) -> None:
     class Busy(Model):
         def predict(self, batch: list[Any]) -> list[Any]:
             return batch
 
-    async def main() -> None:
-        group = DeviceGroup("gpu0")
-        async with (
-            Service(Busy, device=group, policy="greedy", bulk_workers=1) as first,
-            Service(Busy, name="second", device=group, policy="greedy") as second,
-        ):
-            own = first.executor
-            assert isinstance(own, StartsBulkWorkers) and isinstance(own, SharesWorkers)
-            work = [first.infer(number, priority=-1) for number in range(20)]
-            assert await asyncio.gather(*work, second.infer(5)) == [*range(20), 5]
-
-    asyncio.run(main())
+    group = DeviceGroup("gpu0")
+    async with (
+        Service(Busy, device=group, policy="greedy", bulk_workers=1) as first,
+        Service(Busy, name="second", device=group, policy="greedy") as second,
+    ):
+        own = first.executor
+        assert isinstance(own, StartsBulkWorkers) and isinstance(own, SharesWorkers)
+        work = [first.infer(number, priority=-1) for number in range(20)]
+        assert await asyncio.gather(*work, second.infer(5)) == [*range(20), 5]
 
 
 class Measured(Exclusive):
@@ -143,51 +126,45 @@ class Measured(Exclusive):
 
 
 @pytest.mark.parametrize("pooled", [False, True])
-def test_a_model_is_measured_while_no_other_computes(
+async def test_a_model_is_measured_while_no_other_computes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, *, pooled: bool
 ) -> None:
-    async def main() -> None:
-        group = DeviceGroup("gpu0", order="longest")
-        params, executor = {"path": str(tmp_path / "device")}, SharedPool().member if pooled else "process"
-        async with taking_turns(tmp_path, group, Exclusive, executor=executor) as (first,):
-            settings: dict[str, Any] = {"params": params, "executor": executor, "device": group, "max_batch_size": 2}
-            late = Service(Measured, policy="auto:seconds=0.4", **settings)
-            starting = asyncio.ensure_future(late.start())
-            served = 0
-            while not starting.done():
-                await asyncio.gather(*[first.infer(number) for number in range(8)])
-                served += 8
-            await starting
-            try:
-                assert served > 8
-                assert late.generation.tuner is not None and late.generation.tuner.profile is not None, caplog.text
-                assert await late.infer(3) == 3
-            finally:
-                await late.stop()
-
-    asyncio.run(main())
+    group = DeviceGroup("gpu0", order="longest")
+    params, executor = {"path": str(tmp_path / "device")}, SharedPool().member if pooled else "process"
+    async with taking_turns(tmp_path, group, Exclusive, executor=executor) as (first,):
+        settings: dict[str, Any] = {"params": params, "executor": executor, "device": group, "max_batch_size": 2}
+        late = Service(Measured, policy="auto:seconds=0.4", **settings)
+        starting = asyncio.ensure_future(late.start())
+        served = 0
+        while not starting.done():
+            await asyncio.gather(*[first.infer(number) for number in range(8)])
+            served += 8
+        await starting
+        try:
+            assert served > 8
+            assert late.generation.tuner is not None and late.generation.tuner.profile is not None, caplog.text
+            assert await late.infer(3) == 3
+        finally:
+            await late.stop()
 
 
 @pytest.mark.parametrize("executor", ["process", "thread", "inline", "pooled"])
-def test_models_warm_up_while_no_other_computes(tmp_path: Path, executor: str) -> None:
-    async def main() -> None:
-        group = DeviceGroup("gpu0", order="longest")
-        kind: Any = SharedPool().member if executor == "pooled" else executor
-        async with taking_turns(tmp_path, group, Exclusive, Other, executor=kind) as (first, second):
-            late = [Service(Exclusive, name=name, params=first.params, device=group, executor=kind) for name in "cd"]
-            starting = asyncio.gather(*[each.start() for each in late])
-            served = 0
-            while not starting.done():
-                await asyncio.gather(*[each.infer(number) for number in range(8) for each in (first, second)])
-                served += 1
-            await starting
-            try:
-                assert served > 1
-                assert await asyncio.gather(*[each.infer(3) for each in late]) == [3, 3]
-            finally:
-                await asyncio.gather(*[each.stop() for each in late])
-
-    asyncio.run(main())
+async def test_models_warm_up_while_no_other_computes(tmp_path: Path, executor: str) -> None:
+    group = DeviceGroup("gpu0", order="longest")
+    kind: Any = SharedPool().member if executor == "pooled" else executor
+    async with taking_turns(tmp_path, group, Exclusive, Other, executor=kind) as (first, second):
+        late = [Service(Exclusive, name=name, params=first.params, device=group, executor=kind) for name in "cd"]
+        starting = asyncio.gather(*[each.start() for each in late])
+        served = 0
+        while not starting.done():
+            await asyncio.gather(*[each.infer(number) for number in range(8) for each in (first, second)])
+            served += 1
+        await starting
+        try:
+            assert served > 1
+            assert await asyncio.gather(*[each.infer(3) for each in late]) == [3, 3]
+        finally:
+            await asyncio.gather(*[each.stop() for each in late])
 
 
 class Held(Model):
@@ -202,49 +179,43 @@ class Held(Model):
 
 
 @pytest.mark.parametrize("executor", ["process", "thread", "inline"])
-def test_a_model_that_waits_to_warm_up_says_so_and_can_be_stopped(tmp_path: Path, executor: str) -> None:
-    async def main() -> None:
-        group = DeviceGroup("gpu0", order="longest")
-        Held.began.clear()
-        Held.may_end.clear()
-        async with Service(Held, executor="thread", device=group, policy="greedy") as first:
-            answer = first.infer(1)
-            assert await asyncio.to_thread(Held.began.wait, 20)
-            late = Service(Exclusive, params={"path": str(tmp_path / "device")}, device=group, executor=executor)
-            starting = asyncio.ensure_future(late.start())
-            async with asyncio.timeout(200):
-                while [each.reason for each in late.executor.states()] != [WAITS]:  # noqa: ASYNC110 - there is no event for it
-                    await asyncio.sleep(0.001)
-            await late.stop()
-            with pytest.raises((ModelNotReady, asyncio.CancelledError)):
-                await starting
-            Held.may_end.set()
-            assert await answer == 1
-            assert await first.infer(2) == 2
-
-    asyncio.run(main())
+async def test_a_model_that_waits_to_warm_up_says_so_and_can_be_stopped(tmp_path: Path, executor: str) -> None:
+    group = DeviceGroup("gpu0", order="longest")
+    Held.began.clear()
+    Held.may_end.clear()
+    async with Service(Held, executor="thread", device=group, policy="greedy") as first:
+        answer = first.infer(1)
+        assert await asyncio.to_thread(Held.began.wait, 20)
+        late = Service(Exclusive, params={"path": str(tmp_path / "device")}, device=group, executor=executor)
+        starting = asyncio.ensure_future(late.start())
+        async with asyncio.timeout(200):
+            while [each.reason for each in late.executor.states()] != [WAITS]:  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0.001)
+        await late.stop()
+        with pytest.raises((ModelNotReady, asyncio.CancelledError)):
+            await starting
+        Held.may_end.set()
+        assert await answer == 1
+        assert await first.infer(2) == 2
 
 
 class BothSteps(Chain):
     steps = ("first", "second")
 
 
-def test_a_chain_leaves_the_turns_to_its_steps(tmp_path: Path) -> None:
-    async def main() -> None:
-        group, params = DeviceGroup("gpu0", order="longest"), {"path": str(tmp_path / "device")}
-        settings: dict[str, Any] = {"params": params, "device": group, "policy": "greedy"}
-        first, second = (Service(Exclusive, name=name, **settings) for name in ("first", "second"))
-        chain = BothSteps(device=group)
-        registry = Registry([first, second, chain])
-        await registry.start()
-        try:
-            async with asyncio.timeout(60):
-                calls = [chain.infer(number) for number in range(20)]
-                assert await asyncio.gather(*calls) == list(range(20))
-        finally:
-            await registry.stop()
-
-    asyncio.run(main())
+async def test_a_chain_leaves_the_turns_to_its_steps(tmp_path: Path) -> None:
+    group, params = DeviceGroup("gpu0", order="longest"), {"path": str(tmp_path / "device")}
+    settings: dict[str, Any] = {"params": params, "device": group, "policy": "greedy"}
+    first, second = (Service(Exclusive, name=name, **settings) for name in ("first", "second"))
+    chain = BothSteps(device=group)
+    registry = Registry([first, second, chain])
+    await registry.start()
+    try:
+        async with asyncio.timeout(60):
+            calls = [chain.infer(number) for number in range(20)]
+            assert await asyncio.gather(*calls) == list(range(20))
+    finally:
+        await registry.stop()
 
 
 def test_models_that_take_turns_have_a_fixed_number_of_workers() -> None:
@@ -289,31 +260,28 @@ def test_models_of_one_group_have_one_order(tmp_path: Path) -> None:
         )
 
 
-def test_a_model_of_a_group_says_why_it_was_next_whatever_its_policy(tmp_path: Path) -> None:
-    async def main() -> None:
-        group, patient = DeviceGroup("gpu0", order="longest"), 20.0  # nothing has to begin in this test
-        settings: dict[str, Any] = {"executor": "thread", "max_queue_delay": patient}
-        async with taking_turns(tmp_path, group, Exclusive, Other, **settings) as (first, second):
-            device = first.explain_policy()["device"]
-            assert device["last"] == {"reason": None, "models": []}
-            assert 0.0 < device["share"] < 1.0  # the warm-up counts
-            calls = [first.infer(number) for number in range(9)] + [second.infer(number) for number in range(3)]
-            await asyncio.gather(*calls)
-            device = first.explain_policy()["device"]
-            assert device["turns"]["free"] == 1 and sum(device["turns"].values()) == 3
-            brief = first.state(brief=True)["device"]
-            assert brief == {
-                **{key: device[key] for key in ("group", "order", "busy_seconds", "share", "turns")},
-                "because": device["last"]["reason"],
-            }
-            other = second.explain_policy()["device"]
-            assert other["last"]["reason"] == "first"
-            (shown,) = [each for each in other["last"]["models"] if each["model"] == "other"]
-            assert (shown["waiting"], shown["urgency"], shown["must_begin"]) == (3, None, False)
-            assert 0.0 < shown["due_in"] <= patient
-            assert device["share"] + other["share"] == pytest.approx(1.0)
-
-    asyncio.run(main())
+async def test_a_model_of_a_group_says_why_it_was_next_whatever_its_policy(tmp_path: Path) -> None:
+    group, patient = DeviceGroup("gpu0", order="longest"), 20.0  # nothing has to begin in this test
+    settings: dict[str, Any] = {"executor": "thread", "max_queue_delay": patient}
+    async with taking_turns(tmp_path, group, Exclusive, Other, **settings) as (first, second):
+        device = first.explain_policy()["device"]
+        assert device["last"] == {"reason": None, "models": []}
+        assert 0.0 < device["share"] < 1.0  # the warm-up counts
+        calls = [first.infer(number) for number in range(9)] + [second.infer(number) for number in range(3)]
+        await asyncio.gather(*calls)
+        device = first.explain_policy()["device"]
+        assert device["turns"]["free"] == 1 and sum(device["turns"].values()) == 3
+        brief = first.state(brief=True)["device"]
+        assert brief == {
+            **{key: device[key] for key in ("group", "order", "busy_seconds", "share", "turns")},
+            "because": device["last"]["reason"],
+        }
+        other = second.explain_policy()["device"]
+        assert other["last"]["reason"] == "first"
+        (shown,) = [each for each in other["last"]["models"] if each["model"] == "other"]
+        assert (shown["waiting"], shown["urgency"], shown["must_begin"]) == (3, None, False)
+        assert 0.0 < shown["due_in"] <= patient
+        assert device["share"] + other["share"] == pytest.approx(1.0)
 
 
 class Noting:
@@ -334,14 +302,11 @@ class Noting:
         self.heard.append("left")
 
 
-def test_what_follows_a_group_is_notified_of_its_models_and_may_refuse_one(tmp_path: Path) -> None:
-    async def main() -> None:
-        following = Noting()
-        group = DeviceGroup("gpu0", follower=following)
-        async with taking_turns(tmp_path, group, Exclusive, executor="thread"):
-            assert following.heard == ["joined", "started"]
-        assert following.heard == ["joined", "started", "left"]
-        with pytest.raises(SettingsError, match="no full batches here"):
-            Service(Exclusive, device=group, policy="full:4", max_batch_size=4)
-
-    asyncio.run(main())
+async def test_what_follows_a_group_is_notified_of_its_models_and_may_refuse_one(tmp_path: Path) -> None:
+    following = Noting()
+    group = DeviceGroup("gpu0", follower=following)
+    async with taking_turns(tmp_path, group, Exclusive, executor="thread"):
+        assert following.heard == ["joined", "started"]
+    assert following.heard == ["joined", "started", "left"]
+    with pytest.raises(SettingsError, match="no full batches here"):
+        Service(Exclusive, device=group, policy="full:4", max_batch_size=4)

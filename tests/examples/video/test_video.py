@@ -127,24 +127,19 @@ async def look(where: str, until: "asyncio.Future[Any]") -> None:
             assert answer.outputs[0].array.tolist() == [[0.0, 200.0, 0.0]]
 
 
-def test_frames_of_two_videos_and_other_pictures_share_batches(videos: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        ledger = tmp_path / "ledger"
-        async with serving([videos], str(ledger)) as where:
-            watching = asyncio.gather(
-                watch(where, f"http://{videos}/red.mp4"), watch(where, f"http://{videos}/blue.webm")
-            )
-            await asyncio.gather(watching, look(where, watching), look(where, watching))
-            red, blue = await watching
-        assert [said["frame"] for said in red] == [said["frame"] for said in blue] == list(range(40))
-        assert [round(said["seconds"] * 25) for said in red] == list(range(40))
-        assert all(said["red"] > 200 > 60 > said["blue"] for said in red)
-        assert all(said["blue"] > 200 > 60 > said["red"] for said in blue)
-        batches = ledger.read_text().split()
-        assert "".join(batches).count("r") == "".join(batches).count("b") == 40
-        assert any(set(batch) == {"r", "g", "b"} for batch in batches), batches
-
-    asyncio.run(main())
+async def test_frames_of_two_videos_and_other_pictures_share_batches(videos: str, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    async with serving([videos], str(ledger)) as where:
+        watching = asyncio.gather(watch(where, f"http://{videos}/red.mp4"), watch(where, f"http://{videos}/blue.webm"))
+        await asyncio.gather(watching, look(where, watching), look(where, watching))
+        red, blue = await watching
+    assert [said["frame"] for said in red] == [said["frame"] for said in blue] == list(range(40))
+    assert [round(said["seconds"] * 25) for said in red] == list(range(40))
+    assert all(said["red"] > 200 > 60 > said["blue"] for said in red)
+    assert all(said["blue"] > 200 > 60 > said["red"] for said in blue)
+    batches = ledger.read_text().split()
+    assert "".join(batches).count("r") == "".join(batches).count("b") == 40
+    assert any(set(batch) == {"r", "g", "b"} for batch in batches), batches
 
 
 @pytest.mark.parametrize(
@@ -158,13 +153,10 @@ def test_frames_of_two_videos_and_other_pictures_share_batches(videos: str, tmp_
         ("/round", "redirects more than 3 times"),
     ],
 )
-def test_what_is_no_video_is_the_callers_fault(videos: str, path: str, text: str) -> None:
-    async def main() -> None:
-        async with serving([videos]) as where:
-            with pytest.raises(weir.InvalidRequest, match=text):
-                await watch(where, f"http://{videos}{path}")
-
-    asyncio.run(main())
+async def test_what_is_no_video_is_the_callers_fault(videos: str, path: str, text: str) -> None:
+    async with serving([videos]) as where:
+        with pytest.raises(weir.InvalidRequest, match=text):
+            await watch(where, f"http://{videos}{path}")
 
 
 def test_redirects_to_allowed_hosts_are_followed(videos: str) -> None:

@@ -191,20 +191,17 @@ def test_connections_that_lost_turns_do_not_hold_back_the_others() -> None:
     assert again[0] in rules.received and again[1] in rules.received  # with its next calls, it is trusted again
 
 
-def test_answers_that_are_not_sent_are_charged_and_given_up() -> None:
-    async def main() -> None:
-        account = Account(HttpSettings(max_waiting_bytes=100))
-        unsent, calls = Unsent(account, patience=0.0), [FakeCall(), FakeCall()]
-        numbers = [unsent.add(call, 200) for call in calls]
-        assert account.held_bytes == 400
-        unsent.remove(numbers[0])
-        async with asyncio.timeout(60):
-            await until(lambda: calls[1].cancelled)
-        assert not calls[0].cancelled
-        unsent.remove(numbers[1])
-        assert account.held_bytes == 0
-
-    asyncio.run(main())
+async def test_answers_that_are_not_sent_are_charged_and_given_up() -> None:
+    account = Account(HttpSettings(max_waiting_bytes=100))
+    unsent, calls = Unsent(account, patience=0.0), [FakeCall(), FakeCall()]
+    numbers = [unsent.add(call, 200) for call in calls]
+    assert account.held_bytes == 400
+    unsent.remove(numbers[0])
+    async with asyncio.timeout(60):
+        await until(lambda: calls[1].cancelled)
+    assert not calls[0].cancelled
+    unsent.remove(numbers[1])
+    assert account.held_bytes == 0
 
 
 def calling(rig: Rig) -> int:
@@ -213,25 +210,21 @@ def calling(rig: Rig) -> int:
     return int(core._intake.connections)
 
 
-def test_connections_without_calls_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_without_calls_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weir.frontends.grpc.core._COUNT_EVERY", 0.0)
-
-    async def main() -> None:
-        async with serving(Service(Double, executor="inline")) as rig, serving(Service(Double, executor="inline")):
-            account = rig.context.account
-            opened = []
-            for _ in range(120):
-                reader, writer = await asyncio.open_connection("127.0.0.1", rig.server.port)
-                writer.write(PREFACE)
-                opened.append((reader, writer))
-            await until(lambda: account.connections == 120)
-            assert (await rig.infer(make_request())).outputs
-            await until(lambda: account.connections == 121)
-            for _, writer in opened:
-                writer.close()
-            await until(lambda: account.connections == 1)
-
-    asyncio.run(main())
+    async with serving(Service(Double, executor="inline")) as rig, serving(Service(Double, executor="inline")):
+        account = rig.context.account
+        opened = []
+        for _ in range(120):
+            reader, writer = await asyncio.open_connection("127.0.0.1", rig.server.port)
+            writer.write(PREFACE)
+            opened.append((reader, writer))
+        await until(lambda: account.connections == 120)
+        assert (await rig.infer(make_request())).outputs
+        await until(lambda: account.connections == 121)
+        for _, writer in opened:
+            writer.close()
+        await until(lambda: account.connections == 1)
 
 
 def test_connections_are_not_counted_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,21 +285,18 @@ class Echo(Model):
         return batch
 
 
-def test_messages_are_charged_until_they_are_answered() -> None:
-    async def main() -> None:
-        executor = FakeExecutor()
-        async with serving(Service(Echo, executor=executor), http={"max_waiting_bytes": 5_000_000}) as rig:
-            account = rig.context.account
-            accepted = rig.raw(INFER, large(600_000))
-            await until(lambda: bool(executor.pending))
-            assert 600_000 < account.held_bytes < 700_000
-            code, text = await refused(rig.raw(INFER, large(4_600_000)))
-            assert (code, "max_waiting_bytes" in text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
-            executor.answer_next(lambda batch: [b"1"] * len(batch))
-            assert await accepted
-            await until(lambda: account.held_bytes == 0 and calling(rig) == 0)
-
-    asyncio.run(main())
+async def test_messages_are_charged_until_they_are_answered() -> None:
+    executor = FakeExecutor()
+    async with serving(Service(Echo, executor=executor), http={"max_waiting_bytes": 5_000_000}) as rig:
+        account = rig.context.account
+        accepted = rig.raw(INFER, large(600_000))
+        await until(lambda: bool(executor.pending))
+        assert 600_000 < account.held_bytes < 700_000
+        code, text = await refused(rig.raw(INFER, large(4_600_000)))
+        assert (code, "max_waiting_bytes" in text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+        executor.answer_next(lambda batch: [b"1"] * len(batch))
+        assert await accepted
+        await until(lambda: account.held_bytes == 0 and calling(rig) == 0)
 
 
 def test_compressed_messages_are_charged_as_what_they_are() -> None:
@@ -317,25 +307,22 @@ def test_compressed_messages_are_charged_as_what_they_are() -> None:
     run(test, Echo, http={"max_waiting_bytes": 500_000})
 
 
-def test_more_calls_than_may_be_are_refused_and_others_answered_afterwards() -> None:
-    async def main() -> None:
-        executor = FakeExecutor()
-        async with serving(Service(Double, executor=executor), http={"max_connections": 3}) as rig:
-            calls = [rig.raw(INFER, write_request(make_request())) for _ in range(3)]
-            await until(lambda: len(executor.pending) > 0)
-            code, text = await refused(rig.infer(make_request()))
-            assert (code, "max_connections" in text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
-            for call in calls:
-                call.cancel()
-            await until(lambda: calling(rig) == 0)
-            again = asyncio.ensure_future(rig.infer(make_request()))
-            while not again.done():
-                await until(lambda: bool(executor.pending) or again.done())
-                if executor.pending:  # what was cancelled, and this one
-                    executor.answer_next(lambda batch: [{"y": each["x"]} for each in batch])
-            assert (await again).outputs
-
-    asyncio.run(main())
+async def test_more_calls_than_may_be_are_refused_and_others_answered_afterwards() -> None:
+    executor = FakeExecutor()
+    async with serving(Service(Double, executor=executor), http={"max_connections": 3}) as rig:
+        calls = [rig.raw(INFER, write_request(make_request())) for _ in range(3)]
+        await until(lambda: len(executor.pending) > 0)
+        code, text = await refused(rig.infer(make_request()))
+        assert (code, "max_connections" in text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+        for call in calls:
+            call.cancel()
+        await until(lambda: calling(rig) == 0)
+        again = asyncio.ensure_future(rig.infer(make_request()))
+        while not again.done():
+            await until(lambda: bool(executor.pending) or again.done())
+            if executor.pending:  # what was cancelled, and this one
+                executor.answer_next(lambda batch: [{"y": each["x"]} for each in batch])
+        assert (await again).outputs
 
 
 def test_who_leaves_before_its_message_is_counted_no_more() -> None:
@@ -349,31 +336,28 @@ def test_who_leaves_before_its_message_is_counted_no_more() -> None:
     run(test)
 
 
-def test_a_stream_reads_no_more_than_its_share_and_answers_all() -> None:
-    async def main() -> None:
-        executor = FakeExecutor()
-        settings = {"max_waiting_bytes": 1_000_000}
-        async with serving(Service(Echo, executor=executor, max_batch_size=1), http=settings) as rig:
-            call = rig.stream()
+async def test_a_stream_reads_no_more_than_its_share_and_answers_all() -> None:
+    executor = FakeExecutor()
+    settings = {"max_waiting_bytes": 1_000_000}
+    async with serving(Service(Echo, executor=executor, max_batch_size=1), http=settings) as rig:
+        call = rig.stream()
 
-            async def send() -> None:
-                for _ in range(20):
-                    await call.write(large(100_000))
-                await call.done_writing()
+        async def send() -> None:
+            for _ in range(20):
+                await call.write(large(100_000))
+            await call.done_writing()
 
-            sending = asyncio.ensure_future(send())
-            got = 0
-            while got < 20:
-                await until(lambda: bool(executor.pending))
-                assert rig.context.account.held_bytes < 350_000
-                executor.answer_next(lambda batch: [b"1"] * len(batch))
-                _, response = read_stream_response(await call.read())
-                assert response.outputs
-                got += 1
-            await sending
-            await until(lambda: rig.context.account.held_bytes == 0)
-
-    asyncio.run(main())
+        sending = asyncio.ensure_future(send())
+        got = 0
+        while got < 20:
+            await until(lambda: bool(executor.pending))
+            assert rig.context.account.held_bytes < 350_000
+            executor.answer_next(lambda batch: [b"1"] * len(batch))
+            _, response = read_stream_response(await call.read())
+            assert response.outputs
+            got += 1
+        await sending
+        await until(lambda: rig.context.account.held_bytes == 0)
 
 
 def test_an_answer_of_a_stream_for_which_there_is_no_room_is_its_error() -> None:

@@ -78,16 +78,13 @@ def test_items_are_documents_in_a_tensor_of_bytes() -> None:
     run(test, Strict)
 
 
-def test_a_request_larger_than_a_batch_is_divided() -> None:
-    async def main() -> None:
-        service = Service(Double, executor="inline", max_queue_size=5000, max_batch_size=64)
-        async with serving(service) as rig:
-            request = make_request()
-            request.inputs[0].array = np.arange(10_000, dtype=np.int32).reshape(5000, 2)
-            response = await rig.infer(request)
-            np.testing.assert_array_equal(response.outputs[0].array, 2 * request.inputs[0].array)
-
-    asyncio.run(main())
+async def test_a_request_larger_than_a_batch_is_divided() -> None:
+    service = Service(Double, executor="inline", max_queue_size=5000, max_batch_size=64)
+    async with serving(service) as rig:
+        request = make_request()
+        request.inputs[0].array = np.arange(10_000, dtype=np.int32).reshape(5000, 2)
+        response = await rig.infer(request)
+        np.testing.assert_array_equal(response.outputs[0].array, 2 * request.inputs[0].array)
 
 
 def tensor(**fields: Any) -> dict[str, Any]:
@@ -226,23 +223,20 @@ def test_a_timeout_can_be_a_parameter_too() -> None:
     run(test, executor=FakeExecutor())
 
 
-def test_a_full_line_says_when_to_come_again() -> None:
-    async def main() -> None:
-        service = Service(Double, executor=FakeExecutor(), max_queue_size=1, max_batch_size=1)
-        async with serving(service) as rig:
-            calls = [rig.raw(INFER, write_request(make_request()))]
-            await until(lambda: service.state()["in_flight"] == 1)
-            calls.append(rig.raw(INFER, write_request(make_request())))
-            await until(lambda: service.state()["waiting"] == 1)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await rig.infer(make_request())
-            assert caught.value.code() is Code.RESOURCE_EXHAUSTED
-            trailers: Any = caught.value.trailing_metadata()
-            assert int(trailers["grpc-retry-pushback-ms"]) >= 1000
-            for call in calls:
-                call.cancel()
-
-    asyncio.run(main())
+async def test_a_full_line_says_when_to_come_again() -> None:
+    service = Service(Double, executor=FakeExecutor(), max_queue_size=1, max_batch_size=1)
+    async with serving(service) as rig:
+        calls = [rig.raw(INFER, write_request(make_request()))]
+        await until(lambda: service.state()["in_flight"] == 1)
+        calls.append(rig.raw(INFER, write_request(make_request())))
+        await until(lambda: service.state()["waiting"] == 1)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await rig.infer(make_request())
+        assert caught.value.code() is Code.RESOURCE_EXHAUSTED
+        trailers: Any = caught.value.trailing_metadata()
+        assert int(trailers["grpc-retry-pushback-ms"]) >= 1000
+        for call in calls:
+            call.cancel()
 
 
 def test_only_the_requested_outputs() -> None:
@@ -504,27 +498,24 @@ def test_an_answer_that_lacks_an_output_is_the_models_failure() -> None:
     assert all(isinstance(form.respond(service, large), Writing) for _ in range(2))  # the bytes take longest
 
 
-def test_a_model_that_was_replaced_answers_by_its_own_rules() -> None:
+async def test_a_model_that_was_replaced_answers_by_its_own_rules() -> None:
     class Triple(Double):
         def predict(self, batch: Any) -> Any:
             return {"y": 3 * batch["x"]}
 
-    async def main() -> None:
-        async with serving(Service(Double, executor="inline")) as rig:
+    async with serving(Service(Double, executor="inline")) as rig:
+        for _ in range(3):
+            assert (await rig.infer(make_request(1, 2))).outputs[0].array.tolist() == [[2, 4]]
+        other = Service(Triple, executor="inline", name="double")
+        await other.start()
+        registry = rig.registry
+        before, registry.services["double"] = registry.services["double"], other
+        try:
             for _ in range(3):
-                assert (await rig.infer(make_request(1, 2))).outputs[0].array.tolist() == [[2, 4]]
-            other = Service(Triple, executor="inline", name="double")
-            await other.start()
-            registry = rig.registry
-            before, registry.services["double"] = registry.services["double"], other
-            try:
-                for _ in range(3):
-                    assert (await rig.infer(make_request(1, 2))).outputs[0].array.tolist() == [[3, 6]]
-            finally:
-                registry.services["double"] = before
-                await other.stop()
-
-    asyncio.run(main())
+                assert (await rig.infer(make_request(1, 2))).outputs[0].array.tolist() == [[3, 6]]
+        finally:
+            registry.services["double"] = before
+            await other.stop()
 
 
 async def answers(call: Any, *requests: InferenceRequest) -> list[tuple[str, InferenceResponse]]:
@@ -546,40 +537,34 @@ def test_many_requests_in_one_stream() -> None:
     assert len(run(test).transfers) == 50
 
 
-def test_answers_of_different_models_overtake_each_other() -> None:
-    async def main() -> None:
-        slow = Service(Double, executor=FakeExecutor())
-        async with serving(slow, Service(Count, executor="inline")) as rig:
-            call = rig.stream()
-            await call.write(write_request(make_request(id="slow")))
-            await call.write(write_request(item(b"1", "count", id="quick")))
-            assert read_stream_response(await call.read())[1].id == "quick"
-            call.cancel()
-
-    asyncio.run(main())
+async def test_answers_of_different_models_overtake_each_other() -> None:
+    slow = Service(Double, executor=FakeExecutor())
+    async with serving(slow, Service(Count, executor="inline")) as rig:
+        call = rig.stream()
+        await call.write(write_request(make_request(id="slow")))
+        await call.write(write_request(item(b"1", "count", id="quick")))
+        assert read_stream_response(await call.read())[1].id == "quick"
+        call.cancel()
 
 
-def test_unary_calls_streams_and_python_share_a_batch() -> None:
-    async def main() -> None:
-        executor = FakeExecutor()
-        service = Service(Double, executor=executor, max_batch_size=8)
-        async with serving(service) as rig:
-            x = np.array([[1, 2]], np.int32)
-            calls = [asyncio.ensure_future(rig.infer(make_request()))]
-            await until(lambda: bool(executor.pending))  # the worker is busy: the rest waits
-            stream = rig.stream()
-            await stream.write(write_request(make_request()))
-            calls += [asyncio.ensure_future(rig.infer(make_request())), asyncio.ensure_future(service.infer({"x": x}))]
-            await until(lambda: service.state()["waiting"] == 3)
-            for _ in range(2):
-                executor.answer_next(lambda payloads: [{"y": payload["x"]} for payload in payloads])
-                await asyncio.sleep(0)
-            assert read_stream_response(await stream.read())[1].outputs
-            await asyncio.gather(*calls)
-            assert [batch["rows"] for batch in service.state()["recent"]] in ([1, 3], [3, 1])
-            stream.cancel()
-
-    asyncio.run(main())
+async def test_unary_calls_streams_and_python_share_a_batch() -> None:
+    executor = FakeExecutor()
+    service = Service(Double, executor=executor, max_batch_size=8)
+    async with serving(service) as rig:
+        x = np.array([[1, 2]], np.int32)
+        calls = [asyncio.ensure_future(rig.infer(make_request()))]
+        await until(lambda: bool(executor.pending))  # the worker is busy: the rest waits
+        stream = rig.stream()
+        await stream.write(write_request(make_request()))
+        calls += [asyncio.ensure_future(rig.infer(make_request())), asyncio.ensure_future(service.infer({"x": x}))]
+        await until(lambda: service.state()["waiting"] == 3)
+        for _ in range(2):
+            executor.answer_next(lambda payloads: [{"y": payload["x"]} for payload in payloads])
+            await asyncio.sleep(0)
+        assert read_stream_response(await stream.read())[1].outputs
+        await asyncio.gather(*calls)
+        assert [batch["rows"] for batch in service.state()["recent"]] in ([1, 3], [3, 1])
+        stream.cancel()
 
 
 def test_a_streaming_model_gives_several_answers() -> None:

@@ -123,14 +123,11 @@ def test_a_port_that_is_taken() -> None:
     run(test)
 
 
-def test_an_address_of_its_own() -> None:
-    async def main() -> None:
-        server = made({"host": "192.0.2.1"}, grpc_port=0, grpc_host="::1")
-        assert server.address == "grpc://[::1]:0"
-        await server.stop()  # harmless before the start
-        assert await server.drain()
-
-    asyncio.run(main())
+async def test_an_address_of_its_own() -> None:
+    server = made({"host": "192.0.2.1"}, grpc_port=0, grpc_host="::1")
+    assert server.address == "grpc://[::1]:0"
+    await server.stop()  # harmless before the start
+    assert await server.drain()
 
 
 def test_tls_with_the_certificate_of_http() -> None:
@@ -146,12 +143,9 @@ def test_tls_with_the_certificate_of_http() -> None:
     run(test, http=FILES, credentials=grpc.ssl_channel_credentials(root))
 
 
-def test_a_certificate_that_cannot_be_used() -> None:
-    async def main() -> None:
-        with pytest.raises(SettingsError, match=r"tls_certfile='/nowhere\.pem'"):
-            await made({"tls_certfile": "/nowhere.pem"}, grpc_port=0).start()
-
-    asyncio.run(main())
+async def test_a_certificate_that_cannot_be_used() -> None:
+    with pytest.raises(SettingsError, match=r"tls_certfile='/nowhere\.pem'"):
+        await made({"tls_certfile": "/nowhere.pem"}, grpc_port=0).start()
 
 
 def test_the_options_that_grpc_gets() -> None:
@@ -187,16 +181,13 @@ def test_drain_finishes_what_was_accepted_and_refuses_the_rest() -> None:
     run(test, executor=FakeExecutor())
 
 
-def test_drain_does_not_wait_for_ever() -> None:
-    async def main() -> None:
-        executor = FakeExecutor()
-        async with serving(Service(Double, executor=executor)) as rig:
-            call = rig.raw(INFER, write_request(make_request()))
-            await until(lambda: bool(executor.pending))
-            assert not await rig.drain(0.01)
-            assert (await refused(call))[0] in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-
-    asyncio.run(main())
+async def test_drain_does_not_wait_for_ever() -> None:
+    executor = FakeExecutor()
+    async with serving(Service(Double, executor=executor)) as rig:
+        call = rig.raw(INFER, write_request(make_request()))
+        await until(lambda: bool(executor.pending))
+        assert not await rig.drain(0.01)
+        assert (await refused(call))[0] in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 ASKING_FOR_EVER = """
@@ -338,20 +329,17 @@ def test_what_happens_at_once_wakes_the_loop_once_and_is_heard_there(monkeypatch
 
 
 @pytest.mark.parametrize(("entries", "most"), [(0, 100), (100_000, 3)], ids=["", "with much metadata"])
-def test_others_have_their_turns_between_events(entries: int, most: int) -> None:
-    async def main() -> None:
-        order: list[str] = []
-        done = asyncio.Event()
+async def test_others_have_their_turns_between_events(entries: int, most: int) -> None:
+    order: list[str] = []
+    done = asyncio.Event()
 
-        def first(event: Any) -> None:
-            asyncio.get_running_loop().call_soon(order.append, "other")
+    def first(event: Any) -> None:
+        asyncio.get_running_loop().call_soon(order.append, "other")
 
-        events = [lambda event: order.append("event")] * 200
-        async with scripted(first, *events, lambda event: done.set(), entries=entries):
-            await done.wait()
-        assert order.index("other") < most
-
-    asyncio.run(main())
+    events = [lambda event: order.append("event")] * 200
+    async with scripted(first, *events, lambda event: done.set(), entries=entries):
+        await done.wait()
+    assert order.index("other") < most
 
 
 def test_calls_that_nobody_has_looked_at_are_not_cancelled() -> None:

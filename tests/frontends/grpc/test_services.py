@@ -45,57 +45,48 @@ def test_health_of_server_and_models() -> None:
     run(test)
 
 
-def test_a_server_is_not_live_while_a_model_can_start_no_worker_if_that_counts() -> None:
-    async def main() -> None:
-        executor = FakeExecutor()
-        async with serving(Service(Double, executor=executor), http={"liveness": "models"}) as rig:
-            assert (await rig.call("ServerLive")).live
-            executor.end("no weights")
-            assert not (await rig.call("ServerLive")).live
-            executor.revive(0)
-            assert (await rig.call("ServerLive")).live
-
-    asyncio.run(main())
+async def test_a_server_is_not_live_while_a_model_can_start_no_worker_if_that_counts() -> None:
+    executor = FakeExecutor()
+    async with serving(Service(Double, executor=executor), http={"liveness": "models"}) as rig:
+        assert (await rig.call("ServerLive")).live
+        executor.end("no weights")
+        assert not (await rig.call("ServerLive")).live
+        executor.revive(0)
+        assert (await rig.call("ServerLive")).live
 
 
-def test_metadata() -> None:
-    async def main() -> None:
-        services = [Service(Double, name="m", version=version, executor="inline") for version in ("1", "2")]
-        async with serving(*services, Service(Count, executor="inline")) as rig:
-            server = await rig.call("ServerMetadata")
-            assert server.name == "weir" and "binary_tensor_data" in server.extensions
-            found = await rig.call("ModelMetadata", name="m")
-            assert (found.name, list(found.versions), found.platform) == ("m", ["1", "2"], "python")
-            (tensor,) = found.inputs
-            assert (tensor.name, tensor.datatype, list(tensor.shape)) == ("x", "INT32", [-1, 2])
-            config = (await rig.call("ModelConfig", name="m", version="1")).config
-            assert (config.max_batch_size, config.input[0].data_type, list(config.input[0].dims)) == (2, 8, [2])
-            assert list((await rig.call("ModelList")).models) == ["m", "count"]
-            for name in ("ModelMetadata", "ModelConfig"):
-                code, text = await refused(rig.call(name, name="nope"))
-                assert code is Code.NOT_FOUND and text.startswith("Request for unknown model: 'nope'")
-
-    asyncio.run(main())
+async def test_metadata() -> None:
+    services = [Service(Double, name="m", version=version, executor="inline") for version in ("1", "2")]
+    async with serving(*services, Service(Count, executor="inline")) as rig:
+        server = await rig.call("ServerMetadata")
+        assert server.name == "weir" and "binary_tensor_data" in server.extensions
+        found = await rig.call("ModelMetadata", name="m")
+        assert (found.name, list(found.versions), found.platform) == ("m", ["1", "2"], "python")
+        (tensor,) = found.inputs
+        assert (tensor.name, tensor.datatype, list(tensor.shape)) == ("x", "INT32", [-1, 2])
+        config = (await rig.call("ModelConfig", name="m", version="1")).config
+        assert (config.max_batch_size, config.input[0].data_type, list(config.input[0].dims)) == (2, 8, [2])
+        assert list((await rig.call("ModelList")).models) == ["m", "count"]
+        for name in ("ModelMetadata", "ModelConfig"):
+            code, text = await refused(rig.call(name, name="nope"))
+            assert code is Code.NOT_FOUND and text.startswith("Request for unknown model: 'nope'")
 
 
-def test_statistics() -> None:
-    async def main() -> None:
-        services = [Service(Double, name="m", version=version, executor="inline") for version in ("1", "2")]
-        async with serving(*services, Service(Count, executor="inline")) as rig:
-            for _ in range(3):
-                await rig.infer(make_request(model="m"))
-            await refused(rig.call("ModelInfer", model_name="m"))
-            every = (await rig.call("ModelStatistics")).model_stats
-            assert [(each.name, each.version) for each in every] == [("m", "1"), ("m", "2"), ("count", "")]
-            both = (await rig.call("ModelStatistics", name="m")).model_stats
-            assert [each.inference_count for each in both] == [0, 3]
-            (one,) = (await rig.call("ModelStatistics", name="m", version="2")).model_stats
-            assert (one.execution_count, one.inference_stats.success.count, one.inference_stats.fail.count) == (3, 3, 1)
-            assert [(each.batch_size, each.compute_infer.count) for each in one.batch_stats] == [(1, 3)]
-            assert one.inference_stats.queue.count == 3 and one.last_inference > 0
-            assert (await refused(rig.call("ModelStatistics", name="nope")))[0] is Code.NOT_FOUND
-
-    asyncio.run(main())
+async def test_statistics() -> None:
+    services = [Service(Double, name="m", version=version, executor="inline") for version in ("1", "2")]
+    async with serving(*services, Service(Count, executor="inline")) as rig:
+        for _ in range(3):
+            await rig.infer(make_request(model="m"))
+        await refused(rig.call("ModelInfer", model_name="m"))
+        every = (await rig.call("ModelStatistics")).model_stats
+        assert [(each.name, each.version) for each in every] == [("m", "1"), ("m", "2"), ("count", "")]
+        both = (await rig.call("ModelStatistics", name="m")).model_stats
+        assert [each.inference_count for each in both] == [0, 3]
+        (one,) = (await rig.call("ModelStatistics", name="m", version="2")).model_stats
+        assert (one.execution_count, one.inference_stats.success.count, one.inference_stats.fail.count) == (3, 3, 1)
+        assert [(each.batch_size, each.compute_infer.count) for each in one.batch_stats] == [(1, 3)]
+        assert one.inference_stats.queue.count == 3 and one.last_inference > 0
+        assert (await refused(rig.call("ModelStatistics", name="nope")))[0] is Code.NOT_FOUND
 
 
 @pytest.mark.parametrize("name", ["TraceSetting", "LogSettings", "CudaSharedMemoryRegister"])
@@ -140,29 +131,23 @@ def test_the_standard_health_client() -> None:
     run(test)
 
 
-def test_who_watches_hears_of_changes() -> None:
-    async def main() -> None:
-        service = Service(Double, executor=FakeExecutor())
-        registry = Registry([service])
-        watched = Health(registry, [], look_every=0.001).watch(message("grpc.health.v1.HealthCheckRequest")())
-        assert (await anext(watched)).status == Status.NOT_SERVING
-        async with service:
-            assert (await anext(watched)).status == Status.SERVING
-        await watched.aclose()
-
-    asyncio.run(main())
+async def test_who_watches_hears_of_changes() -> None:
+    service = Service(Double, executor=FakeExecutor())
+    registry = Registry([service])
+    watched = Health(registry, [], look_every=0.001).watch(message("grpc.health.v1.HealthCheckRequest")())
+    assert (await anext(watched)).status == Status.NOT_SERVING
+    async with service:
+        assert (await anext(watched)).status == Status.SERVING
+    await watched.aclose()
 
 
-def test_who_watches_hears_of_the_end_also_while_an_answer_is_on_its_way() -> None:
-    async def main() -> None:
-        async with Service(Double, executor=FakeExecutor()) as service:
-            health = Health(Registry([service]), [])
-            watched = health.watch(message("grpc.health.v1.HealthCheckRequest")())
-            assert (await anext(watched)).status == Status.SERVING
-            health.refuse()
-            assert [answer.status async for answer in watched] == [Status.NOT_SERVING]
-
-    asyncio.run(main())
+async def test_who_watches_hears_of_the_end_also_while_an_answer_is_on_its_way() -> None:
+    async with Service(Double, executor=FakeExecutor()) as service:
+        health = Health(Registry([service]), [])
+        watched = health.watch(message("grpc.health.v1.HealthCheckRequest")())
+        assert (await anext(watched)).status == Status.SERVING
+        health.refuse()
+        assert [answer.status async for answer in watched] == [Status.NOT_SERVING]
 
 
 def test_a_model_that_there_is_not_may_be_watched_until_it_comes() -> None:

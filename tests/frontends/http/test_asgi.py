@@ -411,36 +411,30 @@ def test_who_stays_gets_what_comes_of_it() -> None:
     assert asyncio.run(main()) == 1
 
 
-def test_who_leaves_has_it_cancelled() -> None:
-    async def main() -> None:
-        with pytest.raises(Cancelled, match="the caller disconnected"):
-            await unless_left(forever(), leaves)
-        await asyncio.sleep(0)  # nothing is left of the cancellation
-
-    asyncio.run(main())
+async def test_who_leaves_has_it_cancelled() -> None:
+    with pytest.raises(Cancelled, match="the caller disconnected"):
+        await unless_left(forever(), leaves)
+    await asyncio.sleep(0)  # nothing is left of the cancellation
 
 
-def test_who_leaves_when_all_is_done_cancels_nothing() -> None:
-    async def main() -> None:
-        gone, done = asyncio.Event(), asyncio.Event()
+async def test_who_leaves_when_all_is_done_cancels_nothing() -> None:
+    gone, done = asyncio.Event(), asyncio.Event()
 
-        async def leaves_then() -> dict[str, Any]:
-            await gone.wait()
-            return {"type": "http.disconnect"}
+    async def leaves_then() -> dict[str, Any]:
+        await gone.wait()
+        return {"type": "http.disconnect"}
 
-        async def until_done() -> bool:
-            return await done.wait()
+    async def until_done() -> bool:
+        return await done.wait()
 
-        def both() -> None:
-            gone.set()
-            done.set()
+    def both() -> None:
+        gone.set()
+        done.set()
 
-        asyncio.get_running_loop().call_later(0.0, both)
-        assert await unless_left(until_done(), leaves_then)
-        for _ in range(5):
-            await asyncio.sleep(0)
-
-    asyncio.run(main())
+    asyncio.get_running_loop().call_later(0.0, both)
+    assert await unless_left(until_done(), leaves_then)
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
 def test_a_server_that_ends_is_no_caller_who_left() -> None:
@@ -655,29 +649,26 @@ def test_a_compressed_body_is_read(serve: Serve) -> None:
 
 @pytest.mark.usefixtures("nothing_is_left")
 @pytest.mark.usefixtures("nothing_is_left")
-def test_a_reader_who_never_reads_again_loses_the_connection() -> None:
-    async def main() -> None:
-        clock = [0.0]
-        heard = Watch()
-        params = {"seconds": 0.0, "size": 100_000}
-        registry = Registry([Service(Ticking, executor="thread", params=params, observers=[heard])])
-        settings = HttpSettings(port=0, body_timeout=5.0)
-        context = KserveContext(registry, settings)
-        server = HttpServer(context, make_app(context), clocks=Clocks(lambda: clock[0]))
-        await registry.start()
-        await server.start()
-        _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
-        writer.write(b'POST /infer/ticking HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\n"slow"')
-        await heard.until(lambda: heard.answers)  # its part is ended, as it does not read
-        for seconds in (4.0, 2.0):
-            assert server.connections == 1
-            clock[0] += seconds
-            server.sweep()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert not server.connections
-        writer.transport.abort()
-        await registry.stop()
-        await server.stop()
-
-    asyncio.run(main())
+async def test_a_reader_who_never_reads_again_loses_the_connection() -> None:
+    clock = [0.0]
+    heard = Watch()
+    params = {"seconds": 0.0, "size": 100_000}
+    registry = Registry([Service(Ticking, executor="thread", params=params, observers=[heard])])
+    settings = HttpSettings(port=0, body_timeout=5.0)
+    context = KserveContext(registry, settings)
+    server = HttpServer(context, make_app(context), clocks=Clocks(lambda: clock[0]))
+    await registry.start()
+    await server.start()
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+    writer.write(b'POST /infer/ticking HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\n"slow"')
+    await heard.until(lambda: heard.answers)  # its part is ended, as it does not read
+    for seconds in (4.0, 2.0):
+        assert server.connections == 1
+        clock[0] += seconds
+        server.sweep()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not server.connections
+    writer.transport.abort()
+    await registry.stop()
+    await server.stop()

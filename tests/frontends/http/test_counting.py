@@ -80,56 +80,47 @@ class Telling(FakeExecutor):
             await self._begun.acquire()
 
 
-def test_a_body_is_charged_as_what_it_is_decompressed_until_its_answer() -> None:
-    async def main() -> None:
-        executor = Telling(workers=2)
-        Alone = type("Alone", (Echo,), {"max_batch_size": 1})
-        async with Here(Alone, executor, max_waiting_bytes=3_000_000, max_body_size=1_000_000) as here:
-            packed = gzip.compress(json.dumps("x" * 900_000).encode())
-            headers = {"content-encoding": "gzip"}
-            first, second = [
-                asyncio.ensure_future(here.client.post("/infer/m", content=packed, headers=headers)) for _ in range(2)
-            ]
-            for _ in range(2):
-                await executor.next_begun()
-            assert 1_800_000 < here.account.held_bytes < 1_900_000
-            here.account.take(500_000)
-            refused = await here.client.post("/infer/m", content=packed, headers=headers)
-            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-            assert "max_waiting_bytes" in refused.json()["error"]["message"]
-            here.account.give(500_000)
-            for _ in range(2):
-                executor.answer_next(lambda batch: [b"done"] * len(batch))
-            assert [each.status_code for each in await asyncio.gather(first, second)] == [200, 200]
-
-    asyncio.run(main())
-
-
-def test_tensors_are_charged_as_the_arrays_that_they_become() -> None:
-    async def main() -> None:
-        executor = Telling(workers=1)
-        async with Here(Double, executor, max_waiting_bytes=100_000) as here:
-            tensor = {"name": "x", "datatype": "FP64", "shape": [10, 500], "data": [0] * 5000}
-            document = {"inputs": [tensor]}
-            calls = asyncio.ensure_future(here.client.post("/v2/models/m/infer", json=document))
+async def test_a_body_is_charged_as_what_it_is_decompressed_until_its_answer() -> None:
+    executor = Telling(workers=2)
+    Alone = type("Alone", (Echo,), {"max_batch_size": 1})
+    async with Here(Alone, executor, max_waiting_bytes=3_000_000, max_body_size=1_000_000) as here:
+        packed = gzip.compress(json.dumps("x" * 900_000).encode())
+        headers = {"content-encoding": "gzip"}
+        first, second = [
+            asyncio.ensure_future(here.client.post("/infer/m", content=packed, headers=headers)) for _ in range(2)
+        ]
+        for _ in range(2):
             await executor.next_begun()
-            assert here.account.held_bytes > 40_000 + 10_000
-            refused = await here.client.post("/v2/models/m/infer", json=document)
-            assert (refused.status_code, "max_waiting_bytes" in refused.json()["error"]) == (429, True)
-            calls.cancel()
+        assert 1_800_000 < here.account.held_bytes < 1_900_000
+        here.account.take(500_000)
+        refused = await here.client.post("/infer/m", content=packed, headers=headers)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert "max_waiting_bytes" in refused.json()["error"]["message"]
+        here.account.give(500_000)
+        for _ in range(2):
+            executor.answer_next(lambda batch: [b"done"] * len(batch))
+        assert [each.status_code for each in await asyncio.gather(first, second)] == [200, 200]
 
-    asyncio.run(main())
+
+async def test_tensors_are_charged_as_the_arrays_that_they_become() -> None:
+    executor = Telling(workers=1)
+    async with Here(Double, executor, max_waiting_bytes=100_000) as here:
+        tensor = {"name": "x", "datatype": "FP64", "shape": [10, 500], "data": [0] * 5000}
+        document = {"inputs": [tensor]}
+        calls = asyncio.ensure_future(here.client.post("/v2/models/m/infer", json=document))
+        await executor.next_begun()
+        assert here.account.held_bytes > 40_000 + 10_000
+        refused = await here.client.post("/v2/models/m/infer", json=document)
+        assert (refused.status_code, "max_waiting_bytes" in refused.json()["error"]) == (429, True)
+        calls.cancel()
 
 
-def test_an_answer_that_could_not_wait_is_refused() -> None:
-    async def main() -> None:
-        executor = FakeExecutor(lambda batch: ["x" * 50_000 for _ in batch])
-        async with Here(Echo, executor, max_waiting_bytes=40_000) as here:
-            answer = await here.client.post("/infer/m", json=1)
-            assert answer.status_code == 413
-            assert "max_waiting_bytes" in answer.json()["error"]["message"]
-
-    asyncio.run(main())
+async def test_an_answer_that_could_not_wait_is_refused() -> None:
+    executor = FakeExecutor(lambda batch: ["x" * 50_000 for _ in batch])
+    async with Here(Echo, executor, max_waiting_bytes=40_000) as here:
+        answer = await here.client.post("/infer/m", json=1)
+        assert answer.status_code == 413
+        assert "max_waiting_bytes" in answer.json()["error"]["message"]
 
 
 async def crumbs(count: int) -> Any:
@@ -143,25 +134,22 @@ async def crumbs(count: int) -> Any:
     return receive
 
 
-def test_a_body_in_crumbs_arrives_whole_and_is_charged_as_it_comes() -> None:
-    async def main() -> None:
-        account = Account(HttpSettings(max_waiting_bytes=2000))
+async def test_a_body_in_crumbs_arrives_whole_and_is_charged_as_it_comes() -> None:
+    account = Account(HttpSettings(max_waiting_bytes=2000))
 
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            body = Body(receive)
-            if scope["path"] == "/short":
-                assert await body.read(10_000, 10.0) == b"x" * 1500
-                assert account.held_bytes == 1500
-                return
-            with pytest.raises(Overloaded):
-                await body.read(10_000, 10.0)
-            assert account.held_bytes == 2000
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body = Body(receive)
+        if scope["path"] == "/short":
+            assert await body.read(10_000, 10.0) == b"x" * 1500
+            assert account.held_bytes == 1500
+            return
+        with pytest.raises(Overloaded):
+            await body.read(10_000, 10.0)
+        assert account.held_bytes == 2000
 
-        await Counted(app, account)({"type": "http", "path": "/short"}, await crumbs(1500), nowhere)
-        await Counted(app, account)({"type": "http", "path": "/long"}, await crumbs(2500), nowhere)
-        assert account.held_bytes == 0
-
-    asyncio.run(main())
+    await Counted(app, account)({"type": "http", "path": "/short"}, await crumbs(1500), nowhere)
+    await Counted(app, account)({"type": "http", "path": "/long"}, await crumbs(2500), nowhere)
+    assert account.held_bytes == 0
 
 
 async def nowhere(message: Any) -> None:
@@ -236,73 +224,58 @@ async def unpacked_by(account: Account, plain: bytes, within: float = 10.0, max_
         return await unpacked(gzip.compress(plain), "gzip", max_size, within)
 
 
-def test_long_bodies_are_decompressed_a_few_at_a_time() -> None:
-    async def main() -> None:
-        account = Account(HttpSettings(max_waiting_bytes=10 * LONG_BODY))
-        assert await asyncio.gather(*[unpacked_by(account, LONG) for _ in range(20)]) == [LONG] * 20
-        for _ in range(2):
-            await account.unpacking.acquire()
-        with pytest.raises(DeadlineExceeded, match=r"could not be decompressed within 0\.01 s"):
-            await unpacked_by(account, LONG, 0.01)
-        for _ in range(2):
-            account.unpacking.release()
-        account.take(7 * LONG_BODY)
-        with pytest.raises(Overloaded):
-            await unpacked_by(account, LONG)
-        assert account.held_bytes == 7 * LONG_BODY
-
-    asyncio.run(main())
+async def test_long_bodies_are_decompressed_a_few_at_a_time() -> None:
+    account = Account(HttpSettings(max_waiting_bytes=10 * LONG_BODY))
+    assert await asyncio.gather(*[unpacked_by(account, LONG) for _ in range(20)]) == [LONG] * 20
+    for _ in range(2):
+        await account.unpacking.acquire()
+    with pytest.raises(DeadlineExceeded, match=r"could not be decompressed within 0\.01 s"):
+        await unpacked_by(account, LONG, 0.01)
+    for _ in range(2):
+        account.unpacking.release()
+    account.take(7 * LONG_BODY)
+    with pytest.raises(Overloaded):
+        await unpacked_by(account, LONG)
+    assert account.held_bytes == 7 * LONG_BODY
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_short_bodies_wait_for_nobody_who_decompresses(coding: str) -> None:
-    async def main() -> None:
-        account = Account(HttpSettings())
-        for _ in range(2):  # two bodies that become large are decompressed
-            await account.unpacking.acquire()
-        with account.claim() as claim:
-            CLAIM.set(claim)
-            assert await unpacked(compress(b"short", coding), coding, 400, 0.01) == b"short"
-            assert account.held_bytes == 5
-            with pytest.raises(InvalidRequest):
-                await unpacked(b"junk", coding, 400, 0.01)
-
-    asyncio.run(main())
+async def test_short_bodies_wait_for_nobody_who_decompresses(coding: str) -> None:
+    account = Account(HttpSettings())
+    for _ in range(2):  # two bodies that become large are decompressed
+        await account.unpacking.acquire()
+    with account.claim() as claim:
+        CLAIM.set(claim)
+        assert await unpacked(compress(b"short", coding), coding, 400, 0.01) == b"short"
+        assert account.held_bytes == 5
+        with pytest.raises(InvalidRequest):
+            await unpacked(b"junk", coding, 400, 0.01)
 
 
-def test_a_body_above_the_limit_is_refused_however_short_the_limit() -> None:
-    async def main() -> None:
-        with pytest.raises(TooLarge, match="at most 400 bytes"):
-            await unpacked_by(Account(HttpSettings()), b"x" * 401, max_size=400)
-
-    asyncio.run(main())
+async def test_a_body_above_the_limit_is_refused_however_short_the_limit() -> None:
+    with pytest.raises(TooLarge, match="at most 400 bytes"):
+        await unpacked_by(Account(HttpSettings()), b"x" * 401, max_size=400)
 
 
-def test_what_is_not_decompressed_is_not_charged() -> None:
-    async def main() -> None:
-        account = Account(HttpSettings(max_waiting_bytes=1000))
-        with account.claim() as claim:
-            CLAIM.set(claim)
-            with pytest.raises(InvalidRequest):
-                await unpacked(b"junk", "gzip", 500, 10.0)
-            assert account.held_bytes == 0
-
-    asyncio.run(main())
+async def test_what_is_not_decompressed_is_not_charged() -> None:
+    account = Account(HttpSettings(max_waiting_bytes=1000))
+    with account.claim() as claim:
+        CLAIM.set(claim)
+        with pytest.raises(InvalidRequest):
+            await unpacked(b"junk", "gzip", 500, 10.0)
+        assert account.held_bytes == 0
 
 
-def test_a_claim_ends_with_its_request_whatever_happens() -> None:
-    async def main() -> None:
-        account = Account(HttpSettings())
+async def test_a_claim_ends_with_its_request_whatever_happens() -> None:
+    account = Account(HttpSettings())
 
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            claim = CLAIM.get()
-            assert claim is not None
-            claim.take(100)
-            raise RuntimeError("it fails")
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        claim = CLAIM.get()
+        assert claim is not None
+        claim.take(100)
+        raise RuntimeError("it fails")
 
-        unused: Any = None
-        with pytest.raises(RuntimeError, match="it fails"):
-            await Counted(app, account)({"type": "http"}, unused, unused)
-        assert (account.held_bytes, CLAIM.get()) == (0, None)
-
-    asyncio.run(main())
+    unused: Any = None
+    with pytest.raises(RuntimeError, match="it fails"):
+        await Counted(app, account)({"type": "http"}, unused, unused)
+    assert (account.held_bytes, CLAIM.get()) == (0, None)

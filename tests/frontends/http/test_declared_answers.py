@@ -1,6 +1,5 @@
 """An answer is written as its declared type says, in every format and on every way out, and so is it described."""
 
-import asyncio
 import dataclasses
 import datetime
 import json
@@ -203,9 +202,6 @@ def test_the_description_has_the_names_that_are_written(serve: Serve, case: str)
     assert all(f'"{name}"' in text for name in names(as_json))
 
 
-def test_a_caller_in_the_program_gets_the_object() -> None:
-    async def main() -> None:
-        async with Service(model_of("a subclass"), executor="inline") as service:
-            assert isinstance(await service.infer(1), Public)
-
-    asyncio.run(main())
+async def test_a_caller_in_the_program_gets_the_object() -> None:
+    async with Service(model_of("a subclass"), executor="inline") as service:
+        assert isinstance(await service.infer(1), Public)

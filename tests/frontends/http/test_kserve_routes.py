@@ -119,22 +119,18 @@ def test_readiness_says_that_the_server_drains(serve: Serve) -> None:
         assert answer.status_code == 503 and list(answer.json()) == ["error"] and "retry-after" in answer.headers
 
 
-def test_readiness_says_that_a_model_loads() -> None:
+async def test_readiness_says_that_a_model_loads() -> None:
     """Before its start a service is as it is while it loads."""
-
-    async def main() -> None:
-        registry = Registry([vector()])
-        transport = httpx.ASGITransport(make_app(KserveContext(registry, HttpSettings())))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            assert (await client.get("/v2/health/live")).json() == {"live": True}
-            for path in ("/v2/health/ready", "/v2/models/vector/ready"):
-                answer = await client.get(path)
-                assert answer.status_code == 503 and "not ready" in answer.json()["error"]
-            answer = await client.post(INFER, json=BODY)
+    registry = Registry([vector()])
+    transport = httpx.ASGITransport(make_app(KserveContext(registry, HttpSettings())))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        assert (await client.get("/v2/health/live")).json() == {"live": True}
+        for path in ("/v2/health/ready", "/v2/models/vector/ready"):
+            answer = await client.get(path)
             assert answer.status_code == 503 and "not ready" in answer.json()["error"]
-            assert (await client.get("/v2/models/vector")).status_code == 200
-
-    asyncio.run(main())
+        answer = await client.post(INFER, json=BODY)
+        assert answer.status_code == 503 and "not ready" in answer.json()["error"]
+        assert (await client.get("/v2/models/vector")).status_code == 200
 
 
 def test_a_raw_body_is_the_one_input(serve: Serve) -> None:
@@ -223,29 +219,21 @@ def test_on_the_fast_lane_the_worker_reads_the_body_and_writes_the_answer() -> N
         assert json.loads(executor.payloads[0][0]) == BODY
 
 
-def test_a_head_too_large_is_refused_under_any_server() -> None:
-    async def main() -> None:
-        transport = httpx.ASGITransport(
-            make_app(KserveContext(Registry([vector()]), HttpSettings(max_header_size=1000)))
-        )
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            answer = await client.post(INFER, json=BODY, headers={"x-long": "x" * 2000})
-            assert (answer.status_code, list(answer.json())) == (431, ["error"])
-
-    asyncio.run(main())
+async def test_a_head_too_large_is_refused_under_any_server() -> None:
+    transport = httpx.ASGITransport(make_app(KserveContext(Registry([vector()]), HttpSettings(max_header_size=1000))))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        answer = await client.post(INFER, json=BODY, headers={"x-long": "x" * 2000})
+        assert (answer.status_code, list(answer.json())) == (431, ["error"])
 
 
-def test_without_a_manager_models_do_not_change_and_the_rest_is_there() -> None:
-    async def main() -> None:
-        transport = httpx.ASGITransport(make_app(KserveContext(Registry([vector()]), HttpSettings())))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            assert (await client.get("/v2/hardware")).json()["hardware"][0]["kind"] == "CPU"
-            assert (await client.post("/v2/hardware", json={"name": "cpu"})).status_code == 200
-            assert "model_repository" not in (await client.get("/v2")).json()["extensions"]
-            answer = await client.post("/v2/repository/index")
-            assert (answer.status_code, list(answer.json())) == (501, ["error"])
-
-    asyncio.run(main())
+async def test_without_a_manager_models_do_not_change_and_the_rest_is_there() -> None:
+    transport = httpx.ASGITransport(make_app(KserveContext(Registry([vector()]), HttpSettings())))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        assert (await client.get("/v2/hardware")).json()["hardware"][0]["kind"] == "CPU"
+        assert (await client.post("/v2/hardware", json={"name": "cpu"})).status_code == 200
+        assert "model_repository" not in (await client.get("/v2")).json()["extensions"]
+        answer = await client.post("/v2/repository/index")
+        assert (answer.status_code, list(answer.json())) == (501, ["error"])
 
 
 @pytest.mark.parametrize(("path", "code"), [("//v2/models", 404), ("//v2", 404), ("/models/infer", 405)])
@@ -484,30 +472,26 @@ def test_from_elsewhere_it_is_forbidden(client: httpx.Client, path: str) -> None
     assert client.get("/v2/models/simple/ready").status_code == 200
 
 
-def test_large_requests_survive_a_reload(address: str, stock: triton.InferenceServerClient) -> None:
+async def test_large_requests_survive_a_reload(address: str, stock: triton.InferenceServerClient) -> None:
     """Their bodies are received for one service, and some come to its successor."""
+    x = np.ones((1, 40_000), np.float32)
+    tensor = triton.InferInput("x", list(x.shape), "FP32")
+    tensor.set_data_from_numpy(x)
+    async with triton_aio.InferenceServerClient(address, conn_limit=4) as client:
+        over = asyncio.Event()
 
-    async def main() -> None:
-        x = np.ones((1, 40_000), np.float32)
-        tensor = triton.InferInput("x", list(x.shape), "FP32")
-        tensor.set_data_from_numpy(x)
-        async with triton_aio.InferenceServerClient(address, conn_limit=4) as client:
-            over = asyncio.Event()
+        async def infer_again_and_again() -> int:
+            count = 0
+            while not over.is_set():
+                assert (await client.infer("vector", [tensor])).as_numpy("sum").tolist() == [40_000]
+                count += 1
+            return count
 
-            async def infer_again_and_again() -> int:
-                count = 0
-                while not over.is_set():
-                    assert (await client.infer("vector", [tensor])).as_numpy("sum").tolist() == [40_000]
-                    count += 1
-                return count
-
-            calls = [asyncio.create_task(infer_again_and_again()) for _ in range(3)]
-            for _ in range(2):
-                await client.load_model("vector")
-            over.set()
-            assert min(await asyncio.gather(*calls)) > 0
-
-    asyncio.run(main())
+        calls = [asyncio.create_task(infer_again_and_again()) for _ in range(3)]
+        for _ in range(2):
+            await client.load_model("vector")
+        over.set()
+        assert min(await asyncio.gather(*calls)) > 0
 
 
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)

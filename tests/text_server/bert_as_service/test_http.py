@@ -135,18 +135,15 @@ def test_the_description_refuses_what_the_server_refuses(body: Any, rule: str) -
     {"id": 1, "texts": ["one two three four five six seven"], "show_tokens": True}, {"texts": [[3, 4], ["a"], "b"], "model": None},
     {"texts": [["a", "b"]], "pairs": True}, {"id": {"a": 1}, "texts": [3]},
 ])  # fmt: skip
-def test_answers_are_as_described(body: Any) -> None:
-    async def main() -> None:
-        async with served(HashingEncoder()) as server:
-            answers = {"/encode": await server.client.post("/encode", json=body)}
-            for path in ("/status/server", "/status/client"):
-                answers[path] = await server.client.get(path)
-            answers["/terminate"] = await server.client.post("/terminate")
-        for path, answer in answers.items():
-            assert answer_faults(DESCRIBED, path, answer) == [], answer.text
-        assert bool(body_faults(DESCRIBED, "/encode", body)) == (answers["/encode"].status_code == 400)
-
-    asyncio.run(main())
+async def test_answers_are_as_described(body: Any) -> None:
+    async with served(HashingEncoder()) as server:
+        answers = {"/encode": await server.client.post("/encode", json=body)}
+        for path in ("/status/server", "/status/client"):
+            answers[path] = await server.client.get(path)
+        answers["/terminate"] = await server.client.post("/terminate")
+    for path, answer in answers.items():
+        assert answer_faults(DESCRIBED, path, answer) == [], answer.text
+    assert bool(body_faults(DESCRIBED, "/encode", body)) == (answers["/encode"].status_code == 400)
 
 
 @subcases(("sent", "status", "rule"), [

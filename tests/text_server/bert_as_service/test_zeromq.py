@@ -52,23 +52,20 @@ def test_those_who_leave_most_unread_go_without_and_not_the_others() -> None:
     assert strangers[0].unread == held[0]
 
 
-def test_of_those_who_come_at_once_a_few_go_on_in_each_turn() -> None:
-    async def main() -> None:
-        went, turns, ends = list[int](), list[int](), list[int]()
-        paced = Paced(lambda: ends.append(len(went)))
+async def test_of_those_who_come_at_once_a_few_go_on_in_each_turn() -> None:
+    went, turns, ends = list[int](), list[int](), list[int]()
+    paced = Paced(lambda: ends.append(len(went)))
 
-        async def go(number: int) -> None:
-            await paced.turn()
-            went.append(number)
+    async def go(number: int) -> None:
+        await paced.turn()
+        went.append(number)
 
-        tasks = [asyncio.create_task(go(number)) for number in range(100)]
-        while len(went) < 99:  # one leaves
-            await asyncio.sleep(0)
-            turns.append(len(went))
-            if turns == [0]:
-                tasks[50].cancel()
-        assert went == [number for number in range(100) if number != 50]
-        assert max(after - before for before, after in pairwise(turns)) == CANCELLED_PER_TURN
-        assert len(ends) == 1
-
-    asyncio.run(main())
+    tasks = [asyncio.create_task(go(number)) for number in range(100)]
+    while len(went) < 99:  # one leaves
+        await asyncio.sleep(0)
+        turns.append(len(went))
+        if turns == [0]:
+            tasks[50].cancel()
+    assert went == [number for number in range(100) if number != 50]
+    assert max(after - before for before, after in pairwise(turns)) == CANCELLED_PER_TURN
+    assert len(ends) == 1

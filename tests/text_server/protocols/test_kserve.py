@@ -420,7 +420,7 @@ def test_who_leaves_takes_his_texts_along(server: EmbeddingServer) -> None:
         assert http.post("/infer/small", json="it").status_code == 200
 
 
-def test_of_many_wishes_only_some_are_under_way() -> None:
+async def test_of_many_wishes_only_some_are_under_way() -> None:
     # 40,000 texts with a prompt each were as many requests for vectors, begun in one turn of the loop.
     class Waiting:
         """An encoder that answers when it is let."""
@@ -439,23 +439,20 @@ def test_of_many_wishes_only_some_are_under_way() -> None:
             self.ended += 1
             return Encoded(np.full((1, 2), float(texts[0]), np.float32), [1], [False])
 
-    async def main() -> None:
-        class Model(weir.Model):
-            """Never asked."""
+    class Model(weir.Model):
+        """Never asked."""
 
-            def predict(self, batch: list[Any]) -> list[Any]:
-                return batch
+        def predict(self, batch: list[Any]) -> list[Any]:
+            return batch
 
-        ask = RequestHead(weir.Service(Model, executor="inline"), True)
-        encoder: Any = Waiting()
-        exchange = TextExchange(EmbeddingContext({}, HttpSettings(), 1000, TextCounts()), "http", encoder, client="one")
-        items: list[Any] = [Item(str(place), TextOptions(prompt=f"{place}: ")) for place in range(1000)]
-        ends: list[Any] = await ItemGroups(exchange, ask, items).results(None)
-        assert [end.numbers[0] for end in ends] == list(range(1000))
-        assert (encoder.ended, encoder.most) == (1000, 64)
-        assert 0 < min(encoder.timeouts) <= max(encoder.timeouts) <= ask.timeout
-        ask.timeout = 0.0
-        late: list[Any] = await ItemGroups(exchange, ask, items[:2]).results(None)
-        assert [type(end).__name__ for end in late] == ["DeadlineExceeded"] * 2
-
-    asyncio.run(main())
+    ask = RequestHead(weir.Service(Model, executor="inline"), True)
+    encoder: Any = Waiting()
+    exchange = TextExchange(EmbeddingContext({}, HttpSettings(), 1000, TextCounts()), "http", encoder, client="one")
+    items: list[Any] = [Item(str(place), TextOptions(prompt=f"{place}: ")) for place in range(1000)]
+    ends: list[Any] = await ItemGroups(exchange, ask, items).results(None)
+    assert [end.numbers[0] for end in ends] == list(range(1000))
+    assert (encoder.ended, encoder.most) == (1000, 64)
+    assert 0 < min(encoder.timeouts) <= max(encoder.timeouts) <= ask.timeout
+    ask.timeout = 0.0
+    late: list[Any] = await ItemGroups(exchange, ask, items[:2]).results(None)
+    assert [type(end).__name__ for end in late] == ["DeadlineExceeded"] * 2

@@ -56,20 +56,17 @@ class Ends:
                 await self.heard.wait()
 
 
-def test_a_closed_channel_keeps_no_buffer() -> None:
-    async def main() -> None:
-        tracemalloc.start()
-        try:
-            kept = [Ends() for _ in range(8)]
-            held, _ = tracemalloc.get_traced_memory()
-            for each in kept:
-                each.channel.close()
-                each.other.close()
-            assert tracemalloc.get_traced_memory()[0] < held - 7 * RECEIVE_BYTES
-        finally:
-            tracemalloc.stop()
-
-    asyncio.run(main())
+async def test_a_closed_channel_keeps_no_buffer() -> None:
+    tracemalloc.start()
+    try:
+        kept = [Ends() for _ in range(8)]
+        held, _ = tracemalloc.get_traced_memory()
+        for each in kept:
+            each.channel.close()
+            each.other.close()
+        assert tracemalloc.get_traced_memory()[0] < held - 7 * RECEIVE_BYTES
+    finally:
+        tracemalloc.stop()
 
 
 @asynccontextmanager
@@ -131,28 +128,22 @@ def test_the_end_is_reported_once_and_sending_then_is_harmless(run: Callable[[An
     run(main())
 
 
-def test_what_is_no_frame_is_the_end() -> None:
-    async def main() -> None:
-        async with ends() as pair:
-            pair.other.send(b"\xff" * 100)
-            await pair.wait(lambda: bool(pair.reasons))
-            assert pair.reasons[0].startswith("it sent a frame of 4294967295 bytes")
-
-    asyncio.run(main())
+async def test_what_is_no_frame_is_the_end() -> None:
+    async with ends() as pair:
+        pair.other.send(b"\xff" * 100)
+        await pair.wait(lambda: bool(pair.reasons))
+        assert pair.reasons[0].startswith("it sent a frame of 4294967295 bytes")
 
 
-def test_the_rest_is_read_without_the_loop_and_nothing_after_closing() -> None:
-    async def main() -> None:
-        async with ends() as pair:
-            pair.other.send(encode_control(Ready()) * 3)
-            pair.channel.receive_rest()
-            assert len(pair.frames) == 3
-            pair.close_after = 4
-            pair.other.send(encode_control(Ready()) * 3)
-            pair.channel.receive_rest()
-            assert len(pair.frames) == 4
-
-    asyncio.run(main())
+async def test_the_rest_is_read_without_the_loop_and_nothing_after_closing() -> None:
+    async with ends() as pair:
+        pair.other.send(encode_control(Ready()) * 3)
+        pair.channel.receive_rest()
+        assert len(pair.frames) == 3
+        pair.close_after = 4
+        pair.other.send(encode_control(Ready()) * 3)
+        pair.channel.receive_rest()
+        assert len(pair.frames) == 4
 
 
 @pytest.mark.parametrize("spin", [0.0, 0.001])

@@ -155,16 +155,13 @@ def test_streams_run_at_once_and_do_not_mix() -> None:
     assert running(act, Words) == [["a", "b", "c"], ["d", "e", "f"]]
 
 
-def test_at_the_end_it_finishes_the_batches_that_it_has() -> None:
-    async def main() -> None:
-        async with started(Meeting, worker_concurrency=N) as pool:
-            assert pool.heard.ready == [(0, N)]
-            batches = [pool.send("meet") for _ in range(N)]
-            stopping = asyncio.ensure_future(pool.pool.stop())
-            assert [(await pool.answer(batch))[0][0] for batch in batches] == ["meet"] * N
-            await stopping
-
-    asyncio.run(main())
+async def test_at_the_end_it_finishes_the_batches_that_it_has() -> None:
+    async with started(Meeting, worker_concurrency=N) as pool:
+        assert pool.heard.ready == [(0, N)]
+        batches = [pool.send("meet") for _ in range(N)]
+        stopping = asyncio.ensure_future(pool.pool.stop())
+        assert [(await pool.answer(batch))[0][0] for batch in batches] == ["meet"] * N
+        await stopping
 
 
 @pytest.mark.parametrize("more", [{"executor": "thread"}, {"executor": "inline"}, {"pipeline_depth": 2}])

@@ -1,6 +1,5 @@
 """A worker that loads gives way to those that serve."""
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -121,14 +120,11 @@ class Nice(Model):
         return [(self._loading, os.getpriority(os.PRIO_PROCESS, 0), os.getpid()) for _ in batch]
 
 
-def test_a_worker_serves_at_its_own_priority() -> None:
-    async def main() -> None:
-        own = os.getpriority(os.PRIO_PROCESS, 0)
-        async with Service(Nice, load_niceness=3) as service:
-            loading, serving, _ = await service.infer(0)
-        assert (loading - own, serving - own) == (3 if may_come_back() else 0, 0)
-
-    asyncio.run(main())
+async def test_a_worker_serves_at_its_own_priority() -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    async with Service(Nice, load_niceness=3) as service:
+        loading, serving, _ = await service.infer(0)
+    assert (loading - own, serving - own) == (3 if may_come_back() else 0, 0)
 
 
 def test_a_process_that_is_to_end_is_no_longer_idle_for_the_kernel() -> None:

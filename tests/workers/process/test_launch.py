@@ -128,99 +128,75 @@ def test_a_command_that_solves_computes_in_one_thread(tmp_path: Path) -> None:
     assert said.splitlines()[-1] == "1"
 
 
-def test_what_is_loaded_for_all_is_loaded_once_and_each_worker_has_it() -> None:
-    async def main() -> None:
-        async with started(Forked, workers=3, pipeline_depth=2) as pool:
-            told = [(await pool.ask("tell", worker=worker))[0] for worker in range(3)]
-            pids = [state.pid for state in pool.pool.states()]
-            assert [each["pid"] for each in told] == pids
-            assert [each["index"] for each in told] == [0, 1, 2]
-            assert {each["loaded_by"] for each in told} == {forked_from(told[0]["pid"])}
-            assert len({each["address"] for each in told}) == 1
-            assert all(each["own"] == each["pid"] for each in told)
-            assert [os.getpgid(pid) for pid in pids if pid] == pids
-
-    asyncio.run(main())
+async def test_what_is_loaded_for_all_is_loaded_once_and_each_worker_has_it() -> None:
+    async with started(Forked, workers=3, pipeline_depth=2) as pool:
+        told = [(await pool.ask("tell", worker=worker))[0] for worker in range(3)]
+        pids = [state.pid for state in pool.pool.states()]
+        assert [each["pid"] for each in told] == pids
+        assert [each["index"] for each in told] == [0, 1, 2]
+        assert {each["loaded_by"] for each in told} == {forked_from(told[0]["pid"])}
+        assert len({each["address"] for each in told}) == 1
+        assert all(each["own"] == each["pid"] for each in told)
+        assert [os.getpgid(pid) for pid in pids if pid] == pids
 
 
-def test_a_worker_that_dies_is_forked_again() -> None:
-    async def main() -> None:
-        async with started(Forked, workers=2) as pool:
-            before = (await pool.ask("tell"))[0]
-            os.kill(before["pid"], signal.SIGKILL)
-            await pool.heard.until(lambda: len(pool.heard.ready) == 3)
-            after = (await pool.ask("tell"))[0]
-            assert after["pid"] != before["pid"]
-            assert after["loaded_by"] == before["loaded_by"]
-            assert "signal 9" in pool.heard.lost[0][1]
-
-    asyncio.run(main())
+async def test_a_worker_that_dies_is_forked_again() -> None:
+    async with started(Forked, workers=2) as pool:
+        before = (await pool.ask("tell"))[0]
+        os.kill(before["pid"], signal.SIGKILL)
+        await pool.heard.until(lambda: len(pool.heard.ready) == 3)
+        after = (await pool.ask("tell"))[0]
+        assert after["pid"] != before["pid"]
+        assert after["loaded_by"] == before["loaded_by"]
+        assert "signal 9" in pool.heard.lost[0][1]
 
 
-def test_the_code_that_a_forked_worker_exits_with_is_reported() -> None:
-    async def main() -> None:
-        async with started(Forked, workers=2) as pool:
-            pool.send("exit")
-            await pool.heard.until(lambda: len(pool.heard.ready) == 3)
-            assert pool.heard.lost == [(0, "it exited with code 7")]
-
-    asyncio.run(main())
+async def test_the_code_that_a_forked_worker_exits_with_is_reported() -> None:
+    async with started(Forked, workers=2) as pool:
+        pool.send("exit")
+        await pool.heard.until(lambda: len(pool.heard.ready) == 3)
+        assert pool.heard.lost == [(0, "it exited with code 7")]
 
 
-def test_workers_end_with_what_they_are_forked_from_and_load_by_themselves_then() -> None:
-    async def main() -> None:
-        async with started(Forked, workers=2) as pool:
-            template = (await pool.ask("tell"))[0]["loaded_by"]
-            os.kill(template, signal.SIGKILL)
-            await pool.heard.until(lambda: len(pool.heard.ready) == 4)
-            told = [(await pool.ask("tell", worker=worker))[0] for worker in range(2)]
-            assert all(each["loaded_by"] == each["pid"] for each in told)
-
-    asyncio.run(main())
+async def test_workers_end_with_what_they_are_forked_from_and_load_by_themselves_then() -> None:
+    async with started(Forked, workers=2) as pool:
+        template = (await pool.ask("tell"))[0]["loaded_by"]
+        os.kill(template, signal.SIGKILL)
+        await pool.heard.until(lambda: len(pool.heard.ready) == 4)
+        told = [(await pool.ask("tell", worker=worker))[0] for worker in range(2)]
+        assert all(each["loaded_by"] == each["pid"] for each in told)
 
 
-def test_where_nothing_can_be_shared_each_worker_loads_by_itself() -> None:
-    async def main() -> None:
-        async with started(SharesNothing, workers=2) as pool:
-            told = [(await pool.ask("tell", worker=worker))[0] for worker in range(2)]
-            assert all(each["loaded_by"] == each["pid"] for each in told)
-
-    asyncio.run(main())
+async def test_where_nothing_can_be_shared_each_worker_loads_by_itself() -> None:
+    async with started(SharesNothing, workers=2) as pool:
+        told = [(await pool.ask("tell", worker=worker))[0] for worker in range(2)]
+        assert all(each["loaded_by"] == each["pid"] for each in told)
 
 
-def test_workers_of_different_environments_share_nothing() -> None:
-    async def main() -> None:
-        async with started(Forked, workers=2, env=[{"A": "1"}, {"A": "2"}]) as pool:
-            told = [(await pool.ask("tell", worker=worker))[0] for worker in range(2)]
-            assert all(each["loaded_by"] == each["pid"] for each in told)
-
-    asyncio.run(main())
+async def test_workers_of_different_environments_share_nothing() -> None:
+    async with started(Forked, workers=2, env=[{"A": "1"}, {"A": "2"}]) as pool:
+        told = [(await pool.ask("tell", worker=worker))[0] for worker in range(2)]
+        assert all(each["loaded_by"] == each["pid"] for each in told)
 
 
-def test_one_worker_needs_no_other_process_and_those_that_join_it_share() -> None:
-    async def main() -> None:
-        async with started(Forked) as pool:
-            for _ in range(2):
-                await pool.pool.add_worker()
-            told = [(await pool.ask("tell", worker=worker))[0] for worker in range(3)]
-            assert told[0]["loaded_by"] == told[0]["pid"]
-            assert told[1]["loaded_by"] == told[2]["loaded_by"] == forked_from(told[1]["pid"])
-
-    asyncio.run(main())
+async def test_one_worker_needs_no_other_process_and_those_that_join_it_share() -> None:
+    async with started(Forked) as pool:
+        for _ in range(2):
+            await pool.pool.add_worker()
+        told = [(await pool.ask("tell", worker=worker))[0] for worker in range(3)]
+        assert told[0]["loaded_by"] == told[0]["pid"]
+        assert told[1]["loaded_by"] == told[2]["loaded_by"] == forked_from(told[1]["pid"])
 
 
-def test_a_pool_that_is_given_up_while_it_loads_leaves_nothing(tmp_path: Path) -> None:
-    async def main() -> None:
-        os.mkfifo(tmp_path / "begun")
-        pool = make_pool(Forked, {"slow": str(tmp_path / "begun")}, workers=2)
-        starting = asyncio.ensure_future(pool.start(Recorder()))
-        assert await asyncio.to_thread((tmp_path / "begun").read_text) == "begun"
-        starting.cancel()
-        await asyncio.wait([starting])
-        assert starting.cancelled()
-        await pool.stop()
-
-    asyncio.run(main())
+async def test_a_pool_that_is_given_up_while_it_loads_leaves_nothing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "begun")
+    pool = make_pool(Forked, {"slow": str(tmp_path / "begun")}, workers=2)
+    starting = asyncio.ensure_future(pool.start(Recorder()))
+    assert await asyncio.to_thread((tmp_path / "begun").read_text) == "begun"
+    starting.cancel()
+    await asyncio.wait([starting])
+    assert starting.cancelled()
+    await pool.stop()
 
 
 @asynccontextmanager
@@ -239,88 +215,69 @@ def parents(*pools: Pool) -> list[int]:
     return [forked_from(state.pid) for pool in pools for state in pool.pool.states() if state.pid is not None]
 
 
-def test_workers_of_different_models_are_forked_from_one_template() -> None:
-    async def main() -> None:
-        templates = Templates()
-        async with forked(templates, Forked) as first, forked(templates, Reports) as second:
-            (template, other) = parents(first, second)
-            assert template == other != os.getpid()
-            assert (await first.ask("tell"))[0]["loaded_by"] == first.pool.states()[0].pid
-            name, pid, loaded_in = (await second.ask(1))[0]
-            assert (name, pid, loaded_in) == ("Reports", second.pool.states()[0].pid, pid)
-            assert os.getpgid(pid) == pid
-            second.send("exit")
-            await second.again()
-            assert second.heard.lost == [(0, "it exited with code 3")]
-            assert parents(second) == [template]
-        await templates.close()
-
-    asyncio.run(main())
+async def test_workers_of_different_models_are_forked_from_one_template() -> None:
+    templates = Templates()
+    async with forked(templates, Forked) as first, forked(templates, Reports) as second:
+        (template, other) = parents(first, second)
+        assert template == other != os.getpid()
+        assert (await first.ask("tell"))[0]["loaded_by"] == first.pool.states()[0].pid
+        name, pid, loaded_in = (await second.ask(1))[0]
+        assert (name, pid, loaded_in) == ("Reports", second.pool.states()[0].pid, pid)
+        assert os.getpgid(pid) == pid
+        second.send("exit")
+        await second.again()
+        assert second.heard.lost == [(0, "it exited with code 3")]
+        assert parents(second) == [template]
+    await templates.close()
 
 
-def test_a_template_that_dies_is_replaced_and_so_are_its_workers() -> None:
-    async def main() -> None:
-        templates = Templates()
-        async with forked(templates, Reports) as pool:
-            (template,) = parents(pool)
-            os.kill(template, signal.SIGKILL)
-            await pool.again()
-            assert parents(pool) == [os.getpid()]
-            async with forked(templates, Reports) as later:
-                assert (await later.ask(1))[0][0] == "Reports"
-                assert template not in parents(later)
-                assert os.getpid() not in parents(later)
-        await templates.close()
-
-    asyncio.run(main())
+async def test_a_template_that_dies_is_replaced_and_so_are_its_workers() -> None:
+    templates = Templates()
+    async with forked(templates, Reports) as pool:
+        (template,) = parents(pool)
+        os.kill(template, signal.SIGKILL)
+        await pool.again()
+        assert parents(pool) == [os.getpid()]
+        async with forked(templates, Reports) as later:
+            assert (await later.ask(1))[0][0] == "Reports"
+            assert template not in parents(later)
+            assert os.getpid() not in parents(later)
+    await templates.close()
 
 
-def test_a_worker_with_variables_of_its_own_is_a_program() -> None:
-    async def main() -> None:
-        templates = Templates()
-        async with forked(templates, Reports, env=[{"A": "1"}]) as own, forked(templates, Reports, threads=1) as one:
-            assert parents(own) == [os.getpid()]
-            async with forked(templates, Reports, threads=2) as two:
-                assert len({os.getpid(), *parents(one, two)}) == 3
-        await templates.close()
-
-    asyncio.run(main())
+async def test_a_worker_with_variables_of_its_own_is_a_program() -> None:
+    templates = Templates()
+    async with forked(templates, Reports, env=[{"A": "1"}]) as own, forked(templates, Reports, threads=1) as one:
+        assert parents(own) == [os.getpid()]
+        async with forked(templates, Reports, threads=2) as two:
+            assert len({os.getpid(), *parents(one, two)}) == 3
+    await templates.close()
 
 
-def test_forked_workers_draw_different_numbers_and_end_as_programs_do(tmp_path: Path) -> None:
-    async def main() -> None:
-        templates = Templates(["no_such_module", "numpy.random"])
-        async with forked(templates, Draws) as first, forked(templates, Draws) as second:
-            drawn = [(await pool.ask(str(tmp_path / str(number))))[0] for number, pool in enumerate((first, second))]
-            assert drawn[0] != drawn[1]
-        assert [(tmp_path / str(number)).read_text() for number in range(2)] == ["ended", "ended"]
-        await templates.close()
-
-    asyncio.run(main())
+async def test_forked_workers_draw_different_numbers_and_end_as_programs_do(tmp_path: Path) -> None:
+    templates = Templates(["no_such_module", "numpy.random"])
+    async with forked(templates, Draws) as first, forked(templates, Draws) as second:
+        drawn = [(await pool.ask(str(tmp_path / str(number))))[0] for number, pool in enumerate((first, second))]
+        assert drawn[0] != drawn[1]
+    assert [(tmp_path / str(number)).read_text() for number in range(2)] == ["ended", "ended"]
+    await templates.close()
 
 
-def test_where_no_template_starts_workers_are_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_no_template_starts_workers_are_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*_: Any) -> bool:
         raise OSError(errno.EAGAIN, "no process")
 
-    async def main() -> None:
-        monkeypatch.setattr(Template, "start", refuse)
-        templates = Templates()
-        async with forked(templates, Reports) as pool:
-            assert parents(pool) == [os.getpid()]
-        await templates.close()
-
-    asyncio.run(main())
+    monkeypatch.setattr(Template, "start", refuse)
+    templates = Templates()
+    async with forked(templates, Reports) as pool:
+        assert parents(pool) == [os.getpid()]
+    await templates.close()
 
 
-def test_a_cpu_and_a_priority_are_the_workers_own() -> None:
+async def test_a_cpu_and_a_priority_are_the_workers_own() -> None:
     cpu = min(os.sched_getaffinity(0))
-
-    async def main() -> None:
-        async with started(Forked, workers=2, cpu_affinity=[[cpu]], load_niceness=5) as pool:
-            assert (await pool.ask("tell"))[0]["cpus"] == [cpu]
-
-    asyncio.run(main())
+    async with started(Forked, workers=2, cpu_affinity=[[cpu]], load_niceness=5) as pool:
+        assert (await pool.ask("tell"))[0]["cpus"] == [cpu]
 
 
 def test_an_executor_without_processes_loads_it_in_each_worker() -> None:
@@ -342,28 +299,25 @@ async def answer(ask: Callable[..., None], *arguments: Any) -> Any:
     return await answered
 
 
-def test_a_fork_that_the_system_refuses_leaves_the_others_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fork_that_the_system_refuses_leaves_the_others_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> int:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    async def main() -> None:
-        ours, theirs = socket.socketpair()
-        monkeypatch.setattr("os.fork", refuse)
-        obeying = threading.Thread(target=obey, args=(theirs, never))
-        obeying.start()
-        template = Template()
-        template.attach(ours)
-        for _ in range(2):  # it goes on
-            refusal = await answer(template.fork, {}, [])
-            assert isinstance(refusal, BlockingIOError)
-            assert "Resource temporarily unavailable" in str(refusal)
-        template.close()
-        assert await answer(template.fork, {}, []) is None
-        assert await answer(template.reap, 1) == -signal.SIGKILL
-        obeying.join()
-        theirs.close()
-
-    asyncio.run(main())
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr("os.fork", refuse)
+    obeying = threading.Thread(target=obey, args=(theirs, never))
+    obeying.start()
+    template = Template()
+    template.attach(ours)
+    for _ in range(2):  # it goes on
+        refusal = await answer(template.fork, {}, [])
+        assert isinstance(refusal, BlockingIOError)
+        assert "Resource temporarily unavailable" in str(refusal)
+    template.close()
+    assert await answer(template.fork, {}, []) is None
+    assert await answer(template.reap, 1) == -signal.SIGKILL
+    obeying.join()
+    theirs.close()
 
 
 async def hang(pool: Pool) -> int:
@@ -394,28 +348,21 @@ def test_a_template_that_hangs_holds_up_nobody_else(
     run(main())
 
 
-def test_a_template_that_goes_on_hanging_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with started(Forked, workers=2) as pool:
-            # Not before: a busy machine takes longer to fork the first.
-            monkeypatch.setattr("weir.workers.process.launch.PATIENCE", 0.05)
-            monkeypatch.setattr("weir.workers.process.supervision.END_GRACE", 0.01)
-            await hang(pool)
-            await pool.heard.until(lambda: len(pool.heard.ready) == 4)
-            told = [(await pool.ask("tell", worker=worker))[0] for worker in range(2)]
-            assert all(each["loaded_by"] == each["pid"] for each in told)
-
-    asyncio.run(main())
+async def test_a_template_that_goes_on_hanging_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with started(Forked, workers=2) as pool:
+        # Not before: a busy machine takes longer to fork the first.
+        monkeypatch.setattr("weir.workers.process.launch.PATIENCE", 0.05)
+        monkeypatch.setattr("weir.workers.process.supervision.END_GRACE", 0.01)
+        await hang(pool)
+        await pool.heard.until(lambda: len(pool.heard.ready) == 4)
+        told = [(await pool.ask("tell", worker=worker))[0] for worker in range(2)]
+        assert all(each["loaded_by"] == each["pid"] for each in told)
 
 
-def test_a_pool_stops_while_its_template_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pool_stops_while_its_template_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weir.workers.process.supervision.END_GRACE", 0.01)
-
-    async def main() -> None:
-        async with started(Forked, workers=3) as pool:
-            await hang(pool)
-
-    asyncio.run(main())
+    async with started(Forked, workers=3) as pool:
+        await hang(pool)
 
 
 SLEEP = ["sleep", "1000"]
@@ -451,18 +398,15 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> SlowStarts:
     return SlowStarts(monkeypatch)
 
 
-def test_the_loop_goes_on_while_a_process_is_started(slow: SlowStarts) -> None:
-    async def main() -> None:
-        pool = make_pool(Square)
-        starting = asyncio.create_task(pool.start(Recorder()))
-        await asyncio.to_thread(slow.entered.acquire)
-        assert pool.pids() == []
-        slow.go_on.set()
-        await starting
-        assert pool.pids() == [slow.started[0].pid]
-        await pool.stop()
-
-    asyncio.run(main())
+async def test_the_loop_goes_on_while_a_process_is_started(slow: SlowStarts) -> None:
+    pool = make_pool(Square)
+    starting = asyncio.create_task(pool.start(Recorder()))
+    await asyncio.to_thread(slow.entered.acquire)
+    assert pool.pids() == []
+    slow.go_on.set()
+    await starting
+    assert pool.pids() == [slow.started[0].pid]
+    await pool.stop()
 
 
 @pytest.mark.parametrize(("model", "workers"), [(Square, 1), (Forked, 2)])

@@ -59,79 +59,61 @@ class Sharing(Model):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_batch_is_for_the_workers_that_have_none(depth: int, tmp_path: Path) -> None:
+async def test_a_batch_is_for_the_workers_that_have_none(depth: int, tmp_path: Path) -> None:
     (there := tmp_path / "there").touch()
     later = tmp_path / "later"
-
-    async def main() -> None:
-        async with started(Sharing, workers=4, pipeline_depth=depth) as pool:
-            assert await pool.ask(str(there)) == [4]
-            batches = [pool.send(str(later), worker=worker) for worker in (2, 0, 1, 3)]
-            later.touch()
-            assert [await pool.answer(batch) for batch in batches] == [[4], [2], [1], [1]]
-            assert await pool.ask(str(there), worker=3) == [4]
-            for others, share in ((1, 2), (2, 1), (60, 1)):
-                assert await pool.answer(pool.send(str(there), others=others)) == [share]
-            await pool.pool.remove_worker(3)
-            assert await pool.ask(str(there)) == [3]
-
-    asyncio.run(main())
+    async with started(Sharing, workers=4, pipeline_depth=depth) as pool:
+        assert await pool.ask(str(there)) == [4]
+        batches = [pool.send(str(later), worker=worker) for worker in (2, 0, 1, 3)]
+        later.touch()
+        assert [await pool.answer(batch) for batch in batches] == [[4], [2], [1], [1]]
+        assert await pool.ask(str(there), worker=3) == [4]
+        for others, share in ((1, 2), (2, 1), (60, 1)):
+            assert await pool.answer(pool.send(str(there), others=others)) == [share]
+        await pool.pool.remove_worker(3)
+        assert await pool.ask(str(there)) == [3]
 
 
-def test_bulk_work_takes_no_share_and_leaves_all_to_others(tmp_path: Path) -> None:
+async def test_bulk_work_takes_no_share_and_leaves_all_to_others(tmp_path: Path) -> None:
     (there := tmp_path / "there").touch()
     later = tmp_path / "later"
-
-    async def main() -> None:
-        async with started(Sharing, workers=2, bulk_workers=1) as pool:
-            pool.pool.start_bulk_workers()
-            await pool.again(3)
-            bulk = pool.send(str(later), worker=2)
-            assert await pool.ask(str(there)) == [2]
-            later.touch()
-            assert await pool.answer(bulk) == [1]
-
-    asyncio.run(main())
+    async with started(Sharing, workers=2, bulk_workers=1) as pool:
+        pool.pool.start_bulk_workers()
+        await pool.again(3)
+        bulk = pool.send(str(later), worker=2)
+        assert await pool.ask(str(there)) == [2]
+        later.touch()
+        assert await pool.answer(bulk) == [1]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_worker_may_poll_before_it_sleeps(depth: int) -> None:
-    async def main() -> None:
-        async with started(Square, spin=0.001, pipeline_depth=depth) as pool:
-            for number in range(20):
-                assert await pool.ask(number) == [number * number]
-
-    asyncio.run(main())
+async def test_a_worker_may_poll_before_it_sleeps(depth: int) -> None:
+    async with started(Square, spin=0.001, pipeline_depth=depth) as pool:
+        for number in range(20):
+            assert await pool.ask(number) == [number * number]
 
 
-def test_each_worker_is_a_process_of_its_own_and_knows_its_index() -> None:
-    async def main() -> None:
-        async with started(Obedient, workers=2) as pool:
-            pids = [state.pid for state in pool.pool.states()]
-            assert await pool.ask("pid", "index", worker=0) == [pids[0], 0]
-            assert await pool.ask("pid", "index", worker=1) == [pids[1], 1]
-            assert len({os.getpid(), *pids}) == 3
-
-    asyncio.run(main())
+async def test_each_worker_is_a_process_of_its_own_and_knows_its_index() -> None:
+    async with started(Obedient, workers=2) as pool:
+        pids = [state.pid for state in pool.pool.states()]
+        assert await pool.ask("pid", "index", worker=0) == [pids[0], 0]
+        assert await pool.ask("pid", "index", worker=1) == [pids[1], 1]
+        assert len({os.getpid(), *pids}) == 3
 
 
-def test_a_model_may_be_named_instead_of_given(tmp_path: Path) -> None:
+async def test_a_model_may_be_named_instead_of_given(tmp_path: Path) -> None:
     file = tmp_path / "twice.py"
     file.write_text(
         "import weir\nclass Twice(weir.Model):\n    def predict(self, batch): return [2 * x for x in batch]\n"
     )
-
-    async def main() -> None:
-        async with started("tests.workers.models:Square") as pool:
-            assert await pool.ask(3) == [9]
-        async with started(f"{file}:Twice") as pool:
-            assert await pool.ask(3) == [6]
-        with pytest.raises(SettingsError, match="no such class"):
-            await make_pool("tests.workers.models:Cube").start(Recorder())
-        with pytest.raises(ModelError, match="ModuleNotFoundError"):
-            await make_pool("tests.workers.nowhere:Cube").start(Recorder())
-
-    asyncio.run(main())
+    async with started("tests.workers.models:Square") as pool:
+        assert await pool.ask(3) == [9]
+    async with started(f"{file}:Twice") as pool:
+        assert await pool.ask(3) == [6]
+    with pytest.raises(SettingsError, match="no such class"):
+        await make_pool("tests.workers.models:Cube").start(Recorder())
+    with pytest.raises(ModelError, match="ModuleNotFoundError"):
+        await make_pool("tests.workers.nowhere:Cube").start(Recorder())
 
 
 @pytest.mark.parametrize(
@@ -159,26 +141,23 @@ def test_one_worker_that_fails_ends_the_start_of_all() -> None:
     assert (heard.ready, heard.lost) == ([], [])
 
 
-def test_a_worker_that_ends_while_others_still_load_ends_the_start(tmp_path: Path) -> None:
-    async def main() -> None:
-        os.mkfifo(tmp_path / "go")
-        pool, heard = make_pool(SecondWaits, {"fifo": str(tmp_path / "go")}, workers=2), Recorder()
-        starting = asyncio.ensure_future(pool.start(heard))
-        async with asyncio.timeout(200):
-            while not pool.states() or pool.states()[0].state != "ready":  # noqa: ASYNC110  (there is no event to wait for)
-                await asyncio.sleep(0.001)
-            pid = pool.states()[0].pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            while pool.states()[0].state != "failed":  # noqa: ASYNC110  (the same)
-                await asyncio.sleep(0.001)
-        await asyncio.to_thread((tmp_path / "go").write_text, "now")
-        with pytest.raises(ModelError, match="signal 9"):
-            await starting
-        assert heard.ready == []
-        await pool.stop()
-
-    asyncio.run(main())
+async def test_a_worker_that_ends_while_others_still_load_ends_the_start(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    pool, heard = make_pool(SecondWaits, {"fifo": str(tmp_path / "go")}, workers=2), Recorder()
+    starting = asyncio.ensure_future(pool.start(heard))
+    async with asyncio.timeout(200):
+        while not pool.states() or pool.states()[0].state != "ready":  # noqa: ASYNC110  (there is no event to wait for)
+            await asyncio.sleep(0.001)
+        pid = pool.states()[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        while pool.states()[0].state != "failed":  # noqa: ASYNC110  (the same)
+            await asyncio.sleep(0.001)
+    await asyncio.to_thread((tmp_path / "go").write_text, "now")
+    with pytest.raises(ModelError, match="signal 9"):
+        await starting
+    assert heard.ready == []
+    await pool.stop()
 
 
 def test_a_worker_that_exits_while_loading_ends_the_start() -> None:
@@ -191,27 +170,21 @@ def test_a_worker_that_never_loads_ends_the_start_after_its_time() -> None:
         asyncio.run(make_pool(NeverLoads, start_timeout=0.3).start(Recorder()))
 
 
-def test_a_start_that_is_cancelled_leaves_nothing() -> None:
-    async def main() -> None:
-        pool = make_pool(NeverLoads)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await pool.start(Recorder())
-        assert pool.states()[0].state == "stopped"
-
-    asyncio.run(main())
+async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
+    pool = make_pool(NeverLoads)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await pool.start(Recorder())
+    assert pool.states()[0].state == "stopped"
 
 
-def test_stopping_during_the_start_ends_it() -> None:
-    async def main() -> None:
-        pool = make_pool(NeverLoads)
-        start = asyncio.ensure_future(pool.start(Recorder()))
-        await asyncio.sleep(0)
-        await pool.stop()
-        with pytest.raises(ModelNotReady, match="stopped before it was ready"):
-            await start
-
-    asyncio.run(main())
+async def test_stopping_during_the_start_ends_it() -> None:
+    pool = make_pool(NeverLoads)
+    start = asyncio.ensure_future(pool.start(Recorder()))
+    await asyncio.sleep(0)
+    await pool.stop()
+    with pytest.raises(ModelNotReady, match="stopped before it was ready"):
+        await start
 
 
 def test_stop_unloads_each_model_and_may_be_called_at_any_time(tmp_path: Path) -> None:
@@ -226,73 +199,57 @@ def test_stop_unloads_each_model_and_may_be_called_at_any_time(tmp_path: Path) -
     assert (tmp_path / "note").read_text() == "unloaded 0"
 
 
-def test_a_model_that_accepts_it_receives_what_ended_its_worker(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with started(ToldWhy, {"note": str(tmp_path / "note")}) as pool:
-            pool.send("exit")
-            await pool.heard.until(lambda: bool(pool.heard.lost))
-            assert pool.heard.lost == [(0, "it exited with code 7")]
-            assert (tmp_path / "note").read_text() == "SystemExit(7)"
-            await pool.again()
-        assert (tmp_path / "note").read_text() == "None"
-
-    asyncio.run(main())
+async def test_a_model_that_accepts_it_receives_what_ended_its_worker(tmp_path: Path) -> None:
+    async with started(ToldWhy, {"note": str(tmp_path / "note")}) as pool:
+        pool.send("exit")
+        await pool.heard.until(lambda: bool(pool.heard.lost))
+        assert pool.heard.lost == [(0, "it exited with code 7")]
+        assert (tmp_path / "note").read_text() == "SystemExit(7)"
+        await pool.again()
+    assert (tmp_path / "note").read_text() == "None"
 
 
-def test_a_worker_that_does_not_stop_is_killed_after_the_grace() -> None:
-    async def main() -> None:
-        pool = Pool(make_pool(Obedient, stop_grace=0.1), Recorder())
-        await pool.pool.start(pool.heard)
-        pool.send("spin")
-        await pool.pool.stop()
-        assert pool.pool.states()[0].pid is None
-
-    asyncio.run(main())
+async def test_a_worker_that_does_not_stop_is_killed_after_the_grace() -> None:
+    pool = Pool(make_pool(Obedient, stop_grace=0.1), Recorder())
+    await pool.pool.start(pool.heard)
+    pool.send("spin")
+    await pool.pool.stop()
+    assert pool.pool.states()[0].pid is None
 
 
-def test_a_stop_that_is_cancelled_leaves_nothing_either() -> None:
-    async def main() -> None:
-        pool = Pool(make_pool(Obedient), Recorder())
-        await pool.pool.start(pool.heard)
-        pool.send("spin")
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await pool.pool.stop()
-        assert pool.pool.states()[0].pid is None
-
-    asyncio.run(main())
+async def test_a_stop_that_is_cancelled_leaves_nothing_either() -> None:
+    pool = Pool(make_pool(Obedient), Recorder())
+    await pool.pool.start(pool.heard)
+    pool.send("spin")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await pool.pool.stop()
+    assert pool.pool.states()[0].pid is None
 
 
-def test_with_depth_two_a_batch_is_prepared_while_another_is_computed() -> None:
-    async def main() -> None:
-        async with started(Overlapping, pipeline_depth=2) as pool:
-            assert pool.heard.ready == [(0, 2)]
-            first, second = pool.send("first"), pool.send("second")
-            assert pool.pool.states()[0].in_flight == 2
-            assert await pool.answer(first) == [True]
-            assert await pool.answer(second) == ["second"]
-
-    asyncio.run(main())
+async def test_with_depth_two_a_batch_is_prepared_while_another_is_computed() -> None:
+    async with started(Overlapping, pipeline_depth=2) as pool:
+        assert pool.heard.ready == [(0, 2)]
+        first, second = pool.send("first"), pool.send("second")
+        assert pool.pool.states()[0].in_flight == 2
+        assert await pool.answer(first) == [True]
+        assert await pool.answer(second) == ["second"]
 
 
-def test_the_settings_of_each_worker_reach_it() -> None:
+async def test_the_settings_of_each_worker_reach_it() -> None:
     cpu = min(os.sched_getaffinity(0))
-
-    async def main() -> None:
-        settings: dict[str, Any] = {
-            "env": [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1", "OMP_NUM_THREADS": "7"}],
-            "cpu_affinity": [[cpu]],
-            "threads": 2,
-        }
-        async with started(Obedient, workers=2, **settings) as pool:
-            first, affinity = await pool.ask("environment", "affinity", worker=0)
-            (second,) = await pool.ask("environment", worker=1)
-        assert (first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]) == ("0", "1")
-        assert (first["OMP_NUM_THREADS"], second["OMP_NUM_THREADS"]) == ("2", "7")
-        assert first["MKL_NUM_THREADS"] == "2"
-        assert affinity == [cpu]
-
-    asyncio.run(main())
+    settings: dict[str, Any] = {
+        "env": [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1", "OMP_NUM_THREADS": "7"}],
+        "cpu_affinity": [[cpu]],
+        "threads": 2,
+    }
+    async with started(Obedient, workers=2, **settings) as pool:
+        first, affinity = await pool.ask("environment", "affinity", worker=0)
+        (second,) = await pool.ask("environment", worker=1)
+    assert (first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]) == ("0", "1")
+    assert (first["OMP_NUM_THREADS"], second["OMP_NUM_THREADS"]) == ("2", "7")
+    assert first["MKL_NUM_THREADS"] == "2"
+    assert affinity == [cpu]
 
 
 def test_a_cpu_that_the_machine_does_not_have_is_a_wrong_setting() -> None:
@@ -309,22 +266,16 @@ def test_what_predict_prints_appears_where_the_server_prints(capfd: pytest.Captu
     assert capfd.readouterr() == ("said by predict\n", "complained by predict\n")
 
 
-def test_predict_reads_nothing_of_what_the_server_reads() -> None:
-    async def main() -> None:
-        async with started(Obedient) as pool:
-            assert await pool.ask("read") == [""]
-
-    asyncio.run(main())
+async def test_predict_reads_nothing_of_what_the_server_reads() -> None:
+    async with started(Obedient) as pool:
+        assert await pool.ask("read") == [""]
 
 
-def test_an_arena_of_no_bytes_is_none_at_all() -> None:
-    async def main() -> None:
-        async with started(Echo, arena_bytes=0) as pool:
-            assert pool.pool.reserve(1) is None
-            assert await pool.ask(b"x" * 100_000) == [b"x" * 100_000]
-            assert pool.pool.gauges()["arena_bytes"] == 0
-
-    asyncio.run(main())
+async def test_an_arena_of_no_bytes_is_none_at_all() -> None:
+    async with started(Echo, arena_bytes=0) as pool:
+        assert pool.pool.reserve(1) is None
+        assert await pool.ask(b"x" * 100_000) == [b"x" * 100_000]
+        assert pool.pool.gauges()["arena_bytes"] == 0
 
 
 def test_parameters_that_cannot_travel_are_a_wrong_setting() -> None:
@@ -362,32 +313,29 @@ def policies(pid: int) -> set[int]:
     return {os.sched_getscheduler(int(thread)) for thread in os.listdir(f"/proc/{pid}/task")}
 
 
-def test_bulk_workers_start_when_they_are_wanted_and_are_idle_for_the_kernel() -> None:
-    async def main() -> None:
-        async with started(Obedient, workers=1, bulk_workers=2) as pool:
-            assert pool.heard.ready == [(0, 1)]
-            for _ in range(2):  # once is enough
-                pool.pool.start_bulk_workers()
-            await pool.again(3)
-            assert sorted(pool.heard.ready) == [(0, 1), (1, 1), (2, 1)]
-            pids = {state.index: state.pid for state in pool.pool.states()}
-            assert list(pids) == [0, 1, 2]
-            assert await pool.ask("pid", "index", worker=2) == [pids[2], 2]
-            assert [policies(pid or 0) for pid in pids.values()] == [
-                {os.sched_getscheduler(0)}, {os.SCHED_IDLE}, {os.SCHED_IDLE}
-            ]  # fmt: skip
-            os.kill(pids[1] or 0, 9)
-            await pool.again(4)
-            assert [index for index, _ in pool.heard.lost] == [1]
-            replaced = next(state.pid for state in pool.pool.states() if state.index == 1)
-            assert policies(replaced or 0) == {os.SCHED_IDLE}
-            await pool.pool.add_worker()
-            assert pool.heard.ready[-1] == (3, 1)
-            await pool.pool.remove_worker()
-            assert [state.index for state in pool.pool.states()] == [0, 1, 2]
-        assert {state.pid for state in pool.pool.states()} == {None}
-
-    asyncio.run(main())
+async def test_bulk_workers_start_when_they_are_wanted_and_are_idle_for_the_kernel() -> None:
+    async with started(Obedient, workers=1, bulk_workers=2) as pool:
+        assert pool.heard.ready == [(0, 1)]
+        for _ in range(2):  # once is enough
+            pool.pool.start_bulk_workers()
+        await pool.again(3)
+        assert sorted(pool.heard.ready) == [(0, 1), (1, 1), (2, 1)]
+        pids = {state.index: state.pid for state in pool.pool.states()}
+        assert list(pids) == [0, 1, 2]
+        assert await pool.ask("pid", "index", worker=2) == [pids[2], 2]
+        assert [policies(pid or 0) for pid in pids.values()] == [
+            {os.sched_getscheduler(0)}, {os.SCHED_IDLE}, {os.SCHED_IDLE}
+        ]  # fmt: skip
+        os.kill(pids[1] or 0, 9)
+        await pool.again(4)
+        assert [index for index, _ in pool.heard.lost] == [1]
+        replaced = next(state.pid for state in pool.pool.states() if state.index == 1)
+        assert policies(replaced or 0) == {os.SCHED_IDLE}
+        await pool.pool.add_worker()
+        assert pool.heard.ready[-1] == (3, 1)
+        await pool.pool.remove_worker()
+        assert [state.index for state in pool.pool.states()] == [0, 1, 2]
+    assert {state.pid for state in pool.pool.states()} == {None}
 
 
 def test_bulk_workers_that_do_not_start_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -407,14 +355,11 @@ def test_bulk_workers_that_do_not_start_are_left_out(caplog: pytest.LogCaptureFi
     assert "no bulk work here" in caplog.text
 
 
-def test_a_pool_can_be_stopped_while_bulk_workers_start() -> None:
-    async def main() -> None:
-        async with started(Square, workers=1, bulk_workers=1) as pool:
-            pool.pool.start_bulk_workers()
-            await asyncio.sleep(0)
-        assert {state.state for state in pool.pool.states()} == {"stopped"}
-
-    asyncio.run(main())
+async def test_a_pool_can_be_stopped_while_bulk_workers_start() -> None:
+    async with started(Square, workers=1, bulk_workers=1) as pool:
+        pool.pool.start_bulk_workers()
+        await asyncio.sleep(0)
+    assert {state.state for state in pool.pool.states()} == {"stopped"}
 
 
 @pytest.mark.parametrize(
@@ -424,19 +369,15 @@ def test_a_pool_can_be_stopped_while_bulk_workers_start() -> None:
         [(7.0, 0.0), (7.05, 5.0), (7.15, 9.0)],  # the same of one that always waits, but has run for as long as it may
     ],
 )
-def test_waiting_for_a_cpu_does_not_count_as_time_of_a_bulk_batch(
+async def test_waiting_for_a_cpu_does_not_count_as_time_of_a_bulk_batch(
     looks: list[tuple[float, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = iter(looks)
     monkeypatch.setattr(supervision, "cpu_times", lambda pid: next(left))
-
-    async def main() -> None:
-        async with started(Obedient, workers=1, bulk_workers=1, predict_timeout=0.1) as pool:
-            pool.pool.start_bulk_workers()
-            await pool.again()
-            pool.send("spin", worker=1)
-            await pool.heard.until(lambda: bool(pool.heard.lost))
-            assert pool.heard.lost == [(1, "it was ended because a batch ran longer than predict_timeout=0.1")]
-            assert next(left, None) is None
-
-    asyncio.run(main())
+    async with started(Obedient, workers=1, bulk_workers=1, predict_timeout=0.1) as pool:
+        pool.pool.start_bulk_workers()
+        await pool.again()
+        pool.send("spin", worker=1)
+        await pool.heard.until(lambda: bool(pool.heard.lost))
+        assert pool.heard.lost == [(1, "it was ended because a batch ran longer than predict_timeout=0.1")]
+        assert next(left, None) is None

@@ -695,18 +695,15 @@ def test_large_answers_are_compressed_for_those_who_ask(size: int) -> None:
     run(body)
 
 
-def test_a_large_body_that_is_refused_as_it_comes_closes_its_connection() -> None:
-    async def main() -> None:
-        async with site() as here:
-            transport = here.connect()
-            path = "/v2/models/square/infer"
-            body = b"[]".ljust(LARGE_BYTES + 1)
-            request = post(body, "Connection: close", "Inference-Header-Content-Length: 2", path=path)
-            transport.receive(request[:20])  # so that it is not begun where it has been received
-            transport.receive(request[20:])
-            await settled()
-            assert transport.sent.startswith(b"HTTP/1.1 400 ")
-            assert transport.is_closing()
-            assert not here.shared.connections
-
-    asyncio.run(main())
+async def test_a_large_body_that_is_refused_as_it_comes_closes_its_connection() -> None:
+    async with site() as here:
+        transport = here.connect()
+        path = "/v2/models/square/infer"
+        body = b"[]".ljust(LARGE_BYTES + 1)
+        request = post(body, "Connection: close", "Inference-Header-Content-Length: 2", path=path)
+        transport.receive(request[:20])  # so that it is not begun where it has been received
+        transport.receive(request[20:])
+        await settled()
+        assert transport.sent.startswith(b"HTTP/1.1 400 ")
+        assert transport.is_closing()
+        assert not here.shared.connections

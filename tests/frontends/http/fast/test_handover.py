@@ -57,18 +57,15 @@ def test_it_is_refused_in_the_form_of_the_protocol_that_was_meant() -> None:
     [(b"", [200]), (b"POST /elsewh", [200, 503]), (CHUNKED + b"2\r\n", [200, 503])],
     ids=["idle", "half a head", "half a body"],
 )
-def test_what_has_not_arrived_when_the_server_ends_is_refused(part: bytes, statuses: list[int]) -> None:
-    async def main() -> None:
-        async with site() as here:
-            transport = here.connect()
-            transport.receive(post(b"[3]", path="/elsewhere") + part)
-            await settled()
-            (connection,) = here.shared.connections
-            connection.stop()
-            assert [answer.status for answer in answers(transport.sent)] == statuses
-            assert transport.is_closing()
-
-    asyncio.run(main())
+async def test_what_has_not_arrived_when_the_server_ends_is_refused(part: bytes, statuses: list[int]) -> None:
+    async with site() as here:
+        transport = here.connect()
+        transport.receive(post(b"[3]", path="/elsewhere") + part)
+        await settled()
+        (connection,) = here.shared.connections
+        connection.stop()
+        assert [answer.status for answer in answers(transport.sent)] == statuses
+        assert transport.is_closing()
 
 
 class Held:
@@ -84,94 +81,78 @@ class Held:
         await hello(scope, receive, send)
 
 
-def test_what_is_pipelined_waits_as_bytes_and_not_as_requests() -> None:
-    async def main() -> None:
-        app = Held()
-        async with site(app=app) as here:
-            transport = here.connect()
-            requests = [b"GET /%d HTTP/1.1\r\nHost: test\r\n\r\n" % number for number in range(5000)]
-            rest = transport.receive(b"".join(requests))
+async def test_what_is_pipelined_waits_as_bytes_and_not_as_requests() -> None:
+    app = Held()
+    async with site(app=app) as here:
+        transport = here.connect()
+        requests = [b"GET /%d HTTP/1.1\r\nHost: test\r\n\r\n" % number for number in range(5000)]
+        rest = transport.receive(b"".join(requests))
+        await settled()
+        assert (app.calls, transport.is_reading()) == (1, False)
+        assert 64 << 10 <= here.shared.account.held_bytes <= 1 << 20
+        app.go.set()
+        while transport.sent.count(b"HTTP/1.1 200") < len(requests):
             await settled()
-            assert (app.calls, transport.is_reading()) == (1, False)
-            assert 64 << 10 <= here.shared.account.held_bytes <= 1 << 20
-            app.go.set()
-            while transport.sent.count(b"HTTP/1.1 200") < len(requests):
+            rest = transport.receive(rest)
+        assert [answer.body for answer in answers(transport.sent)] == [b"/%d " % each for each in range(5000)]
+        assert (transport.is_reading(), here.shared.account.held_bytes) == (True, 0)
+
+
+async def test_nothing_is_read_for_which_the_account_has_no_room() -> None:
+    async with site(app=Held(), max_waiting_bytes=1000) as here:
+        here.shared.account.take(900)
+        transport = here.connect()
+        transport.receive(GET * 10)
+        await settled()
+        assert (answers(transport.sent)[0].status, transport.is_closing()) == (429, True)
+        assert here.shared.account.held_bytes == 900
+
+
+async def test_bodies_that_are_cut_anywhere_arrive_whole() -> None:
+    async with site() as here:
+        chunked = CHUNKED + b"".join(b"%x;a=b\r\n%b\r\n" % (len(each), each) for each in (b"\r\n\r\n" * 700, b"[1]"))
+        plain = post(b"\r\n\r\n" * 900, path="/elsewhere")
+        whole = plain + chunked + b"0\r\nTrailer: x\r\n\r\n" + plain + GET
+        for size in (13, 977, len(whole)):
+            transport = here.connect()
+            for at in range(0, len(whole), size):
+                transport.receive(whole[at : at + size])
+                await asyncio.sleep(0)
+            while len(answers(transport.sent)) < 4:
                 await settled()
-                rest = transport.receive(rest)
-            assert [answer.body for answer in answers(transport.sent)] == [b"/%d " % each for each in range(5000)]
-            assert (transport.is_reading(), here.shared.account.held_bytes) == (True, 0)
-
-    asyncio.run(main())
+            bodies = [answer.body.partition(b" ")[2] for answer in answers(transport.sent)]
+            assert bodies == [b"\r\n\r\n" * 900, b"\r\n\r\n" * 700 + b"[1]", b"\r\n\r\n" * 900, b""]
 
 
-def test_nothing_is_read_for_which_the_account_has_no_room() -> None:
-    async def main() -> None:
-        async with site(app=Held(), max_waiting_bytes=1000) as here:
-            here.shared.account.take(900)
-            transport = here.connect()
-            transport.receive(GET * 10)
-            await settled()
-            assert (answers(transport.sent)[0].status, transport.is_closing()) == (429, True)
-            assert here.shared.account.held_bytes == 900
-
-    asyncio.run(main())
-
-
-def test_bodies_that_are_cut_anywhere_arrive_whole() -> None:
-    async def main() -> None:
-        async with site() as here:
-            chunked = CHUNKED + b"".join(
-                b"%x;a=b\r\n%b\r\n" % (len(each), each) for each in (b"\r\n\r\n" * 700, b"[1]")
-            )
-            plain = post(b"\r\n\r\n" * 900, path="/elsewhere")
-            whole = plain + chunked + b"0\r\nTrailer: x\r\n\r\n" + plain + GET
-            for size in (13, 977, len(whole)):
-                transport = here.connect()
-                for at in range(0, len(whole), size):
-                    transport.receive(whole[at : at + size])
-                    await asyncio.sleep(0)
-                while len(answers(transport.sent)) < 4:
-                    await settled()
-                bodies = [answer.body.partition(b" ")[2] for answer in answers(transport.sent)]
-                assert bodies == [b"\r\n\r\n" * 900, b"\r\n\r\n" * 700 + b"[1]", b"\r\n\r\n" * 900, b""]
-
-    asyncio.run(main())
-
-
-def test_content_behind_a_short_chunked_body_is_no_framing() -> None:
+async def test_content_behind_a_short_chunked_body_is_no_framing() -> None:
     short = CHUNKED + b"3\r\n[1]\r\n0\r\n\r\n"
     long = b"x" * 300_000
-
-    async def main() -> None:
-        app = Held()
-        async with site(app=app) as here:
-            transport = here.connect()
-            transport.receive(GET)
+    app = Held()
+    async with site(app=app) as here:
+        transport = here.connect()
+        transport.receive(GET)
+        await settled()
+        rest = transport.receive(short + post(long, path="/elsewhere") + post(b"[2]", path="/elsewhere"))
+        app.go.set()
+        while len(received := answers(transport.sent)) < 4:
+            assert not transport.is_closing()
             await settled()
-            rest = transport.receive(short + post(long, path="/elsewhere") + post(b"[2]", path="/elsewhere"))
-            app.go.set()
-            while len(received := answers(transport.sent)) < 4:
-                assert not transport.is_closing()
-                await settled()
-                rest = transport.receive(rest)
-            assert [answer.body.partition(b" ")[2] for answer in received] == [b"", b"[1]", long, b"[2]"]
-
-    asyncio.run(main())
+            rest = transport.receive(rest)
+        assert [answer.body.partition(b" ")[2] for answer in received] == [b"", b"[1]", long, b"[2]"]
 
 
 @pytest.mark.parametrize(("path", "behind", "kind"), [("/elsewhere", "/v2/a", dict), ("/v2/a", "/elsewhere", str)])
-def test_an_error_beside_a_request_in_flight_has_the_form_of_that_request(path: str, behind: str, kind: type) -> None:
-    async def main() -> None:
-        async with site(app=Held(), max_waiting_bytes=10_000) as here:
-            here.shared.account.take(9_900)
-            transport = here.connect()
-            first = CHUNKED.replace(b"/elsewhere", path.encode()) + b"3\r\n[1]\r\n0\r\n\r\n"
-            transport.receive(first + post(b"[2]", path=behind) + post(b"[3]" * 400, path=behind) + GET * 10)
-            await settled()
-            (refusal,) = answers(transport.sent)
-            assert (refusal.status, type(json.loads(refusal.body)["error"])) == (429, kind)
-
-    asyncio.run(main())
+async def test_an_error_beside_a_request_in_flight_has_the_form_of_that_request(
+    path: str, behind: str, kind: type
+) -> None:
+    async with site(app=Held(), max_waiting_bytes=10_000) as here:
+        here.shared.account.take(9_900)
+        transport = here.connect()
+        first = CHUNKED.replace(b"/elsewhere", path.encode()) + b"3\r\n[1]\r\n0\r\n\r\n"
+        transport.receive(first + post(b"[2]", path=behind) + post(b"[3]" * 400, path=behind) + GET * 10)
+        await settled()
+        (refusal,) = answers(transport.sent)
+        assert (refusal.status, type(json.loads(refusal.body)["error"])) == (429, kind)
 
 
 def test_a_request_before_one_that_is_framed_wrongly_is_answered() -> None:
@@ -250,36 +231,30 @@ BEHIND = CHUNKED.replace(b"/elsewhere", b"/behind")
 
 
 @pytest.mark.parametrize("behind", [GET, BEHIND, BEHIND + GET])
-def test_all_requests_of_a_client_that_leaves_hear_of_it(behind: bytes) -> None:
-    async def main() -> None:
-        app = Streaming()
-        async with site(app=app) as here:
-            transport = here.connect()
-            transport.receive(CHUNKED + b"1\r\nx\r\n0\r\n\r\n" + behind)
-            await settled()
-            transport.abort()
-            await settled()
-            assert app.heard == ["/elsewhere http.disconnect"]
-
-    asyncio.run(main())
+async def test_all_requests_of_a_client_that_leaves_hear_of_it(behind: bytes) -> None:
+    app = Streaming()
+    async with site(app=app) as here:
+        transport = here.connect()
+        transport.receive(CHUNKED + b"1\r\nx\r\n0\r\n\r\n" + behind)
+        await settled()
+        transport.abort()
+        await settled()
+        assert app.heard == ["/elsewhere http.disconnect"]
 
 
 @pytest.mark.parametrize("extensions", [b"JUNK\r\n", b"1;" + b"x" * 70_000])
-def test_no_error_is_written_into_a_response_that_has_begun(extensions: bytes) -> None:
-    async def main() -> None:
-        app = Streaming()
-        async with site(app=app) as here:
-            transport = here.connect()
-            transport.receive(CHUNKED + b"1\r\nx\r\n0\r\n\r\n" + BEHIND)
-            await settled()
-            transport.receive(extensions)
-            await settled()
-            assert transport.sent.count(b"HTTP/1.1 ") == 1
-            transport.abort()
-            await settled()
-            assert app.heard == ["/elsewhere http.disconnect"]
-
-    asyncio.run(main())
+async def test_no_error_is_written_into_a_response_that_has_begun(extensions: bytes) -> None:
+    app = Streaming()
+    async with site(app=app) as here:
+        transport = here.connect()
+        transport.receive(CHUNKED + b"1\r\nx\r\n0\r\n\r\n" + BEHIND)
+        await settled()
+        transport.receive(extensions)
+        await settled()
+        assert transport.sent.count(b"HTTP/1.1 ") == 1
+        transport.abort()
+        await settled()
+        assert app.heard == ["/elsewhere http.disconnect"]
 
 
 def test_trailers_do_not_become_headers() -> None:
@@ -298,36 +273,30 @@ def test_trailers_do_not_become_headers() -> None:
     assert [name for name, _ in seen] == [b"host", b"transfer-encoding"]
 
 
-def test_answers_that_nobody_reads_are_counted_and_end_the_connection() -> None:
-    async def main() -> None:
-        async with site(body_timeout=60.0) as here:
+async def test_answers_that_nobody_reads_are_counted_and_end_the_connection() -> None:
+    async with site(body_timeout=60.0) as here:
+        transport = here.connect()
+        transport.stuck = True
+        transport.receive(post(b"x" * 100_000, path="/elsewhere"))
+        await settled()
+        assert here.shared.account.held_bytes > 100_000
+        here.sweep(61.0)
+        await settled()
+        assert (here.shared.account.held_bytes, len(here.shared.connections)) == (0, 0)
+
+
+async def test_a_connection_that_waits_to_be_closed_does_not_wait_for_ever() -> None:
+    async with site(body_timeout=60.0) as here:
+        for path in ("/elsewhere", "/infer/square"):
             transport = here.connect()
             transport.stuck = True
-            transport.receive(post(b"x" * 100_000, path="/elsewhere"))
+            transport.receive(post(b"3", "Connection: close", path=path))
             await settled()
-            assert here.shared.account.held_bytes > 100_000
+            assert transport.is_closing()
+            here.sweep(1.0)
             here.sweep(61.0)
             await settled()
-            assert (here.shared.account.held_bytes, len(here.shared.connections)) == (0, 0)
-
-    asyncio.run(main())
-
-
-def test_a_connection_that_waits_to_be_closed_does_not_wait_for_ever() -> None:
-    async def main() -> None:
-        async with site(body_timeout=60.0) as here:
-            for path in ("/elsewhere", "/infer/square"):
-                transport = here.connect()
-                transport.stuck = True
-                transport.receive(post(b"3", "Connection: close", path=path))
-                await settled()
-                assert transport.is_closing()
-                here.sweep(1.0)
-                here.sweep(61.0)
-                await settled()
-                assert not here.shared.connections
-
-    asyncio.run(main())
+            assert not here.shared.connections
 
 
 OPENING = (
@@ -380,131 +349,107 @@ async def opened(app: Any = None, **settings: Any) -> AsyncIterator[tuple[Site, 
         assert (here.shared.account.held_bytes, len(here.shared.connections)) == (0, 0)
 
 
-def test_it_is_counted_until_it_is_gone() -> None:
-    async def main() -> None:
-        async with opened() as (here, transport):
-            assert (here.shared.account.connections, type(transport.protocol)) == (1, Upgraded)
-
-    asyncio.run(main())
+async def test_it_is_counted_until_it_is_gone() -> None:
+    async with opened() as (here, transport):
+        assert (here.shared.account.connections, type(transport.protocol)) == (1, Upgraded)
 
 
-def test_who_does_not_read_pongs_is_not_read_either() -> None:
-    async def main() -> None:
-        async with opened() as (here, transport):
-            transport.stuck = True
-            flood = frame(FIN | PING, b"x" * 100) * 10_000
-            rest = flood
-            for _ in range(100):
-                rest = transport.receive(rest)
-                await settled()
-            assert transport.get_write_buffer_size() < 128 << 10
-            assert not transport.is_reading()
-            assert here.shared.account.held_bytes > 0
-            here.sweep(61.0)
+async def test_who_does_not_read_pongs_is_not_read_either() -> None:
+    async with opened() as (here, transport):
+        transport.stuck = True
+        flood = frame(FIN | PING, b"x" * 100) * 10_000
+        rest = flood
+        for _ in range(100):
+            rest = transport.receive(rest)
             await settled()
-            assert not here.shared.connections
+        assert transport.get_write_buffer_size() < 128 << 10
+        assert not transport.is_reading()
+        assert here.shared.account.held_bytes > 0
+        here.sweep(61.0)
+        await settled()
+        assert not here.shared.connections
 
-    asyncio.run(main())
 
-
-def test_a_turn_of_the_loop_parses_a_bounded_part_of_a_flood() -> None:
-    async def main() -> None:
-        async with opened() as (_, transport):
-            transport.receive(frame(FIN | PING) * 20_000)
-            assert len(transport.sent) < 6000  # two bytes a pong
-            while len(transport.sent) < 40_000:
-                await settled()
+async def test_a_turn_of_the_loop_parses_a_bounded_part_of_a_flood() -> None:
+    async with opened() as (_, transport):
+        transport.receive(frame(FIN | PING) * 20_000)
+        assert len(transport.sent) < 6000  # two bytes a pong
+        while len(transport.sent) < 40_000:
             await settled()
-            assert (len(transport.sent), transport.is_reading()) == (40_000, True)
+        await settled()
+        assert (len(transport.sent), transport.is_reading()) == (40_000, True)
 
-    asyncio.run(main())
+
+async def test_pieces_of_a_message_are_not_kept_apart() -> None:
+    app = App()
+    async with opened(app) as (here, transport):
+        rest = frame(TEXT, b"a") + frame(CONTINUATION, b"b" * 50) * 2_000 + frame(CONTINUATION) * 500
+        transport.receive(rest)
+        await settled(50)
+        assert len(transport.protocol.frames) == 1
+        assert 100_000 < here.shared.account.held_bytes < 1 << 20
+        transport.receive(frame(FIN | CONTINUATION, b"c"))
+        await settled()
+        assert app.messages == [{"type": "websocket.receive", "text": "a" + "b" * 100_000 + "c"}]
+        assert here.shared.account.held_bytes == 0
 
 
-def test_pieces_of_a_message_are_not_kept_apart() -> None:
-    async def main() -> None:
-        app = App()
-        async with opened(app) as (here, transport):
-            rest = frame(TEXT, b"a") + frame(CONTINUATION, b"b" * 50) * 2_000 + frame(CONTINUATION) * 500
-            transport.receive(rest)
-            await settled(50)
-            assert len(transport.protocol.frames) == 1
-            assert 100_000 < here.shared.account.held_bytes < 1 << 20
-            transport.receive(frame(FIN | CONTINUATION, b"c"))
+async def test_a_message_of_empty_pieces_ends_the_connection_and_is_reported_once() -> None:
+    app = App()
+    async with opened(app) as (_, transport):
+        app.go.clear()
+        transport.receive(frame(TEXT, b"a") + frame(CONTINUATION) * 1020)
+        await settled(10)
+        transport.receive(frame(CONTINUATION) * 1000)
+        await settled(10)
+        assert transport.sent[2:4] == (1008).to_bytes(2, "big")
+        assert transport.is_closing()
+        assert transport.protocol.queue.qsize() <= 1
+
+
+async def test_messages_are_read_one_at_a_time() -> None:
+    app = App()
+    async with opened(app) as (here, transport):
+        app.go.clear()
+        transport.receive(frame(FIN | TEXT, b"x" * 10_000) * 10)
+        await settled()
+        assert transport.protocol.queue.qsize() <= 2
+        assert not transport.is_reading()
+        assert here.shared.account.held_bytes >= 80_000
+        app.go.set()
+        await settled(5)
+        assert [len(message["text"]) for message in app.messages] == [10_000] * 10
+        assert transport.is_reading()
+
+
+async def test_a_message_for_which_there_is_no_memory_waits_for_others_to_make_room() -> None:
+    app = App()
+    async with opened(app, max_waiting_bytes=100_000) as (here, transport):
+        here.shared.account.take(50_000)
+        transport.receive(frame(TEXT, b"x" * 20_000))
+        await settled()
+        transport.receive(frame(FIN | CONTINUATION, b"x" * 20_000))
+        await settled(10)
+        here.sweep(1.0)
+        assert (app.messages, transport.is_reading(), transport.is_closing()) == ([], False, False)
+        here.shared.account.give(50_000)
+        here.sweep(1.0)
+        await settled(10)
+        assert [len(message["text"]) for message in app.messages] == [40_000]
+        assert transport.is_reading()
+
+
+async def test_a_message_for_which_there_is_never_room_ends_the_connection() -> None:
+    app = App()
+    async with opened(app, max_waiting_bytes=100_000) as (here, transport):
+        transport.receive(frame(TEXT, b"x" * 60_000) + frame(CONTINUATION, b"x" * 60_000))
+        for _ in range(6):
+            assert not transport.is_closing()
             await settled()
-            assert app.messages == [{"type": "websocket.receive", "text": "a" + "b" * 100_000 + "c"}]
-            assert here.shared.account.held_bytes == 0
-
-    asyncio.run(main())
-
-
-def test_a_message_of_empty_pieces_ends_the_connection_and_is_reported_once() -> None:
-    async def main() -> None:
-        app = App()
-        async with opened(app) as (_, transport):
-            app.go.clear()
-            transport.receive(frame(TEXT, b"a") + frame(CONTINUATION) * 1020)
-            await settled(10)
-            transport.receive(frame(CONTINUATION) * 1000)
-            await settled(10)
-            assert transport.sent[2:4] == (1008).to_bytes(2, "big")
-            assert transport.is_closing()
-            assert transport.protocol.queue.qsize() <= 1
-
-    asyncio.run(main())
-
-
-def test_messages_are_read_one_at_a_time() -> None:
-    async def main() -> None:
-        app = App()
-        async with opened(app) as (here, transport):
-            app.go.clear()
-            transport.receive(frame(FIN | TEXT, b"x" * 10_000) * 10)
-            await settled()
-            assert transport.protocol.queue.qsize() <= 2
-            assert not transport.is_reading()
-            assert here.shared.account.held_bytes >= 80_000
-            app.go.set()
-            await settled(5)
-            assert [len(message["text"]) for message in app.messages] == [10_000] * 10
-            assert transport.is_reading()
-
-    asyncio.run(main())
-
-
-def test_a_message_for_which_there_is_no_memory_waits_for_others_to_make_room() -> None:
-    async def main() -> None:
-        app = App()
-        async with opened(app, max_waiting_bytes=100_000) as (here, transport):
-            here.shared.account.take(50_000)
-            transport.receive(frame(TEXT, b"x" * 20_000))
-            await settled()
-            transport.receive(frame(FIN | CONTINUATION, b"x" * 20_000))
-            await settled(10)
             here.sweep(1.0)
-            assert (app.messages, transport.is_reading(), transport.is_closing()) == ([], False, False)
-            here.shared.account.give(50_000)
-            here.sweep(1.0)
-            await settled(10)
-            assert [len(message["text"]) for message in app.messages] == [40_000]
-            assert transport.is_reading()
-
-    asyncio.run(main())
-
-
-def test_a_message_for_which_there_is_never_room_ends_the_connection() -> None:
-    async def main() -> None:
-        app = App()
-        async with opened(app, max_waiting_bytes=100_000) as (here, transport):
-            transport.receive(frame(TEXT, b"x" * 60_000) + frame(CONTINUATION, b"x" * 60_000))
-            for _ in range(6):
-                assert not transport.is_closing()
-                await settled()
-                here.sweep(1.0)
-            await settled()
-            assert transport.sent[2:4] == (1013).to_bytes(2, "big")
-            assert (transport.is_closing(), here.shared.account.held_bytes) == (True, 0)
-
-    asyncio.run(main())
+        await settled()
+        assert transport.sent[2:4] == (1013).to_bytes(2, "big")
+        assert (transport.is_closing(), here.shared.account.held_bytes) == (True, 0)
 
 
 def test_text_that_is_none_ends_the_connection_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
@@ -536,19 +481,16 @@ def test_a_request_that_opens_none_is_answered_without_a_traceback(caplog: pytes
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_who_answers_no_ping_is_left() -> None:
-    async def main() -> None:
-        async with opened(websocket_ping=20.0) as (here, transport):
-            for _ in range(4):
-                here.sweep(15.0)
-                transport.receive(frame(FIN | 0xA))
-            assert here.shared.connections
-            for _ in range(5):
-                here.sweep(15.0)
-            await settled()
-            assert not here.shared.connections
-
-    asyncio.run(main())
+async def test_who_answers_no_ping_is_left() -> None:
+    async with opened(websocket_ping=20.0) as (here, transport):
+        for _ in range(4):
+            here.sweep(15.0)
+            transport.receive(frame(FIN | 0xA))
+        assert here.shared.connections
+        for _ in range(5):
+            here.sweep(15.0)
+        await settled()
+        assert not here.shared.connections
 
 
 async def talkative(scope: Any, receive: Any, send: Any) -> None:
@@ -559,70 +501,58 @@ async def talkative(scope: Any, receive: Any, send: Any) -> None:
     await receive()
 
 
-def test_who_was_not_read_is_not_left_for_pings_that_nobody_could_hear_him_answer() -> None:
-    async def main() -> None:
-        async with opened(talkative, websocket_ping=1.0) as (here, transport):
-            transport.stuck = True
-            transport.receive(frame(FIN | TEXT, b"go"))
+async def test_who_was_not_read_is_not_left_for_pings_that_nobody_could_hear_him_answer() -> None:
+    async with opened(talkative, websocket_ping=1.0) as (here, transport):
+        transport.stuck = True
+        transport.receive(frame(FIN | TEXT, b"go"))
+        await settled()
+        here.sweep(10.0)  # ten pings, but the client is slow, and so nothing is read from it
+        assert here.shared.connections
+        for _ in range(25):
+            transport.flush()
             await settled()
-            here.sweep(10.0)  # ten pings, but the client is slow, and so nothing is read from it
-            assert here.shared.connections
-            for _ in range(25):
-                transport.flush()
-                await settled()
-            here.sweep(0.5)
-            await settled()
-            assert here.shared.connections
-
-    asyncio.run(main())
+        here.sweep(0.5)
+        await settled()
+        assert here.shared.connections
 
 
-def test_answers_are_written_one_after_the_other_to_who_reads_slowly() -> None:
-    async def main() -> None:
-        async with opened(talkative) as (_, transport):
-            transport.stuck = True
-            transport.receive(frame(FIN | TEXT, b"go"))
+async def test_answers_are_written_one_after_the_other_to_who_reads_slowly() -> None:
+    async with opened(talkative) as (_, transport):
+        transport.stuck = True
+        transport.receive(frame(FIN | TEXT, b"go"))
+        await settled()
+        assert transport.get_write_buffer_size() < 128 << 10
+        for _ in range(20):
+            transport.flush()
             await settled()
             assert transport.get_write_buffer_size() < 128 << 10
-            for _ in range(20):
-                transport.flush()
-                await settled()
-                assert transport.get_write_buffer_size() < 128 << 10
-            assert len(transport.sent) > 2_000_000
-
-    asyncio.run(main())
+        assert len(transport.sent) > 2_000_000
 
 
-def test_a_late_answer_to_a_ping_does_not_hasten_the_next_ping() -> None:
-    async def main() -> None:
-        async with opened() as (here, transport):
-            (connection,) = here.shared.connections
-            assert isinstance(connection, Upgraded)
-            connection.send_keepalive_ping()
-            connection.ping_sent_at -= 1000.0  # so long ago
-            ping = bytes(transport.sent[-4:])
-            transport.receive(frame(FIN | PONG, ping))
-            assert connection.last_ping_rtt > 999.0
-            connection.send_keepalive_ping()
-            assert connection.ping_timer is not None
-            interval = here.shared.settings.websocket_ping
-            assert connection.ping_timer.when() > asyncio.get_running_loop().time() + interval / 2
-
-    asyncio.run(main())
+async def test_a_late_answer_to_a_ping_does_not_hasten_the_next_ping() -> None:
+    async with opened() as (here, transport):
+        (connection,) = here.shared.connections
+        assert isinstance(connection, Upgraded)
+        connection.send_keepalive_ping()
+        connection.ping_sent_at -= 1000.0  # so long ago
+        ping = bytes(transport.sent[-4:])
+        transport.receive(frame(FIN | PONG, ping))
+        assert connection.last_ping_rtt > 999.0
+        connection.send_keepalive_ping()
+        assert connection.ping_timer is not None
+        interval = here.shared.settings.websocket_ping
+        assert connection.ping_timer.when() > asyncio.get_running_loop().time() + interval / 2
 
 
-def test_the_end_of_the_server_closes_the_websocket() -> None:
-    async def main() -> None:
-        async with opened() as (here, transport):
-            (connection,) = here.shared.connections
-            connection.drain()
-            assert not connection.busy
-            connection.stop()
-            connection.stop()
-            assert transport.sent[2:4] == (1012).to_bytes(2, "big")
-            await settled()
-
-    asyncio.run(main())
+async def test_the_end_of_the_server_closes_the_websocket() -> None:
+    async with opened() as (here, transport):
+        (connection,) = here.shared.connections
+        connection.drain()
+        assert not connection.busy
+        connection.stop()
+        connection.stop()
+        assert transport.sent[2:4] == (1012).to_bytes(2, "big")
+        await settled()
 
 
 @pytest.mark.parametrize("apart", [False, True])

@@ -217,17 +217,14 @@ def test_outputs_of_other_shapes_are_written_anew() -> None:
         assert widths == sorted(widths) and widths[-1] >= widths[0] + 3
 
 
-def test_a_lane_that_drains_says_so_as_the_protocol_does() -> None:
-    async def main() -> None:
-        async with site(model=Vector) as here:
-            transport = here.connect()
-            here.shared.drain()
-            transport.receive(post(b'{"inputs": []}', path="/v2/models/square/infer"))
-            await settled()
-            [answer] = answers(transport.sent)
-            assert answer.status == 503 and list(json.loads(answer.body)) == ["error"]
-
-    asyncio.run(main())
+async def test_a_lane_that_drains_says_so_as_the_protocol_does() -> None:
+    async with site(model=Vector) as here:
+        transport = here.connect()
+        here.shared.drain()
+        transport.receive(post(b'{"inputs": []}', path="/v2/models/square/infer"))
+        await settled()
+        [answer] = answers(transport.sent)
+        assert answer.status == 503 and list(json.loads(answer.body)) == ["error"]
 
 
 HEAD = b"POST /infer/square HTTP/1.1\r\nHost: t\r\nContent-Length: 1\r\nX-Request-Priority: 4\r\nX-Batch-Key: k\r\nAccept: application/msgpack"
