@@ -15,7 +15,6 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from openapi_spec_validator import OpenAPIV31SpecValidator
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 from starlette.applications import Starlette
@@ -24,6 +23,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 from tests.hosted import Square
+from tests.late import openapi_spec_validator
 from tests.served import CLEAN, MODELS, still_running, until
 
 import weir
@@ -224,7 +224,7 @@ def test_the_description_says_that_a_key_is_wanted(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("k3y")
     app = weir.asgi(weir.Service(Square, executor="inline"), api_key_file=str(tmp_path / "keys"))
     described = asgi_get(app, "/openapi.json", {"Authorization": "Bearer k3y"}).json()
-    OpenAPIV31SpecValidator(described).validate()
+    openapi_spec_validator.OpenAPIV31SpecValidator(described).validate()
     assert described["security"] == [{"key": []}]
     assert described["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
     for path, operations in described["paths"].items():

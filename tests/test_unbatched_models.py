@@ -12,11 +12,11 @@ from uuid import uuid4
 
 import httpx
 import numpy as np
-import onnxruntime
 import pytest
 import tritonclient.http as triton
 from onnx import TensorProto, helper
 from tests.catalog.repository.shelf import write
+from tests.late import onnxruntime
 from tests.served import Served
 from tritonclient.utils import np_to_triton_dtype, shared_memory
 from websockets.sync.client import connect

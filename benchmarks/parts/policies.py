@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import t as student
 
 from benchmarks.harness.result import Part, Result, Run, Table, resumed
 from benchmarks.harness.servers import ROOT
@@ -19,6 +18,7 @@ from benchmarks.policies import bursts
 from benchmarks.policies.event_loop import LEVEL, Controls, Interval, Seen, controls, interval, served
 from benchmarks.policies.random_models import SHAPES, Drawn, drawn
 from weir.figures import COLOURS, INK, figure
+from weir.numerics import student_quantile
 from weir.policy.cost.profile import Floats
 from weir.policy.solve.bank import Bank, solve_bank
 from weir.policy.solve.smdp import evaluate
@@ -160,7 +160,7 @@ def _off_percentile(loop: Seen) -> tuple[float, float]:
     fitted = inverse @ design.T @ loop.shares
     left = loop.shares[:, 1] - design @ fitted[:, 1]
     free = STRETCHES - design.shape[1]
-    half = float(student.ppf(0.5 + LEVEL / 2.0, free) * np.sqrt(inverse[0, 0] * float(left @ left) / free))
+    half = float(student_quantile(free, 0.5 + LEVEL / 2.0) * np.sqrt(inverse[0, 0] * float(left @ left) / free))
     below, at, above = fitted[0].tolist()
     if min(at, above) <= 0.0 or below <= above:
         return 0.0, np.inf
@@ -189,7 +189,7 @@ def _add(result: Result, name: str, seen: list[Entry], index: int, allowed: floa
     seen_share, share = (float(np.mean(each > allowed)) for each in (np.abs(off), beyond))
     worst = int(np.argmax(beyond if beyond.any() else np.abs(off)))
     noisy = half > ROUNDING
-    errors = off[noisy] / half[noisy] * float(student.ppf(0.5 + LEVEL / 2.0, STRETCHES - 1))
+    errors = off[noisy] / half[noisy] * student_quantile(STRETCHES - 1, 0.5 + LEVEL / 2.0)
     bias = f"{errors.mean():+.3f} ± {errors.std() / len(errors) ** 0.5:.3f}" if noisy.any() else ""
     result.rows.append([
         name, f"{len(known):,}", f"{100 * allowed:g} %", f"{100 * seen_share:.2f} %", f"{100 * share:.2f} %",

@@ -19,9 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from scipy.stats import nbinom, poisson
-from scipy.stats import t as student
 
+from weir.numerics import student_quantile
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.solve.smdp import Costs, SteadyQueue
@@ -122,6 +121,8 @@ def _arrivals(profile: Profile, rate_per_ms: float, batch: int, most: int) -> tu
     counts = np.arange(most + 1)
     mean, cv = rate_per_ms * float(profile.service_time_ms[batch - 1]), float(profile.cv[batch - 1])
     shape = 1.0 / cv**2 if cv else np.inf
+    from scipy.stats import nbinom, poisson  # takes seconds to import, and tests import this module
+
     law = nbinom.pmf(counts, shape, shape / (shape + mean)) if cv else poisson.pmf(counts, mean)
     return np.asarray(law, dtype=np.float64), mean, mean + (1.0 + cv**2) * mean**2
 
@@ -227,7 +228,7 @@ def pointer(values: Floats) -> object:
 def interval(parts: Floats, confidence: float = LEVEL) -> Interval:
     """Return the mean of `parts` and its interval, by Student's t."""
     mean, of = float(np.mean(parts)), len(parts)
-    half = float(student.ppf(0.5 + confidence / 2.0, of - 1)) * float(np.std(parts, ddof=1)) / of**0.5
+    half = student_quantile(of - 1, 0.5 + confidence / 2.0) * float(np.std(parts, ddof=1)) / of**0.5
     return Interval(mean, mean - half, mean + half)
 
 
@@ -240,5 +241,5 @@ def sharper(parts: Floats, changes: Floats, confidence: float = LEVEL) -> Interv
     slopes, left = inverse @ parts, len(parts) - int(np.linalg.matrix_rank(used))
     beyond = parts - used @ slopes
     error = float((beyond @ beyond / left * (inverse[0] @ inverse[0])) ** 0.5)
-    half = float(student.ppf(0.5 + confidence / 2.0, left)) * error
+    half = student_quantile(left, 0.5 + confidence / 2.0) * error
     return Interval(float(slopes[0]), float(slopes[0]) - half, float(slopes[0]) + half)

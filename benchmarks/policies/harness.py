@@ -19,6 +19,7 @@ import numpy as np
 from benchmarks.harness.result import markdown
 from weir.errors import SettingsError
 from weir.figures import figure, styles
+from weir.numerics import student_quantile
 from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Policy
@@ -181,12 +182,10 @@ def _of(tuned: Tuned | None) -> Figures | None:
 
 def estimate(values: Sequence[float]) -> Estimate:
     """Return the mean over the seeds with its 95 % interval (Student's t: lines of different seeds are independent)."""
-    from scipy.special import stdtrit
-
     mean = float(np.mean(values))
     if len(values) < 2:
         return Estimate(mean, -np.inf, np.inf)
-    half = float(stdtrit(len(values) - 1, 0.5 + LEVEL / 2)) * float(np.std(values, ddof=1)) / len(values) ** 0.5
+    half = student_quantile(len(values) - 1, 0.5 + LEVEL / 2) * float(np.std(values, ddof=1)) / len(values) ** 0.5
     return Estimate(mean, mean - half, mean + half)
 
 

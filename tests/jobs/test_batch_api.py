@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from starlette.testclient import TestClient
 from tests.hosted import Square
+from tests.late import openai
 from tests.served import CLEAN, Served, start_weir, weir, weir_here
 from tests.text_models import tiny
 
@@ -367,7 +367,7 @@ def test_rankings_of_a_job_and_embeddings_of_a_table_and_of_a_job(tmp_path: Path
     assert alone == pytest.approx(first, abs=1e-6)
 
 
-def _ranked_by_jobs(url: str, client: openai.OpenAI) -> None:
+def _ranked_by_jobs(url: str, client: "openai.OpenAI") -> None:
     """Rank by one job in Cohere's form, and one in TEI's: each answer is that to the same request alone."""
     documents = ["do it", "then do it right", "a bird"]
     for path, field in (("/v2/rerank", "documents"), ("/rerank", "texts")):
@@ -386,7 +386,7 @@ def _ranked_by_jobs(url: str, client: openai.OpenAI) -> None:
             assert _scores(json.loads(line)["response"]["body"]) == pytest.approx(_scores(alone), abs=1e-5)
 
 
-def _is_done(client: openai.OpenAI, batch: str) -> bool:
+def _is_done(client: "openai.OpenAI", batch: str) -> bool:
     return client.batches.retrieve(batch).status == "completed"
 
 

@@ -9,10 +9,8 @@ here: the fields that we use, with the types and the rules of the published cust
 import re
 from typing import Any
 
-import kserve
-import kubernetes.client
-import kubernetes_validate
 from jsonschema import Draft202012Validator
+from tests.late import kserve, kubernetes, kubernetes_validate
 from tests.manifests.kit import Object
 
 VERSIONS = (

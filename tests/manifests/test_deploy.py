@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import check_jsonschema
 import httpx
 import pytest
 import yaml
 from jsonschema import Draft7Validator
 from tests.documentation.pages import ROOT
+from tests.late import check_jsonschema
 from tests.manifests.kit import Object
 from tests.manifests.schemas import check
 from tests.served import CLEAN
@@ -22,7 +22,6 @@ from tests.served import CLEAN
 from weir.bench.vectors import reserve_ports
 
 DEPLOY = ROOT / "deploy"
-SCHEMA = Path(check_jsonschema.__file__).parent / "builtin_schemas" / "vendor" / "compose-spec.json"
 
 
 def read(path: str) -> Any:
@@ -32,7 +31,8 @@ def read(path: str) -> Any:
 @pytest.mark.parametrize("path", sorted(DEPLOY.glob("*.yaml")), ids=lambda path: path.name)
 def test_its_objects_are_valid(path: Path) -> None:
     if path.name == "compose.yaml":
-        Draft7Validator(json.loads(SCHEMA.read_text())).validate(read(path.name))
+        schema = Path(check_jsonschema.builtin_schemas.__file__).parent / "vendor" / "compose-spec.json"
+        Draft7Validator(json.loads(schema.read_text())).validate(read(path.name))
         return
     objects: list[Object] = list(yaml.safe_load_all(path.read_text()))
     assert objects

@@ -4,7 +4,7 @@ from the model's definition alone."""
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import nbinom, poisson
+from tests.late import scipy
 
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.solve.tables import Table
@@ -55,6 +55,6 @@ def performance(profile: Profile, rate: float, table: Table, states: int = 1200)
 def _arrivals(mean: float, cv: float, most: int) -> Floats:
     counts = np.arange(most)
     if not cv:
-        return np.asarray(poisson.pmf(counts, mean), dtype=np.float64)
+        return np.asarray(scipy.stats.poisson.pmf(counts, mean), dtype=np.float64)
     shape = 1.0 / cv**2
-    return np.asarray(nbinom.pmf(counts, shape, shape / (shape + mean)), dtype=np.float64)
+    return np.asarray(scipy.stats.nbinom.pmf(counts, shape, shape / (shape + mean)), dtype=np.float64)

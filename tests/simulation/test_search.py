@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from benchmarks.policies.harness import best_limit
 from reproduction.response import response_time
-from scipy.special import ndtri
+from tests.late import scipy
 from tests.rings import spread
 
 from weir.errors import SettingsError
@@ -355,7 +355,9 @@ def test_where_times_vary_much_nobody_waits_on_purpose(monkeypatch: pytest.Monke
 def lognormal(services: ServiceTimes, rows: int, index: int) -> float:
     cv = CV
     width = float(np.sqrt(np.log1p(cv * cv)))
-    return services._mean[rows] * float(np.exp(width * ndtri(services._share(index)) - width * width / 2.0))
+    return services._mean[rows] * float(
+        np.exp(width * scipy.special.ndtri(services._share(index)) - width * width / 2.0)
+    )
 
 
 def two_points(services: ServiceTimes, rows: int, index: int) -> float:

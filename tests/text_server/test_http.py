@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import msgspec
 import numpy as np
-import openai
 import pytest
+from tests.late import openai
 from tests.text_server.hashing import DIMENSIONS, HashingEncoder, vector_of
 from tests.text_server.served_texts import MAX_TEXTS, Served, served
 

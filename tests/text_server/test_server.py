@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import numpy as np
-import openai
 import pytest
 from bert_serving.client import BertClient
+from tests.late import openai
 from tests.served import TEST_FRONTS
 from tests.text_models import tiny
 

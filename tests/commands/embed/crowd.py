@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 import numpy
-import openai
 from bert_serving.client import ConcurrentBertClient
+from tests.late import openai
 
 from weir.client import EmbeddingClient
 from weir.errors import CapacityError, DeadlineExceeded

@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy
 import pytest
 from examples.video.app import services
 from examples.video.fetching import Rules, fetch
 from examples.video.frames import frames
 from examples.video.models import SIZE
+from tests.late import av
 from websockets.asyncio.client import connect
 
 import weir

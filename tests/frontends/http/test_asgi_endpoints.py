@@ -11,12 +11,12 @@ from typing import Any
 
 import httpx
 import pytest
-from openapi_spec_validator import OpenAPIV31SpecValidator
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tests.frontends.http.models import Square
+from tests.late import openapi_spec_validator
 
 import weir
 from weir.frontends.grpc.services import Services
@@ -98,7 +98,7 @@ def test_the_methods_of_batch_jobs_are_refused_in_the_form_of_their_api(tmp_path
 def test_all_that_a_server_of_batch_jobs_describes_is_valid(tmp_path: Path) -> None:
     (answer,) = ask(weir.asgi(Square, executor=FakeExecutor(list), batch_dir=str(tmp_path)), ("GET", "/openapi.json"))
     assert "/v1/batches/{batch}/cancel" in answer.json()["paths"]
-    OpenAPIV31SpecValidator(answer.json()).validate()
+    openapi_spec_validator.OpenAPIV31SpecValidator(answer.json()).validate()
 
 
 def test_the_index_has_what_can_be_changed_too() -> None:

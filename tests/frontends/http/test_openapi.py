@@ -8,9 +8,9 @@ from urllib.parse import urljoin
 import httpx
 import pydantic
 import pytest
-from openapi_spec_validator import OpenAPIV31SpecValidator
 from starlette.applications import Starlette
 from tests.frontends.http.models import Add, Blob, Count, Echo, Length, Moody, Reader, Shout, Square, Upper, Words
+from tests.late import openapi_spec_validator
 from tests.streaming_models import Prefixes as Stories
 
 from weir.catalog.registry import Registry
@@ -43,7 +43,7 @@ def described(*models: Any, routes: dict[str, str] | None = None) -> dict[str, A
 
 @pytest.mark.parametrize("models", [MODELS, (Square,), (Length, Count)])
 def test_it_is_valid(models: Any) -> None:
-    OpenAPIV31SpecValidator(described(*models)).validate()
+    openapi_spec_validator.OpenAPIV31SpecValidator(described(*models)).validate()
 
 
 def test_every_path_is_there() -> None:
@@ -56,7 +56,7 @@ def test_every_path_is_there() -> None:
 
 def test_a_streaming_model_answers_with_events() -> None:
     document = described(Stories, Square)
-    OpenAPIV31SpecValidator(document).validate()
+    openapi_spec_validator.OpenAPIV31SpecValidator(document).validate()
     assert {path for path in document["paths"] if "prefixes" in path} == {"/infer/prefixes"}
     responses = document["paths"]["/infer/prefixes"]["post"]["responses"]
     assert list(responses["200"]["content"]) == ["text/event-stream"]
@@ -92,7 +92,7 @@ def test_unions_refer_to_their_members() -> None:
         Input = Pet
 
     document = described(Vet)
-    OpenAPIV31SpecValidator(document).validate()
+    openapi_spec_validator.OpenAPIV31SpecValidator(document).validate()
     pet = body_of(document["paths"]["/infer/vet"]["post"])["schema"]["properties"]["pet"]
     assert pet["discriminator"]["mapping"]["cat"] == "#/components/schemas/vet.Input.Cat"
     assert {"vet.Input.Cat", "vet.Input.Dog"} <= set(document["components"]["schemas"])

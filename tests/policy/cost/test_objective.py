@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.optimize import linprog
+from tests.late import scipy
 from tests.rings import subcases
 
 from weir.errors import SettingsError
@@ -117,7 +117,9 @@ def test_where_the_thriftiest_size_is_too_slow_a_mix_of_two_is_the_least(load: f
     sizes = np.arange(1, 17, dtype=np.float64)
     profile = Profile(1.0 + 0.3 * sizes, 5.0 + sizes + np.maximum(0, sizes - 8) ** 2, np.zeros(16))
     rate = load * profile.max_rate
-    program = linprog(profile.energy_mj, A_ub=[profile.service_time_ms], b_ub=[1.0], A_eq=[sizes], b_eq=[rate / 1000.0])
+    program = scipy.optimize.linprog(
+        profile.energy_mj, A_ub=[profile.service_time_ms], b_ub=[1.0], A_eq=[sizes], b_eq=[rate / 1000.0]
+    )
     assert unavoidable_power_w(profile, rate) == pytest.approx(program.fun, rel=1e-9)
 
 

@@ -4,7 +4,7 @@ from math import inf, sqrt
 
 import numpy as np
 import pytest
-from scipy.stats import gamma
+from tests.late import scipy
 from tests.policy.banks import LIMITS, PROFILE, bank, promised
 
 from weir.policy.cost.objective import LatencySLO
@@ -96,7 +96,7 @@ def test_only_a_promise_bounds_waits_by_age() -> None:
 @pytest.mark.parametrize("limit", [2, 3, 8, 32])
 def test_the_line_fills_later_than_that_only_rarely(limit: int) -> None:
     bound = filling_of(limit_table(limit, 32))
-    late = float(gamma.sf(bound, limit - 1))
+    late = float(scipy.stats.gamma.sf(bound, limit - 1))
     assert 0.0 < late <= UNLIKELY
     assert bound < limit + 6.0 * sqrt(limit) + 10.0  # and is not far from what it must be
 

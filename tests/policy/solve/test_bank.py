@@ -12,7 +12,7 @@ from benchmarks.policies.event_loop import planned
 from benchmarks.policies.random_models import drawn
 from reproduction.response import response_time
 from reproduction.truncated import solve_truncated
-from scipy.optimize import linprog
+from tests.late import scipy
 from tests.policy.compiler import needs_compiler
 from tests.rings import spread, subcases
 
@@ -178,7 +178,7 @@ def test_energy_only_is_within_its_bound(load: float) -> None:
     """The price of time that the solver sets shows where 8 rows at a time are not quick enough: the bound must say so."""
     rate = load * EFFICIENT.max_rate
     solution = solve(EFFICIENT, rate, Prices(0.0, 1.0))
-    program = linprog(
+    program = scipy.optimize.linprog(
         EFFICIENT.energy_mj, A_ub=[EFFICIENT.service_time_ms], b_ub=[1.0], A_eq=[SIZES], b_eq=[rate / 1000.0]
     )
     assert program.fun is not None

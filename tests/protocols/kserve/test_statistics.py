@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import numpy as np
 import tritonclient.http as triton
-import tritonclient.http.aio as triton_aio
+from tests.late import triton_aio
 from tests.served import Served
 
 MODELS = Path(__file__).parent / "models.py"

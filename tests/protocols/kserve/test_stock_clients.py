@@ -5,13 +5,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
-import kserve
 import numpy as np
 import pytest
 import tritonclient.http as triton
-import tritonclient.http.aio as triton_aio
-from kserve.protocol.infer_type import RequestedOutput
 from numpy.typing import NDArray
+from tests.late import kserve, triton_aio
 from tests.protocols.kserve.models import TYPES
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
@@ -231,14 +229,12 @@ def test_many_greenlets_share_batches(address: str) -> None:
 
 # KServe's own client.
 
-REST = kserve.RESTConfig(protocol="v2", retries=1)
-
 
 def with_kserve(test: Callable[[Any], Awaitable[None]]) -> None:
     """Run `test` with KServe's REST client."""
 
     async def main() -> None:
-        async with kserve.InferenceRESTClient(REST) as client:
+        async with kserve.InferenceRESTClient(kserve.RESTConfig(protocol="v2", retries=1)) as client:
             await test(client)
 
     asyncio.run(main())
@@ -264,7 +260,7 @@ def test_kserve_infer(address: str, binary: bool) -> None:
         tensors.append(tensor)
 
     async def test(client: Any) -> None:
-        outputs = [RequestedOutput("OUTPUT0", {"binary_data": binary})]
+        outputs = [kserve.protocol.infer_type.RequestedOutput("OUTPUT0", {"binary_data": binary})]
         request = kserve.InferRequest("simple", tensors, request_id="k1", request_outputs=outputs)
         response = await client.infer(f"http://{address}", request, model_name="simple")
         assert response.id == "k1" and response.model_name == "simple"

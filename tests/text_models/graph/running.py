@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
+from tests.late import onnxruntime
 
 from weir.text_models.graph import Graph
 from weir.text_models.graph.building import write

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import spearmanr
+from tests.late import scipy
 from tests.rings import spread
 from tests.text_models.graph.random_models import FEW, HEADS, Case, cases
 from tests.text_models.graph.running import Array, cosines, running
@@ -45,7 +45,7 @@ def test_vectors_and_ranking(
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     assert found.min() >= least
     assert found.mean() >= least_mean
-    assert spearmanr(similarities(vectors), similarities(known)).statistic >= least_rank
+    assert scipy.stats.spearmanr(similarities(vectors), similarities(known)).statistic >= least_rank
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 import pytest
-from onnxruntime.quantization import QuantType, quantize_dynamic
+from tests.late import onnxruntime
 from tests.rings import spread
 from tests.text_models import tiny
 from tests.text_models.graph.running import cosines
@@ -116,10 +116,10 @@ def test_an_unknown_family_is_served_from_its_file_and_the_log_says_so(
     model = edited(shutil.copytree(folder / "plain", tmp_path / "new"), model_type="funnel")
     (model / "model.safetensors").unlink()
     files = model / "onnx"
-    quantize_dynamic(
+    onnxruntime.quantization.quantize_dynamic(
         files / "model.onnx",
         files / "model_quantized.onnx",
-        weight_type=QuantType.QInt8,
+        weight_type=onnxruntime.quantization.QuantType.QInt8,
         extra_options={"DefaultTensorType": 1},
     )
     caplog.set_level(logging.INFO, "weir")

@@ -1,0 +1,34 @@
+"""Modules that take long to import and few tests use: `from tests.late import openai`. Each process of the tests imports every file of tests,
+and these only once a test uses them."""
+
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import av as av
+    import check_jsonschema as check_jsonschema
+    import kserve as kserve
+    import kubernetes as kubernetes
+    import kubernetes_validate as kubernetes_validate
+    import onnxruntime as onnxruntime
+    import openai as openai
+    import openapi_spec_validator as openapi_spec_validator
+    import schemathesis as schemathesis
+    import scipy as scipy
+    import tritonclient.http.aio
+
+    triton_aio = tritonclient.http.aio
+
+else:
+    _LONGER_NAMES = {"triton_aio": "tritonclient.http.aio"}
+
+    class _Late(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            # pytest asks each object of a test file for `__wrapped__` and `_mock_name`.
+            if name.startswith("_"):
+                raise AttributeError(name)
+            return getattr(import_module(self.__name__), name)
+
+    def __getattr__(name: str) -> ModuleType:
+        return _Late(_LONGER_NAMES.get(name, name))
