@@ -9,6 +9,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -25,7 +26,8 @@ def _git(*words: str) -> str:
     return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
-def imports_of(path: Path) -> set[str]:
+@cache
+def imports_of(path: Path) -> frozenset[str]:
     """Return the names of the modules that a file imports; of `from a import b`, both `a` and `a.b`."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -33,7 +35,7 @@ def imports_of(path: Path) -> set[str]:
             found.update(each.name for each in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.update([node.module, *(f"{node.module}.{each.name}" for each in node.names)])
-    return found
+    return frozenset(found)
 
 
 def chosen_for(changed: Iterable[str], most: int) -> list[str]:
@@ -59,7 +61,7 @@ def chosen_for(changed: Iterable[str], most: int) -> list[str]:
     return [*chosen, *[each for each in others if each not in chosen][:most]]
 
 
-def _users(module: str, imports: dict[Path, set[str]]) -> set[Path]:
+def _users(module: str, imports: dict[Path, frozenset[str]]) -> set[Path]:
     """Return the files that import `module`, or a helper of the tests that does."""
     users: set[Path] = set()
     wanted = {module}
