@@ -28,7 +28,8 @@ else:
             # pytest asks each object of a test file for `__wrapped__` and `_mock_name`.
             if name.startswith("_"):
                 raise AttributeError(name)
-            return getattr(import_module(self.__name__), name)
+            module = import_module(self.__name__)
+            return getattr(module, name) if hasattr(module, name) else import_module(f"{self.__name__}.{name}")
 
     def __getattr__(name: str) -> ModuleType:
         return _Late(_LONGER_NAMES.get(name, name))
