@@ -5,9 +5,10 @@ import json
 import math
 import random
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from tests.simulated.models import CODES, KSERVE_STATUS, OTHERS, RAISED, STATUS, answer_to
@@ -16,12 +17,13 @@ from weir.text_models.texts import Tokens
 
 # Ends that any request may have: the server, not the request, is the reason.
 ANYTIME = frozenset({"Overloaded", "ModelNotReady", "Draining", "DeadlineExceeded"})
-MODEL_FAULTS = {
-    "ValueError": "ModelError",
-    "KeyError": "ModelError",
-    "unwritable": "ModelError",
-    "few": "ModelError",
-    "many": "ModelError",
+# The error that a request has for what it asks for or is; what is not here is its own name.
+_WANTED = {
+    **dict.fromkeys(("ok", "late"), ""),
+    **dict.fromkeys(("ValueError", "KeyError", "unwritable", "few", "many", "outside"), "ModelError"),
+    **dict.fromkeys(("crash", "hang"), "ModelCrashed"),
+    **dict.fromkeys(("malformed", "shape", "timeout", "name", "type"), "InvalidRequest"),
+    **{"returns": "NotFound", "unknown": "ModelNotFound", "coding": "Unsupported"},
 }
 # What is not answered, and why.
 WRONG = (*RAISED, *OTHERS, "malformed", "unknown", "shape", "timeout", "coding", "late")
@@ -32,13 +34,6 @@ NAMED = b"/v2"  # the beginning of KServe's paths: whose errors have KServe's fo
 BINARY_HEADER = "inference-header-content-length"
 _NUMBER, _BEGINNING = re.compile(rb'^\{"(?:n|id)": "?([0-9]+)'), 40
 CODE_OF = {name: code for code, name in CODES.items()}
-
-
-class Judge(Protocol):
-    """Knows what is right of a response."""
-
-    def fault_of(self, ask: "Ask", status: int, headers: dict[str, str], body: bytes, also: frozenset[str]) -> str:
-        """See the function `fault_of`."""
 
 
 @dataclass(slots=True)
@@ -62,7 +57,7 @@ class Ask:
     since: float = math.inf
     named_at: int = 0  # bytes of the connection after which the server can know its protocol
     named: bool = True  # whether they had arrived when its end came
-    judged_by: "Judge | None" = None  # of a protocol that has answers and errors of its own
+    judged_by: Any = None  # of a protocol that has answers and errors of its own
 
     @property
     def names_itself_at(self) -> int:
@@ -82,24 +77,22 @@ def number_of(payload: Any) -> int:
     return int.from_bytes(opening[:4], "little") if found is None else int(found[1])  # token ids of a front's text
 
 
-def http(path: str, body: bytes, headers: tuple[str, ...] = ()) -> bytes:
-    """Return a request with a body."""
-    lines = [f"POST {path} HTTP/1.1", "Host: simulated", *headers, f"Content-Length: {len(body)}", "", ""]
-    return "\r\n".join(lines).encode() + body
+def http(path: str, body: bytes, headers: tuple[str, ...] = (), framing: str = "") -> bytes:
+    """Return a request with a body, whose length is stated, or its `framing`."""
+    framing = framing or f"Content-Length: {len(body)}"
+    return "\r\n".join([f"POST {path} HTTP/1.1", "Host: simulated", *headers, framing, "", ""]).encode() + body
 
 
 def _chunked(draw: random.Random, path: str, body: bytes, headers: tuple[str, ...]) -> bytes:
     """Return a request whose body comes in chunks: the ASGI application answers it."""
-    lines = [f"POST {path} HTTP/1.1", "Host: simulated", *headers, "Transfer-Encoding: chunked", "", ""]
     cuts = sorted({0, len(body), *(draw.randrange(len(body)) for _ in range(3))})
-    chunks = [body[start:stop] for start, stop in pairwise(cuts)]
-    return "\r\n".join(lines).encode() + b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in chunks) + b"0\r\n\r\n"
+    chunks = [b"%x\r\n%b\r\n" % (stop - start, body[start:stop]) for start, stop in pairwise(cuts)]
+    return http(path, b"".join(chunks) + b"0\r\n\r\n", headers, "Transfer-Encoding: chunked")
 
 
 def _coded(path: str, headers: tuple[str, ...]) -> bytes:
     """Return a request in a transfer coding that the server does not read."""
-    lines = [f"POST {path} HTTP/1.1", "Host: simulated", *headers, "Transfer-Encoding: gzip, chunked", "", ""]
-    return "\r\n".join(lines).encode()
+    return http(path, b"", headers, "Transfer-Encoding: gzip, chunked")
 
 
 class Mix(NamedTuple):
@@ -133,10 +126,7 @@ def draw_ask(
     mix: Mix = Mix(),  # noqa: B008  # it cannot be changed
 ) -> Ask:  # fmt: skip
     """Return a request with the number `n`. `faults` is the share of those that are not answered."""
-    chance = draw.random()
-    do = "ok"
-    if chance < faults:
-        do = draw.choice(mix.wrong)
+    do = draw.choice(mix.wrong) if draw.random() < faults else "ok"
     limit = timeout
     if do == "late" or draw.random() < mix.short:
         limit = draw.choice((0.001, 0.02, 0.1, 0.5))
@@ -157,8 +147,7 @@ def _list_ask(draw: random.Random, n: int, limit: float, timeout: float, faults:
     wrong = [do for do in mix.wrong if do in RAISED or do in OTHERS]
     for place in range(draw.choice((1, 2, 5, 20))):
         do = draw.choice(wrong) if wrong and draw.random() < faults / 3 else "ok"
-        items.append(Ask(n + place, b"", False, 1, limit, _wanted(do)))
-        items[-1].do = do
+        items.append(Ask(n + place, b"", False, 1, limit, wanted_of(do), do=do))
     body = json.dumps([{"n": item.n, "do": item.do} for item in items]).encode()
     headers = _headers(draw, limit, timeout, mix)
     return Ask(n, http("/infer/items/batch", body, headers), False, len(items), limit, "", items=items)
@@ -170,11 +159,9 @@ def _headers(draw: random.Random, limit: float, timeout: float, mix: Mix) -> tup
     return (*headers, draw.choice(RANKS)) if draw.random() < mix.ranked else headers
 
 
-def _wanted(do: str) -> str:
-    """Return the error that an item has that asks for `do`; "" for its answer."""
-    if do == "ok":
-        return ""
-    return {"returns": "NotFound", "crash": "ModelCrashed", "hang": "ModelCrashed"}.get(do) or MODEL_FAULTS.get(do, do)
+def wanted_of(do: str) -> str:
+    """Return the error that a request has that asks for `do`; "" for its answer."""
+    return _WANTED.get(do, do)
 
 
 def _item_ask(
@@ -182,27 +169,20 @@ def _item_ask(
 ) -> Ask:
     size = 0 if small else draw.choice((10, 40_000, 100_000) if long else (0, 0, 0, 0, 10, 3_000, 40_000))
     fill = 0 if small or draw.random() >= mix.filled else draw.choice((5_000, 40_000, 300_000))
-    path, wanted, what = "/infer/items", MODEL_FAULTS.get(do, do), do
-    if do in ("ok", "late"):
-        wanted, what = "", "ok"
-    elif do == "unknown":
-        path, wanted = "/infer/nothing", "ModelNotFound"
-    elif do == "returns":
-        wanted = "NotFound"
-    elif do in ("crash", "hang"):
-        wanted = "ModelCrashed"
-    elif do in STATUS and draw.random() < 0.5:
+    path, wanted = "/infer/nothing" if do == "unknown" else "/infer/items", wanted_of(do)
+    what = "ok" if do == "late" else do
+    if do in STATUS and draw.random() < 0.5:
         what = f"pre:{do}"
     body = json.dumps({"n": n, "do": what, "size": size}).encode()
     if fill:
         body = b'%b, "fill": "%b"}' % (body[:-1], b"y" * fill)
     headers = _headers(draw, limit, timeout, mix)
     if do in ("malformed", "shape"):
-        body, wanted = b'{"n": ' + body[:-1], "InvalidRequest"
+        body = b'{"n": ' + body[:-1]
     elif do == "timeout":
-        headers, wanted = ("X-Request-Timeout: soon",), "InvalidRequest"
+        headers = ("X-Request-Timeout: soon",)
     elif do == "coding":
-        return Ask(n, _coded(path, headers), False, 1, limit, "Unsupported", size)
+        return Ask(n, _coded(path, headers), False, 1, limit, wanted, size)
     if not small and draw.random() < mix.chunked:
         return Ask(n, _chunked(draw, path, body, headers), False, 1, limit, wanted, size)
     if not small and draw.random() < mix.more / 2.0:
@@ -210,50 +190,57 @@ def _item_ask(
     return Ask(n, http(path, body, headers), False, 1, limit, wanted, size)
 
 
-def _tensor_ask(draw: random.Random, n: int, do: str, limit: float, timeout: float, mix: Mix) -> Ask:
-    rows = draw.choice((1, 1, 2, 3, 30, 30))
-    path, wanted, code = "/v2/models/tensors/infer", MODEL_FAULTS.get(do, do), CODE_OF.get(do, 0)
-    if do in ("ok", "late", "returns", "unwritable", "few", "many"):
-        wanted = ""
-    elif do == "unknown":
-        path, wanted = "/v2/models/nothing/infer", "ModelNotFound"
-    elif do in ("crash", "hang"):
-        wanted = "ModelCrashed"
-    shape = [rows, 2]
-    data = [value for row in range(rows) for value in (n + row, code if row == 0 else 0)]
-    if do == "shape":
-        shape, wanted = [rows, 3], "InvalidRequest"
-    tensor: dict[str, Any] = {"name": "x", "datatype": "INT64", "shape": shape}
-    document: dict[str, Any] = {"id": str(n), "inputs": [tensor]}
-    raw = b""
-    binary = do not in ("malformed", "shape") and draw.random() < 0.3
+def numbers(n: int, rows: int, do: str) -> list[int]:
+    """Return the elements of the tensor of a request, which say what it asks for."""
+    return [value for row in range(rows) for value in (n + row, 0 if row else CODE_OF.get(do, 0))]
+
+
+def answers(n: int, rows: int) -> list[int]:
+    """Return the elements of the right answer to it."""
+    return [value for row in range(rows) for value in (n + row, answer_to(n + row))]
+
+
+def tensor_document(
+    n: int, rows: int, do: str, *, binary: bool, wants_binary: bool, **fields: Any
+) -> tuple[dict[str, Any], bytes]:
+    """Return a request of KServe in JSON, with these `fields`, and what is in binary form beside it."""
+    data, raw = numbers(n, rows, do), b""
+    tensor: dict[str, Any] = {"name": "x", "datatype": "INT64", "shape": [rows, 3 if do == "shape" else 2]}
     if binary:
         raw = np.array(data, "<i8").tobytes()
         tensor["parameters"] = {"binary_data_size": len(raw)}
     else:
         tensor["data"] = data
-    if draw.random() < 0.2:
-        document["outputs"] = [{"name": "y", "parameters": {"binary_data": True}}]
+    outputs = {"outputs": [{"name": "y", "parameters": {"binary_data": True}}]} if wants_binary else {}
+    return {**fields, "id": str(n), "inputs": [tensor], **outputs}, raw
+
+
+def _tensor_ask(draw: random.Random, n: int, do: str, limit: float, timeout: float, mix: Mix) -> Ask:
+    rows = draw.choice((1, 1, 2, 3, 30, 30))
+    path = "/v2/models/nothing/infer" if do == "unknown" else "/v2/models/tensors/infer"
+    wanted = "" if do in ("returns", "unwritable", "few", "many") else wanted_of(do)  # rows cannot ask for these
+    binary = do not in ("malformed", "shape") and draw.random() < 0.3
+    document, raw = tensor_document(n, rows, do, binary=binary, wants_binary=draw.random() < 0.2)
     if do == "coding":
-        return Ask(n, _coded(path, ()), True, rows, limit, "Unsupported")
+        return Ask(n, _coded(path, ()), True, rows, limit, wanted)
     parameters: dict[str, Any] = {} if limit == timeout else {"timeout": round(limit * 1e6)}
     if draw.random() < mix.ranked:
         parameters |= draw.choice(({"class": "bulk"}, {"priority": 1}, {"priority": 7}))
+    if do == "timeout":
+        parameters = {"timeout": "soon"}
     if parameters:
         document["parameters"] = parameters
-    if do == "timeout":
-        document["parameters"], wanted = {"timeout": "soon"}, "InvalidRequest"
     body = json.dumps(document).encode()
     if do == "malformed":
-        body, wanted = body[:-1], "InvalidRequest"
+        body = body[:-1]
     headers: tuple[str, ...] = (f"Inference-Header-Content-Length: {len(body)}",) if binary else ()
     return Ask(n, http(path, body + raw, headers), True, rows, limit, wanted)
 
 
-def fault_of(ask: Ask, status: int, headers: dict[str, str], body: bytes, *, also: frozenset[str] = frozenset()) -> str:
+def fault_of(ask: Ask, status: int, headers: dict[str, str], body: bytes, also: frozenset[str]) -> str:
     """Return what is wrong with a response to `ask`; "" if it is right. `also`: errors that it may have for what happened on the server."""
     if ask.judged_by is not None:
-        return ask.judged_by.fault_of(ask, status, headers, body, also)
+        return str(ask.judged_by.fault_of(ask, status, headers, body, also))
     if status == 200:
         if ask.sent == math.inf:
             return "it got an answer before it was sent"
@@ -264,18 +251,20 @@ def fault_of(ask: Ask, status: int, headers: dict[str, str], body: bytes, *, als
         kind = headers.get(ERROR_HEADER, "") if kserve else error["type"]
     except (ValueError, KeyError, TypeError) as failure:
         return f"status {status} with a body that is no error ({failure!r}): {body[:200]!r}"
-    return _fault_of_error(ask, kind, status, f"{body[:300]!r}", also, kserve=kserve)
+    return fault_of_error(ask, kind, status, KSERVE_STATUS if kserve else STATUS, also)
 
 
-def _fault_of_error(ask: Ask, kind: str, status: int, shown: str, also: frozenset[str], *, kserve: bool = False) -> str:
-    table = KSERVE_STATUS if kserve else STATUS
-    if kind not in table:
-        return f"status {status} with an error that no table has: {kind!r}: {shown}"
-    if table[kind] != status:
-        return f"{kind} has status {status}, must be {table[kind]}"
-    if kind != ask.wanted and kind not in ANYTIME | ask.extra | also:
-        return f"it got {kind}, must get {ask.wanted or 'its answer'}: {shown}"
-    return ""
+def fault_of_status(kind: str, status: int, table: dict[str, int]) -> str:
+    """Return what is wrong with the status of an error; "" if it is right."""
+    return "" if table.get(kind) == status else f"{kind!r} has status {status}, must be {table.get(kind)}"
+
+
+def fault_of_error(ask: Any, kind: str, status: int, table: dict[str, int], also: Collection[str]) -> str:
+    """Return what is wrong with an error as the end of `ask`; "" if it is its own, or one of `also`."""
+    wrong = kind != ask.wanted and kind not in also
+    return fault_of_status(kind, status, table) or (
+        f"it got {kind}, must get {ask.wanted or 'its answer'}" if wrong else ""
+    )
 
 
 def _fault_of_list(ask: Ask, items: list[Ask], body: bytes, also: frozenset[str]) -> str:
@@ -283,35 +272,32 @@ def _fault_of_list(ask: Ask, items: list[Ask], body: bytes, also: frozenset[str]
     found = json.loads(body)
     if ask.wanted or len(found) != len(items):
         return f"a list of {len(items)} got {len(found)} ends: {body[:200]!r}"
-    for item, end in zip(items, found, strict=True):
-        if "output" in end:
-            fault = fault_of_answer(item, {}, json.dumps(end["output"]).encode())
-        else:
-            fault = _fault_of_error(item, end["error"]["type"], end["code"], str(end)[:300], also)
-        if fault:
-            return fault
-    return ""
+    faults = [
+        fault_of_answer(item, {}, json.dumps(end["output"]).encode())
+        if "output" in end
+        else fault_of_error(item, end["error"]["type"], end["code"], STATUS, also)
+        for item, end in zip(items, found, strict=True)
+    ]
+    return next(filter(None, faults), "")
 
 
 def fault_of_answer(ask: Ask, headers: dict[str, str], body: bytes) -> str:
     """Return what is wrong with an answer to `ask`; "" if it is its own."""
     if ask.wanted:
         return f"it got an answer, must get {ask.wanted}: {body[:200]!r}"
-    header, raw = body, b""
-    if size := headers.get(BINARY_HEADER):
-        header, raw = body[: int(size)], body[int(size) :]
+    size = int(headers.get(BINARY_HEADER, len(body)))
     try:
-        found = json.loads(header)
+        found = json.loads(body[:size])
     except ValueError:
         return f"the answer is no JSON: {body[:200]!r}"
-    if not ask.kserve:
-        wanted: Any = {"n": ask.n, "v": answer_to(ask.n), "pad": "x" * ask.size}
-        return "" if found == wanted else f"the answer is not its own: {str(found)[:200]}, n={ask.n}"
-    values = [value for row in range(ask.rows) for value in (ask.n + row, answer_to(ask.n + row))]
-    right = {"name": "y", "datatype": "INT64", "shape": [ask.rows, 2], "data": values}
-    for output in found.get("outputs", ()) if raw else ():
-        output["data"] = np.frombuffer(raw, "<i8").tolist()
-        output.pop("parameters", None)
-    if found.get("id") == str(ask.n) and found.get("outputs") == [right]:
-        return ""
-    return f"the answer is not its own: {str(found)[:300]}, n={ask.n}"
+    right: Any = {"n": ask.n, "v": answer_to(ask.n), "pad": "x" * ask.size}
+    if ask.kserve:
+        right = (
+            str(ask.n),
+            [{"name": "y", "datatype": "INT64", "shape": [ask.rows, 2], "data": answers(ask.n, ask.rows)}],
+        )
+        for output in found.get("outputs", ()) if body[size:] else ():
+            output["data"] = np.frombuffer(body[size:], "<i8").tolist()
+            output.pop("parameters", None)
+        found = found.get("id"), found.get("outputs")
+    return "" if found == right else f"the answer is not its own: {str(found)[:300]}, n={ask.n}"

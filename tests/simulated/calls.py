@@ -3,19 +3,21 @@
 import math
 import random
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tests.simulated.asking import ANYTIME, CODE_OF, MODEL_FAULTS, Ask
-from tests.simulated.channels import ChannelClient, Place
+from tests.simulated.asking import Ask, answers, numbers, wanted_of
+from tests.simulated.channels import SILENCE, ChannelClient
 from tests.simulated.fuzzing import FIRST_NUMBER, damaged
 from tests.simulated.grpc_core import CANCELLED, DEADLINE_EXCEEDED, OK, UNAVAILABLE, Pairs, SimulatedCall
-from tests.simulated.messages import LATE
-from tests.simulated.models import RAISED, answer_to
+from tests.simulated.models import RAISED
 from tests.simulated.themes import some
 
 from weir.frontends.grpc.services import INFERENCE
 from weir.wire.kserve_grpc import message, methods
+
+if TYPE_CHECKING:
+    from tests.simulated.world import World
 
 # What a caller must get for an error. This is not read from Weir: it is what Weir promises.
 CODES = {
@@ -25,63 +27,43 @@ CODES = {
 }  # fmt: skip
 INFER, STREAM = f"/{INFERENCE}/ModelInfer", f"/{INFERENCE}/ModelStreamInfer"
 REQUESTS_OF_STREAM = (1, 4, 256)  # of one stream that may be under way
+ERROR = "weir-error"
 _UNIMPLEMENTED = 12
-_ERROR = "weir-error"
-TICK = 0.001  # seconds: timers may be early by half of it
-_SILENCE = 1.0  # seconds beyond the last deadline after which a call hangs
+_TICK = 0.001  # seconds: timers may be early by half of it
 _STAYS = (0.0, 0.001, 0.01, 0.015, 0.1, 1.0)  # seconds after which a caller leaves
 _METHODS = {method.path: method for method in methods(INFERENCE)}
-_STYLES = (
-    *("unary",) * 5,
-    *("many",) * 3,
-    *("cancel",) * 2,
-    *("stream",) * 3,
-    "slow",
-    "late",
-    "empty",
-    "damaged",
-    "unknown",
-    "look",
-)
-_LOOKS = (
-    "ServerLive",
-    "ServerReady",
-    "ModelReady",
-    "ServerMetadata",
-    "ModelMetadata",
-    "ModelConfig",
-    "ModelStatistics",
-    "ModelList",
-)
+_OFTEN = {"unary": 5, "many": 3, "cancel": 2, "stream": 3}
+_STYLES = [each for each, times in _OFTEN.items() for _ in range(times)]
+_STYLES += ["slow", "late", "empty", "damaged", "unknown", "look"]
+_OF_STREAMS = (*("whole",) * 3, "cancel", "slow", "late")
+_OF_SERVER = ("ServerLive", "ServerReady", "ServerMetadata", "ModelList")
+_LOOKS = (*_OF_SERVER, "ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics")
+_OF_REQUESTS = (*RAISED, "crash", "hang", "unknown", "shape", "name", "type")
 
 
 def draw_request(draw: random.Random, n: int, *, faults: float, timeout: float, named: bool) -> Ask:
     """Return a request with the number `n`, whose data are a ModelInferRequest. `named`: it has an id."""
     rows = draw.choice((1, 1, 1, 1, 2, 3, 30, 1500))
-    do = draw.choice((*RAISED, "crash", "hang", "unknown", "shape", "name", "type")) if draw.random() < faults else "ok"
-    wanted = {"ok": "", "unknown": "ModelNotFound", "shape": "InvalidRequest", "name": "InvalidRequest", "type": "InvalidRequest"}.get(do)  # fmt: skip
-    if wanted is None:
-        wanted = "ModelCrashed" if do in ("crash", "hang") else MODEL_FAULTS.get(do, do)
+    do = draw.choice(_OF_REQUESTS) if draw.random() < faults else "ok"
     asked = message("inference.ModelInferRequest")(model_name="nothing" if do == "unknown" else "tensors")
     if named or draw.random() < 0.3:
         asked.id = str(n)
-    data = [value for row in range(rows) for value in (n + row, 0 if row else CODE_OF.get(do, 0))]
-    shape = [rows, 3] if do == "shape" else [rows, 2]
     place = asked.inputs.add(
-        name="z" if do == "name" else "x", datatype="FP64" if do == "type" else "INT64", shape=shape
+        name="z" if do == "name" else "x",
+        datatype="FP64" if do == "type" else "INT64",
+        shape=[rows, 3 if do == "shape" else 2],
     )
     if draw.random() < 0.3:
-        place.contents.int64_contents.extend(data)
-        wanted = "InvalidRequest" if do == "type" else wanted
+        place.contents.int64_contents.extend(numbers(n, rows, do))
     else:
-        asked.raw_input_contents.append(np.array(data, "<i8").tobytes())
+        asked.raw_input_contents.append(np.array(numbers(n, rows, do), "<i8").tobytes())
     if draw.random() < 0.2:
         asked.outputs.add(name="y")
     limit = timeout
     if draw.random() < 0.1:
         limit = draw.choice((0.002, 0.1, 1.0))
         asked.parameters["timeout"].int64_param = round(limit * 1e6)
-    return Ask(n, asked.SerializeToString(), True, rows, limit, wanted, do=do)
+    return Ask(n, asked.SerializeToString(), True, rows, limit, wanted_of(do), do=do)
 
 
 def fault_of_message(ask: Ask, answer: Any) -> str:
@@ -94,14 +76,14 @@ def fault_of_message(ask: Ask, answer: Any) -> str:
         return f"the answer has other outputs: {str(answer)[:200]}"
     raw = answer.raw_output_contents
     found = np.frombuffer(raw[0], "<i8").tolist() if raw else list(output.contents.int64_contents)
-    right = [value for row in range(ask.rows) for value in (ask.n + row, answer_to(ask.n + row))]
-    return "" if found == right and answer.id == asked_id else f"the answer is not its own: {found[:10]}, id {answer.id!r}, n={ask.n}"  # fmt: skip
+    right = found == answers(ask.n, ask.rows) and answer.id == asked_id
+    return "" if right else f"the answer is not its own: {found[:10]}, id {answer.id!r}, n={ask.n}"
 
 
 class CallClient(ChannelClient):
     """Makes one call each turn, or several at once, and waits for their ends; or leaves before that."""
 
-    def __init__(self, site: Place, index: int) -> None:
+    def __init__(self, site: "World", index: int) -> None:
         super().__init__(site, index)
         self._peer = f"ipv4:192.0.2.1:{index}"
         self._styles = some(self.draw, _STYLES)
@@ -117,15 +99,14 @@ class CallClient(ChannelClient):
             return
         style = draw.choice(self._styles)
         self._round += 1
-        begun: list[_Call] = []
-        for _ in range(draw.choice((2, 5, 20)) if style in ("many", "cancel") else 1):
-            begun.append(self._make(style))
+        count = draw.choice((2, 5, 20)) if style in ("many", "cancel") else 1
+        begun = [self._make(style) for _ in range(count)]
         self._open = set(begun)
         for call in begun:
             self.asked += len(call.asks)
             call.begin(server, self._peer)
         until = max((call.until for call in begun), default=0.0)
-        self.later(max(0.0, until + _SILENCE - self.site.loop.now), self._check_for_hangs, self._round)
+        self.later(max(0.0, until + SILENCE - self.site.loop.now), self._check_for_hangs, self._round)
 
     def _make(self, style: str) -> "_Call":
         draw, plan = self.draw, self.site.plan
@@ -156,24 +137,8 @@ class CallClient(ChannelClient):
 
     def _check_for_hangs(self, number: int) -> None:
         late = self._round == number and [call for call in self._open if not call.excused]
-        if late and not self.site.stood_still(min(call.began for call in late)):
-            numbers = [ask.n for call in late for ask in call.asks]
-            self.broken(f"the calls of {sorted(numbers)} have no end {_SILENCE:g} s after their deadline")
-
-    def fault_of_error(self, ask: Ask, kind: str, code: int, extra: set[str]) -> str:
-        """Return what is wrong with this error as the end of `ask`; "" if it is right."""
-        if kind not in CODES:
-            return f"status {code} with an error that no table has: {kind!r}"
-        if CODES[kind] != code:
-            return f"{kind} has status {code}, must be {CODES[kind]}"
-        plan, others = self.site.plan, set(extra)
-        if self.site.crashed:
-            others.add("ModelCrashed")
-        if "max_waiting_bytes" in plan.http or ask.rows > plan.services["tensors"]["max_queue_size"]:
-            others.add("TooLarge")
-        if kind != ask.wanted and kind not in ANYTIME | others:
-            return f"it got {kind}, must get {ask.wanted or 'its answer'}"
-        return ""
+        if late:
+            self.check_hang(sorted(ask.n for call in late for ask in call.asks), min(call.began for call in late))
 
 
 class _Call:
@@ -256,19 +221,18 @@ class _Call:
         site = self.client.site
         self.client.note(b"%d %b" % (code, repr(trailers).encode()))
         site.responses[f"call {code}"] += 1
-        late = site.loop.now - self.until
-        if late > LATE and not self.excused and not site.stood_still(self.began):
-            self.broken(f"it ended {late:.3f} s after its deadline")
+        if not self.excused:
+            self.client.check_late([ask.n for ask in self.asks][:3], self.until, self.began)
         if self.left:
             pass
-        elif code == DEADLINE_EXCEEDED and not trailers and site.loop.now >= self.began + self.deadline - TICK:
+        elif code == DEADLINE_EXCEEDED and not trailers and site.loop.now >= self.began + self.deadline - _TICK:
             site.gone(self.asks)  # gRPC has ended it
-        elif fault := self.fault_of(code, text, dict(trailers)):
+        elif fault := self.fault_of(code, dict(trailers).get(ERROR, "")):
             self.broken(f"{fault}: {text[:200]!r}")
         self.client.later(0.0, self.client.over, self)
 
-    def fault_of(self, code: int, text: str, trailers: dict[str, str]) -> str:
-        """Return what is wrong with the end of the call; "" if it is right."""
+    def fault_of(self, code: int, kind: str) -> str:
+        """Return what is wrong with the end of the call, by an error of this `kind` if it is named; "" if it is right."""
         raise NotImplementedError
 
     def is_cut(self, code: int) -> bool:
@@ -297,7 +261,7 @@ class _Unary(_Call):
             if self._ask.do != "unknown":
                 self._ask.wanted = "InvalidRequest"
 
-    def fault_of(self, code: int, text: str, trailers: dict[str, str]) -> str:
+    def fault_of(self, code: int, kind: str) -> str:
         """See _Call."""
         ask = self._ask
         if code == OK:
@@ -306,23 +270,18 @@ class _Unary(_Call):
             return fault_of_message(ask, message("inference.ModelInferResponse").FromString(self.messages[0]))
         if self.messages:
             return f"it has an answer, and ended with {code}"
-        kind = trailers.get(_ERROR, "")
-        if code == _UNIMPLEMENTED and not kind and self.style in ("unknown", "empty"):
-            return ""
-        if not kind and self.is_cut(code):
-            return ""
-        return self.client.fault_of_error(ask, kind, code, set())
+        unknown = code == _UNIMPLEMENTED and self.style in ("unknown", "empty")
+        if kind or not (unknown or self.is_cut(code)):
+            self.client.check_error(ask, kind, code, CODES)
+        return ""
 
 
 class _Damaged(_Call):
     """A call of ModelInfer with a damaged message: it may be right by chance, and must have some end."""
 
-    def fault_of(self, code: int, text: str, trailers: dict[str, str]) -> str:
+    def fault_of(self, code: int, kind: str) -> str:
         """See _Call."""
-        kind = trailers.get(_ERROR, "")
-        if code == OK or (not kind and self.is_cut(code)):
-            return ""
-        right = CODES.get(kind) == code
+        right = code == OK or CODES.get(kind) == code or (not kind and self.is_cut(code))
         return "" if right else f"a damaged message got {code} with {kind!r}"
 
 
@@ -332,7 +291,7 @@ class _Stream(_Call):
     method = STREAM
 
     def __init__(self, client: CallClient, style: str, asks: list[Ask]) -> None:
-        super().__init__(client, draw_style(client.draw), asks)
+        super().__init__(client, client.draw.choice(_OF_STREAMS), asks)
         plan = client.site.plan
         most = max(ask.timeout for ask in asks)
         rounds = 1 + len(asks) // plan.stream_requests
@@ -346,25 +305,22 @@ class _Stream(_Call):
         super().message(body)
         found = message("inference.ModelStreamInferResponse").FromString(body)
         answer = found.infer_response
-        error = answer.parameters[_ERROR].string_param if found.error_message else ""
         if "max_waiting_bytes" in self.client.site.plan.http and found.error_message and not answer.id:
             return  # there was no memory to read the id
         ask = self._waiting.pop(answer.id, None)
         if ask is None:
             self.broken(f"a response to nothing, or a second one: {str(found)[:300]}")
-        elif fault := (
-            self.client.fault_of_error(ask, error, CODES.get(error, -1), set())
-            if found.error_message
-            else fault_of_message(ask, answer)
-        ):
+        elif found.error_message:
+            error = answer.parameters[ERROR].string_param
+            self.client.check_error(ask, error, CODES.get(error, -1), CODES)
+        elif fault := fault_of_message(ask, answer):
             self.broken(f"{fault}: {str(found)[:300]}")
 
-    def fault_of(self, code: int, text: str, trailers: dict[str, str]) -> str:
+    def fault_of(self, code: int, kind: str) -> str:
         """See _Call."""
         if code == OK:
             unread = "max_waiting_bytes" in self.client.site.plan.http
             return "" if unread or not self._waiting else f"it ended without responses to {sorted(self._waiting)}"
-        kind = trailers.get(_ERROR, "")
         if (not kind and self.is_cut(code)) or CODES.get(kind) == code == UNAVAILABLE or kind == "Overloaded":
             return ""
         return f"a stream ended with {code}, {kind!r}"
@@ -386,14 +342,13 @@ class _Look(_Call):
 
     def _send(self) -> None:
         request = _METHODS[self.method].request()
-        if self._name.startswith("Model") and self._name != "ModelList":
+        if self._name not in _OF_SERVER:
             request.name = "tensors"
         self.call.send(request.SerializeToString())
         self.call.half_close()
 
-    def fault_of(self, code: int, text: str, trailers: dict[str, str]) -> str:
+    def fault_of(self, code: int, kind: str) -> str:
         """See _Call."""
-        kind = trailers.get(_ERROR, "")
         if code != OK:
             right = CODES.get(kind) == code and kind in ("Overloaded", "Draining", "ModelNotReady")
             return "" if right or (not kind and self.is_cut(code)) else f"{self._name} got {code}, {kind!r}"
@@ -408,8 +363,3 @@ class _Look(_Call):
         if self._name == "ModelMetadata" and [each.name for each in answer.inputs] != ["x"]:
             return f"the metadata are of another model: {answer}"
         return ""
-
-
-def draw_style(draw: random.Random) -> str:
-    """Return how a client takes part in a stream."""
-    return draw.choice((*("whole",) * 3, "cancel", "slow", "late"))

@@ -5,15 +5,14 @@ import math
 import random
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tests.simulated.asking import MODEL_FAULTS, Ask, http
-from tests.simulated.calls import CODES
+from tests.simulated.asking import Ask, fault_of_status, http, wanted_of
+from tests.simulated.calls import CODES, ERROR
 from tests.simulated.catalog import CHANGING, IN, OUT, Catalog
-from tests.simulated.channels import ChannelClient, Place, fault_of_status
-from tests.simulated.clients import Line
+from tests.simulated.channels import LATE, SILENCE, ChannelClient, Line
 from tests.simulated.grpc_core import CANCELLED, OK, UNAVAILABLE, Pairs
-from tests.simulated.models import RAISED, answer_to
+from tests.simulated.models import KSERVE_STATUS, RAISED, STATUS, answer_to
 from tests.simulated.themes import some
 
 from weir.catalog.manager import READ_WITHIN
@@ -21,16 +20,16 @@ from weir.frontends.grpc.services import INFERENCE
 from weir.messages import label_of
 from weir.wire.kserve_grpc import methods
 
-LATE = 0.03  # seconds after the deadline in which a request has its end
-_SILENCE = 1.0  # seconds beyond the deadline after which a request hangs
+if TYPE_CHECKING:
+    from tests.simulated.world import World
+
 _FOLLOWS = 1.0  # seconds in which a front knows what has changed
 _LOAD, _UNLOAD, _INDEX, _READY, _ASK, _ADD, _REMOVE = "load", "unload", "index", "ready", "ask", "add", "remove"
 _TURNS = (*(_ASK,) * 12, *(_LOAD,) * 3, *(_UNLOAD,) * 2, _INDEX, _READY)
 _OF_WORKERS = (*(_ADD,) * 3, *(_REMOVE,) * 3)
 _STAYS = (0.0, 0.001, 0.05, 1.0)  # seconds after which the caller of a change leaves
-_MODELS = "/v2/repository/models"
 _METHODS = {method.path.rpartition("/")[2]: method for method in methods(INFERENCE)}
-_ERROR = "weir-error"
+_OF_GRPC = {_LOAD: "RepositoryModelLoad", _UNLOAD: "RepositoryModelUnload", _INDEX: "RepositoryIndex"}
 
 
 @dataclass(slots=True)
@@ -50,7 +49,7 @@ class ModelAsk(Ask):
 class ChangeClient(ChannelClient):
     """Does one thing after the other: asks for some models, changes one, or looks."""
 
-    def __init__(self, site: Place, index: int) -> None:
+    def __init__(self, site: "World", index: int) -> None:
         super().__init__(site, index)
         draw = self.draw
         plan = self._catalog.plan
@@ -82,15 +81,14 @@ class ChangeClient(ChannelClient):
             return
         line = self._line
         if line is None or not line.open or line.ending:
-            me: Any = self
-            line = self._line = Line(me, None)
+            line = self._line = Line(self, None)
         if line.transport is None:
             self._line = None
             self.end(1.0)
             return
         asks = [self._drawn(kind) for _ in range(draw.choice((1, 1, 3, 8)) if kind == _ASK else 1)]
         self.asked += len(asks)
-        line.waiting += asks
+        line.add(asks)
         for ask in asks:
             ask.sent = ask.since = self.site.loop.now
         if kind == _ASK:
@@ -106,47 +104,46 @@ class ChangeClient(ChannelClient):
         versions = self._catalog.plan.versions_of(name)
         version = draw.choice(versions) if named and versions != ("",) and draw.random() < 0.6 else ""
         at = f"{name}/versions/{version}" if version else name
-        if kind == _INDEX:
-            body = draw.choice((b"{}", b'{"ready": true}'))
-            return ModelAsk(n, http("/v2/repository/index", body), True, 0, math.inf, "", kind=kind)
+        wanted = ""
         if kind == _READY:
-            return ModelAsk(n, f"GET /v2/models/{at}/ready HTTP/1.1\r\nHost: simulated\r\n\r\n".encode(), True, 0, math.inf, "", kind=kind, name=name, version=version)  # fmt: skip
-        if kind in (_ADD, _REMOVE):
-            name = self._names[0]  # a chain has no workers
+            data = f"GET /v2/models/{at}/ready HTTP/1.1\r\nHost: simulated\r\n\r\n".encode()
+        elif kind == _INDEX:
+            data = http("/v2/repository/index", draw.choice((b"{}", b'{"ready": true}')))
+        elif kind in (_ADD, _REMOVE):
+            name, version = self._names[0], ""  # a chain has no workers
             body = draw.choice((b"{}", b'{"share": false}', b'{"share": false}')) if kind == _ADD else b"{}"
-            path = f"/v2/workers/{name}/{'load' if kind == _ADD else 'unload'}"
-            return ModelAsk(n, http(path, body), True, 0, math.inf, "", kind=kind, name=name)
-        if kind in (_LOAD, _UNLOAD):
-            wanted = ""
+            data = http(f"/v2/workers/{name}/{'load' if kind == _ADD else 'unload'}", body)
+        elif kind in (_LOAD, _UNLOAD):
             if draw.random() < 0.05:
-                name, wanted = "nothing", "ModelNotFound"
-                at, version = name, ""
+                at = name = "nothing"
+                version, wanted = "", "ModelNotFound"
             body = b"{}"
             if kind == _LOAD and not wanted and draw.random() < 0.1:
                 body, wanted = b'{"nonsense": 1}', "InvalidRequest"
             if kind == _UNLOAD and self._catalog.plan.chains_of(name) and draw.random() < 0.3:
                 body = b'{"parameters": {"unload_dependents": true}}'
-            return ModelAsk(n, http(f"{_MODELS}/{at}/{kind}", body), True, 0, math.inf, wanted, kind=kind, name=name, version=version)  # fmt: skip
-        return self._request(draw, n, name, version)
+            data = http(f"/v2/repository/models/{at}/{kind}", body)
+        else:
+            return self._request(draw, n, name, version)
+        return ModelAsk(n, data, True, 0, math.inf, wanted, kind=kind, name=name, version=version)
 
     def _request(self, draw: random.Random, n: int, name: str, version: str) -> ModelAsk:
         plan = self.site.plan
         do, wanted = "ok", ""
-        of_chain = (
-            ("ModelNotFound",) * 8 if name in self._catalog.plan.chains else ()
-        )  # a chain has others of these itself
+        chain = self._catalog.plan.chains.get(name, ())
         if draw.random() < plan.wrong / 2:
-            do = draw.choice((*RAISED, "crash", *of_chain))
-            wanted = "ModelCrashed" if do == "crash" else MODEL_FAULTS.get(do, do)
+            more = ("ModelNotFound",) * 8 if chain else ()  # a chain has others of these itself
+            do = draw.choice((*RAISED, "crash", *more))
+            wanted = wanted_of(do)
         limit = plan.timeout
         headers: tuple[str, ...] = ()
         if draw.random() < 0.1:
             limit = draw.choice((0.02, 0.5, 50.0))
             headers = (f"X-Request-Timeout: {limit}",)
         item = {"n": n, "do": do, "size": 0}
-        if of_chain and draw.random() < 0.5:
+        if chain and draw.random() < 0.5:
             item |= {"do": "ok", "then": do}
-            wanted = wanted if len(self._catalog.plan.chains[name]) > 1 else ""
+            wanted = wanted if len(chain) > 1 else ""
         body = json.dumps(item).encode()
         if version:
             tensor = {"name": "input", "datatype": "BYTES", "shape": [1], "data": [body.decode()]}
@@ -157,22 +154,15 @@ class ChangeClient(ChannelClient):
 
     # What comes back.
 
-    def answered(self, line: Line, status: int, headers: dict[str, str], body: bytes) -> None:
+    def answered(self, line: Line, status: int) -> None:
         """A response has come on `line`."""
-        if headers.get("connection", "").lower() == "close":
-            line.ending = True
-        if not line.waiting:
-            if not line.ending:
-                self.broken(f"it got a response to nothing: {status} {body[:200]!r}")
+        if (ask := line.answers(status)) is None:
             return
-        ask: Any = line.waiting.popleft()
         self.site.responses[str(status)] += 1
-        if fault := self._fault_of(ask, status, headers, body):
+        if fault := self._fault_of(ask, status, line.headers, bytes(line.body)):
             self.broken(f"n={ask.n}, {ask.kind} {ask.name}: {fault}")
-        if line.ending:
-            line.waiting.clear()
+        line.go_on(self.site.loop.now)
         if line.waiting:
-            line.waiting[0].since = self.site.loop.now
             self._watch(line)
         elif line is self._line:
             self.end()
@@ -201,18 +191,17 @@ class ChangeClient(ChannelClient):
     def leave(self) -> None:
         """Close the connection."""
         line, self._line = self._line, None
-        if line is not None and line.open and line.transport is not None:
-            line.excused = True
-            line.transport.half_close()
+        if line is not None:
+            line.hang_up()
 
     def _watch(self, line: Line) -> None:
         ask: Any = line.waiting[0]
         until = ask.since + ask.timeout + (READ_WITHIN if self._catalog.plan.on_demand else 0.0)
-        self.site.loop.call_at(until + _SILENCE, self._check_for_hangs, line, ask)
+        self.site.loop.call_at(until + SILENCE, self._check_for_hangs, line, ask)
 
     def _check_for_hangs(self, line: Line, ask: ModelAsk) -> None:
-        if line.waiting and line.waiting[0] is ask and not self.site.stood_still(ask.since):
-            self.broken(f"n={ask.n} for {ask.name} has no end {_SILENCE:g} s after its deadline")
+        if line.waiting and line.waiting[0] is ask:
+            self.check_hang(f"{ask.n} for {ask.name}", ask.since)
 
     def _fault_of(self, ask: ModelAsk, status: int, headers: dict[str, str], body: bytes) -> str:
         if ask.kind == _INDEX and status == 200:
@@ -224,10 +213,10 @@ class ChangeClient(ChannelClient):
         if status != 200:
             error = document.get("error")
             own = isinstance(error, dict)  # of KServe's paths, too, what is refused before the path is read
-            kind = error["type"] if own else headers.get(_ERROR, "")
+            kind = error["type"] if own else headers.get(ERROR, "")
             if own == ask.kserve and kind not in ("Overloaded", "TooLarge"):
                 return f"an error in another form: {body[:200]!r}"
-            if fault := fault_of_status(kind, status, kserve=ask.kserve):
+            if fault := fault_of_status(kind, status, KSERVE_STATUS if ask.kserve else STATUS):
                 return f"{fault}: {body[:200]!r}"
         if ask.kind == _ASK:
             return self._fault_of_request(ask, kind, document)
@@ -268,10 +257,9 @@ class ChangeClient(ChannelClient):
             return ""
         late = site.loop.now - ask.since - ask.timeout
         if catalog.plan.on_demand:  # its model may have been read first
-            read = min(max(ask.since, catalog.read_at(ask.name)), ask.since + READ_WITHIN)
-            late = site.loop.now - max(
-                read + ask.timeout, ask.since + READ_WITHIN if kind in ("ModelNotReady", "Draining") else 0.0
-            )
+            most = ask.since + READ_WITHIN
+            until = min(max(ask.since, catalog.read_at(ask.name)), most) + ask.timeout
+            late = site.loop.now - max(until, most if kind in ("ModelNotReady", "Draining") else 0.0)
         if late > LATE:
             return f"it ended {late:.3f} s after its deadline"
         phases = catalog.during(ask.label, ask.sent - (_FOLLOWS if site.plan.fronts else 0.0))
@@ -311,10 +299,8 @@ class ChangeClient(ChannelClient):
         catalog, site = self._catalog, self.site
         if kind in ("Overloaded", "Draining") and (kind == "Overloaded" or site.draining):
             return ""
-        made = [
-            each for each in catalog.outcomes
-            if each.at >= ask.sent and (each.name, each.kind) == (ask.label, ask.kind)
-        ]  # fmt: skip
+        own = ask.label, ask.kind
+        made = [each for each in catalog.outcomes if each.at >= ask.sent and (each.name, each.kind) == own]
         errors = {{"SettingsError": "InvalidRequest"}.get(each.error, each.error) for each in made}
         if kind not in errors and kind != ask.wanted:
             return f"it got {kind or 'done'}, and what was done is {made}"
@@ -341,8 +327,7 @@ class _ControlCall:
         """Call the server."""
         ask = self._ask
         ask.sent = self._client.site.loop.now
-        name = {_LOAD: "RepositoryModelLoad", _UNLOAD: "RepositoryModelUnload", _INDEX: "RepositoryIndex"}[ask.kind]
-        method = _METHODS[name]
+        method = _METHODS[_OF_GRPC[ask.kind]]
         request = method.request()
         if ask.kind != _INDEX:
             request.model_name = ask.name
@@ -359,7 +344,7 @@ class _ControlCall:
 
     def ended(self, code: int, text: str, trailers: Pairs) -> None:
         """See Listener."""
-        client, kind = self._client, dict(trailers).get(_ERROR, "")
+        client, kind = self._client, dict(trailers).get(ERROR, "")
         client.note(b"%d" % code)
         client.site.responses[f"call {code}"] += 1
         cut = not kind and code in (UNAVAILABLE, CANCELLED) and (client.site.draining or self._call.was_cut)

@@ -1,72 +1,27 @@
-"""The channels of a simulated server besides plain HTTP. Some seeds have clients of them; the number of a client says of which channel it is."""
+"""What clients of all channels share: turns, numbers, traces, and the responses of HTTP on one connection. The number of a client says of which channel it is."""
 
 import hashlib
 import random
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
-from tests.simulated.arenas import WAITS, draw_arenas
-from tests.simulated.clients import PAUSES, Client, Site
-from tests.simulated.models import KSERVE_STATUS, STATUS
+from tests.simulated.asking import Ask, fault_of_error
 
 if TYPE_CHECKING:
-    from tests.simulated.catalog import Catalog
-    from tests.simulated.plans import Plan
+    from tests.simulated.world import World
 
 FIRST = 1000  # the clients of each channel begin at a multiple of it
-STREAMS, MESSAGES, FUZZ, CALLS, TEXTS, CHANGES = 1, 2, 3, 4, 5, 6
-OTHERS = {
-    "streams": STREAMS,
-    "messages": MESSAGES,
-    "fuzz": FUZZ,
-    "calls": CALLS,
-    "texts": TEXTS,
-    "changes": CHANGES,
-}  # by their names in a theme
-
-
-class Place(Site, Protocol):
-    """What a client of any channel sees of the simulation."""
-
-    plan: "Plan"
-    responses: Counter[str]
-    catalog: "Catalog | None"
-
-    @property
-    def draining(self) -> bool:
-        """Whether the server ends."""
-
-    @property
-    def crashed(self) -> bool:
-        """Whether a worker has died: then any request may have been with it."""
-
-    def listening(self, peer: str) -> Any:
-        """Return the core of a gRPC server that listens, to which this client is connected or connects; None if there is none."""
-
-    def hang_up(self, peer: str) -> None:
-        """Close the connection of a client of gRPC."""
-
-
-class Caller(Protocol):
-    """A client of any channel."""
-
-    asked: int
-    done: bool
-
-    def begin(self) -> None:
-        """Start after a while."""
-
-    @property
-    def trace(self) -> str:
-        """The hash of all that it has received."""
+PAUSES = 0.2  # the share of its turns after which a client of a plan with quiet stretches pauses
+LATE = 0.03  # seconds after its deadline in which a request has its end: a timer's tick, and the threads that read and write long bodies
+SILENCE = 1.0  # seconds beyond the deadline after which a request hangs
 
 
 class ChannelClient:
-    """Does one thing after the other, until its turns are over. A subclass has `turn`, which calls `end` once."""
+    """Does one thing after the other, until its turns are over. A subclass has `turn`, which calls `end` once. Its draws are its own, so that it does the
+    same whichever other clients there are."""
 
-    def __init__(self, site: Place, index: int) -> None:
+    def __init__(self, site: "World", index: int) -> None:
         self.site = site
         self.index = index
         self.draw = random.Random(f"{site.plan.seed} client {index}")
@@ -118,112 +73,142 @@ class ChannelClient:
 
     @property
     def trace(self) -> str:
-        """See Caller."""
+        """The hash of all that it has received, and of when."""
         return self._hash.hexdigest()
 
     def broken(self, what: str) -> None:
         """Something is wrong."""
         self.site.broken(f"client {self.index}: {what}")
 
+    def came(self, line: Any) -> None:
+        """A piece of a body has come."""
 
-def fault_of_status(kind: str, status: int, *, kserve: bool) -> str:
-    """Return what is wrong with the status of an error; "" if it is right."""
-    table = KSERVE_STATUS if kserve else STATUS
-    if kind not in table:
-        return f"status {status} with an error that no table has: {kind!r}"
-    return "" if table[kind] == status else f"{kind} has status {status}, must be {table[kind]}"
+    # What is judged of every request.
 
+    def check_late(self, n: Any, until: float, since: float) -> None:
+        """A request that was sent at `since` has its end now, and should have had it at `until`."""
+        late = self.site.loop.now - until
+        if late > LATE and not self.site.stood_still(since):
+            self.broken(f"n={n}: it ended {late:.3f} s after its deadline")
 
-def widen(plan: "Plan", length: float) -> None:
-    """Add to a plan of about `length` seconds what its theme has of other channels. Nothing else of the plan depends on it."""
-    from tests.simulated.calls import REQUESTS_OF_STREAM
-    from tests.simulated.catalog import KINDS, draw_catalog
-    from tests.simulated.plans import drawn_faults
+    def check_hang(self, what: Any, since: float) -> None:
+        """Requests that were sent at `since` should have had their ends a while ago, and have none."""
+        if not self.site.stood_still(since):
+            self.broken(f"n={what}: no end {SILENCE:g} s after the deadline")
 
-    clients = plan.theme.clients
-    if "streams" in clients:
-        draw = random.Random(f"{plan.seed} channels")
-        base = draw.choice((0.002, 0.05, 0.3))
-        plan.workers["streams"] = replace(plan.workers["items"], base=base, per_row=base / 10)
-        plan.services["streams"] = plan.services["items"] | {
-            "max_batch_size": draw.choice((1, 4, 16)),
-            "stream_buffer": draw.choice((1, 4, 256)),
-        }
-        plan.http["stream_keep_alive"] = draw.choice((0.1, 3.0))
-    if "messages" in clients:
-        draw = random.Random(f"{plan.seed} messages")
-        plan.http |= {"websocket_in_flight": draw.choice((1, 4, 64)), "websocket_ping": draw.choice((1.0, 20.0))}
-        plan.http["websocket_ping"] = max(plan.http["websocket_ping"], plan.quiet / 100.0)  # hours have enough of them
-    if "texts" in clients:
-        draw = random.Random(f"{plan.seed} texts")
-        base = draw.choice((0.002, 0.05, 0.3))
-        plan.workers["texts"] = replace(plan.workers["items"], base=base, per_row=base / 10)
-        plan.services["texts"] = plan.services["items"] | {
-            "max_batch_size": draw.choice((1, 4, 16)),
-            "max_batch_cost": draw.choice((64, 256, 4096)),
-            "max_queue_size": draw.choice(
-                (8, 8, 64, 1024)
-            ),  # where it is short, they wait for their turns to come there
-        }
-        plan.knows_words = draw.random() < 0.5
-    if "calls" in clients:
-        plan.stream_requests = random.Random(f"{plan.seed} calls").choice(REQUESTS_OF_STREAM)
-    if "changes" in clients:
-        plan.catalog = draw_catalog(plan)
-        draw = random.Random(f"{plan.seed} changes")
-        kinds = [kind for kind in KINDS if draw.random() < 0.6]
-        if kinds:
-            plan.faults += drawn_faults(draw, kinds, list(plan.catalog.models), (0, 2, 6), length)
-            plan.faults.sort(key=lambda each: each.at)
-    for name, first in OTHERS.items():
-        plan.clients += range(first * FIRST, first * FIRST + clients.get(name, 0))
-    draw = random.Random(f"{plan.seed} fronts")
-    passed_on = "calls" in clients or "texts" in clients  # of which fronts do most
-    if draw.random() < (0.4 if passed_on else 0.25):
-        plan.fronts = draw.choice((1, 2, 3))
-        plan.faults += drawn_faults(draw, plan.theme.of_fronts, [""], (0, 1, 4), length)
-        plan.faults.sort(key=lambda each: each.at)
-        if "texts" in clients and draw.random() < 0.25:  # a front may have many more texts than connections
-            plan.http["max_connections"] = 6
-        if (
-            "texts" in clients and not plan.quiet and draw.random() < 0.5
-        ):  # what a front has of them must have its end, too
-            plan.drains_at = draw.uniform(0.1, min(length, 3.0))
-    plan.arenas = draw_arenas(plan)
-    if plan.arenas is not None:
-        mix = plan.theme.mix
-        plan.theme = replace(plan.theme, mix=mix._replace(tensors=mix.tensors / 2.0, filled=max(mix.filled, 0.3)))
-        for settings in plan.services.values():
-            settings["arena_bytes"] = plan.arenas.size
+    def check_error(self, ask: Any, kind: str, status: int, table: dict[str, int], also: Collection[str] = ()) -> None:
+        """`ask` has ended with an error: its own, or one that it may have for what the server is and what has befallen it, or one of `also`."""
+        if fault := fault_of_error(ask, kind, status, table, self.site.excused(ask) | {*also}):
+            self.broken(f"n={ask.n}: {fault}")
 
 
-def make_client(site: Place, index: int) -> Caller:
-    """Return the client of this number."""
-    from tests.simulated.calls import CallClient
-    from tests.simulated.fuzzing import FuzzClient
-    from tests.simulated.messages import MessageClient
-    from tests.simulated.streams import StreamClient
+class Incoming:
+    """What comes on one connection: the responses, whose bodies have a length or come in chunks. Its `client` has `came`, for a piece of a body, `answered`,
+    for a whole response, and `lost`."""
 
-    plan = site.plan
-    if index // FIRST == STREAMS:
-        return StreamClient(site, index)
-    if index // FIRST == MESSAGES:
-        return MessageClient(site, index)
-    if index // FIRST == FUZZ:
-        return FuzzClient(site, index)
-    if index // FIRST == CALLS:
-        return CallClient(site, index)
-    if index // FIRST == CHANGES:
-        from tests.simulated.changing import ChangeClient
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._buffer = bytearray()
+        self.open = True
+        self.ending = False  # the server has announced that it closes
+        self.status = 0  # of the response that comes
+        self.headers: dict[str, str] = {}
+        self.body = bytearray()  # of which has not been looked at
 
-        return ChangeClient(site, index)
-    kind = Client
-    if index // FIRST == TEXTS:
-        from tests.simulated.texts import TextClient
+    def received(self, data: bytes) -> None:
+        """Bytes have come."""
+        self._buffer += data
+        while self.open and (self._head() if not self.status else self._content()):
+            pass
 
-        kind = TextClient
-    return kind(
-        site, index, plan.seed,
-        turns=plan.turns, pace=plan.pace, quiet=plan.quiet, faults=plan.wrong, timeout=plan.timeout, theme=plan.theme,
-        waits=WAITS if plan.fronts and plan.arenas is not None else 0.0,
-    )  # fmt: skip
+    def _head(self) -> bool:
+        head, found, rest = self._buffer.partition(b"\r\n\r\n")
+        if found:
+            self._buffer = rest
+            first, *lines = head.decode("latin-1").split("\r\n")
+            self.headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+            self.status = int(first[9:12])
+        return bool(found)
+
+    def _content(self) -> bool:
+        if self.headers.get("transfer-encoding") != "chunked":
+            size = int(self.headers.get("content-length", 0))
+            return self._take(size, 0) and self._over()
+        line, found, _ = self._buffer.partition(b"\r\n")
+        if not found or not self._take(int(line, 16), len(line) + 2, after=2):
+            return False
+        if int(line, 16):
+            self._client.came(self)
+            return True
+        return self._over()
+
+    def _take(self, size: int, start: int, *, after: int = 0) -> bool:
+        end = start + size + after
+        if len(self._buffer) < end:
+            return False
+        self.body += self._buffer[start : start + size]
+        del self._buffer[:end]
+        return True
+
+    def _over(self) -> bool:
+        status, self.status = self.status, 0
+        self.ending |= self.headers.get("connection", "").lower() == "close"
+        self._client.answered(self, status)
+        self.body.clear()
+        return True
+
+    def closed(self) -> None:
+        """The server sends no more."""
+        if self.open:
+            self.open = False
+            self._client.lost(self)
+
+
+class Line(Incoming):
+    """One connection of a client that sends requests in their order."""
+
+    def __init__(self, client: Any, window: int | None) -> None:
+        super().__init__(client)
+        self.waiting: deque[Any] = deque()
+        self.left: list[Ask] = []  # what was waiting when the client left
+        self.fresh = True  # nothing has been sent
+        self.meant = 0  # bytes that are sent, or will be
+        self.slow = window is not None
+        self.excused = self.slow  # whether the server may close at any time
+        self.transport = client.site.connect(self, window)
+        if self.transport is None:
+            self.open = False
+
+    def received(self, data: bytes) -> None:
+        self._client.note(data)
+        super().received(data)
+
+    def closed(self) -> None:
+        self.excused |= self.transport is not None and self.transport.was_cut
+        super().closed()
+
+    def hang_up(self) -> None:
+        """Send no more; whatever the server does then is right."""
+        if self.open and self.transport is not None:
+            self.excused = True
+            self.transport.half_close()
+
+    def answers(self, status: int) -> Any:
+        """Return the request that this response is to; None if there is none, or it has no other end than that the connection closes."""
+        if not self.waiting:
+            if not (self.excused or (self.fresh and self.ending)):
+                self._client.broken(f"it got a response to nothing: {status} {bytes(self.body[:200])!r}")
+            return None
+        return self.waiting.popleft()
+
+    def add(self, asks: Sequence[Any]) -> None:
+        """These are sent."""
+        self.waiting += asks
+        self.fresh = False
+
+    def go_on(self, now: float) -> None:
+        """The server can begin the next request."""
+        if self.ending:
+            self.waiting.clear()  # what is behind it was never begun
+        if self.waiting:
+            self.waiting[0].since = now

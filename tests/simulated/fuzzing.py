@@ -3,16 +3,16 @@ of the table; the server must keep its promises to all others, and have nothing 
 
 import json
 import random
-from typing import Any
 
-from tests.simulated.asking import ERROR_HEADER, draw_ask, http
-from tests.simulated.channels import ChannelClient, fault_of_status
+from tests.simulated.asking import ERROR_HEADER, draw_ask, fault_of_status, http, tensor_document
+from tests.simulated.channels import ChannelClient, Incoming, Line
 from tests.simulated.messages import OPENING, TEXT, frame
-from tests.simulated.streams import Incoming
+from tests.simulated.models import KSERVE_STATUS, STATUS
 
 FIRST_NUMBER = 9 * 10**15  # no beginning of it is the number of another client's request
 _MOST = 100  # damaged requests at a time
-_SWITCHING = 101
+SWITCHING = 101
+_INSERTED = (b"\r\n", b"\r\n\r\n", b"\x00", b": ", b"0", b"-", b"\xff\xfe")
 
 
 def damaged(draw: random.Random, data: bytes, other: bytes) -> bytes:
@@ -29,11 +29,7 @@ def damaged(draw: random.Random, data: bytes, other: bytes) -> bytes:
         elif kind == "splice":
             data = data[:start] + other[draw.randrange(len(other)) :]
         elif kind == "insert":
-            data = (
-                data[:start]
-                + draw.choice((b"\r\n", b"\r\n\r\n", b"\x00", b": ", b"0", b"-", b"\xff\xfe"))
-                + data[start:]
-            )
+            data = data[:start] + draw.choice(_INSERTED) + data[start:]
         elif start < len(data):
             changed = data[start] ^ 1 << draw.randrange(8) if kind == "flip" else draw.randrange(256)
             data = data[:start] + bytes([changed]) + data[start + 1 :]
@@ -48,9 +44,8 @@ def valid(draw: random.Random, n: int, *, streams: bool) -> bytes:
         body = json.dumps({"n": n, "size": 2, "do": "ok", "at": 0, "mark": False, "pad": 0}).encode()
         return http("/infer/streams", body)
     if chance < 0.3:
-        tensor = {"name": "x", "datatype": "INT64", "shape": [1, 2], "data": [n, 0]}
-        message = json.dumps({"model_name": "tensors", "id": str(n), "inputs": [tensor]}).encode()
-        return OPENING + frame(TEXT, message, draw.randbytes(4)) * draw.choice((1, 3))
+        document, _ = tensor_document(n, 1, "ok", binary=False, wants_binary=False, model_name="tensors")
+        return OPENING + frame(TEXT, json.dumps(document).encode(), draw.randbytes(4)) * draw.choice((1, 3))
     asks = [draw_ask(draw, n + count, faults=0.0, timeout=1.0, small=True) for count in range(draw.choice((1, 1, 3)))]
     return b"".join(ask.data for ask in asks)
 
@@ -64,55 +59,49 @@ class FuzzClient(ChannelClient):
         streams = "streams" in self.site.plan.services
         numbers = (FIRST_NUMBER + self.number() for _ in range(2))
         data = damaged(draw, *[valid(draw, n, streams=streams) for n in numbers])
-        incoming = Incoming(self)
-        transport: Any = self.site.connect(incoming, None)
-        if transport is None:
+        line = Line(self, None)
+        if line.transport is None:
             self.end(1.0)
             return
         self.asked += 1
-        size = draw.choice((len(data), len(data), 1, 7, 100))
-        size = max(size, len(data) // _MOST)
+        size = max(draw.choice((len(data), len(data), 1, 7, 100)), len(data) // _MOST)
         for start in range(0, len(data), size):
-            transport.send(data[start : start + size])
-        self.later(draw.choice((0.0, 0.01, 0.5, 5.0)), self._go, incoming, transport)
+            line.transport.send(data[start : start + size])
+        self.later(draw.choice((0.0, 0.01, 0.5, 5.0)), self._go, line)
 
-    def _go(self, incoming: Incoming, transport: Any) -> None:
-        if incoming.open:
-            incoming.open = False
+    def _go(self, line: Line) -> None:
+        if line.open and line.transport is not None:
+            line.open = False
             if self.draw.random() < 0.5:
-                transport.half_close()
-                self.later(5.0, transport.reset)
+                line.transport.half_close()
+                self.later(5.0, line.transport.reset)
             else:
-                transport.reset()
+                line.transport.reset()
         self.end()
 
     # What comes back.
 
-    def came(self, incoming: Incoming) -> None:
-        """A piece of a stream has come."""
-        self.note(bytes(incoming.body))
-
-    def answered(self, incoming: Incoming, status: int) -> None:
+    def answered(self, line: Line, status: int) -> None:
         """A response is complete."""
-        self.note(b"%d end" % status + bytes(incoming.body))
         self.site.responses[f"damaged {status}"] += 1
-        if status == _SWITCHING:
-            incoming.open = False  # what follows is no HTTP
+        if status == SWITCHING:
+            line.open = False  # what follows is no HTTP
         elif status >= 400:
-            self._judge(status, incoming)
+            kind, table = error_of(line)
+            if fault := fault_of_status(kind or "", status, table) if kind is not None or status >= 500 else "":
+                self.broken(f"{fault}: {bytes(line.body)[:200]!r}")
 
-    def _judge(self, status: int, incoming: Incoming) -> None:
-        try:
-            error = json.loads(bytes(incoming.body))["error"]
-        except (ValueError, KeyError, TypeError):
-            if status >= 500:
-                self.broken(f"status {status} with a body that is no error: {bytes(incoming.body)[:200]!r}")
-            return
-        kserve = not isinstance(error, dict)
-        kind = incoming.headers.get(ERROR_HEADER, "") if kserve else error["type"]
-        if fault := fault_of_status(kind, status, kserve=kserve):
-            self.broken(f"{fault}: {bytes(incoming.body)[:200]!r}")
-
-    def lost(self, incoming: Incoming) -> None:
+    def lost(self, line: Line) -> None:
         """The connection has gone, as it may."""
         self.note(b"closed")
+
+
+def error_of(incoming: Incoming) -> tuple[str | None, dict[str, int]]:
+    """Return the error in a response, None if it has none, and the table of its protocol."""
+    try:
+        error = json.loads(bytes(incoming.body))["error"]
+    except (ValueError, KeyError, TypeError):
+        return None, STATUS
+    if isinstance(error, dict):
+        return str(error["type"]), STATUS
+    return incoming.headers.get(ERROR_HEADER, ""), KSERVE_STATUS

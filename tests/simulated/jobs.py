@@ -19,13 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.simulated.asking import Ask, _wanted, fault_of
+from tests.simulated.asking import Ask, fault_of, wanted_of
+from tests.simulated.channels import Incoming
 from tests.simulated.disk import Killed, SimulatedDisk, Storage
 from tests.simulated.loop import SimulatedLoop, T, Ts
 from tests.simulated.models import RAISED, STATUS
 from tests.simulated.plans import Plan, draw_plan
 from tests.simulated.processes import SimulatedProcess
-from tests.simulated.streams import Incoming
 from tests.simulated.transport import Ordered, SimulatedTransport
 from tests.simulated.watching import Watch
 from tests.simulated.world import OrderedAccount, Result, SimulatedServer, World, _simulated
@@ -422,7 +422,9 @@ class JobClient:
         lines: dict[str, Ask] = {}
         for number in range(draw.choice((1, 5, 60, 300))):
             do = draw.choice(_DOS) if draw.random() < faults else "ok"
-            ask = lines[f"r{number}"] = Ask(first + number, b"", False, 1, 0.0, _wanted(do), draw.choice((0, 0, 3000)))
+            ask = lines[f"r{number}"] = Ask(
+                first + number, b"", False, 1, 0.0, wanted_of(do), draw.choice((0, 0, 3000))
+            )
             ask.do, ask.sent = do, 0.0
         text = b"\n".join(
             json.dumps({"custom_id": each, "url": _PATH, "body": {"n": ask.n, "do": ask.do, "size": ask.size}}).encode()
@@ -507,7 +509,7 @@ class JobClient:
         if (status < 400) != good:
             return f"it has status {status}"
         also = frozenset({"ModelCrashed"} if self._world.crashed else ())
-        return fault_of(ask, status, {}, json.dumps(response["body"]).encode(), also=also)
+        return fault_of(ask, status, {}, json.dumps(response["body"]).encode(), also)
 
 
 def simulate_jobs(seed: int) -> Result:

@@ -2,21 +2,23 @@
 
 import json
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tests.simulated.asking import ANYTIME, BINARY_HEADER, CODE_OF, MODEL_FAULTS, Ask, fault_of_answer
-from tests.simulated.channels import ChannelClient, Place, fault_of_status
-from tests.simulated.models import RAISED
+from tests.simulated.asking import BINARY_HEADER, Ask, fault_of_answer, tensor_document, wanted_of
+from tests.simulated.channels import SILENCE, ChannelClient
+from tests.simulated.models import KSERVE_STATUS, RAISED
+
+if TYPE_CHECKING:
+    from tests.simulated.world import World
 
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 GOING_AWAY, NO_MEMORY = 1001, 1013
-LATE = 0.03  # seconds after its deadline in which a request has its end
-_SILENCE = 1.0  # seconds beyond the last deadline after which a request hangs
 _SHORT = 60.0  # seconds for which messages may wait unread, again and again, while memory is short
 OPENING = (
     b"GET /v2/ws HTTP/1.1\r\nHost: simulated\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 )
+_STYLES = (*("whole",) * 4, *("pieces",) * 2, "fragments", "cancel", "leave", "close", "slow")
 
 
 def frame(opcode: int, data: bytes, mask: bytes, *, fin: bool = True) -> bytes:
@@ -34,7 +36,7 @@ def frame(opcode: int, data: bytes, mask: bytes, *, fin: bool = True) -> bytes:
 class MessageClient(ChannelClient):
     """Sends some requests on its connection each turn, cancels some of them, and waits for all; or leaves before that. It is the Peer of its connection."""
 
-    def __init__(self, site: Place, index: int) -> None:
+    def __init__(self, site: "World", index: int) -> None:
         super().__init__(site, index)
         self._peer: _Incoming | None = None
         self._transport: Any = None
@@ -43,13 +45,12 @@ class MessageClient(ChannelClient):
         self._style = ""
         self._round = 0
         self._until = 0.0  # when all that was asked in this turn must have its end
+        self._short_of_memory = "max_waiting_bytes" in site.plan.http
 
     def turn(self) -> None:
         """Send some requests."""
         draw = self.draw
-        style = self._style = draw.choice(
-            (*("whole",) * 4, *("pieces",) * 2, "fragments", "cancel", "leave", "close", "slow")
-        )
+        style = self._style = draw.choice(_STYLES)
         if self._peer is None or style == "slow" or draw.random() < 0.1:
             self.leave()
             peer = self._peer = _Incoming(self)
@@ -58,14 +59,13 @@ class MessageClient(ChannelClient):
                 self._peer = None
                 self.end(1.0)
                 return
-        peer = self._peer
         self._round += 1
         asks = [self._drawn() for _ in range(draw.choice((1, 1, 3, 20)))]
         self.asked += len(asks)
         self._asks = {str(ask.n): ask for ask in asks}
         self._cancelled.clear()
         rounds = 1 + len(asks) // self.site.plan.http.get("websocket_in_flight", 1024)
-        wait = _SHORT if "max_waiting_bytes" in self.site.plan.http else 0.0
+        wait = _SHORT if self._short_of_memory else 0.0
         self._until = self.site.loop.now + rounds * max(ask.timeout for ask in asks) + wait
         data = b"".join(self._framed(ask.data) for ask in asks)
         if style == "cancel":
@@ -74,17 +74,14 @@ class MessageClient(ChannelClient):
                 data += self._frame(TEXT, json.dumps({"cancel": str(ask.n)}).encode())
         elif draw.random() < 0.1:
             data += self._frame(PING, b"%d" % self._round)
-        self._send(peer, data)
-        self.later(self._until + _SILENCE - self.site.loop.now, self._check_for_hangs, self._round)
+        size = draw.choice((1, 7, 1000)) if style == "pieces" else len(data)
+        for start in range(0, len(data), size):
+            self._transport.send(data[start : start + size])
+        self.later(self._until + SILENCE - self.site.loop.now, self._check_for_hangs, self._round)
         if style in ("leave", "close"):
             self.later(draw.choice((0.0, 0.001, 0.01, 0.1)), self._go, self._round)
         elif style == "slow":
             self.later(0.0, self._read_on, self._round)
-
-    def _send(self, peer: "_Incoming", data: bytes) -> None:
-        size = self.draw.choice((1, 7, 1000)) if self._style == "pieces" else len(data)
-        for start in range(0, len(data), size):
-            self._transport.send(data[start : start + size])
 
     def _frame(self, opcode: int, data: bytes, *, fin: bool = True) -> bytes:
         return frame(opcode, data, self.draw.randbytes(4), fin=fin)
@@ -102,35 +99,18 @@ class MessageClient(ChannelClient):
         """Return a request of a few rows, as JSON or in binary form."""
         draw, plan = self.draw, self.site.plan
         n, rows = self.number(), draw.choice((1, 1, 2, 30))
-        do = draw.choice((*RAISED, "crash", "hang", "unknown", "malformed")) if draw.random() < plan.wrong else "ok"
-        wanted = {"ok": "", "unknown": "ModelNotFound", "malformed": "InvalidRequest"}.get(do)
-        if wanted is None:
-            wanted = "ModelCrashed" if do in ("crash", "hang") else MODEL_FAULTS.get(do, do)
-        code = CODE_OF.get(do, 0)
-        data = [value for row in range(rows) for value in (n + row, 0 if row else code)]
-        tensor: dict[str, Any] = {"name": "x", "datatype": "INT64", "shape": [rows, 2]}
-        asked: dict[str, Any] = {
-            "model_name": "nothing" if do == "unknown" else "tensors",
-            "id": str(n),
-            "inputs": [tensor],
-        }
+        do = draw.choice((*RAISED, "crash", "hang", "unknown", "shape")) if draw.random() < plan.wrong else "ok"
+        fields: dict[str, Any] = {"model_name": "nothing" if do == "unknown" else "tensors"}
         timeout = plan.timeout
         if draw.random() < 0.2:
             timeout = draw.choice((0.002, 0.1, 1.0))
-            asked["parameters"] = {"timeout": round(timeout * 1e6)}
-        if do == "malformed":
-            tensor["shape"] = [rows, 3]
-        if draw.random() < 0.3:
-            asked["outputs"] = [{"name": "y", "parameters": {"binary_data": True}}]
-        if draw.random() < 0.3:
-            raw = struct.pack(f"<{len(data)}q", *data)
-            tensor["parameters"] = {"binary_data_size": len(raw)}
-            head = json.dumps(asked).encode()
-            message = struct.pack(">I", len(head)) + head + raw
-        else:
-            tensor["data"] = data
-            message = json.dumps(asked).encode()
-        return Ask(n, message, True, rows, timeout, wanted, sent=self.site.loop.now)
+            fields["parameters"] = {"timeout": round(timeout * 1e6)}
+        wants_binary, binary = draw.random() < 0.3, draw.random() < 0.3
+        document, raw = tensor_document(n, rows, do, binary=binary, wants_binary=wants_binary, **fields)
+        message = json.dumps(document).encode()
+        if binary:
+            message = struct.pack(">I", len(message)) + message + raw
+        return Ask(n, message, True, rows, timeout, wanted_of(do), sent=self.site.loop.now)
 
     def leave(self) -> None:
         """Close the connection."""
@@ -164,32 +144,30 @@ class MessageClient(ChannelClient):
         self.end()
 
     def _check_for_hangs(self, number: int) -> None:
-        late = self._round == number and bool(self._asks) and self._style != "slow"
-        if late and not self.site.stood_still(min(ask.sent for ask in self._asks.values())):
-            self.broken(f"{sorted(self._asks)} have no end {_SILENCE:g} s after their deadline")
+        if self._round == number and self._asks and self._style != "slow":
+            self.check_hang(sorted(self._asks), min(ask.sent for ask in self._asks.values()))
 
     # What comes back.
 
-    def came(self, opcode: int, data: bytes) -> None:
+    def frame_came(self, opcode: int, data: bytes) -> None:
         """A frame has come."""
         if opcode == PING:
             self._transport.send(self._frame(PONG, data))
         elif opcode == CLOSE:
             code = struct.unpack(">H", data[:2])[0]
             self.note(b"close %d" % code)
-            if code == GOING_AWAY or (code == NO_MEMORY and "max_waiting_bytes" in self.site.plan.http):
-                self._asks_end_without_answers(goes=code == GOING_AWAY)
-            else:
+            if code == GOING_AWAY and self.site.ready:
+                self.broken("the server goes away, and is ready")
+            elif code != GOING_AWAY and not (code == NO_MEMORY and self._short_of_memory):
                 self.broken(f"the server closes with {code}: {data[2:]!r}")
+            self._transport.send(self._frame(CLOSE, struct.pack(">H", GOING_AWAY)))
+            self._end_unread()
         elif opcode in (TEXT, BINARY):
             self.note(data)
             self._judge(opcode, data)
 
-    def _asks_end_without_answers(self, *, goes: bool) -> None:
-        """The server closes, and has not read what is left."""
-        if goes and self.site.ready:
-            self.broken("the server goes away, and is ready")
-        self._transport.send(self._frame(CLOSE, struct.pack(">H", GOING_AWAY)))
+    def _end_unread(self) -> None:
+        """The server has not read what is left."""
         self.leave()
         if self._asks:
             self._over()
@@ -198,40 +176,23 @@ class MessageClient(ChannelClient):
         size = struct.unpack(">I", data[:4])[0] if opcode == BINARY else len(data)
         head, raw = (data[4 : 4 + size], data[4 + size :]) if opcode == BINARY else (data, b"")
         found = json.loads(head)
-        if "max_waiting_bytes" in self.site.plan.http and "id" not in found and found.get("status") == 429:
-            self.leave()  # there was no memory to read the id: no client knows what has failed
-            if self._asks:
-                self._over()
+        if self._short_of_memory and "id" not in found and found.get("status") == 429:
+            self._end_unread()  # there was no memory to read the id: no client knows what has failed
             return
         ask = self._asks.pop(found.get("id", ""), None)
         if ask is None:
             self.broken(f"a response to nothing, or a second one: {data[:300]!r}")
             return
         self.site.responses[f"message {found.get('status', 200)}"] += 1
-        late = self.site.loop.now > self._until + LATE and self._style != "slow"
-        if late and not self.site.stood_still(ask.sent):
-            self.broken(f"n={ask.n}: it ended {self.site.loop.now - self._until:.3f} s after its deadline")
+        if self._style != "slow":
+            self.check_late(ask.n, self._until, ask.sent)
         if "error" in found:
-            self._judge_error(ask, found)
+            also = {"Cancelled"} if str(ask.n) in self._cancelled else ()
+            self.check_error(ask, found["type"], found["status"], KSERVE_STATUS, also)
         elif fault := fault_of_answer(ask, {BINARY_HEADER: str(len(head))} if raw else {}, head + raw):
             self.broken(f"n={ask.n}: {fault}")
         if not self._asks:
             self._over()
-
-    def _judge_error(self, ask: Ask, found: dict[str, Any]) -> None:
-        kind = found["type"]
-        if fault := fault_of_status(kind, found["status"], kserve=True):
-            self.broken(f"n={ask.n}: {fault}")
-        others = {"Cancelled"} if str(ask.n) in self._cancelled else set()
-        if self.site.crashed:
-            others.add("ModelCrashed")
-        if (
-            "max_waiting_bytes" in self.site.plan.http
-            or ask.rows > self.site.plan.services["tensors"]["max_queue_size"]
-        ):
-            others.add("TooLarge")
-        if kind != ask.wanted and kind not in ANYTIME | others:
-            self.broken(f"n={ask.n}: it got {kind}, must get {ask.wanted or 'its answer'}: {found['error'][:200]}")
 
     def refused(self, status: int) -> None:
         """The server does not open the WebSocket: too many are connected, or memory is short."""
@@ -267,26 +228,22 @@ class _Incoming:
 
     def _head(self) -> bool:
         head, found, rest = self._buffer.partition(b"\r\n\r\n")
-        if not found:
-            return False
-        if head.startswith(b"HTTP/1.1 101"):
+        if found and head.startswith(b"HTTP/1.1 101"):
             self._opened = True
             self._buffer = rest
             return True
-        self.refused = True
-        self.open = False
-        self._client.later(0.0, self._client.refused, int(head[9:12]))
+        if found:
+            self.refused = True
+            self.open = False
+            self._client.later(0.0, self._client.refused, int(head[9:12]))
         return False
 
     def _frame(self) -> bool:
-        buffer = self._buffer
+        buffer, start = self._buffer, 2
         if len(buffer) < 2:
             return False
-        size, start = buffer[1], 2
-        if size >= 126:
+        if (size := buffer[1]) >= 126:
             start = 4 if size == 126 else 10
-            if len(buffer) < start:
-                return False
             size = int.from_bytes(buffer[2:start], "big")
         if len(buffer) < start + size:
             return False
@@ -294,7 +251,7 @@ class _Incoming:
         del buffer[: start + size]
         if not opcode & 128:
             self._client.broken("the server sent a fragment")
-        self._client.came(opcode & 15, data)
+        self._client.frame_came(opcode & 15, data)
         return True
 
     def closed(self) -> None:

@@ -16,11 +16,7 @@ STATUS = {
     "ModelCrashed": 500,
 }  # fmt: skip
 KSERVE_STATUS = STATUS | {"ValidationFailed": 400, "Conflict": 400}
-RAISED = (
-    *STATUS,
-    "ValueError",
-    "KeyError",
-)  # what a model may raise for an item; what is not Weir's becomes a ModelError
+RAISED = (*STATUS, "ValueError", "KeyError")  # by a model for an item; what is not Weir's becomes a ModelError
 ASKED = "the item asked for"  # the beginning of the message of each of them
 OTHERS = ("returns", "unwritable", "few", "many", "crash", "hang")
 
@@ -41,11 +37,13 @@ def answer_to(n: int) -> int:
     return (n * n + 7 * n) % 1_000_003
 
 
-def raised(name: str) -> Exception:
-    """Return the exception of this name."""
-    kind: Any = getattr(errors, name, None) or {"ValueError": ValueError, "KeyError": KeyError}[name]
-    error: Exception = kind(f"{ASKED} {name}")
-    return error
+def happen(do: str) -> None:
+    """Raise what is to be raised."""
+    if do in ("crash", "hang"):
+        raise Crash if do == "crash" else Hang
+    if do in RAISED:
+        kind: type[Exception] = getattr(errors, do, None) or {"ValueError": ValueError, "KeyError": KeyError}[do]
+        raise kind(f"{ASKED} {do}")
 
 
 class Items(Model):
@@ -53,18 +51,13 @@ class Items(Model):
 
     def preprocess(self, item: Any) -> Any:
         if item["do"].startswith("pre:"):
-            raise raised(item["do"][4:])
+            happen(item["do"][4:])
         return item
 
     def predict(self, batch: list[Any]) -> list[Any]:
         wanted = [item["do"] for item in batch]
         for do in wanted:
-            if do == "crash":
-                raise Crash
-            if do == "hang":
-                raise Hang
-            if do in RAISED:
-                raise raised(do)
+            happen(do)
         answers = [self.answer(item) for item in batch]
         if "few" in wanted:
             return answers[:-1]
@@ -79,7 +72,7 @@ class Items(Model):
 
 
 # What the second column of the tensor says.
-CODES = {1: "crash", 2: "hang", **dict(enumerate(RAISED, 10))}
+CODES = {0: "ok", 1: "crash", 2: "hang", **dict(enumerate(RAISED, 10))}
 
 
 class Tensors(Model):
@@ -91,12 +84,7 @@ class Tensors(Model):
     def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
         x = batch["x"]
         for code in np.unique(x[:, 1]):
-            if code == 1:
-                raise Crash
-            if code == 2:
-                raise Hang
-            if code:
-                raise raised(CODES[int(code)])
+            happen(CODES[int(code)])
         n = x[:, 0] % 1_000_003  # so that its square is no larger than an INT64
         return {"y": np.stack([x[:, 0], (n * n + 7 * n) % 1_000_003], axis=1)}
 
@@ -120,12 +108,7 @@ class Streams(Model):
         parts: dict[int, Any] = {}
         for index, item in going.items():
             do = item["do"] if part == item["at"] else "ok"
-            if do == "crash":
-                raise Crash
-            if do == "hang":
-                raise Hang
-            if do in RAISED:
-                raise raised(do)
+            happen(do)
             answer: Any = {"n": item["n"], "part": part, "pad": "x" * min(item["pad"], _LONGEST)}
             if do == "outside":
                 parts[1000] = answer

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.simulated.arenas import ArenaPlan
-from tests.simulated.catalog import CatalogPlan
-from tests.simulated.channels import widen
-from tests.simulated.clients import PAUSES
+from tests.simulated.arenas import ArenaPlan, draw_arenas
+from tests.simulated.calls import REQUESTS_OF_STREAM
+from tests.simulated.catalog import KINDS, CatalogPlan, draw_catalog
+from tests.simulated.channels import FIRST, PAUSES
 from tests.simulated.models import Items, Tensors
 from tests.simulated.probing import INTERVALS
-from tests.simulated.themes import PLAIN, Theme, draw_theme
+from tests.simulated.themes import CHANNELS, Theme, draw_theme
 from tests.simulated.workers import WorkerPlan
 
 from weir.model import Model
@@ -46,9 +46,9 @@ class Plan:
     quiet: float  # seconds of a pause, on average: 0 for a plan that has none
     wrong: float
     timeout: float
-    drains_at: float | None
-    coarse: bool
-    probes: float  # seconds between two probes of readiness
+    drains_at: float | None = None
+    coarse: bool = False
+    probes: float = 1000.0  # seconds between two probes of readiness
     knows_words: bool = False  # whether texts are tokenized at once
     stream_requests: int = 0  # of one stream over gRPC that may be under way; 0: there is no gRPC
     fronts: int = 0  # how many processes have the connections; 0 for the server's own
@@ -89,13 +89,14 @@ def draw_plan(seed: int, *, turns: int | None = None) -> Plan:
     if quiet:  # it is long, not busy
         turns = max(turns, 100 // sum(theme.clients.values()))
     length = turns * (pace + 0.05 + PAUSES * quiet)
-    faults = drawn_faults(random.Random(f"{seed} faults"), theme.faults, list(MODELS), (0, 2, 6), length)
     plan = Plan(
-        seed, theme, http, services, workers, list(range(theme.clients.get(PLAIN, 0))), faults, turns, pace, quiet,
-        draw.choice((0.0, 0.05, 0.3, 0.5)), timeout, _drains_at(draw, faults, length) if draw.random() < 0.4 else None, draw.random() < 0.5,
-        max(draw.choice(INTERVALS), quiet / 100.0),
-    )  # fmt: skip
-    widen(plan, length)
+        seed, theme, http, services, workers, [], [], turns, pace, quiet, draw.choice((0.0, 0.05, 0.3, 0.5)), timeout
+    )
+    _add_faults(plan, random.Random(f"{seed} faults"), theme.faults, list(MODELS), (0, 2, 6), length)
+    plan.drains_at = _drains_at(draw, plan.faults, length) if draw.random() < 0.4 else None
+    plan.coarse = draw.random() < 0.5
+    plan.probes = max(draw.choice(INTERVALS), quiet / 100.0)
+    _widen(plan, length)
     plan.kept_faults = list(range(len(plan.faults)))
     return plan
 
@@ -107,21 +108,79 @@ def _draw_workers(draw: random.Random, workers: dict[str, WorkerPlan], services:
         services[name]["drain_timeout"] = draw.choice((DRAIN, DRAIN, DRAIN, DRAIN, 1.0, 0.05))
 
 
-def drawn_faults(
-    draw: random.Random, kinds: Sequence[str], models: Sequence[str], incidents: Sequence[int], length: float
-) -> list[Fault]:
-    """Return faults of `kinds`. They come as incidents, of one model and soon one after another: what has begun is to be met by the next.
+def _add_faults(
+    plan: Plan,
+    draw: random.Random,
+    kinds: Sequence[str],
+    models: Sequence[str],
+    incidents: Sequence[int],
+    length: float,
+) -> None:
+    """Add faults of `kinds`. They come as incidents, of one model and soon one after another: what has begun is to be met by the next.
 
     There is one more for each hour, so that something happens in it.
     """
-    faults = []
     number = draw.choice(incidents)
     for _ in range(number and number + int(length / 3600.0)):
         at, model = draw.uniform(0.0, length), draw.choice(models)
         for _ in range(draw.choice((1, 1, 2, 4))):
-            faults.append(Fault(at, draw.choice(kinds), model))
+            plan.faults.append(Fault(at, draw.choice(kinds), model))
             at += draw.expovariate(1.0 / draw.choice((0.01, 0.3)))
-    return sorted(faults, key=lambda each: each.at)
+    plan.faults.sort(key=lambda each: each.at)
+
+
+def _widen(plan: Plan, length: float) -> None:
+    """Add to a plan of about `length` seconds what its theme has of other channels. Nothing else of the plan depends on it."""
+
+    def draws(what: str) -> random.Random:
+        return random.Random(f"{plan.seed} {what}")
+
+    clients = plan.theme.clients
+    for name, what in (("streams", "channels"), ("texts", "texts")):
+        if name in clients:
+            draw = draws(what)
+            base = draw.choice((0.002, 0.05, 0.3))
+            plan.workers[name] = replace(plan.workers["items"], base=base, per_row=base / 10)
+            settings = plan.services[name] = plan.services["items"] | {"max_batch_size": draw.choice((1, 4, 16))}
+            if name == "streams":
+                settings["stream_buffer"] = draw.choice((1, 4, 256))
+                plan.http["stream_keep_alive"] = draw.choice((0.1, 3.0))
+            else:
+                settings["max_batch_cost"] = draw.choice((64, 256, 4096))
+                settings["max_queue_size"] = draw.choice(
+                    (8, 8, 64, 1024)
+                )  # where it is short, they wait for their turns
+                plan.knows_words = draw.random() < 0.5
+    if "messages" in clients:
+        draw = draws("messages")
+        plan.http |= {"websocket_in_flight": draw.choice((1, 4, 64)), "websocket_ping": draw.choice((1.0, 20.0))}
+        plan.http["websocket_ping"] = max(plan.http["websocket_ping"], plan.quiet / 100.0)  # hours have enough of them
+    if "calls" in clients:
+        plan.stream_requests = draws("calls").choice(REQUESTS_OF_STREAM)
+    if "changes" in clients:
+        plan.catalog = draw_catalog(plan)
+        draw = draws("changes")
+        if kinds := [kind for kind in KINDS if draw.random() < 0.6]:
+            _add_faults(plan, draw, kinds, list(plan.catalog.models), (0, 2, 6), length)
+    plan.clients += [
+        number * FIRST + index for number, name in enumerate(CHANNELS) for index in range(clients.get(name, 0))
+    ]
+    draw, passed_on = draws("fronts"), "calls" in clients or "texts" in clients  # of which fronts do most
+    if draw.random() < (0.4 if passed_on else 0.25):
+        plan.fronts = draw.choice((1, 2, 3))
+        _add_faults(plan, draw, plan.theme.of_fronts, [""], (0, 1, 4), length)
+        if "texts" in clients and draw.random() < 0.25:  # a front may have many more texts than connections
+            plan.http["max_connections"] = 6
+        if (
+            "texts" in clients and not plan.quiet and draw.random() < 0.5
+        ):  # what a front has of them must have its end, too
+            plan.drains_at = draw.uniform(0.1, min(length, 3.0))
+    plan.arenas = draw_arenas(plan)
+    if plan.arenas is not None:
+        mix = plan.theme.mix
+        plan.theme = replace(plan.theme, mix=mix._replace(tensors=mix.tensors / 2.0, filled=max(mix.filled, 0.3)))
+        for settings in plan.services.values():
+            settings["arena_bytes"] = plan.arenas.size
 
 
 def _drains_at(draw: random.Random, faults: list[Fault], length: float) -> float:

@@ -3,14 +3,17 @@
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from tests.simulated.asking import Ask
-from tests.simulated.clients import Line, Site
+from tests.simulated.channels import Line
 
 from weir.telemetry.exposition import Exposition
+
+if TYPE_CHECKING:
+    from tests.simulated.world import World
 
 INTERVALS = (5.0, 10.0, 10.0, 30.0)  # seconds between two probes
 FOLLOWS = 1.0  # seconds within which readiness follows what it depends on
@@ -24,7 +27,7 @@ class Prober:
     reads the metrics, whose counts must not fall. The server closes its connection when it has been idle for too long, and it connects again.
     """
 
-    def __init__(self, site: Site, *, interval: float, scrapes: int) -> None:
+    def __init__(self, site: "World", *, interval: float, scrapes: int) -> None:
         self.site = site
         self._interval = interval
         self._scrapes = scrapes
@@ -40,8 +43,8 @@ class Prober:
     def stop(self) -> None:
         """Probe no more, and leave."""
         self.done = True
-        if self._line is not None and self._line.open and self._line.transport is not None:
-            self._line.transport.half_close()
+        if self._line is not None:
+            self._line.hang_up()
 
     def _probe(self) -> None:
         if self.done:
@@ -61,7 +64,7 @@ class Prober:
         ask = Ask(0, _SCRAPE if scrape else _PROBE, False, 0, FOLLOWS, "")
         ask.sent = ask.since = self.site.loop.now
         if not line.ending and not line.transport.is_closing():
-            line.waiting.append(ask)
+            line.add([ask])
             line.transport.send(ask.data)
         self.site.loop.call_later(self._interval, self._probe)
 
@@ -70,15 +73,12 @@ class Prober:
     def note(self, data: bytes) -> None:
         """Probes are no part of the trace: the metrics have times of the real clock."""
 
-    def answered(self, line: Line, status: int, headers: dict[str, str], body: bytes) -> None:
+    def answered(self, line: Line, status: int) -> None:
         """The answer to a probe has come."""
-        if headers.get("connection", "").lower() == "close":
-            line.ending = True
-        if not line.waiting:
-            if not line.ending:
-                self.site.broken(f"a probe got a response to nothing: {status} {body[:200]!r}")
+        ask, body = line.answers(status), bytes(line.body)
+        if ask is None:
             return
-        if line.waiting.popleft().data is _SCRAPE:
+        if ask.data is _SCRAPE:
             self._read_metrics(status, body)
             return
         if status == 429:  # memory is short, or the connections are
@@ -86,6 +86,10 @@ class Prober:
         ready = self.site.ready
         if ready is not None and status != (200 if ready else 503):
             self.site.broken(f"a probe got {status} although ready is {ready}: {body[:200]!r}")
+
+    def broken(self, what: str) -> None:
+        """Something is wrong."""
+        self.site.broken(f"a prober: {what}")
 
     def _read_metrics(self, status: int, body: bytes) -> None:
         if status != 200:

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,6 @@ from tests.simulated.disk import SimulatedDisk
 from tests.simulated.jobs import JobWorld, simulate_jobs
 
 from weir.jobs.store import Disk
-
-SEEDS = range(16)
-
-
-def faults(seeds: Sequence[int] = SEEDS) -> list[str]:
-    return [f"{seed}: {fault}" for seed in seeds if (fault := simulate_jobs(seed).fault)]
 
 
 def test_jobs_have_their_ends_on_a_disk_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,19 +21,17 @@ def test_jobs_have_their_ends_on_a_disk_that_fails(monkeypatch: pytest.MonkeyPat
         die(self, power=power)
 
     monkeypatch.setattr(JobWorld, "die", counted)
-    assert faults() == []
+    assert [f"{seed}: {fault}" for seed in range(16) if (fault := simulate_jobs(seed).fault)] == []
     assert died.count(True) > 0
     assert died.count(False) > 5
 
 
 def test_a_seed_of_jobs_replays_to_the_byte() -> None:
-    seed = 16
-    here = simulate_jobs(seed)
     again = subprocess.run(
-        [sys.executable, "-m", "tests.simulated", "--disk", "--seed", str(seed)],
+        [sys.executable, "-m", "tests.simulated", "--disk", "--seed", "16"],
         env=os.environ | {"PYTHONHASHSEED": "1"}, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert f"trace {here.trace}" in again.stdout
+    assert f"trace {simulate_jobs(16).trace}" in again.stdout
 
 
 def test_files_that_are_not_durable_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tests.simulated.asking import ANYTIME, CODE_OF, MODEL_FAULTS, Ask, http
+from tests.simulated.asking import ANYTIME, CODE_OF, Ask, http, wanted_of
 from tests.simulated.clients import Client
-from tests.simulated.models import ASKED, CODES, RAISED, STATUS, Crash, Hang, answer_to, raised
+from tests.simulated.models import ASKED, CODES, RAISED, STATUS, answer_to, happen
 from tests.text_server.text_models import Words
 
 from weir.errors import Draining, InvalidRequest, WeirError
@@ -28,6 +28,8 @@ from weir.text_server.requests import SMALL_REQUEST, EncodeRequest
 from weir.text_server.tokenizing import TokenizerThreads
 
 if TYPE_CHECKING:
+    from tests.simulated.world import World
+
     from weir.protocols import HttpSettings
     from weir.serving.handle import ModelHandle
 
@@ -64,9 +66,7 @@ def shown(api: str, kind: str) -> tuple[Any, ...]:
 def vector_of(ids: Sequence[int]) -> list[float]:
     """Return the vector of a text with these tokens."""
     kept = ids[:LONGEST]
-    return [
-        float(each) for each in (len(kept), kept[0] % _MODULUS, sum(kept) % _MODULUS, answer_to(kept[0]) % _MODULUS)
-    ]
+    return [float(len(kept)), *(float(each % _MODULUS) for each in (kept[0], sum(kept), answer_to(kept[0])))]
 
 
 class Numbers(Words):
@@ -89,12 +89,7 @@ class Vectors(Model):
     def predict(self, batch: list[Tokens | bytes]) -> list[Any]:
         texts = [np.frombuffer(item if isinstance(item, bytes) else item[0], "<i4").tolist() for item in batch]
         for text in texts:
-            if text[1] == 1:
-                raise Crash
-            if text[1] == 2:
-                raise Hang
-            if text[1]:
-                raise raised(CODES[text[1]])
+            happen(CODES[text[1]])
         return [np.array(vector_of(text), np.float32) for text in texts]
 
     @classmethod
@@ -208,9 +203,9 @@ class Question:
         """Return what is wrong with this response; "" if it is right."""
         try:
             found = json.loads(body)
-            return (
-                self._fault_of_answer(ask, found) if status == 200 else self._fault_of_error(ask, status, found, also)
-            )
+            if status == 200:
+                return self._fault_of_answer(ask, found)
+            return self._fault_of_error(ask, status, found, also)
         except (ValueError, KeyError, TypeError) as failure:
             return f"status {status} with a body of another form ({failure!r}): {body[:200]!r}"
 
@@ -233,20 +228,18 @@ class Question:
     def _fault_of_error(self, ask: Ask, status: int, found: Any, also: frozenset[str]) -> str:
         if not ask.named and status in [STATUS[kind] for kind in ANYTIME]:
             return ""  # its path had not arrived: what had may be that of another protocol
-        if self._api == "tei":
-            has: tuple[Any, ...] = status, found["error_type"]
-        else:
-            has = status, found["error"]["type"], found["error"]["code"]
+        has: tuple[Any, ...] = (
+            (status, found["error_type"])
+            if self._api == "tei"
+            else (status, found["error"]["type"], found["error"]["code"])
+        )
         if not has[1] and status == 503:
             return ""
-        may = {*ANYTIME, *ask.extra, *also, *([ask.wanted] if ask.wanted else [])}
+        may = {*ask.extra, *also, *([ask.wanted] if ask.wanted else [])}
         right = has in [shown(self._api, kind) for kind in may]
         return "" if right else f"it got {has}, must get {ask.wanted or 'its answer'}: {str(found)[:300]}"
 
 
-_ERRORS = {
-    code: "ModelCrashed" if do in ("crash", "hang") else MODEL_FAULTS.get(do, do) for do, code in CODE_OF.items()
-}
 _WRONG_INPUTS: tuple[Any, ...] = ([], 5, {"a": 1}, [5.5], [None])
 
 
@@ -267,17 +260,15 @@ def draw_texts(draw: random.Random, n: int, *, faults: float, timeout: float, sm
     texts = [_draw_text(draw, n + place, faults / count, small=small) for place in range(count)]
     if count > 1 and draw.random() < 0.2:  # equal texts are computed once
         texts[-1] = texts[0]
-    errors = {_ERRORS[text[1]] for text in texts if text[1]}
+    errors = {wanted_of(CODES[text[1]]) for text in texts if text[1]}
     as_ids = draw.random() < 0.2
     listed: list[Any] = texts if as_ids else [" ".join(map(str, text)) for text in texts]
     sent: Any = listed[0] if count == 1 and draw.random() < 0.7 else listed
     api = draw.choice(("openai", "openai", "tei"))
     packed = api == "openai" and draw.random() < 0.3
-    document: dict[str, Any] = (
-        {"input": sent, "model": NAME} if api == "openai" else {"inputs": sent, "normalize": False}
-    )
-    if packed:
-        document["encoding_format"] = "base64"
+    document: dict[str, Any] = {"inputs": sent, "normalize": False}
+    if api == "openai":
+        document = {"input": sent, "model": NAME} | ({"encoding_format": "base64"} if packed else {})
     wanted, extra = (min(errors) if errors else ""), frozenset(errors)
     if draw.random() < faults / 3:
         wanted, extra = _damage(draw, document, api), frozenset()
@@ -288,11 +279,8 @@ def draw_texts(draw: random.Random, n: int, *, faults: float, timeout: float, sm
         headers = (f"X-Request-Timeout: {limit}",)
     if draw.random() < 0.1:
         headers += ("X-Client-Id: somebody",)
-    body = json.dumps(document).encode()
-    path = {"openai": "/v1/embeddings", "tei": "/embed"}[api]
-    ask = Ask(n, http(path, body, headers), False, count, limit, wanted, extra=extra)
-    ask.judged_by = Question(api, texts, packed)
-    return ask
+    data = http({"openai": "/v1/embeddings", "tei": "/embed"}[api], json.dumps(document).encode(), headers)
+    return Ask(n, data, False, count, limit, wanted, extra=extra, judged_by=Question(api, texts, packed))
 
 
 def _damage(draw: random.Random, document: dict[str, Any], api: str) -> str:
@@ -316,10 +304,11 @@ def _damage(draw: random.Random, document: dict[str, Any], api: str) -> str:
 class TextClient(Client):
     """Asks for the vectors of texts, in all the ways in which clients of HTTP send, read and leave."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._number = FIRST_TEXT + self.index % 1000 * 1_000_000
+    def __init__(self, site: "World", index: int) -> None:
+        super().__init__(site, index)
+        self._number = FIRST_TEXT + index % 1000 * 1_000_000
 
-    def _ask(self, small: bool, long: bool) -> Ask:
-        self._number += 100
-        return draw_texts(self._draw, self._number, faults=self._faults, timeout=self.timeout, small=small)
+    def ask(self, *, small: bool, long: bool) -> Ask:
+        """See Client."""
+        plan = self.site.plan
+        return draw_texts(self.draw, self.number(), faults=plan.wrong, timeout=plan.timeout, small=small)

@@ -14,18 +14,8 @@ from tests.simulated.asking import Mix, draw_mix
 
 T = TypeVar("T")
 
-STYLES = (
-    *("whole",) * 8,
-    *("pieces",) * 2,
-    "bytes",
-    *("pipeline",) * 6,
-    *("mixed",) * 2,
-    *("leave",) * 2,
-    *("half-close",) * 2,
-    *("slow",) * 2,
-    "stall",
-    "garbage",
-)
+_OFTEN = {"whole": 8, "pieces": 2, "bytes": 1, "pipeline": 6, "mixed": 2, "leave": 2, "half-close": 2, "slow": 2}
+STYLES = (*(style for style, times in _OFTEN.items() for _ in range(times)), "stall", "garbage")
 KINDS = ("kill", "reload", "add", "remove", "callers_leave")
 OF_STREAMS = (*("read",) * 4, "leave", "leave soon", "half-close", *("slow",) * 2)
 OF_FRONTS = ("front_kill", "front_stop")
@@ -34,26 +24,19 @@ EVERYTHING = 0.15  # the share of seeds whose theme leaves nothing out
 WORK = (40, 120, 120, 400)  # turns of all clients together: a world is short, so that there are many
 
 
-CHANNELS = {
-    PLAIN: 0.8,
-    "streams": 0.25,
-    "messages": 0.25,
-    "fuzz": 0.2,
-    "calls": 0.25,
-    "texts": 0.25,
-    "changes": 0.3,
-}  # in how many themes each is
+# In how many themes each channel is, in the order of the numbers of their clients (see channels.FIRST).
+CHANNELS = {PLAIN: 0.8, "streams": 0.25, "messages": 0.25, "fuzz": 0.2, "calls": 0.25, "texts": 0.25, "changes": 0.3}
 
 
 @dataclass(frozen=True)
 class Theme:
-    """What a server has, and how often."""
+    """What a server has, and how often. `clients`: how many, by their channel."""
 
     styles: tuple[str, ...]
     mix: Mix
     faults: tuple[str, ...]
     of_fronts: tuple[str, ...]
-    clients: dict[str, int] = field(default_factory=dict)  # by their channel
+    clients: dict[str, int] = field(default_factory=dict)
     turns: int = 10
     of_streams: tuple[str, ...] = OF_STREAMS
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tests.simulated.asking import Ask, number_of
+from tests.simulated.channels import LATE
 from tests.simulated.models import ASKED
 from tests.simulated.plans import MODELS
 
@@ -16,7 +17,6 @@ from weir.serving.service import Service
 if TYPE_CHECKING:
     from tests.simulated.world import World
 
-BOUND = 0.03  # seconds after its deadline in which a request has its end: a timer's tick, and the threads that read and write long bodies
 ROUNDING = 1e-9  # seconds: sums of instants differ in the last digit
 
 
@@ -90,7 +90,7 @@ class Watch(Observer):
         for request in requests:
             if self.open.pop(id(request), None) is None:
                 self._world.broken(f"a request ended twice, or was never accepted: {error!r}")
-            if now > request.deadline + BOUND:
+            if now > request.deadline + LATE:
                 self._world.broken(f"a request ended {now - request.deadline:.3f} s after its deadline ({error!r})")
             if error is None and now > request.deadline + ROUNDING:
                 self._world.broken(f"a request was answered {now - request.deadline:.3g} s after its deadline")
@@ -117,7 +117,7 @@ class Watch(Observer):
             if request.deadline < dispatch.at - ROUNDING:
                 self._world.broken(f"a request began {dispatch.at - request.deadline:.3g} s after its deadline")
             since = self._gone.get(number_of(request.payload), math.inf) if self._gone else math.inf
-            if dispatch.at > since + BOUND and request.arrival < since + 1.0:  # a damaged request may have any number
+            if dispatch.at > since + LATE and request.arrival < since + 1.0:  # a damaged request may have any number
                 self._world.broken(f"a request began {dispatch.at - since:.3g} s after its caller had left")
 
     def refused(self, model: str, frontend: str, error: WeirError) -> None:

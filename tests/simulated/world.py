@@ -17,20 +17,25 @@ from functools import partial
 from typing import Any
 
 from tests.simulated.arenas import Arenas
-from tests.simulated.asking import Ask, fault_of
+from tests.simulated.asking import ANYTIME, Ask, fault_of
+from tests.simulated.calls import CallClient
 from tests.simulated.catalog import Catalog
-from tests.simulated.channels import make_client
+from tests.simulated.changing import ChangeClient
+from tests.simulated.channels import FIRST, LATE
 from tests.simulated.clients import Client
 from tests.simulated.fronts import OrderedSharedAccount, SimulatedFronts, SimulatedFrontsServer, config_of
+from tests.simulated.fuzzing import FuzzClient
 from tests.simulated.grpc_core import SimulatedCore, SimulatedCygrpc, simulated_core
 from tests.simulated.loop import SimulatedLoop, SimulatedThreads, Stuck
+from tests.simulated.messages import MessageClient
 from tests.simulated.models import Streams
 from tests.simulated.plans import MODELS, Fault, Plan
 from tests.simulated.probing import FOLLOWS, Prober, counted_requests, wrong_counts
 from tests.simulated.relaying import simulated_channels
-from tests.simulated.texts import SimulatedTexts, Vectors
+from tests.simulated.streams import StreamClient
+from tests.simulated.texts import SimulatedTexts, TextClient, Vectors
 from tests.simulated.transport import Ordered, Peer, SimulatedTransport
-from tests.simulated.watching import BOUND, ROUNDING, CountedService, Watch
+from tests.simulated.watching import ROUNDING, CountedService, Watch
 from tests.simulated.workers import SimulatedExecutor
 
 from weir.catalog.manager import Manager
@@ -58,7 +63,8 @@ _UNTIL_CALLERS_LEAVE = (0.0, 0.002, 0.05)  # seconds
 _MEETS_WITHIN = 5.0  # seconds
 _ROUND, _ROUNDS = 0.01, 100  # seconds, and how often, until a model has requests that wait
 SILENCE = 1000.0  # seconds after which some client has asked for something, but for pauses
-OF_CHANNELS: dict[str, type[Model]] = {"streams": Streams, "texts": Vectors}  # which only some plans have
+ALL_MODELS: dict[str, type[Model]] = MODELS | {"streams": Streams, "texts": Vectors}
+_CLIENTS = (Client, StreamClient, MessageClient, FuzzClient, CallClient, TextClient, ChangeClient)  # by their numbers
 
 
 class OrderedAccount(Account):
@@ -188,25 +194,22 @@ class World:
         self.responses[str(status)] += 1
         if headers.get("content-encoding") == "gzip":
             body = gzip.decompress(body)
-        fault = fault_of(ask, status, headers, body, also=self._excuses(ask, body))
+        also = self.excused(ask)
+        if self.plan.wrong and not ask.kserve and b"must be one for each" in body:
+            also |= {"ModelError"}
+        fault = fault_of(ask, status, headers, body, also)
         late = self.loop.now - ask.since - ask.timeout
-        if not fault and on_time and late > BOUND and not self.stood_still(ask.since):
+        if not fault and on_time and late > LATE and not self.stood_still(ask.since):
             fault = f"it ended {late:.3f} s after its deadline"
         if fault:
             self.broken(f"n={ask.n}: {fault}")
 
-    def _excuses(self, ask: Ask, body: bytes) -> frozenset[str]:
-        """Return the errors that a request may have for what it and the server are."""
+    def excused(self, ask: Ask) -> frozenset[str]:
+        """Return the errors that a request may have for what it and the server are, and for what has befallen that."""
         name = "tensors" if ask.kserve else "items" if ask.judged_by is None else "texts"
-        large = ask.rows > self.plan.services[name]["max_queue_size"]
-        large |= "max_waiting_bytes" in self.plan.http
+        large = ask.rows > self.plan.services[name]["max_queue_size"] or "max_waiting_bytes" in self.plan.http
         large |= self.plan.arenas is not None and len(ask.data) > self.plan.arenas.size
-        wrong = {"ModelError"} if self.plan.wrong and not ask.kserve and b"must be one for each" in body else {}
-        return (
-            frozenset(wrong)
-            | frozenset({"ModelCrashed"} if self.crashed else ())
-            | frozenset({"TooLarge"} if large else ())
-        )
+        return ANYTIME | ({"ModelCrashed"} if self.crashed else set()) | ({"TooLarge"} if large else set())
 
     async def run(self) -> None:
         """Run the plan, and check what is left of it."""
@@ -249,7 +252,7 @@ class World:
 
     def make_clients(self) -> list[Any]:
         """Return the clients, before they begin."""
-        return [make_client(self, index) for index in self.plan.clients]
+        return [_CLIENTS[index // FIRST](self, index) for index in self.plan.clients]
 
     def _server(
         self, registry: Registry, settings: HttpSettings, manager: Manager | None
@@ -317,12 +320,12 @@ class World:
         number = f"{plan.seed} {name} {len(self._executors)}"
         arenas = None if plan.arenas is None else Arenas(plan.arenas, random.Random(f"{number} arenas"))
         executor = SimulatedExecutor(
-            (MODELS | OF_CHANNELS)[name], plan.workers[name], self.loop, random.Random(number),
+            ALL_MODELS[name], plan.workers[name], self.loop, random.Random(number),
             largest=plan.services[name]["max_batch_size"], changed=self.readiness_changed, broken=self.broken, arenas=arenas,
         )  # fmt: skip
         self._executors.append(executor)
         service = CountedService(
-            (MODELS | OF_CHANNELS)[name],
+            ALL_MODELS[name],
             name=name,
             executor=executor,
             observers=[self.watch, self.metrics],
@@ -419,7 +422,7 @@ class World:
         share = self._draw.choice((0.5, 1.0))
         for client in self.clients:
             if isinstance(client, Client) and self._draw.random() < share:
-                client.leave()
+                client.walk_away()
 
     async def _front_kill(self, _: str) -> None:
         await self.fronts.kill()
