@@ -224,19 +224,20 @@ class SimulatedRepository:
         """See Repository."""
         if not self.has(name):
             raise unknown_model(name, self.names())
+        plain = ModelReading([ModelToServe("simulated", name, {}, [], {})])
         if name in self._main:
-            return ModelReading([ModelToServe("simulated", name, {}, [], {})])
+            return plain
         if self._draw.random() < self._plan.unreadable:
             self.unreadable.add(name)
             raise SettingsError(f"{name}: the disk has no such sector")
         if name in self._plan.chains:
-            return ModelReading([ModelToServe("simulated", name, {}, [], {})])
-        model = self._plan.models[name]
+            return plain
+        model, tag = self._plan.models[name], self.tags[name]
         settings: dict[str, Any] = {"needs_memory": model.size} if model.declared else {}
-        params = {
-            version: {"label": label_of(name, version), "tag": self.tags[name]} for version in self._plan.versions
-        }
-        versions = [ModelToServe("simulated", name, each, [], settings, version) for version, each in params.items()]
+        versions = [
+            ModelToServe("simulated", name, {"label": label_of(name, each), "tag": tag}, [], settings, each)
+            for each in self._plan.versions
+        ]
         return ModelReading(versions, self._plan.default)
 
 
@@ -297,7 +298,7 @@ class SimulatedManager(Manager):
         return states
 
     async def _load_model(self, name: str, version: str, *arguments: Any) -> None:
-        with _Change(self.catalog, name, "load", version):
+        with self.catalog.changes(name, "load", version):
             await super()._load_model(name, version, *arguments)
 
     def _put(self, name: str, *arguments: Any) -> list[Replaced]:
@@ -306,7 +307,7 @@ class SimulatedManager(Manager):
         return former
 
     async def _unload_model(self, name: str, version: str, unload_dependents: bool) -> None:
-        with _Change(self.catalog, name, "unload", version):
+        with self.catalog.changes(name, "unload", version):
             await super()._unload_model(name, version, unload_dependents)
 
     async def _stopped(self, ending: Collection[Service | Replaced]) -> list[BaseException | None]:
@@ -322,21 +323,8 @@ class SimulatedManager(Manager):
             await super()._unload_worker(endpoint)
 
     async def _read_first(self, name: str) -> None:
-        with _Change(self.catalog, name, "read"):
+        with self.catalog.changes(name, "read"):
             await super()._read_first(name)
-
-
-class _Change:
-    """Notes a change of one model, or of one version of it, from its beginning to its end."""
-
-    def __init__(self, catalog: "Catalog", name: str, kind: str, version: str = "") -> None:
-        self._catalog, self._name, self._kind, self._version = catalog, name, kind, version
-
-    def __enter__(self) -> None:
-        self._began = self._catalog.change_begins(self._name, self._version, self._kind)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._catalog.change_ends(self._name, self._version, self._kind, self._began, error)
 
 
 @dataclass(frozen=True)
@@ -363,7 +351,7 @@ class Catalog:
     """The models of one world that change: what they are by what has happened, and the memory that they take."""
 
     def __init__(self, world: "World", plan: CatalogPlan) -> None:
-        self.world, self.plan = world, plan
+        self.world, self.plan, self._broken = world, plan, world.broken
         self._draw = random.Random(f"{world.plan.seed} disk")
         self.failed_starts: set[str] = set()
         self.died: set[str] = set()  # which have lost a worker
@@ -374,18 +362,16 @@ class Catalog:
         self.living: dict[CatalogExecutor, None] = {}
         self._numbers = 0
         self.changing = 0  # changes that are being made
-        self._ending: dict[str, list[float]] = {
-            name: [] for name in plan.names
-        }  # when changes began that may end a model
+        # When changes began that may end a model.
+        self._ending: dict[str, list[float]] = {name: [] for name in plan.names}
         self._added: Counter[str] = Counter()  # workers, by callers
         self._evicted: dict[str, list[float]] = {name: [] for name in plan.names}  # when it had to leave
         self.phases: dict[str, list[Phase]] = {
             key: [Phase(0.0, OUT, -1)] for name in plan.names for key in self._keys(name)
         }
         limits = Room(plan.memory, inf)
-        self.residency = (
-            SimulatedResidency(self, limits, frozenset(world.plan.services), plan.at_once) if plan.on_demand else None
-        )
+        pinned = frozenset(world.plan.services)
+        self.residency = SimulatedResidency(self, limits, pinned, plan.at_once) if plan.on_demand else None
 
     def open(self, registry: Registry) -> SimulatedManager:
         """Return the manager of the server."""
@@ -407,28 +393,23 @@ class Catalog:
         """See MakeService."""
         world = self.world
         if model.name in world.plan.services:
-            return world.make_service(model.name, on_demand=self.residency)
+            return world.make_service(model.name)
 
         observers: list[Observer] = [world.watch, world.metrics]
+        items = world.plan.services["items"]
         if model.name in self.plan.chains:
             kind = world.kind_of(Chain, steps=self.plan.chains[model.name])
-            items = world.plan.services["items"]
-            settings: dict[str, Any] = {each: items[each] for each in ("timeout", "drain_timeout")}
-            settings["clock"] = world.loop.time
+            settings = {"clock": world.loop.time} | {each: items[each] for each in ("timeout", "drain_timeout")}
             return make_service(model._replace(settings=settings), observers, parameters, kind=kind)
 
         def executor(_: Any, params: dict[str, Any], __: Any, *, name: str, max_batch_size: int) -> CatalogExecutor:
             return CatalogExecutor(model.name, params, max_batch_size, self)
 
-        settings = world.plan.services["items"] | model.settings | {"executor": executor, "clock": world.loop.time}
+        settings = items | model.settings | {"executor": executor, "clock": world.loop.time}
         settings["workers"] = world.plan.workers["items"].workers
-        return make_service(
-            model._replace(settings=settings),
-            observers,
-            parameters,
-            kind=world.kind_of(model=Tagged),
-            on_demand=self.residency,
-        )
+        model = model._replace(settings=settings)
+        kind = world.kind_of(model=Tagged)
+        return make_service(model, observers, parameters, kind=kind, on_demand=self.residency)
 
     # Memory.
 
@@ -451,7 +432,7 @@ class Catalog:
     def takes_memory(self, executor: CatalogExecutor) -> None:
         """Its workers begin to load."""
         if executor in self.living:
-            self.world.broken(f"{executor.name} is started twice")
+            self._broken(f"{executor.name} is started twice")
         self.living[executor] = None
 
     def gives_memory_back(self, executor: CatalogExecutor) -> None:
@@ -462,21 +443,14 @@ class Catalog:
         """A load begins. Only a model beside which no other could leave may take more than there is."""
         assert self.residency is not None
         models: dict[Any, Resident] = self.residency.core.models
-        users = {
-            each: executor for each in models for driver in each.drivers if (executor := driver.executor) in self.living
-        }
-        others: list[Any] = [
-            *(each for each in models if models[each].presence is Presence.LOADING and each not in users),
-            *users,
-        ]
-        others = [each for each in others if each is not generation and not models[each].pinned]
+        users = {each: driver.executor for each in models for driver in each.drivers if driver.executor in self.living}
+        loading = [each for each in models if models[each].presence is Presence.LOADING and each not in users]
+        others = [each for each in (*loading, *users) if each is not generation and not models[each].pinned]
         stopped = [each for each in self.living if each not in users.values()]
         used = sum(map(self._known, (generation, *others))) + sum(self.sizes[each.name] for each in stopped)
         if used > self.plan.memory and (others or stopped):
             names = [*(each.label for each in others), *(each.name for each in stopped)]
-            self.world.broken(
-                f"{generation.label} is loaded beside {names}: they take {used} of {self.plan.memory:g} bytes"
-            )
+            self._broken(f"{generation.label} is loaded beside {names}: they take {used} of {self.plan.memory:g} bytes")
 
     def _known(self, generation: Generation) -> float:
         """Return what is known that a model takes."""
@@ -487,26 +461,27 @@ class Catalog:
     def evicts(self, generation: Generation, reason: str) -> None:
         """A model must leave. One that has requests may only if those that have none and are not in use are not enough, or if it can never stay."""
         assert self.residency is not None
-        core = self.residency.core
+        core: Any = self.residency.core
         own = core.models[generation]
         if own.presence is not Presence.LOADED or own.pinned:
-            self.world.broken(f"{generation.label} is evicted, and is {own}")
+            self._broken(f"{generation.label} is evicted, and is {own}")
         if generation.label in self._evicted:
             self._evicted[generation.label].append(self.world.loop.now)
         if generation.driver.is_idle or own.may_load_at == inf:
             return
-        queue: Any = core._queue
-        waiting = next((each for each in queue if reason == f"evicted for {each.label!r}"), None)
-        needed = core._staying.memory + (0.0 if waiting is None else core._expected(core.models[waiting]).memory)
-        idle: Any = [key for key, each in core.models.items() if each.presence is Presence.LOADED and not each.pinned]
-        free = sum(
-            core._expected(core.models[each]).memory
-            for each in idle
-            if each.driver.is_idle
-            and not (core._is_used(each, self.world.loop.now) or core.models[each].is_owed(self.world.loop.now))
+        queue, now = core._queue, self.world.loop.now
+        needed = core._staying.memory
+        needed += next(
+            (core._expected(core.models[each]).memory for each in queue if reason == f"evicted for {each.label!r}"), 0.0
         )
+        free = sum(
+            core._expected(each).memory
+            for key, each in core.models.items()
+            if each.presence is Presence.LOADED and not each.pinned and key.driver.is_idle
+            and not (core._is_used(key, now) or each.is_owed(now))
+        )  # fmt: skip
         if needed - free <= self.plan.memory:
-            self.world.broken(f"{generation.label} is evicted, has requests, and others have none")
+            self._broken(f"{generation.label} is evicted, has requests, and others have none")
 
     # Changes.
 
@@ -514,8 +489,21 @@ class Catalog:
         """Return the name and the version of what has phases of a model: itself, for who names no version, and each version."""
         return {name: (name, ""), **{label_of(name, each): (name, each) for each in self.plan.versions_of(name)}}
 
-    def change_begins(self, name: str, version: str, kind: str) -> float:
-        """A model is loaded, read or unloaded, or only a version of it, while another one is there for who names none; return the instant."""
+    @contextmanager
+    def changes(self, name: str, kind: str, version: str = "") -> Iterator[None]:
+        """Note a change of one model, or of one version of it, from its beginning to its end."""
+        began, error = self.world.loop.now, None
+        self._change_begins(name, version, kind)
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._change_ends(name, version, kind, began, error)
+
+    def _change_begins(self, name: str, version: str, kind: str) -> None:
+        """A model is loaded, read or unloaded, or only a version of it, while another one is there for who names none."""
         self.changing += 1
         self.world.readiness_changed()
         if name in self.phases:
@@ -526,7 +514,6 @@ class Catalog:
                 if own if key == name else version in ("", each) or default is None:
                     self._note(key, CHANGING)
             self._ending[name].append(self.world.loop.now)
-        return self.world.loop.now
 
     def _running(self, name: str) -> Mapping[str, Service]:
         return self.registry.versions(name) if name in self.registry.services else {}
@@ -550,9 +537,9 @@ class Catalog:
         for key in self._keys(name) if name in self.phases else ():
             self._note(key, self.phases[key][-1].state)
 
-    def change_ends(self, name: str, version: str, kind: str, began: float, error: BaseException | None) -> None:
-        """It is done, or has failed."""
-        if name in self._ending and not isinstance(error, asyncio.CancelledError):
+    def _change_ends(self, name: str, version: str, kind: str, began: float, error: BaseException | None) -> None:
+        cancelled = isinstance(error, asyncio.CancelledError)
+        if name in self._ending and not cancelled:
             self._ending[name].remove(began)
         self.changing -= 1
         self.world.readiness_changed()
@@ -565,44 +552,37 @@ class Catalog:
         running = self._running(name)
         self._check_default(name, running)
         registered = version in running if version else bool(running)
+        living = sum(each.name == name for each in self.living)
+        state = f"a {kind} of {name} ended with {error!r}, and registered is {registered}, running {living}"
         if error is not None and not isinstance(error, (WeirError, asyncio.CancelledError)):
-            self.world.broken(f"a {kind} of {name} raised {error!r}")
-        living = [each for each in self.living if each.name == name]
-        if kind == "unload" and error is None and (registered or len(living) > len(running)):
-            self.world.broken(f"{name} was unloaded, and is there: registered {registered}, running {len(living)}")
-        if (
-            kind == "unload"
-            and error is None
-            and not running
-            and (left := [each for each in self.plan.chains_of(name) if each in self.registry.services])
-        ):
-            self.world.broken(f"{name} was unloaded, and {left} have it as a step")
+            self._broken(state)
+        if kind == "load" and living > len(running) and not cancelled:
+            self._broken(state)
+        if kind == "load" and error is None:
+            if not registered:
+                self._broken(state)
+            if name in self.plan.models and self.plan.resized:
+                self._check_workers(name)
         if kind == "unload" and error is None:
             del self._added[name]
-        if kind == "load" and error is None and name in self.plan.models and self.plan.resized:
-            self._check_workers(name)
-        if kind == "load" and error is None and not registered:
-            self.world.broken(f"{name} was loaded, and is not there")
-        if kind == "load" and len(living) > len(running) and not isinstance(error, asyncio.CancelledError):
-            self.world.broken(f"a load of {name} ended with {error!r}, and {len(living)} of it run")
+            if registered or living > len(running):
+                self._broken(state)
+            left = [each for each in self.plan.chains_of(name) if each in self.registry.services]
+            if left and not running:
+                self._broken(f"{name} was unloaded, and {left} have it as a step")
 
     def _check_default(self, name: str, running: Mapping[str, Service]) -> None:
         """Who names no version gets the default one while it is loaded, and else the highest."""
-        right = (
-            self.plan.default
-            if self.plan.default in running
-            else max(running, key=lambda each: int(each or 0), default="")
-        )
-        if running and self.registry.services[name].version != right:
-            self.world.broken(
-                f"{name}: version {self.registry.services[name].version} of {list(running)} is the default"
-            )
+        highest = max(running, key=lambda each: int(each or 0), default="")
+        right = self.plan.default if self.plan.default in running else highest
+        if running and (found := self.registry.services[name].version) != right:
+            self._broken(f"{name}: version {found} of {list(running)} is the default")
 
     def _check_workers(self, name: str) -> None:
         """A model has the workers that it started with, and those that callers have added, whatever has replaced it."""
         found = self.registry.services[name].worker_count
         if found != (right := self.world.plan.workers["items"].workers + self._added[name]):
-            self.world.broken(f"{name} has {found} workers, must have {right}")
+            self._broken(f"{name} has {found} workers, must have {right}")
 
     @contextmanager
     def resizes(self, name: str, kind: str, by: int) -> Iterator[None]:
@@ -611,7 +591,7 @@ class Catalog:
         before = 0 if service is None else service.worker_count
         error = ""
         try:
-            with nullcontext() if before else _Change(self, name, "load"):
+            with nullcontext() if before else self.changes(name, "load"):
                 yield
         except BaseException as raised:
             error = type(raised).__name__
@@ -620,9 +600,7 @@ class Catalog:
             if before > 1 or (before and by >= 0):
                 self._added[name] = max(0, self._added[name] + by)
                 if service is not None and service.worker_count != before + by:
-                    self.world.broken(
-                        f"{name} had {before} workers, should have {by:+} more, and has {service.worker_count}"
-                    )
+                    self._broken(f"{name} had {before} workers, {by:+} now, and has {service.worker_count}")
         finally:
             self.outcomes.append(Outcome(self.world.loop.now, name, kind, error))
 
@@ -647,19 +625,17 @@ class Catalog:
         """Look at what callers are told."""
         told = {label_of(state.name, state.version): state for state in states}
         if len(told) != len(states):
-            self.world.broken(f"the index has a model twice: {states}")
+            self._broken(f"the index has a model twice: {states}")
         missing = set(self.repository.names()) - {state.name for state in states}
         if missing and not ready_only:
-            self.world.broken(f"the index does not have {missing}")
+            self._broken(f"the index does not have {missing}")
         for label in [label_of(name, each) for name in self.plan.names for each in self.plan.versions_of(name)]:
             service = self.registry._find(*label.partition("/")[::2])
             serves = service is not None and self._serves(service)
             ready = label in told and told[label].state == "READY"
             leaves = service is not None and serves and not self._is_loaded(service)  # it is just about to
             if ready != serves and not leaves:
-                self.world.broken(
-                    f"the index has {told.get(label)} for {label}, and the model {'serves' if serves else 'does not serve'}"
-                )
+                self._broken(f"the index has {told.get(label)} for {label}, and that it serves is {serves}")
 
     def _serves(self, service: Service) -> bool:
         """Return whether the workers of a model take requests, or would: those of all its steps, if it is a chain."""
@@ -702,7 +678,7 @@ class Catalog:
         """A model takes more memory, or less."""
         self.sizes[name] = max(1, round(self.sizes[name] * self._draw.choice((0.5, 1.2, 1.5))))
 
-    async def kill(self, name: str) -> None:
+    async def model_kill(self, name: str) -> None:
         """Kill a worker."""
         if name in self.registry.services:
             executor: Any = self.registry.services[name].executor
@@ -713,14 +689,12 @@ class Catalog:
 
     def left(self) -> dict[str, Any]:
         """Return what is left of models when the server has ended."""
-        left: dict[str, Any] = {
+        left: dict[str, Any] = {f"{each.name}: former generations": len(each._former) for each in self.registry.all}
+        return left | {
             "models in memory": len(self.living),
             "changes": len(self.manager._changes._tasks),
             "models that are being loaded": len(self.registry.loading),
         }
-        for service in self.registry.all:
-            left |= {f"{service.name}: former generations": len(service._former)}
-        return left
 
     async def settle(self) -> None:
         """Wait until nothing is under way, when nobody asks any more. That takes no longer than all loads."""
@@ -732,8 +706,8 @@ class Catalog:
                 break
             await asyncio.sleep(HUNG)
         if any(core.count(each) for each in on_their_way):
-            self.world.broken(f"nobody asks, and models are {[each.presence for each in core.models.values()]}")
+            self._broken(f"nobody asks, and models are {[each.presence for each in core.models.values()]}")
         present = {each.name for each in self.living}
         told = {key.label for key, each in core.models.items() if each.presence is Presence.LOADED}  # type: ignore[attr-defined]  # a Generation
         if present != told - set(self.world.plan.services):
-            self.world.broken(f"{present} are in memory, and should be {told}")
+            self._broken(f"{present} are in memory, and should be {told}")

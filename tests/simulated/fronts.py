@@ -19,7 +19,6 @@ from weir.frontends.http.fast.shared import Clocks
 from weir.fronts.front import Front, FrontConfig, FrontEnds
 from weir.fronts.messages import ModelTable
 from weir.fronts.server import FrontProcesses, Fronts, FrontsServer, MakeFront, StartedFront, _Passed
-from weir.protocols.access import Access
 from weir.protocols.account import SharedAccount, SharedFigures
 from weir.text_server.encoder import Encoder
 
@@ -198,7 +197,7 @@ class SimulatedFronts(Fronts):
             await asyncio.sleep(_WAIT)
         return self._draw.choice(list(self.machines.values())) if self.machines else None
 
-    async def kill(self) -> None:
+    async def front_kill(self, _: str) -> None:
         """Kill one of the fronts, and sometimes the one that replaces it, before it listens."""
         if (machine := await self._drawn()) is not None:
             process: Any = machine.process
@@ -216,7 +215,7 @@ class SimulatedFronts(Fronts):
     def _listens(self, index: int) -> bool:
         return index in self._running and self._running[index].front.listening.done()
 
-    async def hold(self) -> None:
+    async def front_stop(self, _: str) -> None:
         """Stop one of the fronts for a while."""
         machine = await self._drawn()
         if machine is not None and machine.process.runs:
@@ -356,8 +355,3 @@ class _Reserved:
 
 async def _bind(host: str, port: int) -> list[Any]:
     return [_Reserved()]
-
-
-def config_of(http: Any, access: Access, fronts: int, product: Any) -> FrontConfig:
-    """Return the settings of the fronts."""
-    return FrontConfig(http, access, False, 0, fronts, product=product)

@@ -28,7 +28,7 @@ from tests.simulated.plans import Plan, draw_plan
 from tests.simulated.processes import SimulatedProcess
 from tests.simulated.transport import Ordered, SimulatedTransport
 from tests.simulated.watching import Watch
-from tests.simulated.world import OrderedAccount, Result, SimulatedServer, World, _simulated
+from tests.simulated.world import OrderedAccount, Result, SimulatedServer, World, run_in
 
 from weir.catalog.registry import Registry
 from weir.errors import SettingsError
@@ -201,14 +201,13 @@ class JobWorld(World):
     async def _run(self) -> None:
         draw = self.draw
         kinds = [kind for kind in _KINDS if draw.random() < 0.4]
-        clients: Any = [JobClient(self, index) for index in range(draw.choice((1, 1, 3)))]
-        self.clients = clients
+        clients = self.clients = [JobClient(self, index) for index in range(draw.choice((1, 1, 3)))]
         self._begin()
         work = [asyncio.ensure_future(client.run()) for client in clients]
         at = 0.0
         for _ in range(draw.choice((0, 2, 6, 20)) if kinds else 0):
             at += draw.expovariate(1.0 / draw.choice((0.05, 1.0, 10.0)))
-            self.loop.call_at(at, getattr(self, f"_{draw.choice(kinds)}"))
+            self.loop.call_at(at, getattr(self, draw.choice(kinds)))
         self.calm = at
         await asyncio.gather(*work)
         await asyncio.sleep(max(0.0, self.calm - self.loop.now))
@@ -277,16 +276,16 @@ class JobWorld(World):
             self.storage.lose_power()
         self.loop.call_later(self.draw.choice((0.1, 2.0, 20.0)), self._begin, context=self.loop.outside.copy())
 
-    def _kill(self) -> None:  # type: ignore[override]  # of the whole server
+    def kill(self) -> None:  # type: ignore[override]  # of the whole server
         self.die()
 
-    def _power(self) -> None:
+    def power(self) -> None:
         self.die(power=True)
 
-    def _in_the_middle(self) -> None:
+    def in_the_middle(self) -> None:
         self.storage.operations = self.draw.randint(1, 60)
 
-    def _restart(self) -> None:
+    def restart(self) -> None:
         life = self.life
         if life is not None and life.started and not self.ending:
             life.started = False
@@ -297,10 +296,10 @@ class JobWorld(World):
         if self.life is life:
             self.die()
 
-    def _full(self) -> None:
+    def full(self) -> None:
         self._for_a_while("full")
 
-    def _fails(self) -> None:
+    def fails(self) -> None:
         self._for_a_while("fails")
 
     def _for_a_while(self, name: str) -> None:
@@ -309,17 +308,17 @@ class JobWorld(World):
         self.calm = max(self.calm, self.loop.now + seconds)
         self.loop.call_later(seconds, setattr, self.storage, name, False)
 
-    def _slow(self) -> None:
+    def slow(self) -> None:
         self.threads.slow = True
         self.loop.call_later(self.draw.choice((1.0, 10.0)), setattr, self.threads, "slow", False)
 
-    def _clock(self) -> None:
+    def clock(self) -> None:
         change = self.draw.choice((-3600.0, -1.5, 1.5, 600.0, 3600.0))
         self.offset += change
         self.set_back += max(0.0, -change)
         self.set_forward |= change > 0
 
-    def _suspended(self) -> None:
+    def suspended(self) -> None:
         """Time passes, and nothing happens meanwhile."""
         self.loop.now += self.draw.choice((5.0, 600.0))
         self.calm = max(self.calm, self.loop.now)
@@ -521,7 +520,7 @@ def simulate_jobs(seed: int) -> Result:
         warnings.simplefilter("ignore", RuntimeWarning)
         sys.unraisablehook = lambda _: None
         try:
-            result = _simulated(plan, JobWorld(plan, loop), loop)
+            result = run_in(loop, JobWorld(plan, loop))
             logging.disable()
             del loop
             gc.collect()

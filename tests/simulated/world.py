@@ -23,7 +23,7 @@ from tests.simulated.catalog import Catalog
 from tests.simulated.changing import ChangeClient
 from tests.simulated.channels import FIRST, LATE
 from tests.simulated.clients import Client
-from tests.simulated.fronts import OrderedSharedAccount, SimulatedFronts, SimulatedFrontsServer, config_of
+from tests.simulated.fronts import OrderedSharedAccount, SimulatedFronts, SimulatedFrontsServer
 from tests.simulated.fuzzing import FuzzClient
 from tests.simulated.grpc_core import SimulatedCore, SimulatedCygrpc, simulated_core
 from tests.simulated.loop import SimulatedLoop, SimulatedThreads, Stuck
@@ -48,13 +48,14 @@ from weir.frontends.http.fast.shared import Clocks
 from weir.frontends.http.server import HttpServer, Listening
 from weir.frontends.websocket import WebSockets
 from weir.fronts.calls import DispatcherGrpc
+from weir.fronts.front import FrontConfig
 from weir.fronts.server import FrontFigures, FrontsPlan
 from weir.model import Model
 from weir.protocols import HttpSettings, offloading
 from weir.protocols.access import Control, ControlSettings
 from weir.protocols.account import Account
 from weir.protocols.kserve import KserveContext
-from weir.serving.generation import Generation, OnDemand
+from weir.serving.generation import Generation
 from weir.serving.service import Service
 from weir.telemetry.recorder import Metrics
 
@@ -103,33 +104,30 @@ class SimulatedServer(HttpServer):
 
 
 class World:
-    """Runs one plan. It is the Site of its clients."""
+    """Runs one plan: what its clients see of the simulation."""
 
     def __init__(self, plan: Plan, loop: SimulatedLoop, cygrpc: SimulatedCygrpc) -> None:
-        self.plan = plan
-        self.cygrpc = cygrpc
-        self.loop = loop
+        self.plan, self.loop, self.cygrpc = plan, loop, cygrpc
         self._ending: dict[str, list[float]] = {name: [] for name in plan.services}  # when drains and reloads began
         self.responses: Counter[str] = Counter()
-        self.judged = 0
         self._draw = random.Random(f"{plan.seed} world")
         self._executors: list[SimulatedExecutor] = []
         self.faults: list[str] = []
         self.over = False
         self._reloading: set[asyncio.Task[None]] = set()
-        self._draining = False
+        self.draining = False
         self._meets = asyncio.Event()  # a model begins to end that has requests
         self._drain_began = math.inf
         self._vectors: list[float] = []  # when clients got responses with vectors
         self.catalog: Catalog | None = None
         self._changed_at = 0.0  # when what readiness depends on changed last
+        self.clients: list[Any] = []
 
     def broken(self, what: str) -> None:
         """Note a broken promise. Nothing is raised: that would be taken for an error of the server's own."""
-        if self.over:
-            return
-        self.faults.append(f"at {self.loop.now:.6f} s: {what}")
-        self.loop.stop()
+        if not self.over:
+            self.faults.append(f"at {self.loop.now:.6f} s: {what}")
+            self.loop.stop()
 
     def readiness_changed(self) -> None:
         """What readiness depends on has changed: it may follow a little later."""
@@ -137,18 +135,13 @@ class World:
 
     @property
     def ready(self) -> bool | None:
-        """See Site."""
+        """Whether the server must say that it is ready; None while it may say either."""
         catalog = self.catalog
         if self._reloading or self.loop.now < self._changed_at + FOLLOWS or (catalog and catalog.changing):
             return None
         executors: list[Any] = [service.executor for service in self.services.values()]
         unavailable = any(executor.unavailable for executor in executors) or bool(catalog and catalog.unavailable)
-        return not self._draining and not unavailable
-
-    @property
-    def draining(self) -> bool:
-        """See Place."""
-        return self._draining
+        return not self.draining and not unavailable
 
     def idle_since(self, model: str) -> float:
         """Return the instant since which each generation of a model has a worker with nothing to do; infinity if one has none."""
@@ -157,38 +150,35 @@ class World:
 
     @property
     def crashed(self) -> bool:
-        """See Place."""
+        """Whether a worker has died: then any request may have been with it."""
         return any(each.deaths for each in self._executors)
 
     def connect(self, peer: Peer, window: int | None) -> SimulatedTransport | None:
-        """See Site."""
+        """Connect a client to the server; return None if it does not listen."""
         return self.server.accept(self.loop, peer, window)
 
     def listening(self, peer: str) -> Any:
-        """See Place."""
+        """Return the core of a gRPC server that listens, to which this client is connected or connects; None if there is none."""
         servers = self.cygrpc.listening()
         found = [each for each in servers if peer in each.connections] or servers
         return self._draw.choice(found) if len(found) > 1 else next(iter(found), None)
 
     def hang_up(self, peer: str) -> None:
-        """See Place."""
+        """Close the connection of a client of gRPC."""
         for server in self.cygrpc.servers:
             server.disconnect(peer)
 
     def gone(self, asks: Iterable[Ask]) -> None:
-        """See Site."""
-        if not (
-            self.plan.fronts and self.fronts.stood_still(self.loop.now)
-        ):  # a front that is stopped does not know it
+        """The connection of these has gone before they had their ends. A front that is stopped does not know it."""
+        if not self.stood_still(self.loop.now):
             self.watch.gone(asks)
 
     def stood_still(self, since: float) -> bool:
-        """See Site."""
+        """Whether a process of the server was stopped since then, which then answers nobody."""
         return bool(self.plan.fronts) and self.fronts.stood_still(since)
 
     def judge(self, ask: Ask, status: int, headers: dict[str, str], body: bytes, *, on_time: bool) -> None:
-        """See Site."""
-        self.judged += 1
+        """A response has come. `on_time`: its time is bounded."""
         if status == 200 and ask.judged_by is not None:
             self._vectors.append(self.loop.now)
         self.responses[str(status)] += 1
@@ -214,16 +204,13 @@ class World:
     async def run(self) -> None:
         """Run the plan, and check what is left of it."""
         plan = self.plan
-        self.watch = Watch(self)
-        self.metrics = Metrics()
+        self.watch, self.metrics = Watch(self), Metrics()
         if plan.catalog is not None:
             self.catalog = Catalog(self, plan.catalog)
-        demand = None if self.catalog is None else self.catalog.residency
-        self.services = {name: self.make_service(name, demand) for name in plan.services}
+        self.services = {name: self.make_service(name) for name in plan.services}
         registry = self.registry = Registry(list(self.services.values()))
         manager = None if self.catalog is None else self.catalog.open(registry)
-        settings = HttpSettings(port=0, **plan.http)
-        self.server = self._server(registry, settings, manager)
+        self.server = self._server(registry, HttpSettings(port=0, **plan.http), manager)
         self.frontends: list[Any] = [self.server, *self._grpc]
         registry.changed.append(self.server.routes_changed)
         await (registry.start() if self.catalog is None else self.catalog.start())
@@ -231,8 +218,7 @@ class World:
             await frontend.start()
         self.clients = self.make_clients()
         self.prober = Prober(self, interval=plan.probes, scrapes=60)
-        self.prober.begin()
-        for client in self.clients:
+        for client in (self.prober, *self.clients):
             client.begin()
         for fault in plan.faults:
             self.loop.call_at(fault.at, self._happen, fault)
@@ -241,7 +227,8 @@ class World:
             await self._busy()
         else:
             await self._finished()
-            self._check_fronts()
+            if isinstance(self.server, SimulatedFrontsServer):
+                self._check_nothing_left("the clients have gone", self.server.left())
             if self.catalog is not None:
                 await self.catalog.settle()
         await self._drain(manager or registry)
@@ -257,43 +244,39 @@ class World:
     def _server(
         self, registry: Registry, settings: HttpSettings, manager: Manager | None
     ) -> "SimulatedServer | SimulatedFrontsServer":
-        clocks = Clocks(self.loop.time, self.loop.time)
-        figures = FrontFigures(settings, self.plan.fronts) if self.plan.fronts else None
+        plan = self.plan
+        figures = FrontFigures(settings, plan.fronts) if plan.fronts else None
         account = OrderedAccount(settings) if figures is None else OrderedSharedAccount(settings, figures.figures, 0)
-        context = KserveContext(
-            registry, settings, Control(ControlSettings(allow_control=True)), account=account, manager=manager
-        )
-        self.websockets = websockets = WebSockets(registry, settings, context.account)
-        render = partial(counted_requests, make_exposition(self.metrics, registry))
+        control = Control(ControlSettings(allow_control=True))
+        context = KserveContext(registry, settings, control, account=account, manager=manager)
+        self.websockets = WebSockets(registry, settings, account)
         self._grpc: list[Any] = []
-        if self.plan.stream_requests:
-            grpc = GrpcSettings(grpc_port=0, grpc_stream_requests=self.plan.stream_requests)
+        if plan.stream_requests:
+            grpc = GrpcSettings(grpc_port=0, grpc_stream_requests=plan.stream_requests)
             kind = GrpcServer if figures is None else DispatcherGrpc
             self._grpc.append(kind(context, grpc, settings, SimulatedCore))
-        texts = self.services.get("texts")
         self.texts: SimulatedTexts | None = None
-        if texts is not None:
-            words = self.plan.knows_words
+        if (texts := self.services.get("texts")) is not None:
+            words = plan.knows_words
             self.texts = SimulatedTexts(texts, settings, knows_words=words, cut_off=self._texts_cut_off)
+        render = partial(counted_requests, make_exposition(self.metrics, registry))
         added = self.texts.added if self.texts else NOTHING
-        app = make_app(context, metrics=render, websockets=websockets, added=added)
-        handlers = self.texts.routes if self.texts else ()
+        app = make_app(context, metrics=render, websockets=self.websockets, added=added)
+        options: dict[str, Any] = {
+            "clocks": Clocks(self.loop.time, self.loop.time),
+            "websockets": self.websockets,
+            "route_handlers": self.texts.routes if self.texts else (),
+        }
         if figures is None:
-            return SimulatedServer(context, app, clocks=clocks, websockets=websockets, route_handlers=handlers)
-        config = config_of(settings, context.access, self.plan.fronts, self.texts and self.texts.in_fronts())
-        plan = FrontsPlan(config, figures, self._grpc[0] if self._grpc else None, self.texts)
-        server = SimulatedFrontsServer(
-            context,
-            app,
-            plan,
-            [self.watch, self.metrics],
-            clocks=clocks,
-            websockets=websockets,
-            route_handlers=handlers,
+            return SimulatedServer(context, app, **options)
+        product = None if self.texts is None else self.texts.in_fronts()
+        config = FrontConfig(settings, context.access, False, 0, plan.fronts, product=product)
+        parts = FrontsPlan(config, figures, self._grpc[0] if self._grpc else None, self.texts)
+        server = SimulatedFrontsServer(context, app, parts, [self.watch, self.metrics], **options)
+        lost, draw = plan.arenas.lost if plan.arenas else 0.0, random.Random(f"{plan.seed} memory")
+        server.simulate(
+            self.loop, random.Random(f"{plan.seed} machines"), self.broken, lambda: lost > 0.0 and draw.random() < lost
         )
-        lost, draw = self.plan.arenas and self.plan.arenas.lost, random.Random(f"{self.plan.seed} memory")
-        loses_memory = (lambda: draw.random() < lost) if lost else (lambda: False)
-        server.simulate(self.loop, random.Random(f"{self.plan.seed} machines"), self.broken, loses_memory)
         return server
 
     @property
@@ -305,16 +288,14 @@ class World:
     async def _finished(self) -> None:
         asked, since = -1, 0.0
         while waiting := [client for client in self.clients if not client.done]:
-            await asyncio.sleep(
-                1.0 + self.plan.quiet / 100.0
-            )  # a round now and then costs less than an event of each client
+            await asyncio.sleep(1.0 + self.plan.quiet / 100.0)  # it costs less than an event of each client
             if (now_asked := sum(client.asked for client in self.clients)) != asked:
                 asked, since = now_asked, self.loop.now
             elif self.loop.now > since + SILENCE + 30.0 * self.plan.quiet:
                 self.broken(f"{len(waiting)} clients wait without end")
         await asyncio.sleep(5.0 if self.plan.drains_at is None else 0.0)
 
-    def make_service(self, name: str, on_demand: OnDemand | None = None) -> CountedService:
+    def make_service(self, name: str) -> CountedService:
         """Return a service of one of the models that the server always has."""
         plan = self.plan
         number = f"{plan.seed} {name} {len(self._executors)}"
@@ -324,15 +305,13 @@ class World:
             largest=plan.services[name]["max_batch_size"], changed=self.readiness_changed, broken=self.broken, arenas=arenas,
         )  # fmt: skip
         self._executors.append(executor)
-        service = CountedService(
-            ALL_MODELS[name],
-            name=name,
-            executor=executor,
-            observers=[self.watch, self.metrics],
-            clock=self.loop.time,
-            on_demand=on_demand,
-            **plan.services[name],
-        )
+        demand = None if self.catalog is None else self.catalog.residency
+        options: dict[str, Any] = {
+            "observers": [self.watch, self.metrics],
+            "clock": self.loop.time,
+            "on_demand": demand,
+        }
+        service = CountedService(ALL_MODELS[name], name=name, executor=executor, **options, **plan.services[name])
         service.watch = self.watch
         return service
 
@@ -344,7 +323,9 @@ class World:
 
     def _happen(self, fault: Fault) -> None:
         if self.server.listening.open:
-            task = asyncio.ensure_future(getattr(self, f"_{fault.kind}")(fault.model))
+            owners = self, self.catalog, self.server.listening
+            step = next(step for owner in owners if (step := getattr(owner, fault.kind, None)))
+            task = asyncio.ensure_future(step(fault.model))
             self._reloading.add(task)
             task.add_done_callback(self._happened)
 
@@ -390,15 +371,15 @@ class World:
             encoders += self.server.encoders()
         return any(each._held > sum(each._under_way.values()) for each in encoders)
 
-    async def _kill(self, name: str) -> None:
+    async def kill(self, name: str) -> None:
         await self._loaded(name)
         executor: Any = self.services[name].executor
         executor.kill(self._draw.choice(range(self.plan.workers[name].workers)))
 
-    async def _add(self, name: str) -> None:
+    async def add(self, name: str) -> None:
         await self.services[name].add_worker()
 
-    async def _remove(self, name: str) -> None:
+    async def remove(self, name: str) -> None:
         service = self.services[name]
         if service.worker_count == 1 and self._draw.random() < 0.5:
             await service.add_worker()
@@ -415,7 +396,7 @@ class World:
                 if not executor.has(batch.worker, batch.batch_id):
                     self.broken(f"{name}: batch {batch.batch_id} runs, and worker {batch.worker} does not have it")
 
-    async def _callers_leave(self, name: str) -> None:
+    async def callers_leave(self, name: str) -> None:
         """Callers leave at once, as those behind one proxy do."""
         await self._loaded(name)
         await asyncio.sleep(self._draw.choice(_UNTIL_CALLERS_LEAVE))
@@ -424,56 +405,37 @@ class World:
             if isinstance(client, Client) and self._draw.random() < share:
                 client.walk_away()
 
-    async def _front_kill(self, _: str) -> None:
-        await self.fronts.kill()
-
-    async def _front_stop(self, _: str) -> None:
-        await self.fronts.hold()
-
-    async def _write(self, name: str) -> None:
-        assert self.catalog is not None
-        await self.catalog.write(name)
-
-    async def _grow(self, name: str) -> None:
-        assert self.catalog is not None
-        await self.catalog.grow(name)
-
-    async def _model_kill(self, name: str) -> None:
-        assert self.catalog is not None
-        await self.catalog.kill(name)
-
-    async def _reload(self, name: str) -> None:
-        if self.catalog is not None:
-            began = self.loop.now
-            self._ending[name].append(began)
-            await self.catalog.manager.load_model(name)
-            self._ending[name].remove(began)
-            return
-        other = self.make_service(name)
-        await other.start()
-        await self._loaded(name)
-        if self._draining or not self.server.listening.open:  # the manager makes no changes then
-            await other.stop(0.0)
-            return
+    async def reload(self, name: str) -> None:
+        """Replace a model by another one of its name."""
+        if self.catalog is None:
+            other = self.make_service(name)
+            await other.start()
+            await self._loaded(name)
+            if self.draining or not self.server.listening.open:  # the manager makes no changes then
+                await other.stop(0.0)
+                return
         began = self.loop.now
         self._ending[name].append(began)
-        replaced = self.services[name].replace_with(other)
-        self.registry.put([self.services[name]])
-        self.ends([replaced.generation])
-        await replaced.stop()
+        if self.catalog is None:
+            replaced = self.services[name].replace_with(other)
+            self.registry.put([self.services[name]])
+            self.ends([replaced.generation])
+            await replaced.stop()
+        else:
+            await self.catalog.manager.load_model(name)
         self._ending[name].remove(began)
 
     async def _drain(self, models: Registry | Manager) -> None:
         self._drain_began = self.loop.now
         for each in self._ending.values():
             each.append(self.loop.now)
-        self._draining = True
+        self.draining = self.registry.ending = True
         self.readiness_changed()
-        self.registry.ending = True
         for frontend in self.frontends:
             frontend.refuse()
         if self.texts:
-            await asyncio.gather(self.texts.encoder.drain(), self.server.drain_product(self._longest_drain))
+            longest = max(float(each["drain_timeout"]) for each in self.plan.services.values())
+            await asyncio.gather(self.texts.encoder.drain(), self.server.drain_product(longest))
         await models.drain()
         self._check_workers()
         await models.stop(0.0)
@@ -488,20 +450,13 @@ class World:
     def check_cut_off(self, name: str) -> None:
         """A request that was accepted has failed with Draining: right only if a drain or a reload of its model has given it all its time."""
         own = name in self.plan.services
-        limit = self.plan.services[name if own else "items"][
-            "drain_timeout"
-        ]  # a model of the repository has the settings of the items
-        if own or self.catalog is None:
-            endings = self._ending[name]
-        else:
+        limit = self.plan.services[name if own else "items"]["drain_timeout"]  # models of the repository are like items
+        endings = self._ending.get(name, [])
+        if not own and self.catalog is not None:
             endings = [self._drain_began, *self.catalog.endings(name, limit)]
         given = self.loop.now - min(endings, default=math.inf)
         if given < limit - ROUNDING:
             self.broken(f"{name}: a request was cut off after {given:.3f} s, and must get {limit:g} s")
-
-    @property
-    def _longest_drain(self) -> float:
-        return max(float(each["drain_timeout"]) for each in self.plan.services.values())
 
     def _texts_cut_off(self, began: float) -> None:
         """A request for vectors that began at this instant fails because the server drains: right if it did not know that yet."""
@@ -511,13 +466,9 @@ class World:
 
     # At rest.
 
-    def _check_fronts(self) -> None:
-        """Check that fronts that run have nothing left of clients that have gone."""
-        server = self.server
-        if isinstance(server, SimulatedFrontsServer) and (
-            left := {what: count for what, count in server.left().items() if count}
-        ):
-            self.broken(f"the clients have gone, and there are left: {left}")
+    def _check_nothing_left(self, when: str, left: dict[str, Any]) -> None:
+        if wrong := {what: count for what, count in left.items() if count}:
+            self.broken(f"{when}, and there are left: {wrong}")
 
     def _check_rest(self) -> None:
         account = self.server.account
@@ -531,33 +482,26 @@ class World:
         }
         if isinstance(self.server, SimulatedFrontsServer):
             left |= self.server.left() | {"processes of fronts": self.fronts.alive}
-        if self.texts:
-            left |= self.texts.left()
-        if self.catalog is not None:
-            left |= self.catalog.left()
+        parts: tuple[Any, ...] = self.texts, self.catalog
+        for part in filter(None, parts):
+            left |= part.left()
         for each in self._executors:
             if each.arenas is not None:
                 left |= {f"{each.model.__name__}: {what}": count for what, count in each.arenas.left().items()}
         for name, service in self.services.items():
-            batcher = service.generation.driver.batcher
-            left |= {
-                f"{name}: waiting rows": batcher.waiting_rows,
-                f"{name}: waiting outside": service.generation.driver.waiting_outside,
-                f"{name}: former generations": len(service._former),
-            }
-        wrong = {what: count for what, count in left.items() if count}
-        if wrong:
-            self.broken(f"at rest there are left: {wrong}")
-        if self.watch.accepted != sum(self.watch.ended.values()):
-            self.broken(f"{self.watch.accepted} requests were accepted, and {dict(self.watch.ended)} ended")
-        elif self.texts and self.texts.answered < (counted := self._counted_vectors()):
+            driver = service.generation.driver
+            left[f"{name}: waiting rows"] = driver.batcher.waiting_rows
+            left[f"{name}: waiting outside"] = driver.waiting_outside
+            left[f"{name}: former generations"] = len(service._former)
+        self._check_nothing_left("all is at rest", left)
+        accepted, ended = self.watch.accepted, self.watch.ended
+        if accepted != ended.total():
+            self.broken(f"{accepted} requests were accepted, and {dict(ended)} ended")
+        counted = sum(not self.plan.fronts or self.fronts.counts(at) for at in self._vectors)
+        if self.texts and self.texts.answered < counted:
             self.broken(f"clients got {counted} answers with vectors, and {self.texts.answered} are counted")
-        elif wrong_count := wrong_counts(self.metrics, self.watch.accepted, self.watch.ended):
+        if wrong_count := wrong_counts(self.metrics, accepted, ended):
             self.broken(wrong_count)
-
-    def _counted_vectors(self) -> int:
-        """Return how many answers with vectors must be counted."""
-        return sum(not self.plan.fronts or self.fronts.counts(at) for at in self._vectors)
 
     def close(self) -> None:
         """Give back what is real: the memory."""
@@ -571,14 +515,7 @@ class World:
         return hashlib.blake2b("".join(client.trace for client in self.clients).encode(), digest_size=8).hexdigest()
 
 
-_LOG = logging.getLogger("weir")
-_UVICORN = [logging.getLogger("uvicorn.error")]
-
-
-def _hear(*, uvicorn: bool) -> None:
-    """Whether to log what uvicorn does: what clients send is no news."""
-    for log in _UVICORN:
-        log.disabled = not uvicorn
+_LOG, _UVICORN = logging.getLogger("weir"), logging.getLogger("uvicorn.error")
 
 
 class _Errors(logging.Handler):
@@ -611,47 +548,45 @@ def simulate(plan: Plan, kind: type[World] = World) -> Result:
     """Run `plan` from its beginning to its end in virtual time."""
     loop = SimulatedLoop(coarse=plan.coarse)
     with simulated_core(loop) as cygrpc, simulated_channels(cygrpc, random.Random(f"{plan.seed} relays")):
-        return _simulated(plan, kind(plan, loop, cygrpc), loop)
+        return run_in(loop, kind(plan, loop, cygrpc))
 
 
-def _simulated(plan: Plan, world: World, loop: SimulatedLoop) -> Result:
-    log = _Errors(world)
-    threads, running, fault = dict(offloading._threads), threading.active_count(), ""
+def run_in(loop: SimulatedLoop, world: World) -> Result:
+    """Run a world in its loop, to its end or to the first fault."""
+    plan, log, fault = world.plan, _Errors(world), ""
+    threads, running = dict(offloading._threads), threading.active_count()
     simulated: Any = SimulatedThreads(loop, random.Random(f"{plan.seed} threads"))
     offloading._threads.update(dict.fromkeys(threads, simulated))
+
+    def raised(_: Any, context: dict[str, Any]) -> None:
+        world.faults.append(repr(context.get("exception") or context["message"]))
+        loop.stop()
+
     try:
         _LOG.addHandler(log)
-        _hear(uvicorn=False)
+        _UVICORN.disabled = True  # what clients send is no news
         asyncio.set_event_loop(loop)
-        task = loop.create_task(world.run())
-        unraised: list[str] = []
-
-        def raised(_: Any, context: dict[str, Any]) -> None:
-            unraised.append(repr(context.get("exception") or context["message"]))
-            loop.stop()
-
         loop.set_exception_handler(raised)
         try:
             with _limited():
-                loop.run_until_complete(task)
+                loop.run_until_complete(loop.create_task(world.run()))
         except (Exception, Standing) as error:
-            fault = (world.faults or unraised or [f"{type(error).__name__}: {error}"])[0]
-        fault = fault or (world.faults or unraised or [""])[0]
+            fault = f"{type(error).__name__}: {error}"
+        fault = next(iter(world.faults), fault)
         loop.set_exception_handler(lambda *_: None)
         world.over = True
         _wind_up(loop)
         world.close()
     finally:
         _LOG.removeHandler(log)
-        _hear(uvicorn=True)
+        _UVICORN.disabled = False
         offloading._threads.update(threads)
         asyncio.set_event_loop(None)
         loop.close()
     if threading.active_count() > running:
         fault = fault or "it started a thread, which lives in the real time"
-    trace = world.trace if hasattr(world, "clients") else ""
-    asked = sum(client.asked for client in world.clients) if hasattr(world, "clients") else 0
-    return Result(plan, fault, trace, asked, loop.now, world.responses)
+    asked = sum(client.asked for client in world.clients)
+    return Result(plan, fault, world.trace, asked, loop.now, world.responses)
 
 
 class Standing(BaseException):
@@ -660,21 +595,17 @@ class Standing(BaseException):
 
 @contextmanager
 def _limited() -> Iterator[None]:
-    """Raise Standing where the program is after the block has taken LONGEST seconds of CPU time. Only the main thread of a process can watch itself."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """Raise Standing where the program is after the block has taken LONGEST seconds of CPU time."""
 
     def stop(_: int, frame: object) -> None:
         raise Standing(f"it has taken {LONGEST:g} s of CPU time, at {frame}")
 
-    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.signal(signal.SIGVTALRM, stop)
     signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        signal.signal(signal.SIGVTALRM, before)
 
 
 def _wind_up(loop: SimulatedLoop) -> None:
