@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from random import Random
 from typing import Any
@@ -18,25 +19,31 @@ from weir.text_server.bert_as_service.frames import GREETING, MORE, frame, ready
 _MB = 1 << 20
 
 
-def _connected(room: Room) -> socket.socket:
-    client = socket.create_connection(("127.0.0.1", room.ports["http"]), timeout=10)
+def _connected(room: Room, port: str = "http") -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", room.ports[port]), timeout=10)
     client.settimeout(PATIENCE)
     return client
 
 
-def _asked(room: Room, method: str, path: str, content: bytes | None = None, **headers: str) -> str:
-    """Return the status of a whole request."""
+def _answered(room: Room, ask: Callable[[httpx.Client], str]) -> str:
+    """Return what `ask` returns, or how its client was not answered."""
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{room.ports['http']}", timeout=PATIENCE) as client:
-            return str(client.request(method, path, content=content, headers=headers).status_code)
+            return ask(client)
     except httpx.TimeoutException:
         return SILENT
     except httpx.HTTPError:
         return "closed"
 
 
-def _posted(room: Room, path: str, content: bytes) -> str:
-    return _asked(room, "POST", path, content, **{"content-type": "application/json"})
+def _posted(room: Room, path: str, content: bytes, kind: str = "application/json") -> str:
+    """Return the status of a whole request."""
+    headers = {"content-type": kind}
+    return _answered(room, lambda client: str(client.post(path, content=content, headers=headers).status_code))
+
+
+def _first_status(client: socket.socket) -> str:
+    return client.recv(12)[9:12].decode() or SILENT
 
 
 def _left(room: Room, client: socket.socket) -> str:
@@ -44,15 +51,15 @@ def _left(room: Room, client: socket.socket) -> str:
     return "left open"
 
 
+_LONG = ((b"/" + b"a" * 60_000, b""), (b"/infer/length", b"X-Long: " + b"a" * 60_000 + b"\r\n"))
+_BEGINNINGS = ((b"GET", b""), (b"POST", b"Content-Length: 2\r\n"), (b"POST", b"Content-Length: 9\r\n"))
+
+
 def long_heads(room: Room) -> str:
     """Ask with a path or a header of 60 KB, read the answer, and leave the connection open; or do not end the request."""
     chance = room.chance
-    path, header = chance.choice(
-        ((b"/" + b"a" * 60_000, b""), (b"/infer/length", b"X-Long: " + b"a" * 60_000 + b"\r\n"))
-    )
-    method, length = chance.choice(
-        ((b"GET", b""), (b"POST", b"Content-Length: 2\r\n"), (b"POST", b"Content-Length: 9\r\n"))
-    )
+    path, header = chance.choice(_LONG)
+    method, length = chance.choice(_BEGINNINGS)
     client = _connected(room)
     client.sendall(b"%b %b HTTP/1.1\r\nHost: t\r\n%b%b\r\n11" % (method, path, length, header))
     if b"9" not in length and not client.recv(12):
@@ -62,36 +69,28 @@ def long_heads(room: Room) -> str:
 
 def long_lengths(room: Room) -> str:
     """State a length with thousands of zeros."""
-    path = room.chance.choice(
-        (b"/infer/length", b"/v1/files", b"/encode", b"/v2/models/grid/infer", b"/v1/batches", b"/nothing")
-    )
+    paths = (b"/infer/length", b"/v1/files", b"/encode", b"/v2/models/grid/infer", b"/v1/batches", b"/nothing")
     with _connected(room) as client:
-        client.sendall(b"POST %b HTTP/1.1\r\nHost: t\r\nContent-Length: %b2\r\n\r\n{}" % (path, b"0" * 5000))
-        return client.recv(12)[9:12].decode() or SILENT
+        head = b"POST %b HTTP/1.1\r\nHost: t\r\nContent-Length: %b2\r\n\r\n{}"
+        client.sendall(head % (room.chance.choice(paths), b"0" * 5000))
+        return _first_status(client)
 
 
 def many_tokens(room: Room) -> str:
     """Send a text of very many token ids, words, or words of almost a thousand letters."""
     chance = room.chance
     count = chance.choice((1_000, 100_000, 1_000_000))
-    text = chance.choice(
-        (
-            [chance.randrange(10, 100)] * count,
-            ["abab"] * (count // 4),
-            ("a" * 999 + " ") * (count // 500),
-            "a ||| " * (count // 4),
-        )
-    )
-    path, fields = chance.choice(
-        (
-            ("/v1/embeddings", {"input": [text] if isinstance(text, list) else text}),
-            ("/embed", {"inputs": [text]}),
-            ("/encode", {"id": 1, "texts": [text]}),
-            ("/tokenize", {"inputs": text}),
-            ("/decode", {"ids": text}),
-        )
-    )
-    return _posted(room, path, json.dumps({"model": "tokens", **fields}).encode())
+    ids, words = [chance.randrange(10, 100)] * count, ("a" * 999 + " ") * (count // 500)
+    text: list[Any] | str = chance.choice((ids, ["abab"] * (count // 4), words, "a ||| " * (count // 4)))
+    asks: dict[str, dict[str, Any]] = {
+        "/v1/embeddings": {"input": [text] if isinstance(text, list) else text},
+        "/embed": {"inputs": [text]},
+        "/encode": {"id": 1, "texts": [text]},
+        "/tokenize": {"inputs": text},
+        "/decode": {"ids": text},
+    }
+    path = chance.choice(list(asks))
+    return _posted(room, path, json.dumps({"model": "tokens", **asks[path]}).encode())
 
 
 def pages(room: Room) -> str:
@@ -99,17 +98,15 @@ def pages(room: Room) -> str:
     path = room.chance.choice(("/openapi.json", "/models", "/v1/models", "/info", "/v2/models/stats"))
     with _connected(room) as client:
         client.sendall(f"GET {path} HTTP/1.1\r\nHost: t\r\n\r\n".encode() * 50)
-        return client.recv(12)[9:12].decode() or SILENT
+        return _first_status(client)
 
 
 def stalled_upload(room: Room) -> str:
     """Begin to upload a file, and leave it at that."""
     client = _connected(room)
     announced, sent = room.chance.choice((1000, 100 * _MB)), room.chance.choice((1, 1000, 500_000))
-    client.sendall(
-        b"POST /v1/files HTTP/1.1\r\nHost: t\r\nContent-Type: multipart/form-data; boundary=b\r\nContent-Length: %d\r\n\r\n"
-        % announced
-    )
+    kind = "Content-Type: multipart/form-data; boundary=b"
+    client.sendall(f"POST /v1/files HTTP/1.1\r\nHost: t\r\n{kind}\r\nContent-Length: {announced}\r\n\r\n".encode())
     begin = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
     client.sendall((begin + b"x" * sent)[: announced - 1])
     return _left(room, client)
@@ -120,34 +117,44 @@ def _lines(chance: Random) -> bytes:
     kind = chance.randrange(4)
     if kind == 0:
         return chance.choice((b"\n", b" \n", b"\r\n")) * (4 * _MB)
-    size, count = ((4 * _MB, 4), (10, 5000), (300_000, 30))[kind - 1]
+    return _input(*((4 * _MB, 4), (10, 5000), (300_000, 30))[kind - 1])
+
+
+def _input(size: int, count: int) -> bytes:
     line = '{"custom_id": "%d", "method": "POST", "url": "/infer/length", "body": "%s"}\n'
     return "".join([line % (number, "x" * size) for number in range(count)]).encode()
 
 
+def _job(room: Room, content: bytes, then: Callable[[httpx.Client, str, str], None]) -> str:
+    """Upload a file and start a job with it; `then` gets the file and the job, "" if there is none."""
+
+    def ask(client: httpx.Client) -> str:
+        made = client.post("/v1/files", files={"file": ("f", content)}, data={"purpose": "batch"})
+        if made.status_code != 200:
+            return str(made.status_code)
+        file = made.json()["id"]
+        asked = {"input_file_id": file, "endpoint": "/infer/length", "completion_window": "1h"}
+        job = client.post("/v1/batches", json=asked)
+        then(client, file, job.json()["id"] if job.status_code == 200 else "")
+        return str(job.status_code)
+
+    return _answered(room, ask)
+
+
 def batch_job(room: Room) -> str:
     """Upload a file and start a job with it; perhaps cancel it, read its output slowly, or delete what it reads."""
-    chance, url = room.chance, f"http://127.0.0.1:{room.ports['http']}"
-    try:
-        with httpx.Client(base_url=url, timeout=PATIENCE) as client:
-            made = client.post("/v1/files", files={"file": ("f", _lines(chance))}, data={"purpose": "batch"})
-            if made.status_code != 200:
-                return str(made.status_code)
-            file = made.json()["id"]
-            job = client.post(
-                "/v1/batches", json={"input_file_id": file, "endpoint": "/infer/length", "completion_window": "1h"}
-            )
-            if job.status_code == 200 and chance.random() < 0.3:
-                client.post(f"/v1/batches/{job.json()['id']}/cancel")
-            reader = _connected(room)
-            reader.sendall(f"GET /v1/files/{file}/content HTTP/1.1\r\nHost: t\r\n\r\n".encode())
-            room.left_open.append(reader)
-            _tidied(client)
-            return str(job.status_code)
-    except httpx.TimeoutException:
-        return SILENT
-    except httpx.HTTPError:
-        return "closed"
+    cancels = room.chance.random() < 0.3
+
+    def then(client: httpx.Client, file: str, job: str) -> None:
+        if job and cancels:
+            client.post(f"/v1/batches/{job}/cancel")
+        reader = _connected(room)
+        reader.sendall(f"GET /v1/files/{file}/content HTTP/1.1\r\nHost: t\r\n\r\n".encode())
+        room.left_open.append(reader)
+        for oldest in client.get("/v1/files?order=asc&limit=20").json().get("data", [])[:10]:
+            client.delete(f"/v1/files/{oldest['id']}")  # so that there is room for more jobs
+
+    return _job(room, _lines(room.chance), then)
 
 
 def odd_job(room: Room) -> str:
@@ -160,8 +167,7 @@ def odd_job(room: Room) -> str:
         return _posted(room, "/v1/batches", json.dumps(body).encode())
     boundary = "b" * chance.choice((1, 257, 5000))
     part = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n{{"custom_id": '
-    kinds = {"content-type": f"multipart/form-data; boundary={boundary}"}
-    return _asked(room, "POST", "/v1/files", part.encode(), **kinds)
+    return _posted(room, "/v1/files", part.encode(), f"multipart/form-data; boundary={boundary}")
 
 
 def withdrawn(room: Room) -> str:
@@ -169,22 +175,20 @@ def withdrawn(room: Room) -> str:
     chance = room.chance
     count, topics = chance.choice((1_000, 10_000, 52_000)), chance.choice((1, 200))
     names = [b"w%d.%d" % (chance.randrange(10**9), place) for place in range(topics)]
+
+    def ask(place: int) -> bytes:
+        parts = names[place % topics], b'["a%d"]' % place, b"%d" % place
+        return b"".join([frame(each, MORE) for each in parts]) + frame(b"1")
+
     with _zmtp(room, "zmq_out", "SUB") as reader, _zmtp(room, "zmq", "PUSH") as sender, suppress(OSError):
         reader.sendall(b"".join([frame(b"\1" + name) for name in names]))
         reader.recv(64)
-        asked = [
-            frame(names[place % topics], MORE)
-            + frame(b'["a%d"]' % place, MORE)
-            + frame(b"%d" % place, MORE)
-            + frame(b"1")
-            for place in range(count)
-        ]
-        sender.sendall(b"".join(asked))
+        sender.sendall(b"".join(map(ask, range(count))))
     return "withdrawn"
 
 
 def _zmtp(room: Room, port: str, kind: str) -> socket.socket:
-    client = socket.create_connection(("127.0.0.1", room.ports[port]), timeout=10)
+    client = _connected(room, port)
     client.settimeout(10.0)
     client.sendall(GREETING + ready(kind))
     return client
@@ -241,32 +245,15 @@ CUT_JOBS: list[str] = []  # by their names
 
 def cut_file(room: Room) -> str:
     """Cut the file that a job reads, as a full disk would. The storm sees whether such jobs end."""
-    line = '{"custom_id": "%d", "method": "POST", "url": "/infer/length", "body": "%s"}\n'
-    content = "".join([line % (number, "x" * 100_000) for number in range(30)]).encode()
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{room.ports['http']}", timeout=PATIENCE) as client:
-            made = client.post("/v1/files", files={"file": ("f", content)}, data={"purpose": "batch"})
-            if made.status_code != 200:
-                return str(made.status_code)
-            file = made.json()["id"]
-            job = client.post(
-                "/v1/batches", json={"input_file_id": file, "endpoint": "/infer/length", "completion_window": "1h"}
-            )
-            with suppress(FileNotFoundError):  # another attack may have deleted it
-                os.truncate(room.jobs / "files" / file, room.chance.randrange(len(content)))
-            if job.status_code == 200:
-                CUT_JOBS.append(job.json()["id"])
-            return str(job.status_code)
-    except httpx.TimeoutException:
-        return SILENT
-    except httpx.HTTPError:
-        return "closed"
+    content = _input(100_000, 30)
 
+    def then(_: httpx.Client, file: str, job: str) -> None:
+        with suppress(FileNotFoundError):  # another attack may have deleted it
+            os.truncate(room.jobs / "files" / file, room.chance.randrange(len(content)))
+        if job:
+            CUT_JOBS.append(job)
 
-def _tidied(client: httpx.Client) -> None:
-    """Delete the oldest files, so that there is room for more jobs."""
-    for file in client.get("/v1/files?order=asc&limit=20").json().get("data", [])[:10]:
-        client.delete(f"/v1/files/{file['id']}")
+    return _job(room, content, then)
 
 
 ATTACKS_OF_CALLERS: dict[str, tuple[Attack, int]] = {  # by name, and how often

@@ -58,9 +58,14 @@ def corpus(name: str) -> list[bytes]:
 
 
 @cache
-def worst(path: str) -> list[Callable[[int], Any]]:
-    """Return what makes the worst bodies known of a path of benchmarks.parsers."""
+def _worst(path: str) -> list[Callable[[int], Any]]:
     return [case.body for case in cases() if path in case.path]
+
+
+def worst(chance: Random, path: str) -> bytes:
+    """Return one of the worst bodies known of a path of benchmarks.parsers."""
+    made = chance.choice(_worst(path))(size(chance))
+    return made if isinstance(made, bytes) else b""
 
 
 def mutated(chance: Random, data: bytes, times: int = 3) -> bytes:
@@ -152,19 +157,13 @@ def http_body(room: Room) -> str:
     if "msgpack" in kind:
         data = mutated(chance, msgpack_body(chance, size(chance)), 1)
     elif kind.startswith("application/x-www"):
-        data = b"&".join(
-            [
-                chance.choice((b"texts=a", b"id=1", b"a", b"=", b"%41=%", b"texts=" + data[:99]))
-                for _ in range(chance.choice((1, 9, 3000)))
-            ]
-        )
+        fields = (b"texts=a", b"id=1", b"a", b"=", b"%41=%", b"texts=" + data[:99])
+        data = b"&".join(chance.choices(fields, k=chance.choice((1, 9, 3000))))
     elif kind.startswith("multipart"):
-        data = b"--x\r\n" + mutated(
-            chance, b'Content-Disposition: form-data; name="a"\r\n\r\nb\r\n--x\r\n' * chance.choice((1, 900))
-        )
+        part = b'Content-Disposition: form-data; name="a"\r\n\r\nb\r\n--x\r\n'
+        data = b"--x\r\n" + mutated(chance, part * chance.choice((1, 900)))
     elif chance.random() < 0.1:
-        made = chance.choice(worst(chance.choice(("native", "KServe", "texts"))))(size(chance))
-        data = made if isinstance(made, bytes) else data
+        data = worst(chance, chance.choice(("native", "KServe", "texts"))) or data
     headers = [f"Content-Type: {kind}", *chance.sample(_HEADERS, chance.randrange(4))]
     if chance.random() < 0.15:
         coding = chance.choice(("gzip", "deflate", "zstd", "br"))
@@ -185,83 +184,71 @@ _HEADERS = (
 
 
 def _posted(room: Room, path: str, headers: list[str], data: bytes) -> str:
-    chance = room.chance
-    chunked = chance.random() < 0.2
-    length = ["Transfer-Encoding: chunked"] if chunked else [f"Content-Length: {len(data)}"]
-    start = "\r\n".join([f"POST {path} HTTP/1.1", "Host: t", *length, *headers, "", ""]).encode("latin-1")
-    with _connected(room.ports["http"], PATIENCE) as client:
-        _send(client, start + (_chunked(chance, data) if chunked else data), chance)
-        return _status(client)
+    chance, length = room.chance, f"Content-Length: {len(data)}"
+    if chance.random() < 0.2:
+        length, data = "Transfer-Encoding: chunked", _chunked(chance, data)
+    start = "\r\n".join([f"POST {path} HTTP/1.1", "Host: t", length, *headers, "", ""]).encode("latin-1")
+    return _asked(room, start + data)
+
+
+def _asked(room: Room, data: bytes, patience: float = PATIENCE, silence: str = SILENT) -> str:
+    with _connected(room.ports["http"], patience) as client:
+        _send(client, data, room.chance)
+        return _status(client, silence)
 
 
 def _chunked(chance: Random, data: bytes) -> bytes:
     step = chance.choice((1, 7, 1000, 65536)) if len(data) < 20_000 else 65536
     more = chance.choice((b"", b"", b";a=b", b";" + b"x" * 300))
     pieces = [data[at : at + step] for at in range(0, len(data), step)]
-    return b"".join([b"%x%b\r\n%b\r\n" % (len(each), more, each) for each in pieces]) + chance.choice(
-        (b"0\r\n\r\n", b"0\r\na: b\r\n\r\n")
-    )
+    end = chance.choice((b"0\r\n\r\n", b"0\r\na: b\r\n\r\n"))
+    return b"".join([b"%x%b\r\n%b\r\n" % (len(each), more, each) for each in pieces]) + end
 
 
 def http_head(room: Room) -> str:
     """Send a head that is none, is too long, or says what cannot be; it needs no answer."""
     chance = room.chance
     made = head(chance, size(chance)) if chance.random() < 0.5 else chance.choice(corpus("head"))
-    data = mutated(chance, made)
-    if chance.random() < 0.8:
-        data += b"\r\n\r\n"
-    with _connected(room.ports["http"], HASTE) as client:
-        _send(client, data, chance)
-        return _status(client, OPEN)
+    data = mutated(chance, made) + (b"\r\n\r\n" if chance.random() < 0.8 else b"")
+    return _asked(room, data, HASTE, OPEN)
+
+
+_AFTER_PATHS = ("", "?", "?" + "a=b&" * 2000, "/", "/..%2f..", "%00", "//", "?format=x", "/" + "x" * 5000)
 
 
 def http_pages(room: Room) -> str:
     """Ask for a page, perhaps by a method or with a query that it does not know."""
     chance = room.chance
     method = chance.choice(("GET", "GET", "GET", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "X" * 90))
-    path = chance.choice((*_GETS, *_POSTS)) + chance.choice(
-        ("", "?", "?" + "a=b&" * 2000, "/", "/..%2f..", "%00", "//", "?format=x", "/" + "x" * 5000)
-    )
-    ask = "\r\n".join(
-        [f"{method} {path} HTTP/1.1", "Host: t", "Connection: close", *chance.sample(_HEADERS[:15], 2), "", ""]
-    )
-    with _connected(room.ports["http"], PATIENCE) as client:
-        _send(client, ask.encode("latin-1"), chance)
-        return _status(client)
+    path = chance.choice((*_GETS, *_POSTS)) + chance.choice(_AFTER_PATHS)
+    headers = "Host: t", "Connection: close", *chance.sample(_HEADERS[:15], 2)
+    return _asked(room, "\r\n".join([f"{method} {path} HTTP/1.1", *headers, "", ""]).encode("latin-1"))
 
 
 def http_pipelined(room: Room) -> str:
     """Send many requests at once, and read little or nothing of their answers."""
     chance = room.chance
-    posts = [
-        f"POST {chance.choice(_POSTS[:8])} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    ]
-    data = chance.choice((b'"abc"', b"[1,2]", b'{"x":[[1,2]]}', b'{"texts":["a"]}'))
-    one = chance.choice(
-        (
-            *[f"GET {path} HTTP/1.1\r\nHost: t\r\n\r\n".encode() for path in _GETS[:12]],
-            posts[0].encode() % len(data) + data,
-        )
-    )
+    one = f"GET {chance.choice(_GETS[:12])} HTTP/1.1\r\nHost: t\r\n\r\n"
+    if chance.random() < 0.1:
+        data = chance.choice(('"abc"', "[1,2]", '{"x":[[1,2]]}', '{"texts":["a"]}'))
+        lines = f"Host: t\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
+        one = f"POST {chance.choice(_POSTS[:8])} HTTP/1.1\r\n{lines}\r\n\r\n{data}"
     client = _connected(room.ports["http"], 1.0)
-    sent = _flood(client, one * 200, chance.choice((20_000, 2_000_000)))
+    sent = _flood(client, one.encode() * 200, chance.choice((20_000, 2_000_000)))
     return _left(room, client, f"pipelined, {'all' if sent else 'none'} sent")
+
+
+_UNFINISHED = (
+    "Content-Length: 16000000\r\n\r\n[", "Transfer-Encoding: chunked\r\n\r\nfffff\r\n[", "X: ", "Content-Length: 5\r\n\r\n[",
+)  # fmt: skip
 
 
 def http_unfinished(room: Room) -> str:
     """Announce a body, or a head, and send only a part of it."""
     chance = room.chance
     start = f"POST {chance.choice(_POSTS)} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
-    end = chance.choice(
-        (
-            "Content-Length: 16000000\r\n\r\n[",
-            "Transfer-Encoding: chunked\r\n\r\nfffff\r\n[",
-            "X: ",
-            "Content-Length: 5\r\n\r\n[",
-        )
-    )
     client = _connected(room.ports["http"], 1.0)
-    _send(client, (start + end).encode(), chance)
+    _send(client, (start + chance.choice(_UNFINISHED)).encode(), chance)
     if chance.random() < 0.3:
         _flood(client, b"1," * 4000, chance.choice((9000, 3_000_000)))
     return _left(room, client, "unfinished")
@@ -292,39 +279,34 @@ def ws_frame(data: bytes, opcode: int, *, fin: bool = True, masked: bool = True,
 def _ws_message(chance: Random) -> bytes:
     if chance.random() < 0.3:
         return mutated(chance, chance.choice(corpus("websocket")))[1:]
-    made = chance.choice(worst("WebSocket"))(size(chance))
-    return mutated(chance, made if isinstance(made, bytes) else b"{}", 1)
+    return mutated(chance, worst(chance, "WebSocket") or b"{}", 1)
+
+
+def _framed_message(chance: Random) -> bytes:
+    content, opcode = _ws_message(chance), chance.choice((1, 1, 2))
+    kind = chance.randrange(6)
+    if kind == 0:  # in pieces
+        step = max(1, len(content) // chance.choice((2, 50)))
+        pieces = [content[at : at + step] for at in range(0, len(content), step)] or [b""]
+        last = len(pieces) - 1
+        return b"".join([ws_frame(each, 0 if at else opcode, fin=at == last) for at, each in enumerate(pieces)])
+    if kind == 1:  # empty pieces
+        empty = ws_frame(b"", 0, fin=False) * chance.choice((9, 5000))
+        return ws_frame(b"", opcode, fin=False) + empty + ws_frame(content, 0)
+    if kind == 2:
+        return ws_frame(content[:125], chance.choice((9, 10, 8))) * chance.choice((1, 300))
+    if kind == 3:
+        fin, masked = chance.random() < 0.5, chance.random() < 0.8
+        return mutated(chance, ws_frame(content, chance.randrange(16), fin=fin, masked=masked))
+    if kind == 4:
+        return ws_frame(content[:10], opcode, says=chance.choice((5, 70_000, 1 << 31, 1 << 63, (1 << 64) - 1)))
+    return ws_frame(content, opcode)
 
 
 def websocket(room: Room) -> str:
     """Send messages in pieces, pings, frames that cannot be; read the first answer."""
     chance = room.chance
-    data = b""
-    for _ in range(chance.choice((1, 1, 3, 20))):
-        content, opcode = _ws_message(chance), chance.choice((1, 1, 2))
-        kind = chance.randrange(6)
-        if kind == 0:  # in pieces
-            step = max(1, len(content) // chance.choice((2, 50)))
-            pieces = [content[at : at + step] for at in range(0, len(content), step)] or [b""]
-            data += b"".join(
-                [ws_frame(each, 0 if at else opcode, fin=at + 1 == len(pieces)) for at, each in enumerate(pieces)]
-            )
-        elif kind == 1:  # empty pieces
-            data += (
-                ws_frame(b"", opcode, fin=False)
-                + ws_frame(b"", 0, fin=False) * chance.choice((9, 5000))
-                + ws_frame(content, 0)
-            )
-        elif kind == 2:
-            data += ws_frame(content[:125], chance.choice((9, 10, 8))) * chance.choice((1, 300))
-        elif kind == 3:
-            data += mutated(
-                chance, ws_frame(content, chance.randrange(16), fin=chance.random() < 0.5, masked=chance.random() < 0.8)
-            )
-        elif kind == 4:
-            data += ws_frame(content[:10], opcode, says=chance.choice((5, 70_000, 1 << 31, 1 << 63, (1 << 64) - 1)))
-        else:
-            data += ws_frame(content, opcode)
+    data = b"".join(_framed_message(chance) for _ in range(chance.choice((1, 1, 3, 20))))
     client = _connected(room.ports["http"], 1.0)
     _send(client, _UPGRADE, chance)
     if not _status(client).startswith("101"):
@@ -372,13 +354,11 @@ def grpc_call(room: Room) -> str:
     elif kind == 1:
         data = mutated(chance, grpc_body(chance, size(chance)), 1)
     elif kind == 2:
-        made = chance.choice(worst("gRPC"))(size(chance))
-        data = made if isinstance(made, bytes) else b""
+        data = worst(chance, "gRPC")
     else:
-        data = mutated(
-            chance,
-            message(inputs=[{"name": "x", "datatype": "FP32", "shape": [1, 2], "contents": {"fp32_contents": [1, 2]}}]),
-        )
+        contents = {"fp32_contents": [1, 2]}
+        data = message(inputs=[{"name": "x", "datatype": "FP32", "shape": [1, 2], "contents": contents}])
+        data = mutated(chance, data)
     path = _SERVICE + chance.choice(_METHODS) if chance.random() < 0.9 else chance.choice(_OTHERS)
     options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(f"127.0.0.1:{room.ports['grpc']}", options) as channel:
@@ -386,9 +366,8 @@ def grpc_call(room: Room) -> str:
             if path.endswith("Check") or (not path.endswith("Watch") and chance.random() < 0.7):
                 channel.unary_unary(path, None, None)(data, timeout=chance.choice((0.01, PATIENCE, PATIENCE)))
             else:
-                answers: Any = channel.stream_stream(path, None, None)(
-                    iter([data] * chance.choice((1, 5, 200))), timeout=HASTE
-                )
+                sent = iter([data] * chance.choice((1, 5, 200)))
+                answers: Any = channel.stream_stream(path, None, None)(sent, timeout=HASTE)
                 for _ in range(chance.choice((0, 1, 50))):
                     next(answers)
                 answers.cancel()
@@ -420,43 +399,32 @@ def opened(stream: int, flags: int = 4) -> bytes:
 def http2(room: Room) -> str:
     """Send frames of HTTP/2 to the port of gRPC: streams opened and reset, settings, pings, headers without end, anything."""
     chance = room.chance
-    data = _PREFACE + h2_frame(
-        4,
-        0,
-        0,
-        b"".join(
-            struct.pack(">HI", chance.randrange(8), chance.choice((0, 1, 1 << 16, (1 << 32) - 1)))
-            for _ in range(chance.randrange(9))
-        ),
-    )
+    settings = [
+        (chance.randrange(8), chance.choice((0, 1, 1 << 16, (1 << 32) - 1))) for _ in range(chance.randrange(9))
+    ]
+    data = _PREFACE + h2_frame(4, 0, 0, b"".join(struct.pack(">HI", *each) for each in settings))
     many, kind = chance.choice((1, 50, 1500)), chance.randrange(8)
+    streams = range(1, 2 * many, 2)
     if kind == 0:
-        data += b"".join(opened(2 * at + 1) + h2_frame(3, 0, 2 * at + 1, bytes(4)) for at in range(many))
+        data += b"".join(opened(at) + h2_frame(3, 0, at, bytes(4)) for at in streams)
     elif kind == 1:
         data += h2_frame(chance.choice((4, 6)), 0, 0, bytes(8) if chance.random() < 0.5 else b"") * many
     elif kind == 2:
         data += opened(1, 0) + h2_frame(9, 0, 1, b"\0\1a\1b" * 2000) * min(many, 100)
     elif kind == 3:
-        data += b"".join(
-            opened(2 * at + 1) + h2_frame(0, 0, 2 * at + 1, b"\0" + struct.pack(">I", 16 << 20) + b"x")
-            for at in range(min(many, 200))
-        )
+        announced = b"\0" + struct.pack(">I", 16 << 20) + b"x"
+        data += b"".join(opened(at) + h2_frame(0, 0, at, announced) for at in streams[:200])
     elif kind == 4:
-        data += (
-            opened(1)
-            + h2_frame(8, 0, chance.choice((0, 1)), struct.pack(">I", chance.choice((0, 1, (1 << 31) - 1)))) * many
-        )
+        more = struct.pack(">I", chance.choice((0, 1, (1 << 31) - 1)))
+        data += opened(1) + h2_frame(8, 0, chance.choice((0, 1)), more) * many
     elif kind == 5:
         data += opened(1) + h2_frame(0, 0, 1) * many
     elif kind == 6:
         data += h2_frame(2, 0, 1, bytes(5)) * many + h2_frame(5, 4, 1, bytes(9))
     else:
-        data += b"".join(
-            h2_frame(
-                chance.randrange(12), chance.randrange(256), chance.randrange(8), mutated(chance, _HEADERS_2)[:9000]
-            )
-            for _ in range(min(many, 60))
-        )
+        for _ in range(min(many, 60)):
+            kinds = chance.randrange(12), chance.randrange(256), chance.randrange(8)
+            data += h2_frame(*kinds, mutated(chance, _HEADERS_2)[:9000])
     client = _connected(room.ports["grpc"], 1.0)
     _flood(client, mutated(chance, data, 1), len(data))
     if chance.random() < 0.3:
@@ -482,22 +450,16 @@ def zmtp(room: Room) -> str:
     if parts == 0:
         data = mutated(chance, chance.choice(corpus("zmtp"))[1:])
     elif parts == 1:
-        made = chance.choice(worst("ZMTP, answers" if kind == "SUB" else "ZMTP"))(size(chance))
-        data += mutated(chance, made if isinstance(made, bytes) else b"", 1)
+        data += mutated(chance, worst(chance, "ZMTP, answers" if kind == "SUB" else "ZMTP"), 1)
     elif parts == 2:
-        data += b"".join(
-            frame(mutated(chance, b"x" * 9), chance.choice((0, MORE, LONG, COMMAND, 0xFF))) for _ in range(99)
-        )
+        kinds = chance.choices((0, MORE, LONG, COMMAND, 0xFF), k=99)
+        data += b"".join(frame(mutated(chance, b"x" * 9), each) for each in kinds)
     elif parts == 3:
-        data += (
-            bytes([chance.choice((LONG, LONG | MORE, LONG | COMMAND))])
-            + chance.choice(_EXTREMES)[:8].ljust(8, b"\0")
-            + b"x" * 999
-        )
+        length = chance.choice(_EXTREMES)[:8].ljust(8, b"\0")
+        data += bytes([chance.choice((LONG, LONG | MORE, LONG | COMMAND))]) + length + b"x" * 999
     else:
         who = b"%d" % chance.randrange(5)
-        asks = [_zmq_ask(chance, who) for _ in range(chance.choice((1, 20, 400)))]
-        data += b"".join(asks)
+        data += b"".join(_zmq_ask(chance, who) for _ in range(chance.choice((1, 20, 400))))
     if chance.random() < 0.3:
         data = mutated(chance, data, 2)
     client = _connected(room.ports[port], 1.0)
@@ -512,33 +474,15 @@ def zmtp(room: Room) -> str:
     return OPEN if sent else "not read"
 
 
+_ZMQ_TEXTS = (b'["a"]', b"[]", b"SHOW_CONFIG", b"SHOW_STATUS", b"CANCEL", b"PENDING", b"TERMINATION", b"[[1,2]]")
+_ZMQ_OPTIONS = (b"{}", b'{"timeout":0.01}', b'{"priority":99999999999}', b'{"ids":[' + b"1," * 899 + b"1]}")
+
+
 def _zmq_ask(chance: Random, who: bytes) -> bytes:
-    texts = chance.choice(
-        (
-            b'["a"]',
-            b"[]",
-            json_value(chance, 300),
-            b"SHOW_CONFIG",
-            b"SHOW_STATUS",
-            b"CANCEL",
-            b"PENDING",
-            b"TERMINATION",
-            b"[[1,2]]",
-        )
-    )
+    texts = chance.choice((*_ZMQ_TEXTS, json_value(chance, 300)))
     frames = [who, texts, b"%d" % chance.randrange(99), chance.choice((b"1", b"0", b"-1", b"99999999", b"x"))]
     if chance.random() < 0.5:
-        frames.append(
-            chance.choice(
-                (
-                    b"{}",
-                    b'{"timeout":0.01}',
-                    b'{"priority":99999999999}',
-                    b'{"ids":[' + b",".join([b"1"] * 900) + b"]}",
-                    json_value(chance, 200),
-                )
-            )
-        )
+        frames.append(chance.choice((*_ZMQ_OPTIONS, json_value(chance, 200))))
     return b"".join(frame(each, MORE if at + 1 < len(frames) else 0) for at, each in enumerate(frames))
 
 

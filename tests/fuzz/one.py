@@ -13,5 +13,6 @@ with atheris.instrument_imports(include=INSTRUMENTED):
 
 if __name__ == "__main__":
     name = sys.argv.pop(1)
+    sys.argv[0] = f"{sys.executable} -m tests.fuzz.one {name}"  # what libFuzzer runs again to merge folders
     atheris.Setup(sys.argv, TARGETS[name])
     atheris.Fuzz()

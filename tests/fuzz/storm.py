@@ -18,7 +18,8 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import IO, Any
@@ -85,6 +86,7 @@ ACTIVE = ("validating", "in_progress", "finalizing", "cancelling")  # the states
 HOLDING = 0.1  # so much longer it goes on, with a server of two fronts whose connections are held
 GROWTH = 1.3  # times the memory after the first rests
 
+_WRONG = {str(status) for status in range(500, 600)} - {"501", "503", "504", "505"}
 REFUSALS = (CapacityError, DeadlineExceeded)
 
 
@@ -227,7 +229,6 @@ def honest_clients(ports: Ports) -> dict[str, Callable[[Random], None]]:
     """Return what asks each protocol once, in the way of a user."""
     url = f"http://127.0.0.1:{ports['http']}"
     http = HttpClient(url, timeout=60.0)
-    texts = EmbeddingClient(url, timeout=60.0)
 
     def native(chance: Random) -> None:
         size = chance.choice((1, 10, 1000, 50_000))
@@ -243,36 +244,34 @@ def honest_clients(ports: Ports) -> dict[str, Callable[[Random], None]]:
 
     def on_demand(chance: Random) -> None:
         answer = httpx.post(f"http://127.0.0.1:{ports['demand']}/infer/m0", json=1, timeout=60.0)
-        assert (answer.status_code, answer.text) == (200, "2"), (
-            answer.text
-        )  # it is in use: others cannot evict it for long
+        assert (answer.status_code, answer.text) == (200, "2")  # it is in use: others cannot evict it for long
 
-    def encode(chance: Random) -> None:
+    def encode(client: EmbeddingClient, chance: Random) -> None:
         asked = ["x" * chance.randrange(1, 50) for _ in range(chance.choice((1, 5, 300)))]
-        assert [int(row[0]) for row in texts.encode(asked)] == [len(each) for each in asked]
+        assert [int(row[0]) for row in client.encode(asked)] == [len(each) for each in asked]
 
     def over_zeromq(chance: Random) -> None:
-        with EmbeddingClient(
-            url,
-            timeout=60.0,
-            ignore_all_checks=True,
-            transport=BertTransport("127.0.0.1", ports["zmq"], ports["zmq_out"]),
-        ) as client:
+        transport = BertTransport("127.0.0.1", ports["zmq"], ports["zmq_out"])
+        with EmbeddingClient(url, timeout=60.0, ignore_all_checks=True, transport=transport) as client:
             for _ in range(5):
-                asked = ["x" * chance.randrange(1, 50) for _ in range(chance.choice((1, 5, 300)))]
-                assert [int(row[0]) for row in client.encode(asked)] == [len(each) for each in asked]
+                encode(client, chance)
 
-    return {"HTTP": native, "HTTP, a tensor": native_tensor, "texts, HTTP": encode, "texts, ZMTP": over_zeromq, "on demand": on_demand,
-            "gRPC": _open_protocol(GrpcClient(f"127.0.0.1:{ports['grpc']}", timeout=60.0)),
-            "WebSocket": _open_protocol(WebSocketClient(url.replace("http", "ws"), timeout=60.0)), "KServe HTTP": _open_protocol(http)}  # fmt: skip
+    return {
+        "HTTP": native,
+        "HTTP, a tensor": native_tensor,
+        "texts, HTTP": partial(encode, EmbeddingClient(url, timeout=60.0)),
+        "texts, ZMTP": over_zeromq,
+        "on demand": on_demand,
+        "gRPC": _open_protocol(GrpcClient(f"127.0.0.1:{ports['grpc']}", timeout=60.0)),
+        "WebSocket": _open_protocol(WebSocketClient(url.replace("http", "ws"), timeout=60.0)),
+        "KServe HTTP": _open_protocol(http),
+    }
 
 
 def _open_protocol(client: Any) -> Callable[[Random], None]:
-
     def ask(chance: Random) -> None:
-        rows = numpy.array(
-            [[chance.randrange(9) for _ in range(3)] for _ in range(chance.choice((1, 4, 900)))], numpy.float32
-        )
+        size = chance.choice((1, 4, 900)), 3
+        rows = numpy.random.default_rng(chance.randrange(1 << 30)).integers(0, 9, size).astype(numpy.float32)
         assert numpy.array_equal(client.infer("grid", {"x": rows})["sum"], rows.sum(axis=1))
 
     return ask
@@ -287,17 +286,14 @@ class Storm:
         self.ports, self.seed, self.jobs = ports, seed, jobs
         self.findings = Findings(console)
         self._log, self._tracebacks = log, Tracebacks(self.findings)
+        self._console, self._probe, self._lock, self._chance = console, probe, threading.Lock(), Random(seed)
         self.goes, self.quiet = threading.Event(), threading.Event()
         self.over = self.ends_early = False
         self.outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.slowest: dict[str, float] = {}
         self.rests: list[tuple[int, int, int]] = []  # bytes of memory, bytes held, connections
         self.peak = self.longest_ms = 0.0
-        self._console = console
-        self._probe = probe
-        self._lock = threading.Lock()
-        self._tried = 0
-        self._chance = Random(seed)
+        self.tried = 0  # inputs that were sent
         self._names = [name for name in ATTACKS if only in name]
         self._weights = [ATTACKS[name][1] for name in self._names]
         self.server = psutil.Process(ports["pid"])
@@ -310,25 +306,18 @@ class Storm:
         """Whether the server runs."""
         return self.server.is_running() and self.server.status() != psutil.STATUS_ZOMBIE
 
-    @property
-    def tried(self) -> int:
-        """How many inputs were sent."""
-        return self._tried
-
     def next_input(self) -> tuple[str, int]:
         """Return the name of an attack and the number of its input."""
         with self._lock:
-            self._tried += 1
-            return self._chance.choices(self._names, self._weights)[0], self._tried
+            self.tried += 1
+            return self._chance.choices(self._names, self._weights)[0], self.tried
 
     def note(self, name: str, number: int, outcome: str, seconds: float) -> None:
         """Count how an input was answered."""
         with self._lock:
             self.outcomes[name][outcome] += 1
             self.slowest[name] = max(self.slowest.get(name, 0.0), seconds)
-        wrong = outcome.startswith((SILENT, "INTERNAL", "UNKNOWN")) or (
-            outcome[-3:-2] == "5" and outcome[-3:] not in ("501", "503", "504", "505")
-        )
+        wrong = outcome.startswith((SILENT, "INTERNAL", "UNKNOWN")) or outcome[-3:] in _WRONG
         if wrong and self.lives:
             self.findings.add(f"{name}: {outcome}", f"--replay {name!r} {number}")
 
@@ -372,9 +361,8 @@ class Storm:
                 self.findings.add(f"honest, {client.name}: no answer at rest", "")
         held, connections = min(self._probe.held() for _ in range(20))  # honest clients hold some
         self.rests.append((self.memory(), held, connections))
-        self._console.print(
-            f"{time.strftime('%H:%M:%S')} at rest after {self.tried} inputs: {self.rests[-1][0] >> 20} MB, {held} bytes held, {connections} connections"
-        )
+        memory = f"{self.rests[-1][0] >> 20} MB, {held} bytes held, {connections} connections"
+        self._console.print(f"{time.strftime('%H:%M:%S')} at rest after {self.tried} inputs: {memory}")
         self._look_at_jobs(began)
         with httpx.Client(base_url=f"http://127.0.0.1:{self.ports['demand']}") as asking:
             states = Counter(each["state"] for each in asking.get("/models").json()["models"])
@@ -450,11 +438,8 @@ def attacked(storm: Storm, minutes: float, threads: int, console: Console) -> li
         task = progress.add_task("attack", total=60.0 * minutes)
         while time.monotonic() < began + 60.0 * minutes and storm.lives and not storm.ends_early:
             time.sleep(1.0)
-            progress.update(
-                task,
-                completed=time.monotonic() - began,
-                description=f"{storm.tried} inputs, {storm.findings.counts.total()} findings",
-            )
+            done = f"{storm.tried} inputs, {storm.findings.counts.total()} findings"
+            progress.update(task, completed=time.monotonic() - began, description=done)
             storm.read_log()
             with suppress(OSError, ValueError):  # it may have ended
                 storm.look(hostile)
@@ -482,33 +467,24 @@ def main() -> int:
     parser.add_argument("--replay", nargs=2, metavar=("NAME", "NUMBER"), help="send one input of the seed again")
     asked, console = parser.parse_args(), Console(width=160)
     files = FILES["tls_certfile"], FILES["tls_keyfile"]
-    with (
-        tempfile.NamedTemporaryFile() as log, open(log.name, "rb") as logged, tempfile.TemporaryDirectory() as folder,
-    ):  # fmt: skip
-        jobs = Path(folder) / "jobs"
-        more = str(jobs), str(tiny.model(Path(folder) / "text"))
+    with ExitStack() as stack:
+        log = stack.enter_context(tempfile.NamedTemporaryFile())
+        logged = stack.enter_context(open(log.name, "rb"))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        models, jobs = folder / "models", folder / "jobs"
         for number in range(ON_DEMAND):
-            write(
-                Path(folder) / "models",
-                {f"m{number}/1/model.py": SLOW, f"m{number}/config.toml": 'needs_memory = "1GB"\n'},
-            )
-        demand = (
-            "--model-repository",
-            Path(folder) / "models",
-            "--model-control",
-            "on-demand",
-            "--model-memory",
-            "5GB",
-        )
+            write(models, {f"m{number}/1/model.py": SLOW, f"m{number}/config.toml": 'needs_memory = "1GB"\n'})
+        demand = "--model-repository", models, "--model-control", "on-demand", "--model-memory", "5GB"
+        more = str(WAITING_BYTES), *files, str(jobs), str(tiny.model(folder / "text"))
         with (
             Served(*demand, "--log-level", "error", stderr=subprocess.DEVNULL) as served,
-            serving(0, str(WAITING_BYTES), *files, *more, log=None if asked.replay else log) as (ports, probe),
+            serving(0, *more, log=None if asked.replay else log) as (ports, probe),
         ):
             ports["demand"] = int(served.until_ready().url.rpartition(":")[2])
             if asked.replay:
-                console.print(
-                    attack(asked.replay[0], asked.seed, int(asked.replay[1]), ports, [], jobs), probe.ask(b"longest")
-                )
+                name, input_number = asked.replay
+                outcome = attack(name, asked.seed, int(input_number), ports, [], jobs)
+                console.print(outcome, probe.ask(b"longest"))
                 return 0
             storm = Storm(ports, probe, asked.seed, asked.only, console, logged, jobs)
             signal.signal(signal.SIGINT, lambda *_: setattr(storm, "ends_early", True))  # ends it early, with a report

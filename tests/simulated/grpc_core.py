@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 from unittest.mock import patch
 
 from tests.simulated.loop import SimulatedLoop
@@ -24,16 +24,6 @@ from weir.frontends.grpc.core import Core
 _kinds: Any = calls.cygrpc.CompletionType
 OK, CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE = 0, 1, 4, 14
 Pairs = tuple[tuple[str, str], ...]
-
-
-class Listener(Protocol):
-    """The client's side of a call. Its methods must not call the server at once."""
-
-    def message(self, body: bytes) -> None:
-        """A message has come."""
-
-    def ended(self, code: int, text: str, trailers: Pairs) -> None:
-        """The call has ended."""
 
 
 class _Operation:
@@ -53,61 +43,47 @@ class _Operation:
         return bool(self.value)
 
 
-class _SendHead(_Operation):
-    pass
+class _SendHead(_Operation): ...
 
 
-class _SendMessage(_Operation):
-    pass
+class _SendMessage(_Operation): ...
 
 
-class _SendStatus(_Operation):
-    pass
+class _SendStatus(_Operation): ...
 
 
-class _ReceiveMessage(_Operation):
-    pass
+class _ReceiveMessage(_Operation): ...
 
 
-class _ReceiveClose(_Operation):
-    pass
+class _ReceiveClose(_Operation): ...
 
 
 class _Batch:
     """Operations that were started together, and make one event when all have ended."""
 
     def __init__(self, operations: tuple[_Operation, ...], done: Callable[[Any], None], tag: Any) -> None:
-        self._left = len(operations)
-        self._success = True
-        self._operations = operations
-        self._done = done
-        self._tag = tag
+        self._left, self._success = len(operations), True
+        self._operations, self._done, self._tag = operations, done, tag
 
     def ended(self, *, success: bool = True) -> None:
         """One of the operations has ended."""
         self._left -= 1
         self._success &= success
         if not self._left:
-            self._done(
-                SimpleNamespace(
-                    completion_type=_kinds.operation_complete, success=self._success, tag=self._tag,
-                    batch_operations=self._operations,
-                )
-            )  # fmt: skip
+            event = _event(self._tag, success=self._success)
+            event.batch_operations = self._operations
+            self._done(event)
 
 
 class SimulatedCall:
-    """One call, from both sides: the server's is `start_server_batch`, `cancel` and `peer`. `window`: how many messages its client takes before it reads again."""
+    """One call, from both sides: the server's is `start_server_batch`, `cancel` and `peer`; the client's are `message` and `ended` of `listener`, which must not call the server at once. `window`: how many messages its client takes before it reads again."""
 
     def __init__(
-        self, server: "_Server", peer: str, method: str, metadata: Pairs, deadline: float, listener: Listener, window: float
+        self, server: "_Server", peer: str, method: str, metadata: Pairs, deadline: float, listener: Any, window: float
     ) -> None:  # fmt: skip
         self.details = SimpleNamespace(method=method.encode(), deadline=deadline)
-        self.metadata = metadata
-        self._server = server
-        self._peer = peer
-        self._listener = listener
-        self._window = window
+        self.metadata, self._server, self._peer = metadata, server, peer
+        self._listener, self._window = listener, window
         self._incoming: deque[bytes] = deque()
         self._half_closed = False
         self._reading: tuple[_Operation, _Batch] | None = None
@@ -264,17 +240,11 @@ class _Server:
 
     def do(self, step: Callable[..., object], *arguments: Any) -> None:
         """Have the server's process do a step."""
-        if self.process is None:
-            step(*arguments)
-        else:
-            self.process.do(step, *arguments)
+        self._machine.loop.do(self.process, step, *arguments)
 
     def at_client(self, step: Callable[..., object], *arguments: Any) -> None:
         """Have a client do a step, which is not in the server's process."""
-        if self.process is None:
-            step(*arguments)
-        else:
-            self._machine.loop.outside.copy().run(step, *arguments)
+        self._machine.loop.at_client(self.process, step, *arguments)
 
     def _die(self) -> None:
         """The process has ended, and with it all connections."""
@@ -286,7 +256,7 @@ class _Server:
 
     # The clients' side.
 
-    def call(self, peer: str, method: str, metadata: Pairs, deadline: float, listener: Listener, window: float) -> SimulatedCall:  # fmt: skip
+    def call(self, peer: str, method: str, metadata: Pairs, deadline: float, listener: Any, window: float) -> SimulatedCall:  # fmt: skip
         """Begin a call from a client that is connected as `peer`. Who asks must know that the server listens."""
         made = SimulatedCall(self, peer, method, metadata, deadline, listener, window)
         self.connections[peer] = None
@@ -305,6 +275,9 @@ class _Server:
     def ended(self, call: SimulatedCall) -> None:
         """A call has ended."""
         self._calls.discard(call)
+        self._look_for_end()
+
+    def _look_for_end(self) -> None:
         if self._shut is not None and not self._calls:
             tag, self._shut = self._shut, None
             self.queue.put(_event(tag))
@@ -347,9 +320,7 @@ class _Server:
         waiting, self._waiting = self._waiting, deque()
         for call in waiting:
             call.leave(UNAVAILABLE)
-        if not self._calls and self._shut is not None:
-            tag, self._shut = self._shut, None
-            self.queue.put(_event(tag))
+        self._look_for_end()
 
     def cancel_all_calls(self) -> None:
         """See cygrpc."""
@@ -402,9 +373,7 @@ class _Thread:
     """The thread that waits for events while the loop has none (Core._wait), and the lock with which the loop gives it the queue back."""
 
     def __init__(self, core: Any, loop: SimulatedLoop, queue: _Queue) -> None:
-        self._core = core
-        self._loop = loop
-        self._queue = queue
+        self._core, self._loop, self._queue = core, loop, queue
         self._waits = False
         self._context = copy_context()  # of the server's process
 
@@ -434,21 +403,10 @@ class SimulatedCore(Core):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         loop: Any = self._loop
-        thread: Any = _Thread(self, loop, self.queue)
+        queue: Any = self._queue
+        thread: Any = _Thread(self, loop, queue)
         self._thread = self._given = thread
         self._intake._clock = self._connected._clock = loop.time
-
-    @property
-    def queue(self) -> _Queue:
-        """The queue of its events."""
-        queue: _Queue = self._queue
-        return queue
-
-    @property
-    def server(self) -> _Server:
-        """What clients call."""
-        server: _Server = self._server
-        return server
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 from tests.simulated.asking import Ask, fault_of, wanted_of
 from tests.simulated.channels import Incoming
 from tests.simulated.disk import Killed, SimulatedDisk, Storage
-from tests.simulated.loop import SimulatedLoop, T, Ts
+from tests.simulated.loop import SimulatedLoop, T, Ts, settle
 from tests.simulated.models import RAISED, STATUS
 from tests.simulated.plans import Plan, draw_plan
 from tests.simulated.processes import SimulatedProcess
@@ -63,9 +64,7 @@ class ThreadedLoop(SimulatedLoop):
         self._draw = draw
         self.slow = False
         self._last: dict[Any, float] = {}
-        self._begun: list[
-            asyncio.Task[Any]
-        ] = []  # what a killed process has begun is not collected: it would do more then
+        self._begun: list[asyncio.Task[Any]] = []  # what a killed process has begun would do more when it is collected
 
     def create_task(self, coro: Any, **options: Any) -> "asyncio.Task[Any]":
         """See AbstractEventLoop."""
@@ -85,16 +84,8 @@ class ThreadedLoop(SimulatedLoop):
     def _work(self, future: "asyncio.Future[Any]", work: Callable[[], Any]) -> None:
         if future.cancelled() and self._draw.random() < 0.5:
             return  # it had not begun
-        try:
-            result = work()
-        except Killed:
-            return
-        except BaseException as error:
-            if not future.cancelled():
-                future.set_exception(error)
-        else:
-            if not future.cancelled():
-                future.set_result(result)
+        with suppress(Killed):
+            settle(future, work)
 
 
 class _Life:
@@ -297,9 +288,11 @@ class JobWorld(World):
             self.die()
 
     def full(self) -> None:
+        """There is no room on the disk."""
         self._for_a_while("full")
 
     def fails(self) -> None:
+        """The disk fails."""
         self._for_a_while("fails")
 
     def _for_a_while(self, name: str) -> None:

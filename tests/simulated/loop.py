@@ -104,6 +104,20 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         heappush(self._timers, (when, self._number, timer))
         return timer
 
+    def do(self, process: "SimulatedProcess | None", step: Callable[..., object], *arguments: Any) -> None:
+        """Have a process do a step, if there is one."""
+        if process is None:
+            step(*arguments)
+        else:
+            process.do(step, *arguments)
+
+    def at_client(self, process: "SimulatedProcess | None", step: Callable[..., object], *arguments: Any) -> None:
+        """Have a client of a process do a step, which is not in that process."""
+        if process is None:
+            step(*arguments)
+        else:
+            self.outside.copy().run(step, *arguments)
+
     def add(self, handle: asyncio.Handle) -> None:
         """Run `handle` in the next round."""
         self._ready.append(handle)
@@ -133,18 +147,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if self.work_takes is None:
             future.set_result(func(*args))
         else:
-            self.call_later(self.work_takes(), self._work, future, partial(func, *args))
+            self.call_later(self.work_takes(), settle, future, partial(func, *args))
         return future
-
-    def _work(self, future: "asyncio.Future[Any]", work: Callable[[], Any]) -> None:
-        try:
-            result = work()
-        except Exception as error:
-            if not future.cancelled():
-                future.set_exception(error)
-        else:
-            if not future.cancelled():
-                future.set_result(result)
 
     def _run_once(self) -> None:
         """Let time pass if nothing is to be done now, then do what was to be done when this round began."""
@@ -153,8 +157,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._pass_time()
         self._rounds += 1
         if self._rounds > _MOST_ROUNDS:
+            following = ready[0] if ready else timers[0][2]
             raise Stuck(
-                f"at {self.now:.6f}: time stands for {self._rounds} rounds of the loop; the next is {ready[0] if ready else timers[0][2]}"
+                f"at {self.now:.6f}: time stands for {self._rounds} rounds of the loop; the next is {following}"
             )
         while timers and timers[0][0] <= self.now:
             timer = heappop(timers)[2]
@@ -207,11 +212,17 @@ class SimulatedThreads(Executor):
         return future
 
     def _work(self, future: "Future[Any]", fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            result = fn(*args, **kwargs)
-        except BaseException as error:
+        if future.set_running_or_notify_cancel():
+            settle(future, partial(fn, *args, **kwargs))
+
+
+def settle(future: Any, work: Callable[[], Any]) -> None:
+    """Do some work, and end `future` as it ends."""
+    try:
+        result = work()
+    except Exception as error:
+        if not future.cancelled():
             future.set_exception(error)
-        else:
+    else:
+        if not future.cancelled():
             future.set_result(result)

@@ -31,7 +31,7 @@ class SimulatedChannel:
         self.latency = draw.choice(LATENCIES)
         self._machine = machine
         self._target = target
-        self._peer = f"unix:{draw.random()}"
+        self.peer = f"unix:{draw.random()}"
         if self.process is not None:
             self.process.at_end.append(self._end)
 
@@ -43,17 +43,12 @@ class SimulatedChannel:
         """Return the server, if it listens."""
         return next((each for each in self._machine.servers if each.listens and each.address == self._target), None)
 
-    @property
-    def peer(self) -> str:
-        """The address of this end."""
-        return self._peer
-
     def _end(self) -> None:
         """The connection is lost."""
         for call in list(self.calls):
             call.leave()
         if (server := self.server()) is not None:
-            server.disconnect(self._peer)
+            server.disconnect(self.peer)
 
     async def close(self) -> None:
         """See grpc.aio.Channel."""
@@ -80,9 +75,7 @@ class OnwardCall:
         self._call: Any = None  # the server's side, once it has begun
         self._last_there = self._last_here = 0.0  # when what was sent last arrives
         self._outgoing: deque[Callable[[], None]] = deque()  # what is done at the server when the call has begun
-        self._incoming: deque[bytes | tuple[int, str, Pairs]] = (
-            deque()
-        )  # what has arrived, but the process has not seen
+        self._incoming: deque[bytes | tuple[int, str, Pairs]] = deque()  # has arrived; the process has not seen it
         self._messages: deque[bytes] = deque()
         self._status: tuple[int, str, Pairs] | None = None
         self._left = False
@@ -132,10 +125,7 @@ class OnwardCall:
 
     def _arrive(self, item: bytes | tuple[int, str, Pairs]) -> None:
         self._incoming.append(item)
-        if self._channel.process is None:
-            self._look()
-        else:
-            self._channel.process.do(self._look)
+        self._loop.do(self._channel.process, self._look)
 
     def leave(self) -> None:
         """The client's end of the call is over."""
@@ -216,18 +206,15 @@ class OnwardCall:
 
     async def code(self) -> grpc.StatusCode:
         """See grpc.aio.StreamStreamCall."""
-        code, _, _ = await self._ended()
-        return _CODES[code]
+        return _CODES[(await self._ended())[0]]
 
     async def details(self) -> str:
         """See grpc.aio.StreamStreamCall."""
-        _, text, _ = await self._ended()
-        return text
+        return (await self._ended())[1]
 
     async def trailing_metadata(self) -> Pairs:
         """See grpc.aio.StreamStreamCall."""
-        _, _, trailers = await self._ended()
-        return trailers
+        return (await self._ended())[2]
 
 
 @contextmanager

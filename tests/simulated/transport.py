@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tests.simulated.loop import SimulatedLoop
@@ -43,44 +44,22 @@ class SimulatedTransport(asyncio.Transport):
         process: "SimulatedProcess | None" = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        self._loop = loop
-        self._peer = peer
+        self._loop, self._peer, self.process, self.window = loop, peer, process, window
         self._protocol: Any = None
-        self.process = process
         self.was_cut = False  # by the end of its process
-        self.window = window
-        self._outgoing = bytearray()
-        self._incoming = bytearray()
+        self._outgoing, self._incoming = bytearray(), bytearray()
         self.delivered = 0  # bytes that the server has read
-        self._delivering = False
         self._half_closed = False  # the client sends no more
-        self._eof_told = False
+        self._eof_told = self._delivering = self._closing = self._lost = self._paused = False
         self._reading = True
-        self._closing = False
-        self._lost = False
-        self._paused = False
         self._high, self._low = 65536, 16384
-        self._do(self._connect, connect)
+        self._loop.do(self.process, self._connect, connect)
 
     def _connect(self, connect: Callable[[], Any]) -> None:
         self._protocol = connect()
         self._protocol.connection_made(self)
 
     # The client's end.
-
-    def _do(self, step: Callable[..., object], *arguments: Any) -> None:
-        """Have the server's process do a step."""
-        if self.process is None:
-            step(*arguments)
-        else:
-            self.process.do(step, *arguments)
-
-    def _at_client(self, step: Callable[..., object], *arguments: Any) -> None:
-        """Have the client do a step, which is not in the server's process."""
-        if self.process is None:
-            step(*arguments)
-        else:
-            self._loop.outside.copy().run(step, *arguments)
 
     def cut_off(self) -> None:
         """The server's process has ended."""
@@ -94,13 +73,13 @@ class SimulatedTransport(asyncio.Transport):
         if self._closing or self._lost or self._half_closed:
             return False
         self._incoming += data
-        self._do(self._deliver)
+        self._loop.do(self.process, self._deliver)
         return True
 
     def half_close(self) -> None:
         """Send no more."""
         self._half_closed = True
-        self._do(self._deliver)
+        self._loop.do(self.process, self._deliver)
 
     def reset(self) -> None:
         """End the connection at once."""
@@ -113,7 +92,7 @@ class SimulatedTransport(asyncio.Transport):
         """Take `size` bytes more."""
         if self.window is not None:
             self.window += size
-            self._do(self._flush)
+            self._loop.do(self.process, self._flush)
 
     def _deliver(self) -> None:
         if self._delivering:
@@ -122,25 +101,21 @@ class SimulatedTransport(asyncio.Transport):
         try:
             while self._incoming and self._reading and not self._closing and not self._lost:
                 protocol = self._protocol
+                size = min(READ_BYTES, len(self._incoming))
                 if isinstance(protocol, asyncio.BufferedProtocol):
                     room = memoryview(protocol.get_buffer(-1))
                     size = min(len(room), len(self._incoming))
                     room[:size] = self._incoming[:size]
-                    del self._incoming[:size]
-                    self.delivered += size
-                    protocol.buffer_updated(size)
+                    arrived = partial(protocol.buffer_updated, size)
                 else:
-                    data = bytes(self._incoming[:READ_BYTES])
-                    del self._incoming[:READ_BYTES]
-                    self.delivered += len(data)
-                    protocol.data_received(data)
+                    arrived = partial(protocol.data_received, bytes(self._incoming[:size]))
+                del self._incoming[:size]
+                self.delivered += size
+                arrived()
         finally:
             self._delivering = False
-        if (
-            self._half_closed
-            and not (self._incoming or self._eof_told or self._closing or self._lost)
-            and self._reading
-        ):
+        busy = self._incoming or self._eof_told or self._closing or self._lost
+        if self._half_closed and self._reading and not busy:
             self._eof_told = True
             if not self._protocol.eof_received():
                 self.close()
@@ -152,7 +127,7 @@ class SimulatedTransport(asyncio.Transport):
             del self._outgoing[:size]
             if self.window is not None:
                 self.window -= size
-            self._at_client(self._peer.received, data)
+            self._loop.at_client(self.process, self._peer.received, data)
         if self._paused and len(self._outgoing) <= self._low and not self._lost:
             self._paused = False
             self._protocol.resume_writing()
@@ -165,11 +140,8 @@ class SimulatedTransport(asyncio.Transport):
             self._loop.call_soon(self._end, error, context=None if self.process is None else self._loop.outside.copy())
 
     def _end(self, error: Exception | None) -> None:
-        self._do(self._end_here, error)
-        self._at_client(self._peer.closed)
-
-    def _end_here(self, error: Exception | None) -> None:
-        self._protocol.connection_lost(error)
+        self._loop.do(self.process, lambda: self._protocol.connection_lost(error))
+        self._loop.at_client(self.process, self._peer.closed)
 
     # asyncio.Transport: the server's end.
 
