@@ -32,13 +32,12 @@ def main() -> int:
         return search_jobs(chosen.first, chosen.seconds) if chosen.seed is None else search_jobs(chosen.seed, 0.0)
     if chosen.seed is not None:
         return replay(chosen.seed, json.loads(chosen.kept) if chosen.kept else None, chosen.mutant)
-    if chosen.jobs == 1:
-        return search(chosen.first, 1, chosen.seconds, chosen.mutant)
     from tests.simulated.__main__ import search as by_name  # a spawned process does not have what is in a __main__
 
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(chosen.jobs) as pool:
-        tasks = [(chosen.first + job, chosen.jobs, chosen.seconds, chosen.mutant) for job in range(chosen.jobs)]
+    tasks = [(chosen.first + job, chosen.jobs, chosen.seconds, chosen.mutant) for job in range(chosen.jobs)]
+    if chosen.jobs == 1:
+        return by_name(*tasks[0])
+    with multiprocessing.get_context("spawn").Pool(chosen.jobs) as pool:
         return max(pool.starmap(by_name, tasks))
 
 
@@ -72,18 +71,15 @@ def search(first: int, step: int, seconds: float, mutant: str | None = None) -> 
         result = simulate(plan)
         requests += result.requests
         hours += result.seconds / 3600
-        quiet += result.seconds / 3600 if result.plan.quiet else 0.0
+        quiet += result.seconds / 3600 if plan.quiet else 0.0
         if result.fault:
             print(f"seed {seed}: {result.fault}", flush=True)
             smallest = shrunk(result.plan) if mutant is None else result
             print(f"the smallest plan that fails: {smallest.fault}\n{command(smallest.plan, mutant)}", flush=True)
             return 1
         seed += step
-    count = (seed - first) // step
-    print(
-        f"{count} seeds from {first}: {requests} requests, {hours:.1f} simulated hours ({quiet:.1f} of servers with quiet stretches), {time.process_time() - began:.0f} s of CPU",
-        flush=True,
-    )
+    said = f"{(seed - first) // step} seeds from {first}: {requests} requests, {hours:.1f} simulated hours"
+    print(f"{said} ({quiet:.1f} quiet), {time.process_time() - began:.0f} s of CPU", flush=True)
     return 0
 
 

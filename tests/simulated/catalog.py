@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock
 
 from tests.simulated.models import Items
 from tests.simulated.workers import SimulatedExecutor
@@ -241,16 +242,6 @@ class SimulatedRepository:
         return ModelReading(versions, self._plan.default)
 
 
-class NoTemplates:
-    """Nothing is forked here."""
-
-    async def prepare(self) -> None:
-        """See Templates."""
-
-    async def close(self) -> None:
-        """See Templates."""
-
-
 class SimulatedResidency(Residency):
     """The real one, whose evictions are looked at."""
 
@@ -258,8 +249,7 @@ class SimulatedResidency(Residency):
         super().__init__(limits, pinned, clock=catalog.world.loop.time, measure=catalog.memory_of)
         core = self.core = _Residents(limits, at_once)
         core.catalog = catalog
-        nothing: Any = NoTemplates()
-        self.templates = nothing
+        self.templates = AsyncMock()  # nothing is forked here
         self._catalog = catalog
 
     def _evict(self, generation: Generation, reason: str, level: int = 0) -> None:

@@ -5,6 +5,7 @@ import os
 import random
 import sqlite3
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -36,32 +37,20 @@ class Storage:
                 os.truncate(path, self.draw.randint(durable, size))
 
 
-class _File:
+class _File(FileIO):
     """A file without a buffer: what was written to it survives the process."""
 
-    def __init__(self, disk: "SimulatedDisk", path: Path, file: BinaryIO) -> None:
-        self._disk, self._path, self._file = disk, path, file
-        self.fileno, self.tell = file.fileno, file.tell
+    disk: "SimulatedDisk"
 
-    def write(self, data: bytes | bytearray) -> int:
+    def write(self, data: Any) -> int:
         """See BinaryIO."""
-        storage = self._disk.storage
-        self._disk.step()
-        storage.written[self._path] = storage.clock()
+        storage = self.disk.storage
+        self.disk.step()
+        storage.written[Path(str(self.name))] = storage.clock()
         if storage.full:
-            self._file.write(data[: len(data) // 2])
+            super().write(data[: len(data) // 2])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return self._file.write(data)
-
-    def close(self) -> None:
-        """See BinaryIO."""
-        self._file.close()
-
-    def __enter__(self) -> "_File":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        return super().write(data)
 
 
 class _Database(sqlite3.Connection):
@@ -83,10 +72,6 @@ class _Database(sqlite3.Connection):
         done = super().execute(sql, *parameters)
         self.disk.step()
         return done
-
-    def abandon(self) -> None:
-        """End as the process does: what was not committed is not kept."""
-        super().close()
 
 
 class SimulatedDisk(Disk):
@@ -121,20 +106,16 @@ class SimulatedDisk(Disk):
         """The process has ended, and with it what it had open."""
         self._dead = True
         for each in self._open:
-            if isinstance(each, _Database):
-                each.abandon()
-            else:
-                each.close()
+            each.close()  # of a database, what was not committed is not kept
 
     def create(self, path: Path, mode: Literal["wb", "ab"] = "wb") -> BinaryIO:
         """See Disk."""
         self.step()
-        file: Any = open(path, mode, buffering=0)  # noqa: SIM115  # it is closed when its process ends
-        self._open.append(file)
+        file: Any = _File(path, mode)
+        file.disk = self
+        self._open.append(file)  # it is closed when its process ends
         self.storage.written[path] = self.storage.clock()
-        made: Any = _File(self, path, file)
-        opened: BinaryIO = made
-        return opened
+        return file  # type: ignore[no-any-return]  # a FileIO is no BinaryIO for mypy
 
     def sync_file(self, path: Path) -> int:
         """See Disk."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from tests.simulated.arenas import close_received
@@ -60,10 +61,7 @@ class _Sender:
     def __init__(
         self, loop: SimulatedLoop, account: SharedAccount, take: Callable[[Any, bytes], None], check: Callable[[], None]
     ) -> None:
-        self._loop = loop
-        self._account = account
-        self._take = take
-        self._check = check
+        self._loop, self._account, self._take, self._check = loop, account, take, check
 
     def send_from(self, transport: SimulatedTransport, data: bytes) -> None:
         """See ConnectionSender."""
@@ -78,10 +76,7 @@ class _Machine:
     """What the system knows of one front."""
 
     def __init__(self, process: SimulatedProcess, front: Front, ends: FrontEnds) -> None:
-        self.process = process
-        self.front = front
-        self.ends = ends
-        self.connections = Ordered()
+        self.process, self.front, self.ends, self.connections = process, front, ends, Ordered()
 
     @property
     def busy(self) -> int:
@@ -251,9 +246,8 @@ class SimulatedFronts(Fronts):
         if self._closing or not listening:
             return None
         machine = self.machines[self._draw.choice(sorted(listening))]
-        transport = SimulatedTransport(
-            self._loop, peer, machine.front._server._connect, window=window, process=machine.process
-        )
+        connect = machine.front._server._connect
+        transport = SimulatedTransport(self._loop, peer, connect, window=window, process=machine.process)
         machine.connections.add(transport)
         self.accepted.append(transport)
         return transport
@@ -277,9 +271,8 @@ class SimulatedFrontsServer(FrontsServer):
     async def _open_fronts(self) -> Fronts:
         plan = self._plan
         grpc = None if plan.grpc is None else await plan.grpc.reserve(_bind)
-        processes = SimulatedFrontProcesses(
-            replace(plan.config, grpc=grpc), self._loop, self._draw, self._take, plan.figures.figures
-        )
+        config = replace(plan.config, grpc=grpc)
+        processes = SimulatedFrontProcesses(config, self._loop, self._draw, self._take, plan.figures.figures)
         processes.loses_memory = self._loses_memory
         processes.check = self._check_count
         fronts = self.listening = SimulatedFronts(
@@ -343,15 +336,6 @@ def left_in_front(front: Front) -> dict[str, int]:
     return left
 
 
-class _Reserved:
-    """A socket that keeps a port."""
-
-    def getsockname(self) -> tuple[str, int]:
-        return "192.0.2.0", 1
-
-    def close(self) -> None:
-        pass
-
-
 async def _bind(host: str, port: int) -> list[Any]:
-    return [_Reserved()]
+    """Return a socket that keeps a port."""
+    return [SimpleNamespace(getsockname=lambda: ("192.0.2.0", 1), close=lambda: None)]

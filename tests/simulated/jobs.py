@@ -5,7 +5,6 @@ A job must end, and each of its requests have exactly one end: its own answer, o
 
 import asyncio
 import gc
-import hashlib
 import json
 import logging
 import random
@@ -16,12 +15,12 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
 from tests.simulated.asking import Ask, fault_of, wanted_of
-from tests.simulated.channels import Incoming
+from tests.simulated.channels import ChannelClient, Incoming
 from tests.simulated.disk import Killed, SimulatedDisk, Storage
 from tests.simulated.loop import SimulatedLoop, T, Ts, settle
 from tests.simulated.models import RAISED, STATUS
@@ -235,12 +234,11 @@ class JobWorld(World):
         store.disk = SimulatedDisk(self.storage, lambda: None)
         try:
             store.clean(int(self.wall()) + STALE + 1, 0)
-            known = {
-                each.id: each.bytes for each in store.files(purpose=None, after=None, limit=10_000, ascending=True)
-            }
+            files = store.files(purpose=None, after=None, limit=10_000, ascending=True)
+            known = {each.id: each.bytes for each in files}
             found = {path.name: path.stat().st_size for path in (self.directory / "files").iterdir()}
             if known != found:
-                self.broken(f"there are {len(known)} files in the table, and {len(found)} on the disk: {known} {found}")
+                self.broken(f"the table has the files {known}, and the disk {found}")
             (left,) = store._database.execute("SELECT count(*) FROM requests").fetchone()
             if left or store.active():
                 self.broken(f"{left} requests of jobs are left, and the jobs {store.active()}")
@@ -287,19 +285,14 @@ class JobWorld(World):
         if self.life is life:
             self.die()
 
-    def full(self) -> None:
-        """There is no room on the disk."""
-        self._for_a_while("full")
-
-    def fails(self) -> None:
-        """The disk fails."""
-        self._for_a_while("fails")
-
     def _for_a_while(self, name: str) -> None:
         setattr(self.storage, name, True)
         seconds = self.draw.choice((0.05, 1.0, 30.0))
         self.calm = max(self.calm, self.loop.now + seconds)
         self.loop.call_later(seconds, setattr, self.storage, name, False)
+
+    full = partialmethod(_for_a_while, "full")
+    fails = partialmethod(_for_a_while, "fails")
 
     def slow(self) -> None:
         self.threads.slow = True
@@ -317,70 +310,50 @@ class JobWorld(World):
         self.calm = max(self.calm, self.loop.now)
 
 
-class _Exchange:
-    """One request on a connection of its own. `end` gets the status and the body; None if the connection is lost."""
-
-    def __init__(self, loop: SimulatedLoop) -> None:
-        self.end: asyncio.Future[tuple[int, bytes] | None] = loop.create_future()
-
-    def came(self, incoming: Incoming) -> None:
-        """See Reader."""
-
-    def answered(self, incoming: Incoming, status: int) -> None:
-        """See Reader."""
-        if not self.end.done():
-            self.end.set_result((status, bytes(incoming.body)))
-
-    def lost(self, incoming: Incoming) -> None:
-        """See Reader."""
-        if not self.end.done():
-            self.end.set_result(None)
-
-
-class JobClient:
-    """Uploads files, creates jobs, waits for their ends, and reads what they have written."""
+class JobClient(ChannelClient):
+    """Uploads files, creates jobs, waits for their ends, and reads what they have written: one request after the other, each on a connection of its own."""
 
     def __init__(self, world: JobWorld, index: int) -> None:
-        self._world = world
-        self._index = index
-        self._draw = random.Random(f"{world.plan.seed} jobs {index}")
-        self._hash = hashlib.blake2b(digest_size=16)
-        self.asked = 0
+        super().__init__(world, index)
+        self._world, self.draw = world, random.Random(f"{world.plan.seed} jobs {index}")
+        self._end: asyncio.Future[tuple[int, bytes] | None]  # the status and the body; None if the connection is lost
 
-    @property
-    def trace(self) -> str:
-        """The hash of what became of its jobs, and of when."""
-        return self._hash.hexdigest()
+    def answered(self, incoming: Incoming, status: int) -> None:
+        """The response has come."""
+        if not self._end.done():
+            self._end.set_result((status, bytes(incoming.body)))
 
-    def _broken(self, what: str) -> None:
-        self._world.broken(f"client {self._index}: {what}")
+    def lost(self, incoming: Incoming | None) -> None:
+        """The connection has gone."""
+        if not self._end.done():
+            self._end.set_result(None)
 
     async def run(self) -> None:
         """Run some jobs, one after the other."""
-        for number in range(self._draw.choice((1, 2, 5))):
-            await asyncio.sleep(self._draw.choice((0.0, 0.5, 5.0)))
-            await self._job(f"{self._index} {number}", 1_000_000 * (self._index + 1) + 10_000 * number)
+        for number in range(self.draw.choice((1, 2, 5))):
+            await asyncio.sleep(self.draw.choice((0.0, 0.5, 5.0)))
+            await self._job(f"{self.index} {number}", 1_000_000 * (self.index + 1) + 10_000 * number)
 
     async def _once(self, data: bytes) -> tuple[int, bytes] | None:
-        loop = self._world.loop
-        exchange = _Exchange(loop)
-        incoming = Incoming(exchange)
+        loop, incoming = self._world.loop, Incoming(self)
+        end: asyncio.Future[tuple[int, bytes] | None] = loop.create_future()
+        self._end = end
         transport: Any = self._world.connect(incoming, None)
         if transport is None:
             return None
-        step = self._draw.choice((len(data), 1 + len(data) // 3, 1 + len(data) // 20))
+        step = self.draw.choice((len(data), 1 + len(data) // 3, 1 + len(data) // 20))
         for start in range(0, len(data), step):
             transport.send(data[start : start + step])
             if step < len(data):
-                await asyncio.sleep(self._draw.choice((0.0, 0.01)))
-        began, suspended = loop.now, loop.call_later(_PATIENCE, exchange.lost, incoming)
-        await asyncio.wait([exchange.end])
+                await asyncio.sleep(self.draw.choice((0.0, 0.01)))
+        began, suspended = loop.now, loop.call_later(_PATIENCE, self.lost, None)
+        await asyncio.wait([end])
         suspended.cancel()
         if loop.now >= began + _PATIENCE and self._world.life is not None and self._world.calm < began:
-            self._broken(f"no answer to {data[:60]!r} in {_PATIENCE:g} s")
+            self.broken(f"no answer to {data[:60]!r} in {_PATIENCE:g} s")
         incoming.open = False
         transport.reset()
-        return exchange.end.result()
+        return end.result()
 
     async def _ask(
         self, method: str, path: str, body: bytes = b"", kind: str = "application/json"
@@ -393,31 +366,28 @@ class JobClient:
                 status, found = end
                 self._world.responses[str(status)] += 1
                 if status >= 400 and (status not in _AGAIN or not json.loads(found)["error"]["message"]):
-                    self._broken(f"{method} {path}: status {status}: {found[:200]!r}")
+                    self.broken(f"{method} {path}: status {status}: {found[:200]!r}")
                 if status not in _AGAIN:
                     return status, found
             elif method == "POST" and path == "/v1/batches":
                 return 0, b""  # it may have been created
-            await asyncio.sleep(self._draw.choice((0.5, 3.0)))
-        self._broken(f"{method} {path}: no answer in {_TRIES} tries")
+            await asyncio.sleep(self.draw.choice((0.5, 3.0)))
+        self.broken(f"{method} {path}: no answer in {_TRIES} tries")
         return 0, b""
 
     async def _read(self, method: str, path: str, body: bytes = b"", kind: str = "application/json") -> Any:
         status, found = await self._ask(method, path, body, kind)
         if status != 200:
-            self._broken(f"{method} {path}: status {status}: {found[:200]!r}")
+            self.broken(f"{method} {path}: status {status}: {found[:200]!r}")
         return json.loads(found)
 
     async def _job(self, name: str, first: int) -> None:
-        draw = self._draw
+        draw = self.draw
         faults = draw.choice((0.0, 0.0, 0.1))
         lines: dict[str, Ask] = {}
         for number in range(draw.choice((1, 5, 60, 300))):
-            do = draw.choice(_DOS) if draw.random() < faults else "ok"
-            ask = lines[f"r{number}"] = Ask(
-                first + number, b"", False, 1, 0.0, wanted_of(do), draw.choice((0, 0, 3000))
-            )
-            ask.do, ask.sent = do, 0.0
+            do, size = draw.choice(_DOS) if draw.random() < faults else "ok", draw.choice((0, 0, 3000))
+            lines[f"r{number}"] = Ask(first + number, b"", False, 1, 0.0, wanted_of(do), size, do=do, sent=0.0)
         text = b"\n".join(
             json.dumps({"custom_id": each, "url": _PATH, "body": {"n": ask.n, "do": ask.do, "size": ask.size}}).encode()
             for each, ask in lines.items()
@@ -442,7 +412,7 @@ class JobClient:
     async def _same(self, file: str, text: bytes) -> None:
         _, found = await self._ask("GET", f"/v1/files/{file}/content")
         if found != text:
-            self._broken(f"a file of {len(text)} bytes has {len(found)}: {found[:100]!r}")
+            self.broken(f"a file of {len(text)} bytes has {len(found)}: {found[:100]!r}")
 
     async def _created(self, name: str, file: str, window: str) -> str:
         call = {"input_file_id": file, "endpoint": _PATH, "completion_window": window, "metadata": {"name": name}}
@@ -451,7 +421,7 @@ class JobClient:
             if status == 200:
                 return str(json.loads(found)["id"])
             if status:
-                self._broken(f"a job was not created: {status} {found[:200]!r}")
+                self.broken(f"a job was not created: {status} {found[:200]!r}")
             listed = await self._read("GET", "/v1/batches?limit=100")
             for each in listed["data"]:
                 if each["metadata"] == {"name": name}:
@@ -464,7 +434,7 @@ class JobClient:
             if found["status"] not in ("validating", "in_progress", "finalizing", "cancelling"):
                 return found
             if world.loop.now > max(created + window + world.set_back, world.calm) + _LATEST:
-                self._broken(f"a job has not ended {world.loop.now - created:.0f} s after it was created: {found}")
+                self.broken(f"a job has not ended {world.loop.now - created:.0f} s after it was created: {found}")
             await asyncio.sleep(wait)
             wait = min(2.0 * wait, 30.0)
 
@@ -472,24 +442,24 @@ class JobClient:
         status = job["status"]
         late = self._world.set_forward or self._world.loop.now > until - 1.0
         if not (status == "completed" or (status == "cancelled" and cancels) or (status == "expired" and late)):
-            self._broken(f"a job is {status}: {job}")
+            self.broken(f"a job is {status}: {job}")
         ends: Counter[str] = Counter()
         for column, good in (("output_file_id", True), ("error_file_id", False)):
             if job[column] is None:
                 continue
             _, found = await self._ask("GET", f"/v1/files/{job[column]}/content")
             if found[-1:] != b"\n":
-                self._broken(f"{column} ends with half a line: {found[-100:]!r}")
+                self.broken(f"{column} ends with half a line: {found[-100:]!r}")
             for line in found.splitlines():
                 end = json.loads(line)
                 ends[end["custom_id"]] += 1
                 if fault := self._fault_of(lines[end["custom_id"]], end, good=good, expired=status == "expired"):
-                    self._broken(f"{end['custom_id']} in {column}: {fault}")
+                    self.broken(f"{end['custom_id']} in {column}: {fault}")
         if max(ends.values(), default=0) > 1 or (status != "cancelled" and len(ends) < len(lines)):
-            self._broken(f"{len(lines)} requests have {sum(ends.values())} ends, of {len(ends)}: {job}")
+            self.broken(f"{len(lines)} requests have {sum(ends.values())} ends, of {len(ends)}: {job}")
         counts = job["request_counts"]
         if status != "expired" and counts["completed"] + counts["failed"] != len(ends):
-            self._broken(f"it counts {counts}, and {len(ends)} have an end")
+            self.broken(f"it counts {counts}, and {len(ends)} have an end")
 
     def _fault_of(self, ask: Ask, end: Any, *, good: bool, expired: bool) -> str:
         """Return what is wrong with the end of one request; "" if it is right."""

@@ -1,12 +1,10 @@
 """Faults of the kinds that Weir has had, planted one at a time: `python -m tests.simulated.mutants [--seconds 60] [--write] [NAME ...]`.
 
-Each is planted in a process of its own (see tests/faults/planting.py). The simulation must find every one; a table says how soon. What has been
-found is kept in build/ until the source changes, so that a run that was stopped goes on where it was. `--write` puts the table into docs/explanation/testing.md.
+Each is planted in a process of its own (see tests/faults/planting.py). The simulation must find every one; a table says how soon. `--write` puts it into
+docs/explanation/testing.md.
 """
 
 import argparse
-import hashlib
-import json
 import os
 import re
 import subprocess
@@ -24,7 +22,6 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 PAGE = ROOT / "docs" / "explanation" / "testing.md"
 BEGIN, END = "<!-- mutants: written by `python -m tests.simulated.mutants --write` -->", "<!-- end of mutants -->"
-_STATE = ROOT / "build" / "mutants.json"
 _SEEN = re.compile(r"^seed (\d+): (.*)", re.MULTILINE)
 
 CONNECTION = "weir.frontends.http.fast.connection:"
@@ -71,6 +68,14 @@ def _other_name(step: Callable[..., Any]) -> Callable[..., Any]:
             raise ModelNotReady(error.message) from error
 
     return stepped
+
+
+def _reversed(encoded: Callable[..., Any]) -> Callable[..., Any]:
+    def reversing(*arguments: Any) -> Any:
+        found = encoded(*arguments)
+        return found._replace(vectors=found.vectors[::-1])
+
+    return reversing
 
 
 def _once(_: Any) -> Callable[..., Any]:
@@ -146,6 +151,7 @@ KINDS = {
         "form-of-the-next-request": Fault(HANDOVER + "_refuse", mistakes("first.scope['raw_path']", "self.url")),
         "refused-for-the-next-request": Fault(HANDOVER + "send_400_response", mistakes("self.busy", "refusal is None and self.busy")),
         "content-taken-for-framing": Fault(HANDOVER + "_piece_size", mistakes("self._held.rfind(END_OF_HEAD, 0, _PIECE_OF_CHUNKS)", "self._held.find(END_OF_HEAD, _PIECE_OF_CHUNKS)")),
+        "vectors-in-another-order": Fault("weir.text_server.encoder:Encoder._encoded", value=_reversed),
         "message-of-another-id": Fault("weir.frontends.websocket:response_of", value=_another_id),
         "keys-mixed": Fault("weir.batching.queue:RequestQueue.enter", mistakes("request.key", "None")),
         "slow-stream-loses-parts": Fault(DRIVER + "received", mistakes("refused", "()")),
@@ -156,6 +162,7 @@ KINDS = {
         "left-cancelled-for-the-last-only": Fault(HANDOVER + "_end_all", mistakes("self._open", "()")),
         "expired-computed": Fault(DRIVER + "_expire", skips("where", "()")),
         "rest-of-a-failed-request-computed": Fault(DRIVER + "received", takes("events.kinds is not None", "False")),
+        "call-goes-on-for-nobody": Fault("weir.frontends.grpc.call:IncomingCall._leave", skips("on_left")),
         "front-does-not-withdraw": Fault("weir.fronts.remote:Requests.cancel", skips("put")),
         "requests-of-a-dead-front-stay": Fault(FRONT + "close", skips("request.handle.cancel")),
         "withdrawn-in-the-table-only": Fault(FRONT + "_withdraw", skips("cancel")),
@@ -226,33 +233,6 @@ class Found(NamedTuple):
     fault: str
 
 
-class Ledger:
-    """What has been found, kept in a file for as long as the source and the simulation are the same."""
-
-    def __init__(self, path: Path = _STATE) -> None:
-        self._path = path
-        self._digest = _digest_of_the_source()
-        state: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        self.found = {name: Found(*each) for name, each in state.get("found", {}).items()}
-        if state.get("source") != self._digest:
-            self.found = {}
-
-    def note(self, name: str, found: Found) -> None:
-        """Keep what was found of `name`."""
-        self.found[name] = found
-        self._path.parent.mkdir(exist_ok=True)
-        self._path.write_text(json.dumps({"source": self._digest, "found": self.found}))
-
-
-def _digest_of_the_source() -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for folder in (SOURCE / "weir", Path(__file__).parent):
-        for path in sorted(folder.rglob("*.py")):
-            if not path.name.startswith("test_"):
-                digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
 def sought(name: str, seconds: float, first: int = 0) -> Found:
     """Look for a mutant in a process of its own, for so many seconds of CPU time. An exception in the simulation itself is no finding."""
     command = [sys.executable, "-m", "tests.simulated", "--mutant", name, "--seconds", str(seconds), "--first", str(first)]  # fmt: skip
@@ -281,24 +261,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.simulated.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[*MUTANTS, []], help="which; by default all")
     parser.add_argument("--seconds", type=float, default=60.0, help="of CPU time, for which each is sought")
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        default=len(os.sched_getaffinity(0)),
-        help="how many are sought at a time; by default one for each CPU",
-    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="how many are sought at a time")
     parser.add_argument("--first", type=int, default=0, help="the first of the seeds")
     parser.add_argument("--write", action="store_true", help="put the table into docs/explanation/testing.md")
     chosen = parser.parse_args()
-    ledger = Ledger(_STATE.with_stem(f"mutants-{chosen.first}"))
-    names = chosen.names or list(MUTANTS)
-    left = [name for name in names if name not in ledger.found or ledger.found[name].seed is None]
+    found: dict[str, Found] = {}
     with ThreadPoolExecutor(chosen.jobs) as threads:
-        searches = {threads.submit(sought, name, chosen.seconds, chosen.first): name for name in left}
+        names = chosen.names or list(MUTANTS)
+        searches = {threads.submit(sought, name, chosen.seconds, chosen.first): name for name in names}
         for search in as_completed(searches):
-            ledger.note(searches[search], search.result())
+            found[searches[search]] = search.result()
             print(searches[search], *search.result(), flush=True)
-    found = {name: each for name, each in ledger.found.items() if name in names}
     print(table(found))
     if chosen.write:
         before, _, rest = PAGE.read_text().partition(BEGIN)

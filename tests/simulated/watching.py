@@ -120,21 +120,11 @@ class Watch(Observer):
             if dispatch.at > since + LATE and request.arrival < since + 1.0:  # a damaged request may have any number
                 self._world.broken(f"a request began {dispatch.at - since:.3g} s after its caller had left")
 
-    def refused(self, model: str, frontend: str, error: WeirError) -> None:
-        pass
+    def _unseen(self, *_: Any, **__: Any) -> None:
+        """Nothing is promised of this."""
+
+    refused = computed = failed = worker_changed = transferred = _unseen
 
     def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:
         if any(id(request) not in self.open for request in requests):
             self._world.broken("a request got a part after its end")
-
-    def computed(self, model: str, dispatch: Dispatch, timing: Any, now: float) -> None:
-        pass
-
-    def failed(self, model: str, errors: Sequence[Any], now: float) -> None:
-        pass
-
-    def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
-        pass
-
-    def transferred(self, model: str, frontend: str, received_bytes: int, sent_bytes: int) -> None:
-        pass

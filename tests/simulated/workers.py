@@ -44,9 +44,7 @@ class WorkerPlan:
 NEAR = (-0.0002, 0.0, 0.0001, 0.0001)  # seconds from when a request is due; timers may be half a millisecond away
 LATEST_START = 3.0  # seconds after which a start that is aimed ends
 PATIENCE = 5  # failures to load in a row after which no request should wait
-MOST_DEATHS = (
-    9  # of workers by one item: one of its batch of at most 64, one of each half, and one more of the item alone
-)
+MOST_DEATHS = 9  # by one item: one of its batch of at most 64, one of each half, and one more of the item alone
 
 
 class _Worker:
@@ -99,9 +97,7 @@ class SimulatedExecutor(ExecutorBase):
     def run(self, worker: int, batch: Batch) -> None:
         each = self._workers[worker]
         if each.state.state != "ready" or len(each.queue) >= self._plan.places:
-            raise AssertionError(
-                f"worker {worker} ({each.state.state}) got batch {batch.batch_id} beside {len(each.queue)}"
-            )
+            raise AssertionError(f"worker {worker} ({each.state.state}) got a batch beside {len(each.queue)}")
         if each.memory is not None:
             each.memory.send(batch)
         each.queue.append(batch)
@@ -159,9 +155,8 @@ class SimulatedExecutor(ExecutorBase):
     def _ready(self, worker: _Worker) -> None:
         worker.life += 1
         worker.failures = 0
-        worker.runner = Runner(
-            RunnableModel(self.model, self._params, self._largest), worker.state.index, fatal=(Crash, Hang)
-        )
+        model = RunnableModel(self.model, self._params, self._largest)
+        worker.runner = Runner(model, worker.state.index, fatal=(Crash, Hang))
         worker.runner.start()
         if self.arenas is not None:
             worker.memory = self.arenas.of_worker(self.model, worker.runner)
@@ -174,10 +169,9 @@ class SimulatedExecutor(ExecutorBase):
         batch = worker.queue[0]
         plan = self._plan
         worker.orphans = [index for index, request in enumerate(batch.requests) if request.settled]
-        seconds = plan.base + plan.per_row * len(batch.payloads)
-        seconds *= 1.0 + plan.spread * self._draw.uniform(-1.0, 1.0)
-        longest = self._loop.now + 2.0 * (plan.base + plan.per_row * len(batch.payloads))
-        at = self._aimed(self._loop.now + seconds, batch.requests, longest, plan.aimed)
+        mean, now = plan.base + plan.per_row * len(batch.payloads), self._loop.now
+        seconds = mean * (1.0 + plan.spread * self._draw.uniform(-1.0, 1.0))
+        at = self._aimed(now + seconds, batch.requests, now + 2.0 * mean, plan.aimed)
         self._loop.happen_at(at, self._finish, worker, worker.life, batch)
 
     def _aimed(self, at: float, requests: Iterable[Request], longest: float, share: float) -> float:
@@ -221,9 +215,8 @@ class SimulatedExecutor(ExecutorBase):
             return
         if not events.final:
             kinds = events.kinds or [EventKind.ERROR] * len(events.outputs)
-            ended.update(
-                index for index, kind in zip(events.indices or (), kinds, strict=True) if kind is not EventKind.PART
-            )
+            those = zip(events.indices or (), kinds, strict=True)
+            ended.update(index for index, kind in those if kind is not EventKind.PART)
             self._send(worker, batch, events)
             worker.orphans = [index for index, request in enumerate(batch.requests) if request.settled]
             self._loop.call_later(self._plan.base * self._draw.random(), self._step, worker, life, batch, run, ended)
@@ -270,9 +263,8 @@ class SimulatedExecutor(ExecutorBase):
         worker.state.restarts += 1
         self._look_for_idle()
         now = self._loop.now
-        ready = self._aimed(
-            now + self._plan.start, lost, now + max(self._plan.start, LATEST_START), 2.0 * self._plan.aimed
-        )
+        latest = now + max(self._plan.start, LATEST_START)
+        ready = self._aimed(now + self._plan.start, lost, latest, 2.0 * self._plan.aimed)
         self._loop.happen_at(ready, self._restart, worker, worker.life)
         self._listener.worker_lost(worker.state.index, reason)
 
