@@ -138,11 +138,6 @@ def off_by_one(name: str) -> Edit:
     return _edit(change)
 
 
-def both(*edits: Edit) -> Edit:
-    """All of the edits, each in one place at least."""
-    return lambda definition: min(edit(definition) for edit in edits)
-
-
 def gives(result: Any = None) -> Callable[[Any], Any]:
     """The function does nothing, and returns `result`."""
     return lambda _: lambda *_, **__: result

@@ -146,9 +146,7 @@ class CatalogExecutor(SimulatedExecutor):
         self.plan, self.name, self.catalog = catalog.plan.models[name], name, catalog
         self._draws = random.Random(f"{world.plan.seed} {name} {catalog.number()}")
         workers = world.plan.workers["items"]
-        super().__init__(
-            Tagged, workers, world.loop, self._draws, largest=largest, changed=world.readiness_changed, broken=world.broken, params=params,
-        )  # fmt: skip
+        super().__init__(world, Tagged, workers, self._draws, largest=largest, params=params)
         self._starting: asyncio.Future[None] | None = None
 
     async def start(self, listener: Listener) -> None:

@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.simulated.arenas import close_received
 from tests.simulated.loop import SimulatedLoop
@@ -22,6 +22,9 @@ from weir.fronts.messages import ModelTable
 from weir.fronts.server import FrontProcesses, Fronts, FrontsServer, MakeFront, StartedFront, _Passed
 from weir.protocols.account import SharedAccount, SharedFigures
 from weir.text_server.encoder import Encoder
+
+if TYPE_CHECKING:
+    from tests.simulated.world import World
 
 START = 0.2  # seconds until a front listens
 LATENCIES = (0.0, 0.0001, 0.002)  # seconds of a link
@@ -88,7 +91,7 @@ class SimulatedFrontProcesses(FrontProcesses):
     """Processes of the simulation, by their index: real fronts, which take over connections by `take`, and none of whose sockets is real."""
 
     def __init__(
-        self, config: FrontConfig, loop: SimulatedLoop, draw: random.Random, take: Any, figures: SharedFigures
+        self, config: FrontConfig, world: "World", draw: random.Random, take: Any, figures: SharedFigures
     ) -> None:
         super().__init__(config, -1, [])
         self.machines: dict[int, _Machine] = {}
@@ -97,10 +100,9 @@ class SimulatedFrontProcesses(FrontProcesses):
         self.ends: list[tuple[float, float]] = []  # of killed ones: when they did their last work, and their ends
         self.started: list[SimulatedProcess] = []
         self.left: dict[str, int] = {}  # what fronts had when they had drained
-        self.loses_memory: Callable[[], bool] = lambda: False  # whether the descriptor of an arena is lost on its way
         self.check: Callable[[], None] = lambda: None  # called while a connection is on its way to the dispatcher
         self._refused: set[int] = set()  # fronts for which the system had no descriptor once
-        self._loop, self._draw, self._take, self._shared = loop, draw, take, figures
+        self._world, self._loop, self._draw, self._take, self._shared = world, world.loop, draw, take, figures
         self._former: list[_Machine] = []  # nothing of them is collected: they would complain that they have not ended
 
     async def start(self, index: int) -> StartedFront | None:
@@ -111,7 +113,7 @@ class SimulatedFrontProcesses(FrontProcesses):
         loop = self._loop
         latency = self._draw.choice(LATENCIES)
         (link, its_link), (connections, its_connections) = socket_pair(loop, latency), socket_pair(loop, latency)
-        its_connections.loses = self.loses_memory
+        its_connections.loses = self._world.loses_memory
         process: Any = SimulatedProcess(loop)
         ends = FrontEnds(its_link, its_connections, -1, (), index + 1)
         front = process.context().run(self._front, process, ends)
@@ -160,11 +162,10 @@ class SimulatedFronts(Fronts):
     """The real fronts of a simulated server, and what befalls them."""
 
     def __init__(
-        self, processes: SimulatedFrontProcesses, make: MakeFront, table: Callable[[], ModelTable], cleared: Callable[[int], None], *,
-        loop: SimulatedLoop, draw: random.Random, broken: Callable[[str], None],
+        self, processes: SimulatedFrontProcesses, make: MakeFront, table: Callable[[], ModelTable], cleared: Callable[[int], None]
     ) -> None:  # fmt: skip
-        super().__init__(processes._config.fronts, processes, make, table, cleared, loop.time)
-        self._loop, self._draw, self._broken = loop, draw, broken
+        self._loop, self._draw, self._broken = processes._loop, processes._draw, processes._world.broken
+        super().__init__(processes._config.fronts, processes, make, table, cleared, self._loop.time)
         self.processes = processes
         self.gone_on, self.machines = processes.gone_on, processes.machines
         self.stops: list[SimulatedProcess] = []
@@ -257,28 +258,17 @@ class SimulatedFrontsServer(FrontsServer):
     """A dispatcher, but for its processes and sockets."""
 
     listening: SimulatedFronts
-    _loop: SimulatedLoop
-    _draw: random.Random
-    _broken: Callable[[str], None]
-    _loses_memory: Callable[[], bool]
-
-    def simulate(
-        self, loop: SimulatedLoop, draw: random.Random, broken: Callable[[str], None], loses_memory: Callable[[], bool]
-    ) -> None:
-        """Set what is simulated."""
-        self._loop, self._draw, self._broken, self._loses_memory = loop, draw, broken, loses_memory
+    world: "World"
+    draw: random.Random
 
     async def _open_fronts(self) -> Fronts:
         plan = self._plan
         grpc = None if plan.grpc is None else await plan.grpc.reserve(_bind)
         config = replace(plan.config, grpc=grpc)
-        processes = SimulatedFrontProcesses(config, self._loop, self._draw, self._take, plan.figures.figures)
-        processes.loses_memory = self._loses_memory
+        processes = SimulatedFrontProcesses(config, self.world, self.draw, self._take, plan.figures.figures)
         processes.check = self._check_count
-        fronts = self.listening = SimulatedFronts(
-            processes, self._make_front, self._catalogue.table, plan.figures.ended,
-            loop=self._loop, draw=self._draw, broken=self._broken,
-        )  # fmt: skip
+        figures, table = plan.figures, self._catalogue.table
+        fronts = self.listening = SimulatedFronts(processes, self._make_front, table, figures.ended)
         self._fronts = fronts
         await fronts.start()
         return fronts
@@ -289,8 +279,8 @@ class SimulatedFrontsServer(FrontsServer):
         fronts.accepted = [each for each in fronts.accepted if not each.is_closing()]
         had_begun = [each for each in fronts.accepted if each.get_protocol() is not None]
         ended = max((end for _, end in fronts.processes.ends), default=-1.0)
-        if len(had_begun) > self.account.connections and self._loop.now > ended + 1.0:
-            self._broken(f"{len(had_begun)} connections are open, and {self.account.connections} are counted")
+        if len(had_begun) > self.account.connections and self.world.loop.now > ended + 1.0:
+            self.world.broken(f"{len(had_begun)} connections are open, and {self.account.connections} are counted")
 
     def _take(self, front: int, transport: SimulatedTransport, data: bytes) -> None:
         """Go on with a connection that a front has passed on."""

@@ -6,12 +6,11 @@ import random
 
 from tests.simulated.asking import ERROR_HEADER, draw_ask, fault_of_status, http, tensor_document
 from tests.simulated.channels import ChannelClient, Incoming, Line
-from tests.simulated.messages import OPENING, TEXT, frame
+from tests.simulated.messages import OPENING, SWITCHING, TEXT, frame
 from tests.simulated.models import KSERVE_STATUS, STATUS
 
 FIRST_NUMBER = 9 * 10**15  # no beginning of it is the number of another client's request
 _MOST = 100  # damaged requests at a time
-SWITCHING = 101
 _INSERTED = (b"\r\n", b"\r\n\r\n", b"\x00", b": ", b"0", b"-", b"\xff\xfe")
 
 

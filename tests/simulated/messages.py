@@ -5,13 +5,14 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from tests.simulated.asking import BINARY_HEADER, Ask, fault_of_answer, tensor_document, wanted_of
-from tests.simulated.channels import SILENCE, ChannelClient
+from tests.simulated.channels import SILENCE, ChannelClient, Line
 from tests.simulated.models import KSERVE_STATUS, RAISED
 
 if TYPE_CHECKING:
     from tests.simulated.world import World
 
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
+SWITCHING = 101
 GOING_AWAY, NO_MEMORY = 1001, 1013
 _SHORT = 60.0  # seconds for which messages may wait unread, again and again, while memory is short
 OPENING = (
@@ -38,7 +39,7 @@ class MessageClient(ChannelClient):
 
     def __init__(self, site: "World", index: int) -> None:
         super().__init__(site, index)
-        self._peer: _Incoming | None = None
+        self._line: _Frames | None = None
         self._transport: Any = None
         self._asks: dict[str, Ask] = {}  # those without an end
         self._cancelled: set[str] = set()
@@ -51,12 +52,12 @@ class MessageClient(ChannelClient):
         """Send some requests."""
         draw = self.draw
         style = self._style = draw.choice(_STYLES)
-        if self._peer is None or style == "slow" or draw.random() < 0.1:
+        if self._line is None or style == "slow" or draw.random() < 0.1:
             self.leave()
-            peer = self._peer = _Incoming(self)
-            self._transport = self.site.connect(peer, 2_000 if style == "slow" else None)
-            if self._transport is None or peer.refused or not self._transport.send(OPENING):
-                self._peer = None
+            line = self._line = _Frames(self, 2_000 if style == "slow" else None)
+            self._transport = line.transport
+            if self._transport is None or not line.open or not self._transport.send(OPENING):
+                self._line = None
                 self.end(1.0)
                 return
         self._round += 1
@@ -114,17 +115,17 @@ class MessageClient(ChannelClient):
 
     def leave(self) -> None:
         """Close the connection."""
-        peer, self._peer = self._peer, None
-        if peer is not None:
-            peer.open = False
+        line, self._line = self._line, None
+        if line is not None:
+            line.open = False
             self._transport.half_close()
 
     def _go(self, number: int) -> None:
-        peer = self._peer
-        if self._round != number or peer is None or not self._asks:
+        line = self._line
+        if self._round != number or line is None or not self._asks:
             return
-        self._peer = None
-        peer.open = False
+        self._line = None
+        line.open = False
         if self._style == "close":
             self._transport.send(self._frame(CLOSE, struct.pack(">H", 1000)))
             self.later(5.0, self._transport.reset)
@@ -133,7 +134,7 @@ class MessageClient(ChannelClient):
         self._over()
 
     def _read_on(self, number: int) -> None:
-        if self._round == number and self._peer is not None:
+        if self._round == number and self._line is not None:
             self._transport.read(self.draw.choice((500, 5_000, 50_000)))
             self.later(self.draw.choice((0.01, 0.3, 2.0)), self._read_on, number)
 
@@ -155,7 +156,6 @@ class MessageClient(ChannelClient):
             self._transport.send(self._frame(PONG, data))
         elif opcode == CLOSE:
             code = struct.unpack(">H", data[:2])[0]
-            self.note(b"close %d" % code)
             if code == GOING_AWAY and self.site.ready:
                 self.broken("the server goes away, and is ready")
             elif code != GOING_AWAY and not (code == NO_MEMORY and self._short_of_memory):
@@ -163,7 +163,6 @@ class MessageClient(ChannelClient):
             self._transport.send(self._frame(CLOSE, struct.pack(">H", GOING_AWAY)))
             self._end_unread()
         elif opcode in (TEXT, BINARY):
-            self.note(data)
             self._judge(opcode, data)
 
     def _end_unread(self) -> None:
@@ -194,51 +193,31 @@ class MessageClient(ChannelClient):
         if not self._asks:
             self._over()
 
-    def refused(self, status: int) -> None:
+    def answered(self, line: Line, status: int) -> None:
         """The server does not open the WebSocket: too many are connected, or memory is short."""
         if status != 429 and not (status == 503 and not self.site.ready):
             self.broken(f"the WebSocket was refused with {status}")
-        self.lost()
+        line.excused = True
+        line.open = False
+        self.later(0.0, self.lost, line)
 
-    def lost(self) -> None:
+    def lost(self, line: Line) -> None:
         """The connection has gone: only a slow client's may."""
         self.note(b"closed")
-        peer, self._peer = self._peer, None
-        if peer is not None and self._asks:
-            if self._style != "slow" and not (peer.refused or self._transport.was_cut):
-                self.broken(f"the connection closed without responses to {sorted(self._asks)}")
-            self._over()
+        if self._line is line:
+            self._line = None
+            if self._asks:
+                if not line.excused:
+                    self.broken(f"the connection closed without responses to {sorted(self._asks)}")
+                self._over()
 
 
-class _Incoming:
-    """What comes on one connection."""
+class _Frames(Line):
+    """What comes on one connection: frames, once the server has opened the WebSocket."""
 
-    def __init__(self, client: MessageClient) -> None:
-        self._client = client
-        self._buffer = bytearray()
-        self._opened = False
-        self.open = True  # for its client
-        self.refused = False
-
-    def received(self, data: bytes) -> None:
-        """Bytes have come."""
-        self._buffer += data
-        while self.open and (self._frame() if self._opened else self._head()):
-            pass
-
-    def _head(self) -> bool:
-        head, found, rest = self._buffer.partition(b"\r\n\r\n")
-        if found and head.startswith(b"HTTP/1.1 101"):
-            self._opened = True
-            self._buffer = rest
-            return True
-        if found:
-            self.refused = True
-            self.open = False
-            self._client.later(0.0, self._client.refused, int(head[9:12]))
-        return False
-
-    def _frame(self) -> bool:
+    def _content(self) -> bool:
+        if self.status != SWITCHING:
+            return super()._content()
         buffer, start = self._buffer, 2
         if len(buffer) < 2:
             return False
@@ -253,9 +232,3 @@ class _Incoming:
             self._client.broken("the server sent a fragment")
         self._client.frame_came(opcode & 15, data)
         return True
-
-    def closed(self) -> None:
-        """The server sends no more."""
-        if self.open:
-            self.open = False
-            self._client.lost()

@@ -10,7 +10,8 @@ import pytest
 from tests.served import Served
 from tests.simulated.asking import Mix
 from tests.simulated.channels import ChannelClient, Incoming
-from tests.simulated.fuzzing import FIRST_NUMBER, SWITCHING, damaged, error_of, valid
+from tests.simulated.fuzzing import FIRST_NUMBER, damaged, error_of, valid
+from tests.simulated.messages import SWITCHING
 from tests.simulated.plans import Plan
 from tests.simulated.themes import Theme
 from tests.simulated.workers import WorkerPlan

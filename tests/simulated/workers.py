@@ -4,12 +4,11 @@ import asyncio
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.simulated.arenas import Arenas, WorkerMemory
-from tests.simulated.loop import SimulatedLoop
 from tests.simulated.models import Crash, Hang
 
 from weir.messages import Batch, EventKind, Events, Kind, Request
@@ -18,6 +17,9 @@ from weir.testing import FakeWorkerState
 from weir.workers.arena import SharedBlock
 from weir.workers.executor import ExecutorBase, Listener, free_index
 from weir.workers.run.runner import RunnableModel, Runner
+
+if TYPE_CHECKING:
+    from tests.simulated.world import World
 
 
 @dataclass(frozen=True)
@@ -72,14 +74,13 @@ class SimulatedExecutor(ExecutorBase):
     """An executor whose workers live in virtual time. `idle_since` is the instant since which a worker has nothing to do; infinity if none has."""
 
     def __init__(
-        self, model: type[Model], plan: WorkerPlan, loop: SimulatedLoop, draw: random.Random, *, largest: int,
-        changed: Callable[[], None], broken: Callable[[str], None], params: dict[str, Any] | None = None, arenas: Arenas | None = None,
+        self, world: "World", model: type[Model], plan: WorkerPlan, draw: random.Random, *, largest: int,
+        params: dict[str, Any] | None = None, arenas: Arenas | None = None,
     ) -> None:  # fmt: skip
-        self.model, self._plan, self._loop, self._draw, self._largest = model, plan, loop, draw, largest
+        self._world, self._loop, self._broken = world, world.loop, world.broken
+        self.model, self._plan, self._draw, self._largest = model, plan, draw, largest
         self._workers = {index: _Worker(index) for index in range(plan.workers)}
         self._listener: Listener
-        self._changed = changed  # called when `unavailable` changes
-        self._broken = broken
         self._params = params or {}
         self.arenas = arenas
         self.unavailable = True
@@ -300,4 +301,4 @@ class SimulatedExecutor(ExecutorBase):
     def _become(self, *, unavailable: bool) -> None:
         if self.unavailable != unavailable:
             self.unavailable = unavailable
-            self._changed()
+            self._world.readiness_changed()

@@ -110,7 +110,7 @@ class World:
         self.plan, self.loop, self.cygrpc = plan, loop, cygrpc
         self._ending: dict[str, list[float]] = {name: [] for name in plan.services}  # when drains and reloads began
         self.responses: Counter[str] = Counter()
-        self._draw = random.Random(f"{plan.seed} world")
+        self._draw, self._losses = random.Random(f"{plan.seed} world"), random.Random(f"{plan.seed} memory")
         self._executors: list[SimulatedExecutor] = []
         self.faults: list[str] = []
         self.over = False
@@ -273,11 +273,13 @@ class World:
         config = FrontConfig(settings, context.access, False, 0, plan.fronts, product=product)
         parts = FrontsPlan(config, figures, self._grpc[0] if self._grpc else None, self.texts)
         server = SimulatedFrontsServer(context, app, parts, [self.watch, self.metrics], **options)
-        lost, draw = plan.arenas.lost if plan.arenas else 0.0, random.Random(f"{plan.seed} memory")
-        server.simulate(
-            self.loop, random.Random(f"{plan.seed} machines"), self.broken, lambda: lost > 0.0 and draw.random() < lost
-        )
+        server.world, server.draw = self, random.Random(f"{plan.seed} machines")
         return server
+
+    def loses_memory(self) -> bool:
+        """Return whether the descriptor of an arena is lost on its way to a front."""
+        arenas = self.plan.arenas
+        return arenas is not None and arenas.lost > 0.0 and self._losses.random() < arenas.lost
 
     @property
     def fronts(self) -> SimulatedFronts:
@@ -300,10 +302,8 @@ class World:
         plan = self.plan
         number = f"{plan.seed} {name} {len(self._executors)}"
         arenas = None if plan.arenas is None else Arenas(plan.arenas, random.Random(f"{number} arenas"))
-        executor = SimulatedExecutor(
-            ALL_MODELS[name], plan.workers[name], self.loop, random.Random(number),
-            largest=plan.services[name]["max_batch_size"], changed=self.readiness_changed, broken=self.broken, arenas=arenas,
-        )  # fmt: skip
+        largest, draw = plan.services[name]["max_batch_size"], random.Random(number)
+        executor = SimulatedExecutor(self, ALL_MODELS[name], plan.workers[name], draw, largest=largest, arenas=arenas)
         self._executors.append(executor)
         demand = None if self.catalog is None else self.catalog.residency
         options: dict[str, Any] = {
