@@ -95,7 +95,7 @@ test-browser: $(VENV)/.browser
 	$(BIN)/python -m pytest -m browser tests/frontends/dashboard/browser $(ARGS)
 
 test-torch: .venvs/torch/.test
-	.venvs/torch/bin/python -m pytest -m torch tests/catalog tests/commands/test_new.py tests/text_models/runtime tests/text_server/test_langchain.py tests/examples/test_mteb_model.py tests/examples/test_folders.py $(ARGS)
+	.venvs/torch/bin/python -m pytest -m torch tests/catalog tests/commands/test_new.py tests/text_models/runtime tests/examples/test_mteb_model.py tests/examples/test_folders.py $(ARGS)
 
 test-sklearn: .venvs/sklearn/.test
 	.venvs/sklearn/bin/python -m pytest -m sklearn tests/catalog tests/commands/test_new.py tests/examples/test_folders.py $(ARGS)

@@ -35,17 +35,12 @@ from weir.client.calls import (
 from weir.client.http_calls import HttpCalls, HttpReply, error_of
 from weir.errors import InvalidRequest, SettingsError
 from weir.wire.inference import InferenceResponse
-from weir.wire.status import TABLE, Codes, grpc_code, http_code, kserve_code
+from weir.wire.status import grpc_code, kserve_code
 
 
 def test_the_datatype_is_that_of_the_array() -> None:
-    for datatype, dtype in (
-        ("BOOL", bool),
-        ("INT8", np.int8),
-        ("UINT64", np.uint64),
-        ("FP16", np.float16),
-        ("FP64", float),
-    ):
+    kinds: dict[str, Any] = {"BOOL": bool, "INT8": np.int8, "UINT64": np.uint64, "FP16": np.float16, "FP64": float}
+    for datatype, dtype in kinds.items():
         assert tensor_of("x", np.zeros(2, dtype)).datatype == datatype
     swapped = tensor_of("x", np.array([1, 2], ">i4"))
     assert (swapped.datatype, swapped.array.tolist(), swapped.array.dtype) == ("INT32", [1, 2], np.dtype("int32"))
@@ -125,18 +120,11 @@ def test_it_is_not_tried_for_ever() -> None:
     assert (type(end), waited) == (errors.Draining, [])
 
 
-@pytest.mark.parametrize(
-    ("reply", "kind"),
-    [
-        (refusal(500, "ModelCrashed"), errors.ModelCrashed),
-        (refusal(503, "WorkerLost"), errors.WorkerLost),
-        (refusal(500), errors.ModelError),
-        (refusal(400), errors.InvalidRequest),
-        (refusal(408), errors.RequestTimeout),
-        (ConnectionLost("gone"), ConnectionLost),
-    ],
-    ids=lambda value: value.__name__ if isinstance(value, type) else "",
-)
+@subcases(("reply", "kind"), [
+    (refusal(500, "ModelCrashed"), errors.ModelCrashed), (refusal(503, "WorkerLost"), errors.WorkerLost),
+    (refusal(500), errors.ModelError), (refusal(400), errors.InvalidRequest), (refusal(408), errors.RequestTimeout),
+    (ConnectionLost("gone"), ConnectionLost),
+])  # fmt: skip
 def test_what_a_model_may_have_been_given_is_never_sent_again(reply: Any, kind: type[Exception]) -> None:
     end, waited = waits(Retry(), [reply, LIVE])
     assert (type(end), waited) == (kind, [])
@@ -187,17 +175,6 @@ def test_grpc_tells_a_refusal_from_a_broken_connection() -> None:
     assert type(error_of_code("DATA_LOSS", "")) is errors.WeirError
 
 
-@subcases(("kind", "codes"), TABLE.items())
-def test_every_code_of_the_table_stands_for_an_error_that_has_it(kind: type[BaseException], codes: Codes) -> None:
-    wait = 1.0 if issubclass(kind, errors.CapacityError) else None
-    (of_status, of_code) = (
-        error_of_status(codes.http, "because"),
-        error_of_code(codes.grpc, "because", retry_after=wait),
-    )
-    assert http_code(of_status) == codes.http and grpc_code(of_code) == codes.grpc
-    assert isinstance(of_status, kind)
-
-
 def test_the_text_and_the_wait_are_kept() -> None:
     error = error_of(HttpReply(429, {"retry-after": "3"}, b'{"error": "the line is full"}'))
     assert isinstance(error, errors.Overloaded)
@@ -218,34 +195,26 @@ def test_what_is_no_time_is_refused(timeout: Any) -> None:
         of_client(timeout)
     with pytest.raises(InvalidRequest, match=r"timeout=.*greater than 0"):
         of_call(timeout, 60.0)
+    assert (of_client(3), of_call(None, 3.0), of_call(0.5, 3.0)) == (3.0, 3.0, 0.5)
 
 
-def test_a_call_that_says_none_has_the_time_of_its_client() -> None:
-    assert of_client(3) == 3.0
-    assert of_call(None, 3.0) == 3.0
-    assert of_call(0.5, 3.0) == 0.5
-
-
-@pytest.mark.parametrize("make", [(HttpClient, "http"), (GrpcClient, "grpc"), (WebSocketClient, "ws")])
-def test_no_client_is_made_with_none(make: tuple[Callable[..., Any], str]) -> None:
-    client, scheme = make
+@subcases(("client", "scheme"), [(HttpClient, "http"), (GrpcClient, "grpc"), (WebSocketClient, "ws")])
+def test_no_client_is_made_with_none(client: Callable[..., Any], scheme: str) -> None:
     with pytest.raises(SettingsError, match="timeout=0:"):
         client(NOBODY.replace("http", scheme), timeout=0)
 
 
-def test_no_call_begins_with_none() -> None:
+async def test_no_call_begins_with_none() -> None:
     with HttpClient(NOBODY) as client:
-        with pytest.raises(InvalidRequest, match="timeout=0:"):
-            client.infer("doubles", ONE, timeout=0)
-        with pytest.raises(InvalidRequest, match="timeout=0:"):
-            list(client.stream("doubles", ONE, timeout=0))
-        with pytest.raises(InvalidRequest, match="timeout=0:"):
-            client.wait_until_server_ready(0)
-
-
-async def test_no_awaited_call_begins_with_none() -> None:
-    async with AsyncHttpClient(NOBODY) as client:
+        for ask in (
+            lambda: client.infer("doubles", ONE, timeout=0),
+            lambda: list(client.stream("doubles", ONE, timeout=0)),
+            lambda: client.wait_until_server_ready(0),
+        ):
+            with pytest.raises(InvalidRequest, match="timeout=0:"):
+                ask()
+    async with AsyncHttpClient(NOBODY) as awaited:
         with pytest.raises(InvalidRequest, match="timeout=-1:"):
-            await client.infer("doubles", ONE, timeout=-1)
+            await awaited.infer("doubles", ONE, timeout=-1)
         with pytest.raises(InvalidRequest, match="timeout=-1:"):
-            [one async for one in client.stream("doubles", ONE, timeout=-1)]
+            [one async for one in awaited.stream("doubles", ONE, timeout=-1)]

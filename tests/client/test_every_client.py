@@ -1,7 +1,7 @@
 """Every method on every client, against one real server process and in process."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from weir import errors
 from weir.client import TensorValue
 
 PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+ONES = {"x": np.ones((1, 2), np.float32)}
 SIXTEEN = {"INPUT0": np.arange(16, dtype=np.int32)[None], "INPUT1": np.ones((1, 16), np.int32)}
 
 
@@ -29,8 +30,7 @@ def client(request: pytest.FixtureRequest, server: kit.Running) -> Iterator[Any]
 
 
 def test_the_server_says_what_it_is(client: Any) -> None:
-    said = client.server_metadata()
-    assert said["name"] == "weir"
+    assert client.server_metadata()["name"] == "weir"
     assert client.has_extension("binary_tensor_data") is True
     assert client.has_extension("telepathy") is False
     assert client.server_live() is True
@@ -93,8 +93,7 @@ def test_many_are_answered_in_order(client: Any) -> None:
 
 
 def test_streams_have_several_answers(client: Any) -> None:
-    parts = [json.loads(result["output"][0]) for result in client.stream("count", item(3), id="s")]
-    assert parts == [1, 2, 3]
+    assert [json.loads(result["output"][0]) for result in client.stream("count", item(3), id="s")] == [1, 2, 3]
     (sole,) = client.stream("simple", SIXTEEN, outputs=["OUTPUT0"])
     assert list(sole) == ["OUTPUT0"]
 
@@ -103,7 +102,7 @@ def test_a_stream_may_be_left(client: Any) -> None:
     answers = client.stream("count", item(100_000))
     assert json.loads(next(answers)["output"][0]) == 1
     answers.close()
-    assert client.infer("scale", {"x": np.ones((1, 2), np.float32)})["y"].tolist() == [[2, 2]]
+    assert client.infer("scale", ONES)["y"].tolist() == [[2, 2]]
 
 
 def test_an_error_inside_a_stream_comes_after_the_parts(client: Any) -> None:
@@ -114,20 +113,18 @@ def test_an_error_inside_a_stream_comes_after_the_parts(client: Any) -> None:
 
 
 def test_errors_are_those_in_process(client: Any) -> None:
-    with pytest.raises(errors.ModelNotFound, match="nothing"):
-        client.infer("nothing", SIXTEEN)
-    with pytest.raises(errors.ModelNotFound, match="nothing"):
-        list(client.stream("nothing", SIXTEEN))
-    with pytest.raises(errors.ModelNotFound, match="nothing"):
-        client.model_metadata("nothing")
-    with pytest.raises(errors.InvalidRequest, match="INPUT1"):
-        client.infer("simple", {"INPUT0": SIXTEEN["INPUT0"]})
-    with pytest.raises(errors.Unsupported, match="streams"):
-        client.infer("count", item(3))
-    with pytest.raises(errors.ModelError, match="not today"):
-        client.infer("moody", item("fail"))
-    with pytest.raises(errors.ModelCrashed):
-        client.infer("moody", item("die"))
+    asked: list[tuple[type[errors.WeirError], str, Callable[[], object]]] = [
+        (errors.ModelNotFound, "nothing", lambda: client.infer("nothing", SIXTEEN)),
+        (errors.ModelNotFound, "nothing", lambda: list(client.stream("nothing", SIXTEEN))),
+        (errors.ModelNotFound, "nothing", lambda: client.model_metadata("nothing")),
+        (errors.InvalidRequest, "INPUT1", lambda: client.infer("simple", {"INPUT0": SIXTEEN["INPUT0"]})),
+        (errors.Unsupported, "streams", lambda: client.infer("count", item(3))),
+        (errors.ModelError, "not today", lambda: client.infer("moody", item("fail"))),
+        (errors.ModelCrashed, "crashed its worker", lambda: client.infer("moody", item("die"))),
+    ]
+    for kind, rule, ask in asked:
+        with pytest.raises(kind, match=rule):
+            ask()
 
 
 def test_models_are_loaded_and_unloaded(client: Any) -> None:
@@ -146,19 +143,16 @@ def test_models_are_loaded_and_unloaded(client: Any) -> None:
 
 
 def test_an_ensemble_is_made_of_models_that_run(client: Any) -> None:
-    tensors = {
-        kind: [{"name": name, "datatype": "FP32", "shape": [-1, 2]}]
-        for kind, name in (("inputs", "x"), ("outputs", "y"))
-    }
+    tensor = {"datatype": "FP32", "shape": [-1, 2]}
+    tensors = {"inputs": [{"name": "x", **tensor}], "outputs": [{"name": "y", **tensor}]}
     client.load_ensemble("twice", ["scale", {"model": "scale", "inputs": {"x": "y"}}], **tensors)
-    before = client.infer("scale", {"x": np.ones((1, 2), np.float32)})["y"]
-    after = client.infer("twice", {"x": np.ones((1, 2), np.float32)})["y"]
-    np.testing.assert_allclose(after, client.infer("scale", {"x": before})["y"])
+    before = client.infer("scale", ONES)["y"]
+    np.testing.assert_allclose(client.infer("twice", ONES)["y"], client.infer("scale", {"x": before})["y"])
     client.unload_models(["twice"])
     client.load_model("twice")
     assert "twice" in client.models()
     client.load_ensemble("twice", ["scale"], **tensors)
-    np.testing.assert_allclose(client.infer("twice", {"x": np.ones((1, 2), np.float32)})["y"], before)
+    np.testing.assert_allclose(client.infer("twice", ONES)["y"], before)
     with pytest.raises(errors.InvalidRequest, match="nobody"):
         client.load_ensemble("thrice", ["scale", "nobody"], **tensors)
     assert "thrice" not in client.models()
@@ -169,7 +163,7 @@ def test_workers_are_loaded_under_endpoints(client: Any) -> None:
     endpoint = client.load_worker("scale", {"factor": 3.0})
     assert endpoint == "scale-1"
     assert client.load_worker("scale", {"factor": 3.0}) == endpoint
-    assert client.infer(endpoint, {"x": np.ones((1, 2), np.float32)})["y"].tolist() == [[3, 3]]
+    assert client.infer(endpoint, ONES)["y"].tolist() == [[3, 3]]
     client.unload_worker(endpoint)
     assert endpoint not in client.models()
     with pytest.raises(errors.InvalidRequest, match="colour"):
@@ -180,6 +174,7 @@ def test_plain_items_get_plain_answers(client: Any) -> None:
     for plain in ({"text": "good"}, "good", 3.5, [1, 2], None, {"values": [1, 2]}):
         assert client.infer("moody", plain) == plain
     assert client.infer_ordered("moody", ["a", {"b": 1}], at_once=2) == ["a", {"b": 1}]
+    assert list(client.stream("moody", "good")) == ["good"]
     with pytest.raises(errors.ModelError, match="not today"):
         client.infer("moody", "fail")
     with pytest.raises(errors.InvalidRequest, match="cannot be written as JSON"):
@@ -189,12 +184,7 @@ def test_plain_items_get_plain_answers(client: Any) -> None:
 def test_a_plain_item_is_no_tensor(client: Any) -> None:
     with pytest.raises(errors.InvalidRequest, match="model 'scale' takes tensors, must be arrays by name"):
         client.infer("scale", 3)
-    rows = [np.array([1.0, 2.0], np.float32)]
-    assert client.infer("scale", {"x": rows})["y"].tolist() == [[2.0, 4.0]]
-
-
-def test_a_stream_of_plain_answers(client: Any) -> None:
-    assert list(client.stream("moody", "good")) == ["good"]
+    assert client.infer("scale", {"x": [np.array([1.0, 2.0], np.float32)]})["y"].tolist() == [[2.0, 4.0]]
 
 
 @pytest.mark.parametrize("name", kit.REMOTE)
@@ -203,8 +193,8 @@ def test_no_client_asks_a_proxy_of_the_environment(
 ) -> None:
     for variable in PROXIES:
         monkeypatch.setenv(variable, "http://127.0.0.1:9")
-    monkeypatch.delenv("no_proxy", raising=False)
-    monkeypatch.delenv("NO_PROXY", raising=False)
+    for variable in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
     with kit.asking(name, server, timeout=60.0) as client:
         assert len(list(client.stream("count", item(2)))) == 2
         assert client.model_ready("scale")

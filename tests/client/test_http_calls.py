@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.frontends.http.sockets import TLS
+from tests.rings import subcases
 
 from weir.client import http_calls
 from weir.client.calls import ConnectionLost, Unreachable
@@ -94,22 +95,17 @@ def asking(
 
 
 def test_a_connection_is_kept_and_a_small_request_arrives_in_one_piece() -> None:
-    with asking(GOOD, GOOD, where="http://127.0.0.1:{port}/below/", token="secret") as (peer, client):
+    with asking(GOOD, GOOD, GOOD, where="http://127.0.0.1:{port}/below/", token="secret") as (peer, client):
         reply = client.send(ASKED, LONG)
         assert (reply.status, reply.headers["x-said"], reply.body) == (200, "once", b"ok")
         client.send(OutgoingRequest("GET", "/status"), LONG)
+        client.send(OutgoingRequest("POST", "/encode", {}, large := bytes(range(256)) * 1000), LONG)
     assert peer.accepted == 1 and peer.pieces[:2] == [1, 1]
-    first, second = peer.heard
+    first, second, third = peer.heard
+    assert third.endswith(large)
     assert first.startswith(b"POST /below/encode HTTP/1.1\r\n") and first.endswith(b"\r\n\r\nbody")
     assert b"x-client-id: me\r\n" in first and b"authorization: Bearer secret\r\n" in first
     assert second.startswith(b"GET /below/status ") and b"content-length" not in second.lower()
-
-
-def test_a_large_body_arrives_as_it_was() -> None:
-    body = bytes(range(256)) * 1000
-    with asking(GOOD) as (peer, client):
-        client.send(OutgoingRequest("POST", "/encode", {}, body), LONG)
-    assert peer.heard[0].endswith(body)
 
 
 def test_a_connection_that_ends_before_the_answer_is_lost_and_the_next_request_has_another() -> None:
@@ -120,25 +116,17 @@ def test_a_connection_that_ends_before_the_answer_is_lost_and_the_next_request_h
         assert client.send(ASKED, LONG).body == b"ok"
 
 
-def test_a_connection_that_ended_while_idle_is_not_used_again() -> None:
-    with asking(GOOD, GOOD) as (peer, client):
-        client.send(ASKED, LONG)
-        client._idle[0].sock.shutdown(socket.SHUT_RDWR)
-        assert client.send(ASKED, LONG).body == b"ok"
-    assert peer.accepted == 2
+def test_a_connection_that_ended_is_not_used_again() -> None:
+    for answer in (GOOD, Last(GOOD.replace(b"X-Said: once", b"Connection: close"))):
+        with asking(answer, answer) as (peer, client):
+            client.send(ASKED, LONG)
+            if answer is GOOD:
+                client._idle[0].sock.shutdown(socket.SHUT_RDWR)  # while idle
+            assert client.send(ASKED, LONG).body == b"ok"
+        assert peer.accepted == 2
 
 
-def test_a_server_that_ends_each_connection_is_called_over_a_new_one() -> None:
-    last = Last(GOOD.replace(b"X-Said: once", b"Connection: close"))
-    with asking(last, last) as (peer, client):
-        assert client.send(ASKED, LONG).body == client.send(ASKED, LONG).body == b"ok"
-    assert peer.accepted == 2
-
-
-HALF = [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nonly", b"nonsense\r\n\r\n"]
-
-
-@pytest.mark.parametrize("answer", HALF)
+@subcases("answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nonly", b"nonsense\r\n\r\n"])
 def test_half_an_answer_is_none(answer: bytes) -> None:
     with asking(Last(answer)) as (_, client), pytest.raises(ConnectionLost):
         client.send(ASKED, LONG)
@@ -208,21 +196,15 @@ def test_a_server_without_tls_is_no_server_with_it() -> None:
         client.send(ASKED, LONG)
 
 
-def test_a_name_and_a_password_in_the_url_are_sent() -> None:
+def test_a_url_may_have_a_name_and_a_password_and_no_scheme() -> None:
     with asking(GOOD, where="http://me:p%40ss@127.0.0.1:{port}") as (peer, client):
         client.send(ASKED, LONG)
     assert b"authorization: Basic " + base64.b64encode(b"me:p@ss") in peer.heard[0]
-
-
-def test_a_url_without_a_scheme_is_of_http() -> None:
     with asking(GOOD, where="127.0.0.1:{port}") as (_, client):
         assert client.send(ASKED, LONG).status == 200
 
 
-WRONG = ["ftp://a", "http://", "http://a:b", "http://a:0", "http://a?b=c", "http://[::1"]
-
-
-@pytest.mark.parametrize("url", WRONG)
+@subcases("url", ["ftp://a", "http://", "http://a:b", "http://a:0", "http://a?b=c", "http://[::1"])
 def test_what_is_no_url_of_a_server(url: str) -> None:
     with pytest.raises(SettingsError, match="url="):
         Connections(url, None, 1)

@@ -32,8 +32,6 @@ class Hidden(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, Hidden())
 import weir.client
-client = weir.client.{kind}("{address}")
-{then}
 """
 
 
@@ -44,51 +42,43 @@ def run(script: str) -> str:
 
 
 def test_importing_the_clients_loads_no_server_and_no_transport() -> None:
-    loaded = set(run("import sys, weir.client; print(*sys.modules)").split())
-    assert not loaded & SERVERS
+    assert not set(run("import sys, weir.client; print(*sys.modules)").split()) & SERVERS
+
+
+def run_with(allowed: tuple[str, ...], script: str) -> str:
+    """Return what `script` prints where nothing but `allowed` and the standard library can be imported."""
+    return run(HIDING.format(allowed=(*COMMON, *allowed)) + script)
 
 
 @pytest.mark.parametrize("kind", NEEDS)
 def test_a_client_needs_numpy_msgspec_and_its_transport_alone(kind: str) -> None:
     address = "127.0.0.1:9" if "Grpc" in kind else "http://127.0.0.1:9"
-    asked = (
-        "import asyncio; print(asyncio.run(client.server_live()))" if "Async" in kind else "print(client.server_live())"
-    )
-    script = HIDING.format(allowed=(*COMMON, *NEEDS[kind]), kind=kind, address=address, then=asked)
-    assert run(script) == "False\n"
+    live = f'weir.client.{kind}("{address}").server_live()'
+    asked = f"import asyncio; print(asyncio.run({live}))" if "Async" in kind else f"print({live})"
+    assert run_with(NEEDS[kind], asked) == "False\n"
+
+
+NAMED = """
+try:
+    {}
+except {} as error:
+    print(error)
+"""
 
 
 def test_a_client_of_texts_over_http_needs_no_library_for_it() -> None:
-    script = HIDING.partition("client = ")[0].format(allowed=COMMON)
-    script += """
-try:
-    weir.client.EmbeddingClient("http://127.0.0.1:9")
-except weir.client.Unreachable as error:
-    print(type(error).__name__)
-"""
-    assert run(script) == "Unreachable\n"
+    made = 'weir.client.EmbeddingClient("http://127.0.0.1:9")'
+    assert run_with((), NAMED.format(made, "weir.client.Unreachable")).startswith("http://127.0.0.1:9: no connection")
 
 
 @pytest.mark.parametrize(
-    ("kind", "allowed", "said"),
-    [
-        (
-            "HttpClient",
-            (),
-            "httpx, which is not installed; add Weir's extra 'client': pip install 'weir-serving[client]'",
-        ),
-        ("GrpcClient", (), "grpc, which is not installed; add Weir's extra 'grpc': pip install 'weir-serving[grpc]'"),
-        ("WebSocketClient", HTTP, "websockets, which is not installed; pip install websockets"),
-    ],
+    ("kind", "package", "extra"), [("HttpClient", "httpx", "client"), ("GrpcClient", "grpc", "grpc")]
 )
-def test_a_library_that_is_missing_is_named_with_what_installs_it(
-    kind: str, allowed: tuple[str, ...], said: str
-) -> None:
-    script = HIDING.partition("client = ")[0].format(allowed=(*COMMON, *allowed))
-    script += f"""
-try:
-    from weir.client import {kind}
-except ImportError as error:
-    print(error)
-"""
-    assert run(script) == f"weir.client.{kind} needs {said}\n"
+def test_a_library_that_is_missing_is_named_with_what_installs_it(kind: str, package: str, extra: str) -> None:
+    remedy = f"add Weir's extra '{extra}': pip install 'weir-serving[{extra}]'"
+    script = NAMED.format(f"from weir.client import {kind}", "ImportError")
+    assert run_with((), script) == f"weir.client.{kind} needs {package}, which is not installed; {remedy}\n"
+    if kind == "HttpClient":
+        script = NAMED.format("from weir.client import WebSocketClient", "ImportError")
+        said = "websockets, which is not installed; pip install websockets"
+        assert run_with(HTTP, script) == f"weir.client.WebSocketClient needs {said}\n"

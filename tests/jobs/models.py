@@ -23,3 +23,10 @@ class Logged(weir.Model):
         if 13 in batch:
             raise ValueError("thirteen")
         return [item * item for item in batch]
+
+
+class Length(weir.Model):
+    """Tells how long items are."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [len(item) for item in batch]

@@ -3,16 +3,17 @@
 import json
 import shutil
 import socket
+import sqlite3
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 from tests.hosted import Square
@@ -24,6 +25,7 @@ import weir as weir_package
 
 MODELS = Path(__file__).with_name("models.py")
 PATIENCE = 60.0  # seconds
+ENDS = ("completed", "failed", "cancelled", "expired")
 
 
 def until(condition: Callable[[], Any]) -> Any:
@@ -38,19 +40,22 @@ def until(condition: Callable[[], Any]) -> Any:
 class Kept:
     """A server of batch jobs that can be killed and started again with the same directory."""
 
-    def __init__(self, tmp_path: Path, *more: object) -> None:
+    def __init__(
+        self, tmp_path: Path, *more: object, command: str = "serve", env: dict[str, str] | None = None
+    ) -> None:
         self.ran = tmp_path / "ran"
         self.ran.touch()
         self.held = self.ran.with_name("ran.held")  # while it exists, HELD is not answered
         self.directory = tmp_path / "jobs"
-        self._more = more
+        own = () if command != "serve" else (f"{MODELS}:Logged", "--workers", 1)
+        self._words = (*own, "--batch-dir", self.directory, *more)
+        self._command, self._env = command, {"RAN": str(self.ran)} | (env or {})
         self.served: Served
         self.client: Any  # the types of the stock client know OpenAI's own paths only
 
     def __enter__(self) -> "Kept":
-        self.served = Served(
-            f"{MODELS}:Logged", "--workers", 1, "--batch-dir", self.directory, *self._more, env={"RAN": str(self.ran)}
-        ).until_ready()
+        self.served = Served(*self._words, command=self._command, env=self._env).until_listening()
+        until(lambda: httpx.get(f"{self.served.url}/health/ready").status_code == 200)
         self.client = openai.OpenAI(base_url=f"{self.served.url}/v1", api_key="key", max_retries=0)
         return self
 
@@ -66,19 +71,23 @@ class Kept:
         assert file is not None
         return [json.loads(line) for line in self.client.files.content(file).text.splitlines()]
 
-    def ended(self, batch: str) -> Any:
-        def status() -> Any:
-            job = self.client.batches.retrieve(batch)
-            return job if job.status in ("completed", "failed", "cancelled", "expired") else None
+    def begin(self, requests: list[dict[str, Any]], endpoint: str = "/infer/logged", window: str = "24h") -> str:
+        file = self.upload(requests)
+        return str(self.client.batches.create(input_file_id=file, endpoint=endpoint, completion_window=window).id)
 
-        return until(status)
+    def completed(self, batch: str) -> int:
+        return int(self.client.batches.retrieve(batch).request_counts.completed)
+
+    def ended(self, batch: str) -> Any:
+        return until(lambda: job if (job := self.client.batches.retrieve(batch)).status in ENDS else None)
 
 
 def squares(count: int, start: int = 0) -> list[dict[str, Any]]:
-    return [
-        {"custom_id": f"r{item}", "method": "POST", "url": "/infer/logged", "body": item}
-        for item in range(start, start + count)
-    ]
+    return [asked(f"r{item}", "/infer/logged", item) for item in range(start, start + count)]
+
+
+def asked(name: str, url: str, body: Any) -> dict[str, Any]:
+    return {"custom_id": name, "method": "POST", "url": url, "body": body}
 
 
 @pytest.fixture
@@ -92,20 +101,12 @@ def test_a_job_with_the_stock_client(kept: Kept) -> None:
     file = kept.upload(squares(50))
     shown = client.files.retrieve(file)
     assert (shown.filename, shown.purpose, shown.status) == ("in.jsonl", "batch", "processed")
-    made = client.batches.create(
-        input_file_id=file,
-        endpoint="/infer/logged",
-        completion_window="24h",
-        metadata={"by": "test"},
-    )
+    window: dict[str, Any] = {"endpoint": "/infer/logged", "completion_window": "24h", "metadata": {"by": "test"}}
+    made = client.batches.create(input_file_id=file, **window)
     assert (made.object, made.status, made.metadata) == ("batch", "validating", {"by": "test"})
     job = kept.ended(made.id)
-    assert (job.status, job.request_counts.total, job.request_counts.completed, job.request_counts.failed) == (
-        "completed",
-        50,
-        49,
-        1,
-    )
+    counts = job.request_counts
+    assert (job.status, counts.total, counts.completed, counts.failed) == ("completed", 50, 49, 1)
     good = kept.lines(job.output_file_id)
     assert [line["custom_id"] for line in good] == [f"r{item}" for item in range(50) if item != 13]
     assert all(line["response"]["body"] == int(line["custom_id"][1:]) ** 2 and line["error"] is None for line in good)
@@ -116,30 +117,20 @@ def test_a_job_with_the_stock_client(kept: Kept) -> None:
     assert client.files.delete(file).deleted
     with pytest.raises(openai.NotFoundError, match="unknown id"):
         client.files.retrieve(file)
-    page = httpx.get(f"{kept.served.url}/metrics").text
-    assert 'weir_bulk_rows_total{model="logged"} 50.0' in page
+    assert 'weir_bulk_rows_total{model="logged"} 50.0' in httpx.get(f"{kept.served.url}/metrics").text
 
 
 def test_killed_twice_it_loses_nothing_and_repeats_only_what_ran(tmp_path: Path) -> None:
     count = 600
     with Kept(tmp_path) as kept:
-        batch = kept.client.batches.create(
-            input_file_id=kept.upload(squares(count, 100)),
-            endpoint="/infer/logged",
-            completion_window="24h",
-        ).id
-        until(lambda: kept.client.batches.retrieve(batch).request_counts.completed > 50)
-    stored = 0
-    for least in (200, None):
-        with kept:
-            counts = kept.client.batches.retrieve(batch).request_counts
-            assert counts is not None
-            assert counts.completed >= max(stored, 50)
-            if least is not None:
-                stored = until(partial(_above, kept, batch, least))
-                continue
-            job = kept.ended(batch)
-            lines = kept.lines(job.output_file_id)
+        batch = kept.begin(squares(count, 100))
+        until(lambda: kept.completed(batch) > 50)
+    with kept:
+        assert kept.completed(batch) >= 50
+        stored = until(lambda: done if (done := kept.completed(batch)) > 200 else 0)
+    with kept:
+        assert kept.completed(batch) >= stored
+        lines = kept.lines(kept.ended(batch).output_file_id)
     assert [line["custom_id"] for line in lines] == [f"r{item}" for item in range(100, 100 + count)]
     assert [line["response"]["body"] for line in lines] == [item**2 for item in range(100, 100 + count)]
     runs = Counter(kept.ran.read_text().split())
@@ -147,27 +138,20 @@ def test_killed_twice_it_loses_nothing_and_repeats_only_what_ran(tmp_path: Path)
     assert sum(runs.values()) - count <= 2 * 128  # what was under way at a kill has no answer, and runs again
 
 
-def _above(kept: Kept, batch: str, least: int) -> int:
-    completed: int = kept.client.batches.retrieve(batch).request_counts.completed
-    return completed if completed > least else 0
-
-
 def test_cancelled_and_wrong_jobs(kept: Kept) -> None:
     client = kept.client
-    create = client.batches.create
     kept.held.touch()
-    running = create(input_file_id=kept.upload(squares(3000, 100)), endpoint="/infer/logged", completion_window="1d")
-    until(lambda: client.batches.retrieve(running.id).request_counts.completed)
-    assert client.batches.cancel(running.id).status in ("cancelling", "cancelled")
+    running = kept.begin(squares(3000, 100), window="1d")
+    until(lambda: kept.completed(running))
+    assert client.batches.cancel(running).status in ("cancelling", "cancelled")
     kept.held.unlink()
-    job = kept.ended(running.id)
+    job = kept.ended(running)
     assert job.status == "cancelled"
     assert 0 < len(kept.lines(job.output_file_id)) < 3000
 
-    twice = [*squares(2), *squares(1)]
-    job = kept.ended(create(input_file_id=kept.upload(twice), endpoint="/infer/logged", completion_window="24h").id)
+    job = kept.ended(kept.begin([*squares(2), *squares(1)]))
     assert (job.status, job.errors.data[0].code, job.errors.data[0].line) == ("failed", "duplicate_custom_id", 3)
-    job = kept.ended(create(input_file_id=kept.upload(squares(2)), endpoint="/infer/other", completion_window="24h").id)
+    job = kept.ended(kept.begin(squares(2), "/infer/other"))
     assert [error.code for error in job.errors.data] == ["mismatched_url"] * 2
 
     file = kept.upload(squares(1))
@@ -180,10 +164,10 @@ def test_cancelled_and_wrong_jobs(kept: Kept) -> None:
     ):
         fields = {"input_file_id": file, "endpoint": "/infer/logged", "completion_window": "24h", **wrong}
         with pytest.raises(openai.BadRequestError) as raised:
-            create(**fields)
+            client.batches.create(**fields)
         assert message in str(raised.value)
     with pytest.raises(openai.NotFoundError):
-        create(input_file_id="file-none", endpoint="/infer/logged", completion_window="24h")
+        client.batches.create(input_file_id="file-none", endpoint="/infer/logged", completion_window="24h")
     with pytest.raises(openai.BadRequestError, match="purpose='evals': must be batch"):
         client.files.create(file=b"{}", purpose="evals")
     answer = httpx.get(f"{kept.served.url}/v1/files?limit=x")
@@ -196,20 +180,16 @@ def test_cancelled_and_wrong_jobs(kept: Kept) -> None:
 
 
 def test_a_window_that_ends_leaves_the_rest_unrun(kept: Kept) -> None:
-    many = kept.upload(squares(3000, 100))
-    create = kept.client.batches.create
     kept.held.touch()
-    made = create(input_file_id=many, endpoint="/infer/logged", completion_window="1m")
-    until(lambda: kept.client.batches.retrieve(made.id).request_counts.completed)
+    batch = kept.begin(squares(3000, 100), window="1m")
+    until(lambda: kept.completed(batch))
     kept.__exit__(None, None, None)
-    import sqlite3
-
     with sqlite3.connect(kept.directory / "jobs.sqlite") as database:  # a minute later
         database.execute("UPDATE jobs SET expires_at = ?", (int(time.time()),))
     database.close()
     kept.held.unlink()
     with kept:
-        job = kept.ended(made.id)
+        job = kept.ended(batch)
         assert job.status == "expired"
         left = kept.lines(job.error_file_id)
         assert left[-1] == {
@@ -222,9 +202,8 @@ def test_a_window_that_ends_leaves_the_rest_unrun(kept: Kept) -> None:
 
 def test_sizes_are_checked_before_anything_is_read(tmp_path: Path) -> None:
     with Kept(tmp_path, "--batch-max-file-size", 1000, "--batch-max-bytes", 1 << 20, "--api-key", "key") as kept:
-        with pytest.raises(
-            openai.APIStatusError, match=r"must have at most 1000 bytes \(batch_max_file_size\)"
-        ) as raised:
+        rule = r"must have at most 1000 bytes \(batch_max_file_size\)"
+        with pytest.raises(openai.APIStatusError, match=rule) as raised:
             kept.client.files.create(file=b"x" * 2000, purpose="batch")
         assert raised.value.status_code == 413
         host, port = kept.served.url.removeprefix("http://").split(":")
@@ -235,9 +214,9 @@ def test_sizes_are_checked_before_anything_is_read(tmp_path: Path) -> None:
             )
             assert sock.recv(100).startswith(b"HTTP/1.1 413")
         assert httpx.get(f"{kept.served.url}/v1/batches").status_code == 401
-        file = kept.upload(squares(3))
-        made = kept.client.batches.create(input_file_id=file, endpoint="/infer/logged", completion_window="24h")
-        assert kept.ended(made.id).status == "completed"  # the server's own calls need no key of a caller
+        assert (
+            kept.ended(kept.begin(squares(3))).status == "completed"
+        )  # the server's own calls need no key of a caller
         assert list((kept.directory / "files").glob("*.part")) == []
 
 
@@ -277,10 +256,9 @@ def _with_counts(data: Any, counts: dict[str, int]) -> Any:
 
 def test_batch_run_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     count = 1200
-    source, out, ran = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "ran"
+    source, out, ran, held = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "ran", "ran.held"))
     source.write_text("\n".join(map(json.dumps, squares(count))))
     ran.touch()
-    held = tmp_path / "ran.held"
     held.touch()
     words = ["batch", "run", str(source), f"{MODELS}:Logged", "-o", str(out)]
     first = start_weir(words, {**CLEAN, "RAN": str(ran)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -298,96 +276,51 @@ def test_batch_run_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     assert not Path(f"{out}.weir-batch").exists()
 
 
-def test_batch_run_reads_tables(tmp_path: Path) -> None:
-    source, out, ran = tmp_path / "in.csv", tmp_path / "out.jsonl", tmp_path / "ran"
+def test_what_batch_run_cannot_do_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.csv", tmp_path / "out.jsonl"
     source.write_text("text,other\none,1\ntwo,2\n")
-    (tmp_path / "model.py").write_text(
-        "import weir\n\nclass Upper(weir.Model):\n    def predict(self, batch):\n        return [text.upper() for text in batch]\n"
-    )
-    target = f"{tmp_path / 'model.py'}:Upper"
-    done = weir("batch", "run", source, target, "-o", out, "--url", "/infer/upper", env={"RAN": str(ran)})
-    assert (done.returncode, done.stdout.strip()) == (0, f"2 responses: {out}")
-    assert [json.loads(line)["response"]["body"] for line in out.read_text().splitlines()] == ["ONE", "TWO"]
-    for more, message in (
-        (["--url", "/infer/upper", "--column", "nope"], "--column=nope: must be one of text, other"),
-        ([], "a table needs --url"),
-        (["--url", "/metrics"], "must be a path of inference"),
-    ):  # before any model is loaded
-        refused = weir_here("batch", "run", source, target, "-o", out, *more)
-        assert (refused.returncode, message in refused.stderr, refused.stderr.count("\n")) == (2, True, 1), (
-            refused.stderr
-        )
+    parquet = tmp_path / "in.parquet"
+    parquet.write_bytes(b"PAR1")
+    remedy = f"weir: {parquet}: needs pyarrow; add Weir's extra 'parquet': pip install 'weir-serving[parquet]'\n"
+    for file, more, message in (
+        (source, ["--url", "/infer/logged", "--column", "nope"], "--column=nope: must be one of text, other"),
+        (source, [], "a table needs --url"),
+        (source, ["--url", "/metrics"], "must be a path of inference"),
+        (parquet, ["--url", "/infer/logged"], remedy if find_spec("pyarrow") is None else "is not a parquet file"),
+    ):
+        refused = weir_here("batch", "run", file, f"{MODELS}:Logged", "-o", out, *more)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1) and message in refused.stderr, refused.stderr
     assert not Path(f"{out}.weir-batch").exists()
 
 
-@pytest.mark.skipif(find_spec("pyarrow") is not None, reason="pyarrow is there")
-def test_parquet_without_pyarrow_is_refused_in_one_line(tmp_path: Path) -> None:
-    source = tmp_path / "in.parquet"
-    source.write_bytes(b"PAR1")
-    refused = weir_here(
-        "batch", "run", source, f"{MODELS}:Logged", "-o", tmp_path / "out.jsonl", "--url", "/infer/logged"
-    )
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    assert (
-        refused.stderr
-        == f"weir: {source}: needs pyarrow; add Weir's extra 'parquet': pip install 'weir-serving[parquet]'\n"
-    )
-
-
 def test_rankings_of_a_job_and_embeddings_of_a_table_and_of_a_job(tmp_path: Path) -> None:
-    directory = tiny.sentence_model(tmp_path / "tiny", "bert")
-    ranker = tiny.model(tmp_path / "ranker", labels=1)
+    directory, ranker = tiny.sentence_model(tmp_path / "tiny", "bert"), tiny.model(tmp_path / "ranker", labels=1)
     source, out = tmp_path / "in.csv", tmp_path / "out.jsonl"
-    source.write_text("text\n" + "\n".join(f"word {number}" for number in range(30)))
-    cache = {"WEIR_CACHE": str(tmp_path / "cache"), "WEIR_CALIBRATE": "false", "WEIR_WORKERS": "1"}
-    done = weir("batch", "run", source, directory, "-o", out, "--url", "/v1/embeddings", "--model", "tiny", env=cache)
+    texts, documents = [f"word {number}" for number in range(30)], ["do it", "then do it right", "a bird"]
+    source.write_text("\n".join(["text,other", *(f"{text},{place}" for place, text in enumerate(texts))]))
+    env = {"WEIR_CACHE": str(tmp_path / "cache"), "WEIR_CALIBRATE": "false", "WEIR_WORKERS": "1"}
+    done = weir("batch", "run", source, directory, "-o", out, "--url", "/v1/embeddings", "--model", "tiny", env=env)
     assert (done.returncode, done.stdout.strip()) == (0, f"30 responses: {out}"), done.stderr
-    first = json.loads(out.read_text().splitlines()[0])["response"]["body"]["data"][0]["embedding"]
-    with Served(directory, ranker, "--batch-dir", tmp_path / "jobs", env=cache, command="embed serve") as served:
-        served.until_listening()
-        until(lambda: httpx.get(f"{served.url}/health/ready").status_code == 200)
-        with openai.OpenAI(base_url=f"{served.url}/v1", api_key="key") as client:
-            lines = [
-                {
-                    "custom_id": str(number),
-                    "method": "POST",
-                    "url": "/v1/embeddings",
-                    "body": {"model": "tiny", "input": f"word {number}"},
-                }
-                for number in range(30)
-            ]
-            file = client.files.create(file=("in.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
-            made = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
-            until(lambda: client.batches.retrieve(made.id).status == "completed")
-            text = client.files.content(client.batches.retrieve(made.id).output_file_id or "").text
-            vector = json.loads(text.splitlines()[0])["response"]["body"]["data"][0]["embedding"]
-            alone = client.embeddings.create(model="tiny", input="word 0").data[0].embedding
-            _ranked_by_jobs(served.url, client)
-    assert vector == pytest.approx(first, abs=1e-6)
-    assert alone == pytest.approx(first, abs=1e-6)
+    table = [vector_of(json.loads(line)["response"]["body"]) for line in out.read_text().splitlines()]
+    with Kept(tmp_path, directory, ranker, command="embed serve", env=env) as kept:
+        jobs: dict[str, list[dict[str, Any]]] = {
+            "/v1/embeddings": [{"model": "tiny", "input": text} for text in texts],
+            "/v2/rerank": [{"query": text, "documents": documents} for text in texts[:4]],
+            "/rerank": [{"query": text, "texts": documents} for text in texts[:4]],
+        }
+        for path, bodies in jobs.items():
+            job = kept.ended(kept.begin([asked(str(each), path, body) for each, body in enumerate(bodies)], path))
+            answers = [line["response"]["body"] for line in kept.lines(job.output_file_id)]
+            numbers = vector_of if path == "/v1/embeddings" else _scores
+            for answer, body in zip(answers, bodies, strict=True):  # as to the same request alone
+                alone = numbers(httpx.post(f"{kept.served.url}{path}", json=body).json())
+                assert numbers(answer) == pytest.approx(alone, abs=1e-5)
+            if path == "/v1/embeddings":
+                np.testing.assert_allclose([vector_of(answer) for answer in answers], table, atol=1e-5)
 
 
-def _ranked_by_jobs(url: str, client: "openai.OpenAI") -> None:
-    """Rank by one job in Cohere's form, and one in TEI's: each answer is that to the same request alone."""
-    documents = ["do it", "then do it right", "a bird"]
-    for path, field in (("/v2/rerank", "documents"), ("/rerank", "texts")):
-        bodies = [{"query": f"question {number}", field: documents} for number in range(4)]
-        lines = [
-            {"custom_id": str(number), "method": "POST", "url": path, "body": body}
-            for number, body in enumerate(bodies)
-        ]
-        file = client.files.create(file=("in.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
-        create: Any = client.batches.create  # its types know OpenAI's own paths only
-        made = create(input_file_id=file.id, endpoint=path, completion_window="24h")
-        until(partial(_is_done, client, made.id))
-        text = client.files.content(client.batches.retrieve(made.id).output_file_id or "").text
-        for line, body in zip(text.splitlines(), bodies, strict=True):
-            alone = httpx.post(f"{url}{path}", json=body).json()
-            assert _scores(json.loads(line)["response"]["body"]) == pytest.approx(_scores(alone), abs=1e-5)
-
-
-def _is_done(client: "openai.OpenAI", batch: str) -> bool:
-    return client.batches.retrieve(batch).status == "completed"
+def vector_of(answer: Any) -> Any:
+    return answer["data"][0]["embedding"]
 
 
 def _scores(answer: Any) -> dict[int, float]:

@@ -46,14 +46,6 @@ def test_a_table_that_is_none_is_named_with_the_place(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
 
 
-def test_lines_may_begin_with_a_byte_order_mark_and_empty_ones(tmp_path: Path) -> None:
-    source = Source(tmp_path / "in.jsonl")
-    line = b'{"custom_id":"a","method":"POST","url":"/infer/m","body":"text"}\n'
-    source.path.write_bytes(BOM_UTF8 + b"\n" + line)
-    check_source(source)
-    assert answers(source, tmp_path / "out") == ["4"]
-
-
 @pytest.mark.parametrize("content", [b"", b"\n \n", BOM_UTF8])
 def test_an_empty_file_is_named_as_a_server_names_it(tmp_path: Path, content: bytes) -> None:
     source = Source(tmp_path / "in.jsonl")

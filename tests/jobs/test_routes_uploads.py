@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.rings import subcases
 
 from weir.errors import InvalidRequest, TooLarge, UnsupportedMediaType, WeirError
 from weir.jobs.routes import PIECE, Download, Upload
@@ -28,14 +29,13 @@ PURPOSE = ('name="purpose"', b"batch")
 def read(
     tmp_path: Path, body: bytes, size: int = 7, most: int = 10_000, kind: str = TYPE, reserved: list[int] | None = None
 ) -> Upload:
-    reserved = [] if reserved is None else reserved
-
     async def chunks() -> AsyncIterator[bytes]:
         for start in range(0, len(body), size):
             yield body[start : start + size]
 
     async def reserve(size: int) -> None:
-        reserved.append(size)
+        if reserved is not None:
+            reserved.append(size)
 
     async def main() -> Upload:
         upload = Upload(kind, tmp_path / "file", most, reserve, Disk())
@@ -52,7 +52,7 @@ def test_a_form_in_pieces_of_any_size(tmp_path: Path, size: int) -> None:
     assert (tmp_path / "file").read_bytes() == FILE[1]
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("body", "kind", "error"),
     [
         (form(PURPOSE), InvalidRequest, "file: is missing"),
@@ -78,12 +78,7 @@ def test_room_is_kept_for_what_has_arrived(tmp_path: Path) -> None:
     assert (tmp_path / "file").stat().st_mode & 0o077 == 0
 
 
-def test_a_boundary_that_is_too_long(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="Boundary length 300 exceeds maximum of 256"):
-        read(tmp_path, b"", kind="multipart/form-data; boundary=" + "b" * 300)
-
-
-@pytest.mark.parametrize("kind", ["application/json", "multipart/form-data", ""])
+@subcases("kind", ["application/json", "multipart/form-data", ""])
 def test_other_types_are_refused(tmp_path: Path, kind: str) -> None:
     with pytest.raises(UnsupportedMediaType, match="must be multipart/form-data with a boundary"):
         read(tmp_path, b"", kind=kind)

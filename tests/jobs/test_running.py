@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,79 +16,21 @@ from weir.protocols import HttpSettings
 from weir.protocols.account import Account
 
 
-def test_files_go_when_they_expire(tmp_path: Path) -> None:
-    now = 100.0
-
-    async def unasked(path: str, body: bytes) -> Reply:
-        raise AssertionError("no job runs")
-
-    async def play() -> None:
-        nonlocal now
-        store = JobStore(tmp_path, max_bytes=1 << 20)
-        runner = JobRunner(store, JobSettings(batch_expire_after=0.001), unasked, max_line=100, clock=lambda: now)
-        for expires_at in (100, 1000):
-            name, path = store.begin_file()
-            path.write_bytes(b"x")
-            await runner.use(store.add_file, name, "in.jsonl", "batch", 50, expires_at)
-        runner.start()
-        for left in (1, 0):  # the first goes at the start
-            while len(await runner.use(store.files, purpose=None, after=None, limit=9, ascending=True)) > left:
-                runner.wake()
-            now = 2000.0
-        assert list((tmp_path / "files").iterdir()) == []
-        await runner.stop()
-
-    asyncio.run(play())
-
-
-def test_a_job_that_a_full_disk_interrupts_goes_on_when_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(running, "LOOK_AGAIN", 3600.0)
-
-    async def answered(path: str, body: bytes) -> Reply:
-        return Reply(200, b"1" * 100_000)
-
-    async def play() -> None:
-        interrupted, logged = asyncio.Event(), []
-
-        def log(level: int, event: str, **fields: object) -> None:
-            logged.append((level, event, fields.get("error", "")))
-            interrupted.set()
-
-        store = JobStore(tmp_path, max_bytes=1 << 30)
-        runner = JobRunner(store, JobSettings(), answered, max_line=100, log=log)
-        name, path = store.begin_file()
-        path.write_bytes(b'{"custom_id": "a", "url": "/infer/m", "body": 1}')
-        file = store.add_file(name, "in.jsonl", "batch", runner.now, runner.expires_at())
-        job = store.add_job("/infer/m", file.id, "24h", None, runner.now, runner.expires_at()).id
-        store._database.execute("PRAGMA max_page_count = 20")
-        runner.start()
-        await interrupted.wait()
-        assert logged == [(logging.WARNING, "batch job interrupted", "OperationalError: database or disk is full")]
-        await runner.use(store._database.execute, "PRAGMA max_page_count = 10000")
-        interrupted.clear()
-        runner.wake()
-        await interrupted.wait()
-        assert [(level, event) for level, event, _ in logged[1:]] == [(logging.INFO, "batch job")]
-        assert (await runner.use(store.job, job)).status == "completed"
-        await runner.stop()
-
-    asyncio.run(play())
-
-
 class Played:
     """A job that runs with an account of 1 MB."""
 
-    def __init__(self, tmp_path: Path, lines: Sequence[bytes], ask: Ask) -> None:
+    def __init__(
+        self, tmp_path: Path, lines: Sequence[bytes], ask: Ask, expires_at: int | None = None, **more: Any
+    ) -> None:
         self.account = Account(HttpSettings(max_waiting_bytes=1_000_000))
-        store = JobStore(tmp_path, max_bytes=1 << 30)
-        self.runner = JobRunner(store, JobSettings(), ask, max_line=200_000, account=self.account)
-        name, self.input = store.begin_file()
-        self.input.write_bytes(b"\n".join(lines))
+        self.store = store = JobStore(tmp_path, max_bytes=1 << 30)
+        self.runner = JobRunner(store, JobSettings(), ask, max_line=200_000, account=self.account, **more)
+        name, path = store.begin_file()
+        path.write_bytes(b"\n".join(lines))
         file = store.add_file(name, "in.jsonl", "batch", self.runner.now, self.runner.expires_at())
         self.input = store.path(file.id)
-        self.job = store.add_job("/infer/m", file.id, "24h", None, self.runner.now, self.runner.expires_at()).id
+        ends = expires_at or self.runner.expires_at()
+        self.job = store.add_job("/infer/m", file.id, "24h", None, self.runner.now, ends).id
 
     async def end(self) -> Job:
         """Run it to its end."""
@@ -101,7 +44,54 @@ def line_of(number: int, size: int) -> bytes:
     return b'{"custom_id": "%d", "url": "/infer/m", "body": "%b"}' % (number, b"x" * size)
 
 
-def test_lines_and_answers_are_charged_while_they_are_in_memory(tmp_path: Path) -> None:
+async def answered_at_once(path: str, body: bytes) -> Reply:
+    return Reply(200, b"1")
+
+
+async def test_files_go_when_they_expire(tmp_path: Path) -> None:
+    now = 100.0
+    store = JobStore(tmp_path, max_bytes=1 << 20)
+    settings = JobSettings(batch_expire_after=0.001)
+    runner = JobRunner(store, settings, answered_at_once, max_line=100, clock=lambda: now)
+    for expires_at in (100, 1000):
+        name, path = store.begin_file()
+        path.write_bytes(b"x")
+        await runner.use(store.add_file, name, "in.jsonl", "batch", 50, expires_at)
+    runner.start()
+    for left in (1, 0):  # the first goes at the start
+        while len(await runner.use(store.files, purpose=None, after=None, limit=9, ascending=True)) > left:
+            runner.wake()
+        now = 2000.0
+    assert list((tmp_path / "files").iterdir()) == []
+    await runner.stop()
+
+
+async def test_a_job_that_a_full_disk_interrupts_goes_on_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "LOOK_AGAIN", 3600.0)
+    logged: asyncio.Queue[tuple[int, str, object]] = asyncio.Queue()
+
+    async def answered(path: str, body: bytes) -> Reply:
+        return Reply(200, b"1" * 100_000)
+
+    def log(level: int, event: str, **fields: object) -> None:
+        logged.put_nowait((level, event, fields.get("error", "")))
+
+    played = Played(tmp_path, [line_of(0, 1)], answered, log=log)
+    runner, database = played.runner, played.store._database
+    database.execute("PRAGMA max_page_count = 20")
+    runner.start()
+    full = (logging.WARNING, "batch job interrupted", "OperationalError: database or disk is full")
+    assert await logged.get() == full
+    await runner.use(database.execute, "PRAGMA max_page_count = 10000")
+    runner.wake()
+    assert (await logged.get())[:2] == (logging.INFO, "batch job")
+    assert (await runner.use(played.store.job, played.job)).status == "completed"
+    await runner.stop()
+
+
+async def test_lines_and_answers_are_charged_while_they_are_in_memory(tmp_path: Path) -> None:
     most = at_once = 0
     under_way = list[None]()
     pair = asyncio.Barrier(2)
@@ -117,14 +107,14 @@ def test_lines_and_answers_are_charged_while_they_are_in_memory(tmp_path: Path) 
         return Reply(200, b"1" * 50_000)
 
     played = Played(tmp_path, [line_of(number, 100_000) for number in range(20)], answered)
-    ended = asyncio.run(played.end())
+    ended = await played.end()
     assert (ended.completed, ended.failed) == (20, 0)
     assert most <= 1_000_000
     assert at_once == 2  # a quarter of the account
     assert played.account.held_bytes == 0
 
 
-def test_a_line_is_given_up_before_it_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_line_is_given_up_before_it_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "RETRY_MIN", 0.0)
     tried, held = 0, list[int]()
 
@@ -135,58 +125,42 @@ def test_a_line_is_given_up_before_it_is_sent_again(tmp_path: Path, monkeypatch:
         return Reply(200 if tried > 3 else 429, b"1")
 
     played = Played(tmp_path, [line_of(0, 100_000)], refused)
-    assert asyncio.run(played.end()).completed == 1
+    assert (await played.end()).completed == 1
     assert len(set(held)) == 1
     assert played.account.held_bytes == 0
 
 
-def test_a_line_waits_until_the_server_has_memory(tmp_path: Path) -> None:
-    async def answered(path: str, body: bytes) -> Reply:
-        return Reply(200, b"1")
-
-    async def play() -> Job:
-        played = Played(tmp_path, [line_of(0, 100_000)], answered)
-        with played.account.claim() as others:
-            others.take(900_000)
-            ending = asyncio.create_task(played.end())
-            while not played.account.refused:
-                await played.runner.use(int)
-        return await ending
-
-    assert asyncio.run(play()).completed == 1
+async def test_a_line_waits_until_the_server_has_memory(tmp_path: Path) -> None:
+    played = Played(tmp_path, [line_of(0, 100_000)], answered_at_once)
+    with played.account.claim() as others:
+        others.take(900_000)
+        ending = asyncio.create_task(played.end())
+        while not played.account.refused:
+            await played.runner.use(int)
+    assert (await ending).completed == 1
 
 
-def test_a_file_that_was_cut_fails_its_job(tmp_path: Path) -> None:
+async def test_a_file_that_was_cut_fails_its_job(tmp_path: Path) -> None:
     async def answered(path: str, body: bytes) -> Reply:
         os.truncate(played.input, 150_000)
         return Reply(200, b"1")
 
     played = Played(tmp_path, [line_of(number, 100_000) for number in range(9)], answered)
-    ended = asyncio.run(played.end())
+    ended = await played.end()
     assert ended.status == "failed"
     assert ended.errors is not None
     assert "the file was changed or truncated after it was validated" in ended.errors[0]["message"]
     assert played.account.held_bytes == 0
 
 
-def test_requests_without_an_answer_are_expired_though_the_clock_was_set_back(tmp_path: Path) -> None:
+async def test_requests_without_an_answer_are_expired_though_the_clock_was_set_back(tmp_path: Path) -> None:
     """The window ends by a clock that nobody sets. The job must not be completed without them."""
 
     async def unanswered(path: str, body: bytes) -> Reply:
         await asyncio.Event().wait()
         raise AssertionError("it waits for ever")
 
-    async def play() -> None:
-        store = JobStore(tmp_path, max_bytes=1 << 20)
-        runner = JobRunner(store, JobSettings(), unanswered, max_line=100, clock=lambda: 99.9)
-        name, path = store.begin_file()
-        path.write_bytes(line_of(0, 1))
-        file = store.add_file(name, "in.jsonl", "batch", 50, 1000)
-        job = store.add_job("/infer/m", file.id, "1m", None, 50, 100)
-        ended = await runner.finish(job.id)
-        assert (ended.status, ended.completed, ended.failed) == ("expired", 0, 0)
-        assert ended.error_file_id is not None
-        assert b"batch_expired" in store.path(ended.error_file_id).read_bytes()
-        await runner.stop()
-
-    asyncio.run(play())
+    played = Played(tmp_path, [line_of(0, 1)], unanswered, expires_at=100, clock=lambda: 99.9)
+    ended = await played.end()
+    assert (ended.status, ended.completed, ended.failed) == ("expired", 0, 0)
+    assert b"batch_expired" in (tmp_path / "files" / str(ended.error_file_id)).read_bytes()

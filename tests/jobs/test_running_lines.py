@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.rings import subcases
 
 from weir.errors import InvalidRequest
 from weir.jobs.running import InputFile, answer_of, body_of, check_endpoint
@@ -40,18 +41,12 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     assert read(tmp_path, BOM_UTF8)[1] == [("empty_file", None)]
 
 
-@pytest.mark.parametrize(
-    ("line", "code"),
-    [
-        (b"no json\n", "invalid_json_line"),
-        (b"[1]\n", "invalid_json_line"),
-        (b'{"custom_id":"a","url":"/infer/m"}\n', "invalid_json_line"),
-        (GOOD.replace(b'"a"', b'""'), "invalid_custom_id"),
-        (GOOD.replace(b"POST", b"GET"), "invalid_method"),
-        (GOOD.replace(b"/m", b"/n"), "mismatched_url"),
-        (GOOD.replace(b"[1, 2]", b"[" + b"1, " * 99 + b"2]"), "line_too_long"),
-    ],
-)
+@subcases(("line", "code"), [
+    (b"no json\n", "invalid_json_line"), (b"[1]\n", "invalid_json_line"),
+    (b'{"custom_id":"a","url":"/infer/m"}\n', "invalid_json_line"), (GOOD.replace(b'"a"', b'""'), "invalid_custom_id"),
+    (GOOD.replace(b"POST", b"GET"), "invalid_method"), (GOOD.replace(b"/m", b"/n"), "mismatched_url"),
+    (GOOD.replace(b"[1, 2]", b"[" + b"1, " * 99 + b"2]"), "line_too_long"),
+])  # fmt: skip
 def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, line: bytes, code: str) -> None:
     assert read(tmp_path, GOOD + line)[1] == [(code, 2)]
 
@@ -70,18 +65,10 @@ def test_an_endpoint_is_a_path_of_inference_however_it_is_encoded() -> None:
         check_endpoint("/infer/c", {"/infer/a/b"})
 
 
-@pytest.mark.parametrize(
-    ("body", "shown"),
-    [
-        (b'{"a":1}', {"a": 1}),
-        (b'{"a":\n1}', {"a": 1}),
-        (b"null", None),
-        (b"\xff\x00", "\ufffd\x00"),
-        (b"oops", "oops"),
-        (b'["\xff"]', '["\ufffd"]'),
-        (b"[" * 5000, "[" * 5000),
-    ],
-)
+@subcases(("body", "shown"), [
+    (b'{"a":1}', {"a": 1}), (b'{"a":\n1}', {"a": 1}), (b"null", None), (b"\xff\x00", "\ufffd\x00"), (b"oops", "oops"),
+    (b'["\xff"]', '["\ufffd"]'), (b"[" * 5000, "[" * 5000),
+])  # fmt: skip
 def test_a_line_of_the_output(body: bytes, shown: object) -> None:
     answer = answer_of("batch_7", JobRequest(3, "ä", 0, 1), 200, body)
     assert b"\n" not in answer.line

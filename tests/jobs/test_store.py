@@ -30,12 +30,16 @@ def begun(store: JobStore, count: int = 3) -> str:
     return job.id
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> JobStore:
+    return opened(tmp_path)
+
+
 def line(number: int, status: int = 200) -> Answer:
     return Answer(number, status, b'{"n":%d}' % number)
 
 
-def test_a_job_from_its_file_to_its_output(tmp_path: Path) -> None:
-    store = opened(tmp_path)
+def test_a_job_from_its_file_to_its_output(store: JobStore) -> None:
     job = begun(store)
     assert (store.job(job).status, store.job(job).total, store.job(job).metadata) == ("in_progress", 3, {"a": "b"})
     store.put(job, [line(2), line(0)])
@@ -44,17 +48,14 @@ def test_a_job_from_its_file_to_its_output(tmp_path: Path) -> None:
     ended = store.end(job, "completed", 103, 1000)
     assert (ended.status, ended.completed, ended.failed, ended.answer_bytes) == ("completed", 2, 1, 0)
     assert (ended.in_progress_at, ended.finalizing_at, ended.completed_at) == (101, 102, 103)
-    assert ended.output_file_id is not None
-    assert ended.error_file_id is not None
-    assert store.path(ended.output_file_id).read_bytes() == b'{"n":0}\n{"n":2}\n'
-    assert store.path(ended.error_file_id).read_bytes() == b'{"n":1}\n'
+    assert store.path(str(ended.output_file_id)).read_bytes() == b'{"n":0}\n{"n":2}\n'
+    assert store.path(str(ended.error_file_id)).read_bytes() == b'{"n":1}\n'
     assert store.step(job, "cancelling", 104).status == "completed"
     assert [each.id for each in store.jobs(after=None, limit=5)] == [job]
     assert store.active() == []
 
 
-def test_an_answer_is_stored_once(tmp_path: Path) -> None:
-    store = opened(tmp_path)
+def test_an_answer_is_stored_once(store: JobStore) -> None:
     job = begun(store)
     store.put(job, [line(0)])
     store.put(job, [Answer(0, 500, b"other"), line(1)])
@@ -63,46 +64,38 @@ def test_an_answer_is_stored_once(tmp_path: Path) -> None:
     assert store.pending(job, 2, 9) == []
 
 
-def test_what_an_earlier_process_has_left_goes_on(tmp_path: Path) -> None:
-    store = opened(tmp_path)
+def test_what_an_earlier_process_has_left_goes_on(store: JobStore, tmp_path: Path) -> None:
     job = begun(store)
     store.put(job, [line(1)])
     store.step(job, "finalizing", 102)
-    left = tmp_path / "jobs" / "files" / "file-left"
-    left.write_bytes(b"an output without its row")
-    half = tmp_path / "jobs" / "files" / "file-half.part"
-    half.write_bytes(b"half an upload")
+    files = tmp_path / "jobs" / "files"
+    unfinished = files / "file-left", files / "file-half.part"  # an output without its row, and half an upload
+    for path in unfinished:
+        path.write_bytes(b"something")
     again = opened(tmp_path)  # the first is never closed, as after a kill
     again.clean(103, 0)
-    assert left.exists()  # another process may be writing them
-    assert half.exists()
-    for path in (left, half):
+    assert all(path.exists() for path in unfinished)  # another process may be writing them
+    for path in unfinished:
         os.utime(path, (0, 103 - STALE))
     again.clean(103, 0)
-    assert not left.exists()
-    assert len(list(left.parent.iterdir())) == 1
+    assert len(list(files.iterdir())) == 1 and not any(path.exists() for path in unfinished)
     assert [each.id for each in again.active()] == [job]
     assert [request.number for request in again.pending(job, -1, 9)] == [0, 2]
-    ended = again.end(job, "expired", 104, 1000, EXPIRED)
-    assert ended.error_file_id is not None
-    lines = again.path(ended.error_file_id).read_bytes().splitlines()
+    lines = again.path(str(again.end(job, "expired", 104, 1000, EXPIRED).error_file_id)).read_bytes().splitlines()
     assert lines[0].startswith(b'{"custom_id":"r0","response":null,"error":{"code":"batch_expired"')
     assert len(lines) == 2
 
 
 def test_only_one_process_runs_the_jobs(tmp_path: Path) -> None:
     first, second = opened(tmp_path), opened(tmp_path)
-    assert first.lead()
-    assert first.lead()
-    assert not second.lead()
+    assert first.lead() and first.lead() and not second.lead()
     first.close()
     first.close()
     assert second.lead()
     second.close()
 
 
-def test_a_custom_id_that_comes_twice_stores_no_request(tmp_path: Path) -> None:
-    store = opened(tmp_path)
+def test_a_custom_id_that_comes_twice_stores_no_request(store: JobStore) -> None:
     job = store.add_job("/infer/m", upload(store).id, "24h", None, 100, 900).id
     with pytest.raises(InvalidRequest, match=r"^custom_id 'a': must differ") as raised:
         store.add_requests(job, [JobRequest(0, "a", 0, 1), JobRequest(1, "a", 1, 1)])
@@ -113,8 +106,7 @@ def test_a_custom_id_that_comes_twice_stores_no_request(tmp_path: Path) -> None:
     assert (store.pending(job, -1, 9), store.job(job).status) == ([], "validating")
 
 
-def test_a_job_that_was_cancelled_while_it_was_read_stays_so(tmp_path: Path) -> None:
-    store = opened(tmp_path)
+def test_a_job_that_was_cancelled_while_it_was_read_stays_so(store: JobStore) -> None:
     job = store.add_job("/infer/m", upload(store).id, "24h", None, 100, 900).id
     store.step(job, "cancelling", 101)
     store.add_requests(job, [JobRequest(0, "a", 0, 1)])
@@ -189,12 +181,9 @@ def test_files_are_bounded_with_those_that_jobs_will_write(tmp_path: Path) -> No
     assert (counts, shown.id) == ({"completed": 1}, job)
 
 
-def test_files_are_listed_and_deleted(tmp_path: Path) -> None:
-    store = opened(tmp_path)
-    files = [upload(store) for _ in range(3)]
-    names = [file.id for file in files]
-    listed = store.files(purpose="batch", after=None, limit=2, ascending=True)
-    assert [file.id for file in listed] == names[:2]
+def test_files_are_listed_and_deleted(store: JobStore) -> None:
+    names = [file.id for file in [upload(store) for _ in range(3)]]
+    assert [file.id for file in store.files(purpose="batch", after=None, limit=2, ascending=True)] == names[:2]
     assert [file.id for file in store.files(purpose=None, after=names[1], limit=9, ascending=False)] == names[:1]
     assert store.files(purpose="other", after=None, limit=9, ascending=True) == []
     with pytest.raises(InvalidRequest, match="after='nope': unknown id"):
@@ -203,18 +192,17 @@ def test_files_are_listed_and_deleted(tmp_path: Path) -> None:
     with pytest.raises(Conflict, match="reads it, which has not ended"):
         store.delete_file(names[0])
     store.delete_file(names[1])
-    with pytest.raises(NotFound, match="unknown id"):
-        store.path(names[1])
-    with pytest.raises(NotFound):
-        store.path("../jobs.sqlite")
-    with pytest.raises(NotFound):
-        store.job("batch_none")
-    with pytest.raises(NotFound):
-        store.add_job("/infer/m", names[1], "24h", None, 100, 900)
+    for ask in (
+        lambda: store.path(names[1]),
+        lambda: store.path("../jobs.sqlite"),
+        lambda: store.job("batch_none"),
+        lambda: store.add_job("/infer/m", names[1], "24h", None, 100, 900),
+    ):
+        with pytest.raises(NotFound, match="unknown id"):
+            ask()
 
 
-def test_what_has_expired_is_removed_unless_a_job_reads_it(tmp_path: Path) -> None:
-    store = opened(tmp_path)
+def test_what_has_expired_is_removed_unless_a_job_reads_it(store: JobStore, tmp_path: Path) -> None:
     kept, gone = upload(store, expires_at=200), upload(store, expires_at=200)
     job = store.add_job("/infer/m", kept.id, "24h", None, 100, 900).id
     store.clean(300, 0)
@@ -231,8 +219,9 @@ def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-def test_a_full_disk_costs_one_transaction_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = opened(tmp_path)
+def test_a_full_disk_costs_one_transaction_and_leaves_nothing(
+    store: JobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = begun(store)
     database = store._database
     (pages,) = database.execute("PRAGMA page_count").fetchone()

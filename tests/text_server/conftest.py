@@ -8,12 +8,21 @@ from tests.text_server.hashing import HashingEncoder
 from tests.text_server.served_texts import Standing
 
 from weir.frontends.http.fast.handover import HandOver
+from weir.text_server.texts import TextFacts
 
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[Standing]:
     """A server of one encoder, for requests that are alike whatever came before."""
     with Standing(HashingEncoder()) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def prompted() -> Iterator[Standing]:
+    """A server of an encoder with prompts."""
+    prompts = {"query": "Instruct: Given a question\nQuery:", "passage": "passage: "}
+    with Standing(HashingEncoder(facts=TextFacts(prompts=prompts))) as server:
         yield server
 
 

@@ -81,6 +81,7 @@ class HashingEncoder:
             raise
         if self.error is not None:
             raise self.error
+        await self.obey(texts)
         words = [words_of(text) for text in texts]
         for place, read in enumerate(words):
             if options.truncate is False and len(read) > self.max_length:
@@ -113,6 +114,9 @@ class HashingEncoder:
                 for output in options.outputs[1:] if output is TextOutput.TOKENS
             },
         )  # fmt: skip
+
+    async def obey(self, texts: Sequence[Text]) -> None:
+        """Do what `texts` tell it."""
 
     async def tokenize(
         self, texts: Sequence[str], *, special: bool, prompt: str | None, timeout: float | None = None

@@ -58,10 +58,8 @@ async def served(
     apis = apis_of(site, ended.set)
     names = list(site.encoders) if hot is None else hot
     route_handlers = [FastTexts(api.texts, names) for api in apis] if fast else []
-    registry = Registry([])
-    context = KserveContext(registry, settings)
-    app = make_app(context, added=added_by(apis))
-    server = HttpServer(context, app, route_handlers=route_handlers)
+    context = KserveContext(Registry([]), settings)
+    server = HttpServer(context, make_app(context, added=added_by(apis)), route_handlers=route_handlers)
     await server.start()
     try:
         async with httpx.AsyncClient(base_url="http://unix" if "uds" in http else server.address) as client:
@@ -74,6 +72,7 @@ class Standing:
     """A server of `encoders` that serves only while somebody waits for it here, for many tests that leave nothing behind."""
 
     def __init__(self, *encoders: Encodes, **http: Any) -> None:
+        self.encoder: Any = encoders[0]
         self._runner = asyncio.Runner()
         self._serving = served(*encoders, **http)
         self._server = self._runner.run(self._serving.__aenter__())

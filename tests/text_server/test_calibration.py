@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.rings import subcases
 from tests.text_server.text_models import Summing
 
 from weir.testing import FakeClock, FakeExecutor
@@ -50,15 +51,10 @@ def budget(
         clock.advance(1e-4 * noise() * (30 + sum(lengths) + 0.25 * padding))
         return Summing().predict(batch)
 
-    options: dict[str, Any] = {
-        "safe_tokens": 512,
-        "identity": {"model": "a"},
-        "folder": folder,
-    } | more
+    options: dict[str, Any] = {"safe_tokens": 512, "identity": {"model": "a"}, "folder": folder} | more
     options |= {"executor": FakeExecutor(answer), "clock": clock}
     texts = TextsToMeasure(max_length)
-    found = asyncio.run(budget_for(Summing, {}, texts, progress=lambda *each: shown.append(each), **options))
-    return found, shown
+    return asyncio.run(budget_for(Summing, {}, texts, progress=lambda *each: shown.append(each), **options)), shown
 
 
 def test_what_was_measured_is_kept(tmp_path: Path) -> None:
@@ -86,50 +82,47 @@ SLICE = 5e-3  # seconds for which the kernel of a busy machine leaves a CPU to a
 WORKER = 4711  # its process
 
 
-class Busy:
-    """A machine with other work. A batch that does not end within a SLICE takes twice as long by the clock.
+def busy_budget(patch: pytest.MonkeyPatch, folder: Path, waited: float = 0.5, **more: Any) -> Budget:
+    """Return the budget on a machine with other work. A batch that does not end within a SLICE takes twice as long by the clock.
 
     `waited` is the number of seconds that the worker waits for a CPU in every second, as the kernel counts it.
     """
+    ran = 1.0
+    clock = FakeClock()
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, waited: float = 0.5) -> None:
-        self.clock = FakeClock()
-        self.executor = FakeExecutor(self._answer)
-        self.executor.states()[0].pid = WORKER
-        self._ran = 1.0
-        self._waited = waited
-        monkeypatch.setattr(calibration, "cpu_times", lambda pid: (self._ran if pid == WORKER else 0.0, 0.0))
-        monkeypatch.setattr(calibration, "Contention", self._contention)
-
-    def _answer(self, batch: list[Tokens]) -> list[Any]:
-        tokens = sum(len(each.ids) // 4 for each in batch)
-        seconds = 1e-4 * (30 + tokens)
-        self._ran += seconds
-        self.clock.advance(seconds if seconds <= SLICE else 2 * seconds)
+    def answer(batch: list[Tokens]) -> list[Any]:
+        nonlocal ran
+        seconds = 1e-4 * (30 + sum(len(each.ids) // 4 for each in batch))
+        ran += seconds
+        clock.advance(seconds if seconds <= SLICE else 2 * seconds)
         return Summing().predict(batch)
 
-    def _contention(self, pids: Collection[int]) -> Any:
+    def contention(pids: Collection[int]) -> Any:
         assert WORKER in pids
-        began = self.clock()
-        return SimpleNamespace(look=dict, since=lambda before: self._waited * (self.clock() - began))
+        began = clock()
+        return SimpleNamespace(look=dict, since=lambda before: waited * (clock() - began))
 
-    def budget(self, folder: Path, **more: Any) -> Budget:
-        """Return the budget that is measured."""
-        options: dict[str, Any] = {"safe_tokens": 512, "identity": {}} | more
-        options |= {"folder": folder, "executor": self.executor, "clock": self.clock}
-        return asyncio.run(budget_for(Summing, {}, TextsToMeasure(256), **options))
+    patch.setattr(calibration, "cpu_times", lambda pid: (ran if pid == WORKER else 0.0, 0.0))
+    patch.setattr(calibration, "Contention", contention)
+    executor = FakeExecutor(answer)
+    executor.states()[0].pid = WORKER
+    options: dict[str, Any] = {
+        "safe_tokens": 512,
+        "identity": {},
+        "folder": folder,
+        "executor": executor,
+        "clock": clock,
+    }
+    return asyncio.run(budget_for(Summing, {}, TextsToMeasure(256), **options, **more))
 
 
 def test_busy_processes_beside_one_thread_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quiet, _ = budget(tmp_path)
-    found = Busy(monkeypatch).budget(tmp_path / "busy", in_one_thread=True)
-    assert found.max_batch_cost == quiet.max_batch_cost
+    assert busy_budget(monkeypatch, tmp_path / "busy", in_one_thread=True).max_batch_cost == quiet.max_batch_cost
     assert len(list((tmp_path / "busy").iterdir())) == 1
-
-
-def test_beside_several_threads_they_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Busy(monkeypatch).budget(tmp_path / "busy").tokens_per_second == 0
-    assert Busy(monkeypatch, waited=0.01).budget(tmp_path / "quieter").tokens_per_second > 0
+    # Beside several threads they are seen.
+    assert busy_budget(monkeypatch, tmp_path / "several").tokens_per_second == 0
+    assert busy_budget(monkeypatch, tmp_path / "quieter", waited=0.01).tokens_per_second > 0
 
 
 def test_what_was_measured_while_much_else_ran_is_kept_with_its_doubt(
@@ -179,12 +172,11 @@ def test_where_nothing_can_be_kept(tmp_path: Path) -> None:
 
 def timings(price: float, each: float, slower_from: int = 10**9) -> list[Timed]:
     """Return how long batches take that cost `price` and `each` per token, twice as much of those beyond `slower_from` tokens."""
-    found = []
-    for length in (16, 64, 256):
-        for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-            tokens = rows * length
-            found.append(Timed(rows, length, price + each * tokens + each * max(0, tokens - slower_from)))
-    return found
+    return [
+        Timed(rows, length, price + each * (rows * length + max(0, rows * length - slower_from)))
+        for length in (16, 64, 256)
+        for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    ]
 
 
 def test_a_cpu_on_which_larger_batches_are_slower() -> None:
@@ -201,37 +193,21 @@ def test_an_accelerator_on_which_a_batch_costs_as_much_as_a_thousand_tokens() ->
     assert budget.max_batch_size == MAX_ROWS
 
 
-def test_where_nothing_is_gained_batches_are_small() -> None:
-    budget = choose(timings(0.0, 1e-3))
-    assert budget.max_batch_cost == 16
-    assert (budget.max_batch_size, budget.max_padding) == (2, 0.5)
-
-
-def test_a_batch_is_large_enough_to_be_worth_what_it_costs_the_server() -> None:
+def test_where_nothing_is_gained_batches_are_small_but_worth_what_they_cost_the_server() -> None:
+    assert choose(timings(0.0, 1e-3)).settings() == {
+        "padded": True, "max_batch_cost": 16.0, "max_batch_size": 2, "max_padding": 0.5, "padding_cost": 1.0,
+    }  # fmt: skip
+    assert choose([Timed(1, 4, 0.1)]).max_batch_size == 1
+    assert choose([Timed(1, 64, 0.2), Timed(2, 64, 0.1), Timed(4, 64, 0.05)]).max_padding == 8.0
     assert 256 <= choose(timings(0.0, 1e-5)).max_batch_cost <= 1024
     assert 64 <= choose(timings(0.0, 1e-4)).max_batch_cost <= 128
 
 
-def test_one_size_and_times_that_make_no_sense() -> None:
-    assert choose([Timed(1, 4, 0.1)]).max_batch_size == 1
-    assert choose([Timed(1, 64, 0.2), Timed(2, 64, 0.1), Timed(4, 64, 0.05)]).max_padding == 8.0
-
-
-def test_settings() -> None:
-    settings = choose(timings(0.0, 1e-3)).settings()
-    assert settings == {
-        "padded": True, "max_batch_cost": 16.0, "max_batch_size": 2, "max_padding": 0.5, "padding_cost": 1.0,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(("share", "found"), [(0.0, 0.0), (0.2, 0.2), (1.0, 1.0), (1.5, 1.0), (-0.1, 0.0)])
+@subcases(("share", "found"), [(0.0, 0.0), (0.2, 0.2), (1.0, 1.0), (1.5, 1.0), (-0.1, 0.0)])
 def test_what_padding_costs_is_measured_beside_it(share: float, found: float) -> None:
     even = timings(4e-3, 1e-4)
-    mixed = [
-        Timed(32, 16, 4e-3 + 1e-4 * (176 + 336 * share), 336),
-        Timed(8, 64, 4e-3 + 1e-4 * (176 + 336 * share), 336),
-    ]
-    budget = choose(even + mixed)
+    seconds = 4e-3 + 1e-4 * (176 + 336 * share)
+    budget = choose([*even, Timed(32, 16, seconds, 336), Timed(8, 64, seconds, 336)])
     assert budget.padding_cost == pytest.approx(found, abs=1e-3)
     assert budget.max_batch_cost == choose(even).max_batch_cost
     assert budget.max_padding == choose(even).max_padding
@@ -256,7 +232,9 @@ def steady(size: Size, time: int) -> float:
     return 1e-3 * sum(size.lengths)
 
 
-def test_sizes_double_until_one_takes_long() -> None:
+def test_sizes_double_until_one_takes_long_or_two_are_clearly_slower() -> None:
+    found, _ = measured(lambda size, time: 1e-5 * size.rows ** (1 if size.rows < 8 else 1.5), 16)
+    assert [timed.rows for timed in found.timed()] == [1, 2, 4, 8, 16]
     rounds, sizes = measured(steady, 16, 64, 256)
     assert rounds.timed() == [
         *(Timed(rows, 16, 0.016 * rows, 0) for rows in (1, 2, 4, 8, 16)),
@@ -268,17 +246,6 @@ def test_sizes_double_until_one_takes_long() -> None:
     assert rounds.doubtful <= MAX_DOUBTFUL and rounds.share <= 1
 
 
-def test_or_until_two_are_clearly_slower() -> None:
-    found, _ = measured(lambda size, time: 1e-5 * size.rows ** (1 if size.rows < 8 else 1.5), 16)
-    assert [timed.rows for timed in found.timed()] == [1, 2, 4, 8, 16]
-
-
-def test_sizes_take_turns() -> None:
-    _, sizes = measured(steady, 16, 64)
-    first = sizes.index(Size(1, 16))
-    assert Size(1, 64) in sizes[first : sizes.index(Size(1, 16), first + 1)]
-
-
 def test_what_is_shorter_is_a_quarter_as_long() -> None:
     rounds, _ = measured(steady, 16, 256, mixed=True)
     found = [timed for timed in rounds.timed() if timed.padding]
@@ -287,15 +254,9 @@ def test_what_is_shorter_is_a_quarter_as_long() -> None:
     assert Size(2, 2, 1).lengths == [2, 1]
 
 
-def test_a_size_is_measured_again_until_two_times_are_close() -> None:
-    def seconds(size: Size, time: int) -> float:
-        return LONGEST_SECONDS * (1 + (time if time < 5 else 0))
-
-    rounds, sizes = measured(seconds, 16)
+def test_a_size_is_measured_again_until_two_times_are_close_or_in_vain() -> None:
+    rounds, sizes = measured(lambda size, time: LONGEST_SECONDS * (1 + (time if time < 5 else 0)), 16)
     assert (len(sizes), rounds.timed()[0].seconds, rounds.doubtful) == (6, LONGEST_SECONDS, 0)
-
-
-def test_in_vain() -> None:
     rounds, sizes = measured(lambda size, time: 1.0 / 2**time, 16)
     assert (sizes.count(Size(1, 16)), rounds.doubtful > MAX_DOUBTFUL) == (MAX_TIMES, True)
     rounds, sizes = measured(lambda size, time: SERVER_SECONDS / 2**time, 16)
@@ -305,11 +266,3 @@ def test_in_vain() -> None:
 def test_there_is_an_end_also_where_all_takes_long() -> None:
     rounds, sizes = measured(lambda size, time: MAX_SECONDS / 2**time, 16, 64)
     assert ([sizes.count(Size(1, length)) for length in (16, 64)], rounds.doubtful) == ([SLOW_TIMES, SLOW_TIMES], 1)
-
-
-def test_a_size_that_was_slow_by_accident_is_not_the_last() -> None:
-    def seconds(size: Size, time: int) -> float:
-        return 2 * LONGEST_SECONDS if time == 0 and size.rows == 2 else 1e-3 * sum(size.lengths)
-
-    rounds, _ = measured(seconds, 16)
-    assert [timed.rows for timed in rounds.timed()] == [1, 2, 4, 8, 16]

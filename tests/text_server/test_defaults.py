@@ -11,7 +11,7 @@ from tests.text_models.graph.test_heads import modules
 from weir.errors import SettingsError
 from weir.text_models import Pooling
 from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
-from weir.text_models.recipe import RecipeOptions, chosen_recipe
+from weir.text_models.recipe import RecipeOptions, chosen_recipe, used_layers
 from weir.text_server import TextSettings
 from weir.text_server.text_model import described
 
@@ -44,24 +44,23 @@ def test_a_directory_without_modules_is_pooled_as_by_sentence_transformers(tmp_p
         f"pools layers -2 by mean, as --bare-layer or --layers states: {BARE}",
     )
     assert said(bert, pooling="max", layers=[-1, -2])[2] == "pools layers -1, -2 by max, as --pooling states"
+    one = read_checkpoint(tiny.model(tmp_path / "one", layers=1))
+    for options in ({}, {"layers": [-1]}, {"bare_layer": -2}):
+        assert said(one, **options) == (Pooling.MEAN, (-1,), line)
+    with pytest.raises(SettingsError, match="layers: -2: must be -1: the model has 1 layer"):
+        used_layers(one.architecture, chosen_recipe(one, RecipeOptions(None, (-2,))))
     own = read_checkpoint(tiny.sentence_model(tmp_path / "own", pooling="cls"))
     assert said(own, bare_layer=-2) == (Pooling.CLS, (-1,), "pools the last layer by cls, as its modules.json states")
     labels = read_checkpoint(tiny.model(tmp_path / "labels", labels=1))
     assert said(labels)[2] == "serves the logits of its head, as its files state"
 
 
-@pytest.mark.parametrize(
-    ("name", "more", "pooling"),
-    [
-        ("Qwen3ForCausalLM", {}, Pooling.SEP), ("Qwen3Model", {}, Pooling.MEAN), ("Qwen3ForCausalLM", {"is_causal": False}, Pooling.MEAN),
-    ],
-)  # fmt: skip
-def test_of_a_language_model_the_last_token_is_pooled(
-    name: str, more: dict[str, Any], pooling: Pooling, tmp_path: Path
-) -> None:
-    found, _, line = said(read_checkpoint(decoder(tmp_path / "some-decoder", name, **more)))
-    assert found is pooling
-    assert ("if it is a reranker, --pooling yes-no scores pairs" in line) == (pooling is Pooling.SEP)
+def test_of_a_language_model_the_last_token_is_pooled(tmp_path: Path) -> None:
+    for name, causal in (("Qwen3ForCausalLM", True), ("Qwen3Model", True), ("Qwen3ForCausalLM", False)):
+        found, _, line = said(read_checkpoint(decoder(tmp_path / f"{name}-{causal}", name, is_causal=causal)))
+        is_language_model = causal and name == "Qwen3ForCausalLM"
+        assert found is (Pooling.SEP if is_language_model else Pooling.MEAN)
+        assert ("if it is a reranker, --pooling yes-no scores pairs" in line) == is_language_model
 
 
 @pytest.mark.parametrize("place", ["Qwen3-Reranker-0.6B", "models--Qwen--Qwen3-Reranker-0.6B/snapshots/0a1b"])

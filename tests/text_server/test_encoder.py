@@ -4,8 +4,7 @@ import asyncio
 import gc
 import threading
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
@@ -22,9 +21,9 @@ from weir.model import Model
 from weir.telemetry.recorder import SilentObserver
 from weir.testing import FakeClock, FakeExecutor
 from weir.text_models import Pooling
-from weir.text_models.texts import TokenDetail, Tokens
+from weir.text_models.texts import Tokens
 from weir.text_server import encoder as encoder_module
-from weir.text_server.encoder import Encoder, OpenRequests, TextShape, release_free_memory
+from weir.text_server.encoder import Encoder, TextShape, release_free_memory
 from weir.text_server.requests import EncodeRequest, TextRequest, max_pooled_places
 from weir.text_server.texts import Encodes, TextOptions, TextQuery
 from weir.text_server.tokenizing import INLINE_CHARACTERS, TokenizerThreads
@@ -38,11 +37,9 @@ class Heard(SilentObserver):
         self.ends: list[tuple[Request, Any]] = []
 
     def dispatched(self, model: str, dispatch: Dispatch) -> None:
-        """Remember a batch."""
         self.cuts.append(dispatch)
 
     def answered(self, model: str, requests: Sequence[Request], error: Any, now: float) -> None:
-        """Remember requests."""
         self.ends += [(request, error) for request in requests]
 
 
@@ -87,6 +84,23 @@ def service_of(encoder: Encoder) -> Service:
     return service
 
 
+def numbered(count: int) -> list[str]:
+    return [*map(str, range(count))]
+
+
+async def served_by(executor: FakeExecutor, asked: "asyncio.Future[Any]", *, clock: FakeClock | None = None) -> int:
+    """Have `executor` compute, a second for each batch by `clock`, until `asked` has ended; return how many batches there were."""
+    batches = 0
+    while not asked.done():
+        await asyncio.sleep(0)
+        if executor.pending:
+            batches += 1
+            if clock is not None:
+                clock.advance(1.0)
+            executor.answer_next(Summing().predict)
+    return batches
+
+
 def query_of(**stated: Any) -> TextQuery:
     """Return a query with these fields and options."""
     options = {name: stated.pop(name) for name in TextOptions._fields if name in stated}
@@ -98,24 +112,19 @@ def of(encoder: Encodes, texts: Any, **stated: Any) -> Any:
     return encoder.encode(texts, query_of(**stated))
 
 
-@pytest.mark.parametrize("count", [1, 2, 16, 17, 700, 2001])
-async def test_vectors_come_in_order(count: int) -> None:
+async def test_vectors_come_in_order() -> None:
     heard = Heard()
     async with serving(observers=[heard]) as encoder:
-        texts = [" ".join(f"w{number}" for _ in range(1 + number % 5)) for number in range(count)]
-        encoded = await of(encoder, texts)
-        assert encoded.vectors.dtype == numpy.float32
-        assert encoded.vectors.tolist() == [vector_of(text) for text in texts]
-        assert encoded.counts == [1 + number % 5 for number in range(count)]
-        assert (encoded.truncated, encoded.tokens) == ([False] * count, None)
+        for count in (1, 2, 16, 17, 700, 2001):
+            texts = [" ".join(f"w{number}" for _ in range(1 + number % 5)) for number in range(count)]
+            encoded = await of(encoder, texts)
+            assert encoded.vectors.dtype == numpy.float32
+            assert encoded.vectors.tolist() == [vector_of(text) for text in texts]
+            assert encoded.counts == [1 + number % 5 for number in range(count)]
+            assert (encoded.truncated, encoded.tokens) == ([False] * count, None)
         assert {request.frontend for request, _ in heard.ends} == {"test"}
         assert {cut.padding for cut in heard.cuts} <= {float(each) for each in range(30)}
     assert encoder.window == 256
-
-
-async def test_what_a_model_says_of_itself() -> None:
-    async with serving(options={"name": "texts"}) as encoder:
-        assert (encoder.name, encoder.dimensions, encoder.max_length) == ("texts", 4, 6)
 
 
 async def test_texts_that_come_twice_are_computed_once() -> None:
@@ -126,15 +135,7 @@ async def test_texts_that_come_twice_are_computed_once() -> None:
         assert sum(cut.rows for cut in heard.cuts) == 5
         assert encoded.vectors[0].tolist() == encoded.vectors[2].tolist() == vector_of("a")
         assert encoded.counts == [1, 2, 1, 2, 2, 2, 2]
-        assert encoded.tokens == [
-            ["97"],
-            ["98", "99"],
-            ["97"],
-            ["98", "99"],
-            ["97", "98"],
-            ["97", "98"],
-            ["98", "99"],
-        ]
+        assert encoded.tokens == [["97"], ["98", "99"], ["97"], ["98", "99"], ["97", "98"], ["97", "98"], ["98", "99"]]
         with pytest.raises(InvalidRequest, match=r"texts\[2\]: bad word"):
             await of(encoder, ["a", "a", "bad", "bad"])
 
@@ -153,9 +154,8 @@ async def test_texts_that_are_too_long() -> None:
         assert (short.counts, short.truncated) == ([2, 1], [True, False])
 
 
-@pytest.mark.parametrize(
-    ("texts", "options", "message"),
-    [
+async def test_bad_requests() -> None:
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
         ([], {}, "texts: must be a list of one text or more"),
         ("text", {}, "texts: must be a list of one text or more, is 'text'"),
         (["a"], {"dimensions": 0}, "dimensions=0: must be 1 to 4"),
@@ -164,20 +164,18 @@ async def test_texts_that_are_too_long() -> None:
         (["a"], {"timeout": float("nan")}, "timeout=nan: must be more than 0"),
         (["a", ""], {}, r"texts\[1\]: '': must not be empty"),
         (["a b"] * 3 + ["w", "bad day"], {}, r"texts\[4\]: bad word"),
-        ([*map(str, range(300)), ""], {}, r"texts\[300\]: '': must not be empty"),
-    ],
-)
-async def test_bad_requests(texts: Any, options: dict[str, Any], message: str) -> None:
+        ([*numbered(300), ""], {}, r"texts\[300\]: '': must not be empty"),
+    ]
     async with serving() as encoder:
-        with pytest.raises(InvalidRequest, match=message):
-            await of(encoder, texts, **options)
-        assert (await of(encoder, ["fine"])).vectors.tolist() == [vector_of("fine")]
+        for texts, options, message in wrong:
+            with pytest.raises(InvalidRequest, match=message):
+                await of(encoder, texts, **options)
+            assert (await of(encoder, ["fine"])).vectors.tolist() == [vector_of("fine")]
 
 
 async def test_fewer_numbers() -> None:
     async with serving() as encoder:
-        encoded = await of(encoder, ["a b", "c"], dimensions=2)
-        assert encoded.vectors.tolist() == [[2.0, 97.0], [1.0, 99.0]]
+        assert (await of(encoder, ["a b", "c"], dimensions=2)).vectors.tolist() == [[2.0, 97.0], [1.0, 99.0]]
         assert (await of(encoder, ["a b"], dimensions=4)).vectors.shape == (1, 4)
     async with serving(options={"normalize": True}) as encoder:
         (vector,) = (await of(encoder, ["a b"], dimensions=2)).vectors
@@ -198,22 +196,19 @@ async def test_long_texts_may_be_read_in_pieces() -> None:
         assert (encoded.counts, encoded.truncated) == ([1, 9, 1], [False] * 3)
         assert encoded.tokens is not None and len(encoded.tokens[1]) == 9
         assert sum(cut.rows for cut in heard.cuts) == 4
-        many = await of(encoder, [f"{LONG} {number}" for number in range(100)])
-        assert many.counts == [10] * 100
+        assert (await of(encoder, [f"{LONG} {number}" for number in range(100)])).counts == [10] * 100
         others = await of(encoder, [(LONG, "a"), LONG.split()])  # 5 + 1 and 4 + 1; 6 and 3
         assert (others.counts, others.truncated) == ([11, 9], [False, False])
         assert others.vectors[1].tolist() == encoded.vectors[1].tolist()
 
 
-def test_what_is_highest_over_tokens_is_highest_over_pieces() -> None:
-    async def main() -> None:
-        async with serving(options={"split": True, "max_pooled": [True, False, True, False]}) as encoder:
-            (vector,) = (await of(encoder, [LONG])).vectors
-        first, second = numpy.array(vector_of("a b c d e f")), numpy.array(vector_of("g h i"))
-        mean, max_pooled = (6 * first + 3 * second) / 9, numpy.maximum(first, second)
-        assert vector.tolist() == pytest.approx([max_pooled[0], mean[1], max_pooled[2], mean[3]])
+async def test_what_is_highest_over_tokens_is_highest_over_pieces() -> None:
 
-    asyncio.run(main())
+    async with serving(options={"split": True, "max_pooled": [True, False, True, False]}) as encoder:
+        (vector,) = (await of(encoder, [LONG])).vectors
+    first, second = numpy.array(vector_of("a b c d e f")), numpy.array(vector_of("g h i"))
+    mean, max_pooled = (6 * first + 3 * second) / 9, numpy.maximum(first, second)
+    assert vector.tolist() == pytest.approx([max_pooled[0], mean[1], max_pooled[2], mean[3]])
     poolings = (Pooling.MEAN_MAX, Pooling.CLS, Pooling.HIERARCHICAL)
     assert max_pooled_places(poolings, 8) == [False, False, True, True, False, False, True, True]
 
@@ -229,39 +224,69 @@ async def test_callers_may_say_what_becomes_of_long_texts() -> None:
             await of(encoder, ["a b c d e f bad day"])
 
 
-async def test_pieces_of_length_one_and_of_tokens() -> None:
+async def test_vectors_of_pieces_have_length_one_and_those_of_tokens_are_joined() -> None:
     async with serving(options={"split": True, "normalize": True}) as encoder:
         (vector,) = (await of(encoder, [LONG])).vectors
         assert numpy.linalg.norm(vector) == pytest.approx(1.0)
     async with serving(PerToken, options={"split": True}) as encoder:
         encoded = await of(encoder, [LONG, "a"])
         assert encoded.vectors[0, :, 0].tolist() == [float(ord(word)) for word in LONG.split()]
-
-
-async def test_a_vector_for_each_token() -> None:
     async with serving(PerToken) as encoder:
         encoded = await of(encoder, ["a b", "c", "a b"])
         assert encoded.vectors.tolist() == [[[97, -97], [98, -98]], [[99, -99], [0, 0]], [[97, -97], [98, -98]]]
 
 
 async def test_all_texts_have_one_deadline() -> None:
+    late = "timeout=.* s, which came with the request: the deadline passed before all texts were computed"
     words = Words()
     words.gate.clear()
     async with serving(words=words) as encoder:
-        large = of(encoder, [f"{number}" for number in range(100)], timeout=0.01)
-        with pytest.raises(DeadlineExceeded, match="before all texts were computed"):
-            await large
+        # Read in pieces, at once, and by itself.
+        for texts in (numbered(100), ["a" * (INLINE_CHARACTERS + 1)], ["a " * 20_000]):
+            with pytest.raises(DeadlineExceeded, match=late + (": 0 of 100 were" if len(texts) > 1 else "$")):
+                await asyncio.wait_for(of(encoder, texts, timeout=0.01), PATIENCE)
+            assert_at_rest(encoder)
         words.gate.set()
-        with pytest.raises(DeadlineExceeded, match="before all texts were computed"):
+        with pytest.raises(DeadlineExceeded, match=late):
             await of(encoder, ["a"], timeout=1e-9)  # over by the time that it was read
         assert (await of(encoder, ["a"])).counts == [1]
+    async with serving(executor=FakeExecutor(), max_batch_size=500, drain_timeout=0.0) as encoder:
+        with pytest.raises(DeadlineExceeded, match=late + ": 0 of 30 were"):
+            await of(encoder, numbered(30), timeout=0.05)
+
+
+@pytest.mark.parametrize("way", ["decode", "tokenize"])
+async def test_work_at_texts_has_a_deadline_and_ends_with_it(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, goes_on, done = threading.Event(), threading.Event(), list[str]()
+
+    def slow(words: Words, value: Any, **options: Any) -> str:
+        begun.set()
+        goes_on.wait(60.0)
+        done.append("one")
+        return "one"
+
+    for name in ("decode", "details"):
+        monkeypatch.setattr(Words, name, slow)
+    async with serving() as encoder:
+        asked: asyncio.Future[Any] = asyncio.ensure_future(
+            encoder.decode([[1]] * 5, skip_special=True, timeout=PATIENCE)
+            if way == "decode"
+            else encoder.tokenize(["a"] * 5, special=True, prompt=None, timeout=PATIENCE)
+        )
+        await asyncio.to_thread(begun.wait)
+        let_pass(PATIENCE)
+        with pytest.raises(DeadlineExceeded, match=r"timeout=20.0 s, which came with the request: the deadline"):
+            await asked
+        goes_on.set()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert done == ["one"]
 
 
 @pytest.mark.parametrize("count", [1, 400])
 async def test_who_leaves_takes_all_along(count: int) -> None:
     heard = Heard()
     async with serving(observers=[heard], policy="full", max_queue_delay=30.0, max_batch_size=500) as encoder:
-        asking = asyncio.ensure_future(of(encoder, [f"{number}" for number in range(count)], client="c"))
+        asking = asyncio.ensure_future(of(encoder, numbered(count), client="c"))
         await waiting(encoder, min(count, encoder.window))
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -269,20 +294,6 @@ async def test_who_leaves_takes_all_along(count: int) -> None:
         assert encoder._service.control.state()["waiting"] == 0
         assert {type(error).__name__ for _, error in heard.ends} == {"Cancelled"}
         assert (encoder._held, sum(encoder._under_way.values()), len(encoder._callers)) == (0, 0, 0)
-
-
-async def test_who_leaves_while_the_texts_are_read() -> None:
-    words = Words()
-    words.gate.clear()
-    async with serving(words=words) as encoder:
-        long = "a" * (INLINE_CHARACTERS + 1)
-        asked = [asyncio.ensure_future(of(encoder, [long] + [f"{n}" for n in range(count)])) for count in (0, 400)]
-        await asyncio.to_thread(words.began.wait)
-        for each in asked:
-            each.cancel()
-        await asyncio.wait(asked)
-        words.gate.set()
-        assert (await of(encoder, ["b"])).counts == [1]
 
 
 async def test_what_the_line_refuses() -> None:
@@ -298,20 +309,20 @@ async def test_what_the_line_refuses() -> None:
         await service_of(encoder).stop()
         for count in (1, 30):
             with pytest.raises(ModelNotReady, match="stopped"):
-                await of(encoder, [f"{number}" for number in range(count)])
+                await of(encoder, numbered(count))
 
 
 async def test_what_waits_here_is_bounded() -> None:
     words = Words()
     words.gate.clear()
     async with serving(words=words, options={"max_held": 100}) as encoder:
-        large = asyncio.ensure_future(of(encoder, [f"{number}" for number in range(150)]))
+        large = asyncio.ensure_future(of(encoder, numbered(150)))
         await asyncio.sleep(0)
         with pytest.raises(Overloaded, match="20 texts: 150 wait, at most 100"):
-            await of(encoder, [f"{number}" for number in range(20)])
+            await of(encoder, numbered(20))
         words.gate.set()
         assert len((await large).counts) == 150
-        assert len((await of(encoder, [f"{number}" for number in range(20)])).counts) == 20
+        assert len((await of(encoder, numbered(20))).counts) == 20
 
 
 async def test_each_text_may_have_an_end_of_its_own() -> None:
@@ -335,49 +346,6 @@ async def test_each_text_may_have_an_end_of_its_own() -> None:
         assert mixed.lengths == [2, 0, 1] and mixed.vectors.shape[:2] == (3, 2) and not mixed.vectors[1].any()
 
 
-@pytest.mark.parametrize("way", ["decode", "tokenize"])
-def test_work_at_texts_has_a_deadline_and_ends_with_it(way: str) -> None:
-    begun, goes_on, done = threading.Event(), threading.Event(), list[str]()
-
-    class Slow(Words):
-        def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-            begun.set()
-            goes_on.wait(60.0)
-            done.append("one")
-            return "one"
-
-        def details(self, text: str, *, special: bool = True, prompt: str | None = None) -> list[TokenDetail]:
-            self.decode([])
-            return []
-
-    async def main() -> None:
-        async with serving(words=Slow()) as encoder:
-            work: Any = (
-                encoder.decode([[1]] * 5, skip_special=True, timeout=PATIENCE)
-                if way == "decode"
-                else encoder.tokenize(["a"] * 5, special=True, prompt=None, timeout=PATIENCE)
-            )
-            asked = asyncio.ensure_future(work)
-            await asyncio.to_thread(begun.wait)
-            let_pass(PATIENCE)
-            with pytest.raises(DeadlineExceeded, match=r"timeout=20.0 s, which came with the request: the deadline"):
-                await asked
-            goes_on.set()
-
-    asyncio.run(main())  # it waits for the thread
-    assert done == ["one"]
-
-
-async def test_a_request_that_says_no_timeout_has_longer_the_more_texts_it_has() -> None:
-    executor = FakeExecutor()  # answers nothing by itself
-    async with serving(executor=executor, timeout=2.0, max_batch_size=500, drain_timeout=0.0) as encoder:
-        with pytest.raises(DeadlineExceeded) as told:
-            await of(encoder, [f"{number}" for number in range(30)], timeout=0.05)
-        assert told.value.message == (
-            "timeout=0.05 s, which came with the request: the deadline passed before all texts were computed: 0 of 30 were"
-        )
-
-
 async def test_what_cannot_be_done_in_time_is_refused_as_soon_as_that_is_known() -> None:
     clock, executor = FakeClock(), FakeExecutor()
     async with Service(Summing, executor=executor, clock=clock, max_batch_size=10, timeout=4.0) as service:
@@ -385,21 +353,12 @@ async def test_what_cannot_be_done_in_time_is_refused_as_soon_as_that_is_known()
 
         async def run(texts: int, **options: Any) -> Any:
             asked = asyncio.ensure_future(of(encoder, [f"{number} b" for number in range(texts)], **options))
-            batches = 0
-            while not asked.done():
-                await asyncio.sleep(0)
-                if executor.pending:
-                    batches += 1
-                    clock.advance(1.0)  # a text takes a tenth of a second
-                    executor.answer_next(lambda batch: Summing().predict(batch))
-            return batches, asked
+            return await served_by(executor, asked, clock=clock), asked  # a text takes a tenth of a second
 
         batches, asked = await run(60, timeout=1e6)
         assert (batches, len((await asked).counts)) == (6, 60)
         batches, asked = await run(1000, timeout=40.0)
-        with pytest.raises(
-            DeadlineExceeded, match=r"timeout=40.0 s, which came .*: cannot be met: 1000 texts like these take"
-        ):
+        with pytest.raises(DeadlineExceeded, match=r"timeout=40.0 s, .*: cannot be met: 1000 texts like these take"):
             await asked
         assert batches <= 1
         batches, asked = await run(1000)  # 250 s
@@ -417,16 +376,13 @@ async def test_what_was_measured_at_the_start_refuses_before_anything_is_compute
             await of(encoder, texts, timeout=40.0)
         assert not executor.pending
         asked = asyncio.ensure_future(of(encoder, texts, timeout=60.0))  # that may be, with luck
-        while not asked.done():
-            await asyncio.sleep(0)
-            if executor.pending:
-                executor.answer_next(lambda batch: Summing().predict(batch))
+        await served_by(executor, asked)
         assert len((await asked).counts) == 1000
         encoder.close()
 
 
 async def test_texts_that_wait_go_to_the_service_that_is_there_when_their_turn_comes() -> None:
-    former, latter = FakeExecutor(), FakeExecutor(lambda batch: Summing().predict(batch))
+    former, latter = FakeExecutor(), FakeExecutor(Summing().predict)
     settings: dict[str, Any] = {"clock": FakeClock(), "max_batch_size": 8}
     async with (
         Service(Summing, executor=former, **settings) as first,
@@ -438,69 +394,29 @@ async def test_texts_that_wait_go_to_the_service_that_is_there_when_their_turn_c
             assert not asked.done()
             await asyncio.sleep(0)
         encoder.serve(second)
-        while not asked.done():
-            await asyncio.sleep(0)
-            if former.pending:
-                former.answer_next(lambda batch: Summing().predict(batch))
+        await served_by(former, asked)
         assert len((await asked).counts) == 1000
         assert first.statistics.success.count <= encoder.window < second.statistics.success.count < 1000
         encoder.close()
 
 
-@pytest.mark.parametrize("threads", [0, 1, 2])
-async def test_nothing_holds_a_request_that_has_its_end(threads: int) -> None:
-    async with serving(options={"threads": threads}, padded=True) as encoder:
-        for client in ("", "one"):
-            texts = [f"{number}" for number in range(500)]
-            assert len((await of(encoder, texts, client=client, timeout=50.0 + bool(client))).counts) == 500
-        await asyncio.sleep(0)
-        gc.collect()
-        assert [each for each in gc.get_objects() if isinstance(each, (EncodeRequest, TextRequest))] == []
-
-
-def test_the_memory_of_a_large_request_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        given = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        monkeypatch.setattr(encoder_module, "release_free_memory", lambda: loop.call_soon_threadsafe(given.set))
-        monkeypatch.setattr(encoder_module, "RELEASE_AFTER", (0.0, 1e6))
-        async with serving() as encoder:
-            assert len((await of(encoder, [f"{number}" for number in range(2000)])).counts) == 2000
-            assert encoder._release_timers == []
-            for _ in range(2):
-                given.clear()
-                assert len((await of(encoder, [f"{number}" for number in range(2001)])).counts) == 2001
-                await given.wait()
-                assert len(encoder._release_timers) == 2
-        assert encoder._release_timers == []
-
-    asyncio.run(main())
-    release_free_memory()
-
-
 async def test_all_of_a_large_request_goes_through_the_line_before_the_end() -> None:
     words = Words()
     words.gate.clear()
-    async with serving(words=words) as encoder:
-        large = asyncio.ensure_future(of(encoder, [f"{number}" for number in range(4 * encoder.window)]))
+    async with serving(words=words, drain_timeout=0.0) as encoder:
+        large = asyncio.ensure_future(of(encoder, numbered(4 * encoder.window)))
         small = asyncio.ensure_future(of(encoder, ["a" * (INLINE_CHARACTERS + 1)]))
         await asyncio.sleep(0)
-        draining = asyncio.ensure_future(encoder.drain())
+        assert not await encoder.drain()
+        draining = asyncio.ensure_future(encoder.drained())
         await asyncio.sleep(0)
         with pytest.raises(Draining, match="shutting down"):
             await of(encoder, ["late"])
         assert not draining.done()
         words.gate.set()
-        assert await draining
+        await draining
+        assert await encoder.drain()
         assert (len((await large).counts), len((await small).counts)) == (4 * encoder.window, 1)
-
-
-async def test_what_is_not_finished_in_time() -> None:
-    accepted = OpenRequests()
-    accepted.begin()
-    assert not await accepted.drained(0.0)
-    accepted.end()
-    assert await accepted.drained(0.0)
 
 
 class Slow(Summing):
@@ -578,7 +494,7 @@ async def test_a_request_goes_on_when_the_one_before_it_of_the_same_caller_ends(
         first = asyncio.ensure_future(of(encoder, before, client="c", timeout=PATIENCE))
         await asyncio.to_thread(words.reads["held"].wait)
         rounds = len(words.rounds)
-        second = asyncio.ensure_future(of(encoder, [*map(str, range(100))], client="c"))
+        second = asyncio.ensure_future(of(encoder, numbered(100), client="c"))
         while len(words.rounds) == rounds:  # noqa: ASYNC110 - a thread reads it, and tells nobody
             await asyncio.sleep(0)
         for _ in range(10):
@@ -597,7 +513,7 @@ async def test_a_request_goes_on_when_the_one_before_it_of_the_same_caller_ends(
 async def test_what_the_line_calls_too_late_after_it_was_withdrawn_is_counted_once() -> None:
     """What cannot make it any more is left out of a batch first and told a moment later."""
     async with serving(policy="full", max_queue_delay=PATIENCE, max_batch_size=64) as encoder:
-        asked = asyncio.ensure_future(of(encoder, [*map(str, range(20))]))
+        asked = asyncio.ensure_future(of(encoder, numbered(20)))
         await waiting(encoder, 20)
         left_out: list[Any] = service_of(encoder).generation.driver.batcher.unsettled()
         asked.cancel()
@@ -622,44 +538,41 @@ async def test_vectors_that_do_not_fit_together_are_an_error() -> None:
         assert_at_rest(encoder)
 
 
-@pytest.mark.parametrize("urgent", [True, False])
-async def test_what_is_not_even_read_in_time_is_too_late(urgent: bool) -> None:
-    words = Words()
-    words.gate.clear()
-    async with serving(words=words) as encoder:
-        text = "a" * (INLINE_CHARACTERS + 1) if urgent else "a " * 20_000
-        with pytest.raises(DeadlineExceeded):
-            await asyncio.wait_for(of(encoder, [text], timeout=0.01), PATIENCE)
-        assert_at_rest(encoder)
-        words.gate.set()
-        assert (await of(encoder, ["a"])).counts == [1]
+async def test_the_memory_of_a_large_request_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def noted() -> None:
+        release_free_memory()
+        loop.call_soon_threadsafe(given.set)
+
+    monkeypatch.setattr(encoder_module, "release_free_memory", noted)
+    monkeypatch.setattr(encoder_module, "RELEASE_AFTER", (0.0, 1e6))
+    async with serving() as encoder:
+        await of(encoder, numbered(2000))
+        assert encoder._release_timers == []
+        for _ in range(2):
+            given.clear()
+            await of(encoder, numbered(2001))
+            await given.wait()
+            assert len(encoder._release_timers) == 2
+    assert encoder._release_timers == []
 
 
-@pytest.fixture
-def garbage() -> Iterator[list[Any]]:
-    """What only the collector finds."""
-    gc.collect()
-    gc.disable()
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    try:
-        yield gc.garbage
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
-
-
-@pytest.mark.parametrize("count", [1, 16, 40])
-def test_a_request_leaves_no_garbage(garbage: list[Any], count: int) -> None:
-    async def main() -> list[Any]:
-        async with serving() as encoder:
-            texts = [f"text {place}" for place in range(count)]
-            await of(encoder, texts)
+@pytest.mark.parametrize(("count", "threads"), [(1, 1), (16, 0), (40, 1), (500, 2)])
+async def test_a_request_leaves_no_garbage_and_nothing_holds_it(count: int, threads: int) -> None:
+    async with serving(options={"threads": threads}, padded=True) as encoder:
+        await of(encoder, numbered(count))
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for client in ["", "one"] * 5:
+                assert len((await of(encoder, numbered(count), client=client, timeout=50.0)).counts) == count
+            await asyncio.sleep(0)
             gc.collect()
-            garbage.clear()
-            for _ in range(10):
-                await of(encoder, texts)
-            gc.collect()
-            return list(garbage)
-
-    assert not Counter(type(each).__name__ for each in asyncio.run(main()))
+            assert [type(each).__name__ for each in gc.garbage] == []
+            assert [each for each in gc.get_objects() if isinstance(each, (EncodeRequest, TextRequest))] == []
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()

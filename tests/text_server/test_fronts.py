@@ -5,56 +5,51 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.rings import subcases
 
 from weir.text_server.fronts import Counting, FrontClients, FrontCounts, add_counted
 from weir.text_server.metrics import TextClients, TextCounts
 from weir.text_server.requests import CallerQueue
 
 
-def test_what_a_front_counts_is_counted_once() -> None:
+async def test_what_a_front_counts_is_counted_once() -> None:
     sent: list[bytes] = []
 
-    async def count() -> None:
-        counting = Counting(sent.append)
-        counts, clients = FrontCounts(counting), FrontClients(counting)
-        counting.report()  # nothing yet
-        for texts in (1, 3):
-            clients.received("me", texts, frontend="openai")
-            counts.answered("small", "openai", texts, 1)
-            counts.transferred("small", "openai", 10, 20)
-        clients.received("you", 1, frontend="tei")
-        counts.refused("", "tei", 404)
-        clients.warn_of_ids("me", 2, "small")
-        counting.report()
-        counting.report()
-
-    asyncio.run(count())
+    counting = Counting(sent.append)
+    counts, clients = FrontCounts(counting), FrontClients(counting)
+    counting.report()  # nothing yet
+    for texts in (1, 3):
+        clients.received("me", texts, frontend="openai")
+        counts.answered("small", "openai", texts, 1)
+        counts.transferred("small", "openai", 10, 20)
+    clients.received("you", 1, frontend="tei")
+    counts.refused("", "tei", 404)
+    clients.warn_of_ids("me", 2, "small")
+    counting.report()
+    counting.report()
     (data,) = sent
     moved: list[Any] = []
-    clients = TextClients(clock=lambda: 0.0)
-    counts = TextCounts(clients, lambda *sizes: moved.append(sizes))
-    add_counted(data, counts, clients)
-    samples = {(each.name, *each.labels.values()): each.value for family in counts.collect() for each in family.samples}
+    whole = TextClients(clock=lambda: 0.0)
+    total = TextCounts(whole, lambda *sizes: moved.append(sizes))
+    add_counted(data, total, whole)
+    samples = {(each.name, *each.labels.values()): each.value for family in total.collect() for each in family.samples}
     assert samples["weir_text_calls_total", "small", "openai", "200"] == 2
     assert samples["weir_text_calls_total", "", "tei", "404"] == 1
     assert samples["weir_texts_total", "small", "openai"] == 4
     assert samples["weir_texts_truncated_total", "small", "openai"] == 2
     assert moved == [("small", "openai", 20, 40)]
-    found = clients.statistics()
+    found = whole.statistics()
     assert (found["num_data_request"], found["num_total_seq"], found["num_total_client"]) == (3, 5, 2)
     assert found["max_size_per_request"] == 3 and found["min_last_two_interval"] >= 0
 
 
-def test_a_report_comes_by_itself() -> None:
-    async def count() -> bytes:
-        came: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        FrontClients(Counting(came.set_result)).received("me", 1, frontend="tei")
-        return await asyncio.wait_for(came, 60)
-
-    assert asyncio.run(count())
+async def test_a_report_comes_by_itself() -> None:
+    came: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    FrontClients(Counting(came.set_result)).received("me", 1, frontend="tei")
+    assert await asyncio.wait_for(came, 60)
 
 
-@pytest.mark.parametrize(
+@subcases(
     "data",
     [b"no", msgspec.msgpack.encode([[["a", "b", [1, 2]]], [], [], [], []]), msgspec.msgpack.encode([[], [], [["me", "tei", [1], []]], [], []])],
 )  # fmt: skip

@@ -53,31 +53,26 @@ def test_several_outputs_from_one_request(tmp_path: Path) -> None:
     expected = read.predict(texts)
     settings = {**SETTINGS, "cache": str(tmp_path / "cache"), "allow_pickle": True, "grpc_port": 0}
     with weir.embedding.serve(tmp_path / "m3", **settings) as server, httpx.Client(base_url=server.url) as http:
+
+        def asked(path: str, **body: Any) -> Any:
+            return http.post(path, json=body).json()
+
         wanted = ["tokens", "sparse", "dense"]
-        openai = http.post("/v1/embeddings", json={"input": TEXTS, "outputs": wanted}).json()["data"]
-        alone = http.post("/v1/embeddings", json={"input": TEXTS, "outputs": ["sparse"]}).json()["data"]
-        items = [{"text": text, "outputs": wanted} for text in TEXTS[:2]] + [
-            {"text": "it", "outputs": ["colour"]},
-            "it",
-        ]
-        native = http.post("/infer/m3/batch", json=items).json()
+        openai = asked("/v1/embeddings", input=TEXTS, outputs=wanted)["data"]
+        alone = asked("/v1/embeddings", input=TEXTS, outputs=["sparse"])["data"]
+        items = [{"text": text, "outputs": wanted} for text in TEXTS[:2]]
+        native = http.post("/infer/m3/batch", json=[*items, {"text": "it", "outputs": ["colour"]}, "it"]).json()
         tensors = ("output", "sparse_indices", "sparse_values", "tokens", "token_counts")
-        oip = http.post(
-            "/v2/models/m3/infer",
-            json={
-                "inputs": [{"name": "input", "shape": [4], "datatype": "BYTES", "data": TEXTS}],
-                "outputs": [{"name": name} for name in tensors],
-            },
-        ).json()
-        dense = http.post("/embed", json={"inputs": TEXTS}).json()
-        terms = http.post("/embed_sparse", json={"inputs": TEXTS}).json()
-        tokens = http.post("/embed_all", json={"inputs": TEXTS}).json()
-        root = http.post("/", json={"inputs": TEXTS}).json()
+        tensor = {"name": "input", "shape": [4], "datatype": "BYTES", "data": TEXTS}
+        oip = asked("/v2/models/m3/infer", inputs=[tensor], outputs=[{"name": name} for name in tensors])
+        dense, terms, tokens, root = (
+            asked(path, inputs=TEXTS) for path in ("/embed", "/embed_sparse", "/embed_all", "/")
+        )
         for block in read_blocks(ROOT / "docs" / "how-to" / "serve-embeddings.md"):
             if block.shown_only and "/embed_sparse" in block.text:
                 ask(block, server.url, tmp_path)
-        wrong = http.post("/v1/embeddings", json={"input": "a", "outputs": ["colour"]}).json()["error"]
-        cut = http.post("/v1/embeddings", json={"input": "a", "outputs": ["sparse"], "dimensions": 3}).json()["error"]
+        wrong = asked("/v1/embeddings", input="a", outputs=["colour"])["error"]
+        cut = asked("/v1/embeddings", input="a", outputs=["sparse"], dimensions=3)["error"]
         with grpc.insecure_channel(server.addresses[1].removeprefix("grpc://")) as channel:
             one = Stub(channel).EmbedEmbedAll(made("EmbedAllRequest", inputs=TEXTS[0])).token_embeddings
     arrays = {each["name"]: np.array(each["data"]).reshape(each["shape"]) for each in oip["outputs"]}
@@ -98,12 +93,10 @@ def test_several_outputs_from_one_request(tmp_path: Path) -> None:
     for place in (0, 1):  # each item has its own end
         assert native[place]["output"]["sparse"]["indices"] == openai[place]["sparse"]["indices"]
         np.testing.assert_allclose(native[place]["output"]["tokens"], expected[place][2], atol=1e-4)
-    assert native[2]["error"]["message"].startswith("outputs: 'colour': model 'm3' makes dense, sparse, tokens")
     np.testing.assert_allclose(native[3]["output"], dense[2], atol=1e-4)
-    assert (wrong["param"], wrong["message"]) == (
-        "outputs",
-        "outputs: 'colour': model 'm3' makes dense, sparse, tokens",
-    )
+    rule = "outputs: 'colour': model 'm3' makes dense, sparse, tokens"
+    assert native[2]["error"]["message"].startswith(rule)
+    assert (wrong["param"], wrong["message"]) == ("outputs", rule)
     assert cut["message"] == "dimensions=3: of dense vectors alone"
 
 

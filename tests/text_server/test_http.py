@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 import pytest
 from tests.late import openai
+from tests.rings import subcases
 from tests.text_server.hashing import DIMENSIONS, HashingEncoder, vector_of
-from tests.text_server.served_texts import MAX_TEXTS, Served, served
+from tests.text_server.served_texts import MAX_TEXTS, Served, Standing, served
 
 from weir.messages import CURRENT_TRACE, Dispatch, Reason, Trace, Wakeup
 from weir.text_models.texts import TextOutput
 from weir.text_server.http import Listing, listing, send_listing
-from weir.text_server.protocols.openai import OpenAIProtocol
 from weir.text_server.requests import SMALL_REQUEST
 from weir.text_server.texts import TextFacts, TextQuery, TextTask
 
@@ -85,39 +85,40 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("path", "said"), CALLS)
-def test_the_fast_lane_answers_as_the_application_does(path: str, said: dict[str, Any]) -> None:
-    async def main() -> list[Any]:
-        found = []
-        for fast in (True, False):
-            encoder = HashingEncoder()
-            async with served(encoder, fast=fast) as server:
+async def test_the_fast_path_answers_as_the_application_does() -> None:
+    fast, slow = HashingEncoder(), HashingEncoder()
+    async with served(fast) as first, served(slow, fast=False) as second:
+        for path, said in CALLS:
+            found = []
+            for server in (first, second):
                 answers = [said_of(await server.client.post(path, **said)) for _ in range(3)]
-                assert answers[0] == answers[1] == answers[2]
-                found.append((answers[0], encoder.heard, server.counted()))
-        return found
-
-    fast, slow = asyncio.run(main())
-    assert fast == slow
+                assert answers[0] == answers[1] == answers[2], (path, said)
+                found.append((answers[0], server.counted()))
+            assert (found[0], fast.heard) == (found[1], slow.heard), (path, said)
 
 
-def test_small_calls_stay_on_it(handed_over: list[bytes]) -> None:
-    async def main() -> None:
-        async with served(HashingEncoder()) as server:
-            for count in (1, SMALL_REQUEST, MAX_TEXTS, 1):
-                answer = await server.client.post(OPENAI, json={"input": [f"text {place}" for place in range(count)]})
-                assert len(answer.json()["data"]) == count
-            async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-                await client.embeddings.create(model="hashing", input="a")
-
-    asyncio.run(main())
+async def test_small_calls_stay_on_it(handed_over: list[bytes]) -> None:
+    async with served(HashingEncoder()) as server:
+        for count in (1, SMALL_REQUEST, MAX_TEXTS, 1):
+            answer = await server.client.post(OPENAI, json={"input": [f"text {place}" for place in range(count)]})
+            assert len(answer.json()["data"]) == count
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+            await client.embeddings.create(model="hashing", input="a")
     assert not handed_over
+
+
+@pytest.fixture(scope="module")
+def able() -> Iterator[Standing]:
+    tasks = (TextTask.EMBED, TextTask.RERANK, TextTask.PREDICT)
+    facts = TextFacts(tasks=tasks, labels=tuple("abcdefgh"), outputs=tuple(TextOutput))
+    with Standing(HashingEncoder(facts=facts)) as server:
+        yield server
 
 
 PAIRS = {"query": "a", "documents": ["b", "c"]}
 
 
-@pytest.mark.parametrize(("path", "said"), [
+@subcases(("path", "said"), [
     ("/embeddings", {"input": "a"}), ("/embed", {"inputs": "a"}), ("/rerank", {"query": "a", "texts": ["b"]}),
     ("/rerank", PAIRS), ("/v1/rerank", PAIRS), ("/v2/rerank", PAIRS), ("/v2/embed", {"texts": ["a"]}), ("/predict", {"inputs": "a"}),
     ("/classify", {"input": ["a"]}), ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}), ("/tokenize", {"inputs": "a"}),
@@ -125,15 +126,10 @@ PAIRS = {"query": "a", "documents": ["b", "c"]}
     ("/rerank", {"query": "a", "texts": ["b"] * MAX_TEXTS}), ("/v2/rerank", {"query": "a", "documents": ["b"] * MAX_TEXTS}),
     (OPENAI, {"input": ["a", "b"], "outputs": ["dense", "sparse"]}),
 ])  # fmt: skip
-def test_small_calls_of_every_protocol_stay_on_it(path: str, said: Any, handed_over: list[bytes]) -> None:
-    tasks = (TextTask.EMBED, TextTask.RERANK, TextTask.PREDICT)
-    facts = TextFacts(tasks=tasks, labels=tuple("abcdefgh"), outputs=tuple(TextOutput))
-
-    async def main() -> httpx.Response:
-        async with served(HashingEncoder(facts=facts)) as server:
-            return await server.client.post(path, json=said)
-
-    assert asyncio.run(main()).status_code == 200
+def test_small_calls_of_every_protocol_stay_on_it(
+    path: str, said: Any, able: Standing, handed_over: list[bytes]
+) -> None:
+    assert able.post(path, said).status_code == 200
     assert not handed_over
 
 
@@ -145,47 +141,31 @@ def test_small_calls_of_every_protocol_stay_on_it(path: str, said: Any, handed_o
     ({"input": "a"}, ["content-encoding: identity", "x-request-priority: high"]),
     ({"input": "a", "model": "tokens"}, []),
 ])  # fmt: skip
-def test_what_is_more_than_that_is_left_to_the_application(
+async def test_what_is_more_than_that_is_left_to_the_application(
     said: Any, headers: list[str], handed_over: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weir.text_server.http.LONG_ANSWER", 1000)  # bytes
 
-    async def main() -> None:
-        facts = TextFacts(outputs=tuple(TextOutput))
-        encoders = HashingEncoder(facts=facts), HashingEncoder("tokens", per_token=True, facts=TextFacts())
-        async with served(*encoders, hot=["hashing"]) as server, dialled(server) as (reader, writer):
-            # The next request has arrived with it, and is answered after it.
-            writer.write(
-                request(OPENAI, said, *headers) + request(OPENAI, {"input": "next", "encoding_format": "base64"})
-            )
-            first = await answer_on(reader) if "expect: 100-continue" not in headers else None
-            if first is None:
-                assert b"100" in await reader.readuntil(b"\r\n\r\n")
-                first = await answer_on(reader)
-            assert first[0] in (200, 400, 501)
-            assert (await answer_on(reader))[0] == 200
-            assert [heard.texts for heard in encoders[0].heard][-1] == ["next"]
-
-    asyncio.run(main())
+    facts = TextFacts(outputs=tuple(TextOutput))
+    encoders = HashingEncoder(facts=facts), HashingEncoder("tokens", per_token=True, facts=TextFacts())
+    async with served(*encoders, hot=["hashing"]) as server, dialled(server) as (reader, writer):
+        # The next request has arrived with it, and is answered after it.
+        writer.write(request(OPENAI, said, *headers) + request(OPENAI, {"input": "next", "encoding_format": "base64"}))
+        if "expect: 100-continue" in headers:
+            assert b"100" in await reader.readuntil(b"\r\n\r\n")
+        assert (await answer_on(reader))[0] in (200, 400, 501)
+        assert (await answer_on(reader))[0] == 200
+        assert [heard.texts for heard in encoders[0].heard][-1] == ["next"]
     assert len(handed_over) == 1
 
 
-def test_requests_behind_one_another_are_answered_in_order(handed_over: list[bytes]) -> None:
-    async def main() -> None:
-        async with served(HashingEncoder()) as server, dialled(server) as (reader, writer):
-            writer.write(b"".join(request(ENCODE, {"id": place, "texts": ["a"]}) for place in range(5)))
-            for place in range(5):
-                assert json.loads((await answer_on(reader))[2])["id"] == place
+async def test_requests_behind_one_another_are_answered_in_order(handed_over: list[bytes]) -> None:
 
-    asyncio.run(main())
-    assert not handed_over
-
-
-async def test_http_1_0_gets_its_answer_and_the_end() -> None:
     async with served(HashingEncoder()) as server, dialled(server) as (reader, writer):
-        writer.write(request(ENCODE, {"id": 1, "texts": ["a"]}, version="1.0"))
-        status, head, _ = await answer_on(reader)
-        assert status == 200 and b"connection: close" in head and await reader.read() == b""
+        writer.write(b"".join(request(ENCODE, {"id": place, "texts": ["a"]}) for place in range(5)))
+        for place in range(5):
+            assert json.loads((await answer_on(reader))[2])["id"] == place
+    assert not handed_over
 
 
 async def test_who_leaves_has_his_call_cancelled_and_the_others_have_theirs() -> None:
@@ -202,21 +182,18 @@ async def test_who_leaves_has_his_call_cancelled_and_the_others_have_theirs() ->
         assert server.counted()["weir_text_calls_total", "hashing", "openai", "200"] == 1
 
 
-def test_a_span_is_named_in_its_own_answer_only() -> None:
+async def test_a_span_is_named_in_its_own_answer_only() -> None:
     class Traced(HashingEncoder):
         async def encode(self, texts: Any, query: TextQuery) -> Any:
             if texts != ["bare"]:
                 CURRENT_TRACE.set(Trace(len(self.heard) + 1, 2))
             return await super().encode(texts, query)
 
-    async def main() -> list[bytes]:
-        encoder = Traced()
-        encoder.one_by_one = False  # as that of a service that traces
-        async with served(encoder) as server, dialled(server) as (reader, writer):
-            writer.write(b"".join(request(OPENAI, {"input": text}) for text in ("one", "", "bare", "two")))
-            return [(await answer_on(reader))[1] for _ in range(4)]
-
-    found = asyncio.run(main())
+    encoder = Traced()
+    encoder.one_by_one = False  # as that of a service that traces
+    async with served(encoder) as server, dialled(server) as (reader, writer):
+        writer.write(b"".join(request(OPENAI, {"input": text}) for text in ("one", "", "bare", "two")))
+        found = [(await answer_on(reader))[1] for _ in range(4)]
     assert [b"traceparent: 00-" in head for head in found] == [True, False, False, True]
 
 
@@ -237,21 +214,17 @@ async def test_a_server_that_ends_finishes_it_and_refuses_the_next() -> None:
         assert status == 200 and b"connection: close" in head and await server.server.drain(5.0)
 
 
-@pytest.mark.parametrize(
-    ("path", "keys"),
-    [
-        (OPENAI, {"error"}),
-        ("/v1/embed", {"id", "message", "detail"}),
-        ("/embed", {"error", "error_type"}),
-        ("/embeddings", {"error"}),
-        ("/encode", {"id", "type", "description", "status"}),
-    ],
-)
-async def test_a_head_that_is_none_is_refused_in_the_words_of_the_endpoint(path: str, keys: set[str]) -> None:
-    async with served(HashingEncoder()) as server, dialled(server) as (reader, writer):
-        writer.write(f"POST {path} HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n".encode())
-        status, _, body = await answer_on(reader)
-        assert status in (400, 422) and json.loads(body).keys() == keys  # 422 is TEI's
+async def test_a_head_that_is_none_is_refused_in_the_words_of_the_endpoint() -> None:
+    keys = {
+        OPENAI: {"error"}, "/embeddings": {"error"}, "/v1/embed": {"id", "message", "detail"},
+        "/embed": {"error", "error_type"}, "/encode": {"id", "type", "description", "status"},
+    }  # fmt: skip
+    async with served(HashingEncoder()) as server:
+        for path in keys:
+            async with dialled(server) as (reader, writer):
+                writer.write(f"POST {path} HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n".encode())
+                status, _, body = await answer_on(reader)
+            assert status in (400, 422) and json.loads(body).keys() == keys[path]  # 422 is TEI's
 
 
 async def test_callers_at_a_unix_socket_are_local(tmp_path: Any) -> None:
@@ -275,24 +248,22 @@ def listed(asked: list[int]) -> Listing:
     return listing({"id": 1}, "result", 10, 30_000, items)
 
 
-@pytest.mark.parametrize("path", ["/encode", "/v1/embeddings"])
-def test_the_largest_answers_come_in_bits_and_say_the_same(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    said = {"texts": TEXTS} if path == "/encode" else {"input": TEXTS}
-    found: list[httpx.Response] = []
-
-    async def main() -> None:
-        async with served(HashingEncoder(), fast=False) as server:
-            for largest in (1_000_000, 100):
-                monkeypatch.setattr("weir.text_server.http._STREAMED_ABOVE", largest)
-                monkeypatch.setattr("weir.text_server.http._NUMBERS_PER_PART", 10 * DIMENSIONS)
-                found.append(await server.client.post(path, json=said, headers={"x-request-id": "r1"}))
-            sizes.append(server.counted()["weir_texts_total", "hashing", "encode" if path == "/encode" else "openai"])
-
-    sizes: list[float] = []
-    asyncio.run(main())
-    whole, bits = found
+@pytest.mark.parametrize(("path", "said"), [("/encode", {"texts": TEXTS}), ("/v1/embeddings", {"input": TEXTS})])
+async def test_the_largest_answers_come_in_bits_and_say_the_same(
+    monkeypatch: pytest.MonkeyPatch, path: str, said: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("weir.text_server.http._NUMBERS_PER_PART", 10 * DIMENSIONS)
+    async with served(HashingEncoder(), fast=False) as server:
+        whole = await server.client.post(path, json=said, headers={"x-request-id": "r1"})
+        monkeypatch.setattr("weir.text_server.http._STREAMED_ABOVE", 100)
+        bits = await server.client.post(path, json=said, headers={"x-request-id": "r1"})
+        assert server.counted()["weir_texts_total", "hashing", "openai" if "input" in said else "encode"] == 100
+        async with dialled(server) as (reader, writer):
+            writer.write(request(path, said, version="1.0"))
+            head, _, old = (await reader.read()).partition(b"\r\n\r\n")
+    assert b"chunked" not in head.lower() and b"connection: close" in head.lower()  # HTTP/1.0 knows no bits
     assert "content-length" in whole.headers and bits.headers["transfer-encoding"] == "chunked"
-    assert whole.json() == bits.json() and sizes == [2 * MAX_TEXTS]
+    assert whole.json() == bits.json() == json.loads(old)
     vectors = bits.json()["result"] if path == "/encode" else [each["embedding"] for each in bits.json()["data"]]
     np.testing.assert_array_equal(np.array(vectors, np.float32), EXPECTED)
     assert bits.json()["truncated"] == [0]
@@ -300,48 +271,31 @@ def test_the_largest_answers_come_in_bits_and_say_the_same(monkeypatch: pytest.M
         assert whole.headers[header] == bits.headers[header] == value
 
 
-def test_what_is_asked_for_beside_the_vectors_counts_as_part_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_asked_for_beside_the_vectors_counts_as_part_of_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("weir.text_server.http._STREAMED_ABOVE", 2 * DIMENSIONS)
     monkeypatch.setattr("weir.text_server.http._NUMBERS_PER_PART", 8 * DIMENSIONS)
-    written: list[tuple[int, int]] = []
-    write = OpenAIProtocol.write
 
-    def noted(self: OpenAIProtocol, exchange: Any, encoded: Any) -> Any:
-        found = write(self, exchange, encoded)
-        assert isinstance(found, Listing)
-        written.append((found.lists[0].length, found.lists[0].numbers))
-        return found
-
-    monkeypatch.setattr(OpenAIProtocol, "write", noted)
-
-    async def main() -> httpx.Response:
-        async with served(HashingEncoder(facts=TextFacts(outputs=tuple(TextOutput)))) as server:
-            said = {"input": ["a", "one two three"], "outputs": ["dense", "tokens"]}
-            return await server.client.post(OPENAI, json=said)
-
-    answer = asyncio.run(main())
+    async with served(HashingEncoder(facts=TextFacts(outputs=tuple(TextOutput)))) as server:
+        said = {"input": ["a", "one two three"], "outputs": ["dense", "tokens"]}
+        answer = await server.client.post(OPENAI, json=said)
     assert answer.headers["transfer-encoding"] == "chunked"
     assert [len(each["tokens"]) for each in answer.json()["data"]] == [1, 3]
-    assert written == [(2, 4 * DIMENSIONS)]  # no part has more than it may, as the longest text has 1 + 3 vectors
 
 
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [
-        ("/encode", {"texts": ["a"]}),
-        ("/v1/embeddings", {"input": "a"}),
-        ("/embed", {"inputs": "a"}),
-        ("/v1/embeddings", {"input": ["a"] * 20}),  # a task of its own
-    ],
-)
-async def test_an_answer_says_that_its_texts_waited_for_a_worker_to_start(path: str, said: dict[str, Any]) -> None:
+async def test_an_answer_says_that_its_texts_waited_for_a_worker_to_start() -> None:
     batch = Dispatch(1, 0, [], None, 1, 1.0, Reason.IDLE, 1, 0.0, None, Wakeup.ARRIVAL, 12.0)
     batch.woken_at = 11.5
     encoder = HashingEncoder()
     async with served(encoder) as server:
-        assert "x-start-time" not in (await server.client.post(path, json=said)).headers
-        encoder.dispatch = batch, 10.0
-        assert (await server.client.post(path, json=said)).headers["x-start-time"] == "1.500000"
+        for dispatch, waited in ((None, None), ((batch, 10.0), "1.500000")):
+            encoder.dispatch = dispatch
+            for path, field, count in (
+                ("/encode", "texts", 1), (OPENAI, "input", 1), ("/embed", "inputs", 1), (OPENAI, "input", 20),  # a task of its own
+            ):  # fmt: skip
+                answer = await server.client.post(path, json={field: ["a"] * count})
+                assert answer.headers.get("x-start-time") == waited
 
 
 @pytest.mark.parametrize("at_once", [1, 90_000, 300_000])
@@ -350,26 +304,6 @@ def test_whole_it_says_the_same_as_in_bits(monkeypatch: pytest.MonkeyPatch, at_o
     made = listed([])
     assert msgspec.json.decode(made.whole().body) == {"id": 1, "result": list(range(10))}
     assert made.whole().body == b"".join(made.parts())
-
-
-def test_a_client_of_http_1_0_gets_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.text_server.http._STREAMED_ABOVE", 100)
-
-    async def ask(server: Served) -> bytes:
-        reader, writer = await asyncio.open_connection(server.client.base_url.host, server.client.base_url.port)
-        body = msgspec.json.encode({"texts": TEXTS})
-        writer.write(b"POST /encode HTTP/1.0\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
-        answer = await reader.read()
-        writer.close()
-        await writer.wait_closed()
-        return answer
-
-    async def main() -> bytes:
-        async with served(HashingEncoder()) as server:
-            return await ask(server)
-
-    head, _, body = asyncio.run(main()).partition(b"\r\n\r\n")
-    assert b"chunked" not in head.lower() and len(msgspec.json.decode(body)["result"]) == MAX_TEXTS
 
 
 async def test_who_does_not_read_on_has_nothing_more_written() -> None:

@@ -1,15 +1,9 @@
-from typing import Any
-
-import numpy
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
 from tests.batching.mill import Asked
-from tests.text_server.text_models import Summing
+from tests.rings import subcases
 
-from weir import Service
 from weir.messages import Dispatch, Reason, Request, Timing, Wakeup
 from weir.text_models.texts import Tokens
-from weir.text_server.bert_as_service.http import Status
 from weir.text_server.metrics import PaddingMetrics, RunShapes, TextClients
 
 
@@ -22,6 +16,7 @@ class Clock:
 
 
 def test_what_the_stock_statistic_has_is_counted() -> None:
+    assert set(TextClients().statistics().values()) == {0}
     clock = Clock()
     clients = TextClients(clock)
     for client, texts, after in (("a", 3, 0.0), ("b", 1, 0.5), ("a", 1, 0.25)):
@@ -37,13 +32,6 @@ def test_what_the_stock_statistic_has_is_counted() -> None:
         "max_last_two_interval": 0.5, "num_min_last_two_interval": 1, "num_max_last_two_interval": 1,
         "avg_request_per_second": 3.0, "min_request_per_second": 2.0, "max_request_per_second": 4.0,
         "num_min_request_per_second": 1, "num_max_request_per_second": 1,
-    }  # fmt: skip
-
-
-def test_without_requests() -> None:
-    assert TextClients().statistics() == {
-        "num_data_request": 0, "num_total_seq": 0, "num_sys_request": 0, "num_total_request": 0, "num_total_client": 0,
-        "num_active_client": 0,
     }  # fmt: skip
 
 
@@ -73,24 +61,6 @@ def test_the_clients_heard_of_last_are_remembered() -> None:
     assert len(clients._sizes) == len(clients._intervals) == 3
 
 
-class Encoder:
-    dimensions, max_length = 8, 6
-
-
-def test_the_status_says_what_stock_clients_look_for() -> None:
-    clients = TextClients()
-    served: Any = {"one": Encoder(), "two": Encoder()}
-    status = Status(served, clients, lambda: {"pooling_layer": [-2]})
-    config = status.config("me")
-    assert (config["server_version"], config["max_seq_len"], config["client"]) == ("1.10.0", 6, "me")
-    assert config["show_tokens_to_client"] is False
-    assert config["pooling_layer"] == [-2]
-    assert config["models"]["two"] == {"dimensions": 8, "max_seq_len": 6}
-    clients.received("me", 4, frontend="zeromq")
-    assert status.server_status()["statistic"]["num_total_seq"] == 4
-    assert status.client_status()["clients"][0]["identity"] == "me"
-
-
 def test_a_client_whose_token_ids_are_of_another_model_is_named_in_the_log_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -114,42 +84,20 @@ def cut(*lengths: int) -> Dispatch:
     return Dispatch(1, 0, requests, None, len(requests), 0.0, Reason.IDLE, 0, 0.0, None, Wakeup.ARRIVAL, 0.0)
 
 
-def test_a_batch_is_filled_up_to_its_longest() -> None:
+@subcases(("shapes", "lengths", "padding"), [
+    (RunShapes(), (10, 4, 7), 9),  # up to the longest
+    (RunShapes(lambda lengths: [[1, 2], [0]]), (10, 4, 7), 3),  # in runs
+    (RunShapes(fixed_length=16), (20, 4), 16),  # or further
+    (RunShapes(padding_cost=0.25), (10, 4, 8), 2.0),  # in tokens' time
+])  # fmt: skip
+def test_a_batch_is_filled_up(shapes: RunShapes, lengths: tuple[int, ...], padding: float) -> None:
     waste = PaddingMetrics()
-    waste.models["m"] = RunShapes()
-    waste.computed("m", cut(10, 4, 7), TIMING, 0.0)
-    waste.computed("other", cut(10, 4, 7), TIMING, 0.0)
-    assert (dict(waste.tokens), dict(waste.padding)) == ({"m": 21}, {"m": 9})
-
-
-def test_workers_may_cut_it_into_runs_or_fill_it_up_further() -> None:
-    waste = PaddingMetrics()
-    waste.models["m"] = RunShapes(lambda lengths: [[1, 2], [0]])
-    waste.computed("m", cut(10, 4, 7), TIMING, 0.0)
-    assert (waste.tokens["m"], waste.padding["m"]) == (21, 3)
-    waste.models["m"] = RunShapes(fixed_length=16)
-    waste.computed("m", cut(20, 4), TIMING, 0.0)
-    assert waste.padding["m"] == 3 + 16
-
-
-def test_padding_may_take_less_time_than_tokens() -> None:
-    waste = PaddingMetrics()
-    waste.models["m"] = RunShapes(padding_cost=0.25)
-    waste.computed("m", cut(10, 4, 8), TIMING, 0.0)
-    assert (waste.tokens["m"], waste.padding["m"]) == (22, 2.0)
-
-
-async def test_what_metrics_show() -> None:
-    waste = PaddingMetrics()
-    waste.models["summing"] = RunShapes()
-    async with Service(Summing, executor="inline", observers=[waste], max_batch_size=4) as service:
-        texts = [Tokens(numpy.arange(length, dtype="<i4").tobytes()) for length in (3, 9, 3, 9)]
-        await service.infer_many(texts)
-    registry = CollectorRegistry()
-    registry.register(waste)
-    text = generate_latest(registry).decode()
-    assert 'weir_tokens_total{model="summing"} 24.0' in text
-    assert 'weir_padding_tokens_total{model="summing"} 12.0' in text
+    waste.models["m"] = shapes
+    for model in ("m", "other"):
+        waste.computed(model, cut(*lengths), TIMING, 0.0)
+    found = [(each.name, each.labels, each.value) for family in waste.collect() for each in family.samples]
+    tokens = ("weir_tokens_total", {"model": "m"}, sum(lengths))
+    assert found == [tokens, ("weir_padding_tokens_total", {"model": "m"}, padding)]
 
 
 def test_a_text_that_only_the_worker_reads_has_what_it_was_thought_to_have() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy
 import pytest
-from tests.text_server.test_encoder import of, query_of, service_of, serving
+from tests.text_server.test_encoder import of, query_of, serving
 from tests.text_server.text_models import Summing, Words
 
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, WeirError
@@ -32,17 +32,17 @@ class One:
             self.found.set_result(found)
 
 
+def known_words() -> Words:
+    words = Words()
+    words.knows_all = True
+    return words
+
+
 class Writing(Summing):
     """A model that writes its vectors as TextEncoder does."""
 
     content_types = (JSON,)
     encode = TextEncoder.encode
-
-
-def known_words() -> Words:
-    words = Words()
-    words.knows_all = True
-    return words
 
 
 def nothing_left(encoder: Encoder) -> bool:
@@ -76,16 +76,6 @@ async def test_a_worker_writes_the_vector_of_a_text_alone_where_the_answer_is_ju
             other = await One(encoder, text, as_json=True, **options).found
             assert (other.written, other.vectors.shape[0]) == (None, 1)
         assert nothing_left(encoder)
-
-
-async def test_texts_alone_have_the_same_timeout_so_that_they_wait_in_the_order_of_their_deadlines() -> None:
-    async with serving(words=known_words(), executor=FakeExecutor()) as encoder:
-        ones = [One(encoder, "a") for _ in range(5)]
-        waiting = service_of(encoder).generation.driver.batcher._queue.groups[None]
-        assert waiting.timeout == encoder._service.facts.settings.timeout
-        for one in ones:
-            assert one.withdraw is not None
-            one.withdraw()
 
 
 async def test_what_does_not_go_alone() -> None:

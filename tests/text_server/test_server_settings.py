@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tests.rings import subcases
 from tests.served import Served, weir_here
@@ -28,40 +29,25 @@ from weir.workers.cpus import cpu_count
 text_settings = partial(read_settings, kind=TEXTS)
 
 
-def test_models_are_named_by_their_directories_or_by_the_given_names() -> None:
-    settings = text_settings(["models/bge-small", "other=/models/bge-small"], {"port": ["0"]}, {})
-    assert [(model.name, model.target) for model in settings.models] == [
-        ("bge-small", "models/bge-small"), ("other", "/models/bge-small"),
+def test_names_of_a_model_are_its_directory_its_id_its_short_name_and_those_given() -> None:
+    targets = ["a/small", "b/small", "x/mine,other=c/big@main", "plain=./folder", "./models/a=b", "models/bge-small"]
+    settings = text_settings(targets, {"port": ["0"]}, {})
+    assert [(model.name, model.target, model.aliases) for model in settings.models] == [
+        ("small", "a/small", ("a/small",)), ("b/small", "b/small", ()), ("x/mine", "c/big@main", ("other", "c/big", "big")),
+        ("plain", "./folder", ()), ("a=b", "./models/a=b", ()), ("bge-small", "models/bge-small", ("models/bge-small",)),
     ]  # fmt: skip
     assert settings.http.port == 0
-
-
-def test_two_of_one_name_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"'small' is taken by a/small; names must differ \(NAME=DIRECTORY\)"):
         text_settings(["a/small", "a/small"], {}, {})
+    for target in ("=dir", "name="):
+        with pytest.raises(SettingsError, match="must be DIRECTORY or NAME=DIRECTORY"):
+            split_target(target)
 
 
 def test_what_is_found_out_is_a_setting_of_a_model() -> None:
     declared = declared_settings(TEXTS)
     assert all(declared[name].of_model for name in TEXTS.found)
     assert not any(each.found for each in declared_settings().values())
-
-
-@pytest.mark.parametrize("target", ["=dir", "name="])
-def test_a_half_name_is_refused(target: str) -> None:
-    with pytest.raises(SettingsError, match="must be DIRECTORY or NAME=DIRECTORY"):
-        split_target(target)
-
-
-def test_a_path_with_an_equals_sign_is_a_path() -> None:
-    assert split_target("./models/a=b") == (["a=b"], "./models/a=b")
-
-
-def test_names_of_a_model_are_its_id_its_short_name_and_those_given() -> None:
-    settings = text_settings(["a/small", "b/small", "x/mine,other=c/big@main", "plain=./folder"], {}, {})
-    assert [(model.name, model.aliases) for model in settings.models] == [
-        ("small", ("a/small",)), ("b/small", ()), ("x/mine", ("other", "c/big", "big")), ("plain", ()),
-    ]  # fmt: skip
 
 
 def test_a_table_of_the_file_may_have_any_name_of_its_model(tmp_path: Path) -> None:
@@ -74,27 +60,18 @@ def test_a_table_of_the_file_may_have_any_name_of_its_model(tmp_path: Path) -> N
 
 def test_a_file_may_say_all_and_flags_win(tmp_path: Path) -> None:
     file = tmp_path / "weir.toml"
-    file.write_text("""
-        pooling = "cls"
-        zmq_port = 5555
-        max_texts = 10
-        workers = 2
-        [models.one]
-        directory = "/models/one"
-        layers = [-2, -1]
-        [models.two]
-        directory = "/models/two"
-        pooling = "mean"
-    """)
+    one, two = 'directory = "/models/one"\nlayers = [-2, -1]', 'directory = "/models/two"\npooling = "mean"'
+    server = 'pooling = "cls"\nzmq_port = 5555\nmax_texts = 10\nworkers = 2'
+    file.write_text(f"{server}\n[models.one]\n{one}\n[models.two]\n{two}")
     settings = text_settings([], {"max_length": ["64"]}, {"WEIR_WORKERS": "3"}, str(file))
-    one, two = (read_model(model) for model in settings.models)
-    assert (one.text.pooling, one.text.layers, one.text.max_length) == ("cls", [-2, -1], 64)
-    assert (two.text.pooling, two.text.layers, two.settings["workers"]) == ("mean", [], 3)
+    first, second = (read_model(model) for model in settings.models)
+    assert (first.text.pooling, first.text.layers, first.text.max_length) == ("cls", [-2, -1], 64)
+    assert (second.text.pooling, second.text.layers, second.settings["workers"]) == ("mean", [], 3)
     assert settings.more["Callers"] == CallerSettings(max_texts=10)
     assert settings.more["ZeroMQ"] == ZeroMqSettings(zmq_port=5555)
 
 
-@pytest.mark.parametrize(("text", "rule"), [
+@subcases(("text", "rule"), [
     ("[models.one]\npooling = 'cls'", r"\[models.one\]: no directory; must be the directory of a model"),
     ("[models.one]\ntarget = 'a:B'", "models.one: target: unknown setting"),
     ("model_repository = 'a'", "model_repository: unknown setting"),
@@ -121,18 +98,10 @@ def test_what_is_computed_goes_to_the_model_and_the_rest_to_its_line(monkeypatch
     assert (served.params["pooling"], served.params["layers"]) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("flags", "workers", "threads"),
-    [
-        ({}, 8, 1),
-        ({"threads": ["4"]}, 2, 4),
-        ({"workers": ["2"]}, 2, 4),
-        ({"workers": ["3"], "threads": ["5"]}, 3, 5),
-        ({"threads": ["9"]}, 1, 9),
-        ({"runtime": ["torch"]}, 1, 8),  # whose workers share nothing
-        ({"executor": ["thread"]}, 1, 8),
-    ],
-)
+@subcases(("flags", "workers", "threads"), [
+    ({}, 8, 1), ({"threads": ["4"]}, 2, 4), ({"workers": ["2"]}, 2, 4), ({"workers": ["3"], "threads": ["5"]}, 3, 5),
+    ({"threads": ["9"]}, 1, 9), ({"runtime": ["torch"]}, 1, 8), ({"executor": ["thread"]}, 1, 8),  # whose workers share nothing
+])  # fmt: skip
 def test_there_is_a_worker_for_each_cpu_by_default(
     monkeypatch: pytest.MonkeyPatch, flags: dict[str, list[str]], workers: int, threads: int
 ) -> None:
@@ -231,13 +200,13 @@ def test_names_are_those_of_the_models(models: list[str], names: list[str], foun
     assert from_other_servers(models, {"served_model_name": names}, {})[0] == found
 
 
-@pytest.mark.parametrize(
-    ("models", "names", "says"),
-    [(["a/b", "c/d"], ["x", "y", "z"], "3 names for 2 models"), ([], ["x"], "1 name for no model of the command line")],
-)
-def test_as_many_names_as_models(models: list[str], names: list[str], says: str) -> None:
-    with pytest.raises(SettingsError, match=f"^--served-model-name=x: {says}: give as many names"):
-        from_other_servers(models, {"served_model_name": names}, {})
+def test_as_many_names_as_models() -> None:
+    for models, names, says in (
+        (["a/b", "c/d"], ["x", "y", "z"], "3 names for 2 models"),
+        ([], ["x"], "1 name for no"),
+    ):
+        with pytest.raises(SettingsError, match=f"^--served-model-name=x: {says}.*: give as many names"):
+            from_other_servers(models, {"served_model_name": names}, {})
 
 
 @subcases("flag", REFUSED)
@@ -257,29 +226,14 @@ def test_the_command_refuses_in_one_line() -> None:
 
 
 def test_the_variables_of_their_images_are_read() -> None:
-    tei = {
-        "MODEL_ID": "a/b",
-        "MAX_BATCH_TOKENS": "64",
-        "AUTO_TRUNCATE": "true",
-        "PORT": "80",
-        "JSON_OUTPUT": "false",
-        "HOSTNAME": "pod-1",
-    }
+    tei = {"MODEL_ID": "a/b", "MAX_BATCH_TOKENS": "64", "AUTO_TRUNCATE": "true", "PORT": "80"}
+    tei |= {"JSON_OUTPUT": "false", "HOSTNAME": "pod-1"}
     assert meant_by({}, **tei) == (["a/b"], {"max_batch_cost": ["64"], "port": ["80"], "truncate": ["true"]})
-    infinity = {
-        "INFINITY_MODEL_ID": "a/b;c/d;",
-        "INFINITY_SERVED_MODEL_NAME": "x;y",
-        "INFINITY_PORT": "7997",
-        "INFINITY_BATCH_SIZE": "8",
-    }
+    infinity = {"MODEL_ID": "a/b;c/d;", "SERVED_MODEL_NAME": "x;y", "PORT": "7997", "BATCH_SIZE": "8"}
+    infinity = {f"INFINITY_{name}": value for name, value in infinity.items()}
     assert meant_by({}, **infinity) == (["x=a/b", "y=c/d"], {"port": ["7997"], "max_batch_size": ["8"]})
-    assert {*TEI_VARIABLES, *INFINITY_VARIABLES} <= {
-        *OTHER_FLAGS,
-        *declared_settings(TEXTS),
-        "model_id",
-        "revision",
-        "served_model_name",
-    }
+    known = {*OTHER_FLAGS, *declared_settings(TEXTS), "model_id", "revision", "served_model_name"}
+    assert {*TEI_VARIABLES, *INFINITY_VARIABLES} <= known
 
 
 @subcases(("given", "environment", "message"), [
@@ -324,29 +278,17 @@ def test_the_command_line_and_the_variables_of_weir_go_before_them() -> None:
     assert meant_by({}, PORT="80", MAX_BATCH_TOKENS="64") == ([], {})
 
 
-def test_the_command_of_tei_serves(tmp_path: Any) -> None:
-    import httpx
-
+def test_the_command_of_tei_serves(tmp_path: Path) -> None:
     model = tiny.sentence_model(tmp_path / "bge-large-en-v1.5")
-    flags = (
-        "--model-id",
-        model,
-        "--max-batch-tokens",
-        4096,
-        "--max-client-batch-size",
-        2,
-        "--auto-truncate",
-        "--disable-spans",
-        "--served-model-name",
-        "team/bge",
-    )
+    limits = "--max-batch-tokens", 4096, "--max-client-batch-size", 2, "--auto-truncate", "--disable-spans"
+    flags = "--model-id", model, *limits, "--served-model-name", "team/bge"
     environment = {"WEIR_CACHE": str(tmp_path / "cache"), "WEIR_EXECUTOR": "thread"}
     with Served(*flags, command="embed serve", env=environment) as served:
         served.until_listening().until_logged(r"\bready\b.*models=")
-        info = httpx.get(f"{served.url}/info").json()
-        stated = info["served_model_name"], info["max_client_batch_size"], info["max_batch_tokens"]
-        assert stated == ("team/bge", 2, 4096)
-        named = httpx.post(f"{served.url}/v1/embeddings", json={"input": "a", "model": "team/bge"})
-        assert named.json()["model"] == "team/bge"
-        refused = httpx.post(f"{served.url}/embed", json={"inputs": ["a", "b", "c"]})
-        assert (refused.status_code, refused.json()["error_type"]) == (413, "Validation")
+        with httpx.Client(base_url=served.url) as http:
+            info = http.get("/info").json()
+            stated = info["served_model_name"], info["max_client_batch_size"], info["max_batch_tokens"]
+            assert stated == ("team/bge", 2, 4096)
+            assert http.post("/v1/embeddings", json={"input": "a", "model": "team/bge"}).json()["model"] == "team/bge"
+            refused = http.post("/embed", json={"inputs": ["a", "b", "c"]})
+            assert (refused.status_code, refused.json()["error_type"]) == (413, "Validation")

@@ -3,12 +3,13 @@
 from typing import Any
 
 import pytest
+from tests.rings import subcases
 
 from weir.errors import SettingsError
 from weir.text_server import CallerSettings, ComputingSettings, TextSettings
 
 
-@pytest.mark.parametrize(("kind", "said", "rule"), [
+@subcases(("kind", "said", "rule"), [
     (TextSettings, {"pooling": "median"}, "pooling='median': must be one of none, max, mean"),
     (TextSettings, {"layers": [-1, -1]}, r"layers=\[-1, -1\]: must be counted from the end"),
     (TextSettings, {"layers": [1]}, r"layers=\[1\]: must be counted from the end"),

@@ -2,24 +2,19 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from tests.hosted import Square
-from tests.rings import spread
+from tests.rings import spread, subcases
 from tests.text_models import tiny
 
 import weir.embedding
 from weir.errors import SettingsError
-from weir.serving.service import Service
-from weir.testing import FakeExecutor
-from weir.text_server import ComputingSettings, TextSettings, text_model
+from weir.text_server import ComputingSettings, TextSettings
 from weir.text_server.text_model import TextModelSpec, with_shares
 from weir.workers.cpus import cpu_count
-from weir.workers.executor import READY
 
 
 def spec(**settings: Any) -> TextModelSpec:
@@ -27,7 +22,7 @@ def spec(**settings: Any) -> TextModelSpec:
     return TextModelSpec("small", Path("small"), TextSettings(), computing, settings)
 
 
-@pytest.mark.parametrize(("stated", "cpus", "expected"), [
+@subcases(("stated", "cpus", "expected"), [
     ([{}], 8, [(8, 1, 0)]),
     ([{}, {}], 8, [(8, 1, 1), (8, 1, 1)]),
     ([{}, {"spin": 0.0}, {"spin": 0.0}], 8, [(4, 1, 0), (4, 1, 1), (4, 1, 1)]),
@@ -49,18 +44,9 @@ def test_models_share_the_cpus(
     assert len(pools) == len({group for group, _ in pools}) == len({pool for _, pool in pools})
 
 
-@pytest.mark.parametrize(("stated", "cpus", "expected"), [
-    ({}, 1, 1),
-    ({}, 2, 2),
-    ({}, 64, 64),
-    ({"workers": 2}, 2, 2),
-    ({"workers": 1}, 8, 8),
-    ({"workers": 2}, 16, 16),
-    ({"threads": 1}, 2, 1),
-    ({"threads": 2}, 8, 2),
-    ({"cpu_affinity": [[0], [1]]}, 2, 1),
-    ({"executor": "thread"}, 8, 8),
-    ({"device_group": "a"}, 8, 1),
+@subcases(("stated", "cpus", "expected"), [
+    ({}, 1, 1), ({}, 2, 2), ({}, 64, 64), ({"workers": 2}, 2, 2), ({"workers": 1}, 8, 8), ({"workers": 2}, 16, 16), ({"threads": 1}, 2, 1),
+    ({"threads": 2}, 8, 2), ({"cpu_affinity": [[0], [1]]}, 2, 1), ({"executor": "thread"}, 8, 8), ({"device_group": "a"}, 8, 1),
 ])  # fmt: skip
 def test_a_batch_alone_has_the_threads_of_all_workers_unless_their_number_is_stated(
     stated: dict[str, Any], cpus: int, expected: int, monkeypatch: pytest.MonkeyPatch
@@ -144,36 +130,3 @@ def test_two_models_of_a_server_take_turns_on_a_device(tmp_path: Path, order: st
         assert first_pids == second_pids if "threads" not in own else not first_pids & second_pids
         assert (device["group"], device["order"]) == ("cpu", order)
         assert sum(device["turns"].values()) > 0
-
-
-def test_the_memory_of_workers_is_not_measured_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = list[int]()
-
-    def memory_of(pid: int) -> int:
-        measured.append(pid)
-        return pid
-
-    monkeypatch.setattr(text_model, "memory_of", memory_of)
-    executor = FakeExecutor()
-    service = Service(Square, executor=executor)
-    use = text_model._Use(service, 1)
-    pids = [7]
-    monkeypatch.setattr(
-        executor, "states", lambda: [SimpleNamespace(index=0, state=READY, reason="", pid=pid) for pid in pids]
-    )
-    assert [use().memory_bytes for _ in range(3)] == [[7]] * 3
-    pids.append(8)
-    assert [use().memory_bytes for _ in range(3)] == [[7, 8]] * 3
-    assert measured == [7, 7, 8]
-
-
-def test_a_measurement_holds_whether_or_not_idle_workers_lend_their_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("weir.text_server.text_model.cpu_count", lambda: 2)
-    directory = tiny.sentence_model(tmp_path / "bert")
-    chosen, stated, other = (
-        text_model.ServedTextModel(spec(**settings)._replace(directory=directory))
-        for settings in ({}, {"workers": 2, "threads": 1}, {"threads": 2})
-    )
-    assert chosen._identity() == stated._identity() != other._identity()

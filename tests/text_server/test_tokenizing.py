@@ -2,17 +2,19 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.rings import subcases
 from tests.text_server.text_models import Words
 
 from weir.errors import Draining, InvalidRequest, ModelError
-from weir.text_models.texts import Text, Tokenized, TokenizeOptions
+from weir.text_models.texts import Text, Tokenized
 from weir.text_server.tokenizing import (
     AT_ONCE_CHARACTERS,
     CHUNK,
@@ -43,6 +45,16 @@ def read(
 
     readers.add(TokenizeRequest(texts, LengthRule(max_length, True), done), characters if urgent else inf)
     return future
+
+
+@contextmanager
+def reading(words: Words, threads: int, *more: Any) -> Iterator[TokenizerThreads]:
+    readers = TokenizerThreads(words, threads, *more)
+    readers.start()
+    try:
+        yield readers
+    finally:
+        readers.close()
 
 
 async def wait_for(words: Words) -> None:
@@ -76,17 +88,15 @@ async def test_what_comes_while_a_thread_is_busy_goes_together() -> None:
 
 async def test_what_is_urgent_does_not_wait_for_what_is_not() -> None:
     words = Words()
-    readers = TokenizerThreads(words, 2)
-    readers.start()
-    words.gate.clear()
-    bulk = [read(readers, ["x"] * CHUNK, urgent=False) for _ in range(9)]
-    await wait_for(words)
-    urgent = read(readers, ["now"])
-    await wait_for(words)  # another thread has it already
-    assert words.rounds == []
-    words.gate.set()
-    await asyncio.gather(urgent, *bulk)
-    readers.close()
+    with reading(words, 2) as readers:
+        words.gate.clear()
+        bulk = [read(readers, ["x"] * CHUNK, urgent=False) for _ in range(9)]
+        await wait_for(words)
+        urgent = read(readers, ["now"])
+        await wait_for(words)  # another thread has it already
+        assert words.rounds == []
+        words.gate.set()
+        await asyncio.gather(urgent, *bulk)
 
 
 class Where(Words):
@@ -96,12 +106,9 @@ class Where(Words):
         super().__init__()
         self.threads: list[str] = []
 
-    def encode(
-        self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
-    ) -> list[Tokenized | InvalidRequest]:
-        """Read texts."""
+    def encode(self, texts: Sequence[Text], **options: Any) -> list[Tokenized | InvalidRequest]:
         self.threads.append(threading.current_thread().name)
-        return super().encode(texts, max_length=max_length, truncate=truncate, tokenize_options=tokenize_options)
+        return super().encode(texts, **options)
 
 
 async def test_the_loop_reads_what_is_brief_for_a_small_share_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,16 +121,14 @@ async def test_the_loop_reads_what_is_brief_for_a_small_share_of_its_time(monkey
         return now
 
     monkeypatch.setattr("weir.text_server.tokenizing.time", SimpleNamespace(monotonic=monotonic))
-    readers = TokenizerThreads(words, 2)
-    readers.start()
-    own = threading.current_thread().name
-    for _ in range(30):
-        await read(readers, ["a"], characters=INLINE_CHARACTERS)
-    assert words.threads[0] == own
-    assert 1 < words.threads.count(own) < 6
-    await read(readers, ["a"], characters=INLINE_CHARACTERS + 1)
-    assert words.threads[-1] == "weir-read-0"
-    readers.close()
+    with reading(words, 2) as readers:
+        own = threading.current_thread().name
+        for _ in range(30):
+            await read(readers, ["a"], characters=INLINE_CHARACTERS)
+        assert words.threads[0] == own
+        assert 1 < words.threads.count(own) < 6
+        await read(readers, ["a"], characters=INLINE_CHARACTERS + 1)
+        assert words.threads[-1] == "weir-read-0"
 
 
 class Held(Words):
@@ -134,14 +139,11 @@ class Held(Words):
         self.gates = {name: threading.Event() for name in names}
         self.reads = {name: threading.Event() for name in names}
 
-    def encode(
-        self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
-    ) -> list[Tokenized | InvalidRequest]:
-        """Read texts."""
+    def encode(self, texts: Sequence[Text], **options: Any) -> list[Tokenized | InvalidRequest]:
         if texts[0] in self.gates:
             self.reads[str(texts[0])].set()
             self.gates[str(texts[0])].wait()
-        return super().encode(texts, max_length=max_length, truncate=truncate, tokenize_options=tokenize_options)
+        return super().encode(texts, **options)
 
 
 class Quick(Words):
@@ -155,87 +157,68 @@ class Quick(Words):
 
 async def test_texts_of_known_words_are_tokenized_before_add_returns() -> None:
     rounds_seen: list[int] = []
-    readers = TokenizerThreads(Quick(), 1, lambda began, ended, texts: rounds_seen.append(texts))
-    readers.start()
-    found = [read(readers, ["a", "b c"], characters=AT_ONCE_CHARACTERS) for _ in range(3)]
+    with reading(Quick(), 1, lambda began, ended, texts: rounds_seen.append(texts)) as readers:
+        found = [read(readers, ["a", "b c"], characters=AT_ONCE_CHARACTERS) for _ in range(3)]
 
-    assert [len(each.result()) for each in found] == [2, 2, 2]
-    assert rounds_seen == [2, 2, 2]
-    slow, many = read(readers, ["slow"]), read(readers, ["a"], characters=AT_ONCE_CHARACTERS + 1)
-    fault = read(readers, ["fault"], characters=1)
-    assert not (slow.done() or many.done() or fault.done())
-    assert [len(await each) for each in (slow, many, fault)] == [1, 1, 1]
-    readers.close()
+        assert [len(each.result()) for each in found] == [2, 2, 2]
+        assert rounds_seen == [2, 2, 2]
+        slow, many = read(readers, ["slow"]), read(readers, ["a"], characters=AT_ONCE_CHARACTERS + 1)
+        fault = read(readers, ["fault"], characters=1)
+        assert not (slow.done() or many.done() or fault.done())
+        assert [len(await each) for each in (slow, many, fault)] == [1, 1, 1]
 
 
 async def test_what_is_not_urgent_is_read_by_the_thread_that_was_woken_for_it_and_did_the_urgent_first() -> None:
     words = Held("first", "second")
-    readers = TokenizerThreads(words, 2)
-    readers.start()
-    first = read(readers, ["first"])
-    await asyncio.to_thread(words.reads["first"].wait)
-    second = read(readers, ["second"], urgent=False)
-    await asyncio.to_thread(words.reads["second"].wait)
-    urgent, bulk = read(readers, ["now"]), read(readers, ["later"], urgent=False)
-    words.gates["second"].set()  # the thread of the first does not come back
-    await asyncio.wait_for(asyncio.gather(second, urgent, bulk), 60)
-    words.gates["first"].set()
-    await first
-    readers.close()
-
-
-async def test_one_thread_does_all() -> None:
-    readers = TokenizerThreads(Words(), 1)
-    readers.start()
-    results = await asyncio.gather(read(readers, ["a b"]), read(readers, ["c"], urgent=False))
-    assert [len(each[0].ids) for each in results] == [8, 4]
-    readers.close()
+    with reading(words, 2) as readers:
+        first = read(readers, ["first"])
+        await asyncio.to_thread(words.reads["first"].wait)
+        second = read(readers, ["second"], urgent=False)
+        await asyncio.to_thread(words.reads["second"].wait)
+        urgent, bulk = read(readers, ["now"]), read(readers, ["later"], urgent=False)
+        words.gates["second"].set()  # the thread of the first does not come back
+        await asyncio.wait_for(asyncio.gather(second, urgent, bulk), 60)
+        words.gates["first"].set()
+        await first
 
 
 class Panic(BaseException):
     """What Rust's panics are: no Exception."""
 
 
-@pytest.mark.parametrize("kind", [ValueError, Panic])
+@subcases("kind", [ValueError, Panic])
 async def test_a_tokenizer_that_raises_harms_nobody_else(kind: type[BaseException]) -> None:
     words = Words()
-    readers = TokenizerThreads(words, 2)
-    readers.start()
-    words.fault = kind("no")
-    for urgent in (True, False):
-        (error,) = await asyncio.wait_for(read(readers, ["a"], urgent=urgent), 60)
-        assert isinstance(error, ModelError)
-        assert f"{kind.__name__}('no')" in error.message
-    words.fault = None
-    assert len(await read(readers, ["a"])) == 1
-    readers.close()
+    with reading(words, 2) as readers:
+        words.fault = kind("no")
+        for urgent in (True, False):
+            (error,) = await asyncio.wait_for(read(readers, ["a"], urgent=urgent), 60)
+            assert isinstance(error, ModelError)
+            assert f"{kind.__name__}('no')" in error.message
+        words.fault = None
+        assert len(await read(readers, ["a"])) == 1
 
 
 async def test_only_who_asks_for_what_cannot_be_read_hears_of_it() -> None:
     class Choosy(Words):
         """Raises at one text."""
 
-        def encode(
-            self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
-        ) -> list[Tokenized | InvalidRequest]:
-            """Read texts."""
-            found = super().encode(texts, max_length=max_length, truncate=truncate, tokenize_options=tokenize_options)
+        def encode(self, texts: Sequence[Text], **options: Any) -> list[Tokenized | InvalidRequest]:
+            found = super().encode(texts, **options)
             if "worst" in texts:
                 raise Panic("worst")
             return found
 
     words = Choosy()
-    readers = TokenizerThreads(words, 1)
-    readers.start()
-    words.gate.clear()
-    first = read(readers, ["a"])
-    await wait_for(words)
-    together = [read(readers, ["b", text]) for text in ("c", "worst", "d")]
-    words.gate.set()
-    await first
-    failed = [[type(each) for each in results] for results in await asyncio.gather(*together)]
-    assert failed == [[Tokenized, Tokenized], [ModelError, ModelError], [Tokenized, Tokenized]]
-    readers.close()
+    with reading(words, 1) as readers:
+        words.gate.clear()
+        first = read(readers, ["a"])
+        await wait_for(words)
+        together = [read(readers, ["b", text]) for text in ("c", "worst", "d")]
+        words.gate.set()
+        await first
+        failed = [[type(each) for each in results] for results in await asyncio.gather(*together)]
+        assert failed == [[Tokenized, Tokenized], [ModelError, ModelError], [Tokenized, Tokenized]]
 
 
 async def test_what_is_unread_at_the_end_hears_of_it() -> None:
@@ -263,16 +246,14 @@ async def test_what_is_unread_at_the_end_hears_of_it() -> None:
 @pytest.mark.parametrize("threads", [1, 2, 3])
 async def test_whatever_comes_in_whatever_order_is_read(threads: int) -> None:
     chance = Random(threads)
-    readers = TokenizerThreads(Words(), threads)
-    readers.start()
-    for _ in range(60):
-        asked = []
-        for number in range(chance.randrange(1, 40)):
-            asked.append(read(readers, [f"{number}"] * chance.randrange(1, 80), urgent=chance.random() < 0.5))
-            if chance.random() < 0.2:
-                await asyncio.sleep(chance.random() * 1e-3)
-        await asyncio.wait_for(asyncio.gather(*asked), 60)
-    readers.close()
+    with reading(Words(), threads) as readers:
+        for _ in range(60):
+            asked = []
+            for number in range(chance.randrange(1, 40)):
+                asked.append(read(readers, [f"{number}"] * chance.randrange(1, 80), urgent=chance.random() < 0.5))
+                if chance.random() < 0.2:
+                    await asyncio.sleep(chance.random() * 1e-3)
+            await asyncio.wait_for(asyncio.gather(*asked), 60)
     assert not readers._urgent and not readers._bulk
 
 

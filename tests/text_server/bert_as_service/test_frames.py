@@ -28,9 +28,16 @@ from weir.text_server.bert_as_service.frames import (
 STOCK = [b"me", b'["a", "b"]', b"12", b"2"]
 
 
+def asking(payload: bytes = b"", size: int = 1) -> ZeroMqRequest:
+    return ZeroMqRequest(b"me", payload, b"7", size)
+
+
+def read(payload: bytes, size: int) -> list[Text]:
+    return frames.read_texts(asking(payload, size))
+
+
 def test_a_stock_request_has_four_frames() -> None:
-    ask = frames.read_request(STOCK)
-    assert ask == ZeroMqRequest(b"me", b'["a", "b"]', b"12", 2)
+    assert frames.read_request(STOCK) == ZeroMqRequest(b"me", b'["a", "b"]', b"12", 2)
 
 
 @subcases(
@@ -53,41 +60,38 @@ def test_what_is_no_request_is_refused(sent: list[bytes], text: str) -> None:
 
 def test_texts_are_pairs_words_or_token_ids() -> None:
     payload = b'["a ||| b ||| c", ["x", "|||", "y"], "plain"]'
-    assert frames.read_texts(ZeroMqRequest(b"me", payload, b"1", 3)) == [("a ||| b", "c"), ["x", "|||", "y"], "plain"]
+    assert read(payload, 3) == [("a ||| b", "c"), ["x", "|||", "y"], "plain"]
     payload = b'["a ||| b", [1, 2], []]'
-    assert frames.read_texts(ZeroMqRequest(b"me", payload, b"1", 3)) == [("a", "b"), [1, 2], []]
+    assert read(payload, 3) == [("a", "b"), [1, 2], []]
 
 
-@subcases(
-    ("payload", "size", "text"),
-    [
-        (b'["a"]', 2, "count: 2, but there are 1"),
-        (b"[]", 0, "must not be empty"),
-        (b'"a"', 1, "must be a JSON list"),
-        (b"[1]", 1, "must be a JSON list"),
-        (b'[{"text": "a", "second": "b"}]', 1, "must be a JSON list"),
-        (b'[["a", 1]]', 1, r"texts\[0\]: must be all words"),
-        (b"[" * 5000, 1, "must be a JSON list"),
-        (b'{"\\ud800": 1}', 1, "must be a JSON list"),
-        (b'["\\ud800"', 1, "must be a JSON list"),
-        (b'["\\ud800", 1]', 2, "must be a JSON list"),
-    ],
-)
-def test_what_are_no_texts_is_refused(payload: bytes, size: int, text: str) -> None:
-    with pytest.raises(InvalidRequest, match=text):
-        frames.read_texts(ZeroMqRequest(b"me", payload, b"1", size))
-
-
-def stock(payload: bytes, size: int) -> list[Text]:
-    return frames.read_texts(ZeroMqRequest(b"me", payload, b"1", size))
+def test_what_are_no_texts_is_refused() -> None:
+    none = (
+        b'"a"',
+        b"[1]",
+        b'[{"text": "a", "second": "b"}]',
+        b"[" * 5000,
+        b'{"\\ud800": 1}',
+        b'["\\ud800"',
+        b'["\\ud800", 1]',
+    )
+    for rule, payloads in {
+        "count: 2, but there are 1": [b'["a"]'],
+        "must not be empty": [b"[]"],
+        "must be a JSON list": none,
+        r"texts\[0\]: must be all words": [b'[["a", 1]]'],
+    }.items():
+        for payload in payloads:
+            with pytest.raises(InvalidRequest, match=rule):
+                read(payload, {b'["a"]': 2, b"[]": 0}.get(payload, 1))
 
 
 def test_what_is_no_character_is_left_out_of_a_stock_text() -> None:
     payload = rb'["a\u0000b", "\u0000", "c\ud800d", "\udc00", "e\ud83d\ude00", "f \u0000||| g", ""]'
-    assert stock(payload, 7) == ["ab", " ", "cd", " ", "e\U0001f600", ("f", "g"), ""]
+    assert read(payload, 7) == ["ab", " ", "cd", " ", "e\U0001f600", ("f", "g"), ""]
     words = rb'[["a\u0000", "b"], ["\ud800", "b"], ["c"]]'
-    assert stock(words, 3) == [["�", "b"], ["�", "b"], ["c"]]
-    assert stock(rb'["a", "\u0000"]', 2) == ["a", " "]
+    assert read(words, 3) == [["�", "b"], ["�", "b"], ["c"]]
+    assert read(rb'["a", "\u0000"]', 2) == ["a", " "]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +108,7 @@ def test_many_texts_are_read_in_pieces(texts: list[Text], ascii_only: bool) -> N
     texts = texts * max(1, 40_000 // len(texts)) if len(texts) != 7 else texts
     payload = json.dumps(texts, ensure_ascii=ascii_only).encode()
     pieces = list(frames._pieces(payload))
-    assert frames.read_texts(ZeroMqRequest(b"me", payload, b"1", len(texts))) == texts
+    assert read(payload, len(texts)) == texts
     assert max(map(len, pieces)) < 1_100_000 or max(map(len, texts)) > 1_000_000
     assert len(pieces) >= len(payload) // 4_500_000
 
@@ -117,26 +121,27 @@ def test_a_large_list_that_is_broken_is_refused() -> None:
         b"[" + item * 30_000 + b'{"x": 1}]', b'["' + b"x" * 3_000_000, b"[" + b"]" * 3_000_000, b'x["a"]' * 500_000,
     ):  # fmt: skip
         with pytest.raises(InvalidRequest, match="must be a JSON list of texts"):
-            stock(payload, 1)
+            read(payload, 1)
 
 
 def test_commas_with_nothing_between_them_are_refused_wherever_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "_PIECE", 8)
-    for payload in (
+    between = (
         b'["abc",, "d", "e"]',
         b'["abcd", ,"e"]',
         b'["abcde",]',
         b'["abc", "d" , ]',
         b'[,"abcdefg"]',
         b'["abc",\n,\n"d"]',
-    ):
+    )
+    for payload in between:
         with pytest.raises(InvalidRequest, match="must be a JSON list of texts"):
-            stock(payload, len(payload.split(b'"')) // 2)
-    assert stock(b'[ "abc" ,\n"d" , "efghijklm",["n"] ]', 4) == ["abc", "d", "efghijklm", ["n"]]
+            read(payload, len(payload.split(b'"')) // 2)
+    assert read(b'[ "abc" ,\n"d" , "efghijklm",["n"] ]', 4) == ["abc", "d", "efghijklm", ["n"]]
 
 
 def test_a_refusal_is_no_array_for_a_stock_client() -> None:
-    ask = ZeroMqRequest(b"me", b"", b"7", 1)
+    ask = asking(b"", 1)
     error = TooLarge("texts: 9, at most 8 (max_texts)" + "x" * 600)
     topic, said, body, number = frames.write_refusal(ask, frames.refusal_of(error, 413))
     assert (topic, body, number) == (b"me", b"", b"7")
@@ -147,7 +152,7 @@ def test_a_refusal_is_no_array_for_a_stock_client() -> None:
 
 def test_vectors_go_as_bytes() -> None:
     vectors = numpy.arange(6, dtype="float32").reshape(3, 2)[:, ::-1]
-    ask = ZeroMqRequest(b"me", b"", b"7", 3)
+    ask = asking(b"", 3)
     assert [bytes(each) for each in frames.write_vectors(ask, vectors, None)] == [
         b"me", b'{"dtype":"float32","shape":[3,2],"tokens":""}', numpy.ascontiguousarray(vectors).tobytes(), b"7",
     ]  # fmt: skip
@@ -157,7 +162,7 @@ def test_vectors_go_as_bytes() -> None:
 
 
 def test_facts_and_errors_go_as_json() -> None:
-    assert frames.write_facts(ZeroMqRequest(b"me", b"", b"7", 0), {"a": 1}) == [b"me", b'{"a":1}', b"7"]
+    assert frames.write_facts(asking(b"", 0), {"a": 1}) == [b"me", b'{"a":1}', b"7"]
     failed = frames.refusal_of(Overloaded("full", retry_after=2.0), 429)
     assert failed == RefusedRequest("Overloaded", "full", 429, 2.0)
 
@@ -169,18 +174,16 @@ def pull(**limits: int) -> ZmtpParser:
     return ZmtpParser("PULL", **{"max_message": 1000, "max_frames": 3, **limits})
 
 
-def events(parser: ZmtpParser, data: bytes) -> list[Event]:
-    return list(parser.feed(data))
+def events(parser: ZmtpParser, data: bytes, step: int = 1 << 30) -> list[Event]:
+    return [event for start in range(0, len(data), step) for event in parser.feed(data[start : start + step])]
 
 
 def test_a_message_comes_whole_however_it_is_cut() -> None:
     frames = [b"me", b"", b"x" * 300]
     stream = BEGIN + b"".join(pack(frames)) + frame(b"next")
     for size in (1, 7, 64, len(stream)):
-        parser, found = pull(), list[Event]()
-        for start in range(0, len(stream), size):
-            found += parser.feed(stream[start : start + size])
-        assert found == [Received(frames), Received([b"next"])]
+        parser = pull()
+        assert events(parser, stream, size) == [Received(frames), Received([b"next"])]
         assert parser.ready
         assert parser.held == 0
 
@@ -205,40 +208,29 @@ def test_a_ping_is_answered_and_other_commands_mean_nothing() -> None:
     assert events(pull(), BEGIN + said) == [ZmtpReply(frame(b"\x04PONGabc", COMMAND))]
 
 
-@subcases(
-    "greeting",
-    [
-        b"G",
-        b"\xff" + bytes(8) + b"\x00",
-        GREETING[:10] + b"\x01",
-        GREETING[:12] + b"PLAIN".ljust(20, b"\0"),
-        b"\x01\x00",
-    ],
-)
-def test_what_cannot_become_a_greeting_is_refused_at_once(greeting: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="greeting"):
-        events(pull(), greeting)
+def test_what_cannot_become_a_greeting_is_refused_at_once() -> None:
+    old = GREETING[:10] + b"\x01", b"\x01\x00", GREETING[:12] + b"PLAIN".ljust(20, b"\0")
+    for greeting in (b"G", b"\xff" + bytes(8) + b"\x00", *old):
+        with pytest.raises(InvalidRequest, match="greeting"):
+            events(pull(), greeting)
 
 
-@subcases(
-    ("said", "text"),
-    [
-        (frame(b"early"), "before the handshake"),
-        (frame(b"\x05HELLO", COMMAND), "instead of READY"),
-        (ready("REQ"), "a socket of type b'REQ', must be PUSH"),
-        (frame(b"\x05READY", COMMAND), "a socket of type b''"),
-        (frame(b"\x05READY\x0bSocket-Type\x00\x00\x01\x00PUSH", COMMAND), "does not end"),
-        (frame(b"\x05READY\xffS", COMMAND), "does not end"),
-        (frame(b"", COMMAND), "without a name"),
-        (frame(b"\x08x", COMMAND), "without a name"),
-        (b"\x08\x00", "flags 0x08"),
-        (b"\x05\x00", "flags 0x05"),
-        (b"\x06" + struct.pack(">Q", 513), "a command of 513 bytes"),
-    ],
-)
-def test_a_wrong_handshake_is_refused(said: bytes, text: str) -> None:
-    with pytest.raises(WeirError, match=text):
-        events(pull(), GREETING + said)
+def test_a_wrong_handshake_is_refused() -> None:
+    endless = frame(b"\x05READY\x0bSocket-Type\x00\x00\x01\x00PUSH", COMMAND), frame(b"\x05READY\xffS", COMMAND)
+    for text, wrong in {
+        "before the handshake": [frame(b"early")],
+        "instead of READY": [frame(b"\x05HELLO", COMMAND)],
+        "a socket of type b'REQ', must be PUSH": [ready("REQ")],
+        "a socket of type b''": [frame(b"\x05READY", COMMAND)],
+        "does not end": endless,
+        "without a name": [frame(b"", COMMAND), frame(b"\x08x", COMMAND)],
+        "flags 0x08": [b"\x08\x00"],
+        "flags 0x05": [b"\x05\x00"],
+        "a command of 513 bytes": [b"\x06" + struct.pack(">Q", 513)],
+    }.items():
+        for said in wrong:
+            with pytest.raises(WeirError, match=text):
+                events(pull(), GREETING + said)
 
 
 def test_a_first_frame_that_is_too_large_is_refused_by_its_head() -> None:
@@ -268,11 +260,8 @@ def test_the_numbers_of_a_message_that_is_just_full_are_kept() -> None:
 def test_a_large_frame_is_not_copied(step: int) -> None:
     bodies = [b"x" * 200_000, b"y" * 65_536, b"z" * 65_535]
     stream = BEGIN + b"".join(pack([b"me", *bodies, b"7"])) + frame(b"next")
-    parser, found = pull(max_message=1 << 20, max_frames=5), list[Event]()
-    for start in range(0, len(stream), step):
-        found += parser.feed(stream[start : start + step])
-    assert found == [Received([b"me", *bodies, b"7"]), Received([b"next"])]
-    first = found[0]
+    first, second = events(pull(max_message=1 << 20, max_frames=5), stream, step)
+    assert (first, second) == (Received([b"me", *bodies, b"7"]), Received([b"next"]))
     assert isinstance(first, Received)
     assert [type(each) for each in first.frames[1:3]] == ([bytes] * 2 if step == 1 << 20 else [bytearray] * 2)
 

@@ -1,7 +1,6 @@
 """The frontend of bert-as-service over HTTP: JSON, msgpack and forms. The status has the fields of bert-as-service's, of their types: its clients and dashboards
 look for them."""
 
-import asyncio
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,8 +14,7 @@ from tests.described import answer_faults, body_faults
 from tests.rings import subcases
 from tests.text_models import tiny
 from tests.text_server.hashing import HashingEncoder, vector_of, words_of
-from tests.text_server.served_texts import Standing, described, served
-from tests.text_server.served_texts import post as post_to
+from tests.text_server.served_texts import Standing, described, post, served
 
 import weir.embedding
 from weir.errors import Overloaded
@@ -30,70 +28,51 @@ DESCRIBED = described()
 FORM = "application/x-www-form-urlencoded"
 
 
-def post(encoder: HashingEncoder, **sent: Any) -> httpx.Response:
-    return post_to("/encode", None, encoder, **sent)
-
-
-@pytest.mark.parametrize("identity", [123, "abc", None])
-def test_json_is_answered_with_id_result_and_status(identity: Any) -> None:
-    answer = post(HashingEncoder(), json={"id": identity, "texts": TEXTS, "is_tokenized": False})
+@subcases("identity", [123, "abc", None])
+def test_json_is_answered_with_id_result_and_status(identity: Any, plain: Standing) -> None:
+    answer = plain.post("/encode", {"id": identity, "texts": TEXTS, "is_tokenized": False})
     assert answer.json() == {"id": identity, "result": EXPECTED, "status": 200}
+    wrong = plain.post("/encode", {"id": identity, "texts": [3]}).json()
+    assert wrong.get("id") == identity
 
 
-def test_a_form_has_each_text_once() -> None:
-    answer = post(HashingEncoder(), data={"id": "7", "texts": TEXTS})
+def test_forms(plain: Standing) -> None:
+    answer = plain.post("/encode", data={"id": "7", "texts": TEXTS})  # each text once
     assert answer.json() == {"id": "7", "result": EXPECTED, "status": 200}
+    words = plain.post("/encode", data={"id": "7", "texts": TEXTS, "is_tokenized": "true"})
+    assert words.json()["result"] == EXPECTED
+    assert plain.encoder.heard[-1].texts == [text.split() for text in TEXTS]
+    assert plain.post("/encode", data={"id": "5", "texts": ""}).json()["id"] == "5"
+    of_curl = {"content": b'{"id": 1, "texts": ["first do it"]}', "headers": {"content-type": FORM}}
+    assert plain.post("/encode", **of_curl).json()["result"] == EXPECTED[:1]
 
 
-def test_a_form_of_words_has_spaces_between_them() -> None:
-    encoder = HashingEncoder()
-    assert post(encoder, data={"id": "7", "texts": TEXTS, "is_tokenized": "true"}).json()["result"] == EXPECTED
-    assert encoder.heard[0].texts == [text.split() for text in TEXTS]
-
-
-def test_what_curl_sends_is_json() -> None:
-    answer = post(HashingEncoder(), content=b'{"id": 1, "texts": ["first do it"]}', headers={"content-type": FORM})
-    assert answer.json()["result"] == EXPECTED[:1]
-
-
-@pytest.mark.parametrize(("said", "texts"), [
-    ({"texts": [["do", "it"], ["now"]], "is_tokenized": True}, [["do", "it"], ["now"]]),
-    ({"texts": [["do", "it"]]}, [["do", "it"]]),  # the server sees by itself that they are words
-    ({"texts": [[101, 7, 102]]}, [[101, 7, 102]]),
-    ({"texts": [["do it", "now"]], "pairs": True}, [("do it", "now")]),
+@subcases(("said", "texts", "options"), [
+    ({"texts": [["do", "it"], ["now"]], "is_tokenized": True}, [["do", "it"], ["now"]], {"whole_words": True}),
+    ({"texts": [["do", "it"]]}, [["do", "it"]], {}),  # the server sees by itself that they are words
+    ({"texts": [[101, 7, 102]]}, [[101, 7, 102]], {}),
+    ({"texts": [["do it", "now"]], "pairs": True}, [("do it", "now")], {}),
+    ({"texts": [["do", "it"]], "is_tokenized": True, "prompt": "query"}, [["do", "it"]], {"whole_words": True, "prompt": "query"}),
 ])  # fmt: skip
-def test_texts_may_be_words_token_ids_or_pairs(said: Any, texts: Any) -> None:
-    encoder = HashingEncoder()
-    answer = post(encoder, json={"id": 1, **said})
-    assert encoder.heard[0].texts == texts
+def test_texts_may_be_words_token_ids_or_pairs(said: Any, texts: Any, options: Any, plain: Standing) -> None:
+    answer = plain.post("/encode", {"id": 1, **said})
+    assert (plain.encoder.heard[-1].texts, plain.encoder.heard[-1].query.options) == (texts, TextOptions(**options))
     assert answer.json()["result"] == [vector_of(" ".join(words_of(text))).tolist() for text in texts]
 
 
-def test_how_texts_are_read_may_be_chosen() -> None:
-    encoder = HashingEncoder()
-    post(encoder, json={"id": 1, "texts": [["do", "it"]], "is_tokenized": True, "prompt": "query"})
-    post(encoder, json={"id": 1, "texts": [["do", "it"]]})
-    options = [heard.query.options for heard in encoder.heard]
-    assert options == [TextOptions(whole_words=True, prompt="query"), TextOptions()]
-
-
-def test_msgpack_carries_the_bytes_of_the_array() -> None:
+def test_msgpack_carries_the_bytes_of_the_array(plain: Standing) -> None:
     body = msgspec.msgpack.encode({"id": 1, "texts": TEXTS, "dimensions": 4, "show_tokens": True})
     headers = {"content-type": "application/msgpack", "accept": "application/msgpack"}
-    answer = post(HashingEncoder(), content=body, headers=headers)
-    said = msgspec.msgpack.decode(answer.content)
+    said = msgspec.msgpack.decode(plain.post("/encode", content=body, headers=headers).content)
     assert (said["id"], said["status"], said["shape"]) == (1, 200, [2, 4])
     assert said["tokens"] == [text.split() for text in TEXTS]
     np.testing.assert_array_equal(np.frombuffer(said["result"], "<f4").reshape(2, 4), np.array(EXPECTED)[:, :4])
 
 
-def test_each_token_may_have_its_vector() -> None:
-    answer = post(HashingEncoder(per_token=True), json={"id": 1, "texts": TEXTS})
+def test_each_token_may_have_its_vector_and_a_text_that_was_cut_is_named(plain: Standing) -> None:
+    answer = post("/encode", {"id": 1, "texts": TEXTS}, HashingEncoder(per_token=True))
     assert np.array(answer.json()["result"]).shape == (2, 4, 8)
-
-
-def test_a_text_that_was_cut_is_named() -> None:
-    answer = post(HashingEncoder(), json={"id": 1, "texts": ["short", "one two three four five six seven"]})
+    answer = plain.post("/encode", {"id": 1, "texts": ["short", "one two three four five six seven"]})
     assert answer.json()["truncated"] == [1] and answer.headers["x-weir-truncated"] == "1"
 
 
@@ -148,6 +127,7 @@ async def test_answers_are_as_described(body: Any) -> None:
 
 @subcases(("sent", "status", "rule"), [
     ({"content": b"\xff", "headers": {"content-type": "application/msgpack"}}, 400, "body:"),
+    ({"content": b"\x91" * 100_000, "headers": {"content-type": "application/msgpack"}}, 400, "body: is not msgpack"),
     ({"content": b"a;b", "headers": {"content-type": FORM}}, 400, "body: is not a form"),
     ({"data": {"texts": "a", "is_tokenized": "perhaps"}}, 400, "is_tokenized='perhaps': must be true or false"),
     ({"content": b"a", "headers": {"content-type": "text/csv"}}, 415, "Content-Type 'text/csv'"),
@@ -162,16 +142,11 @@ def test_what_cannot_be_read_is_refused(sent: Any, status: int, rule: str, plain
 def test_an_error_of_the_line_keeps_the_id() -> None:
     encoder = HashingEncoder()
     encoder.error = Overloaded("the line is full", retry_after=0.25)
-    answer = post(encoder, json={"id": 5, "texts": TEXTS})
+    answer = post("/encode", {"id": 5, "texts": TEXTS}, encoder)
     assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
     assert answer.json() == {
         "id": 5, "type": "Overloaded", "description": "the line is full", "status": 429, "details": {"retry_after": 0.25},
     }  # fmt: skip
-
-
-def test_what_is_wrong_with_the_texts_keeps_the_id_too() -> None:
-    assert post(HashingEncoder(), json={"id": 5, "texts": [3]}).json()["id"] == 5
-    assert post(HashingEncoder(), data={"id": "5", "texts": ""}).json()["id"] == "5"
 
 
 @subcases(("body", "place"), [
@@ -188,58 +163,40 @@ def test_half_of_a_surrogate_pair_is_named_by_its_place(body: bytes, place: str,
     assert answer.json()["description"].startswith(place)
 
 
-@pytest.mark.parametrize(("body", "texts"), [
+@subcases(("body", "texts"), [
     (rb'{"texts": ["first\u0000 do", "it\ud800", "\u0000", "\udc00"]}', ["first do", "it", " ", " "]),
     (rb'{"texts": [["a", "b\ud800"], ["\u0000", "\ud83d\ude00"]]}', [["a", "\ufffd"], ["\ufffd", "\U0001f600"]]),
     (rb'{"texts": [["a\u0000", "b\ud800"]], "pairs": true}', [("a", "b")]),
 ])  # fmt: skip
-def test_what_is_no_character_is_left_out_of_a_text_as_there(body: bytes, texts: Any) -> None:
-    encoder = HashingEncoder()
-    assert post(encoder, content=body).status_code == 200
-    assert encoder.heard[0].texts == texts
+def test_what_is_no_character_is_left_out_of_a_text_as_there(body: bytes, texts: Any, plain: Standing) -> None:
+    assert plain.post("/encode", content=body).status_code == 200
+    assert plain.encoder.heard[-1].texts == texts
 
 
-def test_what_is_nested_too_deeply_is_refused() -> None:
-    answer = post(HashingEncoder(), content=b"\x91" * 100_000, headers={"content-type": "application/msgpack"})
-    assert answer.status_code == 400 and answer.json()["description"].startswith("body: is not msgpack")
+async def test_pages_of_other_origins_may_ask() -> None:
+    async with served(HashingEncoder(), cors_origins=["*"]) as server:
+        said: dict[str, Any] = {"json": {"texts": ["a"]}, "headers": {"origin": "http://elsewhere"}}
+        assert (await server.client.post("/encode", **said)).headers["access-control-allow-origin"] == "*"
 
 
-def test_pages_of_other_origins_may_ask() -> None:
-    async def main() -> httpx.Response:
-        async with served(HashingEncoder(), cors_origins=["*"]) as server:
-            headers = {"origin": "http://elsewhere"}
-            return await server.client.post("/encode", json={"id": 1, "texts": ["a"]}, headers=headers)
-
-    assert asyncio.run(main()).headers["access-control-allow-origin"] == "*"
-
-
-def test_the_state_is_shown() -> None:
-    async def run() -> tuple[Any, Any]:
-        async with served(HashingEncoder()) as server:
-            await server.client.post("/encode", json={"texts": TEXTS}, headers={"x-client-id": "me"})
-            await server.client.post("/v1/embeddings", json={"input": TEXTS})
-            state = await server.client.get("/status/server")
-            return state.json(), (await server.client.get("/status/client", headers={"x-client-id": "me"})).json()
-
-    server, client = asyncio.run(run())
-    assert server["max_seq_len"] == 6 and server["models"]["hashing"]["dimensions"] == 8
-    assert server["statistic"]["num_total_seq"] == 4 and server["statistic"]["num_sys_request"] == 1
+async def test_the_state_is_shown_and_who_may_control_the_server_may_end_it() -> None:
+    async with served(HashingEncoder()) as server:
+        await server.client.post("/encode", json={"texts": TEXTS}, headers={"x-client-id": "me"})
+        await server.client.post("/v1/embeddings", json={"input": TEXTS})
+        state = (await server.client.get("/status/server")).json()
+        client = (await server.client.get("/status/client", headers={"x-client-id": "me"})).json()
+        from_elsewhere = await server.client.post("/terminate", headers={"x-forwarded-for": "10.0.0.1"})
+        assert from_elsewhere.status_code == 403 and not server.ended.is_set()
+        assert (await server.client.post("/terminate")).json()["status"] == 200
+        await server.ended.wait()
+    assert (state["server_version"], state["max_seq_len"], state["client"]) == ("1.10.0", 6, "127.0.0.1")
+    assert state["models"]["hashing"] == {"dimensions": 8, "max_seq_len": 6}
+    assert state["statistic"]["num_total_seq"] == 4 and state["statistic"]["num_sys_request"] == 1
     assert (client["identity"], client["num_request"]) == ("me", 1)
     assert {row["identity"]: row["frontend"] for row in client["clients"]} == {"me": "encode", "127.0.0.1": "openai"}
 
 
-def test_who_may_control_the_server_may_end_it() -> None:
-    async def run() -> None:
-        async with served(HashingEncoder()) as server:
-            from_elsewhere = await server.client.post("/terminate", headers={"x-forwarded-for": "10.0.0.1"})
-            assert from_elsewhere.status_code == 403 and not server.ended.is_set()
-            assert (await server.client.post("/terminate")).json()["status"] == 200
-            await server.ended.wait()
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("piece", [4, 5, 7, 1 << 16])
+@subcases("piece", [4, 5, 7, 1 << 16])
 def test_forms_are_read_as_python_reads_them(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bert_http, "_PIECE", piece)
     chance = Random(piece)
@@ -264,7 +221,7 @@ def test_the_values_of_a_long_body_are_charged_while_it_is_read(kind: str, monke
     monkeypatch.setattr(Account, "take_values", taking)
     encode = msgspec.json.encode if "json" in kind else msgspec.msgpack.encode
     body = encode({"id": 1, "texts": ["ab"] * 20_000})
-    post(HashingEncoder(), content=body, headers={"content-type": kind})
+    post("/encode", None, content=body, headers={"content-type": kind})
     assert max(charged) > 20_000 * 40
 
 
@@ -306,16 +263,17 @@ def test_every_field_has_a_value_of_its_type_when_fresh_and_when_used(tmp_path: 
     assert used["gpu_memory_fraction"] == 1.0
 
 
-@pytest.mark.parametrize(("said", "expected"), [
-    ({"cased": True, "gpu_memory_fraction": 0.5}, {"cased_tokenization": True, "gpu_memory_fraction": 0.5}),
-    ({}, {"verbose": True}),  # as the program's logging is
-    ({"pooling": "mean-sqrt"}, {"pooling_strategy": None, "port": None, "port_in": None, "port_out": None}),
-])  # fmt: skip
-def test_fields_are_what_was_declared(
-    tmp_path: Path, said: dict[str, Any], expected: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_fields_are_what_was_declared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "weir")
-    model = tiny.model(tmp_path / "model")
-    with weir.embedding.serve(model, cache=str(tmp_path / "cache"), **SETTINGS, **said) as server:
+    said: dict[str, Any] = {"cased": True, "gpu_memory_fraction": 0.5, "pooling": "mean-sqrt"}
+    with weir.embedding.serve(
+        tiny.model(tmp_path / "model"), cache=str(tmp_path / "cache"), **SETTINGS, **said
+    ) as server:
         state = httpx.get(f"{server.url}/status/server").json()
+    expected: dict[str, Any] = {
+        "cased_tokenization": True,
+        "gpu_memory_fraction": 0.5,
+        "verbose": True,
+    }  # as the program's logging is
+    expected |= dict.fromkeys(("pooling_strategy", "port", "port_in", "port_out"))
     assert {name: state[name] for name in expected} == expected

@@ -38,11 +38,8 @@ def test_calls_are_counted() -> None:
         with pytest.raises(InvalidRequest):
             client.encode(["!fail"])
         opened.call(lambda: opened.frontend.drops("message", "a test"))
-        counted = {
-            (sample.name, *sample.labels.values()): sample.value
-            for family in opened.counts.collect()
-            for sample in family.samples
-        }
+        samples = [sample for family in opened.counts.collect() for sample in family.samples]
+    counted = {(sample.name, *sample.labels.values()): sample.value for sample in samples}
     assert counted["weir_text_calls_total", "hashing", "zeromq", "200"] == 1
     assert counted["weir_text_calls_total", "hashing", "zeromq", "400"] == 1
     assert counted["weir_texts_total", "hashing", "zeromq"] == 2

@@ -54,30 +54,17 @@ def expected(texts: list[Any]) -> Any:
     return numpy.stack([vector_of(text) for text in texts])
 
 
-def test_texts_become_vectors(connect: Connect) -> None:
-    vectors = connect().encode(TEXTS)
-    assert vectors.shape == (3, DIMENSIONS)
-    assert vectors.dtype == numpy.float32
-    assert (vectors == expected(TEXTS)).all()
-    assert connect(output_fmt="list").encode(TEXTS) == expected(TEXTS).tolist()
-
-
-def test_texts_may_be_words_already(connect: Connect, opened: Opened) -> None:
-    words = [text.split() for text in TEXTS]
-    assert (connect().encode(words, is_tokenized=True) == expected(TEXTS)).all()
-    assert opened.encoder.heard[-1].texts == words
-    assert opened.encoder.heard[-1].query.options.whole_words
-
-
-def test_tokens_are_shown(connect: Connect) -> None:
-    vectors, tokens = connect().encode(TEXTS, show_tokens=True)
-    assert (vectors == expected(TEXTS)).all()
-    assert tokens == [text.split() for text in TEXTS]
-
-
-def test_a_pair_of_texts_is_one(connect: Connect, opened: Opened) -> None:
-    connect().encode(["who ||| me", " ||| none"])
+def test_texts_become_vectors(connect: Connect, opened: Opened) -> None:
+    client, words = connect(), [text.split() for text in TEXTS]
+    vectors, tokens = client.encode(TEXTS, show_tokens=True)
+    assert (vectors.shape, vectors.dtype, tokens) == ((3, DIMENSIONS), numpy.float32, words)
+    assert (vectors == expected(TEXTS)).all() and (client.encode(words, is_tokenized=True) == vectors).all()
+    texts, query = opened.encoder.heard[-1]
+    assert (texts, query.options.whole_words) == (words, True)
+    assert query.timeout == LONGEST_TIMEOUT  # a stock client listens as long as it likes
+    client.encode(["who ||| me", " ||| none"])
     assert opened.encoder.heard[-1].texts == [("who", "me"), " ||| none"]
+    assert connect(output_fmt="list").encode(TEXTS) == expected(TEXTS).tolist()
 
 
 def test_answers_are_fetched_later(connect: Connect) -> None:
@@ -88,9 +75,6 @@ def test_answers_are_fetched_later(connect: Connect) -> None:
     for text in TEXTS:
         client.encode([text], blocking=False)
     assert {answer.id for answer in client.fetch()} == {5, 6, 7}  # number 1 asked for the configuration
-
-
-def test_batches_of_a_generator_are_encoded(connect: Connect) -> None:
     answers = list(connect().encode_async(([text] for text in TEXTS), max_num_batch=2))
     assert sorted(answer.id for answer in answers) == [2, 3]
 
@@ -107,37 +91,28 @@ def test_the_server_tells_about_itself(connect: Connect) -> None:
 
 
 def test_silence_ends_with_the_timeout(connect: Connect) -> None:
-    client = connect(timeout=200)
     with pytest.raises(TimeoutError):
-        client.encode(["!wait"])
-    client = connect()
-    assert (client.encode(TEXTS) == expected(TEXTS)).all()
+        connect(timeout=200).encode(["!wait"])
+    assert (connect().encode(TEXTS) == expected(TEXTS)).all()
 
 
-@pytest.mark.parametrize(
-    ("texts", "said"),
-    [
-        (["fine", "!fail"], r"InvalidRequest: texts\[1\]: '!fail' cannot be encoded"),
-        (["!raise"], "ModelError: RuntimeError in the server"),
-    ],
-)
 def test_what_is_refused_raises_and_is_logged_with_the_client(
-    connect: Connect, caplog: pytest.LogCaptureFixture, texts: list[str], said: str
+    connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Opened() as opened, caplog.at_level("WARNING", "weir"):
         client = connect(opened, identity=b"the one", timeout=-1)  # it would wait for ever
-        with pytest.raises(TypeError, match=f"refused by the server: {said}"):
-            client.encode(texts)
-        assert (client.encode(TEXTS) == expected(TEXTS)).all()
-    assert "'client': 'the one'" in caplog.text and said.split(":")[0] in caplog.text
-
-
-def test_what_is_refused_raises_where_it_is_fetched(connect: Connect) -> None:
-    client = connect(timeout=-1)
-    for texts in (["a"], ["!fail"], ["b"]):
-        client.encode(texts, blocking=False)
-    with pytest.raises(TypeError, match="cannot be encoded"):
-        client.fetch_all()
+        for texts, said, logged in (
+            (["fine", "!fail"], r"InvalidRequest: texts\[1\]: '!fail' cannot be encoded", "InvalidRequest"),
+            (["!raise"], "ModelError: RuntimeError in the server", "RuntimeError: nobody expects this"),
+        ):
+            with pytest.raises(TypeError, match=f"refused by the server: {said}"):
+                client.encode(texts)
+            assert (client.encode(TEXTS) == expected(TEXTS)).all()
+            assert "'client': 'the one'" in caplog.text and logged in caplog.text
+        for text in ("a", "!fail", "b"):
+            client.encode([text], blocking=False)
+        with pytest.raises(TypeError, match="cannot be encoded"):
+            client.fetch_all()
 
 
 def test_a_request_that_is_too_large_raises(connect: Connect) -> None:
@@ -145,9 +120,8 @@ def test_a_request_that_is_too_large_raises(connect: Connect) -> None:
         client = connect(opened, timeout=-1)
         with pytest.raises(TypeError, match=r"TooLarge: a request of 30\d{4} bytes \(zmq_max_message_size\)"):
             client.encode(["x" * 300_000])
-        with pytest.raises(
-            TypeError, match=r"TooLarge: texts: 1001; their vectors have 32032 bytes; a response may have 32000"
-        ):
+        rule = "TooLarge: texts: 1001; their vectors have 32032 bytes; a response may have 32000"
+        with pytest.raises(TypeError, match=rule):
             client.encode(["a"] * 1001)
         assert client.encode(["a"] * 1000).shape == (1000, 8)
         opened.call(opened.frontend.refuse)
@@ -171,10 +145,8 @@ def test_many_clients_get_their_own_answers(connect: Connect) -> None:
     texts = [[f"text {client} {place}" for place in range(1 + client % 5)] for client in range(24)]
     with ThreadPoolExecutor(24) as threads:
         for _ in range(5):
-            for mine, vectors in zip(
-                texts, threads.map(lambda one, mine: one.encode(mine), clients, texts), strict=True
-            ):
-                assert (vectors == expected(mine)).all()
+            found = threads.map(lambda one, mine: one.encode(mine), clients, texts)
+            assert all((vectors == expected(mine)).all() for mine, vectors in zip(texts, found, strict=True))
 
 
 def test_threads_share_a_concurrent_client(connect: Connect) -> None:
@@ -196,45 +168,34 @@ def test_clients_of_one_identity_all_hear_an_answer(connect: Connect) -> None:
 
 def test_what_a_full_line_refuses_waits(connect: Connect, opened: Opened) -> None:
     client = connect()
-
-    def refuse() -> None:
-        opened.encoder.refusals = [Overloaded("full", retry_after=0.01), ModelNotReady("not yet")]
-
-    opened.call(refuse)
+    refusals = [Overloaded("full", retry_after=0.01), ModelNotReady("not yet")]
+    opened.call(lambda: opened.encoder.refusals.extend(refusals))
     assert (client.encode(TEXTS) == expected(TEXTS)).all()
 
 
-def test_a_stock_request_has_all_the_time_that_its_client_listens(connect: Connect, opened: Opened) -> None:
-    connect().encode(TEXTS)
-    assert opened.encoder.heard[-1].query.timeout == LONGEST_TIMEOUT
-
-
-def test_what_takes_longer_than_requests_may_is_answered_to_a_stock_client() -> None:
+async def test_what_takes_longer_than_requests_may_is_answered_to_a_stock_client() -> None:
     words = Words()
     words.gate.clear()
-
-    async def main() -> None:
-        clock = FakeClock()
-        async with Service(Summing, executor="inline", clock=clock, max_batch_size=8, timeout=0.05) as service:
-            encoder = Encoder(service, TokenizerThreads(words), TextShape(DIMENSIONS, MAX_LENGTH))
-            frontend = ZeroMqFrontend(
-                EmbeddingContext({"words": encoder}, HttpSettings(), 1, TextCounts()), ZeroMqSettings(zmq_port=0)
-            )
-            await frontend.start()
-            asked = asyncio.create_task(asyncio.to_thread(ask, frontend.port, frontend.port_out))
-            await asyncio.to_thread(words.began.wait)
-            clock.advance(0.1)
-            words.gate.set()
-            assert (await asked).shape == (100, 4)
-            assert words.rounds == [64, 36]  # read by a thread, which the gate holds up
-            await frontend.stop()
-            encoder.close()
 
     def ask(port: int, port_out: int) -> Any:
         with BertClient("127.0.0.1", port, port_out, timeout=20_000) as client:
             return client.encode([f"{number} times" for number in range(100)])
 
-    asyncio.run(main())
+    clock = FakeClock()
+    async with Service(Summing, executor="inline", clock=clock, max_batch_size=8, timeout=0.05) as service:
+        encoder = Encoder(service, TokenizerThreads(words), TextShape(DIMENSIONS, MAX_LENGTH))
+        frontend = ZeroMqFrontend(
+            EmbeddingContext({"words": encoder}, HttpSettings(), 1, TextCounts()), ZeroMqSettings(zmq_port=0)
+        )
+        await frontend.start()
+        asked = asyncio.create_task(asyncio.to_thread(ask, frontend.port, frontend.port_out))
+        await asyncio.to_thread(words.began.wait)
+        clock.advance(0.1)
+        words.gate.set()
+        assert (await asked).shape == (100, 4)
+        assert words.rounds == [64, 36]  # read by a thread, which the gate holds up
+        await frontend.stop()
+        encoder.close()
 
 
 def test_a_question_about_the_server_holds_up_nobody(connect: Connect) -> None:

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy
 import psutil
 import pytest
-import zmq
+from tests.rings import subcases
 from tests.text_server.bert_as_service.hashing import vector_of
 from tests.text_server.bert_as_service.opened import Opened
 
@@ -25,7 +25,6 @@ from weir.text_server.bert_as_service import zeromq
 from weir.text_server.bert_as_service.client import BertTransport
 from weir.text_server.bert_as_service.frames import GREETING, LONG, MORE, Received, ZmtpParser, frame, ready
 from weir.text_server.bert_as_service.zeromq import CANCELLED_PER_TURN, MAX_TOPICS
-from weir.text_server.metrics import MAX_REMEMBERED
 
 MIB = 1 << 20
 HOUR = 3600.0  # seconds
@@ -84,102 +83,49 @@ def floods(stranger: socket.socket, chunks: Sequence[bytes]) -> int:
 
 def test_what_is_not_zeromq_is_ended_at_once(opened: Opened) -> None:
     generator = random.Random(4)
-    heads = (
-        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
-        b"\x16\x03\x01\x02\x00",
-        b"SSH-2.0-x\r\n",
-        b"\xff" + bytes(8) + b"\x7e",
-    )
+    heads = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"\x16\x03\x01\x02\x00", b"SSH-2.0-x\r\n", GREETING + b"\x05\x00"
     old = GREETING[:10] + b"\x01\x00" + GREETING[12:]
     secured = GREETING[:12] + b"CURVE".ljust(20, b"\0") + GREETING[32:]
     noise = [bytes(generator.randrange(255) for _ in range(200)) for _ in range(20)]
     for port in (opened.port, opened.port_out):
         for head in (*heads, old, secured, *noise):
-            stranger = connected(port)
-            assert ends(stranger, head)
+            assert ends(connected(port), head)
     still_serves(opened)
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        frame(b"\x05READY\x0bSocket-Type\x00\x00\x00\x03REP", 4),
-        frame(b"\x05READY\x0bSocket-Type\x00\x00\x00\xffPUSH", 4),
-        frame(b"\x05READY\xffx", 4),
-        frame(b"\x05HELLO", 4),
-        frame(b"", 4),
-        frame(b"\x09x", 4),
-        frame(b"no handshake"),
-        b"\x80\x00",
-        b"\x05\x00",
-        b"\x06" + struct.pack(">Q", 1 << 20),
-    ],
-)
-def test_a_wrong_handshake_ends_the_connection(opened: Opened, said: bytes) -> None:
-    stranger = connected(opened.port)
-    assert ends(stranger, GREETING + said)
 
 
 def test_what_is_no_request_is_dropped(opened: Opened) -> None:
     before = opened.frontend.drops.counts["message"]
-    wrong = (
-        [b"one"],
-        [b"me", b"[]", b"1"],
-        [b"me", b'["a"]', b"one", b"1"],
-        [b"me", b'["a"]', b"1", b"\xb2"],
-        [b"me", b'["a"]', b"1" * 40, b"1"],
-        [b"", b'["a"]', b"1", b"1"],
-        [b"m" * MIB, b'["a"]', b"1", b"1"],
-    )
-    context = zmq.Context()
-    sender = context.socket(zmq.PUSH)
-    sender.connect(opened.url)
-    for frames in wrong:
-        sender.send_multipart(frames)
-    opened.until(lambda: opened.frontend.drops.counts["message"] == before + len(wrong))
+    wrong = [b"one"], [b"me", b'["a"]', b"1", b"\xb2"], [b"m" * MIB, b'["a"]', b"1", b"1"]
     refused = opened.frontend.drops.counts["request"]
-    for payload in (b"{", b"[1]", b"[]", b'["a", "b"]', b'[["a", 1]]', b"\xff", b"[" * 5000):
-        sender.send_multipart([b"me", payload, b"1", b"1"])
-    sender.send_multipart([b"0", b"TERMINATION", b"0", b"0", b"no json"])
-    opened.until(lambda: opened.frontend.drops.counts["request"] == refused + 7)
-    context.destroy(linger=0)
+    with connected(opened.port, "PUSH") as sender:
+        for frames in wrong:
+            sender.sendall(message(*frames))
+        opened.until(lambda: opened.frontend.drops.counts["message"] == before + len(wrong))
+        for payload in (b"{", b'["a", "b"]', b"[" * 5000):
+            sender.sendall(message(b"me", payload, b"1", b"1"))
+        sender.sendall(message(b"0", b"TERMINATION", b"0", b"0", b"no json"))
+        opened.until(lambda: opened.frontend.drops.counts["request"] == refused + 3)
     assert not opened.ended.is_set()
     still_serves(opened)
 
 
 def test_nothing_larger_than_allowed_is_taken(opened: Opened) -> None:
     before = memory()
-    huge = connected(opened.port, "PUSH")
-    assert ends(huge, bytes((LONG,)) + struct.pack(">Q", 1 << 40))
+    for said in (bytes((LONG,)) + struct.pack(">Q", 1 << 40), frame(b"", MORE) * 6):
+        assert ends(connected(opened.port, "PUSH"), said)
     part = frame(b"x" * (MIB // 2), MORE)
     assert floods(connected(opened.port, "PUSH"), [part] * 400) < 100 * MIB  # libzmq takes all of it
-    parts = connected(opened.port, "PUSH")
-    assert ends(parts, frame(b"", MORE) * 6)
-    topics = connected(opened.port_out, "SUB")
-    assert ends(topics, b"".join(frame(b"\1" + b"%d" % number) for number in range(MAX_TOPICS + 1)))
-    for topic in (b"\1" + b"x" * 400, b"\1" + b"x" * MIB, b"\2x", b""):
-        stranger = connected(opened.port_out, "SUB")
-        assert ends(stranger, message(topic))
+    topics = [frame(b"\1" + b"%d" % number) for number in range(MAX_TOPICS + 1)]
+    for said in (b"".join(topics), message(b"\1" + b"x" * MIB)):
+        assert ends(connected(opened.port_out, "SUB"), said)
     assert memory() - before < 60 * MIB
     still_serves(opened)
-
-
-def test_libzmq_takes_a_message_without_end() -> None:
-    """Why the frontend does not use it: its limits are for a frame, and for whole messages."""
-    with zmq.Context() as context, context.socket(zmq.PULL) as pull:
-        pull.setsockopt(zmq.MAXMSGSIZE, MIB)
-        pull.setsockopt(zmq.RCVHWM, 2)
-        stranger = connected(pull.bind_to_random_port("tcp://127.0.0.1"), "PUSH")
-        before = memory()
-        assert floods(stranger, [frame(b"x" * (MIB // 2), MORE)] * 120) > 59 * MIB
-        assert memory() - before > 30 * MIB
 
 
 def test_scans_leave_nothing_behind(opened: Opened) -> None:
     def scan(times: int) -> None:
         for number in range(times):
-            port = (opened.port, opened.port_out)[number % 2]
-            stranger = connected(port)
+            stranger = connected((opened.port, opened.port_out)[number % 2])
             stranger.sendall((b"\x00" * 50, GREETING, GREETING[:20], b"x" * 2000)[number % 4])
             stranger.close()
         opened.until(lambda: not opened.frontend._in.peers and not opened.frontend._out.peers)
@@ -193,20 +139,12 @@ def test_scans_leave_nothing_behind(opened: Opened) -> None:
     still_serves(opened)
 
 
-def test_who_asks_under_many_names_fills_no_table(opened: Opened) -> None:
-    sender = connected(opened.port, "PUSH")
-    for number in range(2 * MAX_REMEMBERED):
-        sender.sendall(message(b"client-%d" % number, b"SHOW_CONFIG", b"1", b"0"))
-    opened.until(lambda: opened.frontend.clients.system_requests >= 2 * MAX_REMEMBERED)
-    sender.close()
-    assert len(opened.frontend.clients.table()) <= MAX_REMEMBERED
-    opened.until(lambda: opened.frontend._publisher._kept_bytes > 0)
-    still_serves(opened)
-
-
 def test_so_many_connections_may_be_open() -> None:
-    with Opened(http=HttpSettings(max_connections=8)) as opened:
-        few = [connected(opened.port, "PUSH") for _ in range(8)]
+    account = Account(HttpSettings(max_connections=8))
+    account.counters.append(lambda: 2)  # of other endpoints
+    with Opened(account=account, http=HttpSettings(max_connections=8)) as opened:
+        few = [connected(opened.port, "PUSH") for _ in range(6)]
+        opened.until(lambda: account.connections == 8)
         for _ in range(20):
             assert ends(connected(opened.port))
         for each in few:
@@ -219,8 +157,7 @@ def test_who_is_slow_to_say_something_is_not_waited_for() -> None:
     with Opened(http=HttpSettings(header_timeout=0.1)) as opened:
         assert ends(connected(opened.port))
     with Opened(http=HttpSettings(body_timeout=0.1)) as opened:
-        stranger = connected(opened.port, "PUSH")
-        assert ends(stranger, message(b"me", b"[]")[:-1])
+        assert ends(connected(opened.port, "PUSH"), message(b"me", b"[]")[:-1])
         still_serves(opened)
 
 
@@ -268,47 +205,43 @@ def test_a_message_that_waits_for_others_goes_on_when_they_leave() -> None:
         second.close()
 
 
-def test_while_much_is_under_way_nothing_is_read() -> None:
-    with Opened(zmq_max_in_flight=500_000) as opened:
+@pytest.mark.parametrize("account", [None, Account(HttpSettings(max_waiting_bytes=MIB))])
+def test_while_much_is_under_way_nothing_is_read(account: Account | None) -> None:
+    with Opened(account=account, zmq_max_in_flight=MIB if account is None else 1 << 40) as opened:
+        opened.encoder.charges = account is not None
         with opened.client() as client:
-            for _ in range(20):
-                client.encode(["!wait", "x" * 200_000], blocking=False)
+            for _ in range(8):
+                client.encode(["!wait", "x" * (MIB // 4)], blocking=False)
             opened.until(lambda: opened.frontend._in.paused)
-            assert len(opened.encoder.heard) < 20
-            late = connected(opened.port, "PUSH")
+            assert len(opened.encoder.heard) < 8
+            # What comes next would be too much.
+            assert account is None or MIB // 2 < account.held_bytes < 2 * MIB
             opened.call(opened.encoder.released.set)
-            assert len(client.fetch_all()) == 20
-            late.close()
-        opened.until(lambda: not opened.frontend._in.paused)
+            assert len(client.fetch_all()) == 8
+        opened.until(lambda: not opened.frontend._in.paused and (account is None or account.held_bytes == 0))
 
 
 def test_a_message_that_was_kept_waiting_gets_its_time() -> None:
-    with Opened(http=HttpSettings(body_timeout=HOUR)) as opened:
-        kept = connected(opened.port, "PUSH")
-        opened.until(lambda: len(opened.frontend._in.peers) == 1)
+    with Opened(http=HttpSettings(body_timeout=HOUR)) as opened, connected(opened.port, "PUSH") as kept:
+        port, handler = opened.frontend._in, opened.frontend._handler
         kept.sendall(frame(b"half")[:-1])
-        opened.until(lambda: opened.frontend._in.held > 0)
+        opened.until(lambda: port.held > 0)
 
-        def paused() -> None:
-            opened.frontend._handler.in_flight += 1 << 40
-            opened.frontend._in.pause()
-
-        opened.call(paused)
-
-        def resumed() -> int:
-            (peer,) = opened.frontend._in.peers
+        def wait() -> None:
+            handler.in_flight += 1 << 40
+            port.pause()
+            (peer,) = port.peers
             assert peer.message_since is not None
             peer.message_since -= 2 * HOUR  # as long was nothing read
-            opened.frontend._in.sweep(time.monotonic())
-            opened.frontend._handler.in_flight -= 1 << 40
-            opened.frontend._in.resume()
-            opened.frontend._in.sweep(time.monotonic())
-            return opened.frontend.drops.counts["connection"]
+            port.sweep(time.monotonic())
+            handler.in_flight -= 1 << 40
+            port.resume()
+            port.sweep(time.monotonic())
 
-        assert opened.call(resumed) == 0
-        opened.call(lambda: opened.frontend._in.sweep(time.monotonic() + 2 * HOUR))
-        opened.until(lambda: not opened.frontend._in.peers)
-        kept.close()
+        opened.call(wait)
+        assert opened.frontend.drops.counts["connection"] == 0
+        opened.call(lambda: port.sweep(time.monotonic() + 2 * HOUR))
+        opened.until(lambda: not port.peers)
 
 
 def test_what_clients_hold_is_in_the_account_of_all_endpoints() -> None:
@@ -331,32 +264,6 @@ def test_what_clients_hold_is_in_the_account_of_all_endpoints() -> None:
         opened.until(lambda: account.held_bytes == 0)
         listening.close()
         opened.until(lambda: account.connections == 0)
-
-
-def test_nothing_more_is_read_while_the_account_is_full() -> None:
-    account = Account(HttpSettings(max_waiting_bytes=MIB))
-    with Opened(account=account) as opened:
-        opened.encoder.charges = True
-        with opened.client() as client:
-            for _ in range(8):
-                client.encode(["!wait", "x" * (MIB // 4)], blocking=False)
-            opened.until(lambda: opened.frontend._in.paused)
-            assert len(opened.encoder.heard) < 8
-            assert MIB // 2 < account.held_bytes < 2 * MIB  # what comes next would be too much
-            opened.call(opened.encoder.released.set)
-            assert len(client.fetch_all()) == 8
-        opened.until(lambda: account.held_bytes == 0)
-
-
-def test_connections_of_other_endpoints_leave_less_for_these() -> None:
-    account = Account(HttpSettings(max_connections=3))
-    account.counters.append(lambda: 2)
-    with Opened(account=account) as opened:
-        first = connected(opened.port, "PUSH")
-        opened.until(lambda: account.connections == 3)
-        assert ends(connected(opened.port))
-        first.close()
-        opened.until(lambda: account.connections == 2)
 
 
 def test_who_does_not_read_gets_no_more() -> None:
@@ -423,18 +330,7 @@ def test_who_hardly_reads_is_not_waited_for() -> None:
         still_serves(opened)
 
 
-def test_who_has_gone_costs_nothing() -> None:
-    with Opened(zmq_grace=0.2) as opened:
-        asking = connected(opened.port, "PUSH")
-        asking.sendall(message(b"nobody", b'["!wait"]', b"1", b"1"))
-        opened.until(lambda: opened.encoder.cancelled == 1)
-        asking.sendall(message(b"nobody", b'["a"]', b"2", b"1"))
-        opened.until(lambda: opened.frontend.drops.counts["answer"] == 1)
-        assert not opened.call(lambda: opened.frontend._publisher.waiting)
-        asking.close()
-
-
-def test_who_asks_much_and_leaves_holds_up_nobody() -> None:
+def test_who_asks_much_and_leaves_costs_nothing_and_holds_up_nobody() -> None:
     with Opened(zmq_grace=0.2) as opened:
         turns: list[int] = []
 
@@ -446,10 +342,13 @@ def test_who_asks_much_and_leaves_holds_up_nobody() -> None:
         asking.sendall(b"".join(message(b"nobody", b'["!wait"]', b"%d" % number, b"1") for number in range(1000)))
         opened.until(lambda: len(opened.encoder.heard) == 1000)
         opened.call(look)
-        asking.close()
         opened.until(lambda: opened.encoder.cancelled == 1000)
         opened.until(lambda: not opened.frontend._handler.busy)
         assert max(after - before for before, after in pairwise(turns)) <= 2 * CANCELLED_PER_TURN
+        asking.sendall(message(b"nobody", b'["a"]', b"1000", b"1"))
+        opened.until(lambda: opened.frontend.drops.counts["answer"] > 0)
+        assert not opened.call(lambda: opened.frontend._publisher.waiting)
+        asking.close()
         still_serves(opened)
 
 
@@ -474,24 +373,26 @@ def test_while_the_queue_is_full_only_some_requests_try_again(monkeypatch: pytes
 def test_an_answer_waits_for_who_comes_back(opened: Opened) -> None:
     asking, listening = connected(opened.port, "PUSH"), connected(opened.port_out, "SUB")
     asking.sendall(message(b"late", b'["a b"]', b"7", b"1"))
-    opened.until(lambda: [bytes(each.frames[-1]) for each in opened.frontend._publisher._kept[b"late"]] == [b"7"])
+
+    def until_kept(number: bytes) -> None:
+        kept = opened.frontend._publisher._kept
+        opened.until(lambda: [bytes(each.frames[-1]) for each in kept[b"late"]] == [number])
+
+    until_kept(b"7")
     listening.sendall(frame(b"\x09SUBSCRIBElate", 4) + frame(b"\x04PING\x00\x01abc", 4))
     expected = frame(b"\x04PONGabc", 4)
-    got = b""
-    while not got.endswith(expected):
-        got += listening.recv(1 << 16)
-    assert vector_of("a b").tobytes() in got
+    assert vector_of("a b").tobytes() in read_until(listening, expected)
     listening.sendall(frame(b"\x06CANCELlate", 4))
     opened.until(lambda: not opened.frontend._publisher._subscribers(b"late"))
     asking.sendall(message(b"late", b'["a b"]', b"8", b"1"))
-    opened.until(lambda: [bytes(each.frames[-1]) for each in opened.frontend._publisher._kept[b"late"]] == [b"8"])
+    until_kept(b"8")
     listening.sendall(message(b"\1lat"))
     assert listening.recv(1 << 16).startswith(message(b"late", b"")[:6])
     asking.close()
     listening.close()
 
 
-@pytest.mark.parametrize("overheard", [b"", b"la"])
+@subcases("overheard", [b"", b"la"])
 def test_a_stranger_who_listens_to_all_takes_no_answer_away(opened: Opened, overheard: bytes) -> None:
     stranger = connected(opened.port_out, "SUB")
     stranger.sendall(message(b"\1" + overheard))
@@ -524,7 +425,7 @@ def test_no_more_is_kept_for_who_does_not_come_than_allowed() -> None:
         asking.close()
 
 
-def test_only_this_machine_may_end_the_server(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_this_machine_may_end_the_server(opened: Opened) -> None:
     stock = [b"0", b"TERMINATION", b"0", b"0"]
     opened.call(lambda: opened.frontend._handler.received(Received(stock), "192.0.2.7"))
     assert not opened.ended.is_set()

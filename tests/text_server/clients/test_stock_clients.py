@@ -6,9 +6,6 @@ Each gets what the server answers to plain HTTP. Only the address, a key and the
 import gc
 import os
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 from tests.documentation.pages import ROOT, Block, run_python
+from tests.served import Served
 from tests.text_models import tiny
 
 pytestmark = [
@@ -42,27 +40,17 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     key = folder / "key"
     key.write_text(KEY)
     key.chmod(0o600)
-    command = [
-        sys.executable, "-m", "weir", "embed", "serve", *(str(folder / name) for name in MODELS), "--port", "0", "--grpc-port", "0",
-        "--executor", "thread", "--threads", "1", "--device-map", "cpu", "--no-calibrate", "--cache", str(folder / "cache"),
-        "--api-key-file", str(key),
-    ]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        try:
-            yield _addresses(process)
-        finally:
-            process.send_signal(signal.SIGTERM)
-
-
-def _addresses(process: "subprocess.Popen[str]") -> list[str]:
-    """Return the server's addresses once it is ready."""
-    assert process.stdout is not None
-    found: list[str] = []
-    for line in process.stdout:
-        found += re.findall(r"(?:http|grpc)://[\w.]+:\d+", line)
-        if "ready" in line and found:
-            return list(dict.fromkeys(found))
-    raise AssertionError(f"the server ended: {process.wait()}")
+    models = [folder / name for name in MODELS]
+    env = {
+        "WEIR_EXECUTOR": "thread",
+        "WEIR_THREADS": "1",
+        "WEIR_CALIBRATE": "false",
+        "WEIR_CACHE": str(folder / "cache"),
+    }
+    with Served(*models, "--grpc-port", 0, "--api-key-file", key, command="embed serve", env=env) as served:
+        served.until_grpc()
+        served.until_logged(r"\bready\b.*models=")
+        yield [re.findall(r"http://[\w.]+:\d+", served.log)[0], served.grpc]
 
 
 @pytest.fixture
@@ -73,7 +61,7 @@ def url(addresses: list[str]) -> str:
 @pytest.fixture
 def target(addresses: list[str]) -> str:
     """Return the target of channels of gRPC."""
-    return addresses[1].removeprefix("grpc://")
+    return addresses[1]
 
 
 @pytest.fixture
@@ -119,8 +107,7 @@ def test_openai(url: str, vectors: Any) -> None:
     import openai
 
     with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY) as client:
-        answer = client.embeddings.create(model=PLAIN, input=TEXTS)
-        close([each.embedding for each in answer.data], vectors(TEXTS))
+        close([each.embedding for each in client.embeddings.create(model=PLAIN, input=TEXTS).data], vectors(TEXTS))
         assert [each.id for each in client.models.list()] == list(MODELS)
         with pytest.raises(openai.NotFoundError, match="unknown model"):
             client.embeddings.create(model="text-embedding-3-small", input=TEXTS)
@@ -264,8 +251,7 @@ def test_chromadb(url: str, vectors: Any, tmp_path: Path) -> None:
 
     tei = HuggingFaceEmbeddingServer(url=f"{url}/embed", api_key=KEY)
     close(tei(TEXTS), vectors(TEXTS))
-    openai = OpenAIEmbeddingFunction(api_key=KEY, api_base=f"{url}/v1", model_name=PLAIN)
-    close(openai(TEXTS), vectors(TEXTS))
+    close(OpenAIEmbeddingFunction(api_key=KEY, api_base=f"{url}/v1", model_name=PLAIN)(TEXTS), vectors(TEXTS))
     client = chromadb.PersistentClient(str(tmp_path), settings=chromadb.Settings(anonymized_telemetry=False))
     collection = client.create_collection("texts", embedding_function=tei)
     collection.add(ids=["0", "1", "2"], documents=TEXTS)

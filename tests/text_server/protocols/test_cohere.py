@@ -4,21 +4,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.text_server.hashing import HashingEncoder, ranker, vector_of
+from tests.rings import subcases
+from tests.text_server.hashing import ranker, vector_of
 from tests.text_server.protocols.test_tei import TEXTS
 from tests.text_server.served_texts import Standing, post
 
 from weir.text_models.packing import Packing, quantized
-from weir.text_server.texts import TextFacts, TextOptions
+from weir.text_server.texts import TextOptions
 
 EXPECTED = np.stack([vector_of(text) for text in TEXTS])
 
 
-def test_vectors_come_in_all_the_types_that_are_requested() -> None:
+def test_vectors_come_in_all_the_types_that_are_requested(plain: Standing) -> None:
     types = ["float", "int8", "ubinary", "base64"]
-    answer = post(
-        "/v2/embed", {"model": "hashing", "texts": TEXTS, "input_type": "search_query", "embedding_types": types}
-    ).json()
+    said = {"model": "hashing", "texts": TEXTS, "input_type": "search_query", "embedding_types": types}
+    answer = plain.post("/v2/embed", said).json()
     assert answer["response_type"] == "embeddings_by_type" and answer["texts"] == TEXTS
     assert list(answer["embeddings"]) == types
     np.testing.assert_array_equal(np.array(answer["embeddings"]["float"], np.float32), EXPECTED)
@@ -27,44 +27,33 @@ def test_vectors_come_in_all_the_types_that_are_requested() -> None:
     assert answer["meta"] == {"api_version": {"version": "2"}, "billed_units": {"input_tokens": 11}}
 
 
-def test_the_first_version_answers_a_list() -> None:
-    answer = post("/v1/embed", {"texts": TEXTS}).json()
+def test_the_first_version_answers_a_list(plain: Standing) -> None:
+    answer = plain.post("/v1/embed", {"texts": TEXTS}).json()
     assert answer["response_type"] == "embeddings_floats"
     assert answer["meta"]["api_version"] == {"version": "1"}
     np.testing.assert_array_equal(np.array(answer["embeddings"], np.float32), EXPECTED)
-    assert list(post("/v1/embed", {"texts": TEXTS, "embedding_types": ["int8"]}).json()["embeddings"]) == ["int8"]
+    typed = plain.post("/v1/embed", {"texts": TEXTS, "embedding_types": ["int8"]}).json()
+    assert list(typed["embeddings"]) == ["int8"]
 
 
-@pytest.mark.parametrize(("said", "expected"), [
+@subcases(("said", "expected"), [
     ({"truncate": "NONE"}, {"truncate": False}), ({"truncate": "START"}, {"truncate": True, "truncate_left": True}),
     ({"truncate": "END"}, {"truncate": True, "truncate_left": False}), ({"output_dimension": 4}, {"dimensions": 4}),
-    ({"input_type": "search_query"}, {"prompt": "query"}), ({"input_type": "search_document"}, {"prompt": None}),
+    ({"input_type": "search_query"}, {"prompt": "query"}), ({"input_type": "search_document"}, {"prompt": "passage"}),
 ])  # fmt: skip
-def test_options_are_passed_on(said: Any, expected: Any) -> None:
-    encoder = HashingEncoder(facts=TextFacts(prompts={"query": "query: "}))
-    assert post("/v2/embed", {"texts": ["a"], "input_type": "clustering", **said}, encoder).status_code == 200
-    assert encoder.heard[0].query.options == TextOptions(**expected)
+def test_options_are_passed_on(said: Any, expected: Any, prompted: Standing) -> None:
+    assert prompted.post("/v2/embed", {"texts": ["a"], "input_type": "clustering", **said}).status_code == 200
+    assert prompted.encoder.heard[-1].query.options == TextOptions(**expected)
 
 
-def test_texts_may_come_as_content() -> None:
-    encoder = HashingEncoder()
-    post(
-        "/v2/embed",
-        {"inputs": [{"content": [{"type": "text", "text": "a"}]}, {"content": [{"type": "text", "text": "b"}]}]},
-        encoder,
-    )
-    assert encoder.heard[0].texts == ["a", "b"]
+def test_texts_may_come_as_content(plain: Standing) -> None:
+    plain.post("/v2/embed", {"inputs": [{"content": [{"type": "text", "text": text}]} for text in "ab"]})
+    assert plain.encoder.heard[-1].texts == ["a", "b"]
 
 
 def test_documents_are_ranked_with_their_texts_below_the_first_version() -> None:
-    said = {
-        "model": "ranker",
-        "query": "q",
-        "documents": ["bird", "dam", "weir"],
-        "top_n": 2,
-        "max_tokens_per_doc": 4096,
-    }
-    answer = post("/v2/rerank", said, ranker()).json()
+    said = {"model": "ranker", "query": "q", "documents": ["bird", "dam", "weir"], "top_n": 2}
+    answer = post("/v2/rerank", {"max_tokens_per_doc": 4096, **said}, ranker()).json()
     assert [(each["index"], "document" in each) for each in answer["results"]] == [(2, False), (1, False)]
     assert answer["results"][0]["relevance_score"] == pytest.approx(0.98201, abs=1e-5)
     assert answer["meta"]["billed_units"] == {"search_units": 1}
@@ -73,7 +62,7 @@ def test_documents_are_ranked_with_their_texts_below_the_first_version() -> None
     assert jina["usage"]["total_tokens"] == 9 and jina["model"] == "ranker"
 
 
-@pytest.mark.parametrize(("path", "document", "status", "rule"), [
+@subcases(("path", "document", "status", "rule"), [
     ("/v2/embed", {"texts": []}, 400, "texts"),
     ("/v2/embed", {"texts": ["a"], "truncate": "LEFT"}, 400, "truncate='LEFT': must be one of NONE, START, END"),
     ("/v2/embed", {"texts": ["a"], "embedding_types": ["int4"]}, 400, "embedding_types='int4': must be one of float"),

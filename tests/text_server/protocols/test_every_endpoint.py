@@ -34,8 +34,7 @@ KEYS = {path: keys for paths, keys in FORMS for path in paths}
 
 @pytest.fixture(scope="module")
 def encoder() -> HashingEncoder:
-    facts = TextFacts(tasks=tuple(TextTask), labels=tuple("abcdefgh"), outputs=tuple(TextOutput))
-    return HashingEncoder(facts=facts)
+    return HashingEncoder(facts=TextFacts(tasks=tuple(TextTask), labels=tuple("abcdefgh"), outputs=tuple(TextOutput)))
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +61,7 @@ ERRORS = [
 
 @pytest.mark.parametrize("path", ENCODING)
 def test_an_error_of_the_encoder_keeps_its_status_and_has_the_form_of_the_api(
-    path: str,
-    standing: Standing,
-    encoder: HashingEncoder,
-    caplog: pytest.LogCaptureFixture,
-    handed_over: list[bytes],
+    path: str, standing: Standing, encoder: HashingEncoder, caplog: pytest.LogCaptureFixture, handed_over: list[bytes]
 ) -> None:
     for error, status, wait, kind in ERRORS:
         encoder.error = error

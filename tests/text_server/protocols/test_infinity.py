@@ -1,45 +1,46 @@
 """The endpoints of infinity and vLLM over encoders without a model."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.rings import subcases
 from tests.text_server.hashing import HashingEncoder, labeller, ranker
-from tests.text_server.served_texts import Served, Standing, asked, post
+from tests.text_server.served_texts import Standing, asked, post
 
 from weir._version import __version__
 from weir.batching.settings import BatchingSettings
 from weir.errors import InvalidRequest
 
 
-def test_documents_are_ranked() -> None:
-    encoder = ranker()
-    answer = post(
-        "/rerank",
-        {"model": "ranker", "query": "q", "documents": ["bird", "dam", {"text": "weir"}], "top_n": 2},
-        encoder,
-    ).json()
+@pytest.fixture(scope="module")
+def ranking() -> Iterator[Standing]:
+    with Standing(ranker(), HashingEncoder()) as server:
+        yield server
+
+
+def test_documents_are_ranked(ranking: Standing) -> None:
+    said = {"model": "ranker", "query": "q", "documents": ["bird", "dam", {"text": "weir"}]}
+    answer = ranking.post("/rerank", {"top_n": 2, **said}).json()
     assert [(each["index"], each["document"]) for each in answer["results"]] == [(2, None), (1, None)]
     assert (answer["object"], answer["model"]) == ("rerank", "ranker") and answer["usage"]["total_tokens"] == 9
-    assert encoder.heard[0].texts[2] == ("q", "weir")
-
-
-def test_raw_scores_and_documents_are_answered_on_request() -> None:
-    said = {"query": "q", "documents": ["bird", "dam"], "raw_scores": True, "return_documents": True}
-    assert post("/rerank", said, ranker()).json()["results"] == [
-        {"relevance_score": 2.0, "index": 1, "document": "dam"}, {"relevance_score": -2.0, "index": 0, "document": "bird"},
+    assert ranking.encoder.heard[-1].texts[2] == ("q", "weir")
+    shown = ranking.post("/rerank", {"raw_scores": True, "return_documents": True, **said}).json()["results"]
+    assert [(each["relevance_score"], each["index"], each["document"]) for each in shown] == [
+        (4.0, 2, "weir"), (2.0, 1, "dam"), (-2.0, 0, "bird"),
     ]  # fmt: skip
 
 
 def test_texts_are_labelled() -> None:
-    answer = post("/classify", {"input": ["dam", "bird"]}, HashingEncoder(), labeller()).json()
+    with Standing(HashingEncoder(), labeller()) as server:
+        answer = server.post("/classify", {"input": ["dam", "bird"]}).json()
+        raw = server.post("/classify", {"input": ["dam"], "raw_scores": True}).json()
     assert [row[0]["label"] for row in answer["data"]] == ["glad", "sad"]
     assert (answer["object"], answer["model"]) == ("classify", "labeller")
-    raw = post("/classify", {"input": ["dam"], "raw_scores": True}, labeller()).json()
     assert [each["score"] for each in raw["data"][0]] == [1.0, 0.0, -1.0]
 
 
-@pytest.mark.parametrize(("path", "document", "rule"), [
+@subcases(("path", "document", "rule"), [
     ("/rerank", {"query": "q", "documents": ["a"], "top_n": -1}, "top_n=-1: must be 1 or more"),
     ("/rerank", {"query": "q", "documents": ["a"] * 51}, "documents: has 51 texts, must have 1 to 50 (max_texts)"),
     ("/rerank", {"query": "q", "documents": [{"title": "a"}]}, "documents[0].text: is missing"),
@@ -54,24 +55,20 @@ def test_what_is_wrong_is_named(path: str, document: Any, rule: str) -> None:
     assert answer.status_code in (400, 422) and rule in str(answer.json())
 
 
-def test_what_its_client_states_without_being_asked_changes_nothing() -> None:
+def test_what_its_client_states_without_being_asked_changes_nothing(ranking: Standing) -> None:
     stated = {"model": "default/not-specified", "encoding_format": "float", "dimensions": 0, "modality": "text"}
-    encoder = HashingEncoder()
-    plain = post("/embeddings", {"input": ["dam"]}, encoder).json()
-    answer = post("/embeddings", {"input": ["dam"], **stated}, encoder).json()
+    plain = ranking.post("/embeddings", {"input": ["dam"]}).json()
+    answer = ranking.post("/embeddings", {"input": ["dam"], **stated}).json()
     assert answer["data"] == plain["data"] and isinstance(answer["id"], str) and isinstance(answer["created"], int)
-    ranked = post("/rerank", {"query": "q", "documents": ["dam"], "model": "default/not-specified"}, ranker())
+    ranked = ranking.post("/rerank", {"query": "q", "documents": ["dam"], "model": "default/not-specified"})
     assert ranked.json()["model"] == "ranker"
 
 
 def test_models_have_what_its_client_reads() -> None:
-    async def ask(server: Served) -> Any:
-        return (await server.client.get("/models")).json()
-
     encoder = ranker()
     encoder.facts = encoder.facts._replace(waiting=lambda: 3)
     encoder.batching = BatchingSettings(max_queue_size=12, max_batch_size=8)
-    (card,) = asked(ask, encoder)["data"]
+    (card,) = asked(lambda server: server.client.get("/models"), encoder).json()["data"]
     assert card["stats"] == {"queue_fraction": 0.25, "queue_absolute": 3, "results_pending": 3, "batch_size": 8}
     assert (card["id"], card["owned_by"], card["object"]) == ("ranker", "infinity", "model")
     assert card["capabilities"] == ["rerank", "classify"]
@@ -116,8 +113,6 @@ def test_without_a_model_that_ranks_the_score_is_the_cosine() -> None:
             assert scores[1] == pytest.approx(1.0, abs=1e-6) and scores[0] < 0.999
         wrong = server.post("/score", {"queries": ["a", "b"], "documents": ["a", "b", "c"]})
         assert "queries: has 2 texts, must have 1, or as many as documents: 3" in wrong.json()["error"]["message"]
-        most = server.post("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 7}).json()["error"]
-        assert (most["param"], "must be -1, or 1 to 6" in most["message"]) == ("truncate_prompt_tokens", True)
 
 
 @subcases(("body", "place", "rule"), [

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import httpx
@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from numpy.typing import NDArray
+from tests.hosted import Square
+from tests.rings import subcases
 from tests.served import Served
 from tests.text_models import tiny, tiny_tokens
 
@@ -29,7 +31,7 @@ from weir.protocols.native import RequestHead
 from weir.text_server.exchange import EmbeddingContext, TextExchange
 from weir.text_server.metrics import TextCounts
 from weir.text_server.protocols.kserve import Item, ItemGroups
-from weir.text_server.texts import Encoded, TextOptions, TextQuery
+from weir.text_server.texts import Encoded, Encodes, TextOptions, TextQuery
 
 TEXTS = ["first do it", "then do it right", "it"]
 LONG = "it " * 20
@@ -86,16 +88,16 @@ def test_texts_are_bytes_and_vectors_numbers(client: Any, vectors: Any) -> None:
     assert described["outputs"] == [
         {"name": "output", "datatype": "FP32", "shape": [-1, tiny.HIDDEN]},
         {"name": "truncated", "datatype": "BOOL", "shape": [-1]},
-        {
-            "name": "tokens",
-            "datatype": "FP32",
-            "shape": [-1, -1, tiny.HIDDEN],
-        },  # these two only where they are asked for
+        # These two only where they are asked for.
+        {"name": "tokens", "datatype": "FP32", "shape": [-1, -1, tiny.HIDDEN]},
         {"name": "token_counts", "datatype": "INT32", "shape": [-1]},
     ]
 
 
-def test_an_answer_says_which_texts_were_cut(client: Any, vectors: Any) -> None:
+def test_options_hold_and_an_answer_says_which_texts_were_cut(client: Any, vectors: Any) -> None:
+    said = {"dimensions": "3", "prompt": "query", "truncate": "true", "client": "me"}
+    result = client.infer("small", texts(*TEXTS), parameters=said)
+    np.testing.assert_array_equal(result["output"], vectors(TEXTS, dimensions=3, prompt="query"))
     result = client.infer("small", texts("it", LONG))
     assert (result["truncated"].tolist(), result.parameters["truncated"]) == ([False, True], 1)
     alone = client.infer("small", texts("it", LONG), outputs=["output"])
@@ -105,18 +107,10 @@ def test_an_answer_says_which_texts_were_cut(client: Any, vectors: Any) -> None:
         client.infer("small", texts("it", LONG), parameters={"truncate": False})
 
 
-def test_parameters_mean_what_they_do_at_the_endpoints_of_texts(client: Any, vectors: Any) -> None:
-    said = {"dimensions": "3", "prompt": "query", "truncate": "true", "client": "me"}
-    result = client.infer("small", texts(*TEXTS), parameters=said)
-    np.testing.assert_array_equal(result["output"], vectors(TEXTS, dimensions=3, prompt="query"))
-
-
-def test_pairs_words_and_token_ids_pass(client: Any, server: EmbeddingServer) -> None:
+def test_pairs_words_and_token_ids_pass(client: Any, http: httpx.Client) -> None:
     def asked(inputs: dict[str, NDArray[Any]], parameters: dict[str, Any], said: list[Any], **more: Any) -> None:
-        with httpx.Client(base_url=server.url) as http:
-            expected = http.post("/encode", json={"texts": said, **more}).json()["result"]
         answer = client.infer("small", inputs, parameters=parameters)
-        np.testing.assert_allclose(answer["output"], expected, atol=1e-7)
+        np.testing.assert_allclose(answer["output"], expected(http, *said, **more), atol=1e-7)
 
     asked(texts(*PAIRS), {}, PAIRS, pairs=True)
     lists = [["first", "do", "its"], ["better", "", ""]]
@@ -138,7 +132,7 @@ def test_an_answer_says_which_token_ids_are_of_another_model(client: Any, caplog
     assert len([record for record in caplog.records if repr(who["client"]) in record.getMessage()]) == 1
 
 
-@pytest.mark.parametrize(("inputs", "parameters", "rule"), [
+@subcases(("inputs", "parameters", "rule"), [
     (texts("it", ""), {}, r"tensor 'input'\[1\]: the text is empty"),
     (texts("it", b"\xff"), {}, r"tensor 'input'\[1\]: must be a text in UTF-8"),
     (texts(["a", "b", "c"]), {}, r"\[1, 3\], must be \[texts\], \[texts, 2\] for pairs, or with the parameter is_tokenized"),
@@ -173,7 +167,7 @@ def test_outputs_that_there_are_not_and_deadlines(server: EmbeddingServer) -> No
             client.infer("small", texts(*[f"it {number}" for number in range(40)]), parameters={"timeout": 1})
 
 
-def test_tritons_clients(server: EmbeddingServer, vectors: Any) -> None:
+def test_tritons_clients(server: EmbeddingServer, http: httpx.Client, vectors: Any) -> None:
     with triton.InferenceServerClient(server.url.partition("://")[2]) as client:
         assert client.get_model_config("small")["output"][0] == {
             "name": "output", "data_type": "TYPE_FP32", "dims": [tiny.HIDDEN],
@@ -188,11 +182,8 @@ def test_tritons_clients(server: EmbeddingServer, vectors: Any) -> None:
     program = [sys.executable, "-W", "ignore", str(TRITON), grpc_of(server), json.dumps(PAIRS)]
     run = subprocess.run(program, capture_output=True, text=True, check=False, timeout=200)
     assert run.returncode == 0, run.stderr
-    with httpx.Client(base_url=server.url) as http:
-        expected = http.post("/encode", json={"texts": PAIRS, "pairs": True, "dimensions": 3}).json()["result"]
-    np.testing.assert_allclose(
-        [list(map(float, line.split())) for line in run.stdout.splitlines()], expected, atol=1e-7
-    )
+    found = [list(map(float, line.split())) for line in run.stdout.splitlines()]
+    np.testing.assert_allclose(found, expected(http, *PAIRS, pairs=True, dimensions=3), atol=1e-7)
 
 
 def test_many_token_ids_are_read_beside_the_loop(server: EmbeddingServer) -> None:
@@ -205,28 +196,13 @@ def test_many_token_ids_are_read_beside_the_loop(server: EmbeddingServer) -> Non
     np.testing.assert_allclose(np.delete(output, 7, axis=0), np.repeat(output[:1], 39, axis=0), atol=1e-6)
 
 
-def test_raw_and_generated(server: EmbeddingServer, vectors: Any) -> None:
-    with httpx.Client(base_url=server.url) as http:
-        raw = http.post("/v2/models/small/infer", content=b"it", headers={"Inference-Header-Content-Length": "0"})
-        events = http.post("/v2/models/small/generate_stream", json={"input": "it", "parameters": {"dimensions": 2}})
+def test_raw_and_generated(http: httpx.Client, vectors: Any) -> None:
+    raw = http.post("/v2/models/small/infer", content=b"it", headers={"Inference-Header-Content-Length": "0"})
+    events = http.post("/v2/models/small/generate_stream", json={"input": "it", "parameters": {"dimensions": 2}})
     assert int(raw.headers["Inference-Header-Content-Length"]) + 4 * tiny.HIDDEN + 1 == len(raw.content)
     (said,) = [line for line in events.text.splitlines() if line.startswith("data:")]
     assert '"truncated":false' in said
     assert str(float(vectors(["it"], dimensions=2)[0, 0]))[:6] in said
-
-
-def test_calls_are_counted_by_endpoint(server: EmbeddingServer) -> None:
-    with httpx.Client(base_url=server.url) as http, GrpcClient(grpc_of(server)) as client:
-        client.infer("small", texts("it", LONG), parameters={"client": "counted"})
-        with pytest.raises(InvalidRequest):
-            client.infer("small", texts(""))
-        lines = http.get("/metrics").text.splitlines()
-        known = http.get("/status/client").json()["clients"]
-    counted = dict(line.rsplit(" ", 1) for line in lines if line[0] != "#")
-    assert float(counted['weir_text_calls_total{code="200",frontend="grpc",model="small"}']) >= 1
-    assert float(counted['weir_text_calls_total{code="400",frontend="grpc",model="small"}']) >= 1
-    assert float(counted['weir_texts_truncated_total{frontend="grpc",model="small"}']) >= 1
-    assert ("counted", "grpc") in {(row["identity"], row["frontend"]) for row in known}
 
 
 def test_a_model_that_is_loaded_anew_answers_at_all_endpoints(tmp_path: Path) -> None:
@@ -248,6 +224,11 @@ def test_a_vector_for_each_token(tmp_path: Path) -> None:
         assert client.model_metadata("small")["outputs"][0]["shape"] == [-1, -1, tiny.HIDDEN]
         output = client.infer("small", texts("it", "do it"))["output"]
         assert output.shape == (2, 4, tiny.HIDDEN) and not output[0, 3:].any()
+        with httpx.Client(base_url=server.url) as http:
+            answer = http.post("/infer/small/batch", json=["it", "", "do it"]).json()
+    # Without those of the neighbours.
+    assert [np.shape(answer[place]["output"]) for place in (0, 2)] == [(3, tiny.HIDDEN), (4, tiny.HIDDEN)]
+    assert answer[1]["code"] == 400
 
 
 MSGPACK, OCTETS = "application/msgpack", "application/octet-stream"
@@ -326,7 +307,7 @@ def test_an_answer_to_items_says_which_token_ids_are_of_another_model(
     assert len([record for record in caplog.records if "'native ids' sent 1 texts" in record.getMessage()]) == 1
 
 
-@pytest.mark.parametrize(("item", "rule"), [
+@subcases(("item", "rule"), [
     ("", "must not be empty"),
     (3, "an item of type int: must be a text, a list of words or of token ids, or an object"),
     ([], "must not be empty"),
@@ -363,29 +344,34 @@ def test_an_item_that_is_no_text_fails_alone(http: httpx.Client) -> None:
 def test_lists_as_wholes(http: httpx.Client) -> None:
     assert http.post("/infer/small/batch", json=[]).json() == []
     assert [each["code"] for each in http.post("/infer/small/batch", json=[3, ""]).json()] == [400, 400]
-    for body, rule in (
-        (b'{"a": 1}', "body: must be"),
-        (b"", "body: is empty"),
-        (b'["a"' + b',"a"' * 40 + b"]", "max_texts"),
-    ):
+    many = b'["a"' + b',"a"' * 40 + b"]"
+    for body, rule in ((b'{"a": 1}', "body: must be"), (b"", "body: is empty"), (many, "max_texts")):
         refused = http.post("/infer/small/batch", content=body)
         assert refused.status_code == 400 and rule in refused.text
     one_line = http.post("/infer/small", json="it", headers={"X-Client-Id": "x" * 200})
     assert one_line.status_code == 400 and "X-Client-Id" in one_line.text
 
 
-def test_headers_hold_as_at_the_native_endpoint(http: httpx.Client) -> None:
+def test_headers_hold_as_at_the_native_endpoint_and_calls_are_counted(
+    http: httpx.Client, server: EmbeddingServer
+) -> None:
     said = {"X-Explain": "1", "X-Request-Id": "7", "X-Client-Id": "explained", "X-Request-Timeout": "20"}
     answer = http.post("/infer/small", json="it", headers=said)
     assert answer.headers["x-request-id"] == "7" and int(answer.headers["x-batch-size"]) >= 1
     late = http.post("/infer/small/batch", json=["it"] * 40, headers={"X-Request-Timeout": "0.000001"}).json()
     assert {each["code"] for each in late} == {504}
-    known = http.get("/status/client").json()["clients"]
-    assert ("explained", "http") in {(row["identity"], row["frontend"]) for row in known}
+    with GrpcClient(grpc_of(server)) as client:
+        client.infer("small", texts("it", LONG), parameters={"client": "counted"})
+        with pytest.raises(InvalidRequest):
+            client.infer("small", texts(""))
+    known = {(row["identity"], row["frontend"]) for row in http.get("/status/client").json()["clients"]}
+    assert {("explained", "http"), ("counted", "grpc")} <= known
     lines = http.get("/metrics").text.splitlines()
-    counted = dict(line.rsplit(" ", 1) for line in lines if line[0] != "#")
-    assert float(counted['weir_text_calls_total{code="200",frontend="http",model="small"}']) >= 1
-    assert float(counted['weir_sent_bytes_total{frontend="http",model="small"}']) > 0
+    counted = {name for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#") if float(value)}
+    of = 'frontend="grpc",model="small"'
+    assert {f'weir_text_calls_total{{code="{code}",{of}}}' for code in (200, 400)} <= counted
+    assert {f"weir_texts_truncated_total{{{of}}}", 'weir_sent_bytes_total{frontend="http",model="small"}'} <= counted
+    assert 'weir_text_calls_total{code="200",frontend="http",model="small"}' in counted
 
 
 def test_a_long_list_is_answered_in_order(http: httpx.Client) -> None:
@@ -394,65 +380,27 @@ def test_a_long_list_is_answered_in_order(http: httpx.Client) -> None:
     np.testing.assert_allclose([each["output"] for each in answer.json()], expected(http, *texts), atol=1e-6)
 
 
-def test_a_vector_for_each_token_without_those_of_the_neighbours(tmp_path: Path) -> None:
-    model = tiny.sentence_model(tmp_path / "small")
-    settings = SETTINGS | {"cache": str(tmp_path / "cache"), "pooling": "none"}
-    with weir.embedding.serve(model, **settings) as server, httpx.Client(base_url=server.url) as http:
-        answer = http.post("/infer/small/batch", json=["it", "", "do it"]).json()
-        assert [np.shape(answer[place]["output"]) for place in (0, 2)] == [(3, tiny.HIDDEN), (4, tiny.HIDDEN)]
-        assert answer[1]["code"] == 400
-
-
-def test_who_leaves_takes_his_texts_along(server: EmbeddingServer) -> None:
-    async def main() -> None:
-        host, port = server.url.partition("://")[2].split(":")
-        body = msgspec.json.encode([f"{LONG} {number}" for number in range(40)])
-        head = f"POST /infer/small/batch HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
-        for _ in range(5):
-            _, writer = await asyncio.open_connection(host, int(port))
-            writer.write(head.encode() + body)
-            await writer.drain()
-            writer.close()
-            await writer.wait_closed()
-
-    asyncio.run(main())
-    with httpx.Client(base_url=server.url, timeout=60) as http:
-        assert http.post("/infer/small", json="it").status_code == 200
-
-
-async def test_of_many_wishes_only_some_are_under_way() -> None:
+async def test_of_many_items_with_options_of_their_own_only_some_are_under_way() -> None:
     # 40,000 texts with a prompt each were as many requests for vectors, begun in one turn of the loop.
+    under_way, most, timeouts = list[str](), 0, list[float]()
+
     class Waiting:
-        """An encoder that answers when it is let."""
-
-        def __init__(self) -> None:
-            self.under_way = self.most = self.ended = 0
-            self.timeouts: list[float] = []
-
         async def encode(self, texts: list[str], query: TextQuery) -> Encoded:
-            self.under_way += 1
-            self.most = max(self.most, self.under_way)
-            assert query.timeout is not None
-            self.timeouts.append(query.timeout)
+            nonlocal most
+            under_way.append(texts[0])
+            most = max(most, len(under_way))
+            timeouts.append(query.timeout or 0.0)
             await asyncio.sleep(0)
-            self.under_way -= 1
-            self.ended += 1
+            under_way.remove(texts[0])
             return Encoded(np.full((1, 2), float(texts[0]), np.float32), [1], [False])
 
-    class Model(weir.Model):
-        """Never asked."""
-
-        def predict(self, batch: list[Any]) -> list[Any]:
-            return batch
-
-    ask = RequestHead(weir.Service(Model, executor="inline"), True)
-    encoder: Any = Waiting()
+    ask, encoder = RequestHead(weir.Service(Square, executor="inline"), True), cast(Encodes, Waiting())
     exchange = TextExchange(EmbeddingContext({}, HttpSettings(), 1000, TextCounts()), "http", encoder, client="one")
     items: list[Any] = [Item(str(place), TextOptions(prompt=f"{place}: ")) for place in range(1000)]
     ends: list[Any] = await ItemGroups(exchange, ask, items).results(None)
     assert [end.numbers[0] for end in ends] == list(range(1000))
-    assert (encoder.ended, encoder.most) == (1000, 64)
-    assert 0 < min(encoder.timeouts) <= max(encoder.timeouts) <= ask.timeout
+    assert (len(timeouts), most) == (1000, 64)
+    assert 0 < min(timeouts) <= max(timeouts) <= ask.timeout
     ask.timeout = 0.0
     late: list[Any] = await ItemGroups(exchange, ask, items[:2]).results(None)
     assert [type(end).__name__ for end in late] == ["DeadlineExceeded"] * 2

@@ -1,13 +1,13 @@
 """TEI's endpoints over encoders without a model: what is asked, what is answered, its headers and errors."""
 
+from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from tests.rings import subcases
 from tests.text_server.hashing import HashingEncoder, labeller, ranker, vector_of, weigher
-from tests.text_server.served_texts import MAX_TEXTS, Served, Standing, asked, post
+from tests.text_server.served_texts import MAX_TEXTS, Standing, asked, post, served
 
 from weir.text_models.packing import unit_vectors
 from weir.text_server.texts import TextFacts, TextOptions
@@ -20,111 +20,102 @@ HEADERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("path", ["/embed", "/", "/invocations"])
-def test_vectors_have_length_one_and_the_headers_tell_the_work(path: str) -> None:
-    answer = post(path, {"inputs": TEXTS, "parameters": {}, "options": {"wait_for_model": True}})
+@pytest.fixture(scope="module")
+def ranking() -> Iterator[Standing]:
+    with Standing(HashingEncoder(), ranker()) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def labelling() -> Iterator[Standing]:
+    with Standing(labeller()) as server:
+        yield server
+
+
+@subcases("path", ["/embed", "/", "/invocations"])
+def test_vectors_have_length_one_and_the_headers_tell_the_work(path: str, plain: Standing) -> None:
+    answer = plain.post(path, {"inputs": TEXTS, "parameters": {}, "options": {"wait_for_model": True}})
     np.testing.assert_allclose(answer.json(), UNIT, rtol=1e-6)
     assert {name: answer.headers[name] for name in HEADERS} == HEADERS
 
 
-@pytest.mark.parametrize(("said", "expected"), [
+@subcases(("said", "expected"), [
     ({"truncate": True, "truncation_direction": "Left"}, {"truncate": True, "truncate_left": True}),
     ({"truncate": False, "truncation_direction": "right"}, {"truncate": False, "truncate_left": False}),
     ({"prompt_name": "query", "dimensions": 3}, {"prompt": "query", "dimensions": 3}),
     ({"prompt_name": None}, {"prompt": None}),
 ])  # fmt: skip
-def test_options_are_passed_on(said: Any, expected: Any) -> None:
-    encoder = HashingEncoder(facts=TextFacts(prompts={"query": "query: "}))
-    assert post("/embed", {"inputs": "one", "normalize": False, **said}, encoder).status_code == 200
-    assert encoder.heard[0].query.options == TextOptions(**expected)
+def test_options_are_passed_on(said: Any, expected: Any, prompted: Standing) -> None:
+    assert prompted.post("/embed", {"inputs": "one", "normalize": False, **said}).status_code == 200
+    assert prompted.encoder.heard[-1].query.options == TextOptions(**expected)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "texts"),
-    [("one", ["one"]), ([4, 5], [[4, 5]]), ([[4], [5, 6]], [[4], [5, 6]]), (["a", "b"], ["a", "b"])],
-)
-def test_inputs_are_texts_or_token_ids(inputs: Any, texts: Any) -> None:
-    encoder = HashingEncoder()
-    answer = post("/embed", {"inputs": inputs, "normalize": False}, encoder)
-    assert encoder.heard[0].texts == texts and len(answer.json()) == len(texts)
+def test_inputs_are_texts_or_token_ids(plain: Standing) -> None:
+    same: list[list[Any]] = [[[4], [5, 6]], ["a", "b"]]
+    inputs: list[tuple[Any, list[Any]]] = [("one", ["one"]), ([4, 5], [[4, 5]]), *zip(same, same, strict=True)]
+    for given, texts in inputs:
+        answer = plain.post("/embed", {"inputs": given, "normalize": False})
+        assert plain.encoder.heard[-1].texts == texts and len(answer.json()) == len(texts)
 
 
 def test_each_token_may_have_a_vector() -> None:
-    answer = post(
-        "/embed_all", {"inputs": ["one two", "three"]}, HashingEncoder(), HashingEncoder("tokens", per_token=True)
-    )
+    encoders = HashingEncoder(), HashingEncoder("tokens", per_token=True)
+    answer = post("/embed_all", {"inputs": ["one two", "three"]}, *encoders)
     assert [len(each) for each in answer.json()] == [2, 1]
 
 
-def test_a_sentence_is_compared_with_others() -> None:
+def test_a_sentence_is_compared_with_others_by_the_function_of_the_model() -> None:
     said = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}, "parameters": {"truncate": True}}
     np.testing.assert_allclose(post("/similarity", said).json(), UNIT[1:] @ UNIT[0], rtol=1e-5)
-
-
-def test_a_sentence_is_compared_by_the_function_of_the_model() -> None:
-    said = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}}
     encoder = HashingEncoder(facts=TextFacts(similarity="euclidean"))
     vectors = np.stack([vector_of(text) for text in TEXTS])
     expected = -np.linalg.norm(vectors[1:] - vectors[0], axis=1)
     np.testing.assert_allclose(post("/similarity", said, encoder).json(), expected, rtol=1e-5)
 
 
-def test_texts_are_ranked_by_the_first_model_that_ranks() -> None:
-    encoder = ranker()
-    answer = post(
-        "/rerank", {"query": "q", "texts": ["bird", "dam", "weir", "twin"], "truncate": True}, HashingEncoder(), encoder
-    )
+def test_texts_are_ranked_by_the_first_model_that_ranks(ranking: Standing) -> None:
+    answer = ranking.post("/rerank", {"query": "q", "texts": ["bird", "dam", "weir", "twin"], "truncate": True})
     assert [each["index"] for each in answer.json()] == [2, 1, 3, 0]  # of equal ones the first goes first
-    np.testing.assert_allclose(
-        [each["score"] for each in answer.json()], [0.98201, 0.88080, 0.88080, 0.11920], atol=1e-5
-    )
-    assert encoder.heard[0].texts == [("q", "bird"), ("q", "dam"), ("q", "weir"), ("q", "twin")]
+    scores = [each["score"] for each in answer.json()]
+    np.testing.assert_allclose(scores, [0.98201, 0.88080, 0.88080, 0.11920], atol=1e-5)
     assert answer.headers["x-compute-characters"] == "19"
-
-
-def test_raw_scores_and_texts_are_answered_on_request() -> None:
     said = {"query": "q", "texts": ["bird", "dam"], "raw_scores": True, "return_text": True}
     expected = [{"index": 1, "score": 2.0, "text": "dam"}, {"index": 0, "score": -2.0, "text": "bird"}]
-    assert post("/rerank", said, ranker()).json() == expected
-    assert post("/", said, ranker()).json() == expected
+    assert ranking.post("/rerank", said).json() == post("/", said, encoder := ranker()).json() == expected
+    assert encoder.heard[0].texts == [("q", "bird"), ("q", "dam")]
+    wrong = ranking.post("/rerank", {"query": "q", "texts": ["dam"], "truncation_direction": "Up"})
+    rule = "truncation_direction='Up': must be one of left, right"
+    assert (wrong.status_code, wrong.json()["error"]) == (422, rule)
 
 
-def test_documents_are_cut_at_a_known_end_only() -> None:
-    answer = post("/rerank", {"query": "q", "texts": ["dam"], "truncation_direction": "Up"}, ranker())
-    assert answer.status_code == 422
-    assert answer.json()["error"] == "truncation_direction='Up': must be one of left, right"
+def test_texts_and_pairs_are_labelled(labelling: Standing) -> None:
+    pair: Any = "dam", "bird"
+    inputs: list[tuple[Any, list[Any]]] = [("dam", ["dam"]), ([*pair], [pair]), ([["dam"], [*pair]], ["dam", pair])]
+    for given, texts in inputs:
+        answer = labelling.post("/predict", {"inputs": given}).json()
+        assert labelling.encoder.heard[-1].texts == texts
+        first = answer[0] if len(texts) > 1 else answer
+        assert sum(each["score"] for each in first) == pytest.approx(1.0)
+        likeliest = ["glad", "sad", "mad"] if texts[0] == "dam" else ["sad", "glad", "mad"]
+        assert [each["label"] for each in first] == likeliest
 
 
-@pytest.mark.parametrize(("inputs", "texts"), [
-    ("dam", ["dam"]), (["dam", "bird"], [("dam", "bird")]), ([["dam"], ["dam", "bird"]], ["dam", ("dam", "bird")]),
-])  # fmt: skip
-def test_texts_and_pairs_are_labelled(inputs: Any, texts: Any) -> None:
-    encoder = labeller()
-    answer = post("/predict", {"inputs": inputs}, encoder).json()
-    assert encoder.heard[0].texts == texts
-    first = answer[0] if len(texts) > 1 else answer
-    assert sum(each["score"] for each in first) == pytest.approx(1.0)
-    assert [each["label"] for each in first] == (
-        ["glad", "sad", "mad"] if texts[0] == "dam" else ["sad", "glad", "mad"]
-    )
-
-
-def test_labels_that_do_not_exclude_each_other_have_scores_of_their_own() -> None:
+def test_labels_that_do_not_exclude_each_other_have_scores_of_their_own(labelling: Standing) -> None:
     found = {each["label"]: each["score"] for each in post("/predict", {"inputs": "dam"}, labeller(True)).json()}
     assert found == pytest.approx({"sad": 0.5, "glad": 0.731058, "mad": 0.268941}, abs=1e-5)
-    raw = post("/predict", {"inputs": "dam", "raw_scores": True}, labeller()).json()
+    raw = labelling.post("/predict", {"inputs": "dam", "raw_scores": True}).json()
     assert [each["score"] for each in raw] == [1.0, 0.0, -1.0]
 
 
-def test_tokens_are_shown_and_put_together_again() -> None:
+def test_tokens_are_shown_and_put_together_again(plain: Standing) -> None:
     encoder = HashingEncoder(facts=TextFacts(prompts={"query": "query: "}))
     shown = post("/tokenize", {"inputs": ["one two"], "prompt_name": "query"}, encoder).json()
     assert [each["text"] for each in shown[0]] == ["<s>", "query:", "one", "two"]
     assert shown[0][0] == {"id": 0, "text": "<s>", "special": True, "start": None, "stop": None}
     assert shown[0][2] == {"id": 3, "text": "one", "special": False, "start": 7, "stop": 10}
-    assert len(post("/tokenize", {"inputs": "one two", "add_special_tokens": False}).json()[0]) == 2
-    assert post("/decode", {"ids": [0, 4, 5]}).json() == ["4 5"]
-    assert post("/decode", {"ids": [[0, 4], [5]], "skip_special_tokens": False}).json() == ["0 4", "5"]
+    assert len(plain.post("/tokenize", {"inputs": "one two", "add_special_tokens": False}).json()[0]) == 2
+    assert plain.post("/decode", {"ids": [0, 4, 5]}).json() == ["4 5"]
+    assert plain.post("/decode", {"ids": [[0, 4], [5]], "skip_special_tokens": False}).json() == ["0 4", "5"]
 
 
 def test_offsets_of_tokens_are_bytes_of_utf_8() -> None:
@@ -159,6 +150,7 @@ def test_the_first_model_is_described() -> None:
     ("/embed", {"inputs": "a", "dimensions": 9}, 422, "Validation", "dimensions=9: must be 1 to 8"),
     ("/embed", {"inputs": "a", "prompt_name": "q"}, 422, "Validation", "prompt_name='q': unknown prompt; available: none"),
     ("/embed", {"inputs": "a", "truncation_direction": "Up"}, 422, "Validation", "truncation_direction='Up': must be one of left, right"),
+    ("/embed_sparse", {"inputs": "a"}, 424, "Backend", "model 'hashing': has no task embed_sparse; it has embed"),
     ("/embed_all", {"inputs": "a"}, 424, "Backend", "model 'hashing': has no task embed_all; it has embed"),
     ("/rerank", {"query": "a", "texts": ["b"]}, 424, "Backend", "model 'hashing': has no task rerank; it has embed"),
     ("/rerank", {"query": "a", "texts": []}, 400, "Empty", "texts: must not be empty"),
@@ -185,51 +177,40 @@ def test_what_is_wrong_has_teis_shape(
 
 def test_texts_have_the_weights_of_their_terms() -> None:
     answer = post("/embed_sparse", {"inputs": ["one", "two", "three"], "truncate": True}, HashingEncoder(), weigher())
-    assert answer.json() == [
-        [{"index": 7, "value": 0.5}, {"index": 30_000, "value": 1.25}],
-        [],
-        [{"index": 9, "value": 2.0}],
-    ]
+    terms = [[(each["index"], each["value"]) for each in text] for text in answer.json()]
+    assert terms == [[(7, 0.5), (30_000, 1.25)], [], [(9, 2.0)]]
     assert post("/", {"inputs": "two"}, weigher()).json() == [[]]
-    wrong = post("/embed_sparse", {"inputs": "one"})
-    assert wrong.status_code == 424 and "has no task embed_sparse; it has embed" in wrong.json()["error"]
 
 
 # What Vertex AI, SageMaker and OpenAPI's clients look for.
 
 
-def test_a_body_of_vertex_ai_has_an_answer_for_each_instance() -> None:
+def test_a_body_of_vertex_ai_has_an_answer_for_each_instance_by_its_task(plain: Standing, labelling: Standing) -> None:
     instances = [{"inputs": TEXTS[0]}, {"inputs": TEXTS[1:], "normalize": True}]
-    answer = post("/vertex", {"instances": instances, "parameters": {}})
-    first, second = answer.json()["predictions"]
+    first, second = plain.post("/vertex", {"instances": instances, "parameters": {}}).json()["predictions"]
     np.testing.assert_allclose([*first, *second], UNIT, rtol=1e-6)
-
-
-def test_instances_are_for_the_task_of_the_first_model_unless_they_are_to_be_ranked() -> None:
     ranking, label = {"query": "q", "texts": ["bird", "dam"]}, {"inputs": ["q", "dam"], "raw_scores": True}
     found = post("/vertex", {"instances": [ranking, label]}, ranker()).json()["predictions"]
     assert [each["index"] for each in found[0]] == [1, 0]
     assert found[1] == [{"label": "LABEL_0", "score": 2.0}]
-    (labels,) = post("/vertex", {"instances": [{"inputs": "dam"}]}, labeller()).json()["predictions"]
+    (labels,) = labelling.post("/vertex", {"instances": [{"inputs": "dam"}]}).json()["predictions"]
     assert labels[0]["label"] == "glad"
 
 
-def test_the_first_wrong_instance_is_the_answer_to_all() -> None:
-    answer = post("/vertex", {"instances": [{"inputs": "one"}, {"inputs": ""}, {}]})
-    assert (answer.status_code, answer.json()["error_type"]) == (400, "Empty")
-    answer = post("/vertex", {"instances": "one"})
-    assert (answer.status_code, answer.json()["error_type"]) == (422, "Validation")
-    answer = post("/vertex", {"instances": [{"inputs": "one"}] * (MAX_TEXTS + 1)})
-    assert (answer.status_code, answer.json()["error_type"]) == (413, "Validation")
-    assert post("/vertex", {"instances": []}).json() == {"predictions": []}
+def test_the_first_wrong_instance_is_the_answer_to_all(plain: Standing) -> None:
+    fine = {"inputs": "one"}
+    for instances, status, kind in (
+        ([fine, {"inputs": ""}, {}], 400, "Empty"), ("one", 422, "Validation"), ([fine] * (MAX_TEXTS + 1), 413, "Validation"),
+    ):  # fmt: skip
+        answer = plain.post("/vertex", {"instances": instances})
+        assert (answer.status_code, answer.json()["error_type"]) == (status, kind)
+    assert plain.post("/vertex", {"instances": []}).json() == {"predictions": []}
 
 
-def test_the_endpoints_of_sagemaker_and_of_teis_description_are_there() -> None:
-    async def ask(server: Served) -> list[httpx.Response]:
-        paths = ("/ping", "/health", "/api-doc/openapi.json", "/openapi.json")
-        return [await server.client.get(path) for path in paths]
-
-    ping, health, described, same = asked(ask)
+async def test_the_endpoints_of_sagemaker_and_of_teis_description_are_there() -> None:
+    paths = ("/ping", "/health", "/api-doc/openapi.json", "/openapi.json")
+    async with served(HashingEncoder()) as server:
+        ping, health, described, same = [await server.client.get(path) for path in paths]
     assert (ping.status_code, ping.json()) == (health.status_code, health.json())
     documents = [response.json() for response in (described, same)]
     assert [document.pop("servers") for document in documents] == [[{"url": ".."}], [{"url": "."}]]

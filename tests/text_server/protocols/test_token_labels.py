@@ -6,7 +6,6 @@ import pytest
 from tests.text_server.hashing import HashingEncoder
 from tests.text_server.served_texts import post
 
-from weir.text_models.texts import TokenDetail
 from weir.text_server.texts import TextFacts, TextTask
 
 LABELS = ("O", "B-PER", "I-PER", "LOC")
@@ -58,7 +57,3 @@ def test_the_last_token_of_a_text_that_was_cut_is_a_special_one() -> None:
 def test_what_is_wrong_is_named(document: Any, status: int, rule: str) -> None:
     answer = post("/predict_tokens", document, namer(), HashingEncoder())
     assert answer.status_code == status and rule in answer.json()["error"]
-
-
-def test_a_special_token_stands_for_nothing() -> None:
-    assert TokenDetail(0, "<s>", True, None, None).start is None
