@@ -1,13 +1,12 @@
 """The frontends and the loops that the tests of HTTP go through: the same tests run through each."""
 
-import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from tests.frontends.http.servers import SERVERS, Running, Serve, running
-from tests.frontends.http.sockets import LOOPS, Run
+from tests.frontends.http.sockets import LOOPS, LoopFactory
 
 from weir.catalog.registry import Registry
 from weir.frontends.http.application import RenderMetrics
@@ -33,11 +32,6 @@ def serve(request: pytest.FixtureRequest) -> Iterator[Serve]:
 
 
 @pytest.fixture(params=LOOPS)
-def run(request: pytest.FixtureRequest) -> Iterator[Run]:
-    """Run a test in each kind of loop."""
-
-    def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
-            runner.run(test())
-
-    yield in_loop
+def loop_factory(request: pytest.FixtureRequest) -> LoopFactory:
+    """Run tests that are coroutines in each kind of loop."""
+    return LOOPS[request.param]

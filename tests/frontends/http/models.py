@@ -173,3 +173,6 @@ class Deadly(Model):
         if "die" in batch:
             os.kill(os.getpid(), signal.SIGKILL)
         return batch
+
+
+MODELS: tuple[type[Model], ...] = (Add, Blob, Count, Echo, Length, Moody, Reader, Shout, Square, Upload, Upper, Words)

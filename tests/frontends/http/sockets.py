@@ -4,7 +4,7 @@ import asyncio
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,8 @@ from weir.testing import FakeExecutor
 TLS = Path(__file__).parent / "tls"
 FILES: Any = {"tls_certfile": str(TLS / "certificate.pem"), "tls_keyfile": str(TLS / "key.pem")}
 GET = b"GET /hello HTTP/1.1\r\nHost: test\r\n\r\n"
-LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
-    "uvloop": uvloop.new_event_loop,
-    "asyncio": asyncio.new_event_loop,
-}
-Run = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+LOOPS: dict[str, LoopFactory] = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 
 @asynccontextmanager

@@ -3,17 +3,23 @@
 import dataclasses
 import datetime
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, NamedTuple
 
+import httpx
 import msgspec
 import numpy
 import pydantic
 import pytest
-from tests.frontends.http.servers import Running, Serve
+from tests.frontends.http.servers import SERVERS, Running, Serve, running
+from tests.rings import subcases
 
+import weir
 from weir.catalog.chains import Chain
+from weir.catalog.registry import Registry
+from weir.messages import JSON, MSGPACK
 from weir.model import Last, Model
+from weir.protocols import HttpSettings
 from weir.serving.service import Service
 from weir.wire.sse import EventParser
 
@@ -114,7 +120,7 @@ CASES: dict[str, Case] = {
         JsonOnly, lambda: JsonOnly(when=3), {"when": "at 3", "raw": "text"}, {"when": 3, "raw": b"text"},  # as pydantic's own JSON is
     ),
 }  # fmt: skip
-every_case = pytest.mark.parametrize("case", CASES)
+DECLARED = [case for case in CASES if CASES[case].declared is not None]  # a chain declares nothing
 
 
 def model_of(case: str, *, streaming: bool = False) -> type[Model]:
@@ -132,45 +138,59 @@ def model_of(case: str, *, streaming: bool = False) -> type[Model]:
     return type("Answers", (Model,), attributes)
 
 
-def read_all(server: Running, path: str, body: Any, accept: str) -> Any:
-    """Return the body of an answer."""
-    answer = server.client.post(path, json=body, headers={"accept": accept})
-    assert answer.status_code == 200, answer.text
-    return json.loads(answer.content) if accept == "application/json" else msgspec.msgpack.decode(answer.content)
+class Unchanged(Service):
+    """Makes the answer of a case once more in a hook."""
+
+    make: Callable[[], Any]
+
+    async def after_batch(self, results: list[Any]) -> list[Any]:
+        return [self.make() for _ in results]
 
 
-@every_case
-def test_one_and_a_list_and_the_open_protocol_and_a_chain_and_a_stream(serve: Serve, case: str) -> None:
-    _, _, as_json, as_msgpack = CASES[case]
-    plain = Service(model_of(case), name="plain", executor="inline")
-    streamed = Service(model_of(case, streaming=True), name="streamed", executor="inline")
-    server = serve(plain, Chain(["plain"], name="chain"), streamed)
-    for accept, written in (("application/json", as_json), ("application/msgpack", as_msgpack)):
-        assert read_all(server, "/infer/plain", 1, accept) == written
-        assert read_all(server, "/infer/plain/batch", [1, 2], accept) == [{"output": written}] * 2
+def services(number: int, case: str) -> list[Any]:
+    """Return what answers a case: a model, a stream, a chain, and a model with a hook."""
+    plain = Service(model_of(case), name=f"plain{number}", executor="inline")
+    streamed = Service(model_of(case, streaming=True), name=f"streamed{number}", executor="inline")
+    hooked = Unchanged(model_of(case), name=f"hooked{number}", executor="inline")
+    hooked.make = CASES[case].make
+    return [plain, streamed, hooked, Chain([plain.name], name=f"chain{number}")]
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def server(request: pytest.FixtureRequest) -> Iterator[Running]:
+    """All cases, through each frontend in turn."""
+    every = [service for number, case in enumerate(CASES) for service in services(number, case)]
+    with running(request.param, Registry(every), HttpSettings(port=0)) as server:
+        yield server
+
+
+def read_all(server: Running, path: str, body: Any = 1) -> tuple[Any, Any]:
+    """Return the body of an answer as it is written in JSON and in msgpack."""
+    plain, packed = (
+        server.client.post(path, json=body, headers={"accept": accept}).raise_for_status().content
+        for accept in (JSON, MSGPACK)
+    )
+    return json.loads(plain), msgspec.msgpack.decode(packed)
+
+
+@subcases(("number", "case"), enumerate(CASES))
+def test_every_way_out_is_written_by_the_declared_type(server: Running, number: int, case: str) -> None:
+    declared, _, as_json, as_msgpack = CASES[case]
+    assert read_all(server, f"/infer/plain{number}") == (as_json, as_msgpack)
+    lists = read_all(server, f"/infer/plain{number}/batch", [1, 2])
+    assert lists == ([{"output": as_json}] * 2, [{"output": as_msgpack}] * 2)
     tensor = {"name": "input", "datatype": "BYTES", "shape": [1], "data": ["1"]}
-    for path in ("/v2/models/plain/infer", "/v2/models/streamed/infer_stream"):
+    for path in (f"/v2/models/plain{number}/infer", f"/v2/models/streamed{number}/infer_stream"):
         answer = server.client.post(path, json={"inputs": [tensor]})
         bodies = [event.data for event in EventParser().feed(answer.content)] if "stream" in path else [answer.content]
         for body in bodies:
             assert json.loads(json.loads(body)["outputs"][0]["data"][0]) == as_json
-    events = EventParser().feed(server.client.post("/infer/streamed", json=1).content)
+    events = EventParser().feed(server.client.post(f"/infer/streamed{number}", json=1).content)
     assert [json.loads(event.data) for event in events] == [as_json] * 2
-    if CASES[case].declared is None:  # a chain declares nothing
-        assert read_all(server, "/infer/chain", 1, "application/json") == as_json
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if CASES[case].declared is not None])
-def test_what_a_hook_returns_is_written_by_the_declared_type_too(serve: Serve, case: str) -> None:
-    _, make, as_json, as_msgpack = CASES[case]
-
-    class Unchanged(Service):
-        async def after_batch(self, results: list[Any]) -> list[Any]:
-            return [make() for _ in results]
-
-    server = serve(Unchanged(model_of(case), name="hooked", executor="inline"))
-    assert read_all(server, "/infer/hooked", 1, "application/json") == as_json
-    assert read_all(server, "/infer/hooked", 1, "application/msgpack") == as_msgpack
+    if declared is None:
+        assert read_all(server, f"/infer/chain{number}")[0] == as_json
+    else:
+        assert read_all(server, f"/infer/hooked{number}") == (as_json, as_msgpack)
 
 
 def test_a_hook_whose_answer_is_not_as_declared_is_told(serve: Serve) -> None:
@@ -183,14 +203,11 @@ def test_a_hook_whose_answer_is_not_as_declared_is_told(serve: Serve) -> None:
     assert answer.status_code == 500 and "not a valid Output" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if CASES[case].declared is not None and case != "for JSON only"]
-)
-def test_the_description_has_the_names_that_are_written(serve: Serve, case: str) -> None:
-    _, _, as_json, _ = CASES[case]
-    server = serve(Service(model_of(case), name="plain", executor="inline"))
-    document = server.client.get("/openapi.json").json()
-    text = json.dumps(document)
+@subcases("case", [case for case in DECLARED if case != "for JSON only"])
+async def test_the_description_has_the_names_that_are_written(case: str) -> None:
+    app: Any = weir.asgi(Service(model_of(case), name="plain", executor="inline"))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://weir") as client:
+        text = (await client.get("/openapi.json")).text
 
     def names(value: Any) -> set[str]:
         if isinstance(value, list):
@@ -199,7 +216,7 @@ def test_the_description_has_the_names_that_are_written(serve: Serve, case: str)
             return set()
         return set(value).union(*map(names, value.values())) - {"x"}
 
-    assert all(f'"{name}"' in text for name in names(as_json))
+    assert all(f'"{name}"' in text for name in names(CASES[case].as_json))
 
 
 async def test_a_caller_in_the_program_gets_the_object() -> None:

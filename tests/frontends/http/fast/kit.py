@@ -226,7 +226,7 @@ async def site(
     await service.start()
     try:
         yield Site(
-            HttpShared(route_handlers, http, [observer], hand_over, clocks=Clocks(clock), access=access),
+            HttpShared(route_handlers, http, [observer], hand_over, clocks=Clocks(clock, clock), access=access),
             service,
             executor,
             observer,

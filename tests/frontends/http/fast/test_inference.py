@@ -3,7 +3,6 @@
 The request that the batcher knows.
 """
 
-import asyncio
 import gzip
 import json
 from collections.abc import Iterator
@@ -43,19 +42,23 @@ def serving(service: Service, **settings: Any) -> Iterator[Running]:
         yield server
 
 
-def infer(
-    server: Running, x: Any, *, outputs: list[str] | None = None, parameters: dict[str, Any] | None = None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Ask with binary data; return the JSON of the answer, and its outputs by name."""
-    [name] = server.registry.services
+def binary(x: Any, outputs: list[str] | None = None, **parameters: Any) -> dict[str, Any]:
+    """Return content and headers of a request with `x` as binary data, that asks for such answers."""
     size = {"binary_data_size": x.nbytes}
     tensor = {"name": "x", "datatype": "FP32", "shape": list(x.shape), "parameters": size}
-    document: dict[str, Any] = {"inputs": [tensor], "parameters": {"binary_data_output": True, **(parameters or {})}}
+    document: dict[str, Any] = {"inputs": [tensor], "parameters": {"binary_data_output": True, **parameters}}
     if outputs is not None:
         document["outputs"] = [{"name": each} for each in outputs]
     header = json.dumps(document).encode()
-    headers = {"inference-header-content-length": str(len(header))}
-    answer = server.client.post(f"/v2/models/{name}/infer", content=header + x.tobytes(), headers=headers)
+    return {"content": header + x.tobytes(), "headers": {"inference-header-content-length": str(len(header))}}
+
+
+def infer(
+    server: Running, x: Any, outputs: list[str] | None = None, **parameters: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Ask with binary data; return the JSON of the answer, and its outputs by name."""
+    [name] = server.registry.services
+    answer = server.client.post(f"/v2/models/{name}/infer", **binary(x, outputs, **parameters))
     assert answer.status_code == 200, answer.text
     return unpacked(answer)
 
@@ -94,11 +97,8 @@ def test_several_requests_are_gathered() -> None:
 
 
 async def _posted(server: Running, x: Any) -> httpx.Response:
-    tensor = {"name": "x", "datatype": "FP32", "shape": list(x.shape), "parameters": {"binary_data_size": x.nbytes}}
-    header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-        headers = {"inference-header-content-length": str(len(header))}
-        return await client.post("/v2/models/where/infer", content=header + x.tobytes(), headers=headers)
+        return await client.post("/v2/models/where/infer", **binary(x))
 
 
 @pytest.mark.parametrize("size", [3, LARGE])
@@ -107,10 +107,8 @@ def test_what_comes_again_is_answered_the_same(size: int, outputs: list[str] | N
     with serving(Service(Vector, executor="inline")) as server:
         for step in range(5):
             x = np.full((2, size), step, np.float32)
-            answer, found = infer(server, x, outputs=outputs, parameters={"priority": 1, "timeout": 9_000_000})
-            assert list(found) == (
-                ["sum", "twice"] if outputs is None else [each for each in ("sum", "twice") if each in outputs]
-            )
+            answer, found = infer(server, x, outputs, priority=1, timeout=9_000_000)
+            assert list(found) == [each for each in ("sum", "twice") if each in (outputs or found)]
             assert found["sum"].tolist() == [step * size] * 2 and answer["model_name"] == "vector"
             if "twice" in found:
                 np.testing.assert_array_equal(found["twice"], x * 2)
@@ -124,38 +122,19 @@ def test_a_request_is_freed_without_the_garbage_collector() -> None:
             assert server.client.post("/v2/models/vector/infer", json={"inputs": [tensor]}).status_code == 200
 
 
-def test_layouts_are_remembered_at_second_sight(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
-    plain = layouts.Layout.arrays
-
-    def spy(layout: layouts.Layout, body: memoryview) -> Any:
-        read.append(len(body))
-        return plain(layout, body)
-
-    monkeypatch.setattr(layouts.Layout, "arrays", spy)
+def test_requests_of_one_length_and_several_shapes_are_told_apart() -> None:
+    shapes = [np.ones((1, 4), np.float32), np.ones((4, 1), np.float32)]
     with serving(Service(Vector, executor="inline")) as server:
-        x = np.ones((1, 4), np.float32)
-        for _ in range(3):
-            infer(server, x)
-        before = len(read)  # the head itself is remembered at second sight too
-        for _ in range(3):
-            infer(server, x)
-        assert len(read) == before + 3
-        other = np.ones((4, 1), np.float32)  # of the same length, but another shape
-        infer(server, other)
-        assert len(read) == before + 3
-        assert infer(server, x)[1]["sum"].tolist() == [4]
-        infer(server, other)
-        before = len(read)
-        sums = [infer(server, each)[1]["sum"].tolist() for each in (x, other, x, other)]
-        assert sums == [[4], [1, 1, 1, 1]] * 2 and len(read) == before + 4  # of several shapes, too
+        for times in (3, 1, 1, 1):
+            sums = [infer(server, x)[1]["sum"].tolist() for x in shapes for _ in range(times)]
+            assert sums == [[4]] * times + [[1, 1, 1, 1]] * times
 
 
 def test_long_headers_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layouts.Layout, "arrays", None)  # to be used by none
     with serving(Service(Vector, executor="inline")) as server:
         for _ in range(5):
-            infer(server, np.ones((1, 4), np.float32), parameters={"note": "x" * 5000})
+            infer(server, np.ones((1, 4), np.float32), note="x" * 5000)
 
 
 @pytest.mark.parametrize("coding", ["identity", "gzip"])
@@ -163,15 +142,13 @@ def test_a_reply_that_comes_again_has_the_headers_of_its_own_request(
     coding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Dispatch, "started_for", lambda self, arrival: 1.5)
-    x = np.ones((1, 1000), np.float32)
-    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1000], "parameters": {"binary_data_size": x.nbytes}}
-    header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    headers = {"inference-header-content-length": str(len(header)), "accept-encoding": coding}
+    request = binary(np.ones((1, 1000), np.float32))
+    request["headers"]["accept-encoding"] = coding
     service = Service(Vector, executor="inline", observers=[Tracing(SpanProcessor())])
     with serving(service, compress_above=10) as server:
         spans = set()
         for _ in range(4):
-            reply = server.client.post("/v2/models/vector/infer", content=header + x.tobytes(), headers=headers)
+            reply = server.client.post("/v2/models/vector/infer", **request)
             assert reply.headers.get("content-encoding", "identity") == coding
             assert reply.headers.get_list("x-start-time") == ["1.500000"]
             [span] = reply.headers.get_list("traceparent")
@@ -182,9 +159,9 @@ def test_a_reply_that_comes_again_has_the_headers_of_its_own_request(
 @pytest.mark.parametrize("coding", ["identity", "gzip"])
 def test_a_compressed_request_is_answered_with_the_same_headers(coding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes through ASGI."""
-    body = json.dumps(
-        {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1000], "data": [1.5] * 1000}]}
-    ).encode()
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1000], "data": [1.5] * 1000}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    ways: list[tuple[bytes, dict[str, str]]] = [(body, {}), (gzip.compress(body), {"content-encoding": "gzip"})]
     with serving(Service(Vector, executor="inline"), compress_above=10) as server:
         for waited in (0.0, 1.5):
             if waited:  # woken so many seconds after each arrival
@@ -194,7 +171,7 @@ def test_a_compressed_request_is_answered_with_the_same_headers(coding: str, mon
                 server.client.post(
                     "/v2/models/vector/infer", content=content, headers={"accept-encoding": coding, **more}
                 )
-                for content, more in ((body, {}), (gzip.compress(body), {"content-encoding": "gzip"}))
+                for content, more in ways
             ]
             names = [{name for name in reply.headers if name != "date"} for reply in replies]
             assert names[0] == names[1]
@@ -230,15 +207,11 @@ async def test_a_lane_that_drains_says_so_as_the_protocol_does() -> None:
 HEAD = b"POST /infer/square HTTP/1.1\r\nHost: t\r\nContent-Length: 1\r\nX-Request-Priority: 4\r\nX-Batch-Key: k\r\nAccept: application/msgpack"
 
 
-def test_its_constructor_sets_what_that_of_a_queued_request_sets() -> None:
-    async def test() -> None:
-        async with site() as here:
-            plan = make_plan(HeadReader().read(HEAD), here.shared.route_handlers, here.shared.settings, Access())
-            head = plan.head
-            request = HttpRequest(Connection(here.shared), plan, b"3")
-            exchange = Exchange(here.service, frontend="http")
-            queued = QueuedRequest(item_entry(head, b"3"), exchange, Schedule(4, head.timeout), lambda request: None)
-            for name in RequestBase.__slots__:
-                assert getattr(request, name) == getattr(queued, name), name
-
-    asyncio.run(test())
+async def test_its_constructor_sets_what_that_of_a_queued_request_sets() -> None:
+    async with site() as here:
+        plan = make_plan(HeadReader().read(HEAD), here.shared.route_handlers, here.shared.settings, Access())
+        request = HttpRequest(Connection(here.shared), plan, b"3")
+        exchange, schedule = Exchange(here.service, frontend="http"), Schedule(4, plan.head.timeout)
+        queued = QueuedRequest(item_entry(plan.head, b"3"), exchange, schedule, lambda request: None)
+        for name in RequestBase.__slots__:
+            assert getattr(request, name) == getattr(queued, name), name

@@ -1,0 +1,214 @@
+"""Streams of events through every frontend of HTTP."""
+
+import asyncio
+import gzip
+import json
+import socket
+import struct
+import threading
+from collections.abc import AsyncGenerator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.frontends.http.servers import Running, Serve
+from tests.serving.kit import Watch
+from tests.simulated.loop import SimulatedLoop
+from tests.streaming_models import Count, Prefixes, Raising, Script, Ticking
+
+from weir.catalog.registry import Registry
+from weir.frontends.http.application import make_app
+from weir.frontends.http.asgi import EventStream
+from weir.frontends.http.fast.shared import Clocks
+from weir.frontends.http.server import HttpServer
+from weir.model import Model
+from weir.protocols import HttpSettings
+from weir.protocols.exchange import EventSource
+from weir.protocols.kserve import KserveContext
+from weir.serving.service import Service
+from weir.testing import RecordingObserver
+from weir.wire.sse import Event, EventParser
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+
+def streaming(*models: type[Model], **settings: Any) -> list[Service]:
+    return [Service(model, executor="thread", **settings) for model in models]
+
+
+def data(response: httpx.Response) -> list[Any]:
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    events = EventParser().feed(response.content)
+    return [json.loads(event.data) if event.name == "message" else event for event in events]
+
+
+def test_every_answer_is_an_event(serve: Serve) -> None:
+    heard = RecordingObserver()
+    server = serve(*streaming(Count, observers=[heard]))
+    for headers in ({}, {"accept": "text/event-stream"}, {"accept": "application/json;q=0.1, text/event-stream"}):
+        response = server.client.post("/infer/count", content=b"3", headers={**headers, "x-request-id": "mine"})
+        assert data(response) == [1, 2, 3]
+        assert (response.headers["cache-control"], response.headers["x-request-id"]) == ("no-store", "mine")
+        assert "content-length" not in response.headers
+    packed = server.client.post("/infer/count", content=gzip.compress(b"2"), headers={"content-encoding": "gzip"})
+    assert data(packed) == [1, 2]
+    server.until(lambda: len(heard.transfers) == 4)
+    assert heard.transfers[0] == ("count", "http", 1, len(response.content))
+    assert {request.frontend for requests, _, _ in heard.answers for request in requests} == {"http"}
+    explained = server.client.post("/infer/count", content=b"3", headers={"x-explain": "1"})
+    assert explained.headers["x-batch-size"] == "1"
+    assert server.client.post("/inference", content=b"1").text == "data: 1\n\n"
+    for path, accept in (("/infer/count", "application/json"), ("/infer/count/batch", "text/event-stream")):
+        response = server.client.post(path, content=b"3", headers={"accept": accept})
+        assert (response.status_code, response.json()["error"]["type"]) == (501, "Unsupported")
+
+
+def test_tensors_nothing_and_errors_in_streams(serve: Serve) -> None:
+    server = serve(*streaming(Prefixes, Script, Raising))
+    assert data(server.client.post("/infer/prefixes", json={"x": [[1, 2], [3, 4]]})) == [
+        {"sum": [[1, 2]], "rows": [1]}, {"sum": [[4, 6]], "rows": [2]},
+    ]  # fmt: skip
+    assert data(server.client.post("/infer/script", json=[None, None])) == []
+    first, last = data(server.client.post("/infer/script", json=["a", {"error": "enough"}]))
+    error = json.loads(last.data)["error"]
+    assert (first, last.name) == ("a", "error")
+    assert (error["type"], error["message"], error["model"]) == ("InvalidRequest", "enough", "script")
+    early = server.client.post("/infer/script", json=[{"error": "not you"}])
+    assert (early.status_code, early.json()["error"]["message"]) == (400, "not you")
+    assert server.client.post("/infer/raising", json="now").status_code == 500
+    assert [server.client.post("/infer/script", content=body).status_code for body in (b"{", b"")] == [400, 400]
+    late = {"x-request-timeout": "0.000001"}
+    assert server.client.post("/infer/script", json=[], headers=late).status_code == 504
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_silence_is_broken_by_comments_and_after_them_errors_are_events(serve: Serve, fails: bool) -> None:
+    heard = threading.Event()
+
+    class Silent(Model):
+        streaming = True
+
+        def predict(self, batch: list[Any]) -> Any:
+            assert heard.wait(60)
+            if fails:
+                raise RuntimeError("no")
+            yield {0: "at last"}
+
+    server = serve(*streaming(Silent), stream_keep_alive=0.02)
+    with server.client.stream("POST", "/infer/silent", json=1) as response:
+        assert response.status_code == 200
+        parts = response.iter_bytes()
+        first = next(parts)
+        assert first.startswith(b": keep-alive\n\n")
+        heard.set()
+        (event,) = EventParser().feed(b"".join((first, *parts)))
+    assert event.name == "error" if fails else json.loads(event.data) == "at last"
+
+
+def test_answers_come_one_by_one_and_who_leaves_ends_his_part(serve: Serve, tmp_path: Path) -> None:
+    ledger, heard = tmp_path / "ledger", RecordingObserver()
+    server = serve(Service(Ticking, executor="process", params={"ledger": str(ledger)}, observers=[heard]))
+    got: list[Event] = []
+    with server.client.stream("POST", "/infer/ticking", json="go") as response:
+        parser, chunks = EventParser(), response.iter_raw()
+        while len(got) < 5:
+            got += parser.feed(next(chunks))
+    assert [int(event.data) for event in got[:5]] == [0, 1, 2, 3, 4]
+    server.until(lambda: bool(heard.timings))
+    assert ledger.read_text() == "closed"
+
+
+def ask(server: Running) -> socket.socket:
+    """Return a connection that has asked Ticking."""
+    connection = server.connect()
+    connection.sendall(b'POST /infer/ticking HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n"go"')
+    return connection
+
+
+def test_who_leaves_without_a_word_ends_his_part_too(serve: Serve) -> None:
+    heard = RecordingObserver()
+    server = serve(*streaming(Ticking, observers=[heard]))
+    with ask(server) as connection:
+        assert connection.recv(1000)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, no goodbye
+    server.until(lambda: bool(heard.timings))
+
+
+def test_a_reader_who_does_not_read_is_ended_and_holds_back_nobody(serve: Serve) -> None:
+    heard, received = RecordingObserver(), b""
+    params = {"seconds": 0.001, "size": 100_000}
+    server = serve(*streaming(Ticking, observers=[heard], params=params, stream_buffer=8))
+    with ask(server) as connection:
+        server.until(lambda: any(error is not None for _, error, _ in heard.answers))
+        while not received.endswith(b"0\r\n\r\n"):
+            received += connection.recv(1 << 16)
+    assert b"event: error" in received and b'"Overloaded"' in received and b"stream_buffer" in received
+
+
+async def test_a_reader_who_never_reads_again_loses_the_connection() -> None:
+    clock, heard = [0.0], Watch()
+    registry = Registry(streaming(Ticking, params={"seconds": 0.0, "size": 100_000}, observers=[heard]))
+    context = KserveContext(registry, HttpSettings(port=0, body_timeout=5.0))
+    server = HttpServer(context, make_app(context), clocks=Clocks(lambda: clock[0]))
+    await registry.start()
+    await server.start()
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+    writer.write(b'POST /infer/ticking HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\n"slow"')
+    await heard.until(lambda: heard.answers)  # its part is ended, as it does not read
+    for seconds in (4.0, 2.0):
+        assert server.connections == 1
+        clock[0] += seconds
+        server.sweep()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not server.connections
+    writer.transport.abort()
+    await registry.stop()
+    await server.stop()
+
+
+class CountingLoop(SimulatedLoop):
+    """An event loop in virtual time whose timers are early as those of uvloop are."""
+
+    turns = 0
+
+    def _run_once(self) -> None:
+        self.turns += 1
+        super()._run_once()
+
+
+# Not in whole milliseconds: a timer of uvloop's fires before.
+@pytest.mark.parametrize("pause", [3.0, 3.0004])
+@pytest.mark.parametrize("times", [(0.5, 100.0), (2.9, 3.1, 5.0, 100.0), (100.0,), (3.1, 6.0, 9.0)])
+def test_a_comment_comes_when_silence_lasts_as_long_as_set_and_none_spins(
+    times: tuple[float, ...], pause: float
+) -> None:
+    loop, sent = CountingLoop(coarse=True), list[tuple[float, bytes]]()
+
+    async def parts() -> AsyncGenerator[bytes, None]:
+        for time in times:
+            await asyncio.sleep(time - loop.time())
+            yield b"1"
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()  # the client stays
+
+    async def send(message: Any) -> None:
+        if body := message.get("body"):
+            sent.append((loop.time(), body))
+
+    def refusal(error: BaseException) -> Any:
+        raise AssertionError(error)
+
+    source = EventSource(parts(), lambda _: b"", lambda: [])
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(EventStream(source, refusal, lambda answer: answer, receive, send, pause).run())
+    gaps = [after - before for before, after in pairwise([0.0, *[moment for moment, _ in sent]])]
+    assert max(gaps) == pytest.approx(pause, abs=0.001)
+    comments = [gap for gap, (_, body) in zip(gaps, sent, strict=True) if body.startswith(b":")]
+    assert comments == pytest.approx([pause] * len(comments), abs=0.001)
+    assert [moment for moment, body in sent if body.startswith(b"data")] == pytest.approx(times)
+    assert loop.turns < 15 * len(sent) + 50
