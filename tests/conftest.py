@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator
 from importlib import import_module
 from inspect import iscoroutinefunction, signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
@@ -60,7 +61,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in signature(pyfuncitem.obj).parameters}
-    with asyncio.Runner(loop_factory=pyfuncitem.funcargs.get("loop_factory")) as runner:
+    factory: Any = pyfuncitem.funcargs.get("loop_factory")
+    with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(pyfuncitem.obj(**arguments))
     return True
 

@@ -8,15 +8,14 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from tests.described import answer_faults, body_faults
 from tests.frontends.http.models import Echo, Square
-from tests.frontends.http.servers import Serve
+from tests.frontends.http.servers import Running, Serve
+from tests.rings import subcases
 
 import weir
 from weir.catalog.registry import Registry
 from weir.errors import Cancelled, DeadlineExceeded, ModelCrashed, Overloaded, WeirError, WorkerLost
-from weir.frontends.http import openapi as documents
 from weir.frontends.http.application import code_of, held, make_app, make_exposition
 from weir.model import Model
 from weir.policy.cost.objective import Prices
@@ -31,6 +30,8 @@ from weir.serving.service import Service
 from weir.telemetry.recorder import Metrics
 from weir.testing import FakeExecutor
 
+LIVE = {"live": True}
+
 
 def squares(**settings: Any) -> Service:
     return Service(Square, executor=FakeExecutor(lambda items: [item * item for item in items]), **settings)
@@ -40,38 +41,14 @@ def wrong() -> Service:
     return Service(Square, name="wrong", executor=FakeExecutor(lambda items: [0 for _ in items]))
 
 
-BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+def get(server: Running, path: str) -> Any:
+    """Return the document at `path`."""
+    return server.client.get(path).raise_for_status().json()
 
 
-def test_a_browser_gets_a_page_of_links_that_work_and_commands_to_try(serve: Serve) -> None:
-    server = serve(Service(Priced, executor=FakeExecutor(lambda items: items)), Service(Echo, executor=FakeExecutor()))
-    page = server.client.get("/", headers={"Accept": BROWSER})
-    assert page.headers["content-type"] == "text/html; charset=utf-8"
-    base = str(server.client.base_url).rstrip("/")
-    assert html.unescape(page.text).count(f"curl -d '\"<b>\"' {base}/infer/priced</pre>") == 1
-    assert "<b>" not in page.text
-    links = re.findall(r'href="(http[^"]+)"', page.text)
-    assert {link.removeprefix(base) for link in links} >= {"/docs", "/health", "/models/priced", "/models/echo"}
-    for link in links:
-        assert server.client.get(link).status_code == 200
-    health = server.client.get("/health", headers={"Accept": BROWSER})
-    assert '"ready": true' in html.unescape(health.text) and "<h2>/health</h2>" in health.text
-    for accept in ("*/*", "application/json"):
-        assert server.client.get("/", headers={"Accept": accept}).json()["server"] == "weir"
-
-
-def test_refusals_of_pages_take_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starlette has a thread call a handler that is no coroutine: damaged requests would fill the pool."""
-
-    async def main() -> list[int]:
-        transport = httpx.ASGITransport(make_app(KserveContext(Registry([squares()]), HttpSettings())))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return [(await client.get(path)).status_code for path in ("/nothing", "/models/nothing", "/infer/square")]
-
-    threads: list[Any] = []
-    monkeypatch.setattr("anyio.to_thread.run_sync", threads.append)
-    assert asyncio.run(main()) == [404, 404, 405]
-    assert threads == []
+def refusal(answer: httpx.Response) -> tuple[int, str]:
+    """Return the status and the type of an error."""
+    return answer.status_code, answer.json()["error"]["type"]
 
 
 class Priced(Model):
@@ -86,58 +63,104 @@ class Priced(Model):
         return batch
 
 
-def test_the_description_is_for_callers(serve: Serve) -> None:
-    paths = serve(Service(Priced, executor=FakeExecutor())).client.get("/openapi.json").json()["paths"]
+def test_a_browser_gets_a_page_of_links_that_work_and_commands_to_try(serve: Serve) -> None:
+    server = serve(Service(Priced, executor=FakeExecutor(lambda items: items)), Service(Echo, executor=FakeExecutor()))
+    browser = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+    page = server.client.get("/", headers=browser)
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert html.unescape(page.text).count(f"curl -d '\"<b>\"' {server.url}/infer/priced</pre>") == 1
+    assert "<b>" not in page.text
+    links = re.findall(r'href="(http[^"]+)"', page.text)
+    assert {link.removeprefix(server.url) for link in links} >= {"/docs", "/health", "/models/priced", "/models/echo"}
+    assert {server.client.get(link).status_code for link in links} == {200}
+    health = server.client.get("/health", headers=browser)
+    assert '"ready": true' in html.unescape(health.text) and "<h2>/health</h2>" in health.text
+    for accept in ("*/*", "application/json"):
+        assert server.client.get("/", headers={"Accept": accept}).json()["server"] == "weir"
+    docs = server.client.get("/docs")  # it needs nothing from elsewhere
+    assert docs.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in docs.headers["content-security-policy"]
+    assert "http://" not in docs.text and "https://" not in docs.text
+
+
+async def test_refusals_of_pages_take_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starlette has a thread call a handler that is no coroutine: damaged requests would fill the pool."""
+    threads: list[Any] = []
+    monkeypatch.setattr("anyio.to_thread.run_sync", threads.append)
+    transport = httpx.ASGITransport(make_app(KserveContext(Registry([squares()]), HttpSettings())))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        for path, status in (("/nothing", 404), ("/models/nothing", 404), ("/infer/square", 405)):
+            assert (await client.get(path)).status_code == status
+    assert threads == []
+
+
+def test_the_description_is_for_callers_and_of_the_models_that_there_are(serve: Serve) -> None:
+    server = serve(Service(Priced, executor=FakeExecutor()))
+    document = get(server, "/openapi.json")
+    paths = document["paths"]
     run = paths["/infer/priced"]["post"]
     assert (run["summary"], run["description"]) == ("Run priced", "Prices things.")
     assert paths["/infer/priced/batch"]["post"]["summary"] == "Run priced on each item of a list"
     assert paths["/"]["get"]["summary"] == "List the models and pages"
+    assert document["servers"] == [{"url": "."}]
     for path, calls in paths.items():
         for call in calls.values():
             assert len(call["summary"]) <= 80 and "\n" not in call["summary"], path
+    assert get(server, "/openapi.json") == document
+    server.call(server.registry.put, [Service(Echo, executor=FakeExecutor())])
+    assert "/infer/echo" in get(server, "/openapi.json")["paths"]
 
 
 def test_the_index_says_what_there_is(serve: Serve) -> None:
     server = serve(squares(), Service(Echo, executor=FakeExecutor()), routes={"square": "/api/sq"})
-    index = server.client.get("/").json()
+    index = get(server, "/")
     assert [model["name"] for model in index["models"]] == ["square", "echo"]
     assert index["models"][0]["paths"] == ["/infer/square", "/infer/square/batch", "/api/sq", "/api/sq/batch"]
-    assert "/inference" not in str(index)
-    assert "/metrics" not in index["pages"]
+    assert "/inference" not in str(index) and "/metrics" not in index["pages"]
     for path in index["pages"]:
         if "{" not in path:
             assert server.client.get(path).status_code == 200
 
 
-def test_health(serve: Serve) -> None:
-    server = serve(squares())
-    assert server.client.get("/health/live").json() == {"live": True}
-    ready = server.client.get("/health/ready").json()
-    assert ready == {"ready": True, "models": [{"name": "square", "ready": True, "reason": "", "workers": "1 of 1"}]}
-    deep = server.client.get("/health/deep").json()
-    assert deep["healthy"] is True
-    assert len(deep["models"][0]["examples"]) == 2
+def test_health_and_the_state_of_a_model(serve: Serve) -> None:
+    service = squares(max_batch_size=7)
+    server = serve(service)
+    assert get(server, "/health/live") == LIVE
+    ready = {"name": "square", "ready": True, "reason": "", "workers": "1 of 1"}
+    assert get(server, "/health/ready") == {"ready": True, "models": [ready]}
+    deep = get(server, "/health/deep")
+    assert deep["healthy"] is True and len(deep["models"][0]["examples"]) == 2
     assert server.client.head("/health/live").status_code == 200
+    server.client.post("/infer/square", json=3)
+    state = get(server, "/models/square")
+    assert state["settings"]["max_batch_size"] == 7
+    assert (state["recent"][-1]["reason"], state["workers"][0]["state"]) == ("idle", "ready")
+    assert set(state) == set(server.call(service.state))
+    assert get(server, "/models")["models"][0]["name"] == "square"
+    server.run(server.registry.stop())  # it may listen before its models are ready
+    for path, status in (("live", 200), ("ready", 503), ("deep", 503)):
+        assert server.client.get(f"/health/{path}").status_code == status
+    assert get(server, "/models/square")["ready"] is False
+    assert server.client.get("/openapi.json").status_code == 200
 
 
 @pytest.mark.parametrize("liveness", ["process", "models"])
 def test_a_server_is_not_live_while_a_model_can_start_no_worker_if_that_counts(serve: Serve, liveness: str) -> None:
     executor = FakeExecutor(lambda items: items)
     server = serve(squares(), Service(Echo, executor=executor), liveness=liveness)
-    live = {"live": True}
-    assert server.client.get("/health/live").json() == server.client.get("/v2/health/live").json() == live
+    assert get(server, "/health/live") == get(server, "/v2/health/live") == LIVE
     server.call(executor.lose, 0)  # another is being started
-    assert server.client.get("/health/live").json() == server.client.get("/v2/health/live").json() == live
+    assert get(server, "/health/live") == get(server, "/v2/health/live") == LIVE
     server.call(executor.end, "no weights")
     native, kserve = server.client.get("/health/live"), server.client.get("/v2/health/live")
     if liveness == "process":
-        assert native.json() == kserve.json() == live
+        assert native.json() == kserve.json() == LIVE
     else:
         assert (native.status_code, kserve.status_code) == (503, 503)
         assert native.json() == {"live": False, "models": {"echo": "no weights"}}
         assert kserve.json() == {"error": "not live: echo: no weights"}
     server.call(executor.revive, 0)
-    assert server.client.get("/health/live").json() == server.client.get("/v2/health/live").json() == live
+    assert get(server, "/health/live") == get(server, "/v2/health/live") == LIVE
     assert server.client.post("/infer/echo", json="again").status_code == 200
 
 
@@ -150,114 +173,55 @@ def test_a_model_with_wrong_answers_is_not_healthy(serve: Serve) -> None:
     assert server.client.get("/health/ready").status_code == 200
 
 
-def test_the_state_of_a_model(serve: Serve) -> None:
-    service = squares(max_batch_size=7)
-    server = serve(service)
-    server.client.post("/infer/square", json=3)
-    state = server.client.get("/models/square").json()
-    assert state["settings"]["max_batch_size"] == 7
-    assert state["recent"][-1]["reason"] == "idle"
-    assert state["workers"][0]["state"] == "ready"
-    assert set(state) == set(server.call(service.state))
-    assert server.client.get("/models").json()["models"][0]["name"] == "square"
+def test_what_pages_refuse(serve: Serve) -> None:
+    server = serve(squares())
+    for path in ("/models/cube", "/models/cube/policy"):
+        answer = server.client.get(path)
+        assert refusal(answer) == (404, "ModelNotFound")
+        assert "square" in answer.json()["error"]["message"] and answer.json()["error"]["model"] is None
+    for path in ("/", "/models", "/health/live", "/docs"):
+        answer = server.client.post(path, content=b"1")
+        assert (*refusal(answer), answer.headers["allow"]) == (405, "MethodNotAllowed", "GET, HEAD")
+        assert ("GET / lists the paths that there are" in answer.text) == (path == "/")
+    for path in ("/nowhere", "/metrics"):  # it was given none
+        answer = server.client.get(path)
+        assert refusal(answer) == (404, "NotFound") and "GET /" in answer.json()["error"]["message"]
+    answer = server.client.delete("/models/square/policy")
+    assert (answer.status_code, answer.json()["error"]["details"]) == (405, {"allow": ["GET", "HEAD", "PUT"]})
+    answer = server.client.put("/models/square/policy", json={"energy_weight": 1.0})
+    assert refusal(answer) == (409, "Conflict")
+    assert "the policy of model 'square' is 'greedy'" in answer.json()["error"]["message"]
 
 
-def test_the_state_of_a_model_that_is_not_there(serve: Serve) -> None:
-    answer = serve(squares()).client.get("/models/cube")
-    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "ModelNotFound")
-    assert "square" in answer.json()["error"]["message"]
-
-
-def test_metrics_are_what_the_server_was_given(serve: Serve) -> None:
+def test_metrics_are_what_the_server_was_given(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     def render(accept: str) -> tuple[bytes, str]:
+        if accept == "fail":
+            raise KeyError("secret")
         return f"# for {accept}\n".encode(), "text/plain; version=0.0.4"
 
     server = serve(squares(), metrics=render)
     answer = server.client.get("/metrics", headers={"accept": "text/plain"})
     assert (answer.text, answer.headers["content-type"]) == ("# for text/plain\n", "text/plain; version=0.0.4")
-    assert "/metrics" in server.client.get("/").json()["pages"]
+    assert "/metrics" in get(server, "/")["pages"]
+    failed = server.client.get("/metrics", headers={"accept": "fail"})
+    assert refusal(failed) == (500, "InternalError")
+    assert "secret" not in failed.text and "secret" in caplog.text
 
 
-def test_without_metrics_there_is_no_such_page(serve: Serve) -> None:
-    answer = serve(squares()).client.get("/metrics")
-    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "NotFound")
+def test_pages_of_other_origins_are_let_in_by_name_only(serve: Serve) -> None:
+    origin, allowed = {"origin": "http://page.example"}, "access-control-allow-origin"
+    server = serve(squares(), cors_origins=["http://page.example"])
+    answer = server.client.post("/infer/square", json=3, headers=origin)
+    assert (answer.json(), answer.headers[allowed]) == (9, "http://page.example")
+    assert "X-Batch-Size" in answer.headers["access-control-expose-headers"]
+    refused = server.client.post("/infer/square", content=b"", headers=origin)
+    assert refused.headers[allowed] == "http://page.example"
+    stranger = server.client.post("/infer/square", json=3, headers={"origin": "http://other.example"})
+    assert allowed not in stranger.headers
+    assert allowed not in serve(squares()).client.post("/infer/square", json=3, headers=origin).headers
 
 
-@pytest.mark.parametrize("path", ["/", "/models", "/health/live", "/docs"])
-def test_pages_are_only_read(serve: Serve, path: str) -> None:
-    answer = serve(squares()).client.post(path, content=b"1")
-    assert (answer.status_code, answer.json()["error"]["type"]) == (405, "MethodNotAllowed")
-    assert answer.headers["allow"] == "GET, HEAD"
-    assert ("GET / lists the paths that there are" in answer.text) == (path == "/")
-
-
-def test_an_unknown_path_says_where_to_look(serve: Serve) -> None:
-    answer = serve(squares()).client.get("/nowhere")
-    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "NotFound")
-    assert "GET /" in answer.json()["error"]["message"]
-
-
-def test_the_docs_page_needs_nothing_from_elsewhere(serve: Serve) -> None:
-    answer = serve(squares()).client.get("/docs")
-    assert answer.headers["content-type"].startswith("text/html")
-    assert "default-src 'none'" in answer.headers["content-security-policy"]
-    assert "http://" not in answer.text
-    assert "https://" not in answer.text
-
-
-def test_a_page_that_fails_says_nothing_of_itself(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    def render(accept: str) -> tuple[bytes, str]:
-        raise KeyError("secret")
-
-    answer = serve(squares(), metrics=render).client.get("/metrics")
-    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "InternalError")
-    assert "secret" not in answer.text
-    assert "secret" in caplog.text
-
-
-def test_pages_while_models_load(serve: Serve) -> None:
-    """The server may listen before its models are ready."""
-    server = serve(squares())
-    server.run(server.registry.stop())
-    assert server.client.get("/health/live").status_code == 200
-    assert server.client.get("/health/ready").status_code == 503
-    assert server.client.get("/health/deep").status_code == 503
-    assert server.client.get("/models/square").json()["ready"] is False
-    assert server.client.get("/openapi.json").status_code == 200
-
-
-class TestCors:
-    """Pages of other origins."""
-
-    def test_are_not_let_in_by_default(self, serve: Serve) -> None:
-        answer = serve(squares()).client.post("/infer/square", json=3, headers={"origin": "http://page.example"})
-        assert "access-control-allow-origin" not in answer.headers
-
-    def test_are_let_in_by_name(self, serve: Serve) -> None:
-        server = serve(squares(), cors_origins=["http://page.example"])
-        origin = {"origin": "http://page.example"}
-        answer = server.client.post("/infer/square", json=3, headers=origin)
-        assert (answer.json(), answer.headers["access-control-allow-origin"]) == (9, "http://page.example")
-        assert "X-Batch-Size" in answer.headers["access-control-expose-headers"]
-        refused = server.client.post("/infer/square", content=b"", headers=origin)
-        assert refused.headers["access-control-allow-origin"] == "http://page.example"
-        stranger = server.client.post("/infer/square", json=3, headers={"origin": "http://other.example"})
-        assert "access-control-allow-origin" not in stranger.headers
-
-
-def test_applications_are_made_whole_before_the_first_request() -> None:
-    # Starlette otherwise puts the parts together with the first request, while all others wait.
-    app = make_app(KserveContext(Registry([]), HttpSettings()))
-    layer: Any = app.middleware_stack
-    found = [app]
-    while layer is not None:
-        found += [part for part in vars(layer).values() if isinstance(part, Starlette)]
-        layer = getattr(layer, "app", None) or getattr(layer, "_app", None)
-    assert len(found) == 2
-    assert all(each.middleware_stack is not None for each in found)
-
-
-@pytest.mark.parametrize(
+@subcases(
     ("kind", "code"),
     [(None, "200"), (Overloaded, "429"), (DeadlineExceeded, "504"), (WorkerLost, "503"), (ModelCrashed, "500"),
      (Cancelled, "499")],
@@ -267,21 +231,17 @@ def test_the_code_of_the_http_frontend_is_http_s(kind: type[WeirError] | None, c
     assert code_of("python", kind) == ("ok" if kind is None else kind.__name__)
 
 
-def test_levels_are_those_of_the_running_models() -> None:
-    async def shown() -> str:
-        metrics, executor = Metrics(), FakeExecutor()
-        service = weir.Service(Square, executor=executor, observers=[metrics], max_batch_size=2)
-        exposition = make_exposition(metrics, weir.Registry([service]))
-        await service.start()
-        calls = [service.infer(n) for n in range(5)]
-        await asyncio.sleep(0)
-        text = exposition.render()[0].decode()
-        for call in calls:
-            call.cancel()
-        await service.stop(0.0)
-        return text
-
-    text = asyncio.run(shown())
+async def test_levels_are_those_of_the_running_models() -> None:
+    metrics = Metrics()
+    service = weir.Service(Square, executor=FakeExecutor(), observers=[metrics], max_batch_size=2)
+    exposition = make_exposition(metrics, weir.Registry([service]))
+    await service.start()
+    calls = [service.infer(n) for n in range(5)]
+    await asyncio.sleep(0)
+    text = exposition.render()[0].decode()
+    for call in calls:
+        call.cancel()
+    await service.stop(0.0)
     assert 'weir_waiting_rows{model="square"} 3.0' in text
     assert 'weir_waiting_requests{model="square"} 3.0' in text
     assert 'weir_running_batches{model="square"} 1.0' in text
@@ -289,28 +249,21 @@ def test_levels_are_those_of_the_running_models() -> None:
     assert 'weir_worker_restarts_total{model="square"} 0.0' in text
 
 
-@pytest.mark.parametrize(("version", "shown"), [("", ""), ("v2", ',version="v2"')])
-def test_a_name_with_slashes_is_no_version(version: str, shown: str) -> None:
+def test_versions_of_a_model_are_distinguished_and_slashes_are_no_version() -> None:
     metrics = Metrics()
-    service = weir.Service(Square, name="acme/sq", version=version, executor=FakeExecutor())
-    metrics.transferred(service.label, "http", 3, 4)
-    registry = weir.Registry([service])
-    exposition = make_exposition(metrics, registry)
-    labels = f'frontend="http",model="acme/sq"{shown}'
-    assert f"weir_received_bytes_total{{{labels}}} 3.0" in exposition.render()[0].decode()
-    registry.remove("acme/sq")
-    assert f"weir_received_bytes_total{{{labels}}} 3.0" in exposition.render()[0].decode()
-
-
-def test_versions_of_a_model_are_distinguished() -> None:
-    metrics = Metrics()
-    services = [weir.Service(Square, name="sq", version=version, executor=FakeExecutor()) for version in ("1", "2")]
-    metrics.transferred(services[0].label, "http", 3, 4)
-    text = make_exposition(metrics, weir.Registry(services)).render()[0].decode()
-    assert 'weir_received_bytes_total{frontend="http",model="sq",version="1"} 3.0' in text
-    assert [f'weir_waiting_rows{{model="sq",version="{version}"}} 0.0' in text for version in ("1", "2", "3")] == [
-        True, True, False,
-    ]  # fmt: skip
+    named = {("acme/sq", ""): "", ("acme/sq", "v2"): ',version="v2"', ("acme/sq", "v3"): ',version="v3"'}
+    services = {key: weir.Service(Square, name=key[0], version=key[1], executor=FakeExecutor()) for key in named}
+    for key, service in services.items():
+        metrics.transferred(service.label, "http", 3, 4)
+        registry = weir.Registry([service])
+        exposition = make_exposition(metrics, registry)
+        line = f'weir_received_bytes_total{{frontend="http",model="acme/sq"{named[key]}}} 3.0'
+        assert line in exposition.render()[0].decode()
+        registry.remove("acme/sq")
+        assert line in exposition.render()[0].decode()
+    text = make_exposition(metrics, weir.Registry(list(services.values())[1:])).render()[0].decode()
+    found = [f'weir_waiting_rows{{model="acme/sq",version="{version}"}} 0.0' in text for version in ("v2", "v3", "v4")]
+    assert found == [True, True, False]
 
 
 def test_what_clients_hold_is_shown() -> None:
@@ -325,14 +278,11 @@ def test_what_clients_hold_is_shown() -> None:
     }  # fmt: skip
 
 
-PROFILE = Profile.linear(alpha_ms=0.02, tau0_ms=0.08, max_batch_size=4)
-
-
 def test_a_rule_says_what_is_measured_and_nothing_else(serve: Serve) -> None:
-    server = serve(squares(policy="control-limit:1"))
+    server = serve(squares(policy="control-limit:1"), squares(name="object", policy=ControlLimit(3)))
     for _ in range(3):
         assert server.client.post("/infer/square", json=3).status_code == 200
-    policy = server.client.get("/models/square/policy").json()
+    policy = get(server, "/models/square/policy")
     assert (policy["model"], policy["policy"], policy["workers"]) == ("square", "control-limit:1", 1)
     assert policy["table"] == {"index": None, "rate": None, "limit": 1}
     assert (policy["measured"]["requests"], policy["measured"]["batches"]) == (3, 3)
@@ -343,18 +293,8 @@ def test_a_rule_says_what_is_measured_and_nothing_else(serve: Serve) -> None:
     assert policy["learning"] is False
     text = server.client.get("/models/square/policy", headers={"Accept": "text/plain"}).text
     assert text.startswith("model: square\npolicy: control-limit:1\n") and "\ntable:\n  limit: 1\n" in text
-
-
-def test_a_policy_object_is_shown_by_what_it_is(serve: Serve) -> None:
-    policy = serve(squares(policy=ControlLimit(3))).client.get("/models/square/policy").json()
-    assert policy["policy"] == "ControlLimit(limit=3)"
-    assert policy["table"]["limit"] is None  # nothing was decided yet
-
-
-def test_of_no_model(serve: Serve) -> None:
-    answer = serve(squares()).client.get("/models/cube/policy")
-    error = answer.json()["error"]
-    assert (answer.status_code, error["type"], error["model"]) == (404, "ModelNotFound", None)
+    other = get(server, "/models/object/policy")
+    assert (other["policy"], other["table"]["limit"]) == ("ControlLimit(limit=3)", None)  # nothing was decided yet
 
 
 class Hooked(Service):
@@ -367,23 +307,22 @@ class Hooked(Service):
 @cache
 def bank() -> Bank:
     """Solved once: it never changes."""
-    return solve_bank(PROFILE, Prices(1.0, 1.0), rates=[load * PROFILE.max_rate for load in (0.1, 0.5, 0.9)])
+    profile = Profile.linear(alpha_ms=0.02, tau0_ms=0.08, max_batch_size=4)
+    return solve_bank(profile, Prices(1.0, 1.0), rates=[load * profile.max_rate for load in (0.1, 0.5, 0.9)])
 
 
 def solved(**settings: Any) -> Service:
     """A model whose tables are solved by real processes."""
     executor = FakeExecutor(lambda items: [item * item for item in items])
-    policy = SolvedPolicy(bank())
-    return Hooked(Square, executor=executor, policy=policy, max_batch_size=4, **settings)
+    return Hooked(Square, executor=executor, policy=SolvedPolicy(bank()), max_batch_size=4, **settings)
 
 
 def test_every_page_answers_as_the_description_says(serve: Serve) -> None:
     lost = FakeExecutor()
     models = [squares(), solved(name="dear"), wrong(), Service(Echo, executor=lost)]
     server = serve(*models, metrics=lambda accept: (b"# none\n", "text/plain; version=0.0.4"), liveness="models")
-    client = server.client
-    document = client.get("/openapi.json").json()
-    client.post("/infer/dear/batch", json=[3] * 20)
+    document = get(server, "/openapi.json")
+    server.client.post("/infer/dear/batch", json=[3] * 20)
     paths = [path for path, page in document["paths"].items() if page.get("get", {}).get("tags") == ["server"]]
     assert {"/", "/health/deep", "/models/{model}/policy", "/metrics", "/docs"} <= set(paths)
     for alive in (True, False):
@@ -391,14 +330,14 @@ def test_every_page_answers_as_the_description_says(serve: Serve) -> None:
             server.call(lost.end, "no weights")
         for path in paths:
             for model in ("square", "dear", "cube") if "{model}" in path else ("",):
-                answer = client.get(path.replace("{model}", model))
+                answer = server.client.get(path.replace("{model}", model))
                 content = document["paths"][path]["get"]["responses"].get(str(answer.status_code), {}).get("content")
                 assert answer.headers["content-type"].startswith(tuple(content or ["application/json"])), path
                 if "json" in answer.headers["content-type"]:
                     assert answer_faults(document, path, answer) == [], (path, answer.text)
     path = "/models/{model}/policy"
     for body in ({"energy_weight": 2.0, "latency_objective": None}, {"energy_weight": "2"}, {"energy": 2}):
-        answer = client.put("/models/dear/policy", json=body)
+        answer = server.client.put("/models/dear/policy", json=body)
         assert answer_faults(document, path, answer) == [], answer.text
         assert bool(body_faults(document, path, body, "put")) == (answer.status_code == 400)
 
@@ -407,38 +346,46 @@ def test_a_solved_policy_says_what_it_goes_by(serve: Serve) -> None:
     server = serve(solved())
     for _ in range(3):
         server.client.post("/infer/square/batch", json=[3] * 20)
-    policy = server.client.get("/models/square/policy").json()
+    policy = get(server, "/models/square/policy")
     assert policy["rate"] > 0.0
     assert policy["capacity"] == pytest.approx(25_000.0)
     assert policy["prices"] == {"latency_weight": 1.0, "energy_weight": 1.0, "reference_rate": None}
-    assert policy["table"]["rate"] == policy["solved"]["rates"][policy["table"]["index"]]
-    assert policy["table"]["limit"] == policy["solved"]["limits"][policy["table"]["index"]]
+    table, solution, measured = policy["table"], policy["solved"], policy["measured"]
+    assert table["rate"] == solution["rates"][table["index"]]
+    assert table["limit"] == solution["limits"][table["index"]]
     assert policy["profile"]["service_time_ms"] == pytest.approx([0.1, 0.12, 0.14, 0.16])
-    assert policy["measured"]["rows"] == 60
-    assert policy["measured"]["power_w"] > 0.0
-    assert policy["measured"]["cost"] == pytest.approx(
-        policy["measured"]["response_time_ms"] + policy["measured"]["power_w"]
-    )
-    assert (policy["workers"], policy["solved"]["count"], policy["learning"]) == (1, 0, False)
+    assert measured["rows"] == 60 and measured["power_w"] > 0.0
+    assert measured["cost"] == pytest.approx(measured["response_time_ms"] + measured["power_w"])
+    assert (policy["workers"], solution["count"], policy["learning"]) == (1, 0, False)
     assert (policy["drift"], policy["objective"]) == ({"factor": 1.0}, None)
 
 
-def test_prices_can_be_changed(serve: Serve) -> None:
-    server = serve(solved())
-    before = server.client.get("/models/square/policy").json()
+def test_prices_can_be_changed_and_metrics_show_it(serve: Serve) -> None:
+    metrics = Metrics()
+    service, rule = solved(observers=[metrics]), squares(name="rule", observers=[metrics])
+    server = serve(service, rule, metrics=make_exposition(metrics, Registry([service, rule])).render)
+    for _ in range(3):
+        server.client.post("/infer/square/batch", json=[3] * 20)
+    before = get(server, "/models/square/policy")
     answer = server.client.put("/models/square/policy", json={"energy_weight": 500.0, "reference_rate": 100})
     assert answer.status_code == 200
     changed = answer.json()
     assert changed["prices"] == {"latency_weight": 1.0, "energy_weight": 500.0, "reference_rate": 100}
     assert changed["solved"]["reason"] == "prices"
     assert sum(changed["solved"]["limits"]) > sum(before["solved"]["limits"])  # energy is dear now: it waits for more
-    assert server.client.get("/models/square/policy").json()["prices"] == changed["prices"]
-    assert server.client.get("/models/square").json()["policy"]["resolves"] == {"prices": 1}
+    assert get(server, "/models/square/policy")["prices"] == changed["prices"]
+    assert get(server, "/models/square")["policy"]["resolves"] == {"prices": 1}
+    text = server.client.get("/metrics").text
+    assert 'weir_policy_resolves_total{model="square",reason="prices"} 1.0' in text
+    assert 'weir_policy_drift{model="square"} 1.0' in text
+    assert 'weir_policy_drift{model="rule"}' not in text
+    for name in ("rate", "limit", "predicted_response_time_seconds", "predicted_power_watts"):
+        assert f'weir_policy_{name}{{model="square"}}' in text
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "kind", "says"),
-    [
+def test_what_is_unsound_is_refused_with_the_reason(serve: Serve, subtests: pytest.Subtests) -> None:
+    server = serve(solved())
+    for body, status, kind, says in (
         (b'{"energy_wait": 1}', 400, "InvalidRequest", "energy_wait: unknown field"),
         (b'{"self": 1}', 400, "InvalidRequest", "self: unknown field"),
         (b'{"energy_weight": "1"}', 400, "InvalidRequest", "energy_weight='1': must be a number"),
@@ -448,61 +395,11 @@ def test_prices_can_be_changed(serve: Serve) -> None:
         (b'{"energy_weight": -1}', 422, "ValidationFailed", "energy_weight=-1"),
         (b'{"energy_weight": 0, "latency_weight": 0}', 422, "ValidationFailed", "must be greater than 0"),
         (b'{"latency_objective": "p99=0.05ms"}', 422, "ValidationFailed", "a row alone takes"),
-    ],
-)
-def test_what_is_unsound_is_refused_with_the_reason(
-    serve: Serve, body: bytes, status: int, kind: str, says: str
-) -> None:
-    server = serve(solved())
-    answer = server.client.put("/models/square/policy", content=body)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["type"], error["model"]) == (status, kind, "square")
-    assert says in error["message"]
-    policy = server.client.get("/models/square/policy").json()
+    ):
+        with subtests.test(says):
+            answer = server.client.put("/models/square/policy", content=body)
+            error = answer.json()["error"]
+            assert (*refusal(answer), error["model"]) == (status, kind, "square")
+            assert says in error["message"]
+    policy = get(server, "/models/square/policy")
     assert (policy["prices"]["energy_weight"], policy["solved"]["count"]) == (1.0, 0)
-
-
-def test_a_rule_has_no_prices(serve: Serve) -> None:
-    answer = serve(squares()).client.put("/models/square/policy", json={"energy_weight": 1.0})
-    assert (answer.status_code, answer.json()["error"]["type"]) == (409, "Conflict")
-    assert "the policy of model 'square' is 'greedy'" in answer.json()["error"]["message"]
-
-
-def test_other_methods_are_refused(serve: Serve) -> None:
-    answer = serve(squares()).client.delete("/models/square/policy")
-    assert (answer.status_code, answer.json()["error"]["details"]) == (405, {"allow": ["GET", "HEAD", "PUT"]})
-
-
-def test_metrics_show_it(serve: Serve) -> None:
-    metrics = Metrics()
-    service, rule = solved(observers=[metrics]), squares(name="rule", observers=[metrics])
-    server = serve(service, rule, metrics=make_exposition(metrics, Registry([service, rule])).render)
-    for _ in range(3):
-        server.client.post("/infer/square/batch", json=[3] * 20)
-    server.client.put("/models/square/policy", json={"energy_weight": 2.0})
-    text = server.client.get("/metrics").text
-    assert 'weir_policy_resolves_total{model="square",reason="prices"} 1.0' in text
-    assert 'weir_policy_drift{model="square"} 1.0' in text
-    assert 'weir_policy_drift{model="rule"}' not in text
-    for name in ("rate", "limit", "predicted_response_time_seconds", "predicted_power_watts"):
-        assert f'weir_policy_{name}{{model="square"}}' in text
-
-
-def test_the_description_is_made_once_for_the_models_that_there_are(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, describe = list[Any](), documents.openapi
-
-    def counted(*arguments: Any, **named: Any) -> Any:
-        made.append(arguments)
-        return describe(*arguments, **named)
-
-    monkeypatch.setattr(documents, "openapi", counted)
-    server = serve(squares())
-    first = server.client.get("/openapi.json").json()
-    assert [server.client.get("/openapi.json").json() for _ in range(3)] == [first] * 3
-    assert first["servers"] == [{"url": "."}]
-    assert len(made) == 1
-    server.call(server.registry.put, [Service(Echo, executor=FakeExecutor())])
-    assert "/infer/echo" in server.client.get("/openapi.json").json()["paths"]
-    assert len(made) == 2
