@@ -1,13 +1,12 @@
 """A server of fakes that counts, for the tests of the dashboard."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Self
 
 import weir
 from weir.catalog.registry import Registry
 from weir.errors import WeirError
-from weir.frontends.dashboard import DashboardSampler
+from weir.frontends.dashboard import ONLY_MODELS, DashboardSampler, Sections
 from weir.serving.service import Service
 from weir.telemetry.recorder import Metrics
 from weir.testing import FakeExecutor, FakeRequest
@@ -44,14 +43,14 @@ class Scene:
             model, [FakeRequest(1, arrival=self.now, frontend=frontend)] * times, error, self.now
         )
 
-    def play(self, script: Callable[[], Awaitable[None]]) -> None:
-        """Run `script` while the services run."""
+    def present(self, sections: Sections = ONLY_MODELS) -> dict[str, Any]:
+        """Return what there is now, with these sections."""
+        _, present = DashboardSampler(self.registry, self.metrics, sections).sample()
+        return present
 
-        async def played() -> None:
-            await self.registry.start()
-            try:
-                await script()
-            finally:
-                await self.registry.stop()
+    async def __aenter__(self) -> Self:
+        await self.registry.start()
+        return self
 
-        asyncio.run(played())
+    async def __aexit__(self, *_: object) -> None:
+        await self.registry.stop()

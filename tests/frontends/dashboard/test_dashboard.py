@@ -1,4 +1,3 @@
-import asyncio
 import json
 import os
 import re
@@ -11,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from starlette.applications import Starlette
 from tests.frontends.dashboard.kit import Scene, Square
+from tests.rings import subcases
 
 import weir
 from weir.errors import Cancelled, ModelNotFound, Overloaded
@@ -33,10 +33,8 @@ from weir.telemetry.recorder import Metrics
 from weir.testing import FakeExecutor
 
 
-def test_a_sample_has_what_changed_since_the_one_before() -> None:
-    scene = Scene("square", "idle")
-
-    async def script() -> None:
+async def test_a_sample_has_what_changed_since_the_one_before() -> None:
+    async with Scene("square", "idle") as scene:
         await scene.infer("square", 1, 2)
         first, present = scene.sampler.sample()
         assert first is None
@@ -52,51 +50,42 @@ def test_a_sample_has_what_changed_since_the_one_before() -> None:
         assert present["models"]["square"]["counts"]["rows"][-1] == 5
         scene.now += 1
         third, _ = scene.sampler.sample()
-        assert third is not None
-        assert third["models"] == {}
-
-    scene.play(script)
+        assert third is not None and third["models"] == {}
 
 
-def test_levels_workers_and_settings() -> None:
-    scene = Scene("square", max_batch_size=7)
-
-    async def script() -> None:
-        _, present = scene.sampler.sample()
-        model = present["models"]["square"]
-        assert model["ready"] is True
-        assert model["levels"]["waiting"] == 0
+async def test_levels_workers_and_settings() -> None:
+    async with Scene("square", max_batch_size=7) as scene:
+        model = scene.present()["models"]["square"]
+        assert (model["ready"], model["levels"]["waiting"], model["settings"]["max_batch_size"]) == (True, 0, 7)
         assert [(worker["index"], worker["state"]) for worker in model["workers"]] == [(0, "ready")]
-        assert model["settings"]["max_batch_size"] == 7
+    model = scene.present()["models"]["square"]
+    assert model["ready"] is False and model["reason"]
+    _, uncounted = DashboardSampler(scene.registry, None).sample()
+    assert "counts" not in uncounted["models"]["square"]
+    assert uncounted["models"]["square"]["levels"]["waiting"] == 0
 
-    scene.play(script)
-    _, present = scene.sampler.sample()
-    assert present["models"]["square"]["ready"] is False
-    assert present["models"]["square"]["reason"]
 
-
-def test_without_metrics_there_are_levels_only() -> None:
+def test_sections_are_shown_where_there_is_something_of_them() -> None:
     scene = Scene("square")
-    _, present = DashboardSampler(scene.registry, None).sample()
-    assert "counts" not in present["models"]["square"]
-    assert present["models"]["square"]["levels"]["waiting"] == 0
-
-
-def test_what_models_on_demand_take_is_shown_with_how_many_there_are() -> None:
-    scene = Scene("square")
-    _, without = scene.sampler.sample()
-    assert "on_demand" not in without and without["models"]["square"]["residency"] is None
+    alone = scene.present()
+    assert not {"on_demand", "fronts"} & set(alone)
+    assert (alone["clients"], alone["models"]["square"]["residency"]) == ([], None)
     memory = {"memory_bytes": 3, "memory_limit": None}
+    clients = [{"client": f"client {number}", "requests": number} for number in range(150)]
+    rows = [{"number": 0, "pid": os.getpid()}, {"number": 1, "pid": 1 << 30}]
     scene.registry.on_demand = {"square": "", "unread": ""}
-    _, present = DashboardSampler(scene.registry, scene.metrics, Sections(memory=lambda: memory)).sample()
+    present = scene.present(Sections(memory=lambda: memory, clients=lambda: clients, fronts=lambda: rows))
     assert present["on_demand"] == {**memory, "models": 2}
+    assert present["clients"] == clients[:20]
+    first, ended = present["fronts"]
+    assert (first["number"], ended) == (0, rows[1])
+    assert first["memory_bytes"] > 1 << 20
+    assert present["machine"]["memory_bytes"] > 1.5 * alone["machine"]["memory_bytes"]  # their use is the server's
 
 
 def test_the_use_of_processes() -> None:
     use = use_of(os.getpid())
-    assert use is not None
-    assert use.memory_bytes > 1 << 20
-    assert use.cpu > 0
+    assert use is not None and use.memory_bytes > 1 << 20 and use.cpu > 0
     assert use_of(1 << 30) is None
     scene = Scene("square")
     scene.sampler.sample()
@@ -116,42 +105,16 @@ def test_the_use_of_workers_on_other_machines_is_unknown() -> None:
         scene.sampler.sample()
         changes, present = scene.sampler.sample()
     assert changes is not None
-    assert changes["machine"]["workers_cpu"] is None
-    assert present["machine"]["workers_memory_bytes"] is None
+    assert changes["machine"]["workers_cpu"] is present["machine"]["workers_memory_bytes"] is None
     assert present["machine"]["memory_bytes"] > 1 << 20
 
 
-def test_fronts_are_shown_and_their_use_is_the_servers() -> None:
-    scene = Scene("square")
-    _, alone = scene.sampler.sample()
-    assert "fronts" not in alone
-    rows = [{"number": 0, "pid": os.getpid()}, {"number": 1, "pid": 1 << 30}]
-    _, present = DashboardSampler(scene.registry, scene.metrics, Sections(fronts=lambda: rows)).sample()
-    first, ended = present["fronts"]
-    assert (first["number"], ended) == (0, rows[1])
-    assert first["memory_bytes"] > 1 << 20
-    assert present["machine"]["memory_bytes"] > 1.5 * alone["machine"]["memory_bytes"]
-
-
-def test_clients_are_those_that_products_tell_of_and_bounded() -> None:
-    scene = Scene("square")
-    clients = [{"client": f"client {number}", "requests": number} for number in range(150)]
-    _, present = DashboardSampler(scene.registry, scene.metrics, Sections(clients=lambda: clients)).sample()
-    assert present["clients"] == clients[:20]
-    assert scene.sampler.sample()[1]["clients"] == []
-
-
-def test_the_counts_are_those_of_the_metrics_page() -> None:
-    scene = Scene("square", "other", max_batch_size=4)
-
-    async def script() -> None:
+async def test_the_counts_are_those_of_the_metrics_page() -> None:
+    async with Scene("square", "other", max_batch_size=4) as scene:
         await scene.infer("square", *range(11))
         await scene.infer("other", 1)
-
-    scene.play(script)
     registry = make_exposition(scene.metrics, scene.registry).registry
-    counts = count(scene.metrics, code_of)
-    labels = {"model": "square"}
+    counts, labels = count(scene.metrics, code_of), {"model": "square"}
     shown = counts["square"]
     assert sum(shown["ends"]["python"].values()) == 11
     assert shown["rows"][-1] == registry.get_sample_value("weir_batch_size_sum", labels) == 11
@@ -164,10 +127,11 @@ def test_the_counts_are_those_of_the_metrics_page() -> None:
 
 def test_ends_say_code_and_error_and_strangers_names_are_no_labels() -> None:
     metrics = Metrics()
-    metrics.refused("square", "http", Overloaded("full"))
-    metrics.refused("square", "python", Overloaded("full"))
-    metrics.refused("square", "http", Cancelled("left"))
-    metrics.refused("whatever", "http", ModelNotFound("none"))
+    for name, frontend, error in (
+        ("square", "http", Overloaded("full")), ("square", "python", Overloaded("full")),
+        ("square", "http", Cancelled("left")), ("whatever", "http", ModelNotFound("none")),
+    ):  # fmt: skip
+        metrics.refused(name, frontend, error)
     metrics.transferred("square", "http", 10, 20)
     counts = count(metrics, code_of)
     assert counts["square"]["ends"] == {"http": {"429 Overloaded": 1, "499 Cancelled": 1}, "python": {"Overloaded": 1}}
@@ -182,11 +146,10 @@ def test_what_products_count_joins_their_models() -> None:
     padding = Counter("weir_padding_tokens", "", ["model"], registry=registry)
     tokens.labels("text", "2").inc(100)
     padding.labels("text").inc(7)
-    counts = count(Metrics(), code_of, [tokens, padding])
-    assert counts == {"text/2": {"tokens": 100}, "text": {"padding": 7}}
+    assert count(Metrics(), code_of, [tokens, padding]) == {"text/2": {"tokens": 100}, "text": {"padding": 7}}
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("before", "now", "changed"),
     [
         ({}, {"a": {"b": 2, "c": 0}}, {"a": {"b": 2}}),
@@ -217,15 +180,13 @@ class Timers:
         self.due = None
 
     def fire(self, late: float = 0.0) -> None:
-        assert self.due is not None
-        assert self._callback is not None
+        assert self.due is not None and self._callback is not None
         self.now, self.due = self.due + late, None
         self._callback()
 
 
 def make_timer(patience: float = 900.0) -> tuple[SamplingTimer, Timers, list[float]]:
-    delays: list[float] = []
-    timers = Timers()
+    delays, timers = list[float](), Timers()
     return SamplingTimer(delays.append, patience=patience, clock=lambda: timers.now, later=timers.later), timers, delays
 
 
@@ -244,7 +205,7 @@ def test_nothing_beats_while_nobody_looks() -> None:
     assert timers.due is None
 
 
-def test_a_late_beat_does_not_move_the_others_and_a_missed_one_is_not_made_up_for() -> None:
+def test_a_late_beat_moves_no_other_and_a_missed_one_is_not_made_up_for() -> None:
     timer, timers, delays = make_timer()
     timer.look()
     timers.fire(late=0.25)
@@ -271,25 +232,13 @@ def test_it_beats_slowly_while_nobody_looks_once_it_has_begun() -> None:
     assert timers.due is None
 
 
-def test_a_beat_on_a_real_loop() -> None:
-    async def main() -> int:
-        delays: list[float] = []
-        timer = SamplingTimer(delays.append)
-        timer.look()
-        timer.stop()
-        return len(delays)
-
-    assert asyncio.run(main()) == 1
-
-
 def test_the_ring_keeps_the_newest_within_its_bounds() -> None:
     ring = Ring(kept=3, kept_bytes=10)
     for number in range(1, 6):
         ring.put(b"%d" % number)
     assert ring.since(0) == (5, [b"3", b"4", b"5"])
     assert ring.since(4) == (5, [b"5"])
-    assert ring.since(5) == (5, [])
-    assert ring.since(99) == (5, [])
+    assert ring.since(5) == ring.since(99) == (5, [])
     ring.put(b"123456789")
     assert ring.since(0) == (6, [b"5", b"123456789"])
     assert ring.size_bytes == 10
@@ -307,42 +256,32 @@ def test_a_long_answer_comes_in_parts() -> None:
     assert ring.since(0, 1) == (1, [b"1111"])
 
 
-def watched(scene: Scene, ring: Ring | None = None) -> tuple[Watch, Timers]:
+def watched(scene: Scene, ring: Ring) -> tuple[Watch, Timers]:
     timers = Timers()
-    ring = ring or Ring()
     return Watch(scene.sampler, ring, counted=True, clock=lambda: timers.now, later=timers.later), timers
 
 
-def test_whoever_looks_gets_what_is_new_to_him() -> None:
-    scene = Scene("square")
-    watch, timers = watched(scene)
-
-    def look(*arguments: Any) -> dict[str, Any]:
-        document: dict[str, Any] = json.loads(watch.look(*arguments))
-        return document
-
-    async def script() -> None:
-        first = look()
+async def test_whoever_looks_gets_what_is_new_to_him() -> None:
+    async with Scene("square") as scene:
+        watch, timers = watched(scene, Ring())
+        first = json.loads(watch.look())
         assert (first["samples"], first["last"], first["more"]) == ([], 0, False)
         assert first["now"]["models"]["square"]["ready"] is True
         for _ in range(3):
             scene.now += 1
             await scene.infer("square", 1)
             timers.fire()
-        assert [sample["number"] for sample in look(first["life"], 1)["samples"]] == [2, 3]
-        again = look(first["life"], 3)
+        assert [sample["number"] for sample in json.loads(watch.look(first["life"], 1))["samples"]] == [2, 3]
+        again = json.loads(watch.look(first["life"], 3))
         assert (again["samples"], again["last"]) == ([], 3)
         assert again["now"]["models"]["square"]["counts"]["rows"][-1] == 3
-        stranger = look("of another process", 2)
+        stranger = json.loads(watch.look("of another process", 2))
         assert [sample["models"]["square"]["rows"][-1] for sample in stranger["samples"]] == [1, 1, 1]
         assert stranger["server"]["buckets"]["rows"][0] == 1
 
-    scene.play(script)
-
 
 def test_a_day_of_watching_keeps_fifteen_minutes() -> None:
-    scene = Scene("square")
-    ring = Ring()
+    scene, ring = Scene("square"), Ring()
     watch, timers = watched(scene, ring)
     watch.look()
     for _ in range(2000):
@@ -351,20 +290,15 @@ def test_a_day_of_watching_keeps_fifteen_minutes() -> None:
         watch.timer.look()
     _, samples = ring.since(0)
     assert len(samples) == 900
-    first, last = json.loads(samples[0]), json.loads(samples[-1])
-    assert last["at"] - first["at"] == 899
+    assert json.loads(samples[-1])["at"] - json.loads(samples[0])["at"] == 899
 
 
 ABROAD = re.compile(r"""(?:src|href|url|import|from)\s*[=(]?\s*["'(]?\s*(?:https?:)?//""")
 
 
-def get(app: object, *paths: str) -> list[httpx.Response]:
-    async def call() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(app)  # type: ignore[arg-type]  # any ASGI application
-        async with httpx.AsyncClient(transport=transport, base_url="http://weir") as client:
-            return [await client.get(path) for path in paths]
-
-    return asyncio.run(call())
+async def get(app: Any, *paths: str) -> list[httpx.Response]:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://weir") as client:
+        return [await client.get(path) for path in paths]
 
 
 @pytest.fixture
@@ -373,64 +307,40 @@ def page() -> Starlette:
     return Starlette(routes=routes_of(make_dashboard(scene.registry, scene.metrics).endpoints))
 
 
-def test_every_part_of_the_page_is_ours_and_kept_apart_from_strangers(page: Starlette) -> None:
+async def test_every_part_of_the_page_is_ours_and_kept_apart_from_strangers(page: Starlette) -> None:
     paths = [f"/dashboard/{name}" for name in assets() if name != "page.html"]
     assert {"/dashboard/main.js", "/dashboard/style.css"} < set(paths)
-    for answer in get(page, "/dashboard", *paths):
+    for answer in await get(page, "/dashboard", *paths):
         assert answer.status_code == 200
         policy = answer.headers["content-security-policy"]
-        assert "default-src 'none'" in policy
-        assert "unsafe" not in policy
+        assert "default-src 'none'" in policy and "unsafe" not in policy
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert not ABROAD.search(answer.text), answer.url
         assert "innerHTML" not in answer.text
+        if answer.url.path.endswith(".js"):
+            assert answer.headers["content-type"].startswith("text/javascript")
+            assert set(re.findall(r'from "\./([^"]+)"', answer.text)) <= set(assets())
 
 
-def test_the_page_has_neither_script_nor_style_of_its_own(page: Starlette) -> None:
-    (answer,) = get(page, "/dashboard")
+async def test_the_page_has_neither_script_nor_style_of_its_own(page: Starlette) -> None:
+    (answer,) = await get(page, "/dashboard")
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\son\w+=|\sstyle=", answer.text)
     loaded = set(re.findall(r'(?:src|href)="([^"]+)"', answer.text))
     assert {"dashboard/main.js", "dashboard/style.css"} <= loaded
-    assert all(
-        part.status_code == 200 for part in get(page, *[f"/{path}" for path in loaded if path.startswith("dashboard/")])
-    )
+    parts = await get(page, *[f"/{path}" for path in loaded if path.startswith("dashboard/")])
+    assert {part.status_code for part in parts} == {200}
 
 
-def test_scripts_import_only_what_is_there(page: Starlette) -> None:
-    scripts = [name for name in assets() if name.endswith(".js")]
-    for answer in get(page, *[f"/dashboard/{name}" for name in scripts]):
-        assert answer.headers["content-type"].startswith("text/javascript")
-        assert set(re.findall(r'from "\./([^"]+)"', answer.text)) <= set(scripts)
-        assert answer.text.count("\n") < 400
+async def test_the_data_is_json_whatever_the_query(page: Starlette) -> None:
+    queries = ("", "?since=-1", "?since=x&life=%00", "?since=99999999999999999999")
+    for answer in await get(page, *[f"/dashboard/data{query}" for query in queries]):
+        assert (answer.headers["content-type"], answer.headers["cache-control"]) == ("application/json", "no-store")
+        assert answer.json()["samples"] == []
 
 
-@pytest.mark.parametrize("query", ["", "?since=-1", "?since=x&life=%00", "?since=99999999999999999999"])
-def test_the_data_is_json_whatever_the_query(page: Starlette, query: str) -> None:
-    (answer,) = get(page, f"/dashboard/data{query}")
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.headers["cache-control"] == "no-store"
-    assert answer.json()["samples"] == []
-
-
-def test_a_server_that_counts_nothing_says_so() -> None:
-    scene = Scene("square")
-    app = Starlette(routes=routes_of(make_dashboard(scene.registry, None).endpoints))
-    (answer,) = get(app, "/dashboard/data")
-    assert answer.json()["server"]["counted"] is False
-
-
-def test_an_application_under_another_server_has_the_page() -> None:
+async def test_an_application_under_another_server_has_the_page() -> None:
     hosted = weir.asgi(Square, executor=FakeExecutor(list))
-    page, index, openapi = get(hosted, "/dashboard", "/", "/openapi.json")
+    page, index, openapi = await get(hosted, "/dashboard", "/", "/openapi.json")
     assert page.text.startswith("<!doctype html>")
     for shown in (index.json()["pages"], openapi.json()["paths"]):
         assert [path for path in shown if path.startswith("/dashboard")] == ["/dashboard"]
-
-
-def test_nobody_writes_to_it() -> None:
-    async def post() -> int:
-        transport = httpx.ASGITransport(weir.asgi(Square, executor=FakeExecutor(list)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://weir") as client:
-            return (await client.post("/dashboard/data")).status_code
-
-    assert asyncio.run(post()) == 405

@@ -45,7 +45,7 @@ def test_health_of_server_and_models() -> None:
     run(test)
 
 
-async def test_a_server_is_not_live_while_a_model_can_start_no_worker_if_that_counts() -> None:
+async def test_a_server_is_not_live_while_a_model_has_no_worker_if_that_counts() -> None:
     executor = FakeExecutor()
     async with serving(Service(Double, executor=executor), http={"liveness": "models"}) as rig:
         assert (await rig.call("ServerLive")).live

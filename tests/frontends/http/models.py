@@ -29,6 +29,13 @@ class Echo(Model):
         return batch
 
 
+class Size(Model):
+    """The length of each text or of bytes."""
+
+    def predict(self, batch: list[Any]) -> list[int]:
+        return [len(item) for item in batch]
+
+
 class Moody(Model):
     """Fails in every way that a model can."""
 
@@ -175,4 +182,18 @@ class Deadly(Model):
         return batch
 
 
-MODELS: tuple[type[Model], ...] = (Add, Blob, Count, Echo, Length, Moody, Reader, Shout, Square, Upload, Upper, Words)
+MODELS: tuple[type[Model], ...] = (
+    Add,
+    Blob,
+    Count,
+    Echo,
+    Length,
+    Moody,
+    Reader,
+    Shout,
+    Size,
+    Square,
+    Upload,
+    Upper,
+    Words,
+)

@@ -129,7 +129,7 @@ async def test_a_client_that_leaves_has_a_line() -> None:
             await until(lambda: bool(executor.pending))
             before = len(lines)
             client.reset()
-            await until(lambda: len(lines) > before)  # noqa: B023
+            await until(lambda: len(lines) > before)  # noqa: B023  (it is called in this turn)
             executor.answer_next(lambda payloads: [b"9"])
         assert [status for _, _, status in lines.short] == [LEFT, LEFT]
 
@@ -148,7 +148,7 @@ async def test_a_request_that_ends_for_what_comes_behind_it_has_one_line() -> No
         assert lines.short == [("POST", "/infer/square", 429)]
 
 
-async def test_what_is_sent_with_the_opening_of_a_web_socket_does_not_change_its_line() -> None:
+async def test_what_is_sent_with_the_opening_of_a_web_socket_changes_no_line() -> None:
     async with serving() as (server, lines):
         for behind in (b"\x88\x80\0\0\0\0", b"\xff" * 9):
             client = await Client.connect(server)

@@ -78,7 +78,7 @@ def test_a_method_that_a_path_has_not_is_refused_as_its_api_writes_errors() -> N
     assert (mixed.status_code, mixed.headers["allow"]) == (405, "GET, HEAD, POST")
 
 
-def test_the_description_the_list_and_the_refusals_are_those_of_the_endpoints() -> None:
+def test_descriptions_lists_and_refusals_are_those_of_the_endpoints() -> None:
     thing = {"name": "thing", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     assert described_paths(ENDPOINTS) == {
         "/v1/things": {"post": {"summary": "Make"}, "get": {"summary": "List"}},

@@ -156,7 +156,7 @@ async def nowhere(message: Any) -> None:
     """Send it to nobody."""
 
 
-def test_every_body_and_every_answer_is_charged_whoever_reads_and_makes_them() -> None:
+def test_every_body_and_answer_is_charged_whoever_reads_and_makes_them() -> None:
     account, held = Account(HttpSettings(max_waiting_bytes=2000)), list[int]()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

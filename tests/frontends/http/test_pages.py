@@ -145,7 +145,7 @@ def test_health_and_the_state_of_a_model(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("liveness", ["process", "models"])
-def test_a_server_is_not_live_while_a_model_can_start_no_worker_if_that_counts(serve: Serve, liveness: str) -> None:
+def test_a_server_is_not_live_while_a_model_has_no_worker_if_that_counts(serve: Serve, liveness: str) -> None:
     executor = FakeExecutor(lambda items: items)
     server = serve(squares(), Service(Echo, executor=executor), liveness=liveness)
     assert get(server, "/health/live") == get(server, "/v2/health/live") == LIVE

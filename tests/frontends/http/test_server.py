@@ -126,7 +126,7 @@ async def test_a_client_that_leaves_at_any_stage_costs_nothing(how: str, subtest
                 client = await Client.connect(server)
                 client.writer.write(sent)
                 await client.writer.drain()
-                await until(lambda: server.connections == 1 and len(executor.batches) == dispatched)  # noqa: B023
+                await until(lambda: server.connections == 1 and len(executor.batches) == dispatched)  # noqa: B023  (it is called in this turn)
                 if how == "half-close":
                     client.writer.write_eof()
                     assert (await client.rest())[9:12] == (b"404" if "skipped" in stage else b"")

@@ -18,14 +18,7 @@ import psutil
 import pytest
 from tests.served import Served, until
 
-MODEL = """
-import weir
-
-
-class Length(weir.Model):
-    def predict(self, batch):
-        return [len(item) for item in batch]
-"""
+MODELS = Path(__file__).parent / "models.py"
 ROOM = 768 << 20  # bytes of address space that the server may take beside what it has at the start
 BODY = 16 << 20
 GET = b"GET /health/live HTTP/1.1\r\nHost: test\r\n\r\n"
@@ -38,12 +31,12 @@ UPGRADE = (
 def post(body: bytes, *headers: bytes, length: int | None = None) -> bytes:
     """Return a request to the model; `length` is what it announces, if that is not what it has."""
     size = len(body) if length is None else length
-    lines = [b"POST /infer/length HTTP/1.1", b"Host: test", b"Content-Length: %d" % size, *headers, b"", b""]
+    lines = [b"POST /infer/size HTTP/1.1", b"Host: test", b"Content-Length: %d" % size, *headers, b"", b""]
     return b"\r\n".join(lines) + body
 
 
 class Attacked:
-    """A server that has little memory, and connections to it."""
+    """A server that has little memory, and connections to it, which are closed with `stack`."""
 
     def __init__(self, served: Served, stack: ExitStack) -> None:
         self.served = served
@@ -51,14 +44,12 @@ class Attacked:
         url = urlsplit(served.url)
         self.address = (url.hostname or "", url.port or 0)
         self.process = psutil.Process(served.process.pid)
-        limit = self.process.memory_info().vms + ROOM
-        resource.prlimit(served.process.pid, resource.RLIMIT_AS, (limit, limit))
 
-    def connect(self, timeout: float = 30.0) -> socket.socket:
+    def connect(self) -> socket.socket:
         """Open a connection that reads as little as may be."""
         client = self.stack.enter_context(socket.socket())
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.settimeout(timeout)
+        client.settimeout(30.0)
         client.connect(self.address)
         return client
 
@@ -67,6 +58,13 @@ class Attacked:
         with self.connect() as client:
             client.sendall(request)
             return status(client)
+
+    def held_bytes(self) -> float:
+        """Return how many bytes it says that it holds for clients."""
+        with httpx.Client(base_url=self.served.url) as client:
+            found = re.search(r"^weir_held_bytes (\S+)", client.get("/metrics").text, re.MULTILINE)
+        assert found is not None
+        return float(found[1])
 
     def lives(self) -> bool:
         """Return whether the server answers everybody else."""
@@ -82,14 +80,29 @@ def status(client: socket.socket) -> int:
 
 
 @contextmanager
-def attacked(tmp_path: Path, *settings: object) -> Iterator[Attacked]:
-    """Serve a model that measures texts, with 64 MB for requests and answers."""
-    file = tmp_path / "model.py"
-    file.write_text(MODEL)
+def attacked(*settings: object) -> Iterator[Attacked]:
+    """Serve a model that measures texts, with 64 MB for requests and answers; it lives to the end."""
+    with Served(f"{MODELS}:Size", "--max-waiting-bytes", 64 << 20, *settings) as served, ExitStack() as stack:
+        server = Attacked(served.until_ready(), stack)
+        limit = server.process.memory_info().vms + ROOM
+        resource.prlimit(served.process.pid, resource.RLIMIT_AS, (limit, limit))
+        yield server
+        assert server.lives()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Attacked]:
+    """One server for the tests that do not look at what it takes in all."""
+    with attacked() as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared: Attacked) -> Iterator[Attacked]:
+    """The shared server, which lives while the connections of the test are open."""
     with ExitStack() as stack:
-        served = stack.enter_context(Served(f"{file}:Length", "--max-waiting-bytes", 64 << 20, *settings))
-        yield Attacked(served.until_ready(), stack)
-        assert served.process.poll() is None
+        yield Attacked(shared.served, stack)
+        assert shared.lives()
 
 
 def read_all(client: socket.socket) -> None:
@@ -114,8 +127,8 @@ def flood(client: socket.socket, data: bytes, most: int, seconds: float = inf) -
     return sent
 
 
-def test_requests_that_come_faster_than_they_are_answered(tmp_path: Path) -> None:
-    with attacked(tmp_path) as server:
+def test_requests_that_come_faster_than_they_are_answered() -> None:
+    with attacked() as server:
         client, before = server.connect(), server.process.memory_info().rss
         reading = threading.Thread(target=read_all, args=(client,))
         reading.start()
@@ -124,65 +137,52 @@ def test_requests_that_come_faster_than_they_are_answered(tmp_path: Path) -> Non
         client.shutdown(socket.SHUT_RDWR)
         reading.join()
         assert grown < 100 << 20
-        assert server.lives()
 
 
-def test_small_bodies_that_are_large_when_they_are_decompressed(tmp_path: Path) -> None:
-    with attacked(tmp_path) as server:
-        request = post(
-            gzip.compress(b'"' + b"x" * (BODY - 2) + b'"'), b"Content-Encoding: gzip", b"X-Request-Timeout: 20"
-        )
-        clients = [server.connect() for _ in range(60)]
-        for client in clients:
-            client.sendall(request)
-        codes = Counter(map(status, clients))
-        assert set(codes) <= {200, 408, 429, 504} and codes[200]
-        assert server.lives()
+def test_small_bodies_that_are_large_when_they_are_decompressed(server: Attacked) -> None:
+    request = post(gzip.compress(b'"' + b"x" * (BODY - 2) + b'"'), b"Content-Encoding: gzip", b"X-Request-Timeout: 20")
+    clients = [server.connect() for _ in range(60)]
+    for client in clients:
+        client.sendall(request)
+    codes = Counter(map(status, clients))
+    assert set(codes) <= {200, 408, 429, 504} and codes[200]
 
 
-def test_bodies_of_nothing_but_empty_members(tmp_path: Path) -> None:
-    with attacked(tmp_path) as server:
-        empty = gzip.compress(b"")
-        clients = [server.connect() for _ in range(6)]
-        for client in clients:
-            with suppress(ConnectionResetError):  # it was refused, and takes longer to send than the server waits
-                client.sendall(post(empty * ((8 << 20) // len(empty)), b"Content-Encoding: gzip"))
-        assert server.call(post(gzip.compress(b'"abc"'), b"Content-Encoding: gzip", b"X-Request-Timeout: 10")) == 200
-        # Read, or refused while others hold what there is.
-        assert {status(client) for client in clients} - {0} <= {400, 429}
-        assert server.lives()
+def test_bodies_of_nothing_but_empty_members(server: Attacked) -> None:
+    empty = gzip.compress(b"")
+    clients = [server.connect() for _ in range(6)]
+    for client in clients:
+        with suppress(ConnectionResetError):  # it was refused, and takes longer to send than the server waits
+            client.sendall(post(empty * ((8 << 20) // len(empty)), b"Content-Encoding: gzip"))
+    assert server.call(post(gzip.compress(b'"abc"'), b"Content-Encoding: gzip", b"X-Request-Timeout: 10")) == 200
+    # Read, or refused while others hold what there is.
+    assert {status(client) for client in clients} - {0} <= {400, 429}
 
 
-def test_bodies_that_are_announced_and_never_sent(tmp_path: Path) -> None:
-    with attacked(tmp_path) as server:
-        for _ in range(40):
-            server.connect().sendall(post(b'"', length=BODY))
-        for _ in range(5):
-            assert server.call(post(b'"' + b"x" * 300_000 + b'"')) == 200
-        assert server.lives()
+def test_bodies_that_are_announced_and_never_sent(server: Attacked) -> None:
+    for _ in range(40):
+        server.connect().sendall(post(b'"', length=BODY))
+    for _ in range(5):
+        assert server.call(post(b'"' + b"x" * 300_000 + b'"')) == 200
 
 
-def test_heads_that_never_end(tmp_path: Path) -> None:
-    with attacked(tmp_path) as server:
-        clients = [server.connect() for _ in range(20)]
-        for client in clients:
-            client.sendall(GET)
-            assert status(client) == 200
-            assert flood(client, b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000, 64 << 20) < 16 << 20
-        assert server.lives()
+def test_heads_that_never_end(server: Attacked) -> None:
+    clients = [server.connect() for _ in range(20)]
+    for client in clients:
+        client.sendall(GET)
+        assert status(client) == 200
+        assert flood(client, b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000, 64 << 20) < 16 << 20
 
 
-def test_pings_whose_pongs_nobody_reads(tmp_path: Path) -> None:
-    with attacked(tmp_path) as server:
-        client = server.connect()
-        client.sendall(UPGRADE + b"\r\n")
-        assert status(client) == 101
-        assert flood(client, (b"\x89\xfd\0\0\0\0" + b"x" * 125) * 500, 256 << 20) < 32 << 20
-        assert server.lives()
+def test_pings_whose_pongs_nobody_reads(server: Attacked) -> None:
+    client = server.connect()
+    client.sendall(UPGRADE + b"\r\n")
+    assert status(client) == 101
+    assert flood(client, (b"\x89\xfd\0\0\0\0" + b"x" * 125) * 500, 256 << 20) < 32 << 20
 
 
-def test_websockets_are_connections(tmp_path: Path) -> None:
-    with attacked(tmp_path, "--max-connections", 30) as server:
+def test_websockets_are_connections() -> None:
+    with attacked("--max-connections", 30) as server:
         clients = [server.connect() for _ in range(30)]
         for client in clients:
             client.sendall(UPGRADE + b"\r\n")
@@ -192,14 +192,11 @@ def test_websockets_are_connections(tmp_path: Path) -> None:
             client.close()
         while server.call(GET) == 429:  # it notices within a moment
             pass
-        assert server.lives()
 
 
 @pytest.mark.parametrize("body", [b"Content-Length: 5", b"Transfer-Encoding: chunked"])
-def test_a_request_that_opens_a_websocket_and_has_a_body(body: bytes, tmp_path: Path) -> None:
-    with attacked(tmp_path) as server:
-        assert server.call(UPGRADE + body + b"\r\n\r\n") == 400
-        assert server.lives()
+def test_a_request_that_opens_a_websocket_and_has_a_body(server: Attacked, body: bytes) -> None:
+    assert server.call(UPGRADE + body + b"\r\n\r\n") == 400
 
 
 LONG = 60_000  # bytes of a head
@@ -212,8 +209,8 @@ HEADS = {  # a head that takes a page, one that the fast path answers, one whose
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_a_connection_keeps_nothing_of_a_request_that_was_answered(name: str, tmp_path: Path) -> None:
-    with attacked(tmp_path) as server:
+def test_a_connection_keeps_nothing_of_a_request_that_was_answered(name: str) -> None:
+    with attacked() as server:
         assert server.call(HEADS[name])
         before = server.process.memory_info().rss
         for _ in range(600):
@@ -221,36 +218,26 @@ def test_a_connection_keeps_nothing_of_a_request_that_was_answered(name: str, tm
             client.sendall(HEADS[name])
             assert status(client)
         assert server.process.memory_info().rss - before < 600 * 20_000
-        assert server.lives()
 
 
-@pytest.mark.parametrize("path", [b"/infer/length", b"/v2/repository/index", b"/v2/ws"])
-def test_the_heads_of_requests_under_way_are_charged(path: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", [b"/infer/size", b"/v2/repository/index", b"/v2/ws"])
+def test_the_heads_of_requests_under_way_are_charged(server: Attacked, path: bytes) -> None:
     opening = UPGRADE.partition(b"\r\n")[2] if path == b"/v2/ws" else b"Host: test\r\nContent-Length: 9\r\n"
     head = b"%b %b HTTP/1.1\r\n" % (b"GET" if path == b"/v2/ws" else b"POST", path) + opening
-    with attacked(tmp_path) as server:
-        assert held_bytes(server) < LONG
-        clients = [server.connect() for _ in range(20)]
-        for client in clients:
-            client.sendall(head + (b"X-Long: " + b"a" * 6000 + b"\r\n") * 10 + b"\r\n")
-        until(lambda: held_bytes(server) >= 20 * 2 * LONG)
-        for client in clients:
-            client.close()
-        until(lambda: held_bytes(server) < LONG)
+    until(lambda: server.held_bytes() < LONG)
+    clients = [server.connect() for _ in range(20)]
+    for client in clients:
+        client.sendall(head + (b"X-Long: " + b"a" * 6000 + b"\r\n") * 10 + b"\r\n")
+    until(lambda: server.held_bytes() >= 20 * 2 * LONG)
+    for client in clients:
+        client.close()
+    until(lambda: server.held_bytes() < LONG)
 
 
-def held_bytes(server: Attacked) -> float:
-    with httpx.Client(base_url=server.served.url) as client:
-        found = re.search(r"^weir_held_bytes (\S+)", client.get("/metrics").text, re.MULTILINE)
-    assert found is not None
-    return float(found[1])
-
-
-@pytest.mark.parametrize("path", [b"/infer/length", b"/v2/repository/index", b"/v2/models/length/infer"])
-def test_a_length_may_begin_with_thousands_of_zeros(path: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", [b"/infer/size", b"/v2/repository/index", b"/v2/models/size/infer"])
+def test_a_length_may_begin_with_thousands_of_zeros(server: Attacked, path: bytes) -> None:
     """As text it has more digits than Python turns into an int."""
-    with attacked(tmp_path) as server:
-        rest = b" HTTP/1.1\r\nHost: test\r\nContent-Length: " + b"0" * 5000
-        known = server.call(b"POST " + path + rest.replace(b"0" * 5000, b"2") + b"\r\n\r\n{}")
-        assert server.call(b"POST " + path + rest + b"2\r\n\r\n{}") == known > 0
-        assert server.call(b"POST " + path + rest + b"99999999999\r\n\r\n") == 413
+    rest = b" HTTP/1.1\r\nHost: test\r\nContent-Length: " + b"0" * 5000
+    known = server.call(b"POST " + path + rest.replace(b"0" * 5000, b"2") + b"\r\n\r\n{}")
+    assert server.call(b"POST " + path + rest + b"2\r\n\r\n{}") == known > 0
+    assert server.call(b"POST " + path + rest + b"99999999999\r\n\r\n") == 413

@@ -96,6 +96,7 @@ class Page:
         self.emulate(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
+        self.until(lambda: self.run("return innerWidth") == width)
 
     def requested(self) -> list[str]:
         """Return the addresses that were asked for since this was asked last."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.frontends.dashboard.browser.site import Page, shown
-from tests.frontends.dashboard.browser.test_watched import watch_by_hand
+from tests.frontends.dashboard.browser.test_watched import opened, watch_by_hand
 from tests.frontends.dashboard.kit import Scene
 
 from weir.errors import Overloaded
@@ -57,6 +57,7 @@ _FOCUS = """
 const at = document.activeElement, style = getComputedStyle(at.closest(".choice") ? at.nextElementSibling : at);
 return [at.id || at.name || at.className || at.tagName, style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2];
 """
+_SIDEWAYS = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 _NAMED = {"button", "radio", "combobox", "slider", "table", "img", "image", "region", "form", "DisclosureTriangle"}
 
 
@@ -188,49 +189,14 @@ def test_nothing_moves_for_those_who_want_it_still(page: Page) -> None:
 @pytest.mark.parametrize("width", [320, 768, 1600])
 def test_no_width_makes_the_page_scroll_sideways(page: Page, width: int) -> None:
     page.resize(width)
-    page.until(lambda: page.run("return innerWidth") == width)
-    assert page.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    assert page.run(_SIDEWAYS) <= 0
     chart = "return document.querySelector('#requests svg').getBoundingClientRect().width"
     assert 200 < page.run(chart) < width
 
 
 @pytest.mark.parametrize("width", [320, 400])
 def test_a_long_name_makes_no_width_scroll_sideways(browser: "Chrome", width: int) -> None:
-    with shown(pages_of(watch_by_hand(Scene("sentiment_of_reviews" * 4))).endpoints) as url:
-        page = Page(browser, url)
+    with opened(browser, watch_by_hand(Scene("sentiment_of_reviews" * 4))) as page:
         page.resize(width)
-        page.until(lambda: page.run("return innerWidth") == width)
         assert "sentiment_of_reviews" in page.text("#verdict")
-        assert page.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
-
-
-@pytest.mark.parametrize(
-    ("width", "batch", "across"),
-    [(1280, 6, [4, 3]), (1100, 6, [2, 2, 2, 1]), (1280, 1, [3, 3]), (1280, 0, [3]), (400, 0, [1, 1, 1])],
-)
-def test_cards_that_tell_something_fill_their_rows(
-    browser: "Chrome", width: int, batch: int, across: list[int]
-) -> None:
-    """Rows that are the requests once more have no card, nor has what is always 0."""
-    scene = Scene("square")
-    watch = watch_by_hand(scene)
-    watch.look()
-    if batch:
-        scene.end("square")
-        recorder = scene.metrics.own("square")
-        recorder.rows.observe(batch)
-        recorder.queue.observe(0.01)
-    scene.now += 1
-    watch.take(0.0)
-    with shown(pages_of(watch).endpoints) as url:
-        page = Page(browser, url)
-        page.resize(width)
-        page.until(lambda: page.run("return innerWidth") == width)
-        tops = page.run(
-            "return [...document.querySelectorAll('#cards > section')].filter(each => each.checkVisibility()).map(each => each.offsetTop)"
-        )
-        assert [tops.count(top) for top in sorted(set(tops))] == across
-        heads = page.run(
-            "return [...document.querySelectorAll('#models th')].filter(each => each.checkVisibility()).map(each => each.textContent)"
-        )
-        assert "Failed" not in heads and ("Requests" in heads) == bool(batch)
+        assert page.run(_SIDEWAYS) <= 0

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import httpx
@@ -36,6 +37,21 @@ def watch_by_hand(scene: Scene) -> Watch:
     return Watch(scene.sampler, Ring(), counted=True, clock=lambda: 0.0, later=lambda *_: Nobody())
 
 
+@contextmanager
+def opened(browser: "Chrome", watch: Watch) -> Iterator[Page]:
+    """Show what `watch` has seen."""
+    with shown(pages_of(watch).endpoints) as url:
+        yield Page(browser, url)
+
+
+def telling_of(scene: Scene, *clients: str) -> Watch:
+    """Return a watch of `scene` that tells of `clients`, too."""
+    rows = [{"client": name, "requests": 1} for name in clients]
+    sections = Sections(clients=lambda: rows)
+    scene.sampler = DashboardSampler(scene.registry, scene.metrics, sections, clock=lambda: scene.now)
+    return watch_by_hand(scene)
+
+
 @pytest.fixture(scope="module")
 def long_page(browser: "Chrome") -> Iterator[Page]:
     """Twenty minutes of a request a second, half of them refused in the last minute."""
@@ -47,8 +63,8 @@ def long_page(browser: "Chrome") -> Iterator[Page]:
         refused = second >= 1140 and second % 2
         scene.end("square", error=Overloaded("full") if refused else None)
         watch.take(0.0)
-    with shown(pages_of(watch).endpoints) as url:
-        yield Page(browser, url)
+    with opened(browser, watch) as page:
+        yield page
 
 
 def in_time(page: Page) -> list[str]:
@@ -97,8 +113,7 @@ def test_a_sample_that_came_late_leaves_no_gap(browser: "Chrome") -> None:
         scene.now += seconds
         scene.end("square", times=7)
         watch.take(0.0)
-    with shown(pages_of(watch).endpoints) as url:
-        page = Page(browser, url)
+    with opened(browser, watch) as page:
         page.click('[name=span][value="60"]')
         drawn = page.run("return document.querySelector('#requests .line.a').getAttribute('d')")
         assert drawn.count("M") == 1
@@ -108,21 +123,16 @@ def test_a_sample_that_came_late_leaves_no_gap(browser: "Chrome") -> None:
 
 def test_names_are_shown_and_never_run(browser: "Chrome") -> None:
     scene = Scene("square")
-    clients = [{"client": HOSTILE, "requests": 1}]
-    scene.sampler = DashboardSampler(
-        scene.registry, scene.metrics, Sections(clients=lambda: clients), clock=lambda: scene.now
-    )
-    watch = watch_by_hand(scene)
+    watch = telling_of(scene, HOSTILE, "b", "team-10", "a")
     for name in (HOSTILE, "__proto__", "constructor"):
         scene.end(name, HOSTILE)
         scene.metrics.transferred(name, HOSTILE, 1, 0)
     watch.look()
-    with shown(pages_of(watch).endpoints) as url:
-        page = Page(browser, url)
+    with opened(browser, watch) as page:
         page.complaints()
         page.until(lambda: len(page.rows("#models")) == 4)
         assert {row[0] for row in page.rows("#models")} == {HOSTILE, "__proto__", "constructor", "square"}
-        assert page.rows("#clients") == [[HOSTILE, "1"]]
+        assert [row[0] for row in page.rows("#clients")] == [HOSTILE, "b", "team-10", "a"]  # as it tells of them
         for number in range(4):
             page.click(f"#models tr:nth-child({number + 1}) button")
             assert [row[1] for row in page.rows("#ends")] in ([HOSTILE], [])
@@ -135,21 +145,19 @@ def test_padding_is_shown_where_it_is_counted(browser: "Chrome") -> None:
     registry = CollectorRegistry()
     tokens = Counter("weir_tokens", "", ["model"], registry=registry).labels("square")
     padding = Counter("weir_padding_tokens", "", ["model"], registry=registry).labels("square")
-    without = Scene("square")
-    both = DashboardSampler(scene.registry, scene.metrics, Sections([tokens, padding]), clock=lambda: scene.now)
-    scene.sampler = both
+    sections = Sections([tokens, padding])
+    scene.sampler = DashboardSampler(scene.registry, scene.metrics, sections, clock=lambda: scene.now)
     watch = watch_by_hand(scene)
     watch.look()
     tokens.inc(190)
     padding.inc(10)
     scene.now += 1
     watch.take(0.0)
-    with shown(pages_of(watch).endpoints) as url:
-        page = Page(browser, url)
+    with opened(browser, watch) as page:
         assert page.seen("#padding")
         assert page.number("padding", "waste") == 5
-    with shown(pages_of(watch_by_hand(without)).endpoints) as url:
-        assert not Page(browser, url).seen("#padding")
+    with opened(browser, watch_by_hand(Scene("square"))) as page:
+        assert not page.seen("#padding")
 
 
 @pytest.mark.parametrize(
@@ -164,8 +172,7 @@ def test_one_word_stands_for_what_a_model_reads(
     watch.look()
     scene.now += 1
     watch.take(0.0)
-    with shown(pages_of(watch).endpoints) as url:
-        page = Page(browser, url)
+    with opened(browser, watch) as page:
         assert [page.text(each) for each in ("#requests-title", "#rows-title", "#waiting .unit")] == words
         heads = page.run("return [...document.querySelectorAll('thead th')].map(each => each.textContent)")
         assert page.text("#models thead").startswith(f"ModelState{words[0]}Failed{words[1]}Batches")
@@ -174,19 +181,17 @@ def test_one_word_stands_for_what_a_model_reads(
         assert "nothing computed" in page.text("#padding")
 
 
-def test_how_many_workers_there_are_and_why(browser: "Chrome") -> None:
-    scene = Scene("square", workers="1..16")
+async def test_how_many_workers_there_are_and_why(browser: "Chrome") -> None:
+    async with Scene("square", workers="1..16") as scene:
 
-    async def script() -> None:
+        def look() -> None:
+            with opened(browser, watch_by_hand(scene)) as page:
+                rows = {cells[0]: cells[-2:] for cells in page.rows("#models")}
+                assert rows["square"] == [
+                    "1 of 1..16", "too few batches have been run to know what a worker can do"
+                ]  # fmt: skip
+
         await asyncio.to_thread(look)
-
-    def look() -> None:
-        with shown(pages_of(watch_by_hand(scene)).endpoints) as url:
-            page = Page(browser, url)
-            rows = {cells[0]: cells[-2:] for cells in page.rows("#models")}
-            assert rows["square"] == ["1 of 1..16", "too few batches have been run to know what a worker can do"]
-
-    scene.play(script)
 
 
 def test_workers_of_a_cluster_are_shown_with_their_node(browser: "Chrome") -> None:
@@ -195,46 +200,12 @@ def test_workers_of_a_cluster_are_shown_with_their_node(browser: "Chrome") -> No
     place = {"node": "4f2a9c0011223344", "address": "10.0.0.7", "gpus": ["0", "3"], "actor": "9b1d5e77aa"}
     for name, value in place.items():
         setattr(worker, name, value)
-
-    with shown(pages_of(watch_by_hand(scene)).endpoints) as url:
-        page = Page(browser, url)
+    with opened(browser, watch_by_hand(scene)) as page:
         heads = page.run(
             "return [...document.querySelectorAll('#workers th[scope=col]')].map(each => each.textContent)"
         )
         row = dict(zip(heads, page.rows("#workers")[0], strict=True))
         assert (row["Node"], row["GPUs"], row["Actor"]) == ("10.0.0.7 4f2a9c00", "0 3", "9b1d5e77aa")
-
-
-def test_an_idle_processor_is_drawn_as_idle(browser: "Chrome") -> None:
-    with shown(pages_of(watch_by_hand(Scene("square"))).endpoints) as url:
-        page = Page(browser, url)
-        page.until(lambda: "100 %" in page.text("#processor svg"), "the whole scale")
-
-
-def test_clients_stand_in_the_order_in_which_the_server_tells_of_them(browser: "Chrome") -> None:
-    scene = Scene("square")
-    clients = [{"client": name, "requests": 1} for name in ("team-10", "b", "team-9", "a")]
-    scene.sampler = DashboardSampler(
-        scene.registry, scene.metrics, Sections(clients=lambda: clients), clock=lambda: scene.now
-    )
-    with shown(pages_of(watch_by_hand(scene)).endpoints) as url:
-        page = Page(browser, url)
-        assert [row[0] for row in page.rows("#clients")] == ["team-10", "b", "team-9", "a"]
-
-
-def test_the_controls_stay_where_they_are_whatever_is_shown_of_the_server(browser: "Chrome") -> None:
-    with shown(pages_of(watch_by_hand(Scene("square"))).endpoints) as url:
-        page = Page(browser, url)
-        page.click("#pause")
-        tops = (
-            "return [...document.querySelectorAll('.controls, main')].map((each) => each.getBoundingClientRect().top)"
-        )
-        for width in (1920, 1280, 1100):
-            page.resize(width)
-            page.run("document.querySelector('#verdict').textContent = 'Idle'")
-            before = page.run(tops)
-            page.run("document.querySelector('#verdict').textContent = 'Overloaded: requests are refused'")
-            assert page.run(tops) == before
 
 
 def test_a_server_that_counts_nothing_says_so(browser: "Chrome") -> None:
@@ -257,8 +228,7 @@ def test_several_processes_at_one_address_are_distinguished(browser: "Chrome") -
         def look(self, life: str = "", since: int = 0) -> bytes:
             return lives[next(turn) % 2].look(life, since)
 
-    with shown(pages_of(Turns(scenes[0].sampler, Ring(), counted=True)).endpoints) as url:
-        page = Page(browser, url)
+    with opened(browser, Turns(scenes[0].sampler, Ring(), counted=True)) as page:
         page.until(lambda: page.seen("#several"), "the note")
 
 

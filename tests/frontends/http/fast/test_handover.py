@@ -355,7 +355,7 @@ async def test_pieces_of_a_message_are_not_kept_apart() -> None:
         assert here.shared.account.held_bytes == 0
 
 
-async def test_a_message_of_empty_pieces_ends_the_connection_and_is_reported_once() -> None:
+async def test_a_message_of_empty_pieces_ends_the_connection_once() -> None:
     app = App()
     async with opened(app) as (_, transport):
         app.go.clear()
@@ -381,7 +381,7 @@ async def test_messages_are_read_one_at_a_time() -> None:
         assert (app.sizes, transport.is_reading()) == ([10_000] * 10, True)
 
 
-async def test_a_message_for_which_there_is_no_memory_waits_for_others_to_make_room() -> None:
+async def test_a_message_for_which_there_is_no_memory_waits_for_room() -> None:
     app = App()
     async with opened(app, max_waiting_bytes=100_000) as (here, transport):
         here.shared.account.take(50_000)
