@@ -1,12 +1,13 @@
 """batcher.py: what it refuses, and what comes too late."""
 
-from math import inf
+from math import inf, nan
 
 import pytest
 from tests.batching.mill import Asked, Mill, listed, many
+from tests.rings import subcases
 
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, Overloaded
-from weir.messages import Events, Reason, Wakeup
+from weir.messages import Events, Kind, Reason, Wakeup
 from weir.policy.decision import Decision, Observation
 from weir.policy.rules import FullBatches
 
@@ -21,6 +22,7 @@ def test_a_full_line_refuses() -> None:
         with pytest.raises(Overloaded, match="5 rows wait, max_queue_size=5") as caught:
             mill.batcher.submit(request, 0.0)
         assert caught.value.retry_after == 1.0  # nothing was measured yet
+    assert (mill.batcher.arrivals, mill.batcher.offered) == (5, 9)
     mill.cancel(mill.accepted[2])
     assert mill.batcher.room(1)
     mill.submit(Asked(0))
@@ -77,24 +79,6 @@ def test_capacity_counts_what_is_to_run_again() -> None:
     assert mill.batcher.room(5)
 
 
-def test_who_is_abandoned_makes_room_within_the_capacity() -> None:
-    mill = Mill(max_batch_size=4, capacity=5)
-    mill.submit(*many(4))
-    mill.lose(0, replace=False)
-    for request in mill.batcher.abandon():
-        request.fail(Draining("stopped"))
-    assert mill.batcher.room(50)
-
-
-def test_whoever_leaves_makes_room_within_the_capacity() -> None:
-    mill = Mill(workers=0, capacity=3)
-    mill.submit(*many(3))
-    assert not mill.batcher.room(1)
-    mill.cancel(mill.accepted[1])
-    assert mill.batcher.room(1)
-    assert not mill.batcher.room(2)
-
-
 @pytest.mark.no_cover
 @pytest.mark.parametrize(("workers", "seconds_per_row"), [(1, 0.0), (3, 0.0), (1, 0.002), (2, 0.001)])
 def test_retry_after_is_within_a_factor_of_two_of_the_real_wait(workers: int, seconds_per_row: float) -> None:
@@ -122,26 +106,34 @@ def test_retry_after_is_within_a_factor_of_two_of_the_real_wait(workers: int, se
     assert real / 2 <= caught.value.retry_after <= real * 2
 
 
-def test_what_can_never_be_in_a_batch_is_refused() -> None:
-    mill = Mill(max_batch_size=4, max_batch_cost=3.0)
-    for request in (Asked(0, rows=5), Asked(0, cost=3.5), Asked(0, rows=0)):
-        with pytest.raises(InvalidRequest):
-            mill.batcher.submit(request, 0.0)
+@subcases(
+    ("request_", "message"),
+    [
+        (Asked(0, rows=0), "rows=0: a request has at least 1 row"),
+        (Asked([], kind=Kind.ITEMS, rows=0), "rows=0"),
+        (Asked(0, rows=9), "rows=9: an item that cannot be divided has at most max_batch_size=8 rows"),
+        (Asked([1, 2], kind=Kind.ITEMS, rows=18), "rows=9"),
+        (Asked(0, cost=0.75), "cost=0.75: an item costs from 0 to max_batch_cost=0.5"),
+        (Asked(0), "cost=1: an item costs"),
+        (Asked(0, cost=nan), "cost=nan"),
+        (Asked(0, cost=-1.0), "cost=-1"),
+        (Asked([1, 2], kind=Kind.ITEMS, rows=2, cost=1.5), "cost=0.75"),
+    ],
+)
+def test_what_can_never_be_in_a_batch_is_refused(request_: Asked, message: str) -> None:
+    mill = Mill(max_batch_size=8, max_batch_cost=0.5)
+    with pytest.raises(InvalidRequest, match=message):
+        mill.batcher.submit(request_, 0.0)
     assert mill.batcher.waiting_rows == 0
 
 
-def test_a_budget_below_one_refuses_ordinary_requests_too() -> None:
+def test_what_fits_in_batches_is_not_refused() -> None:
     mill = Mill(max_batch_cost=0.5)
-    with pytest.raises(InvalidRequest, match=r"cost=1: an item costs from 0 to max_batch_cost=0\.5"):
-        mill.batcher.submit(Asked(0), 0.0)
-    (cut,) = mill.submit(Asked(0, cost=0.5))
-    mill.finish(cut)
-    assert mill.batcher._tight == inf
-
-
-def test_the_budget_bounds_batches() -> None:
-    mill = Mill(max_batch_cost=3.0, workers=9)
-    assert [cut.rows for cut in mill.submit(*many(7))] == [3, 3, 1]
+    mill.submit(listed(1000, cost=500.0), Asked(0, rows=8, cost=0.5))
+    mill.run_all()
+    for unbounded in ({"max_batch_size": 8}, {"max_batch_cost": 5.0, "padded": True}):
+        mill = Mill(**unbounded)
+        assert mill.submit(Asked(0, cost=1e9))
 
 
 def test_draining_refuses_and_lets_nobody_wait() -> None:
@@ -193,14 +185,6 @@ def test_a_divided_request_expires_as_a_whole() -> None:
     assert mill.batcher.waiting_rows == 0
     assert len(request.ends) == 1
     assert mill.finish(cut) == []
-
-
-def test_a_request_in_two_running_batches_expires_once() -> None:
-    mill = Mill(max_batch_size=4, workers=2)
-    mill.submit(listed(8, 0.0, 1.0))
-    assert len(mill.batcher.running) == 2
-    mill.advance(1.0)
-    assert len(mill.accepted[0].ends) == 1
 
 
 def measured(seconds: float, max_batch_size: int = 64) -> Mill:
@@ -406,13 +390,6 @@ def test_a_policy_that_lets_none_wait_is_asked_all_the_same_when_no_batch_runs()
     assert len(mill.batcher.running) == 1
 
 
-def test_a_policy_without_a_bound_is_not_called_for_more() -> None:
-    mill = Mill(Lengthening(), max_queue_size=2, max_queue_delay=1e6)
-    mill.submit(*many(2))
-    with pytest.raises(Overloaded, match="2 rows wait, max_queue_size=2"):
-        mill.batcher.submit(Asked(0), 3.0)
-
-
 def test_those_that_wait_already_stay_when_the_policy_takes_its_bound_down() -> None:
     policy = Moody(rows=2)
     mill = Mill(policy, max_queue_size=9)
@@ -426,17 +403,6 @@ def test_those_that_wait_already_stay_when_the_policy_takes_its_bound_down() -> 
     mill.run_all()
     assert mill.batcher.max_waiting == 9
     mill.submit(*many(9))
-
-
-def test_a_closed_line_stays_closed_whatever_the_policy_says() -> None:
-    policy = Moody()
-    mill = Mill(policy, max_queue_delay=1e6)
-    mill.submit(*many(3))
-    mill.batcher.drain()
-    policy.max_waiting = 7
-    mill.turn(Wakeup.ARRIVAL)
-    with pytest.raises(Draining):
-        mill.batcher.submit(Asked(0), 0.0)
 
 
 def test_a_bound_that_is_no_number_is_a_mistake_of_the_policy() -> None:
@@ -456,3 +422,19 @@ def test_the_best_rate_is_unknown_until_enough_was_measured() -> None:
     for worker in range(2):
         mill.lose(worker, replace=False)
     assert mill.batcher.best_rate(mill.now) == inf
+
+
+def test_a_closed_line_stays_closed_whatever_the_policy_says() -> None:
+    policy = Moody()
+    mill = Mill(policy, max_queue_delay=1e6)
+    mill.submit(*many(3))
+    mill.batcher.drain()
+    policy.max_waiting = 7
+    mill.turn(Wakeup.ARRIVAL)
+    with pytest.raises(Draining):
+        mill.batcher.submit(Asked(0), 0.0)
+
+
+def test_a_dispatch_is_at_most_a_batch() -> None:
+    (cut,) = Mill(Moody(rows=99), max_batch_size=8).submit(*many(20))
+    assert cut.rows == 8

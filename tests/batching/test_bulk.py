@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from tests.batching.mill import Asked, Mill, listed, many
+from tests.rings import subcases
 
 from weir.batching.bulk import DEFAULT_DELAY, BulkSize, BulkWork, is_bulk
 from weir.batching.group import FifoQueue
@@ -162,16 +163,6 @@ def test_a_request_goes_behind_bulk_work_rather_than_behind_an_older_batch() -> 
     assert first.worker != cut.worker == behind.worker
 
 
-def test_draining_bulk_work_is_not_held_back() -> None:
-    mill = Mill(max_batch_size=4)
-    (cut,) = mill.submit(*bulk(9))
-    mill.batcher.drain()
-    (cut,) = mill.finish(cut)
-    assert cut.rows == 4
-    mill.run_all()
-    assert all(request.ends for request in mill.accepted)
-
-
 def test_bulk_work_that_is_too_late_or_left_has_its_end() -> None:
     mill = Mill()
     (cut,) = mill.submit(*many(1))
@@ -196,23 +187,6 @@ def test_bulk_work_whose_deadline_passes_at_its_dispatch_is_left_out() -> None:
     assert mill.batcher.next_wakeup == 0.5
     (late,) = mill.batcher.expire(0.5)
     assert late is mill.accepted[1]
-
-
-def test_a_divided_bulk_request_waits_for_its_rest() -> None:
-    mill = grown(4.0, small_request_size=0)
-    whole = listed(10, priority=BULK, cost=10.0)
-    (cut,) = mill.submit(whole)
-    assert (cut.rows, mill.batcher.waiting_bulk) == (4, 6)
-    mill.run_all()
-    assert whole.ends == [list(range(10))]
-
-
-def test_abandoned_bulk_work_ends() -> None:
-    mill = Mill(workers=0)
-    requests = bulk(3)
-    mill.submit(*requests)
-    assert mill.batcher.abandon() == requests
-    assert not mill.batcher.has_waiting
 
 
 # Bulk work beside interactive requests.
@@ -276,16 +250,6 @@ def test_bulk_work_that_joined_a_batch_ends_at_its_deadline() -> None:
     assert (cut.rows, cut.bulk, mill.batcher.next_wakeup) == (2, 1, 0.5)
     mill.advance(0.6)
     assert due.settled
-
-
-def test_without_a_delay_bulk_work_never_joins() -> None:
-    mill = grown(8.0, bulk_delay=0.0)
-    (first,) = mill.submit(*many(1))
-    mill.submit(*bulk(3), *many(1))
-    (cut,) = mill.finish(first)
-    assert (cut.rows, cut.bulk) == (1, 0)
-    (cut,) = mill.finish(cut)
-    assert cut.reason is Reason.BULK
 
 
 def test_beside_a_request_that_found_an_idle_worker_all_of_the_time_is_left() -> None:
@@ -449,31 +413,27 @@ def test_the_size_comes_near_to_the_time_and_never_beyond(fixed: float) -> None:
     assert size.limit == pytest.approx((0.005 - fixed) / 0.0001, rel=0.02)
 
 
-def test_a_slow_batch_makes_the_next_smaller_at_once_but_not_by_more_than_half() -> None:
+@subcases(
+    ("limit", "cost", "seconds", "then"),
+    [
+        (100.0, 100.0, 0.00625, 80.0),
+        (80.0, 80.0, 5.0, 40.0),  # not by more than half
+        (300.0, 2000.0, 0.04, 250.0),  # a long item does not allow more than its share
+        (300.0, 100.0, 0.004, 300.0),  # a small batch says nothing about large ones
+    ],
+)
+def test_a_slow_batch_makes_the_next_smaller_at_once(limit: float, cost: float, seconds: float, then: float) -> None:
     size = BulkSize()
-    size.limit = 100.0
-    size.learn(100.0, 0.00625, 0.005)
-    assert size.limit == pytest.approx(80.0)
-    size.learn(80.0, 5.0, 0.005)
-    assert size.limit == pytest.approx(40.0)
+    size.limit = limit
+    size.learn(cost, seconds, 0.005)
+    assert size.limit == pytest.approx(then)
 
 
-def test_a_long_item_does_not_allow_more_than_its_share() -> None:
-    size = BulkSize()
-    size.limit = 300.0
-    size.learn(2000.0, 0.04, 0.005)
-    assert size.limit == pytest.approx(250.0)
-
-
-def test_a_small_batch_says_nothing_about_large_ones() -> None:
-    size = BulkSize()
-    size.limit = 300.0
-    size.learn(100.0, 0.004, 0.005)
-    assert size.limit == 300.0
-
-
-def test_a_batch_without_a_measurable_time_lets_the_size_grow() -> None:
-    size = BulkSize()
-    size.learn(8.0, 0.0, 0.005)
-    size.learn(4.0, 0.0, 0.0)
-    assert size.limit > 4.0
+def test_without_a_delay_bulk_work_never_joins() -> None:
+    mill = grown(8.0, bulk_delay=0.0)
+    (first,) = mill.submit(*many(1))
+    mill.submit(*bulk(3), *many(1))
+    (cut,) = mill.finish(first)
+    assert (cut.rows, cut.bulk) == (1, 0)
+    (cut,) = mill.finish(cut)
+    assert cut.reason is Reason.BULK

@@ -1,7 +1,5 @@
 """collate.py: dispatches to batches, events to answers."""
 
-from typing import Any
-
 import numpy
 import pytest
 from tests.batching.mill import Asked, Mill, listed, many
@@ -46,12 +44,6 @@ def test_entries_of_slices() -> None:
     assert batch.payloads[3]["x"].tolist() == [2, 3]
     assert entries_of(cut) == [(first, 0, 1), (second, 3, 4), (second, 4, 5), (third, 2, 4)]
     assert entries_of(cut) is entries_of(cut)
-
-
-def test_whole_tensors_are_not_copied() -> None:
-    request = tensors(4)
-    assert to_batch(dispatch(request)).payloads[0] is request.payload
-    assert to_batch(dispatch(request, slices=[(0, 4)])).payloads[0] is request.payload
 
 
 def test_plain_answers_reach_those_that_still_wait() -> None:
@@ -122,11 +114,6 @@ def test_what_was_gathered_is_left_when_the_whole_fails() -> None:
     assert gathered(tensors) == [{"y": 1}]
 
 
-def test_plain_answers_are_answers_of_a_stream_too() -> None:
-    requests = many(2)
-    assert answers_in(dispatch(*requests, plain=True), Events(1, ["a", "b"])) == ([], requests, requests, [])
-
-
 @pytest.mark.parametrize("indices", [[0], [7], [-1], []])
 def test_what_the_worker_forgot_fails_at_the_end(indices: list[int]) -> None:
     first, second = Asked(0), Asked(1)
@@ -136,13 +123,6 @@ def test_what_the_worker_forgot_fails_at_the_end(indices: list[int]) -> None:
     errors = {id(request): output for request, output in ends if isinstance(output, ModelError)}
     assert id(second) in errors
     assert (id(first) in errors) == (indices != [0])
-
-
-def test_too_few_answers_do_not_shift_the_others() -> None:
-    requests = many(3)
-    ends: list[tuple[Any, Any]] = deliver(dispatch(*requests, plain=True), Events(1, ["a", "b"]))
-    assert ends[:2] == [(requests[0], "a"), (requests[1], "b")]
-    assert isinstance(ends[2][1], ModelError)
 
 
 def test_an_error_ends_tensors_at_once() -> None:
@@ -166,15 +146,6 @@ def test_entries_that_do_not_run_again() -> None:
     assert request is items
     assert isinstance(output[0], ModelCrashed)
     assert output[1] == "b"
-
-
-def test_a_list_larger_than_a_batch_is_divided_and_gathered_in_order() -> None:
-    mill = Mill(max_batch_size=4)
-    request = listed(10)
-    mill.submit(request)
-    mill.run_all()
-    assert [cut.rows for cut in mill.cuts] == [4, 4, 2]
-    assert request.ends == [list(range(10))]
 
 
 def test_tensors_larger_than_a_batch_are_divided_and_gathered_in_order() -> None:

@@ -3,12 +3,11 @@
 from math import inf
 from typing import Any
 
-import numpy
 import pytest
 from tests.batching.mill import Asked, listed, many
 
 from weir.batching.compose import BatchDraft, compose
-from weir.batching.group import Group, SizeClass
+from weir.batching.group import Group
 from weir.messages import Kind
 
 
@@ -72,19 +71,6 @@ def test_beside_large_ones_too_who_cannot_make_it_is_left_out() -> None:
     assert group.waiting == 0
 
 
-def test_everybody_may_be_late() -> None:
-    load = take(filled(*many(3)), 3, start_cutoff=30.0)
-    assert (load.requests, len(load.late), load.rows) == ([], 3, 0)
-
-
-def test_cancelled_ones_are_passed_over() -> None:
-    requests = many(4)
-    group = filled(*requests)
-    requests[1].settled = True
-    group.remove(requests[1])
-    assert payloads(take(group, 3)) == [0, 2, 3]
-
-
 def test_a_list_is_divided_so_that_batches_are_full() -> None:
     group = filled(Asked("a"), listed(5), Asked("b"))
     load = take(group, 4)
@@ -104,11 +90,6 @@ def test_items_of_two_rows_are_not_torn() -> None:
     assert (second.rows, second.slices) == (2, [(2, 3)])
 
 
-def test_tensors_are_divided_along_their_rows() -> None:
-    group = filled(Asked({"x": numpy.arange(10)}, kind=Kind.TENSORS, rows=10))
-    assert [take(group, 4).slices for _ in range(3)] == [[(0, 4)], [(4, 8)], [(8, 10)]]
-
-
 def test_an_item_larger_than_the_policy_wants_goes_alone() -> None:
     group = filled(Asked("three", rows=3), Asked("one"), Asked([1, 2], kind=Kind.ITEMS, rows=8))
     assert payloads(take(group, 2)) == ["three"]
@@ -126,12 +107,6 @@ def test_nobody_within_a_lane_is_passed_over() -> None:
 def test_what_does_not_fit_leaves_room_for_another_lane() -> None:
     group = filled(Asked("two", rows=2), Asked("three", rows=3), Asked("less urgent", priority=-1))
     assert payloads(take(group, 4)) == ["two", "less urgent"]
-
-
-def test_higher_priority_goes_first() -> None:
-    group = filled(*[Asked(priority, priority=priority) for priority in (0, 2, -1, 2, 0)])
-    assert payloads(take(group, 4)) == [2, 2, 0, 0]
-    assert payloads(take(group, 4)) == [-1]
 
 
 @pytest.mark.parametrize(
@@ -166,13 +141,6 @@ def test_two_may_be_divided_in_one_batch() -> None:
     assert len(load.divided) == 2
 
 
-def test_whole_ones_after_a_divided_one() -> None:
-    group = filled(listed(4, cost=8.0, priority=1), Asked("whole"))
-    load = take(group, 64, cost=5.0)
-    assert load.slices == [(0, 2), None]
-    assert (load.rows, load.cost, payloads(load)[1]) == (3, 5.0, "whole")
-
-
 def large(name: Any, arrival: float, rows: int = 4) -> Asked:
     """Return a large request."""
     return Asked(name, arrival, rows=rows, large=True)
@@ -188,19 +156,6 @@ def test_but_not_more_often_than_allowed() -> None:
     group = filled(large("first", 0.0), large("second", 0.0), *many(40, 1.0))
     order = [payloads(take(group, 4, overtakes=2))[0] for _ in range(8)]
     assert order == [0, 4, "first", 8, 12, "second", 16, 20]
-
-
-def test_without_overtaking_the_order_is_that_of_arrival() -> None:
-    small = [Asked(number, float(number)) for number in range(6)]
-    group = filled(small[0], small[1], large("large", 1.5, rows=2), *small[2:])
-    assert payloads(take(group, 8, overtakes=0)) == [0, 1, "large", 2, 3, 4, 5]
-
-
-def test_small_ones_that_came_first_do_not_overtake() -> None:
-    big = large("large", 5.0)
-    group = filled(*many(8, 1.0), big)
-    take(group, 4)
-    assert big.overtaken == 0
 
 
 def test_a_large_list_takes_turns_with_small_ones() -> None:
@@ -220,11 +175,6 @@ def test_a_large_one_that_only_fills_up_has_not_led() -> None:
     assert big.overtaken == 2
     assert take(group, 4, overtakes=2).requests == [big]
     assert big.overtaken == 0
-
-
-def test_the_large_lane_is_used_alone_when_no_small_one_waits() -> None:
-    group = filled(large("a", 0.0), large("b", 0.0))
-    assert payloads(take(group, 8)) == ["a", "b"]
 
 
 def test_one_single_item_goes_at_once_before_a_crowd_of_large_ones() -> None:
@@ -266,24 +216,6 @@ def test_the_oldest_large_one_takes_turns_with_other_sizes() -> None:
     assert led == [False, False, False, True] * 3
 
 
-@pytest.mark.parametrize("cost", [1.0, 0.5])
-def test_small_ones_do_not_have_the_turns_of_large_ones_worked_out_anew(
-    cost: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[SizeClass] = []
-    work_out = SizeClass.tag
-
-    def tag(share: SizeClass, max_rows: int) -> float:
-        asked.append(share)
-        return work_out(share, max_rows)
-
-    monkeypatch.setattr(SizeClass, "tag", tag)
-    group = filled(*(listed(256, large=True) for _ in range(8)), *many(40, 1.0, cost=cost))
-    load = take(group, 64, overtakes=1000)
-    assert len(load.requests) == 41
-    assert len(asked) == 2  # the one size class: at the beginning, and after the large one that fills the batch
-
-
 def test_small_ones_that_came_before_one_that_is_due_go_before_it() -> None:
     due = large("due", 1.5)
     due.overtaken = 4
@@ -294,3 +226,17 @@ def test_small_ones_that_came_before_one_that_is_due_go_before_it() -> None:
 def test_where_a_large_one_does_not_fit_small_ones_fill_the_batch() -> None:
     group = filled(large("large", 0.0), large("too large", 0.5, rows=9), *many(30, 1.0))
     assert payloads(take(group, 12, overtakes=0)) == ["large", *range(8)]
+
+
+def test_higher_priority_goes_first() -> None:
+    group = filled(*[Asked(priority, priority=priority) for priority in (0, 2, -1, 2, 0)])
+    assert payloads(take(group, 4)) == [2, 2, 0, 0]
+    assert payloads(take(group, 4)) == [-1]
+
+
+def test_cancelled_ones_are_passed_over() -> None:
+    requests = many(4)
+    group = filled(*requests)
+    requests[1].settled = True
+    group.remove(requests[1])
+    assert payloads(take(group, 3)) == [0, 2, 3]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from tests.batching.mill import Asked, listed, many
 
-from weir.batching.group import MAX_QUEUES, SLACK, Deadlines, FifoQueue, Group
+from weir.batching.group import MAX_QUEUES, SLACK, Deadlines, Group
 
 
 def filled(*requests: Asked) -> Group:
@@ -22,19 +22,6 @@ def end(group: Group, request: Asked) -> int:
     """Settle a request and take it out."""
     request.settled = True
     return group.remove(request)
-
-
-def test_an_empty_group() -> None:
-    group = Group("key")
-    assert (group.waiting, len(group), group.oldest(), group.earliest(), list(group)) == (0, 0, inf, inf, [])
-    assert group.passed(1e9) == []
-    assert FifoQueue().head is None
-
-
-def test_equal_timeouts_need_no_deadlines_of_their_own() -> None:
-    group = filled(*many(5, 1.0))
-    assert group.timeout == 30.0
-    assert (group.waiting, len(group), group.oldest(), group.earliest()) == (5, 5, 1.0, 31.0)
 
 
 @pytest.mark.parametrize("other", [Asked(0, 2.0, 5.0), Asked(0, 2.0, 30.0, priority=1), Asked(0, 2.0, large=True)])
@@ -52,14 +39,6 @@ def test_another_kind_of_request_keeps_them_apart_until_the_group_is_empty(other
     assert (group.waiting, group.earliest()) == (0, inf)
     group.add(Asked(0, 3.0, 7.0))
     assert (group.timeout, group.earliest()) == (7.0, 10.0)
-
-
-def test_who_arrived_earlier_goes_before_even_when_submitted_later() -> None:
-    arrivals = [1.0, 3.0, 2.0, 3.0, 0.5]
-    group = filled(*[Asked(number, arrival) for number, arrival in enumerate(arrivals)])
-    assert [request.payload for request in group] == [4, 0, 2, 1, 3]
-    assert group.oldest() == 0.5
-    assert group.earliest() == 30.5
 
 
 def test_leaving_from_the_front_the_middle_and_the_end() -> None:
@@ -85,14 +64,6 @@ def test_settled_requests_in_the_middle_are_swept_out() -> None:
     assert list(group) == [head]
     group.append(Asked("appended"))
     assert len(group.plain.waiting) == len(group.plain) + group.plain.dead  # the bound append survives the sweeping
-
-
-def test_passed_deadlines() -> None:
-    requests = [Asked(number, float(number)) for number in range(5)]
-    group = filled(*requests)
-    end(group, requests[1])
-    assert group.passed(29.0) == []
-    assert group.passed(32.0) == [requests[0], requests[2]]
 
 
 def test_levels_are_in_order_of_priority_and_forgotten_when_empty() -> None:
@@ -139,37 +110,6 @@ def test_those_of_about_its_size_are_ahead_of_a_large_one() -> None:
 # The earliest deadline of the waiting requests, whatever timeouts they have.
 
 
-def test_nothing_is_kept_of_those_that_have_gone_once_nobody_waits() -> None:
-    deadlines = Deadlines()
-    gone = [Asked(number, 0.0, 1.0 + number) for number in range(12)]
-    for request in gone:
-        deadlines.add(request)
-        request.settled = True
-    deadlines.trim(1)
-    assert len(deadlines) == 12
-    deadlines.trim(0)
-    assert len(deadlines) == 0
-
-
-def test_nothing_has_no_deadline() -> None:
-    assert Deadlines().earliest() == inf
-    assert Deadlines().passed(1e9) == []
-
-
-def test_settled_and_dispatched_requests_are_passed_over() -> None:
-    deadlines = Deadlines()
-    first, second, third = requests = [Asked(0, float(arrival)) for arrival in range(3)]
-    for request in requests:
-        deadlines.add(request)
-    assert deadlines.earliest() == first.deadline
-    first.settled = True
-    assert deadlines.earliest() == second.deadline
-    second.taken = 1
-    assert deadlines.earliest() == third.deadline
-    third.settled = True
-    assert deadlines.earliest() == inf
-
-
 def test_more_distinct_timeouts_than_queues_share_a_heap() -> None:
     deadlines = Deadlines()
     requests = [Asked(0, 0.0, float(timeout)) for timeout in range(30, 0, -1)]
@@ -181,28 +121,6 @@ def test_more_distinct_timeouts_than_queues_share_a_heap() -> None:
         assert deadlines.earliest() == request.deadline
         request.settled = True
     assert deadlines.earliest() == inf
-
-
-def test_an_empty_queue_makes_room_for_another_timeout() -> None:
-    deadlines = Deadlines()
-    for timeout in range(1, 200):
-        request = Asked(0, 0.0, float(timeout))
-        deadlines.add(request)
-        assert deadlines.earliest() == request.deadline
-        request.settled = True
-        deadlines.earliest()
-    assert not deadlines._heap
-    assert len(deadlines) <= 2
-
-
-def test_one_that_arrived_late_keeps_its_place_by_deadline() -> None:
-    deadlines = Deadlines()
-    young, old = Asked(0, 5.0), Asked(0, 1.0)
-    deadlines.add(young)
-    deadlines.add(old)
-    assert deadlines.earliest() == old.deadline
-    assert deadlines.passed(old.deadline) == [old]
-    assert deadlines.passed(young.deadline) == [young]
 
 
 def test_what_has_gone_is_swept_out() -> None:

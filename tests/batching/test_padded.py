@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 from tests.batching.mill import Asked, Mill, listed
+from tests.rings import subcases
 
 from weir.batching.compose import BatchDraft
 from weir.batching.group import Group
@@ -79,13 +80,6 @@ def test_the_longer_ones_are_tried_when_the_shorter_ones_do_not_fit() -> None:
     assert lengths(take(group, padding=3.0)) == [4.0]
 
 
-def test_padding_is_bounded() -> None:
-    group = filled(*map(of, (10.0, 5.0, 40.0)))
-    load = take(group, padding=0.0)
-    assert (lengths(load), load.padding) == ([10.0], 0.0)
-    assert lengths(take(group, padding=35.0)) == [5.0, 40.0]
-
-
 def test_lists_are_divided_and_the_rest_waits() -> None:
     request = listed(10, cost=30.0)
     group = filled(request, listed(2, cost=6.0), of(2.0))
@@ -102,16 +96,6 @@ def test_a_list_may_fill_up_a_batch() -> None:
     assert (load.slices, load.divided, load.padding) == ([None, (0, 3)], [request], 3.0)
 
 
-def test_a_list_of_which_nothing_fits_waits() -> None:
-    assert lengths(take(filled(of(10.0), listed(2, cost=100.0)), padding=3.0)) == [10.0]
-
-
-def test_an_item_of_many_rows_goes_alone_rather_than_not_at_all() -> None:
-    group = filled(Asked("wide", rows=3, cost=9.0), of(3.0))
-    load = take(group, 2)
-    assert ([request.payload for request in load.requests], load.rows) == (["wide"], 3)
-
-
 def test_who_cannot_make_it_is_left_out() -> None:
     requests = [of(10.0, timeout=timeout) for timeout in (1.0, 5.0, 2.0, 9.0)]
     requests.append(of(11.0, timeout=1.0))
@@ -125,26 +109,6 @@ def test_who_cannot_make_it_is_left_out() -> None:
     assert all(request.settled for request in load.late)
     assert group.waiting == 0
     assert take(filled(of(1.0)), start_cutoff=99.0).requests == []
-
-
-def test_who_has_left_is_not_taken() -> None:
-    requests = [of(10.0) for _ in range(5)]
-    group = filled(*requests)
-    for place in (0, 3):
-        requests[place].settled = True
-        group.remove(requests[place])
-    assert take(group, 2).requests == [requests[1], requests[2]]
-    assert take(group, 2).requests == [requests[4]]
-
-
-def test_an_anchor_may_have_its_rest_in_front_of_others_that_are_gone() -> None:
-    request = listed(4, cost=4.0)
-    other = of(1.0)
-    group = filled(request, other, of(1.0))
-    assert take(group, 2).slices == [(0, 2)]
-    other.settled = True
-    group.remove(other)
-    assert take(group, 64).rows == 3
 
 
 def test_higher_priority_leads_and_lower_fills_up() -> None:
@@ -311,19 +275,6 @@ def test_whoever_is_first_is_in_the_next_batch() -> None:
     assert all(cut.padding <= 20.0 for cut in mill.cuts)
 
 
-def test_padding_is_far_below_that_of_arrival_order() -> None:
-    random = Random(3)
-    sizes = [float(3 + int(random.lognormvariate(3.0, 0.8))) for _ in range(600)]
-    waste = {}
-    for padded in (True, False):
-        mill = Mill(max_batch_size=16, padded=padded, max_padding=40.0, max_queue_size=5000)
-        mill.submit(*(of(size) for size in sizes))
-        mill.run_all()
-        cost = sum(cut.rows * max(request.cost for request in cut.requests) for cut in mill.cuts)
-        waste[padded] = 1.0 - sum(sizes) / cost
-    assert waste[True] < 0.1 < 0.4 < waste[False]
-
-
 def test_a_batch_that_runs_again_says_what_it_costs() -> None:
     mill = Mill(padded=True)
     mill.submit(of(4.0), of(10.0), of(10.0))
@@ -331,13 +282,6 @@ def test_a_batch_that_runs_again_says_what_it_costs() -> None:
     assert (again.reason, again.cost, again.padding) == (Reason.RETRY, 20.0, 6.0)
     mill.run_all()
     assert mill.batcher.recent[0]["padding"] == 6.0
-
-
-def test_a_length_of_one_is_not_taken_for_an_ordinary_request() -> None:
-    mill = Mill(padded=True, max_batch_cost=4.0)
-    mill.submit(of(1.0), of(1.0), of(1.0), of(3.0))
-    mill.run_all()
-    assert [cut.cost for cut in mill.cuts] == [3.0, 3.0]
 
 
 def test_what_is_longer_than_the_budget_goes_alone() -> None:
@@ -404,37 +348,6 @@ def test_whose_turn_is_next_goes_before_others_of_that_length_where_some_are_bri
 # A queue that finds its requests by arrival and by length.
 
 
-def test_a_length_is_what_a_row_costs() -> None:
-    assert length_of(of(7.0)) == 7.0
-    assert length_of(listed(4, cost=12.0)) == 3.0
-
-
-def test_those_of_equal_length_are_in_order_of_arrival() -> None:
-    queue = LengthQueue()
-    first, second, late, other = of(5.0, 1.0), of(5.0, 2.0), of(5.0, 1.5), of(3.0, 3.0)
-    for request in (first, second, other, late):
-        queue.add(request)
-    assert queue.lengths == [3.0, 5.0]
-    assert list(queue.by_length[5.0]) == [first, late, second]
-    assert list(queue.waiting) == [first, late, second, other]
-
-
-def test_the_front_of_every_queue_waits() -> None:
-    queue = LengthQueue()
-    first, second, third = of(5.0), of(5.0), of(5.0)
-    for request in (first, second, third):
-        queue.add(request)
-    second.settled = True
-    queue.leave(second)
-    assert (len(queue), queue.lengths) == (2, [5.0])
-    first.taken = 1
-    queue.leave(first)
-    assert (len(queue), queue.head, list(queue.by_length[5.0])) == (1, third, [third])
-    third.settled = True
-    queue.leave(third)
-    assert (len(queue), queue.head, queue.lengths, queue.by_length) == (0, None, [], {})
-
-
 def test_who_has_gone_does_not_pile_up() -> None:
     queue, random = LengthQueue(), Random(1)
     head = of(1.0)
@@ -453,7 +366,7 @@ def test_who_has_gone_does_not_pile_up() -> None:
     assert queue.lengths == sorted(queue.by_length)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@subcases("seed", range(20))
 def test_it_holds_what_a_list_would_hold(seed: int) -> None:
     """Whatever comes, is taken or leaves, one by one or many at a time before any of it is told."""
     chance, queue, model = Random(seed), LengthQueue(), list[Asked]()
@@ -487,3 +400,20 @@ def test_it_holds_what_a_list_would_hold(seed: int) -> None:
         for length, same in queue.by_length.items():
             assert not is_gone(same[0])
             assert [each for each in same if not is_gone(each)] == [each for each in turns if length_of(each) == length]
+
+
+def test_padding_is_far_below_that_of_arrival_order() -> None:
+    random = Random(3)
+    sizes = [float(3 + int(random.lognormvariate(3.0, 0.8))) for _ in range(600)]
+    waste = {}
+    for padded in (True, False):
+        mill = Mill(max_batch_size=16, padded=padded, max_padding=40.0, max_queue_size=5000)
+        mill.submit(*(of(size) for size in sizes))
+        mill.run_all()
+        cost = sum(cut.rows * max(request.cost for request in cut.requests) for cut in mill.cuts)
+        waste[padded] = 1.0 - sum(sizes) / cost
+    assert waste[True] < 0.1 < 0.4 < waste[False]
+
+
+def test_a_list_of_which_nothing_fits_waits() -> None:
+    assert lengths(take(filled(of(10.0), listed(2, cost=100.0)), padding=3.0)) == [10.0]

@@ -11,19 +11,6 @@ from weir.batching.group import Group
 from weir.batching.queue import SLACK, WOKEN_AT_ONCE, GroupScheduler, IndexedHeap, RequestQueue
 
 
-def test_room() -> None:
-    line = RequestQueue(4)
-    assert line.room(4)
-    assert line.room(400)  # larger than the line, and nothing waits
-    line.enter(listed(3))
-    assert line.room(1)
-    assert not line.room(2)
-    line.enter(Asked(0))
-    assert not line.room(1)
-    line.close()
-    assert not line.room(1)
-
-
 def test_a_group_is_forgotten_when_it_is_empty() -> None:
     line = RequestQueue(1000)
     for number in range(100):
@@ -52,16 +39,6 @@ def test_a_group_that_was_emptied_last_serves_its_key_again() -> None:
     assert enter_and_leave("a") is not first
 
 
-def test_the_group_without_a_key_stays() -> None:
-    line = RequestQueue(10)
-    request = Asked(0)
-    line.enter(request)
-    request.settled = True
-    line.leave(request)
-    assert list(line.groups) == [None]
-    assert line.groups[None].asleep
-
-
 def test_a_shorter_deadline_moves_a_group_forward() -> None:
     line = RequestQueue(10)
     line.enter(Asked(0, 0.0, 5.0, key="a"))
@@ -70,18 +47,6 @@ def test_a_shorter_deadline_moves_a_group_forward() -> None:
     assert line.scheduler.first() is line.groups["b"]
     line.enter(Asked(0, 0.0, 3.0, key="a"))
     assert line.scheduler.first() is line.groups["a"]
-
-
-def test_leaving_one_of_several_keeps_the_group() -> None:
-    line = RequestQueue(10)
-    first, second = Asked(0, key="a"), Asked(0, key="a")
-    line.enter(first)
-    line.enter(second)
-    first.settled = True
-    line.leave(first)
-    assert (line.waiting, list(line.groups)) == (1, ["a"])
-    assert line.room(9)
-    assert not line.room(10)
 
 
 def test_the_rest_of_a_request_that_had_its_end_is_swept_out() -> None:
@@ -105,27 +70,6 @@ def test_the_rest_of_a_request_that_had_its_end_is_swept_out() -> None:
     assert line.waiting == 4  # forgotten: somebody else has taken it out
 
 
-def test_passed_deadlines_leave_the_line() -> None:
-    line = RequestQueue(10)
-    requests = [Asked(0, 0.0, timeout, key=key) for timeout, key in ((1.0, "a"), (2.0, "b"), (9.0, "b"), (1.0, None))]
-    for request in requests:
-        line.enter(request)
-    assert line.passed(0.5) == []
-    assert {id(each) for each in line.passed(2.0)} == {id(requests[n]) for n in (0, 1, 3)}
-    assert (line.waiting, list(line.groups)) == (1, ["b", None])
-    assert not requests[2].settled
-
-
-def test_clear() -> None:
-    line = RequestQueue(10)
-    requests = [Asked(0, key=key) for key in ("a", "b", None)]
-    for request in requests:
-        line.enter(request)
-    line.clear()
-    assert (line.waiting, line.groups, line.scheduler.first()) == (0, {}, None)
-    assert line.room(10)
-
-
 # Which group is next, and which is asked again when.
 
 
@@ -135,24 +79,6 @@ def group(key: object, *requests: Asked) -> Group:
     for request in requests:
         made.add(request)
     return made
-
-
-def test_nobody() -> None:
-    turns = GroupScheduler()
-    assert turns.first() is None
-    assert (turns.end_of_wait(), turns.earliest_deadline(), turns.passed(1e9)) == (inf, inf, [])
-
-
-def test_earliest_deadline_then_oldest() -> None:
-    turns = GroupScheduler()
-    groups = [group("late", Asked(0, 0.0, 9.0)), group("young", Asked(0, 2.0, 5.0)), group("old", Asked(0, 1.0, 6.0))]
-    for each in groups:
-        turns.wake(each)
-    order = []
-    while (first := turns.first()) is not None:
-        order.append(first.key)
-        turns.close(first)
-    assert order == ["old", "young", "late"]
 
 
 def test_what_gave_a_group_its_turn_may_have_gone() -> None:
@@ -169,23 +95,6 @@ def test_what_gave_a_group_its_turn_may_have_gone() -> None:
     assert turns.earliest_deadline() == 5.0
 
 
-def test_a_parked_group_wakes_when_its_wait_is_over() -> None:
-    turns = GroupScheduler()
-    first, second = group("a", Asked(0, 0.0, 9.0)), group("b", Asked(0, 0.0, 5.0))
-    for each, until in ((first, 1.0), (second, 2.0)):
-        turns.wake(each)
-        turns.park(each, until)
-        assert each.asleep
-    assert turns.first() is None
-    assert turns.end_of_wait() == 1.0
-    turns.wake_due(0.5)
-    assert turns.first() is None
-    turns.wake_due(1.0)
-    assert turns.first() is first
-    assert not first.asleep
-    assert turns.end_of_wait() == 2.0
-
-
 def test_a_free_place_wakes_some_in_turn() -> None:
     turns = GroupScheduler()
     groups = [group(number, Asked(0, 0.0, 9.0)) for number in range(WOKEN_AT_ONCE + 10)]
@@ -199,17 +108,6 @@ def test_a_free_place_wakes_some_in_turn() -> None:
     assert [each.asleep for each in groups[-11:]] == [True] + [False] * 10
     turns.wake_all()
     assert not any(each.asleep for each in groups)
-
-
-def test_groups_with_a_passed_deadline() -> None:
-    turns = GroupScheduler()
-    first, second, third = (group(n, Asked(0, 0.0, float(n))) for n in (1, 2, 3))
-    turns.wake(first)
-    turns.park(second, 1.5)
-    turns.wake(third)
-    assert turns.passed(0.5) == []
-    assert turns.passed(2.0) == [first, second]
-    assert turns.first() is third
 
 
 # A priority queue whose members move and leave.
@@ -230,14 +128,6 @@ def test_the_lowest_rank_is_first_and_equal_ranks_keep_their_order() -> None:
     assert len(agenda) == 2
     assert "b" in agenda
     assert "a" not in agenda
-
-
-def test_members_come_in_the_order_in_which_they_joined() -> None:
-    agenda: IndexedHeap[int] = IndexedHeap()
-    for number in range(5):
-        agenda.put(number, (float(-number), 0.0))
-    assert agenda.members(3) == [0, 1, 2]
-    assert agenda.members(9) == [0, 1, 2, 3, 4]
 
 
 def test_outdated_entries_do_not_pile_up() -> None:

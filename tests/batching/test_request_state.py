@@ -10,14 +10,8 @@ from tests.batching.mill import Asked, listed
 from weir.batching.request_state import (
     ListGather,
     TensorGather,
-    answer,
-    dispatch,
     finish_each,
-    gathered,
-    has_answer,
-    is_gone,
     refuse,
-    rows_left,
     settle,
     steps,
 )
@@ -53,13 +47,6 @@ def test_a_single_piece_is_not_copied() -> None:
     assert gather.result() is piece
 
 
-def test_one_error_is_the_end_of_tensors() -> None:
-    gather = TensorGather(5)
-    error = ModelError("bad")
-    assert gather.put(0, 3, error)
-    assert gather.result() is error
-
-
 @pytest.mark.parametrize("other", [{"y": numpy.zeros((2, 2))}, {"x": numpy.zeros((2, 3))}, {"x": None}, None])
 def test_pieces_that_do_not_fit_together(other: object) -> None:
     gather = TensorGather(4)
@@ -84,50 +71,6 @@ def test_pieces_that_do_not_fit_together(other: object) -> None:
 )
 def test_steps(request_: Asked, expected: int) -> None:
     assert steps(request_) == expected
-
-
-def test_a_request_is_gone_once_its_last_piece_is_dispatched() -> None:
-    request = Asked([1, 2, 3], kind=Kind.ITEMS, rows=6)
-    assert rows_left(request) == 6
-    dispatch(request, 1, 3)
-    assert rows_left(request) == 4
-    assert not is_gone(request)
-    dispatch(request, 3, 3)
-    assert rows_left(request) == 0
-    assert is_gone(request)
-    settled = Asked(0)
-    assert settle(settled)
-    assert is_gone(settled)
-
-
-def test_the_last_piece_is_the_end_of_a_list() -> None:
-    request = listed(2)
-    assert not has_answer(request, 1)
-    assert answer(request, 1, 2, "b") is None
-    assert has_answer(request, 1)
-    assert not has_answer(request, 0)
-    assert answer(request, 0, 1, "a") == (request, ["a", "b"])
-    assert request.settled
-    assert answer(request, 0, 1, "again") is None
-
-
-def test_the_last_piece_is_the_end_of_tensors() -> None:
-    request = Asked({}, kind=Kind.TENSORS, rows=3)
-    assert gathered(request) == []
-    assert answer(request, 2, 3, {"x": numpy.array([3])}) is None
-    assert [list(each) for each in gathered(request)] == [["x"]]
-    ended = answer(request, 0, 2, {"x": numpy.array([1, 2])})
-    assert ended is not None
-    assert ended[1]["x"].tolist() == [1, 2, 3]
-
-
-def test_a_request_has_one_end() -> None:
-    request = Asked(0)
-    assert settle(request)
-    assert not settle(request)
-    assert answer(request, 0, 1, "late") is None
-    assert has_answer(request, 0)
-    assert request.ends == []
 
 
 def test_a_request_that_is_refused_fails() -> None:
@@ -165,3 +108,11 @@ def test_a_request_has_one_answer_unless_its_protocol_takes_parts() -> None:
     cut = Dispatch(1, 0, [], None, 1, 1.0, Reason.IDLE, 1, 0.0, None, Wakeup.ARRIVAL, 0.0)
     with pytest.raises(Unsupported, match="'python' returns one response"):
         Asked(0).part("a", cut)
+
+
+def test_a_request_is_gone_once_its_last_piece_is_dispatched() -> None:
+    request, left = Asked([1, 2, 3], kind=Kind.ITEMS, rows=6), []
+    for stop in (0, 1, 3):
+        dispatch(request, stop, 3)
+        left.append((rows_left(request), is_gone(request)))
+    assert left == [(6, False), (4, False), (0, True)]

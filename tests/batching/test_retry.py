@@ -6,15 +6,9 @@ import pytest
 from tests.batching.mill import Asked, Mill, crashed, listed, many
 
 from weir.batching.collate import Entry, entries_of
-from weir.batching.retry import CrashRetry, draft_of
+from weir.batching.retry import draft_of
 from weir.errors import DeadlineExceeded, ModelCrashed, WorkerLost
 from weir.messages import EventKind, Events, Kind, Reason, Wakeup
-
-
-def test_no_suspects() -> None:
-    suspects = CrashRetry()
-    assert suspects.pop() is None
-    assert len(suspects) == 0
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -52,15 +46,6 @@ def test_an_unlucky_one_gets_another_try() -> None:
     assert (again.reason, again.attempt, again.requests) == (Reason.RETRY, 1, [request])
     mill.run_all()
     assert request.ends == [0]
-
-
-def test_a_last_try_that_succeeds_leaves_nothing_behind() -> None:
-    mill = Mill()
-    mill.submit(*many(1))
-    (again,) = mill.lose(0)
-    assert again.batch_id in mill.batcher._suspects._last_tries
-    mill.finish(again)
-    assert not mill.batcher._suspects._last_tries
 
 
 def test_suspects_go_before_the_line_and_share_with_nobody() -> None:
@@ -169,15 +154,6 @@ def test_suspects_that_all_left_are_forgotten() -> None:
     assert mill.batcher.suspects == 0
 
 
-def test_a_batch_that_nobody_waits_for_does_not_run_again() -> None:
-    mill = Mill()
-    (request,) = many(1)
-    mill.submit(request)
-    mill.cancel(request)
-    assert mill.lose(0) == []
-    assert mill.batcher.is_empty
-
-
 def test_a_killer_within_a_list_costs_only_its_own_place() -> None:
     mill = Mill(max_batch_size=16)
     request = listed(40, killers=[21])
@@ -191,15 +167,6 @@ def test_a_killer_within_a_list_costs_only_its_own_place() -> None:
     assert [neighbour.ends for neighbour in neighbours] == [[n] for n in range(5)]
 
 
-def test_tensors_are_one_suspect() -> None:
-    mill = Mill(max_batch_size=8)
-    killer = Asked({"x": [1, 2, 3]}, kind=Kind.TENSORS, rows=3, killers=[1])
-    mill.submit(killer, *many(3))
-    mill.run_all()
-    assert isinstance(killer.ends[0], ModelCrashed)
-    assert [request.ends for request in mill.accepted[1:]] == [[0], [1], [2]]
-
-
 def test_neighbouring_entries_become_one_slice() -> None:
     items, uneven = listed(9, cost=18.0), Asked([1, 2, 3], kind=Kind.ITEMS, rows=7)
     load = draft_of([(items, 1, 2), (items, 2, 3), (items, 5, 6), (uneven, 0, 1)])
@@ -211,3 +178,12 @@ def test_neighbouring_entries_become_one_slice() -> None:
     entries: list[Entry] = [(items, 1, 2), (longer, 0, 1)]
     assert [draft_of(entries, share).cost for share in (None, 0.0, 0.25, 1.0)] == [12.0, 12.0, 14.0, 20.0]
     assert draft_of(entries, 0.25).padding == 2.0
+
+
+def test_tensors_are_one_suspect() -> None:
+    mill = Mill(max_batch_size=8)
+    killer = Asked({"x": [1, 2, 3]}, kind=Kind.TENSORS, rows=3, killers=[1])
+    mill.submit(killer, *many(3))
+    mill.run_all()
+    assert isinstance(killer.ends[0], ModelCrashed)
+    assert [request.ends for request in mill.accepted[1:]] == [[0], [1], [2]]

@@ -75,10 +75,6 @@ def test_a_batch_has_exactly_the_rows_requested() -> None:
         assert sum(map(int, items.batch(rows))) == rows
 
 
-def test_an_item_that_says_nothing_of_itself_is_one_row() -> None:
-    assert items_of(Sized, [0]).entries[0].rows == 1
-
-
 def test_only_items_of_one_key_share_a_batch() -> None:
     items = items_of(Keyed, ["a1", "a2", "b1"])
     batches = [items.batch(4) for _ in range(50)]
@@ -176,12 +172,6 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     for name in ("items.jsonl", "items.npz"):
         with pytest.raises(SettingsError, match="cannot be read"):
             read_items(tmp_path / name)
-
-
-def test_arrays_without_any_are_none(tmp_path: Path) -> None:
-    np.savez(tmp_path / "none.npz")
-    with pytest.raises(SettingsError, match="has no items"):
-        read_items(tmp_path / "none.npz")
 
 
 def test_the_files_of_a_folder_are_bodies(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from weir.profiling.machine import (
     find_nvml,
     find_rapl,
     judged,
-    memory_of,
     modelled,
     read_energy,
     windows,
@@ -60,12 +59,6 @@ def test_meters_that_are_there_are_found_and_why_the_others_are_not_is_reported(
     meters = find_meters({}, [absent, present])
     assert [meter.source for meter in meters.found] == ["rapl"]
     assert meters.missing == "NVML: no driver"
-
-
-def test_those_of_this_machine_can_be_looked_for() -> None:
-    meters = find_meters({"CUDA_VISIBLE_DEVICES": ""})
-    assert all(meter.source == "rapl" for meter in meters.found)
-    assert "NVML: " in meters.missing
 
 
 class Nvml(SimpleNamespace):
@@ -106,10 +99,6 @@ def test_a_driver_that_fails_leaves_the_cpus() -> None:
         raise Nvml.NVMLError("lost")
 
     assert [each.kind for each in find_hardware(library(fail))] == ["CPU"]
-
-
-def test_the_memory_of_a_process_that_there_is_not_is_unknown() -> None:
-    assert memory_of(1 << 30) is None
 
 
 def test_the_gpu_memory_of_a_process_is_that_on_all_gpus() -> None:
@@ -284,19 +273,6 @@ def test_why_there_is_none_is_reported() -> None:
             found(library, visible)
 
 
-def test_a_board_without_a_limit_has_none() -> None:
-    assert found(Library("P4", limits=False)).limit_w is None
-
-
-def test_the_real_library_reads_a_counter_or_says_why_not() -> None:
-    try:
-        meter = find_nvml()
-    except SettingsError as error:
-        assert error.message.startswith("NVML: ")
-    else:
-        assert meter.read_mj() > 0.0
-
-
 RANGE_UJ = 262_143_328_850
 
 
@@ -353,12 +329,6 @@ def test_a_counter_that_goes_round_goes_on(powercap: Powercap) -> None:
     powercap.use("intel-rapl:0", 1.0)
     assert meter.read_mj() == pytest.approx(3500.0, abs=0.01)
     assert meter.name == "1 CPU package"
-
-
-def test_a_limit_is_known_only_if_every_package_says_one(powercap: Powercap) -> None:
-    powercap.add("intel-rapl:0", "package-0", limits_w=(65.0,))
-    powercap.add("intel-rapl:1", "package-1", limits_w=(0.0,))
-    assert find_rapl(powercap.root).limit_w is None
 
 
 def test_why_there_is_no_rapl_meter_is_reported(powercap: Powercap) -> None:

@@ -20,13 +20,10 @@ from weir.profiling.measure import (
     ENERGIES,
     Point,
     along,
-    crowded,
     draw_profile,
     edges,
     grid,
-    linear_table,
     measure,
-    measured_sizes,
     monotone_table,
     suspects,
 )
@@ -63,11 +60,6 @@ def test_steps_have_exact_edges() -> None:
     profile = profiled(duration, 128, seconds=600.0)
     assert np.all(np.abs(profile.service_time_ms / (1000.0 * steps) - 1.0) < 0.02)
     assert profile.about["edges"] == [32, 64, 96]
-
-
-def test_the_best_batch_need_not_be_the_largest() -> None:
-    assert profiled(lambda b: 0.001 * ceil(b / 8), 60).best_batch_size == 8
-    assert profiled(lambda b: 0.001 + 0.0001 * b * b, 64).best_batch_size == 3
 
 
 def test_a_time_that_falls_is_flattened_and_warned_of() -> None:
@@ -178,11 +170,6 @@ def test_items_too_large_for_any_batch_are_refused_and_sizes_that_they_cannot_fi
     assert profile.service_time_ms == pytest.approx([1, 1, 1, 4 / 3, 5 / 3, 2, 7 / 3, 8 / 3, 3, 3])
 
 
-def test_a_crowded_machine_is_warned_of() -> None:
-    assert crowded(0.01) == []
-    assert crowded(0.4) == ["other processes had the CPUs for 40% of the time: measure again on a quieter machine"]
-
-
 def searched(time: Callable[[int], float], max_batch_size: int) -> dict[int, Point]:
     """Measure as `measure` does, without noise, until nothing is suspect."""
     points = {size: Point(time(size), 0.0) for size in grid(max_batch_size)}
@@ -232,24 +219,10 @@ def test_a_single_step_is_found_wherever_it_is(edge: int, height: float, slope: 
         assert edge in edges(points)
 
 
-def test_where_a_flat_roof_begins_to_slope_the_search_ends_soon() -> None:
-    points = searched(lambda b: max(10.0, 0.25 * b), 256)
-    assert len(points) < 45
-
-
 def test_noise_is_not_taken_for_a_step() -> None:
     points = {size: Point(10.0 + 0.5 * (size % 2), 0.2) for size in grid(64)}
     assert suspects(points) == []
     assert edges(points) == []
-
-
-def test_two_sizes_are_a_line() -> None:
-    assert suspects({1: Point(1.0, 0.0), 64: Point(50.0, 0.0)}) == []
-
-
-def test_periods_too_many_to_measure_are_left_alone() -> None:
-    points = searched(lambda b: 2.0 + ceil(b / 4), 1024)
-    assert len(points) < 400
 
 
 MEASURED = st.dictionaries(st.integers(1, 200), st.floats(0.01, 1000.0), min_size=1, max_size=30)
@@ -264,26 +237,6 @@ def test_a_table_never_falls_and_never_leaves_what_was_measured(values: dict[int
     assert table[-1] <= max(values.values()) * (1 + 1e-9)
 
 
-@given(MEASURED)
-def test_what_rises_already_is_kept_as_it_was_measured(values: dict[int, float]) -> None:
-    rising = dict(zip(sorted(values), sorted(values.values()), strict=True))
-    table = monotone_table(rising, dict.fromkeys(rising, 0.0), 200)
-    for size, value in rising.items():
-        assert table[size - 1] == pytest.approx(value)
-
-
-def test_a_line_stays_a_line() -> None:
-    values = {size: 0.3 * size + 1.0 for size in (1, 2, 3, 4, 8, 16, 20, 64)}
-    table = monotone_table(values, dict.fromkeys(values, 0.0), 64)
-    assert table == pytest.approx(0.3 * np.arange(1, 65) + 1.0)
-
-
-def test_an_edge_between_neighbours_stays_sharp() -> None:
-    values = {1: 1.0, 16: 1.0, 17: 2.0, 32: 2.0}
-    table = monotone_table(values, dict.fromkeys(values, 0.01), 32)
-    assert table == pytest.approx([1.0] * 16 + [2.0] * 16)
-
-
 def test_where_times_fall_they_are_pooled_by_how_sure_they_are() -> None:
     table = monotone_table({1: 1.0, 2: 4.0, 3: 2.0}, {1: 0.1, 2: 1.0, 3: 0.1}, 3)
     assert table[0] == 1.0
@@ -295,10 +248,6 @@ def test_beyond_the_measured_sizes_it_is_level() -> None:
     assert monotone_table({3: 7.0}, {3: 0.0}, 4) == pytest.approx([7.0] * 4)
 
 
-def test_straight_lines_between_values_and_level_beyond() -> None:
-    assert linear_table({2: 1.0, 4: 3.0}, 5) == pytest.approx([1.0, 1.0, 2.0, 3.0, 3.0])
-
-
 def test_energies_between_those_read_follow_the_times() -> None:
     times = np.array([1.0, 2.0, 3.0, 4.0])
     assert along(times, {1: 10.0, 4: 25.0}) == pytest.approx([10.0, 15.0, 20.0, 25.0])
@@ -307,27 +256,12 @@ def test_energies_between_those_read_follow_the_times() -> None:
     assert along(times, {2: 7.0}) == pytest.approx([7.0] * 4)
 
 
-def test_it_is_drawn_as_png_and_svg(tmp_path: Path) -> None:
-    draw_profile(GOOGLENET_P4, tmp_path / "profile.png", "GoogLeNet")
-    assert (tmp_path / "profile.png").read_bytes().startswith(b"\x89PNG")
-    drawn = (tmp_path / "profile.svg").read_text()
-    for text in ("τ(b) (ms)", "ζ(b) (mJ)", "b / τ(b) (rows/s)", "b* = 32", "GoogLeNet"):
-        assert text in drawn
-
-
-def test_where_the_energy_is_from_is_reported_and_at_which_sizes_it_was_read(tmp_path: Path) -> None:
+def test_it_is_drawn_as_png_and_svg_with_where_the_energy_is_from(tmp_path: Path) -> None:
     assert set(ENERGIES) == set(ENERGY_SOURCES)
     read = replace(GOOGLENET_P4, energy_source="nvml", about={"energy_sizes": [1, 8, 32]})
-    draw_profile(read, tmp_path / "profile.png")
-    assert ENERGIES["nvml"] in (tmp_path / "profile.svg").read_text()
-
-
-def test_one_size_can_be_drawn(tmp_path: Path) -> None:
-    draw_profile(GOOGLENET_P4.up_to(1), tmp_path / "profile.png")
-    assert (tmp_path / "profile.png").exists()
-
-
-def test_the_sizes_that_were_measured_are_known_or_all() -> None:
-    assert measured_sizes(GOOGLENET_P4).tolist() == list(range(1, 33))
-    measured = Profile.linear(alpha_ms=1.0, tau0_ms=1.0, max_batch_size=8, about={"sizes_measured": [1, 4, 8, 16]})
-    assert measured_sizes(measured).tolist() == [1, 4, 8]
+    for profile in (GOOGLENET_P4.up_to(1), read):
+        draw_profile(profile, tmp_path / "profile.png", "GoogLeNet")
+        assert (tmp_path / "profile.png").read_bytes().startswith(b"\x89PNG")
+    drawn = (tmp_path / "profile.svg").read_text()
+    for text in ("τ(b) (ms)", "ζ(b) (mJ)", "b / τ(b) (rows/s)", "b* = 32", "GoogLeNet", ENERGIES["nvml"]):
+        assert text in drawn

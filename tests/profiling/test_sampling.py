@@ -1,6 +1,6 @@
 import asyncio
-import os
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.profiling.kit import Duration, TimedExecutor, items, started
+from tests.rings import subcases
 
-from weir.errors import InvalidRequest, ModelError
+from weir.errors import ModelError
 from weir.messages import OBJECT, Batch, Events
 from weir.metrics import MetricReport, ModelMetrics
 from weir.profiling import ProfilingSettings
@@ -71,17 +72,6 @@ def test_the_warm_up_of_a_slow_model_takes_a_fifth_of_the_time() -> None:
     assert len(executor.batches) == 4
 
 
-def test_each_size_is_measured_until_it_is_sure() -> None:
-    chance = Random(1)
-    sampler, executor = sampled(
-        lambda b: 0.001 * (chance.expovariate(1.0) if b == 8 else 1.0), lambda sampler: sampler.settle([2, 8])
-    )
-    assert len(sampler.durations[2]) == LEAST
-    assert sampler.estimates()[8].relative <= 0.02
-    assert len(sampler.durations[8]) > 1000
-    assert len(executor.batches) == sampler.batches
-
-
 def test_sizes_come_in_random_order_and_the_seed_decides_which() -> None:
     def order(seed: int) -> list[int]:
         return sampled(lambda b: 0.001, lambda sampler: sampler.settle([1, 2, 3, 4]), seed=seed)[1].sizes
@@ -122,12 +112,6 @@ def test_with_two_batches_in_flight_it_is_the_cycle_that_counts() -> None:
     assert estimates[1].mean == pytest.approx(0.003)
     assert estimates[4].mean == pytest.approx(0.012)
     assert sampler.offset() == pytest.approx(0.002)
-
-
-def test_where_preparing_takes_longer_than_computing_it_is_the_cycle() -> None:
-    sampler, _ = sampled(lambda b: 0.001, lambda sampler: sampler.settle([1]), places=2, ahead=0.004)
-    assert sampler.estimates()[1].mean == pytest.approx(0.004)
-    assert sampler.offset() == pytest.approx(0.001)
 
 
 def test_with_one_place_a_caller_waits_no_longer_than_the_batch_takes() -> None:
@@ -186,14 +170,11 @@ def test_pauses_on_a_crowded_machine_are_left_out_more_readily(tmp_path: Path) -
     assert sampler.estimates()[1].mean == pytest.approx(0.0001)
 
 
-def test_a_batch_that_fails_leaves_none_that_is_waited_for() -> None:
-    async def story() -> None:
-        executor = TimedExecutor(FakeClock(), lambda b: 0.001, places=2, fail=ModelError("no"))
-        sampler = ServiceTimeSampler(await started(executor), items(), ProfilingSettings())
-        with pytest.raises(ModelError, match="no"):
-            await sampler.back_to_back(2, 1.0)
-
-    asyncio.run(story())
+async def test_a_batch_that_fails_leaves_none_that_is_waited_for() -> None:
+    executor = TimedExecutor(FakeClock(), lambda b: 0.001, places=2, fail=ModelError("no"))
+    sampler = ServiceTimeSampler(await started(executor), items(), ProfilingSettings())
+    with pytest.raises(ModelError, match="no"):
+        await sampler.back_to_back(2, 1.0)
 
 
 class Heard:
@@ -221,148 +202,83 @@ class Heard:
         self.said.append(("unavailable", reason))
 
 
-def on_loop(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(story)
+async def listening(executor: FakeExecutor, clock: FakeClock | None = None) -> Measuring:
+    """Return what has started `executor` and listens to it."""
+    measuring = Measuring(executor, clock or FakeClock())
+    await executor.start(measuring)
+    return measuring
 
 
-def test_a_batch_is_timed_from_its_dispatch_to_its_last_events() -> None:
-    async def story() -> None:
-        clock, executor = FakeClock(), FakeExecutor()
-        measuring = Measuring(executor, clock)
-        await executor.start(measuring)
-        assert measuring.places == {0: 1}
-        done = measuring.run(0, [1, 2], OBJECT, OBJECT)
-        batch_id = executor.batches[0][1].batch_id
-        clock.advance(0.25)
-        executor.reply(0, Events(batch_id, [1], indices=[0], final=False))
-        clock.advance(0.5)
-        executor.reply(0, Events(batch_id, [2], indices=[1]))
-        assert await done == Finished(1000.0, 1000.75)
-
-    on_loop(story())
+async def test_a_batch_is_timed_from_its_dispatch_to_its_last_events_and_its_memory_given_back() -> None:
+    clock, executor, block = FakeClock(), FakeExecutor(), FakeBlock(10)
+    measuring = await listening(executor, clock)
+    assert measuring.places == {0: 1}
+    done = measuring.run(0, [1, 2], OBJECT, OBJECT)
+    clock.advance(0.25)
+    executor.reply(0, Events(FIRST_ID, [block], indices=[0], final=False))
+    clock.advance(0.5)
+    executor.reply(0, Events(FIRST_ID, [2], indices=[1]))
+    assert await done == Finished(1000.0, 1000.75)
+    assert block.shares == 0
+    with pytest.raises(ModelError, match="worker 3 cannot be measured: it has not started"):
+        await measuring.run(3, [1], OBJECT, OBJECT)
 
 
-def test_results_in_shared_memory_are_given_back() -> None:
-    async def story() -> None:
-        executor, block = FakeExecutor(), FakeBlock(10)
-        measuring = Measuring(executor)
-        await executor.start(measuring)
-        done = measuring.run(0, [1], OBJECT, OBJECT)
-        executor.reply(0, whole(FIRST_ID, [block]))
-        await done
-        assert block.shares == 0
-
-    on_loop(story())
-
-
-def test_an_entrys_error_is_the_outcome() -> None:
-    async def story() -> None:
-        executor = FakeExecutor()
-        measuring = Measuring(executor)
-        await executor.start(measuring)
-        done = measuring.run(0, [1, 2], OBJECT, OBJECT)
-        executor.reply(0, whole(FIRST_ID, [1, InvalidRequest("no")]))
-        with pytest.raises(InvalidRequest, match="no"):
+async def test_a_lost_worker_fails_what_it_ran_and_what_comes_then_until_it_is_back() -> None:
+    executor = FakeExecutor()
+    measuring = await listening(executor)
+    under_way = measuring.run(0, [1], OBJECT, OBJECT)
+    executor.lose(0, "it was killed")
+    for done in (under_way, measuring.run(0, [1], OBJECT, OBJECT)):
+        with pytest.raises(ModelError, match="it was killed"):
             await done
-
-    on_loop(story())
-
-
-def test_a_lost_worker_fails_what_it_ran_and_what_comes_then_until_it_is_back() -> None:
-    async def story() -> None:
-        executor = FakeExecutor()
-        measuring = Measuring(executor)
-        await executor.start(measuring)
-        under_way = measuring.run(0, [1], OBJECT, OBJECT)
-        executor.lose(0, "it was killed")
-        for done in (under_way, measuring.run(0, [1], OBJECT, OBJECT)):
-            with pytest.raises(ModelError, match="it was killed"):
-                await done
-        executor.revive(0)
-        again = measuring.run(0, [1], OBJECT, OBJECT)
-        executor.reply(0, whole(executor.batches[-1][1].batch_id, [1]))
-        await again
-
-    on_loop(story())
+    executor.revive(0)
+    again = measuring.run(0, [1], OBJECT, OBJECT)
+    executor.reply(0, whole(executor.batches[-1][1].batch_id, [1]))
+    await again
 
 
-def test_a_worker_that_was_never_there_cannot_be_measured() -> None:
-    async def story() -> None:
-        executor = FakeExecutor()
-        measuring = Measuring(executor)
-        await executor.start(measuring)
-        with pytest.raises(ModelError, match="worker 3 cannot be measured: it has not started"):
-            await measuring.run(3, [1], OBJECT, OBJECT)
-
-    on_loop(story())
-
-
-def test_a_batch_that_the_executor_refuses_leaves_nothing_behind() -> None:
+async def test_a_batch_that_the_executor_refuses_leaves_nothing_behind() -> None:
     class Refusing(FakeExecutor):
         def run(self, worker: int, batch: Batch) -> None:
             raise RuntimeError("no")
 
-    async def story() -> None:
-        executor = Refusing()
-        measuring = Measuring(executor)
-        await executor.start(measuring)
-        with pytest.raises(RuntimeError, match="no"):
-            await measuring.run(0, [1], OBJECT, OBJECT)
-        executor.lose(0)  # and there is nothing to fail
-
-    on_loop(story())
+    executor = Refusing()
+    measuring = await listening(executor)
+    with pytest.raises(RuntimeError, match="no"):
+        await measuring.run(0, [1], OBJECT, OBJECT)
+    executor.lose(0)  # and there is nothing to fail
 
 
-def test_it_steps_aside_for_a_listener_that_hears_of_all_workers_as_they_are() -> None:
-    async def story() -> None:
-        executor, heard = FakeExecutor(workers=2, places=2), Heard()
-        measuring = Measuring(executor)
-        await executor.start(measuring)
-        executor.lose(0, "it was killed")
-        measuring.step_aside(heard)
-        assert heard.said == [("ready", 0, 2), ("lost", 0, "it was killed"), ("ready", 1, 2)]
-        heard.said.clear()
-        executor.revive(0)
-        executor.run(1, Batch(1, [1], OBJECT, OBJECT))
-        executor.reply(1, whole(1, [1]))
-        executor.lose(1, "it too")
-        executor.end("nobody is left")
-        assert heard.said == [
-            ("ready", 0, 2),
-            ("received", 1, 1),
-            ("lost", 1, "it too"),
-            ("unavailable", "nobody is left"),
-        ]
-
-    on_loop(story())
+async def test_it_steps_aside_for_a_listener_that_hears_of_all_workers_as_they_are() -> None:
+    executor, heard = FakeExecutor(workers=2, places=2), Heard()
+    measuring = await listening(executor)
+    executor.lose(0, "it was killed")
+    measuring.step_aside(heard)
+    assert heard.said == [("ready", 0, 2), ("lost", 0, "it was killed"), ("ready", 1, 2)]
+    heard.said.clear()
+    executor.revive(0)
+    executor.run(1, Batch(1, [1], OBJECT, OBJECT))
+    executor.reply(1, whole(1, [1]))
+    executor.lose(1, "it too")
+    executor.end("nobody is left")
+    assert heard.said == [
+        ("ready", 0, 2),
+        ("received", 1, 1),
+        ("lost", 1, "it too"),
+        ("unavailable", "nobody is left"),
+    ]
 
 
-def test_who_comes_after_learns_that_nobody_is_left() -> None:
-    async def story() -> None:
-        executor, heard = FakeExecutor(), Heard()
-        measuring = Measuring(executor)
-        await executor.start(measuring)
-        executor.lose(0, "it was killed")
-        executor.end("nobody is left")
-        measuring.step_aside(heard)
-        assert heard.said == [("ready", 0, 1), ("lost", 0, "it was killed"), ("unavailable", "nobody is left")]
-
-    on_loop(story())
-
-
-def test_what_is_late_from_the_measurement_is_not_heard_by_who_comes_after() -> None:
-    async def story() -> None:
-        executor, heard = FakeExecutor(), Heard()
-        measuring = Measuring(executor)
-        await executor.start(measuring)
-        left = measuring.run(0, [1], OBJECT, OBJECT)
-        left.cancel()
-        measuring.step_aside(heard)
-        executor.reply(0, whole(FIRST_ID, [1]))
-        executor.reply(0, whole(FIRST_ID, [1]))  # and one that nobody knows
-        assert heard.said == [("ready", 0, 1)]
-
-    on_loop(story())
+async def test_what_is_late_from_the_measurement_is_not_heard_by_who_comes_after() -> None:
+    executor, heard = FakeExecutor(), Heard()
+    measuring = await listening(executor)
+    left = measuring.run(0, [1], OBJECT, OBJECT)
+    left.cancel()
+    measuring.step_aside(heard)
+    executor.reply(0, whole(FIRST_ID, [1]))
+    executor.reply(0, whole(FIRST_ID, [1]))  # and one that nobody knows
+    assert heard.said == [("ready", 0, 1)]
 
 
 def waited(proc: Path, pid: int, thread: int, nanoseconds: int) -> None:
@@ -384,14 +300,6 @@ def test_of_a_process_the_thread_that_waited_most_counts_and_processes_add_up(tm
     assert contention.since(before) == pytest.approx(0.035)
 
 
-def test_a_thread_that_began_meanwhile_counts_with_all_that_it_waited(tmp_path: Path) -> None:
-    waited(tmp_path, 7, 7, 5_000_000)
-    contention = Contention([7], tmp_path)
-    before = contention.look()
-    waited(tmp_path, 7, 8, 5_400_000)  # and ran 17 times
-    assert contention.since(before) == pytest.approx(0.002)
-
-
 def test_waking_up_is_no_contention(tmp_path: Path) -> None:
     """2 ms in ten times are waking up; what is more is not."""
     waited(tmp_path, 7, 7, 0)
@@ -409,16 +317,6 @@ def test_a_kernel_that_does_not_count_and_a_process_that_has_ended_have_waited_f
     assert contention.since(contention.look()) == 0.0
 
 
-def test_this_process_can_be_watched() -> None:
-    contention = Contention([os.getpid()])
-    assert contention.since(contention.look()) >= 0.0
-
-
-def test_one_duration_says_its_mean_and_nothing_of_how_sure_it_is() -> None:
-    said = estimate([0.5])
-    assert (said.mean, said.deviation, said.counted, said.half_width) == (0.5, 0.0, 1, float("inf"))
-
-
 def test_mean_spread_and_interval_are_the_usual_ones() -> None:
     durations = np.random.default_rng(1).gamma(100.0, 0.01, 4000)
     said = estimate(list(durations))
@@ -429,30 +327,29 @@ def test_mean_spread_and_interval_are_the_usual_ones() -> None:
     assert said.left_out == 0
 
 
-def test_a_rare_pause_of_the_machine_is_left_out_and_reported() -> None:
-    said = estimate([0.010] * 99 + [0.110])
-    assert said.mean == pytest.approx(0.010)
-    assert (said.counted, said.left_out) == (99, 1)
-    assert said.left_out_seconds == pytest.approx(0.1)
-
-
-def test_what_happens_often_belongs_to_the_model() -> None:
-    said = estimate([0.010] * 90 + [0.110] * 10)
-    assert said.mean == pytest.approx(0.020)
-    assert (said.counted, said.left_out) == (100, 0)
-
-
-def test_on_a_crowded_machine_pauses_may_be_more_frequent() -> None:
-    durations = [0.010] * 80 + [0.110] * 20
-    assert estimate(durations).mean == pytest.approx(0.030)
-    assert estimate(durations, CROWDED_RARE).mean == pytest.approx(0.010)
-    assert estimate([0.010] * 60 + [0.110] * 40, CROWDED_RARE).left_out == 0
-
-
-def test_of_a_small_sample_one_pause_is_left_out_and_of_a_tiny_one_none() -> None:
-    assert estimate([0.010] * 4 + [0.110]).mean == pytest.approx(0.010)
-    assert estimate([0.010] * 3 + [0.110] * 2).mean == pytest.approx(0.050)
-    assert estimate([0.010] * 2 + [0.110]).mean == pytest.approx(0.130 / 3)
+@subcases(
+    ("short", "long", "crowded", "mean", "left_out"),
+    [
+        (99, 1, False, 0.010, 1),  # a rare pause of the machine
+        (90, 10, False, 0.020, 0),  # what happens often belongs to the model
+        (80, 20, False, 0.030, 0),
+        (80, 20, True, 0.010, 20),  # on a crowded machine pauses may be more frequent
+        (60, 40, True, 0.050, 0),
+        (4, 1, False, 0.010, 1),
+        (3, 2, False, 0.050, 0),
+        (2, 1, False, 0.130 / 3, 0),  # of a tiny sample none is left out
+        (1, 0, False, 0.010, 0),
+    ],
+)
+def test_rare_pauses_are_left_out_and_reported(
+    short: int, long: int, crowded: bool, mean: float, left_out: int
+) -> None:
+    durations = [0.010] * short + [0.110] * long
+    said = estimate(durations, CROWDED_RARE) if crowded else estimate(durations)
+    assert said.mean == pytest.approx(mean)
+    assert (said.counted, said.left_out) == (short + long - left_out, left_out)
+    assert said.left_out_seconds == pytest.approx(0.1 * left_out)
+    assert (said.half_width == inf) == (said.counted == 1)
 
 
 def test_few_durations_that_agree_are_as_uncertain_as_those_of_other_sizes() -> None:
@@ -465,11 +362,6 @@ def test_few_durations_that_agree_are_as_uncertain_as_those_of_other_sizes() -> 
         assert few[size].cv == pytest.approx(each.cv, rel=0.02)
 
 
-def test_an_exponential_time_is_hardly_cut() -> None:
-    durations = np.random.default_rng(2).exponential(1.0, 20_000)
-    assert estimate(list(durations)).mean == pytest.approx(durations.mean(), rel=0.02)
-
-
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=50), st.floats(0.01, 100.0))
 def test_the_unit_of_time_does_not_matter(durations: list[float], scale: float) -> None:
     one, other = estimate(durations), estimate([scale * each for each in durations])
@@ -478,25 +370,32 @@ def test_the_unit_of_time_does_not_matter(durations: list[float], scale: float) 
     assert other.left_out == one.left_out
 
 
-def test_examples_that_are_measured_do_not_count_in_the_models_metrics() -> None:
+async def test_examples_that_are_measured_do_not_count_in_the_models_metrics() -> None:
     def reports() -> list[MetricReport]:
         metrics = ModelMetrics()
         metrics.gauge("size").set(1)
         metrics.counter("items").inc()
         return metrics.take() or []
 
-    async def story() -> None:
-        executor, heard = FakeExecutor(), Heard()
-        measuring = Measuring(executor)
-        await executor.start(measuring)
-        measuring.measured(0, reports())
-        measuring.step_aside(heard)
-        measuring.measured(0, reports())
-        running = measuring.run(0, [1], OBJECT, OBJECT)
-        measuring.measured(0, reports())
-        running.cancel()
-        assert heard.said == [
-            ("ready", 0, 1), ("measured", 0, ["size"]), ("measured", 0, ["size", "items"]), ("measured", 0, ["size"])
-        ]  # fmt: skip
+    executor, heard = FakeExecutor(), Heard()
+    measuring = await listening(executor)
+    measuring.measured(0, reports())
+    measuring.step_aside(heard)
+    measuring.measured(0, reports())
+    running = measuring.run(0, [1], OBJECT, OBJECT)
+    measuring.measured(0, reports())
+    running.cancel()
+    assert heard.said == [
+        ("ready", 0, 1), ("measured", 0, ["size"]), ("measured", 0, ["size", "items"]), ("measured", 0, ["size"])
+    ]  # fmt: skip
 
-    on_loop(story())
+
+def test_each_size_is_measured_until_it_is_sure() -> None:
+    chance = Random(1)
+    sampler, executor = sampled(
+        lambda b: 0.001 * (chance.expovariate(1.0) if b == 8 else 1.0), lambda sampler: sampler.settle([2, 8])
+    )
+    assert len(sampler.durations[2]) == LEAST
+    assert sampler.estimates()[8].relative <= 0.02
+    assert len(sampler.durations[8]) > 1000
+    assert len(executor.batches) == sampler.batches

@@ -21,6 +21,7 @@ class Recorder:
         self.leaving: list[int] = []
         self.reports: list[tuple[int, Sequence[MetricReport]]] = []
         self.events: dict[int, Events] = {}
+        self.ended: set[int] = set()
         self.reasons: list[str] = []
         self._heard = asyncio.Event()
 
@@ -42,6 +43,8 @@ class Recorder:
 
     def received(self, worker: int, events: Events) -> None:
         self.events[events.batch_id] = events
+        if events.final:
+            self.ended.add(events.batch_id)
         self._heard.set()
 
     def unavailable(self, reason: str) -> None:

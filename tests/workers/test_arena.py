@@ -1,5 +1,4 @@
 import fcntl
-import mmap
 import os
 from collections.abc import Iterator
 from itertools import pairwise
@@ -9,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.messages import JSON, LENT, OBJECT, Batch, Events
+from weir.messages import JSON, OBJECT, Batch
 from weir.workers.arena import (
     ALIGNMENT,
     STEP_BYTES,
@@ -17,15 +16,10 @@ from weir.workers.arena import (
     Arena,
     BatchPlaces,
     Mapping,
-    PayloadFetch,
-    ResultFetch,
-    ResultPlaces,
     Results,
-    as_values,
     create_memory,
     own_values,
 )
-from weir.workers.run.tensors import lease
 
 MIB = 1 << 20
 
@@ -124,21 +118,6 @@ def test_a_closed_arena_gives_its_memory_back_when_the_last_view_is_gone() -> No
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_what_one_side_writes_the_other_side_reads_but_cannot_change(arena: Arena) -> None:
-    mapping = Mapping(arena.fd, MIB, writable=False)
-    block = arena.reserve(5)
-    assert block is not None
-    block.view[:] = b"level"
-
-    view = mapping.view(block.offset, 5)
-
-    assert bytes(view) == b"level"
-    with pytest.raises(TypeError):
-        view[0] = 0
-    del view
-    mapping.close()
-
-
 @pytest.mark.parametrize(("offset", "size"), [(-1, 2), (0, MIB + 1), (MIB, 1), (5, -1)])
 def test_a_place_outside_of_the_arena_is_refused(arena: Arena, offset: int, size: int) -> None:
     mapping = Mapping(arena.fd, MIB, writable=False)
@@ -170,23 +149,6 @@ def test_results_are_given_back_by_name_once_all_shares_are() -> None:
     results.close()
 
 
-def test_results_of_a_dead_worker_stay_readable_until_they_are_released() -> None:
-    before = set(os.listdir("/proc/self/fd"))
-    fd = create_memory("weir-test", mmap.PAGESIZE)
-    os.pwrite(fd, b"answer", 128)
-    results = Results(fd, mmap.PAGESIZE)
-    os.close(fd)
-    block = results.block(128, 6)
-
-    results.close()
-
-    assert bytes(block.view) == b"answer"
-    block.release()
-    assert results.take_freed() == []
-    del block
-    assert set(os.listdir("/proc/self/fd")) == before
-
-
 def test_memory_is_found_by_its_address_while_its_place_is_taken(arena: Arena) -> None:
     first, second = arena.reserve(100), arena.reserve(1000)
     assert first is not None
@@ -205,36 +167,6 @@ def test_memory_is_found_by_its_address_while_its_place_is_taken(arena: Arena) -
     assert arena.find(address - second.offset + first.offset, 100) is None
 
 
-def test_places_are_aligned_and_do_not_overlap() -> None:
-    allocator = Allocator(64 * 100)
-
-    first, second = allocator.allocate(65), allocator.allocate(1)
-
-    assert (first, second) == (0, 128)
-    assert allocator.free_bytes == 64 * 97
-
-
-def test_a_full_range_has_no_place_left_until_one_is_given_back() -> None:
-    allocator = Allocator(64 * 4)
-    places = [allocator.allocate(64) for _ in range(4)]
-    assert allocator.allocate(1) is None
-
-    allocator.free(128)
-
-    assert places == [0, 64, 128, 192]
-    assert allocator.allocate(64) == 128
-
-
-def test_free_neighbours_become_one_place_whatever_the_order() -> None:
-    for order in ([0, 64, 128], [128, 64, 0], [0, 128, 64], [64, 0, 128]):
-        allocator = Allocator(64 * 3)
-        for _ in order:
-            allocator.allocate(64)
-        for offset in order:
-            allocator.free(offset)
-        assert allocator.allocate(64 * 3) == 0
-
-
 def test_the_shortest_place_that_suffices_is_taken_and_the_lowest_of_equals() -> None:
     allocator = Allocator(64 * 10)
     offsets = [allocator.allocate(size) for size in (128, 64, 64, 64, 64, 64)]
@@ -246,23 +178,6 @@ def test_the_shortest_place_that_suffices_is_taken_and_the_lowest_of_equals() ->
     assert allocator.allocate(64) == offsets[2]
     assert allocator.allocate(64) == offsets[4]
     assert allocator.allocate(128) == offsets[0]
-
-
-def test_a_range_shorter_than_the_alignment_has_no_place() -> None:
-    allocator = Allocator(63)
-
-    assert allocator.size_bytes == allocator.free_bytes == 0
-    assert allocator.allocate(0) is None
-
-
-def test_what_is_taken_one_after_the_other_lies_so_though_holes_would_do() -> None:
-    allocator = Allocator(64 * 100)
-    places = [allocator.allocate(64) for _ in range(8)]
-    allocator.free(64)
-    allocator.free(192)
-
-    assert [allocator.allocate(64) for _ in range(2)] == [64 * 8, 64 * 9]
-    assert places == [64 * place for place in range(8)]
 
 
 def test_a_line_of_places_goes_no_further_than_twice_what_is_taken() -> None:
@@ -307,34 +222,6 @@ def test_whatever_happens_places_are_disjoint_and_nothing_is_lost(steps: list[tu
     assert allocator.allocate(4096) == 0
 
 
-def test_a_payload_is_copied_in_and_read_where_it_lies(arena: Arena) -> None:
-    places, mapping = BatchPlaces(arena), Mapping(arena.fd, MIB, writable=False)
-
-    ref = places.place(b"payload")
-
-    assert ref == (0, 7)
-    assert bytes(PayloadFetch(mapping).cell(ref)) == b"payload"
-    copy = PayloadFetch(mapping).buffer(ref)
-    copy[:] = b"changed"
-    assert bytes(PayloadFetch(mapping).cell(ref)) == b"payload"
-    places.release()
-    assert arena.free_bytes == MIB
-    mapping.close()
-
-
-def test_a_block_is_not_copied_but_retained(arena: Arena) -> None:
-    block = arena.reserve(100)
-    assert block is not None
-    places = BatchPlaces(arena)
-
-    assert places.place(block) == (block.offset, 100)
-    block.release()
-
-    assert arena.free_bytes == MIB - 128
-    places.release()
-    assert arena.free_bytes == MIB
-
-
 def test_what_goes_into_no_frame_is_taken_back(arena: Arena) -> None:
     places = BatchPlaces(arena)
     first, second = places.place(b"first"), places.place(b"second")
@@ -346,11 +233,6 @@ def test_what_goes_into_no_frame_is_taken_back(arena: Arena) -> None:
     assert arena.free_bytes == MIB - 64
     places.release()
     assert arena.free_bytes == MIB
-
-
-def test_without_room_there_is_no_place(arena: Arena) -> None:
-    assert BatchPlaces(arena).place(bytes(MIB + 1)) is None
-    assert ResultPlaces(arena).place(bytes(MIB + 1)) is None
 
 
 def test_a_result_of_another_worker_can_be_a_payload(arena: Arena) -> None:
@@ -366,53 +248,6 @@ def test_a_result_of_another_worker_can_be_a_payload(arena: Arena) -> None:
     del block
     results.close()
     Arena(fd, MIB).close()
-
-
-def test_a_result_stays_where_it_is_and_what_backs_a_value_is_copied_out(arena: Arena) -> None:
-    results = Results(arena.fd, MIB)
-    worker, fetch = ResultPlaces(arena), ResultFetch(results)
-    first, second = worker.place(b"answer"), worker.place(b"buffer")
-    assert first is not None
-    assert second is not None
-
-    block, copy = fetch.cell(first), fetch.buffer(second)
-
-    assert (bytes(block.view), copy) == (b"answer", bytearray(b"buffer"))
-    assert results.take_freed() == [second]
-    block.release()
-    assert results.take_freed() == [first]
-    for ref in (first, second):
-        worker.take_back(ref)
-    assert arena.free_bytes == MIB
-    del block
-    results.close()
-
-
-@pytest.mark.parametrize("accepts", [OBJECT, [JSON, OBJECT]])
-def test_results_for_python_callers_are_values(arena: Arena, accepts: str | list[str]) -> None:
-    results = Results(arena.fd, MIB)
-    block = results.block(0, 4)
-    events = Events(1, [block], indices=[1])
-
-    as_values(events, accepts)
-
-    assert events.outputs == [bytes(4)]
-    assert results.held_bytes == 0
-    del block
-    results.close()
-
-
-def test_results_for_frontends_stay_blocks(arena: Arena) -> None:
-    results = Results(arena.fd, MIB)
-    block = results.block(0, 4)
-    events = Events(1, [block])
-
-    as_values(events, JSON)
-
-    assert events.outputs == [block]
-    block.release()
-    del block, events
-    results.close()
 
 
 def test_payloads_of_python_callers_belong_to_the_model() -> None:
@@ -441,30 +276,3 @@ def test_arrays_in_the_arena_are_not_copied_but_their_place_is_retained(arena: A
     assert places.place(numpy.zeros(100, numpy.uint8).data) == (0, 100)
     assert places.place(array.data[100:]) == (128, 92)  # of a part of an array nobody says where it begins: copied
     places.release()
-
-
-def test_arrays_are_lent_to_a_model_that_borrows(arena: Arena) -> None:
-    fetch = PayloadFetch(Mapping(arena.fd, MIB, writable=False))
-    assert type(fetch.buffer((0, 8))) is bytearray
-    fetch.lends = True
-    lent = fetch.buffer((0, 8))
-    assert type(lent) is memoryview
-    assert lent.readonly
-
-
-@pytest.mark.parametrize(("accept", "copied"), [(OBJECT, True), (LENT, False)])
-def test_lent_arrays_are_copied_for_those_who_want_them_for_good(arena: Arena, accept: str, copied: bool) -> None:
-    results = Results(arena.fd, MIB)
-    lent = ResultFetch(results, lease).buffer((0, 8))
-    arrays = {"x": numpy.frombuffer(lent, numpy.uint8), "y": numpy.zeros(1)}
-    del lent
-    events = Events(1, [arrays, ValueError()])
-    del arrays
-
-    as_values(events, accept, lent=True)
-
-    assert events.outputs[0]["x"].flags.writeable == copied
-    assert results.held_bytes == (0 if copied else 8)
-    del events
-    assert results.held_bytes == 0
-    results.close()

@@ -15,12 +15,13 @@ from typing import Any
 import psutil
 import pytest
 import uvloop
+from tests.rings import spread
 from tests.serving.kit import until
-from tests.workers.models import Begins, Echo, LoadsWhile, Obedient, SlowAndPicky
-from tests.workers.pools import Pool, started
+from tests.workers.models import Begins, Echo, LoadsWhile, Obedient, SlowAndPicky, SlowStream
+from tests.workers.pools import started
 
-from weir.errors import ModelError
 from weir.messages import OCTETS
+from weir.model import Model
 from weir.policy.backoff import Backoff
 from weir.workers.process.launch import KILL_GRACE
 from weir.workers.process.supervision import Child
@@ -87,24 +88,18 @@ def test_a_worker_that_is_killed_while_it_computes_in_c_is_noticed_and_replaced(
     run(main())
 
 
-async def test_a_lost_worker_takes_no_batch_and_hears_no_cancellation() -> None:
-    async with started(Obedient) as pool:
-        batch = pool.send("exit")
+async def test_answers_sent_before_the_end_are_heard_and_a_lost_worker_takes_no_batch() -> None:
+    async with started(Obedient, pipeline_depth=2) as pool:
+        first, last = pool.send("index"), pool.send("exit")
         await pool.heard.until(lambda: bool(pool.heard.lost))
-        pool.pool.cancel(0, batch, [0])
+        assert pool.heard.events[first].outputs == [0]
+        pool.pool.cancel(0, last, [0])
         with pytest.raises(RuntimeError, match="worker 0 of 'tried' was given a batch while lost"):
             pool.send("index")
 
 
-async def test_answers_that_were_sent_before_the_end_are_heard_before_it() -> None:
-    async with started(Obedient, pipeline_depth=2) as pool:
-        first, _ = pool.send("index"), pool.send("exit")
-        await pool.heard.until(lambda: bool(pool.heard.lost))
-        assert pool.heard.events[first].outputs == [0]
-
-
 @pytest.mark.parametrize("how", ["start_a_program", "fork"])
-@pytest.mark.parametrize("end", ["exit", "kill", "stop"])
+@pytest.mark.parametrize("end", spread(["exit", "kill", "stop"], 2))
 async def test_what_the_model_started_ends_with_its_worker(how: str, end: str) -> None:
     async with started(Obedient) as pool:
         (grandchild,) = await pool.ask(how)
@@ -145,12 +140,14 @@ def test_an_answer_that_was_in_time_counts_though_the_server_was_held_up(
     run(main())
 
 
-async def test_the_time_limit_starts_anew_with_each_part_of_a_batch_that_is_run_again() -> None:
-    async with started(SlowAndPicky, predict_timeout=2.0) as pool:
-        failed, *answers = await pool.ask("bad", "good", "good", "good")  # five parts of half a second
-        assert isinstance(failed, ModelError)
-        assert answers == ["good"] * 3
+@pytest.mark.parametrize(("model", "last"), [(SlowAndPicky, "good"), (SlowStream, b"")])
+async def test_the_time_limit_starts_anew_with_each_part_of_a_batch(model: type[Model], last: Any) -> None:
+    """Each of five parts takes half a second: where it is run again for a bad item, and where it is a stream."""
+    async with started(model, predict_timeout=2.0) as pool:
+        batch = pool.send("bad", "good", "good", "good")
+        await pool.heard.until(lambda: bool(pool.heard.lost) or batch in pool.heard.ended)
         assert pool.heard.lost == []
+        assert pool.heard.events[batch].outputs[1:] == [last] * 3
 
 
 async def test_a_worker_that_answers_what_it_was_not_sent_is_ended() -> None:
@@ -160,36 +157,21 @@ async def test_a_worker_that_answers_what_it_was_not_sent_is_ended() -> None:
         assert pool.heard.lost == [(0, f"it was ended because it answered batch {batch}, which it did not have")]
 
 
-def test_a_fork_that_comes_back_ends_and_the_worker_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
-    async def main() -> None:
-        async with started(Obedient) as pool:
-            (forked,) = await pool.ask("fork_and_come_back")
-            wait_until_gone(forked)
-            assert await pool.ask("pid") == [pool.pool.states()[0].pid]
-            assert pool.heard.lost == []
-
-    asyncio.run(main())
-    assert "a process that the model forked came back to the worker's code" in capfd.readouterr().err
-
-
-def test_the_line_that_called_sys_exit_is_logged(capfd: pytest.CaptureFixture[str]) -> None:
-    async def main() -> None:
-        async with started(Obedient) as pool:
-            pool.send("raise_system_exit")
-            await pool.heard.until(lambda: bool(pool.heard.lost))
-
-    asyncio.run(main())
+async def test_a_fork_that_comes_back_or_exits_ends_alone_and_sys_exit_is_logged(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async with started(Obedient) as pool:
+        (forked,) = await pool.ask("fork_and_come_back")
+        wait_until_gone(forked)
+        assert await pool.ask("fork_and_exit") == [0]
+        assert await pool.ask("pid") == [pool.pool.states()[0].pid]
+        assert pool.heard.lost == []
+        logged = capfd.readouterr().err
+        assert "a process that the model forked came back to the worker's code" in logged
+        assert "ends this worker" not in logged
+        pool.send("raise_system_exit")
+        await pool.heard.until(lambda: bool(pool.heard.lost))
     assert re.search(r"sys\.exit\(4\) in .*models\.py, line \d+, ends this worker", capfd.readouterr().err)
-
-
-def test_a_forked_process_that_exits_ends_no_worker(capfd: pytest.CaptureFixture[str]) -> None:
-    async def main() -> None:
-        async with started(Obedient) as pool:
-            assert await pool.ask("fork_and_exit") == [0]
-            assert pool.heard.lost == []
-
-    asyncio.run(main())
-    assert "ends this worker" not in capfd.readouterr().err
 
 
 async def test_signals_that_are_meant_for_the_server_do_not_end_workers_but_what_these_fork() -> None:
@@ -232,33 +214,20 @@ async def test_workers_that_do_not_load_any_more_are_tried_for_ever_and_come_bac
         assert [(state.state, state.reason) for state in pool.pool.states()] == [("ready", "")] * 2
 
 
-async def test_a_worker_that_the_system_refuses_for_a_while_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with started(Obedient) as pool:
-        start, refusals = subprocess.Popen, 7  # more than a model that does not load is given
+@pytest.mark.parametrize(
+    ("module", "what", "refusals"),
+    [
+        (subprocess, "Popen", 7),  # more than a model that does not load is given
+        (socket, "socketpair", 3), (os, "memfd_create", 3), (os, "pidfd_open", 3),
+    ],
+)  # fmt: skip
+async def test_what_the_system_refuses_a_worker_is_tried_again(
+    module: Any, what: str, refusals: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with started(Obedient, arena_bytes=1 << 20) as pool:
+        give = getattr(module, what)
 
         def refuse(*_: Any, **__: Any) -> None:
-            nonlocal refusals
-            refusals -= 1
-            if not refusals:
-                monkeypatch.setattr(subprocess, "Popen", start)
-            raise OSError(24, "Too many open files")
-
-        monkeypatch.setattr(subprocess, "Popen", refuse)
-        monkeypatch.setattr(Backoff, "_wait", lambda self, earlier: 0.0)
-        pool.send("exit")
-        await pool.again()
-        assert (refusals, pool.heard.reasons) == (0, [])
-        assert [state.state for state in pool.pool.states()] == ["ready"]
-        assert "Too many open files" in pool.heard.lost[-1][1]
-
-
-@pytest.mark.parametrize("what", ["socketpair", "memfd_create", "pidfd_open"])
-async def test_what_the_system_refuses_a_worker_is_tried_again(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module: Any = socket if what == "socketpair" else os
-    async with started(Obedient, arena_bytes=1 << 20) as pool:
-        give, refusals = getattr(module, what), 3
-
-        def refuse(*arguments: Any) -> Any:
             nonlocal refusals
             refusals -= 1
             if not refusals:
@@ -271,6 +240,7 @@ async def test_what_the_system_refuses_a_worker_is_tried_again(what: str, monkey
         monkeypatch.setattr(module, what, refuse)
         await pool.again()
         assert (refusals, pool.heard.reasons) == (0, [])
+        assert "Too many open files" in pool.heard.lost[-1][1]
 
 
 def unkillable(monkeypatch: pytest.MonkeyPatch, *pids: int) -> None:
@@ -322,39 +292,23 @@ def end_process(pid: int) -> None:
     wait_until_gone(pid)
 
 
-async def kill_with_blocks_in_flight(pool: Pool, rounds: int) -> None:
-    workers = len(pool.pool.states())
-    for number in range(1, rounds + 1):
-        blocks = []
-        for worker in range(workers):
-            block = pool.pool.reserve(600_000)
-            assert block is not None
-            pool.send(block, b"y" * 50_000, worker=worker, content_type=OCTETS, attempt=1)
-            blocks.append(block)
-        for state in pool.pool.states():
-            os.kill(state.pid or 0, signal.SIGKILL)
-        await pool.again((number + 1) * workers)
-        for block in blocks:
-            block.release()
-
-
-@pytest.mark.timeout(300)
-async def test_killing_twenty_workers_leaves_the_arena_as_it_was() -> None:
+@pytest.mark.parametrize("rounds", [4, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
+async def test_killing_twenty_or_a_thousand_workers_leaves_the_arena_as_it_was(rounds: int) -> None:
     async with started(Echo, workers=5, arena_bytes=32 << 20) as pool:
         before, fds = pool.free_bytes, len(os.listdir("/proc/self/fd"))
-        await kill_with_blocks_in_flight(pool, 4)
-        assert pool.pool.gauges()["restarts"] == 20
+        for number in range(1, rounds + 1):
+            blocks = []
+            for worker in range(5):
+                block = pool.pool.reserve(600_000)
+                assert block is not None
+                pool.send(block, b"y" * 50_000, worker=worker, content_type=OCTETS, attempt=1)
+                blocks.append(block)
+            for state in pool.pool.states():
+                os.kill(state.pid or 0, signal.SIGKILL)
+            await pool.again((number + 1) * 5)
+            for block in blocks:
+                block.release()
+        assert pool.pool.gauges()["restarts"] == 5 * rounds
         assert pool.free_bytes == before == 32 << 20
         assert pool.pool.gauges()["results_held_bytes"] == 0
-        assert len(os.listdir("/proc/self/fd")) == fds
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-async def test_killing_a_thousand_workers_leaves_the_arena_as_it_was() -> None:
-    async with started(Echo, workers=4, arena_bytes=32 << 20) as pool:
-        before, fds = pool.free_bytes, len(os.listdir("/proc/self/fd"))
-        await kill_with_blocks_in_flight(pool, 250)
-        assert pool.pool.gauges()["restarts"] == 1000
-        assert pool.free_bytes == before == 32 << 20
         assert len(os.listdir("/proc/self/fd")) == fds

@@ -1,5 +1,4 @@
 import asyncio
-import logging
 import os
 import threading
 from collections.abc import AsyncIterator
@@ -29,41 +28,41 @@ def make(model: type[Model] = Square, **settings: Any) -> InlineExecutor:
     return InlineExecutor(model, {}, WorkerSettings(executor="inline", **settings), name="square", max_batch_size=64)
 
 
-async def test_a_batch_runs_in_a_later_turn_of_the_loop() -> None:
-    executor, heard = make(workers=3), Heard()
+@asynccontextmanager
+async def inline(model: type[Model] = Square) -> AsyncIterator[tuple[InlineExecutor, Heard]]:
+    executor, heard = make(model), Heard()
     await executor.start(heard)
     assert await heard.next("ready") == 1
-    executor.run(0, Batch(1, [b"2", b"13"], JSON, JSON))
-    assert heard.log.empty()
-    assert executor.states()[0].in_flight == 1
-    events = await heard.next("events")
-    assert events.outputs[0] == b"4"
-    assert events.kinds == [EventKind.DONE, EventKind.ERROR]
-    assert [state.in_flight for state in executor.states()] == [0]
+    yield executor, heard
     await executor.stop()
-    await executor.stop()
+
+
+async def test_a_batch_runs_in_a_later_turn_of_the_loop() -> None:
+    async with inline() as (executor, heard):
+        executor.run(0, Batch(1, [b"2", b"13"], JSON, JSON))
+        assert heard.log.empty()
+        assert executor.states()[0].in_flight == 1
+        events = await heard.next("events")
+        assert events.outputs[0] == b"4"
+        assert events.kinds == [EventKind.DONE, EventKind.ERROR]
+        assert [state.in_flight for state in executor.states()] == [0]
+        await executor.stop()
     assert executor.states()[0].state == "stopped"
 
 
 async def test_entries_cancelled_before_it_began_are_left_out() -> None:
-    executor, heard = make(), Heard()
-    await executor.start(heard)
-    await heard.next("ready")
-    executor.run(0, Batch(1, [13, 2], OBJECT, OBJECT))
-    executor.cancel(0, 1, [0])
-    executor.cancel(0, 99, [0])
-    outputs = (await heard.next("events")).outputs
-    assert isinstance(outputs[0], Cancelled)
-    assert outputs[1] == 4
-    await executor.stop()
+    async with inline() as (executor, heard):
+        executor.run(0, Batch(1, [13, 2], OBJECT, OBJECT))
+        executor.cancel(0, 1, [0])
+        executor.cancel(0, 99, [0])
+        outputs = (await heard.next("events")).outputs
+        assert isinstance(outputs[0], Cancelled)
+        assert outputs[1] == 4
 
 
 async def test_a_batch_that_has_not_begun_when_it_stops_is_dropped() -> None:
-    executor, heard = make(), Heard()
-    await executor.start(heard)
-    await heard.next("ready")
-    executor.run(0, Batch(1, [2], OBJECT, OBJECT))
-    await executor.stop()
+    async with inline() as (executor, heard):
+        executor.run(0, Batch(1, [2], OBJECT, OBJECT))
     await asyncio.sleep(0)
     assert heard.log.empty()
 
@@ -82,17 +81,6 @@ async def test_a_start_that_fails_is_a_model_error(step: str, error: BaseExcepti
     await executor.stop()
 
 
-async def test_a_system_exit_is_the_entrys_error() -> None:
-    executor, heard = make(type("Exiting", (Square,), {"ends": SystemExit(3)})), Heard()
-    await executor.start(heard)
-    await heard.next("ready")
-    executor.run(0, Batch(1, [1, 13], OBJECT, OBJECT))
-    outputs = (await heard.next("events")).outputs
-    assert outputs[0] == 1
-    assert outputs[1].original_type == "SystemExit"
-    await executor.stop()
-
-
 def test_an_interrupt_ends_the_batch_and_goes_on_to_the_program() -> None:
     loop = asyncio.new_event_loop()
     executor, heard = make(type("Interrupted", (Square,), {"ends": KeyboardInterrupt()})), Heard()
@@ -107,31 +95,32 @@ def test_an_interrupt_ends_the_batch_and_goes_on_to_the_program() -> None:
     loop.close()
 
 
-@pytest.mark.parametrize("setting", [{"env": [{"A": "1"}]}, {"cpu_affinity": [[0]]}, {"threads": 2}])
-async def test_settings_that_need_a_process_are_refused(setting: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("executor", "setting"),
+    [
+        *[("inline", setting) for setting in ({"env": [{"A": "1"}]}, {"cpu_affinity": [[0]]}, {"threads": 2})],
+        *[("thread", setting) for setting in ({"env": [{"A": "1"}]}, {"threads": 2})],
+    ],
+)
+async def test_settings_that_need_a_process_are_refused(executor: str, setting: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match=f"{next(iter(setting))}=.*needs worker processes"):
-        await make(**setting).start(Heard())
+        await (make(**setting) if executor == "inline" else make_threads(**setting)).start(Heard())
 
 
-def test_an_unload_that_raises_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unload_that_raises_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     class Clinging(Square):
         def unload(self) -> None:
             raise OSError("will not go")
 
-    async def main() -> None:
-        executor = make(Clinging)
-        await executor.start(Heard())
-        await executor.stop()
-
-    with caplog.at_level(logging.ERROR, "weir"):
-        asyncio.run(main())
+    async with inline(Clinging):
+        pass
     assert "worker 0 of 'square': unload raised" in caplog.text
 
 
 def test_there_is_no_shared_memory() -> None:
-    executor = make()
-    assert executor.reserve(1 << 20) is None
-    assert executor.gauges() == {"arena_bytes": 0, "arena_free_bytes": 0, "restarts": 0}
+    for executor in (make(), make_threads()):
+        assert executor.reserve(1 << 20) is None
+        assert executor.gauges() == {"arena_bytes": 0, "arena_free_bytes": 0, "restarts": 0}
 
 
 class Gate:
@@ -177,10 +166,15 @@ async def running(
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("weir-square")]
 
 
-def make_threads(gate: Gate | None = None, model: type[Model] = GatedSquare, **settings: Any) -> ThreadExecutor:
-    params = {} if gate is None else {"gate": gate}
+def make_threads(
+    gate: Gate | None = None, model: type[Model] = GatedSquare, stop_grace: float = 5.0, hang_grace: float = 30.0,
+    params: dict[str, Any] | None = None, **settings: Any,
+) -> ThreadExecutor:  # fmt: skip
+    given = params or ({} if gate is None else {"gate": gate})
     chosen = WorkerSettings(executor="thread", **settings)
-    return ThreadExecutor(model, params, chosen, name="square", max_batch_size=64)
+    return ThreadExecutor(
+        model, given, chosen, name="square", max_batch_size=64, stop_grace=stop_grace, hang_grace=hang_grace
+    )
 
 
 async def test_each_worker_has_a_thread_and_an_instance_of_its_own() -> None:
@@ -219,8 +213,7 @@ class Weights(Model):
 async def test_threads_run_at_once_and_share_what_the_model_loads_once() -> None:
     loads: list[str] = []
     params = {"barrier": threading.Barrier(2), "loads": loads}
-    chosen = WorkerSettings(executor="thread", workers=2)
-    executor, heard = ThreadExecutor(Weights, params, chosen, name="square", max_batch_size=4), Heard()
+    executor, heard = make_threads(model=Weights, params=params, workers=2), Heard()
     await executor.start(heard)
     for worker in range(2):
         await heard.next("ready")
@@ -234,9 +227,7 @@ async def test_threads_run_at_once_and_share_what_the_model_loads_once() -> None
 
 
 async def test_a_model_whose_shared_part_cannot_be_loaded_does_not_start() -> None:
-    params = {"barrier": threading.Barrier(2), "loads": ["own"] * 3}
-    chosen = WorkerSettings(executor="thread", workers=2)
-    executor = ThreadExecutor(Weights, params, chosen, name="square", max_batch_size=4)
+    executor = make_threads(model=Weights, params={"barrier": None, "loads": ["own"] * 3}, workers=2)
     with pytest.raises(ModelError, match="did not load: it raised ValueError: no weights"):
         await executor.start(Heard())
 
@@ -267,15 +258,6 @@ async def test_the_next_batch_is_at_hand_and_can_be_cancelled() -> None:
         assert executor.states()[0].in_flight == 0
 
 
-async def test_places_are_the_pipelines_depth() -> None:
-    for depth in (1, 2):
-        executor, heard = make_threads(pipeline_depth=depth), Heard()
-        await executor.start(heard)
-        assert await heard.next("ready") == depth
-        await executor.stop()
-        await executor.stop()
-
-
 def test_a_batch_that_takes_too_long_costs_the_worker_until_it_returns() -> None:
     async def main(loop: StoppedClock) -> None:
         gate = Gate()
@@ -299,8 +281,7 @@ def test_a_batch_that_takes_too_long_costs_the_worker_until_it_returns() -> None
 def test_where_all_threads_hang_nobody_waits_until_one_returns() -> None:
     async def main(loop: StoppedClock) -> None:
         gate, heard = Gate(), Heard()
-        chosen = WorkerSettings(executor="thread", workers=2, predict_timeout=10.0)
-        executor = ThreadExecutor(GatedSquare, {"gate": gate}, chosen, name="square", max_batch_size=1, hang_grace=5.0)
+        executor = make_threads(gate, workers=2, predict_timeout=10.0, hang_grace=5.0)
         await executor.start(heard)
         for worker in range(2):
             await heard.next("ready")
@@ -321,16 +302,8 @@ def test_where_all_threads_hang_nobody_waits_until_one_returns() -> None:
 
 
 async def test_a_stop_does_not_wait_for_ever() -> None:
-    gate = Gate()
-    executor = ThreadExecutor(
-        GatedSquare,
-        {"gate": gate},
-        WorkerSettings(executor="thread"),
-        name="square",
-        max_batch_size=1,
-        stop_grace=0.01,
-    )
-    heard = Heard()
+    gate, heard = Gate(), Heard()
+    executor = make_threads(gate, stop_grace=0.01)
     await executor.start(heard)
     await heard.next("ready")
     executor.run(0, Batch(1, [0], OBJECT, OBJECT))
@@ -377,26 +350,11 @@ class Affine(GatedSquare):
         return [os.sched_getaffinity(0)] * len(batch)
 
 
-def test_a_thread_may_be_kept_on_some_cpus() -> None:
+async def test_a_thread_may_be_kept_on_some_cpus() -> None:
     allowed = os.sched_getaffinity(0)
     chosen = [min(allowed)]
 
-    async def main() -> None:
-        async with running(model=Affine, cpu_affinity=[chosen]) as (executor, heard):
-            executor.run(0, Batch(1, [1], OBJECT, OBJECT))
-            assert (await heard.next("events")).outputs == [set(chosen)]
-
-    asyncio.run(main())
+    async with running(model=Affine, cpu_affinity=[chosen]) as (executor, heard):
+        executor.run(0, Batch(1, [1], OBJECT, OBJECT))
+        assert (await heard.next("events")).outputs == [set(chosen)]
     assert os.sched_getaffinity(0) == allowed
-
-
-@pytest.mark.parametrize("setting", [{"env": [{"A": "1"}]}, {"threads": 2}])
-async def test_threads_refuse_settings_that_need_a_process(setting: dict[str, Any]) -> None:
-    with pytest.raises(SettingsError, match=f"{next(iter(setting))}=.*needs worker processes"):
-        await make_threads(**setting).start(Heard())
-
-
-def test_threads_have_no_shared_memory() -> None:
-    executor = make_threads()
-    assert executor.reserve(1 << 20) is None
-    assert executor.gauges() == {"arena_bytes": 0, "arena_free_bytes": 0, "restarts": 0}

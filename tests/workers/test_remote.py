@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import signal
 import socket
 import stat
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,8 +15,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.workers.models import Square
 from tests.workers.outsiders import Outsider
 from tests.workers.pools import Recorder
+from tests.workers.runs import started
 
 from weir.errors import (
     Conflict,
@@ -28,11 +32,11 @@ from weir.errors import (
 )
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Batch, EventKind
 from weir.model import External, Model, Tensor
-from weir.wire.frames import ASK, LockstepReply
+from weir.wire.frames import ASK, LockstepReply, encode_jobs
 from weir.wire.values import encode
 from weir.workers import remote
 from weir.workers.remote import ExternalExecutor, LockstepBatch
-from weir.workers.settings import WorkerSettings
+from weir.workers.settings import WorkerSettings, parse_address
 
 
 def settings(address: str, **more: Any) -> WorkerSettings:
@@ -100,19 +104,6 @@ async def test_a_worker_attaches_answers_and_leaves(address: str) -> None:
         assert executor.gauges()["restarts"] == 1
     assert await again.closed()
     await again.leave()
-
-
-def test_only_its_owner_reaches_a_unix_socket_and_it_is_gone_afterwards(unix: str) -> None:
-    path = unix.removeprefix("unix:")
-
-    async def main() -> None:
-        async with running(unix):
-            assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-            with pytest.raises(SettingsError, match="worker_socket"):
-                await ExternalExecutor(External, {}, settings(unix), name="other", max_batch_size=64).start(Recorder())
-
-    asyncio.run(main())
-    assert not os.path.exists(path)
 
 
 async def test_what_a_dead_server_left_is_in_nobodys_way(unix: str) -> None:
@@ -184,6 +175,34 @@ async def test_a_batch_that_takes_too_long_ends_its_worker(unix: str) -> None:
         assert heard.lost == [(0, "it was cut off because a batch ran longer than predict_timeout=0.05")]
         assert (await worker.jobs()).popitem()[1] == b"1"
         assert await worker.closed()
+
+
+def test_a_worker_waits_longer_each_time_and_little_after_a_batch(unix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "FIRST_WAIT", 0.001)
+    waits: list[str] = []
+
+    def serve() -> None:
+        for has_batch in (False, False, True, False):
+            with listening.accept()[0] as connection:
+                connection.recv(len(ASK), socket.MSG_WAITALL)
+                if has_batch:
+                    connection.sendall(encode_jobs(["a"], [b"3"]))
+                    connection.recv(1000)
+
+    def tell(line: str) -> None:
+        if "trying again" in line:
+            waits.append(line.rpartition("trying again in ")[2])
+            if len(waits) == 4:
+                signal.raise_signal(signal.SIGTERM)
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(unix.removeprefix("unix:"))
+        listening.listen()
+        serving = threading.Thread(target=serve)
+        serving.start()
+        remote.Attachment(started(Square), parse_address(unix, "unix"), JSON, tell).run()
+        serving.join()
+    assert waits == ["0.001 s", "0.002 s", "0.001 s", "0.002 s"]
 
 
 def test_too_few_workers_in_time_is_a_failed_start(unix: str) -> None:
@@ -316,3 +335,16 @@ def test_an_error_may_say_what_it_is() -> None:
 @given(st.binary(max_size=50), st.sampled_from(FORMS), st.sampled_from(FORMS), st.booleans())
 def test_any_bytes_have_an_output(answer: bytes, sent: str, wanted: str, failed: bool) -> None:
     assert isinstance(output(answer, sent, wanted, failed=failed), WeirError) >= failed
+
+
+def test_only_its_owner_reaches_a_unix_socket_and_it_is_gone_afterwards(unix: str) -> None:
+    path = unix.removeprefix("unix:")
+
+    async def main() -> None:
+        async with running(unix):
+            assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+            with pytest.raises(SettingsError, match="worker_socket"):
+                await ExternalExecutor(External, {}, settings(unix), name="other", max_batch_size=64).start(Recorder())
+
+    asyncio.run(main())
+    assert not os.path.exists(path)

@@ -52,22 +52,18 @@ def may_come_back() -> bool:
     return bool(answers)
 
 
-def test_a_lower_priority_is_taken_back_by_every_thread() -> None:
-    if not may_come_back():
-        pytest.skip("this system lets nobody take a priority back")
-    assert said(5) == ["5 0", "0 0"]
+needs_a_way_back = pytest.mark.skipif(not may_come_back(), reason="this system lets nobody take a priority back")
 
 
-def test_the_lowest_is_taken_back_too() -> None:
-    if not may_come_back():
-        pytest.skip("this system lets nobody take a priority back")
-    lowered = 19 - max(0, os.getpriority(os.PRIO_PROCESS, 0))
-    assert said(19) == [f"{lowered} {os.SCHED_IDLE}", "0 0"]
+@needs_a_way_back
+@pytest.mark.parametrize("niceness", [5, 19])
+def test_a_lower_priority_is_taken_back_by_every_thread(niceness: int) -> None:
+    lowest = f"{19 - max(0, os.getpriority(os.PRIO_PROCESS, 0))} {os.SCHED_IDLE}"
+    assert said(niceness) == ["5 0" if niceness == 5 else lowest, "0 0"]
 
 
+@needs_a_way_back
 def test_a_process_is_low_before_it_can_do_so_itself() -> None:
-    if not may_come_back():
-        pytest.skip("this system lets nobody take a priority back")
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         lower(process.pid, 19)
         own = os.getpriority(os.PRIO_PROCESS, 0)
@@ -106,9 +102,6 @@ def test_a_load_that_takes_long_or_starves_gets_more(before: str) -> None:
 
 def test_where_it_could_not_be_taken_back_it_is_a_batch_process() -> None:
     assert said(5, MAY_NOT) == [f"0 {os.SCHED_BATCH}", "0 0"]
-
-
-def test_nothing_is_changed_where_nothing_is_requested() -> None:
     assert said(0) == ["0 0", "0 0"]
 
 

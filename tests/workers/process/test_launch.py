@@ -13,20 +13,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-import uvloop
 from tests.workers.models import Draws, Forked, Reports, SharesNothing, Square, forked_from
 from tests.workers.pools import Pool, Recorder, make_pool, started
 
 import weir
 from weir.config import SILENCE
 from weir.errors import ModelError
-from weir.messages import OBJECT, Batch
 from weir.model import Model
 from weir.policy.cost.profile import Profile
 from weir.workers.cpus import THREAD_VARIABLES
 from weir.workers.process.launch import MALLOC, Launch, Popen, Template, Templates, start_process
 from weir.workers.process.program import obey
-from weir.workers.run.runner import RunnableModel, Runner
 from weir.workers.settings import WorkerSettings
 
 ROOT = str(Path(weir.__file__).parents[1])
@@ -36,58 +33,30 @@ def environment(settings: WorkerSettings, index: int = 0, **inherited: str) -> d
     return Launch("tried", index, b"", settings, 64).environment(inherited)
 
 
-def test_the_environment_is_inherited_and_each_worker_adds_its_own() -> None:
+def test_the_environment_is_inherited_and_each_worker_adds_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = WorkerSettings(workers=3, env=[{"GPU": "0"}, {"GPU": "1"}])
-
     found = [environment(settings, index, HOME="/here", GPU="9") for index in range(3)]
-
-    assert [one["GPU"] for one in found] == ["0", "1", "0"]
-    assert all(one["HOME"] == "/here" for one in found)
-
-
-def test_thread_limits_are_variables_that_the_workers_own_environment_overrides() -> None:
-    settings = WorkerSettings(threads=2, env=[{"OMP_NUM_THREADS": "5"}])
-
-    found = environment(settings, MKL_NUM_THREADS="16")
-
-    assert {name: found[name] for name in THREAD_VARIABLES} == {
-        **dict.fromkeys(THREAD_VARIABLES, "2"),
-        "OMP_NUM_THREADS": "5",
-    }
-
-
-def test_memory_is_kept_between_batches_by_default() -> None:
-    assert environment(WorkerSettings()).items() >= (MALLOC | SILENCE).items()
+    assert [(one["GPU"], one["HOME"]) for one in found] == [("0", "/here"), ("1", "/here"), ("0", "/here")]
+    # Memory is kept between batches by default, and the process finds this Weir wherever it lies.
+    assert environment(WorkerSettings()).items() >= (MALLOC | SILENCE | {"PYTHONPATH": ROOT}).items()
     assert environment(WorkerSettings(), MALLOC_TRIM_THRESHOLD_="1")["MALLOC_TRIM_THRESHOLD_"] == "1"
-
-
-def test_the_process_finds_this_weir_wherever_it_lies() -> None:
-    assert environment(WorkerSettings())["PYTHONPATH"] == ROOT
     assert environment(WorkerSettings(), PYTHONPATH="/there")["PYTHONPATH"] == f"{ROOT}{os.pathsep}/there"
     assert environment(WorkerSettings(), PYTHONPATH=ROOT)["PYTHONPATH"] == ROOT
-
-
-def test_a_weir_that_is_installed_needs_no_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sysconfig.get_path", lambda name: ROOT)
-
-    assert "PYTHONPATH" not in environment(WorkerSettings())
-
-
-def test_nothing_is_loaded_before_the_process_is_bound_to_its_server_and_its_cpus() -> None:
-    heavy = {"numpy", "msgspec", "asyncio", "pydantic", "cloudpickle", "logging"}
-    script = "import sys, weir.workers.process.entry; print(*sys.modules)"
-
-    done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True)
-
-    assert not heavy & set(done.stdout.split())
+    assert "PYTHONPATH" not in environment(WorkerSettings())  # it is installed
 
 
-def test_a_worker_of_a_model_without_tensors_loads_no_numpy_and_no_asyncio() -> None:
-    heavy = {"numpy", "asyncio", "pydantic", "cloudpickle", "pathlib", "urllib"}
-    script = "import sys, weir.workers.process.program; print(*sys.modules)"
-
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("entry", {"numpy", "msgspec", "asyncio", "pydantic", "cloudpickle", "logging"}),
+        ("program", {"numpy", "asyncio", "pydantic", "cloudpickle", "pathlib", "urllib"}),
+    ],
+)
+def test_a_worker_loads_little_of_its_own(module: str, heavy: set[str]) -> None:
+    """And nothing before it is bound to its server and its CPUs."""
+    script = f"import sys, weir.workers.process.{module}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-
     assert not heavy & set(done.stdout.split())
 
 
@@ -96,19 +65,11 @@ def test_a_process_whose_server_has_gone_already_does_not_start() -> None:
         sys.executable,
         "-m",
         "weir.workers.process.entry",
-        "worker",
-        "tried/0",
-        "1",
+        *["worker", "tried/0", "1"],
         "",
-        "0",
-        "-1",
-        "0",
-        "-1",
-        "0",
+        *["0", "-1", "0", "-1", "0"],
     ]
-
     done = subprocess.run(program, capture_output=True, text=True, check=False)
-
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -140,22 +101,18 @@ async def test_what_is_loaded_for_all_is_loaded_once_and_each_worker_has_it() ->
         assert [os.getpgid(pid) for pid in pids if pid] == pids
 
 
-async def test_a_worker_that_dies_is_forked_again() -> None:
+async def test_a_worker_that_dies_is_forked_again_and_the_reason_reported() -> None:
     async with started(Forked, workers=2) as pool:
         before = (await pool.ask("tell"))[0]
         os.kill(before["pid"], signal.SIGKILL)
-        await pool.heard.until(lambda: len(pool.heard.ready) == 3)
+        await pool.again(3)
         after = (await pool.ask("tell"))[0]
         assert after["pid"] != before["pid"]
         assert after["loaded_by"] == before["loaded_by"]
-        assert "signal 9" in pool.heard.lost[0][1]
-
-
-async def test_the_code_that_a_forked_worker_exits_with_is_reported() -> None:
-    async with started(Forked, workers=2) as pool:
         pool.send("exit")
-        await pool.heard.until(lambda: len(pool.heard.ready) == 3)
-        assert pool.heard.lost == [(0, "it exited with code 7")]
+        await pool.again(4)
+        (_, killed), exited = pool.heard.lost
+        assert "signal 9" in killed and exited == (0, "it exited with code 7")
 
 
 async def test_workers_end_with_what_they_are_forked_from_and_load_by_themselves_then() -> None:
@@ -167,14 +124,9 @@ async def test_workers_end_with_what_they_are_forked_from_and_load_by_themselves
         assert all(each["loaded_by"] == each["pid"] for each in told)
 
 
-async def test_where_nothing_can_be_shared_each_worker_loads_by_itself() -> None:
-    async with started(SharesNothing, workers=2) as pool:
-        told = [(await pool.ask("tell", worker=worker))[0] for worker in range(2)]
-        assert all(each["loaded_by"] == each["pid"] for each in told)
-
-
-async def test_workers_of_different_environments_share_nothing() -> None:
-    async with started(Forked, workers=2, env=[{"A": "1"}, {"A": "2"}]) as pool:
+@pytest.mark.parametrize(("model", "settings"), [(SharesNothing, {}), (Forked, {"env": [{"A": "1"}, {"A": "2"}]})])
+async def test_where_nothing_can_be_shared_each_worker_loads_by_itself(model: Any, settings: dict[str, Any]) -> None:
+    async with started(model, workers=2, **settings) as pool:
         told = [(await pool.ask("tell", worker=worker))[0] for worker in range(2)]
         assert all(each["loaded_by"] == each["pid"] for each in told)
 
@@ -280,13 +232,6 @@ async def test_a_cpu_and_a_priority_are_the_workers_own() -> None:
         assert (await pool.ask("tell"))[0]["cpus"] == [cpu]
 
 
-def test_an_executor_without_processes_loads_it_in_each_worker() -> None:
-    runner = Runner(RunnableModel(Forked, {}, 4, label="forked"), 0, fatal=())
-    runner.start()
-    told = runner.compute(runner.prepare(Batch(0, ["tell"], OBJECT, OBJECT))).outputs[0]
-    assert told["loaded_by"] == told["own"] == os.getpid()
-
-
 def never(*_: object) -> NoReturn:
     """Be a process that was not forked."""
     raise AssertionError("nothing was forked")
@@ -329,23 +274,16 @@ async def hang(pool: Pool) -> int:
     return int(victim["loaded_by"])
 
 
-@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_a_template_that_hangs_holds_up_nobody_else(
-    run: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_template_that_hangs_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weir.workers.process.launch.PATIENCE", 1000.0)
     monkeypatch.setattr("weir.workers.process.supervision.END_GRACE", 0.01)
-
-    async def main() -> None:
-        async with started(Forked, workers=2) as pool:
-            template = await hang(pool)
-            for _ in range(3):
-                assert (await pool.ask("tell", worker=1))[0]["loaded_by"] == template
-            os.kill(template, signal.SIGCONT)
-            await pool.heard.until(lambda: len(pool.heard.ready) == 3)
-            assert (await pool.ask("tell"))[0]["loaded_by"] == template
-
-    run(main())
+    async with started(Forked, workers=2) as pool:
+        template = await hang(pool)
+        for _ in range(3):
+            assert (await pool.ask("tell", worker=1))[0]["loaded_by"] == template
+        os.kill(template, signal.SIGCONT)
+        await pool.again(3)
+        assert (await pool.ask("tell"))[0]["loaded_by"] == template
 
 
 async def test_a_template_that_goes_on_hanging_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,18 +348,15 @@ async def test_the_loop_goes_on_while_a_process_is_started(slow: SlowStarts) -> 
 
 
 @pytest.mark.parametrize(("model", "workers"), [(Square, 1), (Forked, 2)])
-def test_a_start_that_is_cancelled_leaves_no_process(slow: SlowStarts, model: Any, workers: int) -> None:
-    async def main() -> None:
-        pool = make_pool(model, workers=workers)
-        starting = asyncio.create_task(pool.start(Recorder()))
-        await asyncio.to_thread(slow.entered.acquire)
-        starting.cancel()
-        await asyncio.sleep(0)
-        slow.go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
-
-    asyncio.run(main())
+async def test_a_start_that_is_cancelled_leaves_no_process(slow: SlowStarts, model: Any, workers: int) -> None:
+    pool = make_pool(model, workers=workers)
+    starting = asyncio.create_task(pool.start(Recorder()))
+    await asyncio.to_thread(slow.entered.acquire)
+    starting.cancel()
+    await asyncio.sleep(0)
+    slow.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
     assert [each.returncode for each in slow.started] == [-9]
 
 
@@ -437,14 +372,15 @@ def test_a_process_whose_loop_was_closed_meanwhile_is_ended(slow: SlowStarts) ->
     assert slow.started[0].returncode == -9
 
 
-def test_what_cannot_be_started_is_reported() -> None:
-    async def refusal(arguments: list[str], environment: dict[str, str]) -> Popen | OSError:
-        told: asyncio.Future[Popen | OSError] = asyncio.get_running_loop().create_future()
-        start_process(arguments, environment, [], told.set_result)
-        return await told
-
-    assert isinstance(asyncio.run(refusal(["/no/such/program"], {})), FileNotFoundError)
-    assert "null" in str(asyncio.run(refusal(SLEEP, {"A": "b\0c"})))
+@pytest.mark.parametrize(
+    ("arguments", "environment", "reason"), [(["/no/such/program"], {}, "No such file"), (SLEEP, {"A": "b\0c"}, "null")]
+)
+async def test_what_cannot_be_started_is_reported(
+    arguments: list[str], environment: dict[str, str], reason: str
+) -> None:
+    told: asyncio.Future[Popen | OSError] = asyncio.get_running_loop().create_future()
+    start_process(arguments, environment, [], told.set_result)
+    assert reason in str(await told)
 
 
 def test_a_system_without_threads_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from tests.rings import spread
 from tests.workers.models import (
     Echo,
     ExitsInLoad,
@@ -86,19 +87,11 @@ async def test_bulk_work_takes_no_share_and_leaves_all_to_others(tmp_path: Path)
         assert await pool.answer(bulk) == [1]
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", spread([1, 2]))
 async def test_a_worker_may_poll_before_it_sleeps(depth: int) -> None:
     async with started(Square, spin=0.001, pipeline_depth=depth) as pool:
         for number in range(20):
             assert await pool.ask(number) == [number * number]
-
-
-async def test_each_worker_is_a_process_of_its_own_and_knows_its_index() -> None:
-    async with started(Obedient, workers=2) as pool:
-        pids = [state.pid for state in pool.pool.states()]
-        assert await pool.ask("pid", "index", worker=0) == [pids[0], 0]
-        assert await pool.ask("pid", "index", worker=1) == [pids[1], 1]
-        assert len({os.getpid(), *pids}) == 3
 
 
 async def test_a_model_may_be_named_instead_of_given(tmp_path: Path) -> None:
@@ -117,28 +110,36 @@ async def test_a_model_may_be_named_instead_of_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "original", "line"),
+    ("model", "original", "line", "workers"),
     [
-        (FailsInConstructor, "ValueError", 'raise ValueError("no weights for a constructor")'),
-        (FailsInLoad, "LookupError", 'raise LookupError("no weights to load")'),
+        (FailsInConstructor, "ValueError", 'raise ValueError("no weights for a constructor")', 1),
+        (FailsInLoad, "LookupError", 'raise LookupError("no weights to load")', 3),
     ],
 )
-def test_a_failure_at_the_start_has_the_traceback_of_the_worker(model: type[Model], original: str, line: str) -> None:
+async def test_a_failure_at_the_start_has_the_traceback_of_the_worker(
+    model: type[Model], original: str, line: str, workers: int
+) -> None:
+    heard = Recorder()
     with pytest.raises(ModelError, match="no weights") as caught:
-        asyncio.run(make_pool(model).start(Recorder()))
-
+        await make_pool(model, workers=workers).start(heard)
     assert caught.value.original_type == original
     assert line in caught.value.remote_traceback
     assert type(caught.value.__cause__).__name__ == original
-
-
-def test_one_worker_that_fails_ends_the_start_of_all() -> None:
-    heard = Recorder()
-
-    with pytest.raises(ModelError, match="no weights to load"):
-        asyncio.run(make_pool(FailsInLoad, {"worker": 2}, workers=3).start(heard))
-
     assert (heard.ready, heard.lost) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "reason"),
+    [
+        (ExitsInLoad, {}, "worker 0 of 'tried' did not start: it exited with code 5"),
+        (NeverLoads, {"start_timeout": 0.3}, r"had not loaded within start_timeout=0\.3"),
+    ],
+)
+async def test_a_worker_that_exits_or_hangs_while_it_loads_ends_the_start(
+    model: type[Model], settings: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ModelError, match=reason):
+        await make_pool(model, **settings).start(Recorder())
 
 
 async def test_a_worker_that_ends_while_others_still_load_ends_the_start(tmp_path: Path) -> None:
@@ -160,24 +161,6 @@ async def test_a_worker_that_ends_while_others_still_load_ends_the_start(tmp_pat
     await pool.stop()
 
 
-def test_a_worker_that_exits_while_loading_ends_the_start() -> None:
-    with pytest.raises(ModelError, match="worker 0 of 'tried' did not start: it exited with code 5"):
-        asyncio.run(make_pool(ExitsInLoad).start(Recorder()))
-
-
-def test_a_worker_that_never_loads_ends_the_start_after_its_time() -> None:
-    with pytest.raises(ModelError, match=r"had not loaded within start_timeout=0\.3"):
-        asyncio.run(make_pool(NeverLoads, start_timeout=0.3).start(Recorder()))
-
-
-async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
-    pool = make_pool(NeverLoads)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05):
-            await pool.start(Recorder())
-    assert pool.states()[0].state == "stopped"
-
-
 async def test_stopping_during_the_start_ends_it() -> None:
     pool = make_pool(NeverLoads)
     start = asyncio.ensure_future(pool.start(Recorder()))
@@ -187,15 +170,12 @@ async def test_stopping_during_the_start_ends_it() -> None:
         await start
 
 
-def test_stop_unloads_each_model_and_may_be_called_at_any_time(tmp_path: Path) -> None:
-    async def main() -> None:
-        pool = make_pool(Noted, {"note": str(tmp_path / "note")})
-        await pool.stop()
-        await pool.start(Recorder())
-        await asyncio.gather(pool.stop(), pool.stop())
-        await pool.stop()
-
-    asyncio.run(main())
+async def test_stop_unloads_each_model_and_may_be_called_at_any_time(tmp_path: Path) -> None:
+    pool = make_pool(Noted, {"note": str(tmp_path / "note")})
+    await pool.stop()
+    await pool.start(Recorder())
+    await asyncio.gather(pool.stop(), pool.stop())
+    await pool.stop()
     assert (tmp_path / "note").read_text() == "unloaded 0"
 
 
@@ -252,17 +232,9 @@ async def test_the_settings_of_each_worker_reach_it() -> None:
     assert affinity == [cpu]
 
 
-def test_a_cpu_that_the_machine_does_not_have_is_a_wrong_setting() -> None:
-    with pytest.raises(SettingsError, match=r"cpu_affinity=\[999\]: must be among the CPUs"):
-        asyncio.run(make_pool(Square, cpu_affinity=[[999]]).start(Recorder()))
-
-
-def test_what_predict_prints_appears_where_the_server_prints(capfd: pytest.CaptureFixture[str]) -> None:
-    async def main() -> None:
-        async with started(Obedient) as pool:
-            await pool.ask("write")
-
-    asyncio.run(main())
+async def test_what_predict_prints_appears_where_the_server_prints(capfd: pytest.CaptureFixture[str]) -> None:
+    async with started(Obedient) as pool:
+        await pool.ask("write")
     assert capfd.readouterr() == ("said by predict\n", "complained by predict\n")
 
 
@@ -276,11 +248,6 @@ async def test_an_arena_of_no_bytes_is_none_at_all() -> None:
         assert pool.pool.reserve(1) is None
         assert await pool.ask(b"x" * 100_000) == [b"x" * 100_000]
         assert pool.pool.gauges()["arena_bytes"] == 0
-
-
-def test_parameters_that_cannot_travel_are_a_wrong_setting() -> None:
-    with pytest.raises(SettingsError, match=r"tried: model and params=.* must be picklable"):
-        asyncio.run(make_pool(Noted, {"note": threading.Lock()}).start(Recorder()))
 
 
 @pytest.mark.parametrize("refused", ["subprocess.Popen", "os.pidfd_open"])
@@ -297,12 +264,19 @@ def test_what_the_system_refuses_ends_the_start_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    ("arena_bytes", "rule"),
-    [(1 << 60, "the system cannot allocate that much"), (1 << 70, "must be a number of at most 64 bits")],
+    ("settings", "params", "rule"),
+    [
+        ({"arena_bytes": 1 << 60}, {}, rf"arena_bytes={1 << 60}: the system cannot allocate that much"),
+        ({"arena_bytes": 1 << 70}, {}, rf"arena_bytes={1 << 70}: must be a number of at most 64 bits"),
+        ({"cpu_affinity": [[999]]}, {}, r"cpu_affinity=\[999\]: must be among the CPUs"),
+        ({}, {"note": threading.Lock()}, r"tried: model and params=.* must be picklable"),
+    ],
 )
-def test_more_shared_memory_than_there_can_be_is_a_wrong_setting(arena_bytes: int, rule: str) -> None:
-    with pytest.raises(SettingsError, match=rf"arena_bytes={arena_bytes}: {rule}"):
-        asyncio.run(make_pool(Square, arena_bytes=arena_bytes).start(Recorder()))
+async def test_what_the_machine_or_a_process_cannot_have_is_a_wrong_setting(
+    settings: dict[str, Any], params: dict[str, Any], rule: str
+) -> None:
+    with pytest.raises(SettingsError, match=rule):
+        await make_pool(Noted, params, **settings).start(Recorder())
 
 
 # Workers for bulk work.
@@ -338,19 +312,16 @@ async def test_bulk_workers_start_when_they_are_wanted_and_are_idle_for_the_kern
     assert {state.pid for state in pool.pool.states()} == {None}
 
 
-def test_bulk_workers_that_do_not_start_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with started(ForAllWorkOnly, workers=1, bulk_workers=1) as pool:
-            pool.pool.start_bulk_workers()
-            starts = pool.pool._bulk_starts
-            assert starts is not None
-            assert [state.index for state in pool.pool.states()] in ([0], [0, 1])
-            assert shortage(pool.pool.states()) == ""
-            await starts
-            assert [state.index for state in pool.pool.states()] == [0]
-            assert (pool.heard.ready, pool.heard.lost, pool.heard.reasons) == ([(0, 1)], [], [])
-
-    asyncio.run(main())
+async def test_bulk_workers_that_do_not_start_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    async with started(ForAllWorkOnly, workers=1, bulk_workers=1) as pool:
+        pool.pool.start_bulk_workers()
+        starts = pool.pool._bulk_starts
+        assert starts is not None
+        assert [state.index for state in pool.pool.states()] in ([0], [0, 1])
+        assert shortage(pool.pool.states()) == ""
+        await starts
+        assert [state.index for state in pool.pool.states()] == [0]
+        assert (pool.heard.ready, pool.heard.lost, pool.heard.reasons) == ([(0, 1)], [], [])
     assert "tried: no worker for bulk work was started: " in caplog.text
     assert "no bulk work here" in caplog.text
 

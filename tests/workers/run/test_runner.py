@@ -6,14 +6,15 @@ import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rings import subcases
 from tests.streaming_models import Count, Prefixes, Raising, Script
 from tests.workers.runs import run, started
 
 from weir import Last, Model, WeirError
 from weir.errors import Cancelled, InvalidRequest, ModelError, ValidationFailed
-from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Batch, EventKind, Events
+from weir.messages import JSON, MSGPACK, OBJECT, Batch, EventKind, Events
 from weir.model import Example, Tensor
-from weir.workers.run.runner import RunnableModel, Runner, warmup_batches, warmup_sizes
+from weir.workers.run.runner import RunnableModel, Runner, warmup_batches
 
 
 class Square(Model):
@@ -71,39 +72,21 @@ def test_a_model_that_accepts_it_receives_what_went_wrong_in_the_warm_up(caplog:
     assert "unload raised" in caplog.text
 
 
-@pytest.mark.parametrize("step", ["__init__", "load"])
-def test_what_constructor_or_load_raise_is_raised(step: str) -> None:
-    def fail(*_: Any) -> None:
-        raise OSError("no weights")
-
-    with pytest.raises(OSError, match="no weights"):
-        started(type("Broken", (Square,), {step: fail}))
-
-
-def test_unknown_parameters() -> None:
-    with pytest.raises(TypeError, match="takes no arguments"):
-        started(Square, {"power": 3})
-
-
-def test_a_warm_up_that_fails_names_the_example_and_the_size() -> None:
-    class Unlucky(Square):
-        examples = (1, 13)
-
-    with pytest.raises(
-        ModelError, match="warm-up, example 1 of 8 at once: predict raised ValueError: unlucky"
-    ) as caught:
-        started(Unlucky)
-    assert caught.value.original_type == "ValueError"
-    assert "in predict" in caught.value.remote_traceback
-
-
-def test_a_warm_up_runs_the_whole_way() -> None:
-    class Typed(Square):
-        Input = int
-        examples = ("no number",)
-
-    with pytest.raises(ValidationFailed, match="warm-up, example 0 of 1"):
-        started(Typed)
+@pytest.mark.parametrize(
+    ("attributes", "error", "message"),
+    [
+        ({"examples": (1, 13)}, ModelError, "example 1 of 8 at once: predict raised ValueError: unlucky"),
+        ({"Input": int, "examples": ("no number",)}, ValidationFailed, "example 0 of 1"),  # it runs the whole way
+    ],
+)
+def test_a_warm_up_that_fails_names_the_example_and_the_size(
+    attributes: dict[str, Any], error: type[WeirError], message: str
+) -> None:
+    with pytest.raises(error, match=f"warm-up, {message}") as caught:
+        started(type("Unlucky", (Square,), attributes))
+    if isinstance(caught.value, ModelError):
+        assert caught.value.original_type == "ValueError"
+        assert "in predict" in caught.value.remote_traceback
 
 
 @pytest.mark.parametrize(
@@ -129,22 +112,12 @@ def test_bytes_in_bytes_out_and_bad_items_fail_alone(
 def test_events_say_which_failed_and_how_long_it_took() -> None:
     runner = started(Square)
     clean = runner.compute(runner.prepare(Batch(7, [b"1", b"2"], JSON, JSON)))
-    assert (clean.batch_id, clean.outputs, clean.indices, clean.kinds, clean.final) == (
-        7,
-        [b"1", b"4"],
-        None,
-        None,
-        True,
-    )
+    assert (clean.batch_id, clean.outputs, clean.indices, clean.kinds) == (7, [b"1", b"4"], None, None)
+    assert clean.final
     mixed = runner.compute(runner.prepare(Batch(8, [b"1", b"{"], JSON, JSON)))
     assert mixed.kinds == [EventKind.DONE, EventKind.ERROR]
-    assert isinstance(mixed.outputs[1], InvalidRequest)
     assert mixed.timing is not None
     assert all(seconds >= 0 for seconds in mixed.timing)
-
-
-def test_each_answer_in_the_form_requested() -> None:
-    assert run(Square, [b"2", 3, b"\x04"], [JSON, OBJECT, MSGPACK], [MSGPACK, JSON, OBJECT]) == [b"\x04", b"9", 16]
 
 
 def test_cancelled_entries_are_not_computed() -> None:
@@ -164,46 +137,6 @@ def test_cancelled_entries_are_not_computed() -> None:
     assert seen == [[1]]  # nobody was left
 
 
-def test_the_time_limit_starts_anew_for_each_half() -> None:
-    restarts: list[None] = []
-    runner = started(Square)
-    runner.compute(runner.prepare(Batch(1, [1, 2, 3, 13], OBJECT, OBJECT)), (), lambda: restarts.append(None))
-    assert len(restarts) == 4
-
-
-def test_without_retry_the_whole_batch_fails() -> None:
-    outputs = run(Square, [1, 13, 3], retry_in_halves=False)
-    assert [output.original_type for output in outputs] == ["ValueError"] * 3
-    assert isinstance(outputs[0].__cause__, ValueError)
-
-
-def test_ahead_and_after_are_independent() -> None:
-    runner = started(Square)
-    first, second = (runner.prepare(Batch(number, [number], OBJECT, OBJECT)) for number in (2, 3))
-    assert runner.compute(second).outputs == [9]
-    assert runner.compute(first).outputs == [4]
-
-
-@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
-def test_what_ends_a_process_passes_through(end: type[BaseException]) -> None:
-    class Ending(Square):
-        def predict(self, batch: list[Any]) -> list[Any]:
-            raise end
-
-    with pytest.raises(end):
-        run(Ending, [1])
-    assert run(started(Ending, fatal=()), [1])[0].original_type == end.__name__
-
-
-class Pictures(Model):
-    def predict(self, batch: list[bytes]) -> list[bytes]:
-        return [picture[::-1] for picture in batch]
-
-
-def test_opaque_bodies() -> None:
-    assert run(Pictures, [b"abc", memoryview(b"xyz")], OCTETS, OCTETS) == [b"cba", b"zyx"]
-
-
 class Doubled(Model):
     inputs = (Tensor("x", "FP32", [-1, 2]),)
     outputs = (Tensor("y", "FP32", [-1, 2]),)
@@ -219,14 +152,6 @@ def test_a_tensor_model_warms_up_and_answers() -> None:
     objects, text = run(Doubled, [{"x": array}, b'{"x": [[0.5, 1]]}'], [OBJECT, JSON], [OBJECT, JSON])
     assert objects["y"].tolist() == [[2, 2]] * 3
     assert text == b'{"y":[[1.0,2.0]]}'
-
-
-def test_a_runner_is_made_without_doing_anything() -> None:
-    class Never(Square):
-        def __init__(self) -> None:
-            raise AssertionError("made too early")
-
-    Runner(RunnableModel(Never, {}, 1), 0)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -257,20 +182,16 @@ class Arrays(Model):
     examples = ({"x": [[1, 2], [3, 4]]},)
 
 
-@pytest.mark.parametrize(("largest", "sizes"), [(1, [1]), (2, [1, 2]), (64, [1, 8, 64]), (100, [1, 10, 100])])
-def test_sizes(largest: int, sizes: list[int]) -> None:
-    assert warmup_sizes(Plain, largest) == sizes
-
-
-def test_own_sizes_are_kept_within_the_largest() -> None:
-    class Own(Plain):
-        warmup_sizes = (32, 4, 128)
-
-    class NoWarmup(Plain):
-        warmup_sizes = ()
-
-    assert warmup_sizes(Own, 64) == [4, 32, 64]
-    assert list(warmup_batches(NoWarmup, 64)) == []
+@subcases(
+    ("own", "largest", "sizes"),
+    [
+        (None, 1, [1]), (None, 2, [1, 2]), (None, 64, [1, 8, 64]), (None, 100, [1, 10, 100]),
+        ((32, 4, 128), 64, [4, 32, 64]), ((), 64, []),
+    ],
+)  # fmt: skip
+def test_warm_up_batches_have_a_few_sizes_or_the_models_own(own: Any, largest: int, sizes: list[int]) -> None:
+    model = Plain if own is None else type("Own", (Plain,), {"warmup_sizes": own})
+    assert [len(batch.payloads) for batch in warmup_batches(model, largest)] == sizes
 
 
 def test_batches_are_filled_with_the_examples_in_turn() -> None:
@@ -430,16 +351,6 @@ def test_what_may_not_be_yielded(given: Any, message: str) -> None:
             yield given
 
     assert told(stream(Wrong, ["x"])) == [(0, "ERROR", f"ModelError: {message}")]
-
-
-def test_numpys_integers_are_indices_too() -> None:
-    class Numbered(Model):
-        streaming = True
-
-        def predict(self, batch: list[Any]) -> Any:
-            yield {numpy.int64(0): "x"}
-
-    assert told(stream(Numbered, ["x"]))[0] == (0, "PART", "x")
 
 
 def test_predict_must_be_a_generator() -> None:

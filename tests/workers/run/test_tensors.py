@@ -6,11 +6,11 @@ import numpy
 import pytest
 from tests.workers.runs import run, started
 
-from weir.errors import InvalidRequest, ModelError, SettingsError, WeirError
-from weir.messages import JSON, KSERVE, MSGPACK, OBJECT
+from weir.errors import InvalidRequest, ModelError, SettingsError
+from weir.messages import JSON, KSERVE, OBJECT
 from weir.model import NONE, PAD, RAGGED, REQUIRED, Model, Tensor
 from weir.wire.tensors import Arrays
-from weir.workers.run.tensors import Splitter, Stacker, adjoined, allocator, input_buffers, readers, repeated, writers
+from weir.workers.run.tensors import Splitter, Stacker, adjoined, allocator, input_buffers, readers
 
 Y = (Tensor("y", "INT32", [-1]),)
 
@@ -122,24 +122,6 @@ def test_batches_are_filled_up_to_an_allowed_size_with_the_last_row() -> None:
     assert len(join(entries(*[[[1]]] * 5))["x"]) == 8
     with pytest.raises(InvalidRequest, match="a batch of 9 rows: the model takes 8 at most"):
         join(entries(*[[[1]]] * 9))
-
-
-def test_ragged_and_padded_batches_are_filled_up_too() -> None:
-    tensors = X._replace(varying=RAGGED), Tensor("z", "INT32", [-1, -1], varying=PAD)
-    given = [
-        {"x": numpy.array([[1]] * 2), "z": numpy.array([[1, 2]] * 2)},
-        {"x": numpy.array([[2, 3]]), "z": numpy.array([[4]])},
-    ]
-    batch = joiner(*tensors, sizes=[4])(given)
-    assert batch["x"].tolist() == [1, 1, 2, 3, 2, 3]
-    assert batch["x_lengths"].tolist() == [1, 1, 2, 2]
-    assert batch["z"].tolist() == [[1, 2], [1, 2], [4, 0], [4, 0]]
-    assert batch["z_lengths"].tolist() == [2, 2, 1, 1]
-
-
-def test_what_preprocess_added_is_joined_like_the_rest() -> None:
-    batch = joiner(X)([{"own": numpy.zeros((1, 3))}, {"own": numpy.ones((2, 3))}])
-    assert batch["own"].shape == (3, 3)
 
 
 Array = numpy.ndarray[Any, Any]
@@ -304,11 +286,6 @@ def test_only_large_arrays_without_objects_come_from_the_arena() -> None:
     assert asked == [400_000, 4_000_000]
 
 
-def test_a_joiner_without_arrays_of_the_models_has_its_own() -> None:
-    batch = Stacker(Bound)([entry(1, 2), entry(1, 3)])
-    assert not batch["t"].flags.writeable
-
-
 def parter(*returned: Tensor, given: tuple[Tensor, ...] = (Tensor("x", "INT32", [-1]),), sizes: Any = None) -> Splitter:
     class Declared(Model):
         inputs = given
@@ -416,40 +393,6 @@ def test_an_answer_is_the_same_in_every_company(model: type[Model], sizes: Any) 
         (alone,) = run(chosen, [entry])
         assert answer["y"].tolist() == alone["y"].tolist() == [row[::-1] for row in entry["x"].tolist()]
         assert answer["n"].tolist() == alone["n"].tolist()
-
-
-def test_preprocess_must_leave_what_an_answer_is_like() -> None:
-    class Other(Reverse):
-        def preprocess(self, item: Any) -> Any:
-            return {"z": item["x"]}
-
-        def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
-            return {"y": batch["z"], "n": numpy.zeros(1, numpy.int64)}
-
-    (answer,) = run(Other, [zeros(1, 2)])
-    assert isinstance(answer, WeirError)
-    assert "tensor 'y' is like 'x', which preprocess has taken away" in answer.message
-
-
-class Doubled(Model):
-    inputs = (Tensor("x", "INT64", [-1]),)
-    outputs = (Tensor("y", "INT64", [-1]),)
-
-    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return {"y": batch["x"] * 2}
-
-
-def test_read_and_write() -> None:
-    model = Doubled()
-    assert readers(model)[JSON](b'{"x": [1]}')["x"].tolist() == [1]
-    entry = readers(model)[OBJECT]({"x": [2, 3]})
-    assert entry["x"].tolist() == [2, 3]
-    assert writers(Doubled, "doubled")[JSON](entry) == b'{"x":[2,3]}'
-    assert writers(Doubled, "doubled")[MSGPACK](entry) == b"\x81\xa1x\x92\x02\x03"
-
-
-def test_an_example_is_repeated_at_least_once() -> None:
-    assert [len(repeated(Doubled, {"x": [1, 2, 3]}, rows)) for rows in (1, 3, 7)] == [1, 1, 2]
 
 
 @pytest.mark.parametrize("kind", ["joined", "separate", "streaming", "unbatched"])

@@ -3,13 +3,13 @@ from typing import Any
 
 import numpy
 import pytest
-from tests.workers.runs import run, started
+from tests.workers.runs import run
 
 from weir.errors import InvalidRequest, ModelError
 from weir.messages import JSON, KSERVE, OBJECT
 from weir.model import Model, Tensor
 from weir.wire.inference import ResponseHead
-from weir.workers.run.tensors import BodyReader, BodyWriter, Listed, joins_lists
+from weir.workers.run.tensors import BodyWriter
 
 FLAT = list(range(4))
 
@@ -88,12 +88,6 @@ def test_bodies_share_a_batch_with_arrays_and_with_other_json() -> None:
     assert json.loads(outputs[2])["sum"] == [[2, 2]]
 
 
-def test_arrays_can_be_answered_as_a_body() -> None:
-    arrays = {"a": numpy.ones((1, 2), numpy.int32), "b": numpy.ones((1, 2), numpy.float32)}
-    (output,) = run(Both, [arrays], OBJECT, KSERVE, label="both")
-    assert json.loads(output)["outputs"][0]["data"] == [2.0, 2.0]
-
-
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -139,15 +133,6 @@ def test_a_model_whose_inputs_have_no_json_form_gets_none() -> None:
     assert "FP16 has no JSON form" in output.message
 
 
-def test_a_batch_that_fails_fails_each() -> None:
-    class Broken(Both):
-        def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
-            raise ValueError("no")
-
-    outputs = answers(body(A, B), body(A, B), model=Broken)
-    assert [type(output) for output in outputs] == [ModelError, ModelError]
-
-
 def test_the_id_survives_a_model_that_changes_its_entries() -> None:
     class Changing(Both):
         def preprocess(self, item: Any) -> Any:
@@ -158,31 +143,10 @@ def test_the_id_survives_a_model_that_changes_its_entries() -> None:
     assert output["outputs"][0]["data"] == [1.0, 2.5, 6.0, 8.0]
 
 
-def test_few_shapes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.workers.run.tensors.MAX_REMEMBERED", 2)
-    read = BodyReader(Both)
-    for rows in (1, 2, 3, 1, 2, 3):
-        a = tensor("a", "INT32", [rows, 2], [1] * 2 * rows)
-        b = tensor("b", "FP32", [rows, 1], [1] * rows)
-        listed = read(body(a, b))
-        assert isinstance(listed, Listed)
-        assert listed.arrays(Both.inputs)["a"].shape == (rows, 2)
-
-
 def test_nan_is_written_as_null() -> None:
     arrays = {"sum": numpy.array([[numpy.nan, numpy.inf]], numpy.float32), "text": numpy.array([b""], object)}
     written = BodyWriter(Both, "both", "")(arrays, ResponseHead("", ["sum"]))
     assert json.loads(written)["outputs"][0]["data"] == [None, None]
-
-
-def test_item_models_do_not_read_such_bodies() -> None:
-    class Items(Model):
-        def predict(self, batch: list[Any]) -> list[Any]:
-            return batch
-
-    runner = started(Items)
-    (output,) = run(runner, [b"{}"], KSERVE, KSERVE)
-    assert "content type 'application/vnd.kserve.v2+json': not one that the model reads" in output.message
 
 
 class Wide(Both):
@@ -215,20 +179,6 @@ def test_a_model_that_owns_its_inputs_may_write_to_them() -> None:
     assert first["outputs"][0]["data"] == second["outputs"][0]["data"] == [2.0, 2.5, 5.0, 6.0]
     first, second = answers(body(A, B), body(A, B), model=Writing)
     assert "read-only" in first.message
-
-
-def test_who_sees_entries_gets_arrays() -> None:
-    def ignore(self: Any, *values: Any) -> Any:
-        return values[0]
-
-    assert joins_lists(Both)
-    for name in ("preprocess", "preprocess_batch", "postprocess", "input_buffers"):
-        assert not joins_lists(type("Seeing", (Both,), {name: ignore}))
-    for attribute in ({"allowed_batch_sizes": [1]}, {"streaming": True}):
-        assert not joins_lists(type("Other", (Both,), attribute))
-    varying = (Tensor("a", "INT32", [-1, -1], varying="pad"), Both.inputs[1])
-    assert not joins_lists(type("Padded", (Both,), {"inputs": varying}))
-    assert not joins_lists(type("Huge", (Both,), {"inputs": (Tensor("a", "UINT64", [-1]),)}))
 
 
 def test_an_integer_beyond_64_bits_fails_alone() -> None:
