@@ -6,7 +6,6 @@ from random import Random
 from statistics import median
 from typing import Any
 
-import numpy
 import pytest
 from tests.batching.mill import Asked, Mill, check_order, listed, many
 
@@ -14,7 +13,7 @@ from weir.batching.batcher import Batcher
 from weir.batching.collate import entries_of
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, ModelError, Overloaded
-from weir.messages import Dispatch, EventKind, Events, Express, Kind, Reason, Wakeup
+from weir.messages import Dispatch, Express, Reason, Wakeup
 from weir.policy.decision import Decision, Observation
 from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
 
@@ -258,17 +257,6 @@ def test_cancelling_a_divided_request() -> None:
     assert (small.ends, other.ends) == (["small"], [list(range(20))])
 
 
-def test_tensors_that_failed_leave_the_line() -> None:
-    mill = Mill(max_batch_size=4, workers=2)
-    request = Asked({"x": numpy.arange(20)}, kind=Kind.TENSORS, rows=20)
-    first, _ = mill.submit(request)
-    mill.give(first, Events(first.batch_id, [ModelError("bad")], kinds=[EventKind.ERROR]))
-    mill.batcher.finished(first.batch_id, 0.0)
-    assert mill.turn(Wakeup.WORKER) == []
-    assert mill.batcher.waiting_rows == 0
-    assert isinstance(request.ends[0], ModelError)
-
-
 # Order.
 
 
@@ -281,15 +269,6 @@ def test_small_requests_go_before_large_ones_with_a_bound() -> None:
     mill.run_all()
     assert [large in cut.requests for cut in mill.cuts[:4]] == [False, False, True, False]
     check_order(mill.accepted, mill.cuts)
-
-
-def test_without_small_requests_the_order_is_that_of_arrival() -> None:
-    mill = Mill(workers=0, max_batch_size=4, small_request_size=0)
-    large = Asked("large", rows=3, large=True)
-    mill.submit(large, *many(4))
-    assert not large.large
-    (cut,) = mill.ready(0)
-    assert cut.requests[0] is large
 
 
 def test_who_waited_outside_keeps_the_place_of_its_arrival() -> None:

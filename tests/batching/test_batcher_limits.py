@@ -58,27 +58,6 @@ def test_capacity_counts_what_waits_and_what_runs() -> None:
     assert mill.batcher.room(1)
 
 
-def test_capacity_counts_what_is_to_run_again() -> None:
-    mill = Mill(max_batch_size=4, capacity=5)
-    requests = [listed(2), *many(2, timeout=5.0)]
-    mill.submit(*requests)
-    mill.lose(0, replace=False)
-    assert mill.batcher.waiting_rows == 0
-    with pytest.raises(Overloaded, match="rows=2: 4 rows wait and 0 are with workers, capacity=5"):
-        mill.batcher.submit(listed(2), 0.0)
-    assert mill.batcher.room(1)
-    mill.cancel(requests[1])
-    assert mill.batcher.room(2)
-    assert not mill.batcher.room(3)
-    mill.advance(5.0)
-    assert requests[2].settled
-    assert mill.batcher.room(3)
-    assert not mill.batcher.room(4)
-    mill.ready(0)
-    mill.run_all()
-    assert mill.batcher.room(5)
-
-
 @pytest.mark.no_cover
 @pytest.mark.parametrize(("workers", "seconds_per_row"), [(1, 0.0), (3, 0.0), (1, 0.002), (2, 0.001)])
 def test_retry_after_is_within_a_factor_of_two_of_the_real_wait(workers: int, seconds_per_row: float) -> None:
@@ -159,32 +138,6 @@ def test_a_deadline_in_the_past_is_refused() -> None:
     for request in (Asked(0, 5.0, 5.0), Asked(0, 5.0, 1.0)):
         with pytest.raises(DeadlineExceeded, match="deadline passed before"):
             mill.batcher.submit(request, 10.0)
-
-
-def test_deadlines_pass_in_the_line_and_with_the_worker() -> None:
-    mill = Mill(max_batch_size=2)
-    requests = [Asked(number, 0.0, timeout) for number, timeout in enumerate((1.0, 5.0, 1.0, 5.0, 2.0))]
-    (cut,) = mill.submit(*requests)
-    assert mill.batcher.next_wakeup == 1.0
-    mill.advance(1.0)
-    assert [bool(request.ends) for request in requests] == [True, False, True, False, False]
-    mill.advance(2.0)
-    assert isinstance(requests[4].ends[0], DeadlineExceeded)
-    assert mill.batcher.waiting_rows == 1
-    (second,) = mill.finish(cut)
-    assert second.requests == [requests[3]]
-    assert requests[1].ends == [1]
-
-
-def test_a_divided_request_expires_as_a_whole() -> None:
-    mill = Mill(max_batch_size=2)
-    request = listed(5, 0.0, 1.0)
-    (cut,) = mill.submit(request)
-    assert mill.batcher.waiting_rows == 3
-    mill.advance(1.0)
-    assert mill.batcher.waiting_rows == 0
-    assert len(request.ends) == 1
-    assert mill.finish(cut) == []
 
 
 def measured(seconds: float, max_batch_size: int = 64) -> Mill:

@@ -82,15 +82,6 @@ def test_after_a_long_time_without_others_bulk_batches_are_larger() -> None:
     assert cut.rows <= 5
 
 
-def test_an_item_of_several_rows_or_more_cost_than_fits_goes_alone() -> None:
-    mill = grown(3.0, small_request_size=0)
-    (cut,) = mill.submit(Asked(0, rows=9, cost=9.0, priority=BULK))
-    assert cut.rows == 9
-    mill.submit(*bulk(5))
-    (cut,) = run(mill, cut, 0.015)
-    assert cut.rows == 3
-
-
 def test_no_policy_sees_bulk_work() -> None:
     policy = Notes()
     mill = Mill(policy)
@@ -154,29 +145,6 @@ def test_a_worker_with_two_places_gets_bulk_work_only_when_it_has_nothing_to_do(
     assert behind.worker == cut.worker
 
 
-def test_a_request_goes_behind_bulk_work_rather_than_behind_an_older_batch() -> None:
-    mill = Mill(places=2, workers=2)
-    (first,) = mill.submit(*many(1))
-    mill.advance(0.01)
-    (cut,) = mill.submit(*bulk(2, 0.01))
-    (behind,) = mill.submit(*many(1, 0.01))
-    assert first.worker != cut.worker == behind.worker
-
-
-def test_bulk_work_that_is_too_late_or_left_has_its_end() -> None:
-    mill = Mill()
-    (cut,) = mill.submit(*many(1))
-    late, left, kept = bulk(1, timeout=0.5)[0], bulk(1)[0], bulk(1)[0]
-    mill.submit(late, left, kept)
-    assert mill.batcher.waiting_requests == 3
-    mill.cancel(left)
-    assert mill.batcher.next_wakeup == 0.5
-    mill.advance(0.6)
-    assert late.settled
-    (cut,) = mill.finish(cut)
-    assert cut.requests == [kept]
-
-
 def test_bulk_work_whose_deadline_passes_at_its_dispatch_is_left_out() -> None:
     mill = Mill()
     (cut,) = mill.submit(*many(1))
@@ -215,41 +183,6 @@ def test_what_a_bulk_batch_has_added_is_not_added_again() -> None:
     assert (cut.rows, cut.bulk) == (1, 0)  # all that may be added was added to the batch before
     (cut,) = mill.finish(cut)
     assert cut.reason is Reason.BULK
-
-
-def test_nothing_is_added_while_interactive_requests_wait() -> None:
-    mill = grown(8.0, max_batch_size=4)
-    (first,) = mill.submit(*many(1))
-    mill.submit(*bulk(3), *many(2), *many(1, key="other"))
-    (cut,) = mill.finish(first)
-    assert cut.bulk == 0
-    (cut,) = mill.finish(cut)
-    assert (cut.bulk, mill.batcher.waiting_rows) == (0, 3)
-
-
-def test_no_room_means_no_bulk_work() -> None:
-    mill = grown(8.0, max_batch_size=4)
-    (first,) = mill.submit(*many(1))
-    mill.submit(*bulk(3), *many(4))
-    (cut,) = mill.finish(first)
-    assert (cut.rows, cut.bulk) == (4, 0)
-    mill = grown(8.0)
-    (first,) = mill.submit(*many(1))
-    mill.submit(*bulk(1), listed(2, key=Express("call")))
-    (cut,) = mill.finish(first)
-    assert (cut.reason, cut.bulk) == (Reason.EXPRESS, 0)
-
-
-def test_bulk_work_that_joined_a_batch_ends_at_its_deadline() -> None:
-    """Although the batch that it joined is led by a request with a later one."""
-    mill = grown(4.0, max_batch_size=4)
-    (cut,) = mill.submit(*many(1))
-    (due,) = bulk(1, timeout=0.5)
-    mill.submit(due, *many(1))
-    (cut,) = mill.finish(cut)
-    assert (cut.rows, cut.bulk, mill.batcher.next_wakeup) == (2, 1, 0.5)
-    mill.advance(0.6)
-    assert due.settled
 
 
 def test_beside_a_request_that_found_an_idle_worker_all_of_the_time_is_left() -> None:
@@ -437,3 +370,11 @@ def test_without_a_delay_bulk_work_never_joins() -> None:
     assert (cut.rows, cut.bulk) == (1, 0)
     (cut,) = mill.finish(cut)
     assert cut.reason is Reason.BULK
+
+
+def test_no_bulk_work_joins_an_express_call() -> None:
+    mill = grown(8.0)
+    (first,) = mill.submit(*many(1))
+    mill.submit(*bulk(1), listed(2, key=Express("call")))
+    (cut,) = mill.finish(first)
+    assert (cut.reason, cut.bulk) == (Reason.EXPRESS, 0)

@@ -60,17 +60,6 @@ def test_who_cannot_make_it_is_left_out() -> None:
     assert group.waiting == 0
 
 
-def test_beside_large_ones_too_who_cannot_make_it_is_left_out() -> None:
-    small = [Asked("small, late", 0.0, 1.0), Asked("small", 0.0, 9.0)]
-    crowd = [Asked("large, late", 0.0, 1.0, rows=4, large=True), Asked("large", 0.0, 9.0, rows=4, large=True)]
-    group = filled(*small, *crowd)
-    load = take(group, 5, start_cutoff=2.0)
-    assert sorted(payloads(load)) == ["large", "small"]
-    assert {request.payload for request in load.late} == {"small, late", "large, late"}
-    assert all(request.settled for request in load.late)
-    assert group.waiting == 0
-
-
 def test_a_list_is_divided_so_that_batches_are_full() -> None:
     group = filled(Asked("a"), listed(5), Asked("b"))
     load = take(group, 4)
@@ -104,11 +93,6 @@ def test_nobody_within_a_lane_is_passed_over() -> None:
     assert payloads(take(group, 4)) == ["three", "one"]
 
 
-def test_what_does_not_fit_leaves_room_for_another_lane() -> None:
-    group = filled(Asked("two", rows=2), Asked("three", rows=3), Asked("less urgent", priority=-1))
-    assert payloads(take(group, 4)) == ["two", "less urgent"]
-
-
 @pytest.mark.parametrize(
     ("costs", "expected"),
     [([1.0, 1.0, 1.0], [2, 1]), ([0.5, 1.5, 1.0], [2, 1]), ([2.0, 2.0, 0.0], [1, 2]), ([0.0, 0.0, 0.0], [3])],
@@ -132,13 +116,6 @@ def test_rounding_never_breaks_the_budget() -> None:
     group = filled(Asked("first", cost=0.14), listed(100, cost=100 * 0.14))
     while group.waiting:
         assert 0 < take(group, 64, cost=1.68).cost <= 1.68
-
-
-def test_two_may_be_divided_in_one_batch() -> None:
-    group = filled(listed(4, cost=8.0), listed(4, cost=4.0, priority=-1))
-    load = take(group, 64, cost=5.0)
-    assert list(load.slices or []) == [(0, 2), (0, 1)]
-    assert len(load.divided) == 2
 
 
 def large(name: Any, arrival: float, rows: int = 4) -> Asked:
@@ -184,12 +161,6 @@ def test_one_single_item_goes_at_once_before_a_crowd_of_large_ones() -> None:
     single = Asked("single", 1.0)
     group.add(single)
     assert take(group, 64, overtakes=1000).requests[0] is single
-
-
-def test_a_crowd_of_large_ones_does_not_starve_single_items() -> None:
-    group = filled(*(listed(64, large=True) for _ in range(200)), *many(2, 1.0))
-    taken = [request.payload for _ in range(10) for request in take(group, 64, overtakes=1000).requests]
-    assert 0 in taken and 1 in taken
 
 
 def test_a_crowd_that_was_cancelled_leaves_nothing_behind() -> None:

@@ -55,25 +55,6 @@ def test_the_oldest_goes_with_those_nearest_in_length() -> None:
     assert take(group).requests == []
 
 
-def test_the_budget_counts_padding() -> None:
-    requests = [of(10.0), *(of(8.0) for _ in range(9))]
-    load = take(filled(*requests), cost=50.0)
-    assert (load.rows, load.cost, load.padding) == (5, 50.0, 8.0)
-    load = take(filled(of(10.0), of(26.0), of(9.0)), cost=50.0)
-    assert lengths(load) == [10.0, 9.0]  # with the third it would cost 78
-
-
-def test_padding_may_cost_less_than_tokens() -> None:
-    requests = [of(10.0), *(of(8.0) for _ in range(9))]
-    load = take(filled(*requests), cost=50.0, share=0.25)
-    assert (load.rows, load.cost, load.padding) == (5, 44.0, 2.0)  # with a sixth it would cost 52.5
-    requests = [of(10.0), *(of(8.0) for _ in range(9))]
-    assert take(filled(*requests), cost=53.0, share=0.25).rows == 6
-    assert lengths(take(filled(of(10.0), of(26.0), of(9.0)), cost=54.0, padding=8.5, share=0.25)) == [10.0, 9.0, 26.0]
-    free = take(filled(of(10.0), of(26.0), of(9.0)), padding=0.0, share=0.0)
-    assert (free.rows, free.cost, free.padding) == (3, 45.0, 0.0)
-
-
 def test_the_longer_ones_are_tried_when_the_shorter_ones_do_not_fit() -> None:
     group = filled(*map(of, (10.0, 4.0, 11.0, 12.0, 30.0)))
     assert lengths(take(group, padding=3.0)) == [10.0, 11.0, 12.0]  # one unit, then two more
@@ -88,27 +69,6 @@ def test_lists_are_divided_and_the_rest_waits() -> None:
     load = take(group, 64, 24.0)
     assert (load.slices, load.rows, load.cost) == ([(4, 10), None], 8, 24.0)
     assert lengths(take(group)) == [2.0]
-
-
-def test_a_list_may_fill_up_a_batch() -> None:
-    request = listed(10, cost=20.0)
-    load = take(filled(of(3.0), request), 4)
-    assert (load.slices, load.divided, load.padding) == ([None, (0, 3)], [request], 3.0)
-
-
-def test_who_cannot_make_it_is_left_out() -> None:
-    requests = [of(10.0, timeout=timeout) for timeout in (1.0, 5.0, 2.0, 9.0)]
-    requests.append(of(11.0, timeout=1.0))
-    gone = of(10.0)
-    group = filled(requests[0], gone, *requests[1:])
-    gone.settled = True
-    group.remove(gone)
-    load = take(group, start_cutoff=2.0)
-    assert load.requests == [requests[1], requests[3]]
-    assert load.late == [requests[0], requests[2], requests[4]]
-    assert all(request.settled for request in load.late)
-    assert group.waiting == 0
-    assert take(filled(of(1.0)), start_cutoff=99.0).requests == []
 
 
 def test_higher_priority_leads_and_lower_fills_up() -> None:
@@ -188,13 +148,6 @@ def test_a_large_one_that_would_miss_the_deadline_leads_and_small_ones_go_along(
     assert take(filled(small, other, tight), 2, start_cutoff=3.0, seconds=2.0).requests == [tight, small]
 
 
-def test_a_list_leads_in_parts() -> None:
-    tight = listed(4, 1.0, 3.0, cost=40.0)
-    group = filled(of(90.0), tight)
-    assert take(group, 2, start_cutoff=3.0, seconds=2.0).slices == [(0, 2)]
-    assert take(group, 2, start_cutoff=3.0, seconds=2.0).slices == [(2, 4)]
-
-
 def test_nobody_is_kept_waiting_by_the_deadlines_of_others() -> None:
     first, second, large = of(10.0), of(20.0, 0.5), of(30.0, large=True)
     group = filled(first, second, large, *(of(90.0, 1.0, timeout=2.0 + 0.01 * number) for number in range(20)))
@@ -203,13 +156,6 @@ def test_nobody_is_kept_waiting_by_the_deadlines_of_others() -> None:
     assert led.index(large) == 3
     assert led.index(second) == 8
     assert sum(request.cost == 90.0 for request in led) == 9
-
-
-def test_one_that_hurries_may_be_the_one_that_was_overtaken() -> None:
-    first, tight = of(10.0, 2.0), of(30.0, timeout=5.0, large=True)
-    tight.overtaken = 4
-    group = filled(first, tight)
-    assert take(group, 1, seconds=9.0).requests == [tight]
 
 
 def test_one_that_was_overtaken_enough_waits_for_who_came_before() -> None:

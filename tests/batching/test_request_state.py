@@ -10,8 +10,11 @@ from tests.batching.mill import Asked, listed
 from weir.batching.request_state import (
     ListGather,
     TensorGather,
+    dispatch,
     finish_each,
+    is_gone,
     refuse,
+    rows_left,
     settle,
     steps,
 )

@@ -1,13 +1,11 @@
 """retry.py and what the batcher makes of it: after a death, halves, each alone with its worker, until the guilty is found."""
 
-from math import ceil, log2
-
 import pytest
 from tests.batching.mill import Asked, Mill, crashed, listed, many
 
 from weir.batching.collate import Entry, entries_of
 from weir.batching.retry import draft_of
-from weir.errors import DeadlineExceeded, ModelCrashed, WorkerLost
+from weir.errors import ModelCrashed, WorkerLost
 from weir.messages import EventKind, Events, Kind, Reason, Wakeup
 
 
@@ -24,18 +22,6 @@ def test_the_killer_fails_alone_and_its_63_neighbours_get_their_answers(workers:
         (end,) = request.ends
         assert isinstance(end, ModelCrashed) if number == killer else end == number
     assert max(cut.attempt for cut in mill.cuts) == 7  # 64, 32, ..., 2, 1 and once more
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 7, 33])
-def test_rounds_are_bounded(count: int) -> None:
-    mill = Mill()
-    requests = many(count)
-    for request in requests:
-        request.killers = frozenset([0])
-    mill.submit(*requests)
-    mill.run_all()
-    assert all(isinstance(request.ends[0], ModelCrashed) for request in requests)
-    assert max(cut.attempt for cut in mill.cuts) == ceil(log2(count)) + 1
 
 
 def test_an_unlucky_one_gets_another_try() -> None:
@@ -99,21 +85,6 @@ def test_who_has_had_a_part_does_not_run_again() -> None:
     assert requests[1].ends == [1]
 
 
-def test_cancelled_and_expired_suspects_do_not_run_again() -> None:
-    mill = Mill(max_batch_size=8)
-    requests = [*many(4), *many(4, timeout=1.0)]
-    mill.submit(*requests)
-    mill.lose(0, replace=False)
-    for request in requests[:2]:
-        mill.cancel(request)
-    assert mill.batcher.next_wakeup == 1.0
-    mill.advance(1.0)
-    assert [type(request.ends[0]) for request in requests[4:]] == [DeadlineExceeded] * 4
-    mill.ready(0)
-    mill.run_all()
-    assert [len(cut.requests) for cut in mill.cuts] == [8, 2]
-
-
 def test_a_worker_that_is_ready_before_the_timer_has_gone_off_runs_no_expired_suspects() -> None:
     mill = Mill(max_batch_size=8)
     early, late = many(2, timeout=1.0), many(2)
@@ -138,20 +109,6 @@ def test_an_expired_suspect_of_which_a_part_still_waits_ends_once(rest: dict[str
     (cut,) = mill.batcher.poll(1.0, Wakeup.WORKER)
     assert (cut.requests, mill.batcher.expire(1.0)) == ([other], [request])
     assert (mill.batcher.waiting_rows, mill.batcher.waiting_requests, mill.batcher.suspects) == (0, 0, 0)
-
-
-def test_suspects_that_all_left_are_forgotten() -> None:
-    mill = Mill()
-    requests = many(2)
-    mill.submit(*requests)
-    mill.lose(0, replace=False)
-    for request in requests:
-        mill.cancel(request)
-    other = Asked("other")
-    mill.ready(0)
-    (cut,) = mill.submit(other)
-    assert cut.requests == [other]
-    assert mill.batcher.suspects == 0
 
 
 def test_a_killer_within_a_list_costs_only_its_own_place() -> None:

@@ -6,12 +6,12 @@ from operator import itemgetter
 from typing import Any
 
 import pytest
-from tests.batching.mill import Asked, many
+from tests.batching.mill import many
 
 from weir.batching.batcher import Batcher
 from weir.batching.settings import BatchingSettings
-from weir.batching.workers import Places, Reservation, Running, SharedWorkers, WaitingTurn
-from weir.messages import Dispatch, Reason, Wakeup
+from weir.batching.workers import Places, Reservation, SharedWorkers, WaitingTurn
+from weir.messages import Dispatch, Wakeup
 from weir.policy.rules import ControlLimit, Greedy
 
 
@@ -34,32 +34,6 @@ def test_fewest_batches_then_the_first_of_busy_workers() -> None:
 
 
 # The batches with the workers, and their deadlines.
-
-
-def dispatch(batch_id: int, *requests: Asked) -> Dispatch:
-    """Return a dispatch of these."""
-    count = len(requests)
-    return Dispatch(
-        batch_id, 0, list(requests), None, count, float(count), Reason.IDLE, count, 0.0, None, Wakeup.ARRIVAL, 0.0
-    )
-
-
-def test_deadlines_of_running_batches() -> None:
-    running = Running()
-    assert running.earliest_deadline() == inf
-    soon, later, gone = Asked(0, 0.0, 1.0), Asked(0, 0.0, 5.0), Asked(0, 0.0, 1.0)
-    gone.settled = True
-    running.add(dispatch(1, soon, later, gone), 1.0)
-    running.add(dispatch(2, Asked(0, 0.0, 9.0)), 3.0)  # an instant too early is put right when it has come
-    assert running.earliest_deadline() == 1.0
-    assert running.passed(0.5) == []
-    assert running.passed(1.0) == [soon]
-    assert running.earliest_deadline() == 3.0
-    soon.settled = True
-    assert running.passed(3.0) == []
-    assert running.earliest_deadline() == 5.0
-    running.pop(1)
-    assert running.earliest_deadline() == 9.0
 
 
 # Workers that several models share, in virtual time.
@@ -451,14 +425,6 @@ def test_a_reservation_may_be_given_up_before_it_is_granted() -> None:
     reserving.release()
     course.run()
     assert (reserving.granted, len(course.ran)) == (0, 2)
-
-
-def test_the_next_reservation_has_a_worker_that_no_model_wants() -> None:
-    course = Course(workers=1)
-    one = Reserving(course, course.join("measured"))
-    two = Reserving(course, course.join("other"))
-    one.release()
-    assert two.granted == 1
 
 
 def test_a_reservation_ends_with_its_worker_or_its_model() -> None:

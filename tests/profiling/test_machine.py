@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.profiling.kit import TimedExecutor, items, started
+from tests.rings import subcases
 
 from weir import __version__
 from weir.errors import SettingsError
@@ -61,65 +62,68 @@ def test_meters_that_are_there_are_found_and_why_the_others_are_not_is_reported(
     assert meters.missing == "NVML: no driver"
 
 
-class Nvml(SimpleNamespace):
-    """pynvml in small."""
+class Library:
+    """As much of pynvml as is used, with GPUs of its own. `taken`: the memory that processes have, by GPU."""
 
     class NVMLError(Exception):
-        pass
+        """As NVML's."""
 
+    def __init__(self, *names: str | bytes, fails: str = "", taken: Any = ()) -> None:
+        self.names = names
+        self.energy_mj = [100 * number for number in range(len(names))]
+        self._fails = fails
+        self._taken = taken
 
-def library(count: Any) -> Nvml:
-    def memory(handle: int) -> Any:
+    def nvmlDeviceGetCount(self) -> int:
+        return self._unless("count", len(self.names))
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index >= len(self.names):
+            raise self.NVMLError("Invalid Argument")
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        return int(uuid.removeprefix("GPU-"))
+
+    def nvmlDeviceGetName(self, handle: int) -> str | bytes:
+        return self.names[handle]
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
         return SimpleNamespace(total=(handle + 1) << 30)
 
-    return Nvml(
-        nvmlDeviceGetCount=count,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetName=lambda handle: b"Old" if handle else "New",
-        nvmlDeviceGetMemoryInfo=memory,
-    )
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> Any:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in self._taken[handle]]
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
+        return self._unless("energy", self.energy_mj[handle])
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: int) -> int:
+        return self._unless("limit", 300_000)
+
+    def _unless(self, what: str, value: int) -> int:
+        if self._fails == what:
+            raise self.NVMLError("Not Supported")
+        return value
 
 
-def test_cpus_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    (cpus,) = find_hardware()
+def test_the_hardware_is_the_cpus_that_this_process_may_use_and_each_gpu() -> None:
+    cpus, first, second = find_hardware(Library("New", b"Old"))
     assert (cpus.kind, cpus.index, cpus.count) == ("CPU", None, cpu_count())
     assert cpus.name and cpus.memory_bytes > 1 << 20
     assert set(cpus.to_dict()) == {"kind", "name", "count", "memory_bytes", "index"}
-
-
-def test_each_gpu_is_listed() -> None:
-    _, first, second = find_hardware(library(lambda: 2))
     assert (first.kind, first.name, first.index, first.memory_bytes) == ("GPU", "New", 0, 1 << 30)
     assert (second.name, second.index, second.count) == ("Old", 1, 1)
+    # A driver that fails leaves the CPUs.
+    assert [each.kind for each in find_hardware(Library(fails="count"))] == ["CPU"]
 
 
-def test_a_driver_that_fails_leaves_the_cpus() -> None:
-    def fail() -> int:
-        raise Nvml.NVMLError("lost")
-
-    assert [each.kind for each in find_hardware(library(fail))] == ["CPU"]
-
-
-def test_the_gpu_memory_of_a_process_is_that_on_all_gpus() -> None:
-    taken: dict[int, list[tuple[int, int | None]]] = {0: [(7, 100), (8, None)], 1: [(7, 20)]}
-    library = Nvml(
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetComputeRunningProcesses=lambda handle: [
-            SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in taken[handle]
-        ],
-    )
-    assert GpuMemory(library).read() == {7: 120, 8: 0}
-
-
-def test_gpu_memory_that_cannot_be_read_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> int:
-        raise Nvml.NVMLError("lost")
-
-    with pytest.raises(SettingsError, match="NVML: the memory of processes cannot be read: lost"):
-        GpuMemory(Nvml(nvmlDeviceGetCount=fail)).read()
+def test_the_gpu_memory_of_a_process_is_that_on_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[list[tuple[int, int | None]]] = [[(7, 100), (8, None)], [(7, 20)]]
+    assert GpuMemory(Library("P4", "T4", taken=taken)).read() == {7: 120, 8: 0}
+    with pytest.raises(SettingsError, match="NVML: the memory of processes cannot be read: Not Supported"):
+        GpuMemory(Library(fails="count")).read()
     monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert [each.kind for each in find_hardware()] == ["CPU"]
     with pytest.raises(SettingsError, match="nvidia-ml-py is not installed"):
         GpuMemory().read()
 
@@ -162,20 +166,19 @@ def test_the_energy_of_a_batch_is_what_is_used_beyond_the_idle_machine() -> None
     assert reading.rise_w == pytest.approx(100.0)
 
 
-def test_the_first_meter_whose_power_rises_counts() -> None:
-    readings = read([0.0, 100.0], [1, 8])
-    energy = judged(readings)
+def test_the_first_meter_whose_power_rises_counts_and_without_one_time_or_what_is_stated() -> None:
+    energy = judged(read([0.0, 100.0], [1, 8]))
     assert energy.source == "nvml"
     assert energy.batch_mj == pytest.approx({1: 1200.0, 8: 2600.0})
     assert energy.about["idle_power_w"] == pytest.approx(IDLE_W)
     assert energy.about["power_limit_w"] == 300.0
     assert energy.warnings == []
-
-
-def test_a_device_whose_power_does_not_rise_is_not_the_one_that_computes() -> None:
     energy = judged(read([0.2], [1, 8]))
     assert energy.source == "time"
     assert energy.about["energy_not_read"] == "the power of a GPU did not rise by 1 W while batches ran"
+    assert judged([], "no driver").about["energy_not_read"] == "no driver"
+    assert modelled(70.0) == Energy("stated", 70.0, about={"energy": "stated: 70 W while it computes"})
+    assert modelled(None).watts == 1.0
 
 
 def test_a_power_above_what_the_board_allows_is_warned_of() -> None:
@@ -193,84 +196,39 @@ def test_a_batch_that_uses_less_than_the_idle_machine_is_warned_of() -> None:
     assert energy.warnings == ["batches of 1 used no more than the idle machine: their energy is taken as 0"]
 
 
-def test_without_meters_power_is_stated_or_time_stands_for_it() -> None:
-    assert modelled(70.0) == Energy("stated", 70.0, about={"energy": "stated: 70 W while it computes"})
-    assert modelled(None).source == "time" and modelled(None).watts == 1.0
-    assert judged([], "no driver").about["energy_not_read"] == "no driver"
-    assert "energy_not_read" not in judged([]).about
-
-
 def test_energy_is_read_at_a_few_sizes_the_ends_among_them() -> None:
     assert windows([1]) == [1]
     assert windows([1, 2, 3]) == [1, 2, 3]
     assert windows([*range(1, 17), 20, 25, 31, 39, 49, 61, 64]) == [1, 7, 12, 20, 64]
 
 
-class Library:
-    """As much of pynvml as is used, with GPUs of its own."""
-
-    class NVMLError(Exception):
-        """As NVML's."""
-
-    def __init__(self, *names: str | bytes, counts: bool = True, limits: bool = True) -> None:
-        self.names = names
-        self.energy_mj = [100 * number for number in range(len(names))]
-        self._counts = counts
-        self._limits = limits
-
-    def nvmlDeviceGetCount(self) -> int:
-        return len(self.names)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        if index >= len(self.names):
-            raise self.NVMLError("Invalid Argument")
-        return index
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
-        return int(uuid.removeprefix("GPU-"))
-
-    def nvmlDeviceGetName(self, handle: int) -> str | bytes:
-        return self.names[handle]
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
-        if not self._counts:
-            raise self.NVMLError("Not Supported")
-        return self.energy_mj[handle]
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle: int) -> int:
-        if not self._limits:
-            raise self.NVMLError("Not Supported")
-        return 300_000
-
-
 def found(library: Any, visible: str | None = None) -> Any:
     return find_nvml(visible, library)
 
 
-def test_all_gpus_are_read_together() -> None:
+def test_all_gpus_that_the_worker_sees_are_read_together() -> None:
     library = Library("A100", b"A100")
     meter = found(library)
     assert (meter.source, meter.name, meter.limit_w, meter.read_mj()) == ("nvml", "A100, A100", 600.0, 100.0)
     library.energy_mj[0] += 7
     assert meter.read_mj() == 107.0
-
-
-def test_only_those_that_the_worker_sees() -> None:
     library = Library("P4", "T4", "H100")
-    assert found(library, "2,1").name == "H100, T4"
-    assert found(library, "GPU-1").name == "T4"
-    assert found(library, "0,-1,2").name == "P4"
+    assert [found(library, visible).name for visible in ("2,1", "GPU-1", "0,-1,2")] == ["H100, T4", "T4", "P4"]
+    assert found(Library("P4", fails="limit")).limit_w is None
 
 
-def test_why_there_is_none_is_reported() -> None:
-    for library, visible, why in (
+@subcases(
+    ("library", "visible", "why"),
+    [
         (Library(), None, "NVML: there is no GPU"),
         (Library("P4"), "", "NVML: there is no GPU in ''"),
         (Library("P4"), "3", "NVML: the GPU's energy counter cannot be read: Invalid Argument"),
-        (Library("K80", counts=False), None, "NVML: the GPU's energy counter cannot be read: Not Supported"),
-    ):
-        with pytest.raises(SettingsError, match=why):
-            found(library, visible)
+        (Library("K80", fails="energy"), None, "NVML: the GPU's energy counter cannot be read: Not Supported"),
+    ],
+)
+def test_why_there_is_none_is_reported(library: Library, visible: str | None, why: str) -> None:
+    with pytest.raises(SettingsError, match=why):
+        found(library, visible)
 
 
 RANGE_UJ = 262_143_328_850

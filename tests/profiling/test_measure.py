@@ -16,17 +16,7 @@ from weir.messages import OBJECT
 from weir.policy.cost.profile import ENERGY_SOURCES, GOOGLENET_P4, Profile
 from weir.profiling import Entry, Items, ProfilingSettings
 from weir.profiling.machine import Meters
-from weir.profiling.measure import (
-    ENERGIES,
-    Point,
-    along,
-    draw_profile,
-    edges,
-    grid,
-    measure,
-    monotone_table,
-    suspects,
-)
+from weir.profiling.measure import ENERGIES, Point, along, draw_profile, edges, grid, measure, monotone_table, suspects
 from weir.testing import FakeClock
 
 

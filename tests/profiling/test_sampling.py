@@ -262,12 +262,7 @@ async def test_it_steps_aside_for_a_listener_that_hears_of_all_workers_as_they_a
     executor.reply(1, whole(1, [1]))
     executor.lose(1, "it too")
     executor.end("nobody is left")
-    assert heard.said == [
-        ("ready", 0, 2),
-        ("received", 1, 1),
-        ("lost", 1, "it too"),
-        ("unavailable", "nobody is left"),
-    ]
+    assert heard.said == [("ready", 0, 2), ("received", 1, 1), ("lost", 1, "it too"), ("unavailable", "nobody is left")]
 
 
 async def test_what_is_late_from_the_measurement_is_not_heard_by_who_comes_after() -> None:

@@ -17,10 +17,9 @@ import pytest
 import uvloop
 from tests.rings import spread
 from tests.serving.kit import until
-from tests.workers.models import Begins, Echo, LoadsWhile, Obedient, SlowAndPicky, SlowStream
+from tests.workers.models import Begins, LoadsWhile, Obedient, SlowAndPicky, SlowStream
 from tests.workers.pools import started
 
-from weir.messages import OCTETS
 from weir.model import Model
 from weir.policy.backoff import Backoff
 from weir.workers.process.launch import KILL_GRACE
@@ -290,25 +289,3 @@ def end_process(pid: int) -> None:
     """Have it end after all."""
     os.kill(pid, signal.SIGKILL)
     wait_until_gone(pid)
-
-
-@pytest.mark.parametrize("rounds", [4, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
-async def test_killing_twenty_or_a_thousand_workers_leaves_the_arena_as_it_was(rounds: int) -> None:
-    async with started(Echo, workers=5, arena_bytes=32 << 20) as pool:
-        before, fds = pool.free_bytes, len(os.listdir("/proc/self/fd"))
-        for number in range(1, rounds + 1):
-            blocks = []
-            for worker in range(5):
-                block = pool.pool.reserve(600_000)
-                assert block is not None
-                pool.send(block, b"y" * 50_000, worker=worker, content_type=OCTETS, attempt=1)
-                blocks.append(block)
-            for state in pool.pool.states():
-                os.kill(state.pid or 0, signal.SIGKILL)
-            await pool.again((number + 1) * 5)
-            for block in blocks:
-                block.release()
-        assert pool.pool.gauges()["restarts"] == 5 * rounds
-        assert pool.free_bytes == before == 32 << 20
-        assert pool.pool.gauges()["results_held_bytes"] == 0
-        assert len(os.listdir("/proc/self/fd")) == fds

@@ -1,10 +1,12 @@
 import asyncio
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.workers.runs import StoppedClock
 
 from weir.testing import FakeClock
 from weir.workers.timer import TimekeepingClock, TimeLimit, Timer, in_background, sleep
@@ -79,99 +81,70 @@ async def test_a_sleep_is_over_when_the_clock_says_so() -> None:
         assert sleeping.done() is over
 
 
-class Loop(asyncio.SelectorEventLoop):
-    """A loop with a clock of its own."""
+class Limited:
+    """A limit of a second, in a loop with a clock of its own."""
 
-    now = 0.0
-
-    def time(self) -> float:
-        return self.now
+    def __init__(self) -> None:
+        self.loop = StoppedClock()
+        self.exceeded: list[float] = []
+        self.limit = TimeLimit(self.loop, 1.0, lambda: self.exceeded.append(self.loop.now))
 
     def pass_time(self, seconds: float) -> None:
-        self.now += seconds
-        self.call_soon(self.stop)
-        self.run_forever()
+        self.loop.pass_time(seconds)
+        self.loop.run_until_complete(asyncio.sleep(0))
 
 
 @pytest.fixture
-def exceeded() -> list[float]:
-    return []
+def limited() -> Iterator[Limited]:
+    limited = Limited()
+    yield limited
+    limited.loop.close()
 
 
-def test_exceeding_it_is_reported_once(exceeded: list[float]) -> None:
-    loop = Loop()
-    limit = TimeLimit(loop, 1.0, lambda: exceeded.append(loop.now))
-    limit.begin()
-
-    loop.pass_time(0.9)
-    assert exceeded == []
-    loop.pass_time(0.2)
-    loop.pass_time(10.0)
-
-    assert exceeded == [1.1]
-    loop.close()
+def test_exceeding_it_is_reported_once(limited: Limited) -> None:
+    limited.limit.begin()
+    limited.pass_time(0.9)
+    assert limited.exceeded == []
+    limited.pass_time(0.2)
+    limited.pass_time(10.0)
+    assert limited.exceeded == [1.1]
 
 
-def test_beginning_again_counts_anew(exceeded: list[float]) -> None:
-    loop = Loop()
-    limit = TimeLimit(loop, 1.0, lambda: exceeded.append(loop.now))
-    limit.begin()
+def test_beginning_again_counts_anew_and_what_has_ended_is_not_exceeded(limited: Limited) -> None:
     for _ in range(5):
-        loop.pass_time(0.8)
-        limit.begin()
-    assert exceeded == []
-
-    loop.pass_time(0.9)
-    assert exceeded == []
-    loop.pass_time(0.2)
-    assert len(exceeded) == 1
-    loop.close()
-
-
-def test_what_has_ended_is_not_exceeded(exceeded: list[float]) -> None:
-    loop = Loop()
-    limit = TimeLimit(loop, 1.0, lambda: exceeded.append(loop.now))
-    limit.begin()
-    limit.end()
-    loop.pass_time(5.0)
-    limit.begin()
-    limit.close()
-    loop.pass_time(5.0)
-
-    assert exceeded == []
-    loop.close()
+        limited.limit.begin()
+        limited.pass_time(0.8)
+    limited.limit.begin()
+    limited.limit.end()
+    limited.pass_time(5.0)
+    limited.limit.begin()
+    limited.limit.close()
+    limited.pass_time(5.0)
+    assert limited.exceeded == []
+    limited.limit.begin()
+    limited.pass_time(0.9)
+    assert limited.exceeded == []
+    limited.pass_time(0.2)
+    assert len(limited.exceeded) == 1
 
 
-def test_a_pause_does_not_count(exceeded: list[float]) -> None:
-    loop = Loop()
-    limit = TimeLimit(loop, 1.0, lambda: exceeded.append(loop.now))
-    limit.go_on()
-    limit.begin()
-    loop.pass_time(0.4)
-    limit.pause()
-    limit.pause()
-    loop.pass_time(5.0)
-    limit.go_on()
-    limit.go_on()
-    loop.pass_time(0.5)
-    assert exceeded == []
-    loop.pass_time(0.2)
-    assert len(exceeded) == 1
-    limit.pause()
-    limit.go_on()
-    loop.pass_time(5.0)
-    assert len(exceeded) == 1
-    loop.close()
-
-
-def test_no_limit_is_never_exceeded(exceeded: list[float]) -> None:
-    loop = Loop()
-    limit = TimeLimit(loop, None, lambda: exceeded.append(loop.now))
-    limit.begin()
-    loop.pass_time(1e9)
-
-    assert exceeded == []
-    loop.close()
+def test_a_pause_does_not_count(limited: Limited) -> None:
+    limited.limit.go_on()
+    limited.limit.begin()
+    limited.pass_time(0.4)
+    limited.limit.pause()
+    limited.limit.pause()
+    limited.pass_time(5.0)
+    limited.limit.go_on()
+    limited.limit.go_on()
+    limited.pass_time(0.5)
+    assert limited.exceeded == []
+    limited.pass_time(0.2)
+    assert len(limited.exceeded) == 1
+    limited.limit.pause()
+    limited.limit.go_on()
+    limited.pass_time(5.0)
+    assert len(limited.exceeded) == 1
 
 
 async def test_an_error_of_a_task_in_the_background_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:

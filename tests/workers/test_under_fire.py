@@ -16,7 +16,6 @@ from tests.workers.pools import make_pool
 from weir.messages import OBJECT, OCTETS, Batch, Events
 from weir.metrics import MetricReport
 
-KILLS = 20
 WORKERS = 3
 ARENA_BYTES = 8 << 20
 
@@ -24,7 +23,8 @@ ARENA_BYTES = 8 << 20
 class Driver:
     """Keeps every ready worker busy, with as many batches as it has places for."""
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, kills: int) -> None:
+        self.most_kills = kills
         self.pool = make_pool(Square, workers=WORKERS, arena_bytes=ARENA_BYTES, pipeline_depth=depth)
         self.chance = random.Random(depth)
         self.flying: dict[int, int] = {}  # batch -> worker
@@ -71,7 +71,7 @@ class Driver:
         raise AssertionError(reason)
 
     def send(self, worker: int) -> None:
-        if self.kills == KILLS:
+        if self.kills == self.most_kills:
             return
         self.batches += 1
         numbers = self.numbers[self.batches] = [self.batches, *range(self.batches % 64)]
@@ -84,20 +84,29 @@ class Driver:
             block.release()
 
     def check_done(self) -> None:
-        if self.kills == KILLS and not self.flying:
+        if self.kills == self.most_kills and not self.flying:
             self.done.set()
 
 
+SOAK = [pytest.mark.soak, pytest.mark.timeout(900)]
+
+
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(("run", "depth"), spread([(uvloop.run, 2), (asyncio.run, 1)]))
-def test_every_batch_is_answered_or_lost_and_nothing_is_leaked(run: Callable[[Any], None], depth: int) -> None:
+@pytest.mark.parametrize(
+    ("run", "depth", "kills"),
+    [*spread([(uvloop.run, 2, 20), (asyncio.run, 1, 20)]), pytest.param(uvloop.run, 2, 1000, marks=SOAK)],
+)
+def test_every_batch_is_answered_or_lost_and_nothing_is_leaked(
+    run: Callable[[Any], None], depth: int, kills: int
+) -> None:
     async def main() -> None:
-        driver = Driver(depth)
+        driver = Driver(depth, kills)
         await driver.pool.start(driver)
         await driver.done.wait()
         assert driver.answered + driver.lost == driver.batches
-        assert 0 < driver.lost <= KILLS * depth
+        assert 0 < driver.lost <= kills * depth
         assert driver.pool.gauges()["arena_free_bytes"] == ARENA_BYTES
+        assert driver.pool.gauges()["results_held_bytes"] == 0
         await driver.pool.stop()
 
     run(main())

@@ -65,19 +65,6 @@ async def ends() -> AsyncIterator[Ends]:
 
 
 @BOTH_LOOPS
-def test_frames_arrive_in_order_however_the_bytes_do(run: Callable[[Any], None]) -> None:
-    async def main() -> None:
-        async with ends() as pair:
-            for byte in encode_control(Ready()) + encode_control(Cancel(7, [1])):
-                pair.other.send(bytes([byte]))
-                await asyncio.sleep(0)
-            await pair.wait(lambda: len(pair.frames) == 2)
-            assert pair.frames == [Ready(), Cancel(7, [1])]
-
-    run(main())
-
-
-@BOTH_LOOPS
 def test_what_the_socket_does_not_take_at_once_is_sent_later_in_order(run: Callable[[Any], None]) -> None:
     def read_all(other: socket.socket, count: int) -> list[int]:
         parser = FrameParser()

@@ -5,7 +5,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,12 @@ from weir.errors import ModelCrashed, ModelError, SettingsError
 from weir.workers.settings import WorkerSettings
 
 N = 4
-pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> tuple[dict[str, str], Callable[[], None]]:
+    """Parameters of a model that waits, and what lets it go on."""
+    return {"go_on": str(tmp_path / "go_on")}, (tmp_path / "go_on").touch
 
 
 class Meeting(weir.Model):
@@ -67,19 +73,15 @@ class Words(weir.Model):
             yield {0: word}
 
 
-def running(act: Callable[[weir.Service], Any], model: type[weir.Model] = Meeting, **settings: Any) -> Any:
-    async def main() -> Any:
-        async with asyncio.timeout(60), weir.Service(model, worker_concurrency=N, spin=0.0, **settings) as service:
-            return await act(service)
-
-    return asyncio.run(main())
+@asynccontextmanager
+async def running(model: type[weir.Model] = Meeting, **settings: Any) -> AsyncIterator[weir.Service]:
+    async with asyncio.timeout(60), weir.Service(model, worker_concurrency=N, spin=0.0, **settings) as service:
+        yield service
 
 
-def test_as_many_batches_as_it_says_run_at_once_in_one_process() -> None:
-    async def act(service: weir.Service) -> list[Any]:
-        return await asyncio.gather(*[service.infer("meet") for _ in range(3 * N)])
-
-    answers = running(act)
+async def test_as_many_batches_as_it_says_run_at_once_in_one_process() -> None:
+    async with running() as service:
+        answers = await asyncio.gather(*[service.infer("meet") for _ in range(3 * N)])
     assert len({pid for _, pid in answers}) == 1 and [item for item, _ in answers] == ["meet"] * 3 * N
 
 
@@ -91,47 +93,35 @@ async def waiting(service: weir.Service, count: int) -> list[asyncio.Future[Any]
     return requests
 
 
-def test_a_batch_that_fails_fails_alone(tmp_path: Path) -> None:
-    async def act(service: weir.Service) -> None:
-        (innocent,) = await waiting(service, 1)
+@pytest.mark.parametrize("how", ["die", "leave"])
+async def test_a_batch_that_fails_or_ends_the_process_fails_alone(gate: Any, how: str) -> None:
+    params, let_go = gate
+    async with running(params=params) as service:
+        innocent = await waiting(service, 2)
         with pytest.raises(ModelError, match="cannot do that"):
             await service.infer("raise")
-        assert not innocent.done()
-        (tmp_path / "go_on").touch()
-        assert (await innocent)[0] == "wait"
-
-    running(act, params={"go_on": str(tmp_path / "go_on")})
-
-
-@pytest.mark.parametrize("how", ["die", "leave"])
-def test_a_batch_that_ends_the_process_ends_no_other(tmp_path: Path, how: str) -> None:
-    async def act(service: weir.Service) -> None:
-        innocent = await waiting(service, 2)
         culprit = asyncio.ensure_future(service.infer(how))
         while service.state()["workers"][0]["restarts"] == 0:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.005)
         assert not any(each.done() for each in innocent)
-        (tmp_path / "go_on").touch()  # they run again, one at a time, as each might have been the cause
+        let_go()  # they run again, one at a time, as each might have been the cause
         assert [item for item, _ in await asyncio.gather(*innocent)] == ["wait", "wait"]
         with pytest.raises(ModelCrashed):
             await culprit
 
-    running(act, params={"go_on": str(tmp_path / "go_on")})
 
-
-def test_each_batch_has_the_whole_time_that_it_may_take() -> None:
-    async def act(service: weir.Service) -> None:
+async def test_each_batch_has_the_whole_time_that_it_may_take() -> None:
+    async with running(predict_timeout=1.0) as service:
         hanging = asyncio.ensure_future(service.infer("hang"))
         for _ in range(5):
             await service.infer("quick")
         with pytest.raises(ModelCrashed, match=r"longer than predict_timeout=1\.0"):
             await hanging
 
-    running(act, predict_timeout=1.0)
 
-
-def test_callers_who_leave_and_deadlines_are_as_for_one(tmp_path: Path) -> None:
-    async def act(service: weir.Service) -> None:
+async def test_callers_who_leave_and_deadlines_are_as_for_one(gate: Any) -> None:
+    params, let_go = gate
+    async with running(params=params) as service:
         held = await waiting(service, N - 1)
         held.append(asyncio.ensure_future(service.infer("wait")))
         with pytest.raises(weir.DeadlineExceeded):
@@ -139,20 +129,16 @@ def test_callers_who_leave_and_deadlines_are_as_for_one(tmp_path: Path) -> None:
         held[0].cancel()
         with pytest.raises(asyncio.CancelledError):
             await held[0]
-        (tmp_path / "go_on").touch()
+        let_go()
         assert [item for item, _ in await asyncio.gather(*held[1:])] == ["wait"] * (N - 1)
 
-    running(act, params={"go_on": str(tmp_path / "go_on")})
 
+async def test_streams_run_at_once_and_do_not_mix() -> None:
+    async def words(text: str) -> list[Any]:
+        return [word async for word in service.infer_stream(text)]
 
-def test_streams_run_at_once_and_do_not_mix() -> None:
-    async def act(service: weir.Service) -> list[list[Any]]:
-        async def words(text: str) -> list[Any]:
-            return [word async for word in service.infer_stream(text)]
-
-        return list(await asyncio.gather(words("a b c"), words("d e f")))
-
-    assert running(act, Words) == [["a", "b", "c"], ["d", "e", "f"]]
+    async with running(Words) as service:
+        assert list(await asyncio.gather(words("a b c"), words("d e f"))) == [["a", "b", "c"], ["d", "e", "f"]]
 
 
 async def test_at_the_end_it_finishes_the_batches_that_it_has() -> None:

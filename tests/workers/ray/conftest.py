@@ -8,6 +8,7 @@ import os
 import time
 import warnings
 from collections.abc import Coroutine, Iterator
+from inspect import iscoroutinefunction, signature
 from typing import Any, TypeVar
 
 import psutil
@@ -66,6 +67,17 @@ def loop(nodes: Nodes) -> Iterator[Loop]:
     loop = Loop(nodes.address)
     yield loop
     loop.close()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine on `loop`, if it asks for that."""
+    loop = pyfuncitem.funcargs.get("loop")
+    if not isinstance(loop, Loop) or not iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in signature(pyfuncitem.obj).parameters}
+    loop.run(pyfuncitem.obj(**arguments))
+    return True
 
 
 @pytest.fixture(autouse=True)

@@ -95,66 +95,57 @@ def waits(worker: Any) -> bool:
     return "no room" in worker.reason
 
 
-def test_actors_are_killed_in_a_loop_under_load(nodes: Nodes, loop: Loop) -> None:
-    async def main() -> None:
-        async with serving(nodes.address) as service:
-            load = Load(service)
-            for kill in range(9):
-                await load.go_on()
-                await eventually(partial(runs, states(service)[kill % 3]))
-                kill_actor(service.executor, kill % 3)
-            await eventually(lambda: sum(worker.restarts for worker in states(service)) == 9 and all_ready(service))
+async def test_actors_are_killed_in_a_loop_under_load(nodes: Nodes, loop: Loop) -> None:
+    async with serving(nodes.address) as service:
+        load = Load(service)
+        for kill in range(9):
             await load.go_on()
-            await load.end()
-            assert load.wrong == []
+            await eventually(partial(runs, states(service)[kill % 3]))
+            kill_actor(service.executor, kill % 3)
+        await eventually(lambda: sum(worker.restarts for worker in states(service)) == 9 and all_ready(service))
+        await load.go_on()
+        await load.end()
+        assert load.wrong == []
 
-    loop.run(main())
 
-
-def test_nodes_are_killed_and_added_under_load(nodes: Nodes, loop: Loop) -> None:
-    async def main() -> None:
-        async with serving(nodes.address, placement="strict-spread") as service:
-            load = Load(service)
-            for _ in range(2):
-                await load.go_on()
-                victim = next(worker for worker in states(service) if worker.node not in (nodes.head, ""))
-                await asyncio.to_thread(nodes.kill, nodes.by_id(victim.node))
-                await eventually(partial(lost, victim))
-                await load.go_on()  # by those that are left
-                await eventually(partial(waits, victim))
-                assert "2 nodes, 2 with a worker already" in victim.reason
-                state = service.state()
-                assert state["ready"]
-                assert "2 of 3 workers are ready" in state["shortage"]
-                added = nodes.add()
-                await eventually(lambda: all_ready(service))
-                assert victim.node == added.node_id
-                assert service.state()["shortage"] == ""
+async def test_nodes_are_killed_and_added_under_load(nodes: Nodes, loop: Loop) -> None:
+    async with serving(nodes.address, placement="strict-spread") as service:
+        load = Load(service)
+        for _ in range(2):
             await load.go_on()
-            await load.end()
-            assert load.wrong == []
+            victim = next(worker for worker in states(service) if worker.node not in (nodes.head, ""))
+            await asyncio.to_thread(nodes.kill, nodes.by_id(victim.node))
+            await eventually(partial(lost, victim))
+            await load.go_on()  # by those that are left
+            await eventually(partial(waits, victim))
+            assert "2 nodes, 2 with a worker already" in victim.reason
+            state = service.state()
+            assert state["ready"]
+            assert "2 of 3 workers are ready" in state["shortage"]
+            added = nodes.add()
+            await eventually(lambda: all_ready(service))
+            assert victim.node == added.node_id
+            assert service.state()["shortage"] == ""
+        await load.go_on()
+        await load.end()
+        assert load.wrong == []
 
-    loop.run(main())
 
-
-def test_a_node_that_is_drained_gets_no_new_batch(nodes: Nodes, loop: Loop) -> None:
-    async def main() -> None:
-        async with serving(nodes.address, num_cpus=0.5) as service:
-            load = Load(service)
-            await load.go_on()
-            victim = next(worker for worker in states(service) if worker.node != nodes.head)
-            node = victim.node
-            on_node = [worker for worker in states(service) if worker.node == node]
-            await asyncio.to_thread(nodes.drain, node)
-            await eventually(lambda: all(worker.node not in (node, "") for worker in on_node) and all_ready(service))
-            assert [worker.restarts for worker in on_node] == [1] * len(on_node)
-            await load.go_on()
-            await load.end()
-            assert load.wrong == []
-        await asyncio.to_thread(nodes.kill, nodes.by_id(node))
-        nodes.add()
-
-    loop.run(main())
+async def test_a_node_that_is_drained_gets_no_new_batch(nodes: Nodes, loop: Loop) -> None:
+    async with serving(nodes.address, num_cpus=0.5) as service:
+        load = Load(service)
+        await load.go_on()
+        victim = next(worker for worker in states(service) if worker.node != nodes.head)
+        node = victim.node
+        on_node = [worker for worker in states(service) if worker.node == node]
+        await asyncio.to_thread(nodes.drain, node)
+        await eventually(lambda: all(worker.node not in (node, "") for worker in on_node) and all_ready(service))
+        assert [worker.restarts for worker in on_node] == [1] * len(on_node)
+        await load.go_on()
+        await load.end()
+        assert load.wrong == []
+    await asyncio.to_thread(nodes.kill, nodes.by_id(node))
+    nodes.add()
 
 
 def test_ray_goes_away_and_comes_back() -> None:
@@ -248,12 +239,9 @@ def daemons(program: int) -> list[Any]:
     ]
 
 
-def test_models_of_one_server_share_a_connection(nodes: Nodes, loop: Loop) -> None:
-    async def main() -> None:
-        first = weir.Service(Square, executor=weir.Ray(workers=1, address=nodes.address, num_cpus=0.1))
-        before = actors()
-        async with serving(nodes.address, workers=1, num_cpus=0.1) as second, first:
-            assert (await first.infer(2), await second.infer(3)) == (4, 9)
-            assert len(actors() - before) == 2
-
-    loop.run(main())
+async def test_models_of_one_server_share_a_connection(nodes: Nodes, loop: Loop) -> None:
+    first = weir.Service(Square, executor=weir.Ray(workers=1, address=nodes.address, num_cpus=0.1))
+    before = actors()
+    async with serving(nodes.address, workers=1, num_cpus=0.1) as second, first:
+        assert (await first.infer(2), await second.infer(3)) == (4, 9)
+        assert len(actors() - before) == 2

@@ -65,22 +65,19 @@ class DiesInLoad(Model):
         return batch
 
 
-def test_workers_are_actors_on_several_nodes(nodes: Nodes, loop: Loop) -> None:
-    async def main() -> None:
-        async with started(Square, nodes.address, workers=3, num_cpus=1) as pool:
-            assert sorted(pool.heard.ready) == [(0, 1), (1, 1), (2, 1)]
-            first, second = await asyncio.gather(pool.ask(1, 2, 3), pool.ask(4, worker=2))
-            assert (first, second) == ([1, 4, 9], [16])
-            states: Any = pool.pool.states()
-            assert len({state.node for state in states}) > 1
-            assert len({state.actor for state in states}) == 3
-            assert all(state.address and state.gpus == [] and state.pid for state in states)
-        assert [(state.state, state.node) for state in states] == [("stopped", "")] * 3
-
-    loop.run(main())
+async def test_workers_are_actors_on_several_nodes(nodes: Nodes, loop: Loop) -> None:
+    async with started(Square, nodes.address, workers=3, num_cpus=1) as pool:
+        assert sorted(pool.heard.ready) == [(0, 1), (1, 1), (2, 1)]
+        first, second = await asyncio.gather(pool.ask(1, 2, 3), pool.ask(4, worker=2))
+        assert (first, second) == ([1, 4, 9], [16])
+        states: Any = pool.pool.states()
+        assert len({state.node for state in states}) > 1
+        assert len({state.actor for state in states}) == 3
+        assert all(state.address and state.gpus == [] and state.pid for state in states)
+    assert [(state.state, state.node) for state in states] == [("stopped", "")] * 3
 
 
-def test_the_code_of_a_worker_process_runs_there(nodes: Nodes, loop: Loop) -> None:
+async def test_the_code_of_a_worker_process_runs_there(nodes: Nodes, loop: Loop) -> None:
     class ByValue(Model):
         """Exists in this test only, so it travels by value."""
 
@@ -90,46 +87,37 @@ def test_the_code_of_a_worker_process_runs_there(nodes: Nodes, loop: Loop) -> No
         def predict(self, batch: list[int]) -> list[int]:
             return [item + self.add for item in batch]
 
-    async def main() -> None:
-        async with started(ByValue, nodes.address, {"add": 5}) as pool:
-            assert await pool.ask(1, 2) == [6, 7]
-            assert await pool.ask(b"3", content_type=JSON) == [8]
-            (error,) = await pool.ask(b"nonsense", content_type=JSON)
-            assert "nonsense" not in str(error)
-            assert isinstance(error, weir.InvalidRequest)
-        async with started(SlowAndPicky, nodes.address) as pool:
-            good, bad, other = await pool.ask("a", "bad", "b")  # it is run again in halves
-            assert (good, other) == ("a", "b")
-            assert isinstance(bad, ModelError)
-            assert "ValueError: bad" in str(bad)
-
-    loop.run(main())
+    async with started(ByValue, nodes.address, {"add": 5}) as pool:
+        assert await pool.ask(1, 2) == [6, 7]
+        assert await pool.ask(b"3", content_type=JSON) == [8]
+        (error,) = await pool.ask(b"nonsense", content_type=JSON)
+        assert "nonsense" not in str(error)
+        assert isinstance(error, weir.InvalidRequest)
+    async with started(SlowAndPicky, nodes.address) as pool:
+        good, bad, other = await pool.ask("a", "bad", "b")  # it is run again in halves
+        assert (good, other) == ("a", "b")
+        assert isinstance(bad, ModelError)
+        assert "ValueError: bad" in str(bad)
 
 
-def test_worker_index_environment_and_threads(nodes: Nodes, loop: Loop) -> None:
-    async def main() -> None:
-        settings: dict[str, Any] = {"workers": 2, "threads": 3, "env": [{"ONE": "1"}, {"ONE": "2"}]}
-        async with started(Obedient, nodes.address, **settings) as pool:
-            for worker in (0, 1):
-                environment, index = await pool.ask("environment", "index", worker=worker)
-                assert index == worker
-                assert (environment["ONE"], environment["OMP_NUM_THREADS"]) == (str(worker + 1), "3")
-
-    loop.run(main())
+async def test_worker_index_environment_and_threads(nodes: Nodes, loop: Loop) -> None:
+    settings: dict[str, Any] = {"workers": 2, "threads": 3, "env": [{"ONE": "1"}, {"ONE": "2"}]}
+    async with started(Obedient, nodes.address, **settings) as pool:
+        for worker in (0, 1):
+            environment, index = await pool.ask("environment", "index", worker=worker)
+            assert index == worker
+            assert (environment["ONE"], environment["OMP_NUM_THREADS"]) == (str(worker + 1), "3")
 
 
-def test_streams_keep_their_order_and_end_when_their_reader_leaves(nodes: Nodes, loop: Loop) -> None:
-    async def main() -> None:
-        service = weir.Service(Count, executor=weir.Ray(workers=1, address=nodes.address, num_cpus=0.5))
-        async with service:
-            numbers = await asyncio.gather(*[_read(service, count) for count in (3, 5, 1)])
-            assert numbers == [[1, 2, 3], [1, 2, 3, 4, 5], [1]]
-            endless = service.infer_stream(10**9)
-            assert await anext(endless) == 1
-            await endless.aclose()  # the batch ends, or nothing below would run
-            assert await _read(service, 2) == [1, 2]
-
-    loop.run(main())
+async def test_streams_keep_their_order_and_end_when_their_reader_leaves(nodes: Nodes, loop: Loop) -> None:
+    service = weir.Service(Count, executor=weir.Ray(workers=1, address=nodes.address, num_cpus=0.5))
+    async with service:
+        numbers = await asyncio.gather(*[_read(service, count) for count in (3, 5, 1)])
+        assert numbers == [[1, 2, 3], [1, 2, 3, 4, 5], [1]]
+        endless = service.infer_stream(10**9)
+        assert await anext(endless) == 1
+        await endless.aclose()  # the batch ends, or nothing below would run
+        assert await _read(service, 2) == [1, 2]
 
 
 async def _read(service: weir.Service, count: int) -> list[int]:
@@ -137,120 +125,98 @@ async def _read(service: weir.Service, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("arena_bytes", [0, 1 << 20, 64 << 20])
-def test_large_tensors_travel_beside_the_frames(nodes: Nodes, loop: Loop, arena_bytes: int) -> None:
+async def test_large_tensors_travel_beside_the_frames(nodes: Nodes, loop: Loop, arena_bytes: int) -> None:
     """Also where the shared memory of this machine has too little room for them, or there is none."""
 
-    async def main() -> None:
-        executor = weir.Ray(workers=2, address=nodes.address, num_cpus=0.5)
-        async with weir.Service(Doubled, executor=executor, arena_bytes=arena_bytes, max_batch_size=4) as service:
-            arrays = [np.full((1, 150_000), number, np.float32) for number in range(12)]
-            answers = await asyncio.gather(*[service.infer({"x": array}) for array in arrays])
-            for number, answer in enumerate(answers):
-                assert np.array_equal(answer["y"], arrays[number] * 2)
-
-    loop.run(main())
+    executor = weir.Ray(workers=2, address=nodes.address, num_cpus=0.5)
+    async with weir.Service(Doubled, executor=executor, arena_bytes=arena_bytes, max_batch_size=4) as service:
+        arrays = [np.full((1, 150_000), number, np.float32) for number in range(12)]
+        answers = await asyncio.gather(*[service.infer({"x": array}) for array in arrays])
+        for number, answer in enumerate(answers):
+            assert np.array_equal(answer["y"], arrays[number] * 2)
 
 
-def test_large_bytes_arrive_whole(nodes: Nodes, loop: Loop) -> None:
-    async def main() -> None:
-        payload = os.urandom(600_000)
-        async with started(Echo, nodes.address) as pool:
-            batch = pool.send(payload, payload[:10], content_type=OCTETS)
-            assert [bytes(each) for each in await pool.answer(batch)] == [payload, payload[:10]]
-
-    loop.run(main())
+async def test_large_bytes_arrive_whole(nodes: Nodes, loop: Loop) -> None:
+    payload = os.urandom(600_000)
+    async with started(Echo, nodes.address) as pool:
+        batch = pool.send(payload, payload[:10], content_type=OCTETS)
+        assert [bytes(each) for each in await pool.answer(batch)] == [payload, payload[:10]]
 
 
-def test_with_two_places_the_next_batch_is_prepared_meanwhile(nodes: Nodes, loop: Loop) -> None:
-    async def main() -> None:
-        async with started(Overlapping, nodes.address, pipeline_depth=2) as pool:
-            first, second = pool.send("first"), pool.send("second")
-            assert await pool.answer(first) == [True]
-            assert await pool.answer(second) == ["second"]
-            for number in range(0, 40, 2):
-                sent = pool.send(number), pool.send(number + 1)
-                assert [await pool.answer(each) for each in sent] == [[number], [number + 1]]
-
-    loop.run(main())
+async def test_with_two_places_the_next_batch_is_prepared_meanwhile(nodes: Nodes, loop: Loop) -> None:
+    async with started(Overlapping, nodes.address, pipeline_depth=2) as pool:
+        first, second = pool.send("first"), pool.send("second")
+        assert await pool.answer(first) == [True]
+        assert await pool.answer(second) == ["second"]
+        for number in range(0, 40, 2):
+            sent = pool.send(number), pool.send(number + 1)
+            assert [await pool.answer(each) for each in sent] == [[number], [number + 1]]
 
 
-def test_a_batch_that_takes_too_long_ends_its_worker(nodes: Nodes, loop: Loop) -> None:
-    async def main() -> None:
-        async with started(Obedient, nodes.address, predict_timeout=0.5) as pool:
-            pool.send("spin")
-            await pool.again()
-            assert pool.heard.lost == [(0, "it was ended because a batch ran longer than predict_timeout=0.5")]
-            assert await pool.ask(1) == [1]
-        async with started(SlowAndPicky, nodes.address, predict_timeout=2.0) as pool:
-            # The limit starts anew for each half, of which there are six in all.
-            assert (await pool.ask("bad", "a", "b", "c", "d"))[1:] == ["a", "b", "c", "d"]
-
-    loop.run(main())
+async def test_a_batch_that_takes_too_long_ends_its_worker(nodes: Nodes, loop: Loop) -> None:
+    async with started(Obedient, nodes.address, predict_timeout=0.5) as pool:
+        pool.send("spin")
+        await pool.again()
+        assert pool.heard.lost == [(0, "it was ended because a batch ran longer than predict_timeout=0.5")]
+        assert await pool.ask(1) == [1]
+    async with started(SlowAndPicky, nodes.address, predict_timeout=2.0) as pool:
+        # The limit starts anew for each half, of which there are six in all.
+        assert (await pool.ask("bad", "a", "b", "c", "d"))[1:] == ["a", "b", "c", "d"]
 
 
 @pytest.mark.parametrize("how", ["exit", "abort", "raise_system_exit"])
-def test_an_actor_that_ends_is_replaced(nodes: Nodes, loop: Loop, how: str) -> None:
-    async def main() -> None:
-        async with started(Obedient, nodes.address) as pool:
-            pool.send(how)
-            await pool.again()
-            ((worker, reason),) = pool.heard.lost
-            assert worker == 0
-            assert reason
-            assert "\n" not in reason
-            assert len(reason) < 500
-            assert pool.pool.states()[0].restarts == 1
-            assert await pool.ask(1) == [1]
-
-    loop.run(main())
+async def test_an_actor_that_ends_is_replaced(nodes: Nodes, loop: Loop, how: str) -> None:
+    async with started(Obedient, nodes.address) as pool:
+        pool.send(how)
+        await pool.again()
+        ((worker, reason),) = pool.heard.lost
+        assert worker == 0
+        assert reason
+        assert "\n" not in reason
+        assert len(reason) < 500
+        assert pool.pool.states()[0].restarts == 1
+        assert await pool.ask(1) == [1]
 
 
-def test_workers_unload_when_the_model_stops(nodes: Nodes, loop: Loop, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with started(Noted, nodes.address, {"note": str(tmp_path / "note")}) as pool:
-            assert await pool.ask(1) == [1]
-        assert (tmp_path / "note").read_text() == "unloaded 0"
-
-    loop.run(main())
+async def test_workers_unload_when_the_model_stops(nodes: Nodes, loop: Loop, tmp_path: Path) -> None:
+    async with started(Noted, nodes.address, {"note": str(tmp_path / "note")}) as pool:
+        assert await pool.ask(1) == [1]
+    assert (tmp_path / "note").read_text() == "unloaded 0"
 
 
-def test_workers_are_added_and_removed(nodes: Nodes, loop: Loop) -> None:
-    async def main() -> None:
-        async with started(Obedient, nodes.address) as pool:
-            await pool.pool.add_worker()
-            assert pool.heard.ready == [(0, 1), (1, 1)]
-            assert await pool.ask("index", worker=1) == [1]
-            await pool.pool.remove_worker()
-            assert [state.state for state in pool.pool.states()] == ["ready"]
-            assert await pool.ask("index") == [0]
-
-    loop.run(main())
+async def test_workers_are_added_and_removed(nodes: Nodes, loop: Loop) -> None:
+    async with started(Obedient, nodes.address) as pool:
+        await pool.pool.add_worker()
+        assert pool.heard.ready == [(0, 1), (1, 1)]
+        assert await pool.ask("index", worker=1) == [1]
+        await pool.pool.remove_worker()
+        assert [state.state for state in pool.pool.states()] == ["ready"]
+        assert await pool.ask("index") == [0]
 
 
-def test_there_are_as_many_workers_as_the_load_needs(nodes: Nodes, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_there_are_as_many_workers_as_the_load_needs(
+    nodes: Nodes, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scaling, "LEAST_HOLD", 0.3)
     monkeypatch.setattr(scaling, "LEAST_HORIZON", 0.2)
     monkeypatch.setattr(scaling.WorkerScaling, "INTERVAL", 0.02)
 
-    async def main() -> None:
-        watch = Watch()
-        service = weir.Service(
-            Slow, executor=weir.Ray(workers="0..3", address=nodes.address, num_cpus=0.5), max_batch_size=2,
-            scale_to_zero_after=0.5, target_load=0.5, observers=[watch], max_queue_delay=0.0,
-        )  # fmt: skip
-        async with service:
-            load = Load(service)
-            await load.until(lambda: service.ready_workers == 3, width=24)
-            states: Any = service.executor.states()
-            assert len({state.node for state in states}) > 1
-            await load.until(lambda: service.worker_count < 3, width=1, pause=0.05)
-            await watch.until(lambda: service.ready_workers == 0)
-            assert service.state()["scaling"]["because"] == "no request arrived for 0.5 s"
-            assert await service.infer(41) == 42, "the first request waits for the start"
-            counts = service.statistics.to_dict()
-        assert counts["inference_stats"]["fail"]["count"] == 0
-
-    loop.run(main())
+    watch = Watch()
+    service = weir.Service(
+        Slow, executor=weir.Ray(workers="0..3", address=nodes.address, num_cpus=0.5), max_batch_size=2,
+        scale_to_zero_after=0.5, target_load=0.5, observers=[watch], max_queue_delay=0.0,
+    )  # fmt: skip
+    async with service:
+        load = Load(service)
+        await load.until(lambda: service.ready_workers == 3, width=24)
+        states: Any = service.executor.states()
+        assert len({state.node for state in states}) > 1
+        await load.until(lambda: service.worker_count < 3, width=1, pause=0.05)
+        await watch.until(lambda: service.ready_workers == 0)
+        assert service.state()["scaling"]["because"] == "no request arrived for 0.5 s"
+        assert await service.infer(41) == 42, "the first request waits for the start"
+        counts = service.statistics.to_dict()
+    assert counts["inference_stats"]["fail"]["count"] == 0
 
 
 def test_a_model_s_own_metrics_are_in_those_of_the_server(nodes: Nodes, tmp_path: Path) -> None:
@@ -263,19 +229,16 @@ def test_a_model_s_own_metrics_are_in_those_of_the_server(nodes: Nodes, tmp_path
     assert 'own_value_sum{model="counted"} 18.0' in shown and 'own_loaded{model="counted",worker="0"} 7.0' in shown
 
 
-def test_placement(nodes: Nodes, loop: Loop) -> None:
-    async def main() -> None:
-        async with started(Square, nodes.address, workers=2, placement="pack") as pool:
-            states: Any = pool.pool.states()
-            assert len({state.node for state in states}) == 1
-        async with started(Square, nodes.address, workers=3, placement="strict-spread") as pool:
-            states = pool.pool.states()
-            assert len({state.node for state in states}) == 3
-
-    loop.run(main())
+async def test_placement(nodes: Nodes, loop: Loop) -> None:
+    async with started(Square, nodes.address, workers=2, placement="pack") as pool:
+        states: Any = pool.pool.states()
+        assert len({state.node for state in states}) == 1
+    async with started(Square, nodes.address, workers=3, placement="strict-spread") as pool:
+        states = pool.pool.states()
+        assert len({state.node for state in states}) == 3
 
 
-def test_detached_actors_are_found_or_replaced(nodes: Nodes, loop: Loop) -> None:
+async def test_detached_actors_are_found_or_replaced(nodes: Nodes, loop: Loop) -> None:
     detached: dict[str, Any] = {"ray_detached": "kept", "num_cpus": 0.1}
 
     async def actors_of(workers: int, **settings: Any) -> list[str]:
@@ -284,24 +247,21 @@ def test_detached_actors_are_found_or_replaced(nodes: Nodes, loop: Loop) -> None
             assert await pool.ask(3, worker=workers - 1) == [9]
             return [state.actor for state in states]
 
-    async def main() -> None:
-        first = await actors_of(2)
-        assert await actors_of(2) == first
-        assert await actors_of(1) == first[:1]
-        assert (await actors_of(2))[1] != first[1]  # it was ended, as nobody wanted two
-        replaced = await actors_of(1, env={"OTHER": "1"})
-        assert replaced != first[:1]
-        async with started(Square, nodes.address, **detached) as pool:
-            rival = make_pool(Square, nodes.address, **detached)
-            with pytest.raises(ModelError, match="another server has the actor 'tried/0' that is detached as 'kept'"):
-                await rival.start(Recorder())
-            assert await pool.ask(4) == [16]
-            assert await asyncio.to_thread(end_detached, nodes.address, "kept") == []
-            await pool.pool.add_worker()
-            await pool.pool.remove_worker()
-        assert await asyncio.to_thread(end_detached, nodes.address, "kept") == ["tried/0"]
-
-    loop.run(main())
+    first = await actors_of(2)
+    assert await actors_of(2) == first
+    assert await actors_of(1) == first[:1]
+    assert (await actors_of(2))[1] != first[1]  # it was ended, as nobody wanted two
+    replaced = await actors_of(1, env={"OTHER": "1"})
+    assert replaced != first[:1]
+    async with started(Square, nodes.address, **detached) as pool:
+        rival = make_pool(Square, nodes.address, **detached)
+        with pytest.raises(ModelError, match="another server has the actor 'tried/0' that is detached as 'kept'"):
+            await rival.start(Recorder())
+        assert await pool.ask(4) == [16]
+        assert await asyncio.to_thread(end_detached, nodes.address, "kept") == []
+        await pool.pool.add_worker()
+        await pool.pool.remove_worker()
+    assert await asyncio.to_thread(end_detached, nodes.address, "kept") == ["tried/0"]
     with pytest.raises(SettingsError, match="ray_detached='kept': a Ray that is started for this server ends with it"):
         make_pool(Square, "", **detached)
 
@@ -357,7 +317,7 @@ def test_another_version_of_ray_is_named(nodes: Nodes, tmp_path: Path, monkeypat
     assert "2.41.0" in text
 
 
-def test_files_travel_by_the_runtime_environment(nodes: Nodes, loop: Loop, tmp_path: Path) -> None:
+async def test_files_travel_by_the_runtime_environment(nodes: Nodes, loop: Loop, tmp_path: Path) -> None:
     (tmp_path / "vocabulary.txt").write_text("one two three")
 
     class Words(Model):
@@ -369,10 +329,7 @@ def test_files_travel_by_the_runtime_environment(nodes: Nodes, loop: Loop, tmp_p
         def predict(self, batch: list[int]) -> list[str]:
             return [self.words[item] for item in batch]
 
-    async def main() -> None:
-        async with started(Words, nodes.address, ray_runtime_env={"working_dir": str(tmp_path)}) as pool:
-            assert await pool.ask(0, 2) == ["one", "three"]
-
-    loop.run(main())
+    async with started(Words, nodes.address, ray_runtime_env={"working_dir": str(tmp_path)}) as pool:
+        assert await pool.ask(0, 2) == ["one", "three"]
     text = refusal(loop, make_pool(Words, nodes.address))
     assert "vocabulary.txt" in text

@@ -76,30 +76,27 @@ def unshared(pids: list[int]) -> bool:
     return not any(map(memory_shared_with, pids))
 
 
-def test_each_server_of_detached_actors_has_a_connection_of_its_own(nodes: Nodes, loop: Loop) -> None:
+async def test_each_server_of_detached_actors_has_a_connection_of_its_own(nodes: Nodes, loop: Loop) -> None:
     settings: dict[str, Any] = {
         "workers": 3, "num_cpus": 0.1, "placement": "strict-spread", "ray_detached": "met", "pipeline_depth": 2,
     }  # fmt: skip
 
-    async def main() -> None:
-        pids: list[int] = []
-        for server in range(3):
-            async with started(Doubled, nodes.address, **settings) as pool:
-                states: Any = pool.pool.states()
-                pids += [state.pid for state in states if server == 0]
-                assert [state.pid for state in states] == pids
-                arrays = [np.full((1, 150_000), number, np.float32) for number in range(6)]
-                sent = [pool.send({"x": array}, worker=place % 3) for place, array in enumerate(arrays)]
-                for batch, array in zip(sent, arrays, strict=True):
-                    (answer,) = await pool.answer(batch)
-                    assert np.array_equal(answer["y"], array * 2)
-                mapped = {worker: memory_shared_with(pid) for worker, pid in enumerate(pids)}
-                (near,) = [worker for worker, names in mapped.items() if names]  # the others are on other nodes
-                assert mapped[near] == ["weir-requests-tried", f"weir-results-tried-{near}"]
-            await eventually(partial(unshared, pids))  # it is given back when a server leaves
-        assert len(await asyncio.to_thread(end_detached, nodes.address, "met")) == 3
-
-    loop.run(main())
+    pids: list[int] = []
+    for server in range(3):
+        async with started(Doubled, nodes.address, **settings) as pool:
+            states: Any = pool.pool.states()
+            pids += [state.pid for state in states if server == 0]
+            assert [state.pid for state in states] == pids
+            arrays = [np.full((1, 150_000), number, np.float32) for number in range(6)]
+            sent = [pool.send({"x": array}, worker=place % 3) for place, array in enumerate(arrays)]
+            for batch, array in zip(sent, arrays, strict=True):
+                (answer,) = await pool.answer(batch)
+                assert np.array_equal(answer["y"], array * 2)
+            mapped = {worker: memory_shared_with(pid) for worker, pid in enumerate(pids)}
+            (near,) = [worker for worker, names in mapped.items() if names]  # the others are on other nodes
+            assert mapped[near] == ["weir-requests-tried", f"weir-results-tried-{near}"]
+        await eventually(partial(unshared, pids))  # it is given back when a server leaves
+    assert len(await asyncio.to_thread(end_detached, nodes.address, "met")) == 3
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from weir.errors import InvalidRequest, ModelError, SettingsError
 from weir.messages import JSON, KSERVE, OBJECT
 from weir.model import NONE, PAD, RAGGED, REQUIRED, Model, Tensor
 from weir.wire.tensors import Arrays
-from weir.workers.run.tensors import Splitter, Stacker, adjoined, allocator, input_buffers, readers
+from weir.workers.run.tensors import Splitter, Stacker, adjoined, allocator, readers
 
 Y = (Tensor("y", "INT32", [-1]),)
 
@@ -32,12 +32,6 @@ def entries(*values: Any, name: str = "x", dtype: Any = numpy.int32) -> list[Arr
 X = Tensor("x", "INT32", [-1, -1])
 
 
-def test_rows_come_one_after_the_other() -> None:
-    batch = joiner(X)(entries([[1, 2]], [[3, 4], [5, 6]]))
-    assert batch["x"].tolist() == [[1, 2], [3, 4], [5, 6]]
-    assert list(batch) == ["x"]
-
-
 def test_what_is_alone_is_not_copied() -> None:
     for tensor in (X, X._replace(varying=PAD)):
         (entry,) = entries([[1, 2]])
@@ -45,14 +39,6 @@ def test_what_is_alone_is_not_copied() -> None:
         assert batch["x"].ctypes.data == entry["x"].ctypes.data
         assert not batch["x"].flags.writeable
         assert entry["x"].flags.writeable
-
-
-def test_ragged_input_that_is_alone_is_not_copied() -> None:
-    (entry,) = entries([[1, 2], [3, 4]])
-    batch = joiner(X._replace(varying=RAGGED))([entry])
-    assert batch["x"].ctypes.data == entry["x"].ctypes.data
-    assert batch["x"].tolist() == [1, 2, 3, 4]
-    assert batch["x_lengths"].tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("varying", ["group", PAD, RAGGED])
@@ -224,14 +210,6 @@ def test_what_does_not_fit_comes_as_if_there_were_none() -> None:
     one, two = run(Bound, [entry(3, 1), entry(3, 2)], max_batch_size=4)
     assert not one["bound"].any()
     assert two["y"].tolist() == [[3, 3]] * 3
-
-
-def test_an_allowed_size_decides_how_many_rows_there_must_be_room_for() -> None:
-    class Compiled(Bound):
-        allowed_batch_sizes = (6,)
-
-    model = Compiled()
-    assert len(input_buffers(model, 4)["x"]) == 6
 
 
 @pytest.mark.parametrize(
