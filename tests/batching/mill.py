@@ -11,7 +11,7 @@ import pytest
 from weir.batching.batcher import Batcher
 from weir.batching.bulk import is_bulk
 from weir.batching.collate import Entry, deliver, entries_of, fail_entries, to_batch
-from weir.batching.group import SizeClass
+from weir.batching.group import FifoQueue, Group, SizeClass
 from weir.batching.padded import LengthSizeClass, length_of
 from weir.batching.request_state import RequestBase, rows_left
 from weir.batching.settings import BatchingSettings
@@ -49,6 +49,14 @@ def many(count: int, arrival: float = 0.0, **rest: Any) -> list[Asked]:
 def listed(count: int, arrival: float = 0.0, timeout: float = TIMEOUT, **rest: Any) -> Asked:
     """Return a request of `count` items, one row each."""
     return Asked(list(range(count)), arrival, timeout, kind=Kind.ITEMS, rows=count, **rest)
+
+
+def filled(*requests: Asked, queue: type[FifoQueue] = FifoQueue) -> Group:
+    """Return a group in which these wait."""
+    group = Group(None, queue)
+    for request in requests:
+        group.add(request)
+    return group
 
 
 def kills(entry: Entry) -> bool:
@@ -339,4 +347,4 @@ def crashed(request: Asked) -> int:
     return sum(isinstance(each, ModelCrashed) for each in ends)
 
 
-__all__ = ["Asked", "Mill", "check_answer", "check_order", "crashed", "kills", "queue_of", "listed", "many"]
+__all__ = ["Asked", "Mill", "check_answer", "check_order", "crashed", "filled", "kills", "queue_of", "listed", "many"]

@@ -123,17 +123,6 @@ def test_what_would_not_be_done_sooner_is_not_shared(seconds: tuple[float, float
     assert cut.rows == 16
 
 
-def test_of_idle_workers_the_last_to_finish_gets_the_next_batch() -> None:
-    mill = Mill(workers=3)
-    cuts = [mill.submit(*many(1))[0] for _ in range(3)]
-    assert sorted(cut.worker for cut in cuts) == [0, 1, 2]
-    mill.now = 1.0
-    mill.finish(cuts[1])
-    mill.now = 2.0
-    mill.finish(cuts[0])
-    assert [mill.submit(*many(1, 2.0))[0].worker for _ in range(2)] == [cuts[0].worker, cuts[1].worker]
-
-
 def test_a_pipeline_of_two() -> None:
     mill = Mill(places=2, max_batch_size=2)
     cuts = mill.submit(*many(6))

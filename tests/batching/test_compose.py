@@ -4,19 +4,11 @@ from math import inf
 from typing import Any
 
 import pytest
-from tests.batching.mill import Asked, listed, many
+from tests.batching.mill import Asked, filled, listed, many
 
 from weir.batching.compose import BatchDraft, compose
 from weir.batching.group import Group
 from weir.messages import Kind
-
-
-def filled(*requests: Asked) -> Group:
-    """Return a group with these in it."""
-    group = Group(None)
-    for request in requests:
-        group.add(request)
-    return group
 
 
 def take(group: Group, rows: int, cost: float = inf, start_cutoff: float = 0.0, overtakes: int = 4) -> BatchDraft:
@@ -211,3 +203,10 @@ def test_cancelled_ones_are_passed_over() -> None:
     requests[1].settled = True
     group.remove(requests[1])
     assert payloads(take(group, 3)) == [0, 2, 3]
+
+
+def test_whole_ones_after_a_divided_one() -> None:
+    group = filled(listed(4, cost=8.0, priority=1), Asked("whole"))
+    load = take(group, 64, cost=5.0)
+    assert load.slices == [(0, 2), None]
+    assert (load.rows, load.cost, payloads(load)[1]) == (3, 5.0, "whole")

@@ -4,11 +4,10 @@ from collections import deque
 from contextlib import suppress
 
 import pytest
-from tests.batching.mill import Asked, Mill, listed, many
+from tests.batching.mill import Asked, Mill, filled, listed, many
 from tests.rings import spread
 
 from weir.batching.batcher import Batcher
-from weir.batching.group import Group
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, Overloaded
 from weir.messages import Dispatch, Wakeup
@@ -17,14 +16,6 @@ from weir.policy.rules import Greedy
 
 ROWS, SERVICE = 4, 0.02
 CAPACITY = ROWS / SERVICE  # requests/s
-
-
-def filled(*requests: Asked) -> Group:
-    """Return a group in which these wait."""
-    group = Group(None)
-    for request in requests:
-        group.add(request)
-    return group
 
 
 def good_share(lag: float, *, timeout: float = 0.3, times: int = 10, seconds: float = 8.0) -> float:

@@ -5,17 +5,9 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from tests.batching.mill import Asked, listed, many
+from tests.batching.mill import Asked, filled, listed, many
 
 from weir.batching.group import MAX_QUEUES, SLACK, Deadlines, Group
-
-
-def filled(*requests: Asked) -> Group:
-    """Return a group with these in it."""
-    group = Group(None)
-    for request in requests:
-        group.add(request)
-    return group
 
 
 def end(group: Group, request: Asked) -> int:

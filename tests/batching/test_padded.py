@@ -1,10 +1,12 @@
 """padded.py: whose turn it is, and those nearest in length, within a budget that counts padding."""
 
 from contextlib import suppress
+from functools import partial
 from math import inf, nan
 from random import Random
 
 import pytest
+from tests.batching import mill
 from tests.batching.mill import Asked, Mill, listed
 from tests.rings import subcases
 
@@ -13,20 +15,13 @@ from weir.batching.group import Group
 from weir.batching.padded import ByLength, LengthQueue, length_of
 from weir.batching.request_state import is_gone
 from weir.errors import DeadlineExceeded, InvalidRequest
-from weir.messages import Reason
+
+filled = partial(mill.filled, queue=LengthQueue)
 
 
 def of(length: float, arrival: float = 0.0, **rest: float) -> Asked:
     """Return a request of this length."""
     return Asked(length, arrival, cost=length, **rest)
-
-
-def filled(*requests: Asked) -> Group:
-    """Return a group with these in it."""
-    group = Group(None, LengthQueue)
-    for request in requests:
-        group.add(request)
-    return group
 
 
 def take(group: Group, rows: int = 64, cost: float = inf, padding: float | None = None, **rest: float) -> BatchDraft:
@@ -114,13 +109,6 @@ def test_a_large_one_whose_turn_it_is_leads_few_others_beside_small_ones() -> No
     assert load.requests == [*large[:4], small]
 
 
-def test_large_ones_of_lower_priority_do_not_fill_up_a_batch_of_small_ones_either() -> None:
-    group = filled(of(10.0, priority=1), *(of(10.0, large=True) for _ in range(9)))
-    assert take(group, 16, padding=5.0).rows == 4
-    group = filled(of(10.0, priority=1, large=True), *(of(10.0, large=True) for _ in range(9)))
-    assert take(group, 16, padding=5.0).rows == 10
-
-
 def test_who_would_miss_the_deadline_leads() -> None:
     patient, tight, tighter = of(10.0, 0.0), of(50.0, 1.0, timeout=4.0), of(90.0, 2.0, timeout=2.5)
     group = filled(patient, tight, tighter)  # by 30, 5 and 4.5
@@ -142,12 +130,6 @@ def test_who_would_miss_the_deadline_does_not_go_before_a_higher_priority() -> N
     assert take(group, 1, start_cutoff=3.0, seconds=2.0).requests == [tight]
 
 
-def test_a_large_one_that_would_miss_the_deadline_leads_and_small_ones_go_along() -> None:
-    small, tight = of(40.0), of(50.0, 1.0, timeout=3.0, large=True)
-    other = of(50.0, large=True)
-    assert take(filled(small, other, tight), 2, start_cutoff=3.0, seconds=2.0).requests == [tight, small]
-
-
 def test_nobody_is_kept_waiting_by_the_deadlines_of_others() -> None:
     first, second, large = of(10.0), of(20.0, 0.5), of(30.0, large=True)
     group = filled(first, second, large, *(of(90.0, 1.0, timeout=2.0 + 0.01 * number) for number in range(20)))
@@ -156,12 +138,6 @@ def test_nobody_is_kept_waiting_by_the_deadlines_of_others() -> None:
     assert led.index(large) == 3
     assert led.index(second) == 8
     assert sum(request.cost == 90.0 for request in led) == 9
-
-
-def test_one_that_was_overtaken_enough_waits_for_who_came_before() -> None:
-    tight, later = of(10.0, timeout=5.0), of(30.0, 1.0, large=True)
-    later.overtaken = 4
-    assert take(filled(tight, later), 1, seconds=9.0).requests == [tight]
 
 
 def test_more_make_their_deadlines_than_in_order_of_arrival() -> None:
@@ -219,15 +195,6 @@ def test_whoever_is_first_is_in_the_next_batch() -> None:
         (cut,) = mill.finish(running)
         assert oldest in cut.requests
     assert all(cut.padding <= 20.0 for cut in mill.cuts)
-
-
-def test_a_batch_that_runs_again_says_what_it_costs() -> None:
-    mill = Mill(padded=True)
-    mill.submit(of(4.0), of(10.0), of(10.0))
-    (again,) = mill.lose(0)
-    assert (again.reason, again.cost, again.padding) == (Reason.RETRY, 20.0, 6.0)
-    mill.run_all()
-    assert mill.batcher.recent[0]["padding"] == 6.0
 
 
 def test_what_is_longer_than_the_budget_goes_alone() -> None:
@@ -294,24 +261,6 @@ def test_whose_turn_is_next_goes_before_others_of_that_length_where_some_are_bri
 # A queue that finds its requests by arrival and by length.
 
 
-def test_who_has_gone_does_not_pile_up() -> None:
-    queue, random = LengthQueue(), Random(1)
-    head = of(1.0)
-    queue.add(head)
-    for number in range(5000):
-        request = of(float(random.randrange(2, 40)), number)
-        queue.add(request)
-        if number % 10:
-            request.settled = True
-            queue.leave(request)
-    assert queue.head is head
-    assert len(queue) == 501
-    assert len(queue.waiting) < 1100
-    assert sum(map(len, queue.by_length.values())) < 1100
-    assert all(not is_gone(queue[0]) for queue in queue.by_length.values())
-    assert queue.lengths == sorted(queue.by_length)
-
-
 @subcases("seed", range(20))
 def test_it_holds_what_a_list_would_hold(seed: int) -> None:
     """Whatever comes, is taken or leaves, one by one or many at a time before any of it is told."""
@@ -363,3 +312,10 @@ def test_padding_is_far_below_that_of_arrival_order() -> None:
 
 def test_a_list_of_which_nothing_fits_waits() -> None:
     assert lengths(take(filled(of(10.0), listed(2, cost=100.0)), padding=3.0)) == [10.0]
+
+
+def test_a_list_leads_in_parts() -> None:
+    tight = listed(4, 1.0, 3.0, cost=40.0)
+    group = filled(of(90.0), tight)
+    assert take(group, 2, start_cutoff=3.0, seconds=2.0).slices == [(0, 2)]
+    assert take(group, 2, start_cutoff=3.0, seconds=2.0).slices == [(2, 4)]

@@ -5,6 +5,7 @@ from math import inf, log
 import pytest
 from tests.batching.mill import Mill
 from tests.batching.test_padded import of
+from tests.rings import subcases
 
 from weir.batching.service_time import ENOUGH, LAST, STALE_MIN, ServiceTime
 from weir.errors import DeadlineExceeded, Overloaded
@@ -32,40 +33,37 @@ def test_a_part_is_done_sooner_unless_batches_cost_the_same() -> None:
     assert not flat.is_sooner(8, 16, 0.75)
 
 
-def test_before_anything_was_measured() -> None:
-    service = ServiceTime()
-    assert service.expected(64) == service.upper(64) == service.lower(64) == 0.0
-    assert not service.is_trusted(0.0)
-    assert service.rate(64) == inf
-    assert service.typical_rows() == inf
+@pytest.mark.parametrize("padded", [False, True])
+def test_before_anything_was_measured(padded: bool) -> None:
+    service = ServiceTime(padded=padded)
+    assert service.expected(64) == service.upper(64) == service.lower(64) == service.alone(1, 512.0) == 0.0
+    assert service.rate(64) == service.typical_rows() == inf and not service.is_trusted(0.0)
 
 
-def test_a_line_is_found() -> None:
-    service = learned(*[(rows, 0.002 + 0.0005 * rows) for rows in (1, 8, 64, 32, 5, 17)])
-    assert service.expected(100) == pytest.approx(0.052)
-    assert service.rate(64) == pytest.approx(64 / 0.034)
+@subcases(
+    ("samples", "rows", "seconds"),
+    [
+        ([(rows, 0.002 + 0.0005 * rows) for rows in (1, 8, 64, 32, 5, 17)], 100, 0.052),  # a line is found
+        ([(8, 0.01)] * 5, 64, 0.01),  # equal sizes count as fixed cost
+        ([(1, 0.03), (64, 0.01)] * 10, 64, 0.02),  # a slope is never negative
+        ([(10, 0.001), (20, 0.004), (40, 0.016)] * 5, 0, 0.0),  # nor the fixed cost
+        ([(8, 0.01)] * 50 + [(8, 0.1)] * 60, 8, 0.1),  # a change is followed
+        (
+            [(rows, 0.001 * log(rows + 1)) for rows in (1, 2, 4, 8, 16, 32, 64, 128, 200)] * 3,
+            64,
+            0.0042,
+        ),  # about a curve
+    ],
+)
+def test_what_a_batch_takes_is_learned(samples: list[tuple[int, float]], rows: int, seconds: float) -> None:
+    assert learned(*samples).expected(rows) == pytest.approx(seconds, rel=0.3)
 
 
-def test_equal_sizes_count_as_fixed_cost() -> None:
-    service = learned(*[(8, 0.01)] * 5)
-    assert service.expected(64) == pytest.approx(0.01)
-    assert service.typical_rows() == pytest.approx(8)
-
-
-def test_a_slope_is_never_negative() -> None:
-    service = learned(*[(1, 0.03), (64, 0.01)] * 10)
-    assert service.expected(64) == pytest.approx(service.expected(1))
-
-
-def test_the_fixed_cost_is_never_negative() -> None:
-    service = learned(*[(10, 0.001), (20, 0.004), (40, 0.016)] * 5)
-    assert service.expected(0) == 0.0
-    assert 0.0 < service.expected(20) < 0.01
-
-
-def test_a_change_is_followed() -> None:
-    service = learned(*[(8, 0.01)] * 50, *[(8, 0.1)] * 60)
-    assert service.expected(8) == pytest.approx(0.1, rel=0.1)
+def test_the_rate_and_the_usual_size_are_learned() -> None:
+    assert learned(*[(rows, 0.002 + 0.0005 * rows) for rows in (1, 8, 64, 32, 5, 17)]).rate(64) == pytest.approx(
+        64 / 0.034
+    )
+    assert learned(*[(8, 0.01)] * 5).typical_rows() == pytest.approx(8)
 
 
 def test_the_spread_widens_the_bounds() -> None:
@@ -85,13 +83,6 @@ def test_it_is_trusted_only_with_enough_and_fresh_samples() -> None:
     slow = learned((8, 3.0), (8, 3.0), (8, 3.0))
     assert slow.is_trusted(31.0)
     assert not slow.is_trusted(33.0)
-
-
-def test_a_concave_service_time_is_met_roughly() -> None:
-    truth = [(rows, 0.001 * log(rows + 1)) for rows in (1, 2, 4, 8, 16, 32, 64, 128, 200)]
-    service = learned(*truth * 3)
-    for rows, seconds in truth[3:]:
-        assert service.expected(rows) == pytest.approx(seconds, rel=0.5)
 
 
 def test_the_last_times_of_each_size_are_kept_once_they_are_wanted() -> None:
@@ -117,12 +108,6 @@ def learned_padded(*batches: tuple[int, float], max_cost: float | None = None) -
     for number, (rows, cost) in enumerate(batches):
         service.learn(rows, FIXED + PER_TOKEN * cost, float(number), cost)
     return service
-
-
-def test_before_any_padded_batch_was_measured() -> None:
-    service = ServiceTime(padded=True)
-    assert service.expected(64) == service.upper(64) == service.lower(64) == service.alone(1, 512.0) == 0.0
-    assert service.rate(64) == service.typical_rows() == inf and not service.is_trusted(0.0)
 
 
 def test_equal_rows_of_other_lengths_are_distinguished() -> None:

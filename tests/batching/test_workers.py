@@ -417,16 +417,6 @@ def test_reservations_and_batches_alternate() -> None:
     assert len(course.ran) == 10
 
 
-def test_a_reservation_may_be_given_up_before_it_is_granted() -> None:
-    course = Course(workers=1)
-    measured, busy = course.join("measured"), course.join("busy")
-    busy.ask(8)
-    reserving = Reserving(course, measured)
-    reserving.release()
-    course.run()
-    assert (reserving.granted, len(course.ran)) == (0, 2)
-
-
 def test_a_reservation_ends_with_its_worker_or_its_model() -> None:
     course = Course(workers=1)
     first, second = course.join("first"), course.join("second")

@@ -17,6 +17,7 @@ from weir.workers.arena import (
     BatchPlaces,
     Mapping,
     Results,
+    SharedBlock,
     create_memory,
     own_values,
 )
@@ -31,9 +32,14 @@ def arena() -> Iterator[Arena]:
     arena.close()
 
 
-def test_a_block_is_freed_with_its_last_share(arena: Arena) -> None:
-    block = arena.reserve(1000)
+def reserved(arena: Arena, size: int) -> SharedBlock:
+    block = arena.reserve(size)
     assert block is not None
+    return block
+
+
+def test_a_block_is_freed_with_its_last_share(arena: Arena) -> None:
+    block = reserved(arena, 1000)
     assert len(block.view) == 1000
     assert arena.free_bytes == MIB - 1024
 
@@ -45,11 +51,9 @@ def test_a_block_is_freed_with_its_last_share(arena: Arena) -> None:
 
 
 def test_a_share_too_many_given_back_is_refused_and_frees_nobody_elses_place(arena: Arena) -> None:
-    block = arena.reserve(64)
-    assert block is not None
+    block = reserved(arena, 64)
     block.release()
-    other = arena.reserve(64)
-    assert other is not None
+    _other = reserved(arena, 64)
 
     with pytest.raises(RuntimeError, match="released too often"):
         block.release()
@@ -79,13 +83,11 @@ def test_memory_is_set_aside_only_as_far_as_it_was_needed() -> None:
     assert os.fstat(arena.fd).st_blocks == 0
 
     for _ in range(100):
-        block = arena.reserve(100_000)
-        assert block is not None
+        block = reserved(arena, 100_000)
         block.release()
     assert os.fstat(arena.fd).st_blocks * 512 == STEP_BYTES
 
-    block = arena.reserve(size)
-    assert block is not None
+    block = reserved(arena, size)
     assert os.fstat(arena.fd).st_blocks * 512 == size
     del block
     arena.close()
@@ -104,8 +106,7 @@ def test_memory_that_the_machine_does_not_have_is_no_place(arena: Arena, monkeyp
 def test_a_closed_arena_gives_its_memory_back_when_the_last_view_is_gone() -> None:
     before = set(os.listdir("/proc/self/fd"))
     arena = Arena(create_memory("weir-test", MIB), MIB)
-    block = arena.reserve(1000)
-    assert block is not None
+    block = reserved(arena, 1000)
     block.view[:3] = b"abc"
 
     arena.close()
@@ -150,9 +151,7 @@ def test_results_are_given_back_by_name_once_all_shares_are() -> None:
 
 
 def test_memory_is_found_by_its_address_while_its_place_is_taken(arena: Arena) -> None:
-    first, second = arena.reserve(100), arena.reserve(1000)
-    assert first is not None
-    assert second is not None
+    first, second = reserved(arena, 100), reserved(arena, 1000)
     address = numpy.frombuffer(second.view, numpy.uint8).ctypes.data
     assert arena.find(address, 1000) == (second, second.offset)
     assert arena.find(address + 10, 990) == (second, second.offset + 10)
@@ -262,8 +261,7 @@ def test_payloads_of_python_callers_belong_to_the_model() -> None:
 
 
 def test_arrays_in_the_arena_are_not_copied_but_their_place_is_retained(arena: Arena) -> None:
-    block = arena.reserve(200)
-    assert block is not None
+    block = reserved(arena, 200)
     places = BatchPlaces(arena)
     array = numpy.frombuffer(block.view[8:], numpy.uint8)
     assert places.place(array[:100].data) == (block.offset + 8, 100)

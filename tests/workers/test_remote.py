@@ -31,7 +31,7 @@ from weir.errors import (
     WeirError,
 )
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Batch, EventKind
-from weir.model import External, Model, Tensor
+from weir.model import External, Tensor
 from weir.wire.frames import ASK, LockstepReply, encode_jobs
 from weir.wire.values import encode
 from weir.workers import remote
@@ -255,22 +255,22 @@ def test_what_cannot_be_sent_fails_alone_also_when_it_is_the_whole_batch(unix: s
     assert isinstance(alone, InvalidRequest)
 
 
-@pytest.mark.parametrize("more", [{"pipeline_depth": 2}, {"threads": 1}, {"env": [{"A": "b"}]}])
-def test_what_only_processes_of_our_own_can_do_is_refused(unix: str, more: dict[str, Any]) -> None:
-    with pytest.raises(SettingsError, match=next(iter(more))):
-        ExternalExecutor(External, {}, settings(unix, **more), name="m", max_batch_size=64)
+TENSORS = {"inputs": (Tensor("x", "FP32", [-1]),), "outputs": (Tensor("x", "FP32", [-1]),)}
 
 
-def test_tensor_models_and_streaming_ones_are_refused(unix: str) -> None:
-    class Tensors(Model):
-        inputs = outputs = (Tensor("x", "FP32", [-1]),)
-
-    class Story(External):
-        streaming = True
-
-    for model in (Tensors, Story):
-        with pytest.raises(SettingsError, match="external workers take items"):
-            ExternalExecutor(model, {}, settings(unix), name="m", max_batch_size=64)
+@pytest.mark.parametrize(
+    ("attributes", "more", "words"),
+    [
+        *[({}, more, next(iter(more))) for more in ({"pipeline_depth": 2}, {"threads": 1}, {"env": [{"A": "b"}]})],
+        (TENSORS, {}, "external workers take items"),
+        ({"streaming": True}, {}, "external workers take items"),
+    ],
+)
+def test_what_only_processes_of_our_own_can_do_is_refused(
+    unix: str, attributes: dict[str, Any], more: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(SettingsError, match=words):
+        ExternalExecutor(type("M", (External,), attributes), {}, settings(unix, **more), name="m", max_batch_size=64)
 
 
 async def test_workers_come_and_go_by_themselves(unix: str) -> None:
@@ -298,18 +298,18 @@ def output(answer: bytes, sent: str = JSON, wanted: str = JSON, *, failed: bool 
     return only
 
 
-def test_what_the_other_form_cannot_say_is_the_workers_fault() -> None:
-    assert isinstance(output(b"1" + b"0" * 40, JSON, MSGPACK), ModelError)
-    assert isinstance(output(b"\xc1", MSGPACK, JSON), ModelError)
-
-
-def test_a_form_that_the_answer_cannot_be_turned_into() -> None:
-    assert isinstance(output(b"1", JSON, "image/png"), UnsupportedMediaType)
-
-
-@pytest.mark.parametrize("sent", [OCTETS, "image/png", OBJECT])
-def test_what_is_neither_json_nor_msgpack_is_passed_on(sent: str) -> None:
-    assert output(b"\xff{", sent, JSON) == b"\xff{"
+@pytest.mark.parametrize(
+    ("answer", "sent", "wanted", "error"),
+    [
+        (b"1" + b"0" * 40, JSON, MSGPACK, ModelError),  # what the other form cannot say is the worker's fault
+        (b"\xc1", MSGPACK, JSON, ModelError),
+        (b"1", JSON, "image/png", UnsupportedMediaType),
+        *[(b"\xff{", sent, JSON, None) for sent in (OCTETS, "image/png", OBJECT)],  # passed on
+    ],
+)
+def test_an_answer_is_turned_into_the_form_that_is_wanted(answer: bytes, sent: str, wanted: str, error: Any) -> None:
+    got = output(answer, sent, wanted)
+    assert got == answer if error is None else type(got) is error
 
 
 @pytest.mark.parametrize(
