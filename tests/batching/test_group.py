@@ -2,10 +2,9 @@
 
 from math import inf
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from tests.batching.mill import Asked, filled, listed, many
+from tests.batching.mill import Asked, filled, listed
 
 from weir.batching.group import MAX_QUEUES, SLACK, Deadlines, Group
 
@@ -14,35 +13,6 @@ def end(group: Group, request: Asked) -> int:
     """Settle a request and take it out."""
     request.settled = True
     return group.remove(request)
-
-
-@pytest.mark.parametrize("other", [Asked(0, 2.0, 5.0), Asked(0, 2.0, 30.0, priority=1), Asked(0, 2.0, large=True)])
-def test_another_kind_of_request_keeps_them_apart_until_the_group_is_empty(other: Asked) -> None:
-    first, second = many(2, 1.0)
-    group = filled(first, second)
-    end(group, second)
-    group.add(other)
-    assert group.timeout != group.timeout
-    assert group.earliest() == min(31.0, other.deadline)
-    end(group, first)
-    assert group.earliest() == other.deadline
-    assert group.passed(other.deadline) == [other]
-    end(group, other)
-    assert (group.waiting, group.earliest()) == (0, inf)
-    group.add(Asked(0, 3.0, 7.0))
-    assert (group.timeout, group.earliest()) == (7.0, 10.0)
-
-
-def test_leaving_from_the_front_the_middle_and_the_end() -> None:
-    requests = many(5)
-    group = filled(*requests)
-    for place in (2, 4, 0):
-        assert end(group, requests[place]) == 1
-    assert [request.payload for request in group] == [1, 3]
-    assert group.plain.head is requests[1]
-    assert end(group, requests[1]) == 1
-    assert group.plain.head is requests[3]  # the settled one between them has gone as well
-    assert (len(group), group.waiting) == (1, 1)
 
 
 def test_settled_requests_in_the_middle_are_swept_out() -> None:
@@ -78,16 +48,6 @@ def test_ten_thousand_priorities_leave_nothing_behind() -> None:
         end(group, request)
     assert len(group.levels) == 1
     assert len(group._deadlines) <= 70
-
-
-def test_the_rest_of_a_divided_request_leaves() -> None:
-    request = listed(10)
-    group = filled(request)
-    request.taken = 4
-    group.departed += 4
-    assert end(group, request) == 6
-    assert group.waiting == 0
-    assert group.plain.odd == 0
 
 
 def test_those_of_about_its_size_are_ahead_of_a_large_one() -> None:

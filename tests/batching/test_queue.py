@@ -11,34 +11,6 @@ from weir.batching.group import Group
 from weir.batching.queue import SLACK, WOKEN_AT_ONCE, GroupScheduler, IndexedHeap, RequestQueue
 
 
-def test_a_group_is_forgotten_when_it_is_empty() -> None:
-    line = RequestQueue(1000)
-    for number in range(100):
-        request = Asked(0, key=number)
-        line.enter(request)
-        request.settled = True
-        line.leave(request)
-    assert (line.waiting, len(line.groups), line.scheduler.first()) == (0, 0, None)
-
-
-def test_a_group_that_was_emptied_last_serves_its_key_again() -> None:
-    line = RequestQueue(10)
-
-    def enter_and_leave(key: object) -> Group:
-        request = Asked(0, key=key)
-        line.enter(request)
-        group = line.groups[key]
-        request.settled = True
-        line.leave(request)
-        assert (group.waiting, len(line.groups), line.scheduler.first()) == (0, 0, None)
-        return group
-
-    first = enter_and_leave("a")
-    assert enter_and_leave("a") is first
-    assert enter_and_leave("b") is not first
-    assert enter_and_leave("a") is not first
-
-
 def test_a_shorter_deadline_moves_a_group_forward() -> None:
     line = RequestQueue(10)
     line.enter(Asked(0, 0.0, 5.0, key="a"))
@@ -81,20 +53,6 @@ def group(key: object, *requests: Asked) -> Group:
     return made
 
 
-def test_what_gave_a_group_its_turn_may_have_gone() -> None:
-    urgent = Asked(0, 0.0, 1.0)
-    first, second = group("a", urgent, Asked(0, 0.0, 9.0)), group("b", Asked(0, 0.0, 5.0))
-    turns = GroupScheduler()
-    turns.wake(first)
-    turns.wake(second)
-    assert turns.first() is first
-    urgent.settled = True
-    first.remove(urgent)
-    assert turns.earliest_deadline() == 1.0  # not looked at yet: an instant before which nothing passes
-    assert turns.first() is second
-    assert turns.earliest_deadline() == 5.0
-
-
 def test_a_free_place_wakes_some_in_turn() -> None:
     turns = GroupScheduler()
     groups = [group(number, Asked(0, 0.0, 9.0)) for number in range(WOKEN_AT_ONCE + 10)]
@@ -111,23 +69,6 @@ def test_a_free_place_wakes_some_in_turn() -> None:
 
 
 # A priority queue whose members move and leave.
-
-
-def test_the_lowest_rank_is_first_and_equal_ranks_keep_their_order() -> None:
-    agenda: IndexedHeap[str] = IndexedHeap()
-    assert agenda.first() is None
-    agenda.put("late", (2.0, 0.0))
-    agenda.put("a", (1.0, 5.0))
-    agenda.put("b", (1.0, 5.0))
-    assert agenda.first() == ((1.0, 5.0), "a")
-    agenda.discard("a")
-    agenda.discard("never there")
-    assert agenda.first() == ((1.0, 5.0), "b")
-    agenda.put("b", (3.0, 0.0))
-    assert agenda.first() == ((2.0, 0.0), "late")
-    assert len(agenda) == 2
-    assert "b" in agenda
-    assert "a" not in agenda
 
 
 def test_outdated_entries_do_not_pile_up() -> None:

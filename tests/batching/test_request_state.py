@@ -8,7 +8,6 @@ import pytest
 from tests.batching.mill import Asked, listed
 
 from weir.batching.request_state import (
-    ListGather,
     TensorGather,
     dispatch,
     finish_each,
@@ -20,34 +19,6 @@ from weir.batching.request_state import (
 )
 from weir.errors import ModelError, Overloaded, Unsupported
 from weir.messages import Dispatch, Kind, Reason, Wakeup
-
-
-def test_a_list_keeps_its_order_and_the_first_answer() -> None:
-    gather = ListGather(3)
-    assert not gather.put(2, 3, "c")
-    assert gather.has(2)
-    assert not gather.has(0)
-    assert not gather.put(2, 3, "again")
-    error = ModelError("bad")
-    assert not gather.put(0, 1, error)
-    assert gather.put(1, 2, "b")
-    assert gather.result() == [error, "b", "c"]
-
-
-def test_tensors_are_joined_in_order() -> None:
-    gather = TensorGather(5)
-    assert not gather.put(3, 5, {"x": numpy.array([3, 4])})
-    assert not gather.put(3, 5, {"x": numpy.array([9, 9])})
-    assert gather.put(0, 3, {"x": numpy.array([0, 1, 2])})
-    assert gather.has(0)
-    assert gather.result()["x"].tolist() == [0, 1, 2, 3, 4]
-
-
-def test_a_single_piece_is_not_copied() -> None:
-    piece = {"x": numpy.array([1])}
-    gather = TensorGather(1)
-    assert gather.put(0, 1, piece)
-    assert gather.result() is piece
 
 
 @pytest.mark.parametrize("other", [{"y": numpy.zeros((2, 2))}, {"x": numpy.zeros((2, 3))}, {"x": None}, None])

@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from tests.rings import subcases
 
 from weir.errors import SettingsError
 from weir.messages import JSON, OBJECT
@@ -134,15 +135,18 @@ def written(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def test_a_json_list_is_its_elements(tmp_path: Path) -> None:
-    assert read_items(written(tmp_path, "items.json", '[1,\n "two", [3]]')) == [1, "two", [3]]
-    assert read_items(written(tmp_path, "one.json", '{"text": "hello"}')) == [{"text": "hello"}]
-
-
-def test_lines_are_items_also_when_they_are_lists(tmp_path: Path) -> None:
-    assert read_items(written(tmp_path, "items.jsonl", "[1, 2]\n\n[3]\n")) == [[1, 2], [3]]
-    assert read_items(written(tmp_path, "one.jsonl", "[1, 2]")) == [[1, 2]]
-    assert read_items(written(tmp_path, "items.txt", '"a"\n"b"\n')) == ["a", "b"]
+@subcases(
+    ("name", "text", "expected"),
+    [
+        ("items.json", '[1,\n "two", [3]]', [1, "two", [3]]),  # a JSON list is its elements
+        ("one.json", '{"text": "hello"}', [{"text": "hello"}]),
+        ("items.jsonl", "[1, 2]\n\n[3]\n", [[1, 2], [3]]),  # lines are items, also when they are lists
+        ("one.jsonl", "[1, 2]", [[1, 2]]),
+        ("items.txt", '"a"\n"b"\n', ["a", "b"]),
+    ],
+)
+def test_a_file_of_json_or_lines_has_items(tmp_path: Path, name: str, text: str, expected: list[Any]) -> None:
+    assert read_items(written(tmp_path, name, text)) == expected
 
 
 def test_arrays_are_named_tensors(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from math import ceil, log2
+from math import ceil
 from pathlib import Path
 from random import Random
 
@@ -187,12 +187,6 @@ def test_a_straight_line_has_no_edges_and_needs_no_more_sizes() -> None:
         points = searched(lambda b, slope=slope, start=start: slope * b + start, 256)  # type: ignore[misc]  # a default
         assert sorted(points) == grid(256)
         assert edges(points) == []
-
-
-def test_padding_to_powers_of_two_is_found_exactly() -> None:
-    points = searched(lambda b: 1.0 + 0.1 * 2 ** ceil(log2(b)), 128)
-    assert {16, 32, 64} <= set(edges(points)) <= {1, 2, 4, 8, 16, 32, 64}
-    assert len(points) < 45
 
 
 @pytest.mark.parametrize("step", [4, 8, 16, 32])

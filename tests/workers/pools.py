@@ -8,6 +8,7 @@ from typing import Any
 from weir.messages import OBJECT, Batch, Events
 from weir.metrics import MetricReport
 from weir.model import Model
+from weir.workers.process.launch import Templates
 from weir.workers.process.pool import ProcessPool
 from weir.workers.settings import WorkerSettings
 
@@ -90,6 +91,10 @@ class Pool:
         """Send a batch, return its outputs."""
         return await self.answer(self.send(*payloads, worker=worker, content_type=content_type))
 
+    async def ask_all(self, item: Any) -> list[Any]:
+        """Return what each worker answers to `item`."""
+        return [(await self.ask(item, worker=state.index))[0] for state in self.pool.states()]
+
     async def again(self, times: int = 2) -> None:
         """Wait until the workers have been ready so many times."""
         await self.heard.until(lambda: len(self.heard.ready) >= times)
@@ -112,10 +117,16 @@ def make_pool(
 
 @asynccontextmanager
 async def started(
-    model: type[Model] | str, params: dict[str, Any] | None = None, **settings: Any
+    model: type[Model] | str,
+    params: dict[str, Any] | None = None,
+    *,
+    templates: Templates | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Pool]:
-    """Run a pool of `model`."""
+    """Run a pool of `model`, whose workers are forked from `templates` if there are any."""
     pool, heard = make_pool(model, params, **settings), Recorder()
+    if templates is not None:
+        pool.fork_from(templates)
     await pool.start(heard)
     try:
         yield Pool(pool, heard)

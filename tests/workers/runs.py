@@ -9,8 +9,15 @@ from weir.metrics import MetricReport
 from weir.model import Model
 from weir.workers.run.runner import RunnableModel, Runner
 
+Predict = Callable[[Any, Any], Any]
 
-def started(model: type[Model], params: dict[str, Any] | None = None, **settings: Any) -> Runner:
+
+def started(
+    model: type[Model] | Predict, params: dict[str, Any] | None = None, *, streaming: bool = False, **settings: Any
+) -> Runner:
+    """Start a runner of a model, or of one that has this `predict`, perhaps a streaming one."""
+    if not isinstance(model, type):
+        model = type("Tried", (Model,), {"predict": model, "streaming": streaming})
     named = {name: settings.pop(name) for name in RunnableModel._fields if name in settings}
     runs = RunnableModel(model, params or {}, 64)._replace(**named)
     runner = Runner(runs, settings.pop("worker_index", 0), **settings)
@@ -19,7 +26,7 @@ def started(model: type[Model], params: dict[str, Any] | None = None, **settings
 
 
 def run(
-    model: type[Model] | Runner, payloads: list[Any], content_type: str | list[str] = OBJECT,
+    model: type[Model] | Predict | Runner, payloads: list[Any], content_type: str | list[str] = OBJECT,
     accept: str | list[str] = OBJECT, **settings: Any,
 ) -> list[Any]:  # fmt: skip
     """Return the outputs of one batch."""

@@ -36,8 +36,7 @@ async def gated(folder: Path, step: str, depth: int) -> AsyncIterator[tuple[Pool
         yield pool, gate
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("cancelled", [[0], [1], [2], [0, 2]])
+@pytest.mark.parametrize(("depth", "cancelled"), [(1, [0]), (2, [1]), (1, [2]), (2, [0, 2])])
 async def test_what_is_cancelled_before_predict_is_left_out_of_it(
     tmp_path: Path, depth: int, cancelled: list[int]
 ) -> None:

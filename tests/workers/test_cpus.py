@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -125,12 +124,6 @@ def test_a_library_in_a_process_asks_for_its_threads(monkeypatch: pytest.MonkeyP
     for stated, expected in (("2", 2), ("4,2", 4), ("", 3), ("many", 3), ("0", 3)):
         monkeypatch.setenv("OMP_NUM_THREADS", stated)
         assert threads_here() == expected
-
-
-def test_nothing_else_counts_cpus() -> None:
-    counts = re.compile(r"sched_getaffinity|os\.cpu_count|process_cpu_count|multiprocessing\.cpu_count")
-    found = [path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py") if counts.search(path.read_text())]
-    assert sorted(found) == ["profiling/machine.py", "workers/cpus.py", "workers/process/entry.py"]
 
 
 def test_what_computes_for_a_server_that_is_pinned_is_not() -> None:

@@ -5,7 +5,6 @@ import select
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -16,27 +15,19 @@ SOURCES = [str(Path(weir.__file__).parents[1])]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES)}
 
 SPINNING_SERVER = """
-import asyncio, sys
-from weir.messages import Batch, OBJECT
-from weir.model import Model
-from weir.workers.process.pool import ProcessPool
-from weir.workers.settings import WorkerSettings
+import asyncio, weir
 
-class Spin(Model):
+class Spin(weir.Model):
     def predict(self, batch):
         sum(range(10**15))  # never comes back, in C, with the GIL held
 
-class Listener:
-    def __getattr__(self, name):
-        return lambda *arguments, **more: None
-
 async def main():
-    pool = ProcessPool(Spin, {}, WorkerSettings(workers=2), name="spin", max_batch_size=1)
-    await pool.start(Listener())
-    for worker in (0, 1):
-        pool.run(worker, Batch(worker, [b"x" * 100_000], OBJECT, OBJECT))
-    print(*(state.pid for state in pool.states()), flush=True)
-    await asyncio.Event().wait()
+    async with weir.Service(Spin, workers=2, max_batch_size=1, policy="greedy") as service:
+        calls = [service.infer(b"x" * 100_000) for _ in range(2)]
+        while service.state(brief=True)["in_flight_batches"] < 2:
+            await asyncio.sleep(0)
+        print(*(state.pid for state in service.executor.states()), flush=True)
+        await asyncio.gather(*calls)
 
 asyncio.run(main())
 """
@@ -44,10 +35,7 @@ asyncio.run(main())
 SCRIPT = """
 import asyncio
 from dataclasses import dataclass
-from weir.messages import Batch, OBJECT
-from weir.model import Model
-from weir.workers.process.pool import ProcessPool
-from weir.workers.settings import WorkerSettings
+import weir
 
 FACTOR = 3
 
@@ -58,24 +46,13 @@ class Point:
 def tripled(x):
     return x * FACTOR
 
-class Tripled(Model):
+class Tripled(weir.Model):
     def predict(self, batch):
         return [Point(tripled(point.x)) for point in batch]
 
-class Listener:
-    def __init__(self):
-        self.events = asyncio.get_running_loop().create_future()
-    def received(self, worker, events):
-        self.events.set_result(events)
-    def worker_ready(self, worker, places, *, bulk):
-        pass
-
 async def main():
-    pool, listener = ProcessPool(Tripled, {}, WorkerSettings(), name="tripled", max_batch_size=2), Listener()
-    await pool.start(listener)
-    pool.run(0, Batch(1, [Point(1), Point(2)], OBJECT, OBJECT))
-    print((await listener.events).outputs)
-    await pool.stop()
+    async with weir.Service(Tripled, max_batch_size=2) as service:
+        print(await service.infer_many([Point(1), Point(2)]))
 
 asyncio.run(main())
 """
@@ -110,9 +87,10 @@ async def main():
 asyncio.run(main())
 """
 
+# A cell runs in the names of __main__, which has no file.
 NOTEBOOK = f"""
-names = {{"__name__": "__main__"}}
-exec(compile({SCRIPT!r}, "<cell 1>", "exec"), names)
+import sys
+exec(compile({SCRIPT!r}, "<cell 1>", "exec"), sys.modules["__main__"].__dict__)
 """
 
 
@@ -132,42 +110,27 @@ def test_workers_deep_in_c_end_with_their_server(number: int) -> None:
         assert readable, "a worker was still there two seconds after its server"
 
 
-def run_from_stdin(script: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-"],
-        input=textwrap.dedent(script),
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        check=False,
-    )
+def run(*arguments: object, stdin: str | None = None) -> str:
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, env=ENVIRONMENT, check=False)
     assert done.stderr == ""
     return done.stdout
 
 
-def test_a_script_without_a_main_guard_works_from_a_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["file", "standard input", "notebook"])
+def test_a_script_without_a_main_guard_works(source: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=ENVIRONMENT, check=False)
-
-    assert (done.stdout, done.stderr) == ("[Point(x=3), Point(x=6)]\n", "")
-
-
-def test_a_script_from_standard_input_works() -> None:
-    assert run_from_stdin(SCRIPT) == "[Point(x=3), Point(x=6)]\n"
+    if source == "file":
+        printed = run(script)
+    else:
+        printed = run("-", stdin=SCRIPT if source == "standard input" else NOTEBOOK)
+    assert printed == "[Point(x=3), Point(x=6)]\n"
 
 
 def test_types_of_a_script_travel_both_ways() -> None:
-    assert run_from_stdin(TYPES).splitlines() == [
+    assert run("-", stdin=TYPES).splitlines() == [
         "(<Colour.RED: 1>, Schema(x=2)) True",
         "(<Colour.RED: 1>, Struct(x=2)) True",
         "(<Colour.RED: 1>, Record(x=2)) True",
     ]
-
-
-def test_a_model_from_a_notebooks_cell_works() -> None:
-    script = NOTEBOOK.replace("names = ", "import sys\nnames = ", 1)
-    # A cell runs in the names of __main__, which has no file.
-    script = script.replace('{"__name__": "__main__"}', 'sys.modules["__main__"].__dict__')
-    assert run_from_stdin(script) == "[Point(x=3), Point(x=6)]\n"

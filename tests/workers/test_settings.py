@@ -3,6 +3,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
+from tests.rings import subcases
 
 from weir import Model, Ray, Service
 from weir.errors import SettingsError
@@ -10,18 +11,19 @@ from weir.policy.scaling import RANGE_RULE
 from weir.workers.settings import WorkerSettings, parse_address
 
 
-@pytest.mark.parametrize(
-    "text", ["unix:/run/w.sock", "unix:w", "tcp:127.0.0.1:9000", "tcp:[::1]:0", "tcp:localhost:65535"]
+@subcases(
+    ("text", "is_local"),
+    [
+        *[
+            (text, True)
+            for text in ("unix:/run/w.sock", "unix:w", "tcp:127.0.0.1:9000", "tcp:[::1]:0", "tcp:localhost:65535")
+        ],
+        *[(text, False) for text in ("tcp:0.0.0.0:9000", "tcp:10.0.0.1:1", "tcp:[::]:9", "tcp:host.example:9")],
+    ],
 )
-def test_addresses_of_this_machine(text: str) -> None:
+def test_addresses_of_this_machine_and_those_that_others_reach(text: str, is_local: bool) -> None:
     address = parse_address(text, "x")
-    assert str(address) == text
-    assert address.is_local
-
-
-@pytest.mark.parametrize("text", ["tcp:0.0.0.0:9000", "tcp:10.0.0.1:1", "tcp:[::]:9", "tcp:host.example:9"])
-def test_addresses_that_others_reach(text: str) -> None:
-    assert not parse_address(text, "x").is_local
+    assert (str(address), address.is_local) == (text, is_local)
 
 
 @pytest.mark.parametrize(

@@ -22,28 +22,6 @@ async def test_a_timer_fires_at_its_instant_and_once() -> None:
     assert fired == [105.0]
 
 
-async def test_the_earliest_instant_counts() -> None:
-    clock, fired = FakeClock(0.0), list[float]()
-    timer = Timer(clock, asyncio.get_running_loop(), lambda: fired.append(clock()))
-    for when in (5.0, 9.0, 3.0, None):
-        timer.arm(when)
-    clock.advance(20.0)
-    assert fired == [3.0]
-
-
-async def test_a_cancelled_timer_does_not_fire_and_can_be_armed_again() -> None:
-    clock, fired = FakeClock(0.0), list[float]()
-    timer = Timer(clock, asyncio.get_running_loop(), lambda: fired.append(clock()))
-    timer.arm(1.0)
-    timer.cancel()
-    timer.cancel()
-    clock.advance(2.0)
-    assert fired == []
-    timer.arm(3.0)
-    clock.advance(2.0)
-    assert fired == [3.0]
-
-
 async def test_an_instant_that_has_passed_fires_in_the_next_turn() -> None:
     clock, fired = FakeClock(10.0), list[float]()
     timer = Timer(clock, asyncio.get_running_loop(), lambda: fired.append(clock()))

@@ -7,20 +7,16 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from weir.messages import OBJECT, Batch, Events
+from weir.messages import OBJECT, Batch
 from weir.wire.frames import (
-    Cancel,
     Frame,
     FrameParser,
-    Free,
     Ready,
-    Restarted,
     Start,
     Stop,
     encode_batch,
     encode_control,
 )
-from weir.workers.arena import Arena, ResultPlaces, create_memory
 from weir.workers.process.channel import Channel, ChildChannel
 
 BOTH_LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
@@ -110,44 +106,6 @@ async def test_the_rest_is_read_without_the_loop_and_nothing_after_closing() -> 
         pair.other.send(encode_control(Ready()) * 3)
         pair.channel.receive_rest()
         assert len(pair.frames) == 4
-
-
-@pytest.mark.parametrize("spin", [0.0, 0.001])
-def test_the_worker_gets_what_it_must_act_on_and_the_rest_is_noted(spin: float) -> None:
-    ours, theirs = socket.socketpair()
-    places = ResultPlaces(Arena(create_memory("weir-test", 1 << 20), 1 << 20))
-    with ours, theirs:
-        channel = ChildChannel(theirs, FrameParser(), places)
-        channel.spin = spin
-        ref = places.place(b"x" * 1000)
-        assert ref is not None
-        ours.send(encode_control(Start(b"model", {})))
-        ours.send(encode_control(Free([ref])) + encode_batch(Batch(1, [4], OBJECT, OBJECT)))
-
-        start, batch = channel.receive(), channel.receive()
-        assert isinstance(start, Start)
-        assert isinstance(batch, Batch)
-        assert batch.payloads == [4]
-        assert places.place(b"y" * (1 << 20)) == (0, 1 << 20)  # all of it was free again
-
-        channel.look()
-        assert 0 not in channel.cancelled(1)
-        ours.send(encode_control(Cancel(1, [0, 2])) + encode_control(Cancel(5, [0])))
-        channel.look()
-        assert [index in channel.cancelled(1) for index in range(3)] == [True, False, True]
-        channel.report(Events(1, [16]))
-        (events,) = FrameParser().feed(ours.recv(1000))
-        assert isinstance(events, Events)
-        assert (events.outputs, events.final) == ([16], True)
-        with pytest.raises(KeyError):
-            channel.cancelled(1)  # it is forgotten
-        channel.restarted(2)
-        assert FrameParser().feed(ours.recv(1000)) == [Restarted(2)]
-        ours.send(encode_control(Stop()))
-        assert channel.receive() == Stop()
-        ours.shutdown(socket.SHUT_RDWR)
-        assert channel.receive() == Stop()
-    places._arena.close()
 
 
 class VirtualSocket:

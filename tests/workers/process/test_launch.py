@@ -7,8 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,7 +18,6 @@ from tests.workers.pools import Pool, Recorder, make_pool, started
 import weir
 from weir.config import SILENCE
 from weir.errors import ModelError
-from weir.model import Model
 from weir.policy.cost.profile import Profile
 from weir.workers.cpus import THREAD_VARIABLES
 from weir.workers.process.launch import MALLOC, Launch, Popen, Template, Templates, start_process
@@ -91,7 +89,7 @@ def test_a_command_that_solves_computes_in_one_thread(tmp_path: Path) -> None:
 
 async def test_what_is_loaded_for_all_is_loaded_once_and_each_worker_has_it() -> None:
     async with started(Forked, workers=3, pipeline_depth=2) as pool:
-        told = [(await pool.ask("tell", worker=worker))[0] for worker in range(3)]
+        told = await pool.ask_all("tell")
         pids = [state.pid for state in pool.pool.states()]
         assert [each["pid"] for each in told] == pids
         assert [each["index"] for each in told] == [0, 1, 2]
@@ -120,14 +118,14 @@ async def test_workers_end_with_what_they_are_forked_from_and_load_by_themselves
         template = (await pool.ask("tell"))[0]["loaded_by"]
         os.kill(template, signal.SIGKILL)
         await pool.heard.until(lambda: len(pool.heard.ready) == 4)
-        told = [(await pool.ask("tell", worker=worker))[0] for worker in range(2)]
+        told = await pool.ask_all("tell")
         assert all(each["loaded_by"] == each["pid"] for each in told)
 
 
 @pytest.mark.parametrize(("model", "settings"), [(SharesNothing, {}), (Forked, {"env": [{"A": "1"}, {"A": "2"}]})])
 async def test_where_nothing_can_be_shared_each_worker_loads_by_itself(model: Any, settings: dict[str, Any]) -> None:
     async with started(model, workers=2, **settings) as pool:
-        told = [(await pool.ask("tell", worker=worker))[0] for worker in range(2)]
+        told = await pool.ask_all("tell")
         assert all(each["loaded_by"] == each["pid"] for each in told)
 
 
@@ -135,7 +133,7 @@ async def test_one_worker_needs_no_other_process_and_those_that_join_it_share() 
     async with started(Forked) as pool:
         for _ in range(2):
             await pool.pool.add_worker()
-        told = [(await pool.ask("tell", worker=worker))[0] for worker in range(3)]
+        told = await pool.ask_all("tell")
         assert told[0]["loaded_by"] == told[0]["pid"]
         assert told[1]["loaded_by"] == told[2]["loaded_by"] == forked_from(told[1]["pid"])
 
@@ -151,25 +149,13 @@ async def test_a_pool_that_is_given_up_while_it_loads_leaves_nothing(tmp_path: P
     await pool.stop()
 
 
-@asynccontextmanager
-async def forked(templates: Templates, model: type[Model], **settings: Any) -> AsyncIterator[Pool]:
-    """Run a pool of `model` whose workers are forked from `templates`."""
-    pool, heard = make_pool(model, **settings), Recorder()
-    pool.fork_from(templates)
-    await pool.start(heard)
-    try:
-        yield Pool(pool, heard)
-    finally:
-        await pool.stop()
-
-
 def parents(*pools: Pool) -> list[int]:
     return [forked_from(state.pid) for pool in pools for state in pool.pool.states() if state.pid is not None]
 
 
 async def test_workers_of_different_models_are_forked_from_one_template() -> None:
     templates = Templates()
-    async with forked(templates, Forked) as first, forked(templates, Reports) as second:
+    async with started(Forked, templates=templates) as first, started(Reports, templates=templates) as second:
         (template, other) = parents(first, second)
         assert template == other != os.getpid()
         assert (await first.ask("tell"))[0]["loaded_by"] == first.pool.states()[0].pid
@@ -185,12 +171,12 @@ async def test_workers_of_different_models_are_forked_from_one_template() -> Non
 
 async def test_a_template_that_dies_is_replaced_and_so_are_its_workers() -> None:
     templates = Templates()
-    async with forked(templates, Reports) as pool:
+    async with started(Reports, templates=templates) as pool:
         (template,) = parents(pool)
         os.kill(template, signal.SIGKILL)
         await pool.again()
         assert parents(pool) == [os.getpid()]
-        async with forked(templates, Reports) as later:
+        async with started(Reports, templates=templates) as later:
             assert (await later.ask(1))[0][0] == "Reports"
             assert template not in parents(later)
             assert os.getpid() not in parents(later)
@@ -199,16 +185,19 @@ async def test_a_template_that_dies_is_replaced_and_so_are_its_workers() -> None
 
 async def test_a_worker_with_variables_of_its_own_is_a_program() -> None:
     templates = Templates()
-    async with forked(templates, Reports, env=[{"A": "1"}]) as own, forked(templates, Reports, threads=1) as one:
+    async with (
+        started(Reports, templates=templates, env=[{"A": "1"}]) as own,
+        started(Reports, templates=templates, threads=1) as one,
+    ):
         assert parents(own) == [os.getpid()]
-        async with forked(templates, Reports, threads=2) as two:
+        async with started(Reports, templates=templates, threads=2) as two:
             assert len({os.getpid(), *parents(one, two)}) == 3
     await templates.close()
 
 
 async def test_forked_workers_draw_different_numbers_and_end_as_programs_do(tmp_path: Path) -> None:
     templates = Templates(["no_such_module", "numpy.random"])
-    async with forked(templates, Draws) as first, forked(templates, Draws) as second:
+    async with started(Draws, templates=templates) as first, started(Draws, templates=templates) as second:
         drawn = [(await pool.ask(str(tmp_path / str(number))))[0] for number, pool in enumerate((first, second))]
         assert drawn[0] != drawn[1]
     assert [(tmp_path / str(number)).read_text() for number in range(2)] == ["ended", "ended"]
@@ -221,7 +210,7 @@ async def test_where_no_template_starts_workers_are_programs(monkeypatch: pytest
 
     monkeypatch.setattr(Template, "start", refuse)
     templates = Templates()
-    async with forked(templates, Reports) as pool:
+    async with started(Reports, templates=templates) as pool:
         assert parents(pool) == [os.getpid()]
     await templates.close()
 
@@ -293,7 +282,7 @@ async def test_a_template_that_goes_on_hanging_is_given_up(monkeypatch: pytest.M
         monkeypatch.setattr("weir.workers.process.supervision.END_GRACE", 0.01)
         await hang(pool)
         await pool.heard.until(lambda: len(pool.heard.ready) == 4)
-        told = [(await pool.ask("tell", worker=worker))[0] for worker in range(2)]
+        told = await pool.ask_all("tell")
         assert all(each["loaded_by"] == each["pid"] for each in told)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.rings import subcases
 from tests.streaming_models import Count, Prefixes, Raising, Script
-from tests.workers.runs import run, started
+from tests.workers.runs import Predict, run, started
 
 from weir import Last, Model, WeirError
 from weir.errors import Cancelled, InvalidRequest, ModelError, ValidationFailed
@@ -123,12 +123,11 @@ def test_events_say_which_failed_and_how_long_it_took() -> None:
 def test_cancelled_entries_are_not_computed() -> None:
     seen: list[Any] = []
 
-    class Seen(Model):
-        def predict(self, batch: list[Any]) -> list[Any]:
-            seen.append(batch)
-            return batch
+    def predict(self: Any, batch: list[Any]) -> list[Any]:
+        seen.append(batch)
+        return batch
 
-    runner = started(Seen)
+    runner = started(predict)
     events = runner.compute(runner.prepare(Batch(1, [0, 1, 2, 3], OBJECT, JSON)), {0, 2, 3})
     assert seen == [[1]]
     assert events.outputs[1] == b"1"
@@ -210,10 +209,10 @@ def test_tensors_are_repeated_up_to_the_rows() -> None:
 
 
 def stream(
-    model: type[Model], payloads: list[Any], content_type: str | list[str] = OBJECT, accept: str | list[str] = OBJECT,
+    model: type[Model] | Predict, payloads: list[Any], content_type: str | list[str] = OBJECT, accept: str | list[str] = OBJECT,
     cancelled: Any = (), restarted: Callable[[], None] | None = None,
 ) -> list[Events]:  # fmt: skip
-    runner = started(model, max_batch_size=8)
+    runner = started(model, max_batch_size=8, streaming=True)
     return list(runner.stream(runner.prepare(Batch(1, payloads, content_type, accept)), cancelled, restarted))
 
 
@@ -247,16 +246,13 @@ def test_a_yield_returns_who_is_at_the_end() -> None:
     seen: list[frozenset[int]] = []
     cancelled = {3}
 
-    class Asking(Model):
-        streaming = True
+    def predict(self: Any, batch: list[Any]) -> Any:
+        seen.append((yield {0: Last("a")}))
+        cancelled.add(2)
+        seen.append((yield {}))
+        seen.append((yield {1: "b", 2: "nobody reads it"}))
 
-        def predict(self, batch: list[Any]) -> Any:
-            seen.append((yield {0: Last("a")}))
-            cancelled.add(2)
-            seen.append((yield {}))
-            seen.append((yield {1: "b", 2: "nobody reads it"}))
-
-    events = stream(Asking, list("abcd"), cancelled=cancelled)
+    events = stream(predict, list("abcd"), cancelled=cancelled)
     assert seen == [frozenset({0, 3}), frozenset({0, 2, 3}), frozenset({0, 2, 3})]
     assert told(events) == [(0, "DONE", "a"), (1, "PART", "b"), (1, "END", b"")]
 
@@ -282,17 +278,14 @@ def test_indices_are_those_of_the_list_that_predict_got() -> None:
 def test_the_generator_is_closed_when_nobody_is_left() -> None:
     closed: list[str] = []
 
-    class Endless(Model):
-        streaming = True
+    def predict(self: Any, batch: list[Any]) -> Any:
+        try:
+            while True:
+                yield {0: Last("only")}
+        finally:
+            closed.append("closed")
 
-        def predict(self, batch: list[Any]) -> Any:
-            try:
-                while True:
-                    yield {0: Last("only")}
-            finally:
-                closed.append("closed")
-
-    events = stream(Endless, ["x"])
+    events = stream(predict, ["x"])
     assert closed == ["closed"]
     assert told(events) == [(0, "DONE", "only")]
     assert events[-1].final
@@ -322,14 +315,11 @@ def test_an_error_amid_the_stream_is_of_all_who_have_no_end() -> None:
 
 
 def test_a_stream_for_one_item_that_raises_gets_the_hint() -> None:
-    class ForOne(Model):
-        streaming = True
+    def predict(self: Any, text: Any) -> Any:
+        for index, word in enumerate(text.split()):
+            yield {index: word}
 
-        def predict(self, text: Any) -> Any:
-            for index, word in enumerate(text.split()):
-                yield {index: word}
-
-    ((_, kind, message),) = told(stream(ForOne, ["a b"]))
+    ((_, kind, message),) = told(stream(predict, ["a b"]))
     assert kind == "ERROR"
     assert message.endswith("so you may have written it for one: yield {index: answer, ...} for all items")
 
@@ -344,24 +334,18 @@ def test_a_stream_for_one_item_that_raises_gets_the_hint() -> None:
     ],
 )
 def test_what_may_not_be_yielded(given: Any, message: str) -> None:
-    class Wrong(Model):
-        streaming = True
+    def predict(self: Any, batch: list[Any]) -> Any:
+        yield given
 
-        def predict(self, batch: list[Any]) -> Any:
-            yield given
-
-    assert told(stream(Wrong, ["x"])) == [(0, "ERROR", f"ModelError: {message}")]
+    assert told(stream(predict, ["x"])) == [(0, "ERROR", f"ModelError: {message}")]
 
 
 def test_predict_must_be_a_generator() -> None:
-    class Plain(Model):
-        streaming = True
-
-        def predict(self, batch: list[Any]) -> Any:
-            return batch
+    def predict(self: Any, batch: list[Any]) -> Any:
+        return batch
 
     text = "ModelError: predict returned a list, must be a generator as the model is streaming"
-    assert told(stream(Plain, ["x"])) == [(0, "ERROR", text)]
+    assert told(stream(predict, ["x"])) == [(0, "ERROR", text)]
 
 
 def test_answers_are_postprocessed_and_written_as_each_caller_wants_them() -> None:
@@ -383,16 +367,13 @@ def test_answers_are_postprocessed_and_written_as_each_caller_wants_them() -> No
 
 
 def test_a_model_that_raises_when_it_is_closed_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    class Stubborn(Model):
-        streaming = True
+    def predict(self: Any, batch: list[Any]) -> Any:
+        try:
+            yield {0: Last("x")}
+        finally:
+            raise RuntimeError("I will not go")
 
-        def predict(self, batch: list[Any]) -> Any:
-            try:
-                yield {0: Last("x")}
-            finally:
-                raise RuntimeError("I will not go")
-
-    assert told(stream(Stubborn, ["x"])) == [(0, "DONE", "x")]
+    assert told(stream(predict, ["x"])) == [(0, "DONE", "x")]
     assert "predict raised when its generator was closed" in caplog.text
 
 

@@ -260,11 +260,10 @@ def test_batch_forms() -> None:
 
 @pytest.mark.parametrize("returned", [tuple, iter, numpy.array, lambda b: map(int, b), lambda b: (x for x in b)])
 def test_a_list_a_tuple_an_array_and_an_iterator_are_taken(returned: Callable[[Any], Any]) -> None:
-    class Odd(Model):
-        def predict(self, batch: list[int]) -> Any:
-            return returned(batch)
+    def predict(self: Any, batch: list[int]) -> Any:
+        return returned(batch)
 
-    assert run(Odd, [0, 1]) == [0, 1]
+    assert run(predict, [0, 1]) == [0, 1]
 
 
 class Both(NamedTuple):
@@ -335,12 +334,11 @@ def test_an_iterator_without_an_end_is_not_read_to_it_where_batches_are_filled_u
 def test_a_wrong_count_or_type_names_both_numbers_and_is_not_retried(returned: Any, text: str) -> None:
     calls = []
 
-    class Wrong(Model):
-        def predict(self, batch: list[int]) -> Any:
-            calls.append(len(batch))
-            return returned
+    def predict(self: Any, batch: list[int]) -> Any:
+        calls.append(len(batch))
+        return returned
 
-    outputs = run(Wrong, [1, 2])
+    outputs = run(predict, [1, 2])
     assert all(isinstance(output, ModelError) and text in output.message for output in outputs)
     assert calls == [2]
 
