@@ -4,14 +4,14 @@ import asyncio
 import importlib
 import os
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-import httpx
 import pytest
 from tests.catalog.repository.shelf import services
-from tests.served import Served
+from tests.served import serving
 
 from weir.catalog.adapters.triton_utils import load_class
 from weir.catalog.loading import ServiceMaker, load_target, reread
@@ -62,35 +62,25 @@ def write(folder: Path, name: str, main: str = "model.py") -> Path:
     return folder / main
 
 
-def answer(served: Served, name: str) -> set[str]:
-    found = httpx.post(f"{served.url}/infer/{name}", json=1, timeout=30)
-    assert found.status_code == 200, found.text
-    return set(found.json())
-
-
 @pytest.mark.parametrize("executor", ["process", "thread"])
 def test_models_with_modules_of_the_same_names(tmp_path: Path, executor: str) -> None:
-    targets = [f"{write(tmp_path / name.lower(), name)}:{name}" for name in ("Alpha", "Beta")]
-    with Served(*targets, "--executor", executor, "--allow-control") as served:
-        served.until_ready()
-        for _ in range(2):
-            assert (answer(served, "alpha"), answer(served, "beta")) == ({"Alpha"}, {"Beta"})
-            for name in ("alpha", "beta"):  # its code is read again
-                loaded = httpx.post(f"{served.url}/v2/repository/models/{name}/load", timeout=30)
-                assert loaded.status_code == 200, loaded.text
+    targets = [f"{write(tmp_path / 'targets' / name, name)}:{name}" for name in ("Alpha", "Beta")]
+    for name in ("gamma", "delta"):
+        write(tmp_path / "models" / name / "1", name)
+    repository = ("--model-repository", tmp_path / "models")
+    with serving(*targets, *repository, "--executor", executor, "--allow-control") as (_, client):
 
+        def check(**changed: str) -> None:
+            for name in ("Alpha", "Beta", "gamma", "delta"):
+                found = client.post(f"/infer/{name.lower()}", json=1)
+                assert (found.status_code, set(found.json())) == (200, {changed.get(name, name)}), found.text
 
-@pytest.mark.parametrize("executor", ["process", "thread"])
-def test_models_of_a_repository_with_modules_of_the_same_names(tmp_path: Path, executor: str) -> None:
-    for name in ("alpha", "beta"):
-        write(tmp_path / name / "1", name)
-    with Served("--model-repository", tmp_path, "--executor", executor, "--allow-control") as served:
-        served.until_ready()
-        assert (answer(served, "alpha"), answer(served, "beta")) == ({"alpha"}, {"beta"})
-        write(tmp_path / "alpha" / "1", "changed")
-        loaded = httpx.post(f"{served.url}/v2/repository/models/alpha/load", timeout=30)
-        assert loaded.status_code == 200, loaded.text
-        assert (answer(served, "alpha"), answer(served, "beta")) == ({"changed"}, {"beta"})
+        check()
+        write(tmp_path / "models" / "gamma" / "1", "changed")
+        for name in ("alpha", "beta", "gamma"):  # its code is read again
+            loaded = client.post(f"/v2/repository/models/{name}/load")
+            assert loaded.status_code == 200, loaded.text
+        check(gamma="changed")
 
 
 @pytest.fixture
@@ -101,6 +91,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     for name in set(sys.modules) - before:
         del sys.modules[name]
+
+
+def put(folder: Path, **modules: str) -> None:
+    """Write `modules` into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in modules.items():
+        (folder / f"{name}.py").write_text(text + "\n")
 
 
 SIMPLE = """
@@ -140,45 +137,41 @@ class {name}(weir.Model):
 
 
 def test_modules_that_code_finds_by_their_names_are_those_of_its_folder(folder: Path) -> None:
-    found = []
+    found: dict[str, Any] = {}
     for name in ("Alpha", "Beta"):
         target = write(folder / name, name)
         target.write_text(FINDS_BY_NAME.format(name=name))
-        found.append(load_target(f"{target}:{name}"))
-    for kind, name in zip(found, ("Alpha", "Beta"), strict=True):
+        found[name] = load_target(f"{target}:{name}")
+    for name, kind in found.items():
         assert issubclass(kind, Model)
-        answers = kind().predict([1])[0]
-        assert answers == [name] * 4 + ["json", "importlib.machinery", "json", "weir-serving"]
-    for name in ("Alpha", "Beta"):
+        assert kind().predict([1])[0] == [name] * 4 + ["json", "importlib.machinery", "json", "weir-serving"]
+    for name in found:
         source.forget(folder_of(str(folder / name)))
 
 
 def test_a_module_of_the_working_directory_beside_a_file(folder: Path) -> None:
-    for where, name in ((folder, "Here"), (folder / "there", "There")):
-        where.mkdir(exist_ok=True)
-        (where / "isolated_model.py").write_text(SIMPLE.format(name=name, module="isolated_utils"))
-        (where / "isolated_utils.py").write_text(f"NAME = {name!r}\n")
+    for where, name in ((".", "Here"), ("there", "There")):
+        put(
+            folder / where,
+            isolated_model=SIMPLE.format(name=name, module="isolated_utils"),
+            isolated_utils=f"NAME = {name!r}",
+        )
     there = load_target("there/isolated_model.py:There")
     here = load_target("isolated_model:Here")
     for model, name in ((there, "There"), (here, "Here")):
-        assert [
-            module.NAME for key, module in vars(sys.modules[model.__module__]).items() if key == "isolated_utils"
-        ] == [name]
+        assert name == sys.modules[model.__module__].isolated_utils.NAME
 
 
 def test_a_module_that_the_program_has_already_keeps_its_place(folder: Path) -> None:
-    (folder / "isolated_json").mkdir()
-    (folder / "isolated_json" / "json.py").write_text("raise ValueError('not the one')")
-    (folder / "isolated_json" / "weir.py").write_text("raise ValueError('not the one')")
-    (folder / "isolated_json" / "model.py").write_text(SIMPLE.format(name="Plain", module="json"))
+    wrong = "raise ValueError('not the one')"
+    put(folder / "isolated_json", json=wrong, weir=wrong, model=SIMPLE.format(name="Plain", module="json"))
     model = load_target("isolated_json/model.py:Plain")
     assert sys.modules[model.__module__].json is importlib.import_module("json")
 
 
 def test_a_name_is_apart_only_where_it_is_taken(folder: Path) -> None:
     for where in ("one", "two"):
-        (folder / where).mkdir()
-        (folder / where / "isolated_taken.py").write_text("NAME = 1\n")
+        put(folder / where, isolated_taken="NAME = 1")
     one, two = folder_of(str(folder / "one")), folder_of(str(folder / "two"))
     assert one.name_of("isolated_taken") == "isolated_taken" != two.name_of("isolated_taken")
     assert one.name_of("isolated_missing") == "isolated_missing"
@@ -195,30 +188,20 @@ NAMED = [pickle.loads(each) for each in (b"cutils\nNamed\n)R.", b"chelpers.inner
 """
 
 
-def write_pickled(folder: Path, name: str) -> Path:
-    (folder / "helpers").mkdir(parents=True, exist_ok=True)
-    (folder / "utils.py").write_text(f"class Named:\n    name = {name!r}\n")
-    (folder / "helpers" / "inner.py").write_text(f"class Inner:\n    name = {name!r}\n")
-    (folder / "model.py").write_text(PICKLED)
-    return folder / "model.py"
-
-
-def read_pickled(path: Path) -> list[str]:
-    folder = loaded_apart(str(path.parent), path.parent.name)
-    module = reread("the model", f"pickled_{path.parent.name}", path, folder)
+def read_pickled(folder: Path, name: str) -> list[str]:
+    put(folder, utils=f"class Named:\n    name = {name!r}", model=PICKLED)
+    put(folder / "helpers", inner=f"class Inner:\n    name = {name!r}")
+    apart = loaded_apart(str(folder), folder.name)
+    module = reread("the model", f"pickled_{folder.name}", folder / "model.py", apart)
     return [each.name for each in module.NAMED]
 
 
 def test_pickles_find_the_classes_of_the_models_own_modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    assert read_pickled(write_pickled(folder / "alpha", "first")) == ["first", "first"]
-    assert read_pickled(write_pickled(folder / "alpha", "again")) == ["again", "again"]
-
-
-def test_a_pickle_never_finds_the_class_of_another_model(folder: Path) -> None:
-    read_pickled(write_pickled(folder / "alpha", "alpha"))
+    for name in ("first", "again"):
+        assert read_pickled(folder / "alpha", name) == [name, name]
     with pytest.raises(SettingsError, match="utils: another model's module has this name in this process"):
-        read_pickled(write_pickled(folder / "beta", "beta"))
+        read_pickled(folder / "beta", "beta")
 
 
 def test_what_an_ended_model_has_loaded_is_forgotten(tmp_path: Path) -> None:
@@ -237,7 +220,7 @@ def test_what_an_ended_model_has_loaded_is_forgotten(tmp_path: Path) -> None:
     assert loaded() == 0
 
 
-async def test_a_model_on_demand_of_which_one_version_is_broken_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_a_model_on_demand_with_a_broken_version_leaves_nothing_behind(tmp_path: Path) -> None:
     """It is read again and again."""
     write(tmp_path / "halved" / "1", "halved")
     write(tmp_path / "halved" / "2", "halved").write_text("raise ValueError('broken')\n")
@@ -257,9 +240,9 @@ def manager_of(*targets: str) -> Manager:
 
 
 async def test_a_target_that_cannot_be_loaded_leaves_no_names_taken(folder: Path) -> None:
-    write(folder / "alpha", "Alpha", "isolated_main.py")
-    (folder / "alpha" / "isolated_broken.py").write_text("import utils\nraise ValueError('broken')\n")
-    write(folder / "beta", "Beta", "isolated_main.py")
+    for name in ("Alpha", "Beta"):
+        write(folder / name.lower(), name, "isolated_main.py")
+    put(folder / "alpha", isolated_broken="import utils\nraise ValueError('broken')")
     manager = manager_of(
         "alpha/isolated_broken.py:Broken", "alpha/isolated_main.py:Missing", "beta/isolated_main.py:Beta"
     )
@@ -297,8 +280,8 @@ async def test_a_folder_keeps_its_names_while_one_of_its_models_runs(folder: Pat
     await manager.unload_model("Alpha")
     assert "utils" in sys.modules
     await manager.load_model("Beta")
-    for name, answer in (("More", "More"), ("Beta", "Beta")):
-        assert set(await manager.registry.get(name).infer(1)) == {answer}
+    for name in ("More", "Beta"):
+        assert set(await manager.registry.get(name).infer(1)) == {name}
     assert manager.registry.get("Beta").generation.model.__module__ != "isolated_main"
     await manager.unload_model("More")
     await manager.unload_model("Beta")
@@ -308,10 +291,8 @@ async def test_a_folder_keeps_its_names_while_one_of_its_models_runs(folder: Pat
 async def test_a_server_that_ends_while_it_replaces_a_model_leaves_no_names_taken(folder: Path) -> None:
     write(folder / "alpha", "Alpha", "isolated_main.py")
     os.mkfifo(folder / "gate")
-    (folder / "alpha" / "isolated_main.py").write_text(
-        "import weir\nimport utils\nclass Alpha(weir.Model):\n"
-        f"    def predict(self, batch):\n        open({str(folder / 'gate')!r}).close()\n        return batch\n"
-    )
+    waits = f"    def predict(self, batch):\n        open({str(folder / 'gate')!r}).close()\n        return batch"
+    put(folder / "alpha", isolated_main=f"import weir\nimport utils\nclass Alpha(weir.Model):\n{waits}")
     manager = manager_of("alpha/isolated_main.py:Alpha")
     await manager.load_model("Alpha")
     service = manager.registry.get("Alpha")
@@ -332,26 +313,18 @@ async def test_a_server_that_ends_while_it_replaces_a_model_leaves_no_names_take
 def test_threads_may_import_at_the_same_time(folder: Path) -> None:
     names = [f"isolated_{number}" for number in range(200)]
     for where in ("one", "two"):
-        (folder / where).mkdir()
-        for name in names:
-            (folder / where / f"{name}.py").write_text(f"NAME = {where!r}\n")
-    folders = [folder_of(str(folder / where)) for where in ("one", "two")]
-    found: dict[str, set[str]] = {"one": set(), "two": set()}
+        put(folder / where, **dict.fromkeys(names, f"NAME = {where!r}"))
 
-    def load(where: str, models: ModelFolder, order: list[str]) -> None:
-        for name in order:
-            found[where].add(models.builtins["__import__"](name).NAME)
+    def load(where: str, models: ModelFolder, order: list[str]) -> set[tuple[str, str]]:
+        return {(where, models.builtins["__import__"](name).NAME) for name in order}
 
-    threads = [
-        threading.Thread(target=load, args=(where, models, order))
-        for where, models in zip(("one", "two"), folders, strict=True)
-        for order in (names, names[::-1])
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {"one": {"one"}, "two": {"two"}}
+    with ThreadPoolExecutor(4) as pool:
+        loads = [
+            pool.submit(load, where, folder_of(str(folder / where)), order)
+            for where in ("one", "two")
+            for order in (names, names[::-1])
+        ]
+    assert set[tuple[str, str]]().union(*[each.result() for each in loads]) == {("one", "one"), ("two", "two")}
 
 
 TRITON = """
@@ -366,12 +339,10 @@ class TritonPythonModel:
 
 
 def test_models_of_triton_in_one_process_have_their_own_modules_and_folder(folder: Path) -> None:
-    found = []
+    own = "def folder():\n    import triton_python_backend_utils as own\n    return own.get_model_dir()"
+    found = {}
     for name in ("one", "two"):
-        (folder / name).mkdir()
-        (folder / name / "isolated_neighbour.py").write_text(
-            f"NAME = {name!r}\ndef folder():\n    import triton_python_backend_utils as own\n    return own.get_model_dir()\n"
-        )
-        found.append(load_class(TRITON.encode(), str(folder / name / "model.py"))())
-    for model, name in zip(found, ("one", "two"), strict=True):
+        put(folder / name, isolated_neighbour=f"NAME = {name!r}\n{own}")
+        found[name] = load_class(TRITON.encode(), str(folder / name / "model.py"))()
+    for name, model in found.items():
         assert model.names() == [name, name, str(folder / name), str(folder / name)]
