@@ -8,23 +8,16 @@ import httpx
 import numpy as np
 import pytest
 from tests.text_models import tiny
+from tests.text_models.opening import opened
 from tests.text_server.test_server import SETTINGS
 
 import weir.embedding
-from weir.embedding import EmbeddingServer
 from weir.errors import SettingsError
-from weir.text_models import Pooling
 from weir.text_models.checkpoint.reading import read_checkpoint
-from weir.text_models.model import TextEncoder
 
 QUERY = "who reads this"
-DOCUMENTS = [
-    "first do it",
-    "a weir holds the water back",
-    "it",
-    "the mill turns faster than yesterday, and the river rises",
-    "it",
-]
+LONG = "the mill turns faster than yesterday, and the river rises"
+DOCUMENTS = ["first do it", "a weir holds the water back", "it", LONG, "it"]
 LABELS = {"0": "sad", "1": "glad", "2": "mad"}
 
 
@@ -50,9 +43,7 @@ def client(directory: Path) -> Iterator[httpx.Client]:
 
 def logits(model: Path, texts: list[Any]) -> Any:
     """Return the numbers of the classifier of each text or pair, computed one by one."""
-    encoder = TextEncoder(str(model), cache=str(model.parent / "cache"), devices=["cpu"])
-    encoder.load_shared()
-    encoder.load()
+    encoder = opened(model, model.parent / "cache", devices=["cpu"])
     return np.concatenate([np.stack(encoder.predict(encoder.preprocess_batch([text]))) for text in texts])
 
 
@@ -68,9 +59,8 @@ def test_every_protocol_ranks_as_each_pair_is_scored_alone(client: httpx.Client,
     np.testing.assert_allclose([each["score"] for each in by_score], numbers, atol=1e-5)
     assert sorted(each["index"] for each in cohere) == [0, 1, 2, 3, 4]
     assert [each["index"] for each in cohere][:3] == [each["index"] for each in infinity]
-    np.testing.assert_allclose(
-        [each["relevance_score"] for each in cohere], 1 / (1 + np.exp(-numbers[order])), atol=1e-5
-    )
+    scores = [each["relevance_score"] for each in cohere]
+    np.testing.assert_allclose(scores, 1 / (1 + np.exp(-numbers[order])), atol=1e-5)
     assert jina[0]["document"]["text"] == DOCUMENTS[order[0]]
 
 
@@ -118,47 +108,32 @@ def test_a_pair_that_is_too_long_is_cut_or_refused(client: httpx.Client) -> None
     long = "do it " * 100
     assert client.post("/rerank", json={"query": "a", "texts": [long]}).headers["x-weir-truncated"] == "1"
     refused = client.post("/rerank", json={"query": "a", "texts": ["b", long], "truncate": False})
-    assert refused.status_code == 413 and refused.json()["error"].startswith(
-        "texts[1]: the text has more than the 64 tokens"
-    )
+    assert refused.status_code == 413
+    assert refused.json()["error"].startswith("texts[1]: the text has more than the 64 tokens")
     nul = client.post("/rerank", json={"query": "a", "documents": ["b", "\0"]})
     assert nul.json()["error"]["message"].startswith("documents[1]: ") and nul.status_code == 400
     nul = client.post("/v2/rerank", json={"query": "a", "documents": ["b", "\0"]})
     assert nul.json()["message"].startswith("documents[1]: ")
 
 
-@pytest.fixture
-def served_alone(tmp_path: Path) -> EmbeddingServer:
-    tiny.model(tmp_path / "labeller", labels=3, id2label=LABELS, problem_type="multi_label_classification")
-    return weir.embedding.serve(tmp_path / "labeller", cache=str(tmp_path / "cache"), **SETTINGS)
-
-
-def test_labels_may_hold_together_as_the_files_state(served_alone: EmbeddingServer, tmp_path: Path) -> None:
-    numbers = logits(tmp_path / "labeller", ["it"])[0]
-    with served_alone as server:
+def test_what_the_files_and_the_settings_state_of_a_classifier(tmp_path: Path) -> None:
+    """Its labels may hold together, and it may make vectors."""
+    model = tiny.model(tmp_path / "labeller", labels=3, id2label=LABELS, problem_type="multi_label_classification")
+    with weir.embedding.serve(model, cache=str(tmp_path / "cache"), **SETTINGS) as server:
         found = {each["label"]: each["score"] for each in httpx.post(f"{server.url}/", json={"inputs": "it"}).json()}
         info = httpx.get(f"{server.url}/info").json()
-    np.testing.assert_allclose([found[LABELS[str(place)]] for place in range(3)], 1 / (1 + np.exp(-numbers)), atol=1e-5)
+    expected = 1 / (1 + np.exp(-logits(model, ["it"])[0]))
+    np.testing.assert_allclose([found[LABELS[str(place)]] for place in range(3)], expected, atol=1e-5)
     assert info["model_type"]["classifier"]["id2label"] == LABELS
-
-
-def test_a_pooling_that_is_stated_makes_vectors_of_a_classifier(tmp_path: Path) -> None:
-    model = tiny.model(tmp_path / "labeller", labels=3)
     with weir.embedding.serve(model, pooling="mean", cache=str(tmp_path / "cache"), **SETTINGS) as server:
         assert len(httpx.post(f"{server.url}/embed", json={"inputs": "it"}).json()[0]) == tiny.HIDDEN
 
 
-def test_files_that_name_too_few_labels_are_refused(tmp_path: Path) -> None:
-    model = tiny.model(tmp_path, labels=3, id2label={"0": "sad", "1": "glad", "3": "mad"})
-    checkpoint = read_checkpoint(model)
-    with pytest.raises(SettingsError, match=r"id2label=.*: must have a text for each number from 0 to 2"):
-        print(checkpoint.labels)
-
-
 def test_only_what_was_trained_to_label_texts_does(tmp_path: Path) -> None:
-    assert read_checkpoint(tiny.model(tmp_path / "one", labels=3)).classifies
-    assert not read_checkpoint(
-        tiny.model(tmp_path / "two", labels=3, architectures=["BertForTokenClassification"])
-    ).classifies
+    few = read_checkpoint(tiny.model(tmp_path / "few", labels=3, id2label={"0": "sad", "1": "glad", "3": "mad"}))
+    with pytest.raises(SettingsError, match=r"id2label=.*: must have a text for each number from 0 to 2"):
+        print(few.labels)
+    assert few.classifies
+    of_tokens = tiny.model(tmp_path / "two", labels=3, architectures=["BertForTokenClassification"])
+    assert not read_checkpoint(of_tokens).classifies
     assert not read_checkpoint(tiny.model(tmp_path / "three")).classifies
-    assert Pooling.LOGITS.value == "logits"

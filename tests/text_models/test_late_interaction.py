@@ -9,7 +9,7 @@ import pytest
 from tests.text_models import late_models
 from tests.text_models.graph.running import cosines
 from tests.text_models.late_models import CASES, DOCUMENTS, QUERIES
-from tests.text_models.runtime.references import opened
+from tests.text_models.opening import opened, results
 
 import weir.embedding
 from weir.errors import SettingsError
@@ -29,7 +29,7 @@ def test_vectors_are_those_of_pylate(name: str, tmp_path: Path) -> None:
     late_models.pylate(tmp_path, name.partition(",")[0], **CASES[name])
     prompts = read_checkpoint(tmp_path).prompts
     for kind, texts in (("query", QUERIES), ("document", DOCUMENTS)):
-        found = opened(tmp_path, prompt=prompts[kind]).results(texts)
+        found = results(tmp_path, texts, prompt=prompts[kind])
         assert [len(each) for each in found] == EXPECTED[f"{name}, {kind}, counts"].tolist()
         assert cosines(np.concatenate(found), EXPECTED[f"{name}, {kind}"]).min() > 0.99999
 
@@ -37,13 +37,11 @@ def test_vectors_are_those_of_pylate(name: str, tmp_path: Path) -> None:
 def test_the_score_of_a_pair_is_the_sum_of_the_greatest_products(tmp_path: Path) -> None:
     late_models.pylate(tmp_path)
     prompts = read_checkpoint(tmp_path).prompts
-    queries, documents = (
-        opened(tmp_path, prompt=prompts[kind]).results(texts)
-        for kind, texts in (("query", QUERIES), ("document", DOCUMENTS))
-    )
+    queries = results(tmp_path, QUERIES, prompt=prompts["query"])
+    documents = results(tmp_path, DOCUMENTS, prompt=prompts["document"])
     pairs = [(query, document) for query in QUERIES for document in DOCUMENTS]
     expected = [score(query, document) for query in queries for document in documents]
-    found = opened(tmp_path).results(pairs)
+    found = results(tmp_path, pairs)
     assert all(each.shape == (1,) for each in found)
     np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-5)
     mean = maxsim(queries[0], documents[0], mean=True)
@@ -66,9 +64,8 @@ def test_every_protocol_ranks_by_maxsim_and_embeds_both_kinds_of_texts(tmp_path:
     assert len(query) == 16
     assert info["similarity_fn_name"] == "maxsim" and "embedding" in info["model_type"]
     for found, key in ((tei, "score"), (cohere, "relevance_score")):
-        np.testing.assert_allclose(
-            [each[key] for each in sorted(found, key=lambda each: each["index"])], expected, rtol=1e-4
-        )
+        by_place = sorted(found, key=lambda each: each["index"])
+        np.testing.assert_allclose([each[key] for each in by_place], expected, rtol=1e-4)
 
 
 def test_what_other_libraries_save(tmp_path: Path) -> None:
@@ -78,13 +75,9 @@ def test_what_other_libraries_save(tmp_path: Path) -> None:
     )
     late = read_checkpoint(late_models.stanford(tmp_path / "stanford")).layout.late
     assert late is not None
-    assert (late.query, late.query_marker, late.query_length, late.document_length) == (
-        "[unused0] ",
-        "[unused0] ",
-        16,
-        40,
-    )
-    (query,) = opened(tmp_path / "stanford", prompt="[unused0] ").results(["first do it"])
+    assert (late.query, late.query_marker) == ("[unused0] ", "[unused0] ")
+    assert (late.query_length, late.document_length) == (16, 40)
+    (query,) = results(tmp_path / "stanford", ["first do it"], prompt="[unused0] ")
     assert query.shape == (16, late_models.SIZE)
 
 
@@ -100,10 +93,10 @@ def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:
 def test_several_dense_layers_follow_each_other_with_their_residuals(tmp_path: Path) -> None:
     model = late_models.pylate(tmp_path, **late_models.SEVERAL)
     ids: Any = [[2, 30, 31, 32, 3]]
-    (value,) = opened(model, pooling="none", normalize=False).results(ids)
+    (value,) = results(model, ids, pooling="none", normalize=False)
     for layer in read_checkpoint(model).layout.dense:
         out = value @ layer.weight.T + (0 if layer.bias is None else layer.bias)
         value = out if layer.residual is None else out + value @ layer.residual.T
-    (found,) = opened(model).results(ids)
+    (found,) = results(model, ids)
     assert found.shape == value.shape == (5, late_models.SIZE)
     assert cosines(found, value / np.linalg.norm(value, axis=-1, keepdims=True)).min() > 0.99999

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.text_models import tiny
+from tests.text_models.test_late_interaction import SETTINGS
 
 import weir.embedding
 from weir.errors import InvalidRequest, SettingsError
@@ -36,23 +37,15 @@ def test_read_by_way_of_a_double_they_are_the_same_float32(numbers: NDArray[np.f
 
 
 def test_no_digit_is_too_many() -> None:
-    assert [bytes(each) for each in packed(np.array([[0.1, 1 / 3], [1.0, -0.25]], np.float32))] == [
-        b"[0.1,0.33333334]",
-        b"[1.0,-0.25]",
-    ]
-
-
-def test_a_text_may_have_several_vectors() -> None:
-    assert bytes(packed(np.array([[[0.5], [2.0]]], np.float32))[0]) == b"[[0.5],[2.0]]"
-
-
-def test_vectors_may_lie_anyhow_and_be_of_another_type() -> None:
-    numbers = np.arange(12, dtype=np.float64).reshape(3, 4)
-    assert [json.loads(bytes(each)) for each in packed(numbers.T[:, ::2])] == numbers.T[:, ::2].tolist()
-
-
-def test_what_is_not_finite_is_null() -> None:
-    assert bytes(packed(np.array([[np.nan, np.inf, 1.0]], np.float32))[0]) == b"[null,null,1.0]"
+    for numbers, text in (
+        ([0.1, 1 / 3], b"[0.1,0.33333334]"),
+        ([1.0, -0.25], b"[1.0,-0.25]"),
+        ([[0.5], [2.0]], b"[[0.5],[2.0]]"),  # several vectors of a text
+        ([np.nan, np.inf, 1.0], b"[null,null,1.0]"),
+    ):
+        assert bytes(packed(np.array([numbers], np.float32))[0]) == text
+    turned = np.arange(12, dtype=np.float64).reshape(3, 4).T[:, ::2]
+    assert [json.loads(bytes(each)) for each in packed(turned)] == turned.tolist()
 
 
 VECTORS = np.random.default_rng(3).normal(size=(50, 20)).astype(np.float32)
@@ -71,10 +64,7 @@ def test_int8_keeps_cosines_and_uint8_is_the_same_above_zero() -> None:
     np.testing.assert_array_equal(np.abs(signed.astype(int)).max(axis=1), 127)
     np.testing.assert_array_equal(unsigned.astype(int) - 128, signed)
     np.testing.assert_allclose(cosines(signed), cosines(VECTORS), atol=0.01)
-
-
-def test_a_vector_is_packed_by_itself() -> None:
-    np.testing.assert_array_equal(quantized(VECTORS[:1], Packing.INT8)[0], quantized(VECTORS, Packing.INT8)[0])
+    np.testing.assert_array_equal(quantized(VECTORS[:1], Packing.INT8)[0], signed[0])
 
 
 def test_binary_has_a_bit_for_each_number_above_zero() -> None:
@@ -92,20 +82,20 @@ def test_zeros_and_what_is_not_finite_are_packed_too() -> None:
 
 def test_a_packing_that_there_is_not_is_refused() -> None:
     assert packing_named(None, "encoding_format") is Packing.FLOAT
-    with pytest.raises(
-        InvalidRequest, match="encoding_format='int4': must be one of float, base64, int8, uint8, binary, ubinary"
-    ):
+    rule = "encoding_format='int4': must be one of float, base64, int8, uint8, binary, ubinary"
+    with pytest.raises(InvalidRequest, match=rule):
         packing_named("int4", "encoding_format")
 
 
 def test_similarities_are_those_of_sentence_transformers() -> None:
     vector, others = np.array([3.0, 4.0], np.float32), np.array([[6, 8], [0, 1], [3, 4]], np.float32)
-    for function, expected in (
-        ("cosine", [1, 0.8, 1]),
-        ("dot", [50, 4, 25]),
-        ("euclidean", [-5, -(18**0.5), 0]),
-        ("manhattan", [-7, -6, 0]),
-    ):
+    cases: dict[str, list[float]] = {
+        "cosine": [1, 0.8, 1],
+        "dot": [50, 4, 25],
+        "euclidean": [-5, -(18**0.5), 0],
+        "manhattan": [-7, -6, 0],
+    }
+    for function, expected in cases.items():
         np.testing.assert_allclose(similarities(vector, others, function), expected, rtol=1e-6)
 
 
@@ -114,18 +104,13 @@ def test_ranges_divide_each_dimension_into_256_steps(tmp_path: Path) -> None:
     np.save(tmp_path / "ranges.npy", np.array([[-1.0, 0.0, 7.0], [254.0, 127.5, 7.0]]))
     ranges = read_ranges(tmp_path / "ranges.npy", 3)
     assert quantized(vectors, Packing.UINT8, ranges).tolist() == [[0, 0, 0], [255, 1, 0], [0, 127, 2]]
-    assert quantized(vectors, Packing.INT8, ranges).tolist() == [
-        [-128, -128, -128],
-        [127, -127, -128],
-        [-128, -1, -126],
-    ]
+    signed = [[-128, -128, -128], [127, -127, -128], [-128, -1, -126]]
+    assert quantized(vectors, Packing.INT8, ranges).tolist() == signed
     assert quantized(vectors[:, :2], Packing.UINT8, ranges).tolist() == [[0, 0], [255, 1], [0, 127]]
     assert quantized(vectors, Packing.BINARY, ranges).tolist() == quantized(vectors, Packing.BINARY).tolist()
     np.save(tmp_path / "vectors.npy", vectors)
-    assert read_ranges(tmp_path / "vectors.npy", 3).tolist() == [
-        vectors.min(axis=0).tolist(),
-        vectors.max(axis=0).tolist(),
-    ]
+    least_and_greatest = [vectors.min(axis=0), vectors.max(axis=0)]
+    np.testing.assert_array_equal(read_ranges(tmp_path / "vectors.npy", 3), least_and_greatest)
 
 
 @pytest.mark.parametrize(
@@ -147,24 +132,17 @@ def test_answers_have_the_steps_of_the_ranges(tmp_path: Path) -> None:
     model = tiny.sentence_model(tmp_path / "model")
     ranges = np.stack([np.full(32, -0.4), np.full(32, 0.4)]).astype(np.float32)
     np.save(tmp_path / "ranges.npy", ranges)
-    settings: dict[str, Any] = {
-        "port": 0,
-        "workers": 1,
-        "device_map": ["cpu"],
-        "calibrate": False,
-        "cache": str(tmp_path / "cache"),
-    }
+    settings: dict[str, Any] = {**SETTINGS, "cache": str(tmp_path / "cache"), "ranges": str(tmp_path / "ranges.npy")}
     with (
-        weir.embedding.serve(model, ranges=str(tmp_path / "ranges.npy"), **settings) as server,
+        weir.embedding.serve(model, **settings) as server,
         httpx.Client(base_url=server.url, timeout=60) as http,
     ):
         asked = {"input": ["first do it", "it"]}
-        vectors = np.array(
-            [each["embedding"] for each in http.post("/v1/embeddings", json=asked).json()["data"]], np.float32
-        )
+        floats = http.post("/v1/embeddings", json=asked).json()["data"]
         openai = http.post("/v1/embeddings", json={**asked, "encoding_format": "uint8"}).json()["data"]
         cohere = http.post(
             "/v2/embed", json={"texts": asked["input"], "embedding_types": ["int8"], "input_type": "search_query", "model": "model"}
         ).json()["embeddings"]["int8"]  # fmt: skip
+    vectors = np.array([each["embedding"] for each in floats], np.float32)
     assert [each["embedding"] for each in openai] == quantized(vectors, Packing.UINT8, ranges).tolist()
     assert cohere == quantized(vectors, Packing.INT8, ranges).tolist()

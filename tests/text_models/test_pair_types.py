@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.text_models import tiny, tiny_tokens
+from tests.text_models.opening import opened
 
 from weir.errors import SettingsError
 from weir.text_models import Pooling, Recipe
 from weir.text_models.checkpoint.reading import read_checkpoint
-from weir.text_models.model import TextEncoder, TokenIds, padded_inputs
+from weir.text_models.model import TokenIds, padded_inputs
 from weir.text_models.runtime import RuntimeOptions, open_runtime
 from weir.text_models.tokenizer import Tokenizer
 
@@ -30,9 +31,8 @@ def retyped(directory: Path, change: dict[str, int]) -> Path:
     """Make the tokenizer put special tokens and a second text of these types around a pair."""
     path = directory / "tokenizer.json"
     made = json.loads(path.read_text())
-    special = {
-        name: {"id": name, "ids": [made["model"]["vocab"][name]], "tokens": [name]} for name in ("[CLS]", "[SEP]")
-    }
+    names = made["model"]["vocab"]
+    special = {name: {"id": name, "ids": [names[name]], "tokens": [name]} for name in ("[CLS]", "[SEP]")}
 
     def piece(name: str, kind: str = "SpecialToken", place: str = "") -> dict[str, Any]:
         return {kind: {"id": name, "type_id": change.get(place or name, 0)}}
@@ -80,9 +80,7 @@ def test_other_types_are_refused_when_the_model_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("settings", [{}, NO_TYPES])
 def test_a_score_is_computed_with_these_types(settings: dict[str, Any], tmp_path: Path) -> None:
     directory = with_settings(tiny.model(tmp_path / "model", labels=1), **settings)
-    model = TextEncoder(str(directory), cache=str(tmp_path / "cache"))
-    model.load_shared()
-    model.load()
+    model = opened(directory, tmp_path / "cache")
     (read,) = model.preprocess_batch([("first do it", "then do it right")])
     ids = read.ids[None]
     types = np.zeros_like(ids) if settings else (np.arange(len(read.ids)) >= read.second).astype(np.int32)[None]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from tests.text_models import tiny
 from tests.text_models.tokens.directories import PAIRS, TEXTS
+from tests.text_models.tokens.reading import ids
 from tests.text_server.bert_as_service.bundles import field, varint
 
 from weir.errors import SettingsError
-from weir.text_models.texts import Tokenized
 from weir.text_models.tokenizer import Tokenizer
 
 NAME = "sentencepiece.bpe.model"
@@ -31,8 +31,7 @@ def replace_by_pieces(directory: Path, first: list[str]) -> list[tuple[str, floa
 
 
 def test_xlm_r(tmp_path: Path) -> None:
-    tiny.model(tmp_path, "xlm-roberta")
-    before = Tokenizer(tmp_path)
+    before = Tokenizer(tiny.model(tmp_path, "xlm-roberta"))
     replace_by_pieces(tmp_path, ["<unk>", "<s>", "</s>"])
     after = Tokenizer(tmp_path)
     assert after.vocabulary == before.vocabulary
@@ -47,15 +46,17 @@ def test_camembert(tmp_path: Path) -> None:
     tokenizer = Tokenizer(tmp_path)
     assert (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id) == (5, 6, 1)
     assert tokenizer.vocab_size == len(pieces) - 1 + 5 + 1
-    found = tokenizer.encode(["first do it"], max_length=64)[0]
-    assert not isinstance(found, Exception)
-    assert tokenizer.tokens(found.ids) == ["<s>", "▁first", "▁do", "▁it", "</s>"]
+    assert tokenizer.tokens(ids(tokenizer.encode(["first do it"], max_length=64)[0])) == [
+        "<s>",
+        "▁first",
+        "▁do",
+        "▁it",
+        "</s>",
+    ]
 
 
 def test_deberta_with_the_file_of_its_training_alone(tmp_path: Path) -> None:
-    tiny.model(tmp_path, "deberta-v3")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).unlink(missing_ok=True)
+    tiny.model(tmp_path, "deberta-v3", tokenizer=False)
     words = ["\u2581first", "\u2581do", "\u2581it", "!", "\u2581do it"]
     special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
     trained = field(2, field(3, 1)) + field(3, field(1, b"identity"))
@@ -65,13 +66,13 @@ def test_deberta_with_the_file_of_its_training_alone(tmp_path: Path) -> None:
     assert (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id) == (1, 2, 0)
     assert tokenizer.vocabulary["[MASK]"] == len(pieces)
     read = tokenizer.encode(["  first do   it! ", ("do", "it"), "Do"], max_length=64)
-    one, pair, odd = [each for each in read if isinstance(each, Tokenized)]
-    assert tokenizer.tokens(one.ids) == ["[CLS]", "\u2581first", "\u2581do", "\u2581it", "!", "[SEP]"]
-    assert tokenizer.tokens(pair.ids) == ["[CLS]", "\u2581do", "[SEP]", "\u2581it", "[SEP]"]
-    assert "[UNK]" in tokenizer.tokens(odd.ids)
+    one, pair, odd = [tokenizer.tokens(ids(each)) for each in read]
+    assert one == ["[CLS]", "\u2581first", "\u2581do", "\u2581it", "!", "[SEP]"]
+    assert pair == ["[CLS]", "\u2581do", "[SEP]", "\u2581it", "[SEP]"]
+    assert "[UNK]" in odd
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true, "split_by_punct": true}')
     (lower,) = Tokenizer(tmp_path).encode(["DO"], max_length=64)
-    assert not isinstance(lower, Exception) and tokenizer.tokens(lower.ids) == ["[CLS]", "\u2581do", "[SEP]"]
+    assert tokenizer.tokens(ids(lower)) == ["[CLS]", "\u2581do", "[SEP]"]
     (tmp_path / "spm.model").write_bytes(b"".join(pieces[1:]) + trained)
     with pytest.raises(SettingsError, match=r"spm.model: has no piece '\[PAD\]'"):
         Tokenizer(tmp_path)
@@ -89,8 +90,7 @@ def test_deberta_with_the_file_of_its_training_alone(tmp_path: Path) -> None:
     ],
 )
 def test_files_that_are_broken(content: bytes, rule: str, tmp_path: Path) -> None:
-    tiny.model(tmp_path, "xlm-roberta")
-    (tmp_path / "tokenizer.json").unlink()
+    tiny.model(tmp_path, "xlm-roberta", tokenizer=False)
     (tmp_path / NAME).write_bytes(content)
     with pytest.raises(SettingsError, match=rule) as caught:
         Tokenizer(tmp_path)
@@ -98,8 +98,7 @@ def test_files_that_are_broken(content: bytes, rule: str, tmp_path: Path) -> Non
 
 
 def test_a_family_whose_ids_are_numbered_in_an_unknown_way_is_refused(tmp_path: Path) -> None:
-    tiny.model(tmp_path, "roberta")
-    (tmp_path / "tokenizer.json").unlink()
+    tiny.model(tmp_path, "roberta", tokenizer=False)
     (tmp_path / NAME).write_bytes(b"")
     with pytest.raises(SettingsError, match=r"for roberta, make a tokenizer\.json where transformers is installed"):
         Tokenizer(tmp_path)

@@ -14,7 +14,7 @@ from tests.text_models import tiny_tokens
 
 from weir.text_models.checkpoint.families import HEADS, POOLER, names_of, read_architecture, weight_names
 from weir.text_models.checkpoint.weights import weight_shapes
-from weir.text_models.formats import read_document
+from weir.text_models.formats import JsonDocument
 
 FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "mpnet")
 HIDDEN, HEADS_PER_LAYER, WIDE, POSITIONS = 32, 4, 64, 64
@@ -77,24 +77,10 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
 # Stored biases of those families that have them only in some layers of weights.
 _WITHOUT_BIAS = {
     "modernbert": ("",), "nomic-bert": ("Wqkv", "out_proj", "mlp"), "gte": ("up_gate_proj",), "jina-bert": ("gated_layers",), "qwen2": ("o_proj", "mlp", "norm"),
-    "qwen2-both-ways": ("o_proj", "mlp", "norm"), "qwen3": ("",), "eurobert": ("proj", "norm"), "gemma3": ("",), "gemma3-causal": ("",), "deberta-v2": (), "deberta-v3": (),
-    "electra": (), "albert": (),
+    "qwen2-both-ways": ("o_proj", "mlp", "norm"), "qwen3": ("",), "eurobert": ("proj", "norm"), "gemma3": ("",), "gemma3-causal": ("",),
 }  # fmt: skip
 
-CLASSES = {
-    "bert": "Bert",
-    "roberta": "Roberta",
-    "xlm-roberta": "XLMRoberta",
-    "distilbert": "DistilBert",
-    "mpnet": "MPNet",
-}
-PREFIXES = {
-    "bert": "bert.",
-    "roberta": "roberta.",
-    "xlm-roberta": "roberta.",
-    "distilbert": "distilbert.",
-    "mpnet": "mpnet.",
-}
+CLASSES = dict(zip(FAMILIES, ("Bert", "Roberta", "XLMRoberta", "DistilBert", "MPNet"), strict=True))
 
 
 def model(
@@ -107,41 +93,11 @@ def model(
     `config` are further keys of config.json.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    if family in MORE_FAMILIES:
-        return _network(directory, family, labels, seed, tokenizer, config)
-    vocabulary = tiny_tokens.write(directory, family) if tokenizer else tiny_tokens.size(family)
+    vocabulary_of = family if family in FAMILIES else "bert"
+    vocabulary = tiny_tokens.write(directory, vocabulary_of) if tokenizer else tiny_tokens.size(vocabulary_of)
     settings = configuration(family, layers, labels, vocabulary) | config
-    (directory / "config.json").write_text(json.dumps(settings, indent=1))
+    _write(directory / "config.json", settings)
     save(directory / "model.safetensors", weights(family, settings, labels, pooler, seed), kind)
-    return directory
-
-
-def _network(directory: Path, family: str, labels: int, seed: int, tokenizer: bool, config: dict[str, Any]) -> Path:
-    """Write a model of MORE_FAMILIES."""
-    vocabulary = tiny_tokens.write(directory, "bert") if tokenizer else tiny_tokens.size("bert")
-    named = {"id2label": {str(label): f"LABEL_{label}" for label in range(labels)}} if labels else {}
-    _write(directory / "config.json", {"vocab_size": vocabulary, **MORE_FAMILIES[family], **named, **config})
-    architecture = read_architecture(
-        read_document(directory / "config.json"), has_pooler=False, has_classifier=labels > 0
-    )
-    names = names_of(architecture) | ({name: name for name in HEADS[architecture.family]} if labels else {})
-    shapes = weight_shapes(architecture)
-    stored: dict[str, tuple[int, ...]] = {}
-    for here, there in names.items():
-        name, _, part = there.partition(":")
-        shape = shapes[here.split(".", 2)[-1] if here.startswith("layer.") else here]
-        stored[name] = (shape[0] * int(part[-1]), *shape[1:]) if part else shape
-    random = np.random.default_rng(seed)
-    values = {}
-    for name, shape in stored.items():
-        if (
-            name.endswith("bias") and any(part in name for part in _WITHOUT_BIAS[family])
-        ) or name == "layers.0.attn_norm.weight":
-            continue
-        value = _random(random, shape)
-        is_scale = len(shape) == 1 and name.endswith("weight") and not architecture.norm_offset
-        values[name] = value + np.float32(1) if is_scale else value
-    save(directory / "model.safetensors", values)
     return directory
 
 
@@ -165,14 +121,9 @@ def sentence_files(
     _write(directory / "1_Pooling" / "config.json", {"embedding_dimension": HIDDEN, "pooling_mode": pooling})
     if dense:
         modules.append(("2_Dense", "Dense"))
-        shape = {
-            "in_features": HIDDEN,
-            "out_features": dense,
-            "bias": True,
-            "activation_function": "torch.nn.modules.activation.Tanh",
-            "use_residual": residual,
-        }
-        _write(directory / "2_Dense" / "config.json", shape)
+        shape = {"in_features": HIDDEN, "out_features": dense, "bias": True, "use_residual": residual}
+        activation = {"activation_function": "torch.nn.modules.activation.Tanh"}
+        _write(directory / "2_Dense" / "config.json", shape | activation)
         random = np.random.default_rng(7)
         layer = {"linear.weight": _random(random, (dense, HIDDEN)), "linear.bias": _random(random, (dense,))}
         if residual:
@@ -193,21 +144,20 @@ def sentence_files(
 
 def configuration(family: str, layers: int, labels: int, vocabulary: int) -> dict[str, Any]:
     """Return a config.json of the family."""
+    named: dict[str, Any] = {"id2label": {str(label): f"LABEL_{label}" for label in range(labels)}} if labels else {}
+    if family in MORE_FAMILIES:
+        return {"vocab_size": vocabulary, **MORE_FAMILIES[family], **named}
     angle = family not in ("bert", "distilbert")
-    known: dict[str, Any] = {"model_type": family, "vocab_size": vocabulary, "pad_token_id": int(angle)}
-    known["architectures"] = [CLASSES[family] + ("ForSequenceClassification" if labels else "Model")]
-    known["max_position_embeddings"] = POSITIONS + (2 if angle else 0)
+    known = {
+        "model_type": family, "vocab_size": vocabulary, "pad_token_id": int(angle),
+        "architectures": [CLASSES[family] + ("ForSequenceClassification" if labels else "Model")],
+        "max_position_embeddings": POSITIONS + (2 if angle else 0), **named,
+    }  # fmt: skip
     if labels:
-        known["id2label"] = {str(label): f"LABEL_{label}" for label in range(labels)}
         known["label2id"] = {f"LABEL_{label}": label for label in range(labels)}
     if family == "distilbert":
-        return known | {
-            "dim": HIDDEN,
-            "n_layers": layers,
-            "n_heads": HEADS_PER_LAYER,
-            "hidden_dim": WIDE,
-            "activation": "gelu",
-        }
+        sizes = {"dim": HIDDEN, "n_layers": layers, "n_heads": HEADS_PER_LAYER, "hidden_dim": WIDE}
+        return known | sizes | {"activation": "gelu"}
     known |= {"hidden_size": HIDDEN, "num_hidden_layers": layers, "num_attention_heads": HEADS_PER_LAYER}
     known |= {"intermediate_size": WIDE, "hidden_act": "gelu", "layer_norm_eps": 1e-5 if angle else 1e-12}
     if family == "mpnet":
@@ -218,45 +168,33 @@ def configuration(family: str, layers: int, labels: int, vocabulary: int) -> dic
 def weights(
     family: str, config: dict[str, Any], labels: int, pooler: bool, seed: int
 ) -> dict[str, NDArray[np.float32]]:
-    """Return random weights by the names that the family has in its files."""
-    layers = config.get("num_hidden_layers", config.get("n_layers", 0))
-    prefix = PREFIXES[family] if labels else ""
-    names = {name: prefix + name for name in weight_names(family, layers).values()}
-    # Neither DistilBERT nor a RoBERTa with a classifier has one.
-    if pooler and family != "distilbert" and not (labels and family != "bert"):
-        names |= {name: prefix + name for name in POOLER.values()}
-    if labels:
-        names |= {name: name for name in HEADS[family]}
+    """Return random weights by the names that the family has in its files: where there are labels, with the prefix of models that have some."""
+    # Neither DistilBERT nor a RoBERTa with a classifier has a pooler.
+    pools = pooler and family in FAMILIES and family != "distilbert" and not (labels and family != "bert")
+    architecture = read_architecture(
+        JsonDocument(Path("config.json"), config), has_pooler=pools, has_classifier=labels > 0
+    )
+    if family in MORE_FAMILIES:
+        prefix, names = "", names_of(architecture)
+    else:
+        prefix = family.removeprefix("xlm-") + "." if labels else ""
+        names = weight_names(family, architecture.layers) | (POOLER if pools else {})
+    heads = {name: name for name in HEADS[architecture.family]} if labels else {}
+    shapes, stored = weight_shapes(architecture), dict[str, tuple[int, ...]]()
+    for here, there in (names | heads).items():
+        name, _, part = there.partition(":")
+        shape = shapes[here.split(".", 2)[-1] if here.startswith("layer.") else here]
+        key = name if here in heads else prefix + name
+        stored[key] = (shape[0] * int(part[-1]), *shape[1:]) if part else shape
     random = np.random.default_rng(seed)
     values = {}
-    for plain, name in names.items():
-        value = _random(random, shape_of(plain, config, labels))
-        values[name] = value + np.float32(1) if "norm" in plain.lower() and plain.endswith("weight") else value
+    for name, shape in stored.items():
+        left_out = name.endswith("bias") and any(part in name for part in _WITHOUT_BIAS.get(family, ()))
+        if left_out or name == "layers.0.attn_norm.weight":
+            continue
+        is_scale = len(shape) == 1 and name.endswith("weight") and not architecture.norm_offset
+        values[name] = _random(random, shape) + np.float32(is_scale)
     return values
-
-
-def shape_of(name: str, config: dict[str, Any], labels: int) -> tuple[int, ...]:
-    """Return the shape of a weight by its name in the files."""
-    tables = {
-        "word_embeddings": config["vocab_size"], "position_embeddings": config["max_position_embeddings"],
-        "token_type_embeddings": config.get("type_vocab_size", 0),
-    }  # fmt: skip
-    for table, rows in tables.items():
-        if table in name:
-            return (rows, HIDDEN)
-    if "relative_attention_bias" in name:
-        return (32, HEADS_PER_LAYER)
-    if name in ("classifier.weight", "classifier.out_proj.weight"):
-        return (labels, HIDDEN)
-    if name in ("classifier.bias", "classifier.out_proj.bias"):
-        return (labels,)
-    out, inner = HIDDEN, HIDDEN
-    if "intermediate" in name or "lin1" in name:
-        out = WIDE
-    elif "lin2" in name or (".output.dense" in name and "attention" not in name):
-        inner = WIDE
-    vector = name.endswith("bias") or "norm" in name.lower()
-    return (out,) if vector else (out, inner)
 
 
 def save(path: Path, arrays: dict[str, NDArray[np.float32]], kind: str = "F32") -> None:

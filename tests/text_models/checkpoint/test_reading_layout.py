@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from tests.text_models import tiny
+from tests.text_models.opening import results
 
 from weir.errors import SettingsError
 from weir.text_models import Pooling
 from weir.text_models.checkpoint.reading import read_checkpoint
-from weir.text_models.model import TextEncoder
 from weir.text_models.recipe import RecipeOptions, chosen_recipe
 from weir.text_models.texts import TokenizerOptions
 
@@ -113,12 +113,7 @@ def test_one_route_of_a_router_is_served(tmp_path: Path) -> None:
     assert [len(layer.weight) for layer in document.dense] == [20] and not document.normalize
     assert not query.dense and query.normalize
     assert document.content_hash() != query.content_hash()
-    vectors = []
-    for route in (None, "document", "query"):
-        encoder = TextEncoder(str(model), router=route, cache=str(tmp_path / "cache"))
-        encoder.load_shared()
-        encoder.load()
-        vectors.append(encoder.predict(encoder.preprocess_batch(["do it"]))[0])
+    vectors = [results(model, ["do it"], tmp_path, router=route)[0] for route in (None, "document", "query")]
     assert [len(vector) for vector in vectors] == [20, 20, 32]
     assert (vectors[0] == vectors[1]).all()
 

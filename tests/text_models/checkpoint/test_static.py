@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from tests.text_models import tiny, tiny_tokens
 from tests.text_models.graph.running import cosines
 from tests.text_models.graph.test_heads import modules
-from tests.text_models.runtime.references import opened
+from tests.text_models.opening import results
 
 from weir.errors import SettingsError
 from weir.text_models.checkpoint.reading import read_checkpoint
@@ -18,23 +19,13 @@ TEXTS = ["First do it", "then do it right, then do it better. " * 30, "do"]
 random = np.random.default_rng(5)
 
 
-def save(path: Path, **arrays: Any) -> None:
-    """Write a safetensors file of arrays of their own types."""
-    from safetensors.numpy import save_file
-
-    save_file(arrays, path)
-
-
 def static(directory: Path, folder: str = "0_StaticEmbedding", **arrays: Any) -> Path:
     """Write a model of sentence-transformers with a StaticEmbedding and a Normalize."""
     (directory / folder).mkdir(parents=True, exist_ok=True)
     tiny_tokens.write(directory / folder, "bert")
-    save(directory / folder / "model.safetensors", **arrays)
-    named = (
-        (folder, "sentence_transformers.models.StaticEmbedding"),
-        ("1_Normalize", "sentence_transformers.models.Normalize"),
-    )
-    return modules(directory, *named)
+    save_file(arrays, directory / folder / "model.safetensors")
+    named = ((folder, "StaticEmbedding"), ("1_Normalize", "Normalize"))
+    return modules(directory, *((path, f"sentence_transformers.models.{kind}") for path, kind in named))
 
 
 def expected(directory: Path, table: Any) -> Any:
@@ -49,7 +40,7 @@ def test_the_mean_of_the_vectors_of_tokens(name: str, dtype: Any, tmp_path: Path
     table = random.normal(size=(tiny_tokens.size("bert"), 24)).astype(dtype)
     arrays: dict[str, Any] = {name: table}
     directory = static(tmp_path, **arrays)
-    found = np.stack(opened(directory).results(TEXTS))
+    found = np.stack(results(directory, TEXTS))
     assert found.shape == (3, 24)
     assert cosines(found, expected(directory, table.astype(np.float32))).min() > 0.99999
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
@@ -57,17 +48,14 @@ def test_the_mean_of_the_vectors_of_tokens(name: str, dtype: Any, tmp_path: Path
 
 def test_model2vec_may_share_rows_and_weigh_tokens(tmp_path: Path) -> None:
     count = tiny_tokens.size("bert")
-    rows, mapping, weights = (
-        random.normal(size=(20, 24)).astype(np.float32),
-        random.integers(0, 20, count),
-        random.random(count),
-    )
+    rows = random.normal(size=(20, 24)).astype(np.float32)
+    mapping, weights = random.integers(0, 20, count), random.random(count)
     directory = static(tmp_path, "", embeddings=rows, mapping=mapping, weights=weights)
-    found = np.stack(opened(directory).results(TEXTS))
+    found = np.stack(results(directory, TEXTS))
     assert cosines(found, expected(directory, rows[mapping] * weights[:, None])).min() > 0.99999
     (directory / "modules.json").unlink()
     (directory / "config.json").write_text(json.dumps({"model_type": "model2vec", "normalize": False}))
-    bare = np.stack(opened(directory).results(TEXTS))
+    bare = np.stack(results(directory, TEXTS))
     assert cosines(bare, found).min() > 0.99999
     assert np.abs(np.linalg.norm(bare, axis=1) - 1).max() > 0.01
 

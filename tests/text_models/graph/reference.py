@@ -45,9 +45,8 @@ def rotated(value: Array, inverse: Array) -> Array:
     """Turn the halves of each head [heads, tokens, size] by position times the inverse wavelengths."""
     angles = np.arange(value.shape[1])[:, None] * inverse[None]
     first, second = np.split(value, 2, axis=-1)
-    return np.concatenate(
-        [first * np.cos(angles) - second * np.sin(angles), second * np.cos(angles) + first * np.sin(angles)], axis=-1
-    )
+    cosines, sines = np.cos(angles), np.sin(angles)
+    return np.concatenate([first * cosines - second * sines, second * cosines + first * sines], axis=-1)
 
 
 def wavelengths(theta: float, size: int) -> Array:
@@ -61,9 +60,8 @@ class Network:
 
     def __init__(self, directory: Path) -> None:
         self.config: dict[str, Any] = json.loads((directory / "config.json").read_text())
-        self.weights: dict[str, Array] = {
-            name: value.astype(np.float64) for name, value in load_file(directory / "model.safetensors").items()
-        }
+        stored = load_file(directory / "model.safetensors")
+        self.weights: dict[str, Array] = {name: value.astype(np.float64) for name, value in stored.items()}
 
     def linear(self, value: Array, name: str) -> Array:
         """Apply a dense layer, with its bias if there is one."""
@@ -86,16 +84,9 @@ class Network:
         kind = self.config["model_type"]
         if self.config.get("position_embedding_type") == "alibi":
             return self.jina(ids, types)
-        names = {
-            "deberta-v2": "deberta",
-            "nomic_bert": "nomic",
-            "new": "gte",
-            "qwen2": "decoder",
-            "qwen3": "decoder",
-            "eurobert": "decoder",
-            "gemma3_text": "decoder",
-        }
-        compute: Callable[[Array, Array], Array] = getattr(self, names.get(kind, kind))
+        names = {"deberta-v2": "deberta", "nomic_bert": "nomic", "new": "gte"}
+        own = kind if kind in ("electra", "albert", "modernbert") else names.get(kind, "decoder")
+        compute: Callable[[Array, Array], Array] = getattr(self, own)
         return compute(ids, types)
 
     def embedded(self, ids: Array, types: Array, *, positions: bool, norm: str = "embeddings.LayerNorm") -> Array:
@@ -131,38 +122,43 @@ class Network:
         found: Array = softmax(scores) @ value
         return found.transpose(1, 0, 2).reshape(found.shape[1], -1)
 
-    def bert_attention(self, value: Array, at: str, names: tuple[str, str, str], bias: Array | float = 0.0) -> Array:
-        query, key, held = (self.divided(self.linear(value, at + name), self.heads) for name in names)
+    def added(self, value: Array, found: Array, dense: str, norm: str) -> Array:
+        """Add what a dense layer makes of `found`, and normalize."""
+        return self.layer_norm(value + self.linear(found, dense), norm, self.epsilon)
+
+    def parts(self, value: Array, name: str) -> list[Array]:
+        """Return the queries, keys and values that one matrix makes."""
+        return [self.divided(part, self.heads) for part in np.split(self.linear(value, name), 3, axis=-1)]
+
+    def bert_layer(self, value: Array, found: Array, at: str) -> Array:
+        """Return what comes after attention in BERT's layers."""
+        value = self.added(value, found, at + "attention.output.dense", at + "attention.output.LayerNorm")
+        return self.added(
+            value, gelu(self.linear(value, at + "intermediate.dense")), at + "output.dense", at + "output.LayerNorm"
+        )
+
+    def bert_attention(self, value: Array, at: str, bias: Array | float = 0.0) -> Array:
+        query, key, held = (
+            self.divided(self.linear(value, at + name), self.heads) for name in ("query", "key", "value")
+        )
         return self.attended(query, key, held, bias)
 
     def electra(self, ids: Array, types: Array) -> Array:
         value = self.linear(self.embedded(ids, types, positions=True), "embeddings_project")
         for layer in range(self.layers):
             at = f"encoder.layer.{layer}."
-            found = self.bert_attention(value, at + "attention.self.", ("query", "key", "value"))
-            value = self.layer_norm(
-                value + self.linear(found, at + "attention.output.dense"),
-                at + "attention.output.LayerNorm",
-                self.epsilon,
-            )
-            wide = gelu(self.linear(value, at + "intermediate.dense"))
-            value = self.layer_norm(
-                value + self.linear(wide, at + "output.dense"), at + "output.LayerNorm", self.epsilon
-            )
+            found = self.bert_attention(value, at + "attention.self.")
+            value = self.bert_layer(value, found, at)
         return value
 
     def albert(self, ids: Array, types: Array) -> Array:
         value = self.linear(self.embedded(ids, types, positions=True), "encoder.embedding_hidden_mapping_in")
         at = "encoder.albert_layer_groups.0.albert_layers.0."
         for _ in range(self.layers):
-            found = self.bert_attention(value, at + "attention.", ("query", "key", "value"))
-            value = self.layer_norm(
-                value + self.linear(found, at + "attention.dense"), at + "attention.LayerNorm", self.epsilon
-            )
+            found = self.bert_attention(value, at + "attention.")
+            value = self.added(value, found, at + "attention.dense", at + "attention.LayerNorm")
             wide = tanh_gelu(self.linear(value, at + "ffn"))
-            value = self.layer_norm(
-                value + self.linear(wide, at + "ffn_output"), at + "full_layer_layer_norm", self.epsilon
-            )
+            value = self.added(value, wide, at + "ffn_output", at + "full_layer_layer_norm")
         return value
 
     def bucket(self, distance: int) -> int:
@@ -183,39 +179,23 @@ class Network:
         table = self.weights["encoder.rel_embeddings.weight"]
         if config.get("norm_rel_ebd") == "layer_norm":
             table = self.layer_norm(table, "encoder.LayerNorm", self.epsilon)
-        rows = np.array(
-            [[min(max(self.bucket(i - j) + span, 0), 2 * span - 1) for j in range(count)] for i in range(count)]
-        )
+        buckets = [[self.bucket(i - j) for j in range(count)] for i in range(count)]
+        rows = np.clip(np.array(buckets) + span, 0, 2 * span - 1)
         shared = config.get("share_att_key", False)
         for layer in range(self.layers):
             at = f"encoder.layer.{layer}."
-            query, key, held = (
-                self.divided(self.linear(value, f"{at}attention.self.{part}_proj"), self.heads)
-                for part in ("query", "key", "value")
+            names = ["query_proj", "key_proj", "value_proj"]
+            inner = [self.divided(self.linear(value, f"{at}attention.self.{name}"), self.heads) for name in names]
+            of_positions = names[:2] if shared else ["pos_query_proj", "pos_key_proj"]
+            turned, turning = (
+                self.divided(self.linear(table, f"{at}attention.self.{name}"), self.heads)[:, rows]
+                for name in of_positions
             )
-            position_key = self.divided(
-                self.linear(table, at + f"attention.self.{'key_proj' if shared else 'pos_key_proj'}"), self.heads
-            )
-            position_query = self.divided(
-                self.linear(table, at + f"attention.self.{'query_proj' if shared else 'pos_query_proj'}"), self.heads
-            )
+            query, key, held = inner
+            bias = (query[:, :, None] * turning + key[:, None] * turned).sum(-1)
             scale = 1 / math.sqrt(3 * query.shape[-1])
-            bias = np.empty((self.heads, count, count))
-            for i in range(count):
-                for j in range(count):
-                    bias[:, i, j] = (query[:, i] * position_key[:, rows[i, j]]).sum(-1) + (
-                        key[:, j] * position_query[:, rows[i, j]]
-                    ).sum(-1)
             found = self.attended(query, key, held, bias * scale, scale)
-            value = self.layer_norm(
-                value + self.linear(found, at + "attention.output.dense"),
-                at + "attention.output.LayerNorm",
-                self.epsilon,
-            )
-            wide = gelu(self.linear(value, at + "intermediate.dense"))
-            value = self.layer_norm(
-                value + self.linear(wide, at + "output.dense"), at + "output.LayerNorm", self.epsilon
-            )
+            value = self.bert_layer(value, found, at)
         return value
 
     def modernbert(self, ids: Array, types: Array) -> Array:
@@ -226,15 +206,12 @@ class Network:
             at = f"layers.{layer}."
             near = layer % config["global_attn_every_n_layers"] != 0
             inner = self.layer_norm(value, at + "attn_norm", epsilon) if layer else value
-            query, key, held = (
-                self.divided(part, self.heads) for part in np.split(self.linear(inner, at + "attn.Wqkv"), 3, axis=-1)
-            )
+            query, key, held = self.parts(inner, at + "attn.Wqkv")
             turns = wavelengths(config["local_rope_theta" if near else "global_rope_theta"], query.shape[-1])
             found = self.attended(rotated(query, turns), rotated(key, turns), held, np.where(far & near, -np.inf, 0.0))
             value = value + self.linear(found, at + "attn.Wo")
-            gate, up = np.split(
-                self.linear(self.layer_norm(value, at + "mlp_norm", epsilon), at + "mlp.Wi"), 2, axis=-1
-            )
+            inner = self.layer_norm(value, at + "mlp_norm", epsilon)
+            gate, up = np.split(self.linear(inner, at + "mlp.Wi"), 2, axis=-1)
             value = value + self.linear(gelu(gate) * up, at + "mlp.Wo")
         return self.layer_norm(value, "final_norm", epsilon)
 
@@ -242,14 +219,12 @@ class Network:
         value = self.embedded(ids, types, positions=False, norm="emb_ln")
         for layer in range(self.layers):
             at = f"encoder.layers.{layer}."
-            query, key, held = (
-                self.divided(part, self.heads) for part in np.split(self.linear(value, at + "attn.Wqkv"), 3, axis=-1)
-            )
+            query, key, held = self.parts(value, at + "attn.Wqkv")
             turns = wavelengths(self.config["rotary_emb_base"], query.shape[-1])
             found = self.attended(rotated(query, turns), rotated(key, turns), held)
-            value = self.layer_norm(value + self.linear(found, at + "attn.out_proj"), at + "norm1", self.epsilon)
+            value = self.added(value, found, at + "attn.out_proj", at + "norm1")
             wide = self.linear(value, at + "mlp.fc11") * silu(self.linear(value, at + "mlp.fc12"))
-            value = self.layer_norm(value + self.linear(wide, at + "mlp.fc2"), at + "norm2", self.epsilon)
+            value = self.added(value, wide, at + "mlp.fc2", at + "norm2")
         return value
 
     def gte(self, ids: Array, types: Array) -> Array:
@@ -257,18 +232,13 @@ class Network:
         factor = self.config["rope_scaling"]["factor"]
         for layer in range(self.layers):
             at = f"encoder.layer.{layer}."
-            query, key, held = (
-                self.divided(part, self.heads)
-                for part in np.split(self.linear(value, at + "attention.qkv_proj"), 3, axis=-1)
-            )
+            query, key, held = self.parts(value, at + "attention.qkv_proj")
             size = query.shape[-1]
             turns = wavelengths(self.config["rope_theta"] * factor, size) / factor ** (2 / size)
             found = self.attended(rotated(query, turns), rotated(key, turns), held)
-            value = self.layer_norm(value + self.linear(found, at + "attention.o_proj"), at + "attn_ln", self.epsilon)
+            value = self.added(value, found, at + "attention.o_proj", at + "attn_ln")
             up, gate = np.split(self.linear(value, at + "mlp.up_gate_proj"), 2, axis=-1)
-            value = self.layer_norm(
-                value + self.linear(gelu(gate) * up, at + "mlp.down_proj"), at + "mlp_ln", self.epsilon
-            )
+            value = self.added(value, gelu(gate) * up, at + "mlp.down_proj", at + "mlp_ln")
         return value
 
     def jina(self, ids: Array, types: Array) -> Array:
@@ -277,16 +247,10 @@ class Network:
         bias = -slopes[:, None, None] * np.abs(np.arange(len(ids))[:, None] - np.arange(len(ids)))
         for layer in range(self.layers):
             at = f"encoder.layer.{layer}."
-            found = self.bert_attention(value, at + "attention.self.", ("query", "key", "value"), bias)
-            value = self.layer_norm(
-                value + self.linear(found, at + "attention.output.dense"),
-                at + "attention.output.LayerNorm",
-                self.epsilon,
-            )
+            found = self.bert_attention(value, at + "attention.self.", bias)
+            value = self.added(value, found, at + "attention.output.dense", at + "attention.output.LayerNorm")
             gate, up = np.split(self.linear(value, at + "mlp.gated_layers"), 2, axis=-1)
-            value = self.layer_norm(
-                value + self.linear(gelu(gate) * up, at + "mlp.wo"), at + "mlp.layernorm", self.epsilon
-            )
+            value = self.added(value, gelu(gate) * up, at + "mlp.wo", at + "mlp.layernorm")
         return value
 
     def decoder(self, ids: Array, types: Array) -> Array:
@@ -299,37 +263,27 @@ class Network:
             at = f"layers.{layer}."
             near = gemma and config["layer_types"][layer] == "sliding_attention"
             inner = self.rms_norm(value, at + "input_layernorm", offset)
+            kept = config["num_key_value_heads"]
             query, key, held = (
                 self.divided(self.linear(inner, f"{at}self_attn.{part}_proj"), heads)
-                for part, heads in (
-                    ("q", self.heads),
-                    ("k", config["num_key_value_heads"]),
-                    ("v", config["num_key_value_heads"]),
-                )
+                for part, heads in (("q", self.heads), ("k", kept), ("v", kept))
             )
             if kind not in ("qwen2", "eurobert"):
-                query, key = (
-                    self.rms_norm(query, at + "self_attn.q_norm", offset),
-                    self.rms_norm(key, at + "self_attn.k_norm", offset),
-                )
+                query = self.rms_norm(query, at + "self_attn.q_norm", offset)
+                key = self.rms_norm(key, at + "self_attn.k_norm", offset)
             turns = wavelengths(config["rope_local_base_freq" if near else "rope_theta"], query.shape[-1])
             hidden = np.zeros((count, count), bool) if both_ways else later > 0
             if near:
                 window = config["sliding_window"] // 2 + 1 if both_ways else config["sliding_window"]
                 hidden |= np.abs(later) >= window
             scale = config["query_pre_attn_scalar"] ** -0.5 if gemma else 0.0
-            found = self.attended(
-                rotated(query, turns), rotated(key, turns), held, np.where(hidden, -np.inf, 0.0), scale
-            )
+            bias = np.where(hidden, -np.inf, 0.0)
+            found = self.attended(rotated(query, turns), rotated(key, turns), held, bias, scale)
             found = self.linear(found, at + "self_attn.o_proj")
             value = value + (self.rms_norm(found, at + "post_attention_layernorm", offset) if gemma else found)
-            inner = self.rms_norm(
-                value, at + ("pre_feedforward_layernorm" if gemma else "post_attention_layernorm"), offset
-            )
-            bend = tanh_gelu if gemma else silu
-            wide = self.linear(
-                bend(self.linear(inner, at + "mlp.gate_proj")) * self.linear(inner, at + "mlp.up_proj"),
-                at + "mlp.down_proj",
-            )
+            before = "pre_feedforward_layernorm" if gemma else "post_attention_layernorm"
+            inner = self.rms_norm(value, at + before, offset)
+            gate, up = self.linear(inner, at + "mlp.gate_proj"), self.linear(inner, at + "mlp.up_proj")
+            wide = self.linear((tanh_gelu if gemma else silu)(gate) * up, at + "mlp.down_proj")
             value = value + (self.rms_norm(wide, at + "post_feedforward_layernorm", offset) if gemma else wide)
         return self.rms_norm(value, "norm", offset)

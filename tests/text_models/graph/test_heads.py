@@ -1,7 +1,6 @@
 """Heads beside the classifier: SPLADE, BGE-M3's, ColBERT's, and labels of tokens; each against plain numpy over the vectors of the tokens."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,9 @@ import pytest
 from safetensors.numpy import load_file
 from tests.text_models import tiny
 from tests.text_models.checkpoint.test_weights import save as save_pickle
-from tests.text_models.graph.reference import tanh_gelu
+from tests.text_models.graph.reference import Network, gelu, tanh_gelu
 from tests.text_models.graph.running import Array, cosines, running
+from tests.text_models.opening import opened, results
 
 from weir.errors import SettingsError
 from weir.text_models import Pooling, Recipe
@@ -40,9 +40,7 @@ def with_weights(directory: Path, more: dict[str, Array], **config: Any) -> Path
 
 def modules(directory: Path, *named: tuple[str, str], **configs: dict[str, Any]) -> Path:
     """Write modules.json, and the config.json of each folder."""
-    listed = [
-        {"idx": place, "name": str(place), "path": path, "type": kind} for place, (path, kind) in enumerate(named)
-    ]
+    listed = [{"idx": at, "name": str(at), "path": path, "type": kind} for at, (path, kind) in enumerate(named)]
     (directory / "modules.json").write_text(json.dumps(listed))
     for folder, config in configs.items():
         path = directory / folder.replace("at_", "")
@@ -57,17 +55,6 @@ def tokens_of(checkpoint: Checkpoint, folder: Path) -> list[Array]:
     return [found[place, : len(text)] for place, text in enumerate(TEXTS)]
 
 
-def norm(value: Array, weight: Array, bias: Array | float, epsilon: float) -> Array:
-    centred = value - value.mean(axis=-1, keepdims=True)
-    found: Array = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + epsilon) * weight + bias
-    return found
-
-
-def gelu(value: Array) -> Array:
-    found: Array = value * (1 + np.vectorize(math.erf)(value / math.sqrt(2))) / 2
-    return found
-
-
 # The names of a language model's head: dense, norm, bias of the words.
 WORD_HEADS = {
     "bert": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"),
@@ -80,9 +67,6 @@ WORD_HEADS = {
     "electra": ("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head.bias"),
 }
 INNER = {"albert": 16, "electra": 16}  # the size of the embeddings of words, where that is not the hidden size
-WORDS = {
-    "modernbert": "embeddings.tok_embeddings.weight",
-}
 
 
 def splade(directory: Path, family: str, **pooling: str) -> tuple[Checkpoint, dict[str, Array]]:
@@ -91,17 +75,9 @@ def splade(directory: Path, family: str, **pooling: str) -> tuple[Checkpoint, di
     count = json.loads((directory / "config.json").read_text())["vocab_size"]
     dense, normal, bias = WORD_HEADS[family]
     inner = INNER.get(family, 32)
-    head = {
-        f"{dense}.weight": drawn(inner, 32),
-        f"{dense}.bias": drawn(inner),
-        f"{normal}.weight": 1 + drawn(inner),
-        f"{normal}.bias": drawn(inner),
-    }
-    with_weights(directory, {**head, bias: drawn(count)})
-    kinds = (
-        "sentence_transformers.sparse_encoder.models.MLMTransformer",
-        "sentence_transformers.sparse_encoder.models.SpladePooling",
-    )
+    head = {f"{dense}.weight": drawn(inner, 32), f"{dense}.bias": drawn(inner), bias: drawn(count)}
+    with_weights(directory, head | {f"{normal}.weight": 1 + drawn(inner), f"{normal}.bias": drawn(inner)})
+    kinds = [f"sentence_transformers.sparse_encoder.models.{name}" for name in ("MLMTransformer", "SpladePooling")]
     modules(directory, ("", kinds[0]), ("1_SpladePooling", kinds[1]), at_1_SpladePooling=pooling)
     return read_checkpoint(directory), load_file(directory / "model.safetensors")
 
@@ -117,13 +93,11 @@ def test_splade(family: str, strategy: str, function: str, tmp_path: Path) -> No
     assert checkpoint.outputs == (Pooling.SPARSE,)
     found = running(build(checkpoint, recipe), tmp_path / "graph")(TEXTS)
     dense, normal, bias = WORD_HEADS[family]
-    table = weights[WORDS.get(family, "embeddings.word_embeddings.weight")]
-    epsilon = checkpoint.architecture.epsilon
+    table = next(weights[name] for name in weights if "word_embeddings" in name or "tok_embeddings" in name)
+    network = Network(tmp_path / "model")
     for tokens, row in zip(tokens_of(checkpoint, tmp_path / "tokens"), found, strict=True):
-        value = (tanh_gelu if family == "albert" else gelu)(
-            tokens @ weights[f"{dense}.weight"].T + weights[f"{dense}.bias"]
-        )
-        numbers = norm(value, weights[f"{normal}.weight"], weights[f"{normal}.bias"], epsilon) @ table.T + weights[bias]
+        value = (tanh_gelu if family == "albert" else gelu)(network.linear(tokens, dense))
+        numbers = network.layer_norm(value, normal, checkpoint.architecture.epsilon) @ table.T + weights[bias]
         logs = np.log1p(np.maximum(numbers, 0))
         logs = np.log1p(logs) if function == "log1p_relu" else logs
         np.testing.assert_allclose(row, logs.max(axis=0) if strategy == "max" else logs.sum(axis=0), atol=1e-4)
@@ -156,10 +130,8 @@ def test_the_heads_of_bge_m3(tmp_path: Path) -> None:
 
 
 def test_terms_have_the_largest_weight_of_a_token_and_no_special_ones() -> None:
-    found = terms(
-        np.array([[9], [0.5], [2], [0], [1], [9]], np.float32), np.array([0, 7, 5, 8, 7, 2]), np.array([0, 2])
-    )
-    assert found.tolist() == [[5, 2], [7, 1]]
+    weights = np.array([[9], [0.5], [2], [0], [1], [9]], np.float32)
+    assert terms(weights, np.array([0, 7, 5, 8, 7, 2]), np.array([0, 2])).tolist() == [[5, 2], [7, 1]]
     assert terms(np.array([0, 0.25, 0, 3], np.float32), np.array([1]), np.array([0])).tolist() == [[1, 0.25], [3, 3]]
     assert terms(np.zeros(4, np.float32), np.array([1]), np.array([0])).shape == (0, 2)
 
@@ -175,30 +147,6 @@ def test_a_mask_that_a_text_spells_out_is_a_term(tmp_path: Path) -> None:
     assert set(terms(weights, text.ids, model._unweighted_ids)[:, 0]) == set(text.ids) - tokenizer.unweighted_ids
 
 
-def opened(directory: Path, cache: Path, **options: Any) -> TextEncoder:
-    model = TextEncoder(str(directory), cache=str(cache), **options)
-    model.load_shared()
-    model.load()
-    return model
-
-
-def test_the_model_that_workers_run_gives_terms_and_vectors_of_tokens(tmp_path: Path) -> None:
-    checkpoint, _ = m3(tmp_path / "model")
-    texts = ["do it right", "do it, do it, do it"]
-    tokenized = checkpoint.tokenizer().encode(texts, max_length=64, truncate=True)
-    ids = [np.frombuffer(each.ids, "<i4") for each in tokenized if isinstance(each, Tokenized)]
-    sparse = opened(tmp_path / "model", tmp_path, pooling="sparse", allow_pickle=True)
-    found = sparse.predict(sparse.preprocess_batch(texts))
-    for each, numbers in zip(found, ids, strict=True):
-        assert set(each[:, 0]) <= set(numbers[1:-1].tolist())
-        assert (each[:, 1] > 0).all()
-    late = opened(tmp_path / "model", tmp_path, pooling="tokens", allow_pickle=True)
-    # The first token has no vector.
-    assert [each.shape for each in late.predict(late.preprocess_batch(texts))] == [
-        (len(numbers) - 1, 24) for numbers in ids
-    ]
-
-
 class Counted:
     """A session that counts its passes, in place of the one that a model has."""
 
@@ -212,14 +160,20 @@ class Counted:
         return self._session.run(names, feeds)
 
 
-def test_one_pass_makes_all_outputs_of_bge_m3(tmp_path: Path) -> None:
+def test_the_model_that_workers_run_makes_all_outputs_of_bge_m3_in_one_pass(tmp_path: Path) -> None:
     checkpoint, _ = m3(tmp_path / "model")
     texts = ["do it right", "do it, do it, do it"]
-    alone = {
-        name: opened(tmp_path / "model", tmp_path, pooling=name, allow_pickle=True)
+    tokenized = checkpoint.tokenizer().encode(texts, max_length=64, truncate=True)
+    ids = [np.frombuffer(each.ids, "<i4") for each in tokenized if isinstance(each, Tokenized)]
+    expected = {
+        name: results(tmp_path / "model", texts, tmp_path, pooling=name, allow_pickle=True)
         for name in ("cls", "sparse", "tokens")
     }
-    expected = {name: model.predict(model.preprocess_batch(texts)) for name, model in alone.items()}
+    for each, numbers in zip(expected["sparse"], ids, strict=True):
+        assert set(each[:, 0]) <= set(numbers[1:-1].tolist())
+        assert (each[:, 1] > 0).all()
+    # The first token has no vector.
+    assert [each.shape for each in expected["tokens"]] == [(len(numbers) - 1, 24) for numbers in ids]
     model = opened(tmp_path / "model", tmp_path, allow_pickle=True)
     read = model.preprocess_batch(texts)
     counted = Counted(model)
@@ -255,45 +209,33 @@ def test_pickled_heads_are_not_read_unless_they_may(tmp_path: Path) -> None:
     m3(tmp_path / "model")
     checkpoint = read_checkpoint(tmp_path / "model")
     assert checkpoint.outputs == ()
-    with pytest.raises(
-        SettingsError,
-        match=r"has no head for it: sparse_linear.pt, colbert_linear.pt are pickles, which --allow-pickle reads",
-    ):
+    rule = "has no head for it: sparse_linear.pt, colbert_linear.pt are pickles, which --allow-pickle reads"
+    with pytest.raises(SettingsError, match=rule):
         build(checkpoint, Recipe(Pooling.SPARSE))
     assert checkpoint.content_hash() != read_checkpoint(tmp_path / "model", allow_pickle=True).content_hash()
 
 
-def test_vectors_of_tokens_of_colbert(tmp_path: Path) -> None:
-    plain = tiny.model(tmp_path / "plain", "bert", tokenizer=False)
+@pytest.mark.parametrize("kind", ["colbert", "pylate"])
+def test_vectors_of_tokens(kind: str, tmp_path: Path) -> None:
     weight = drawn(16, 32)
-    checkpoint = read_checkpoint(with_weights(plain, {"linear.weight": weight}))
-    assert checkpoint.outputs == (Pooling.TOKENS,)
-    found = running(build(checkpoint, Recipe(Pooling.TOKENS, dimensions=8)), tmp_path / "graph")(TEXTS)
+    if kind == "colbert":
+        directory = tiny.model(tmp_path / "model", "bert", tokenizer=False)
+        recipe = Recipe(Pooling.TOKENS, dimensions=8)
+        checkpoint = read_checkpoint(with_weights(directory, {"linear.weight": weight}))
+        assert checkpoint.outputs == (Pooling.TOKENS,)
+    else:
+        directory = tiny.model(tmp_path / "model", "modernbert", tokenizer=False)
+        named = (("", "sentence_transformers.models.Transformer"), ("1_Dense", "pylate.models.Dense.Dense"))
+        dense = {"in_features": 32, "out_features": 16, "bias": False}
+        modules(directory, *named, at_1_Dense=dense | {"activation_function": "torch.nn.modules.linear.Identity"})
+        tiny.save(directory / "1_Dense" / "model.safetensors", {"linear.weight": weight})
+        checkpoint = read_checkpoint(directory)
+        recipe = chosen_recipe(checkpoint)
+        assert (recipe.pooling, recipe.dimensions) == (Pooling.TOKENS, None)
+    found = running(build(checkpoint, recipe), tmp_path / "graph")(TEXTS)
     for place, tokens in enumerate(tokens_of(checkpoint, tmp_path / "tokens")):
-        assert cosines(found[place, : len(tokens)], (tokens @ weight.T)[:, :8]).min() > 0.99999
-
-
-def test_vectors_of_tokens_of_pylate(tmp_path: Path) -> None:
-    directory = tiny.model(tmp_path / "model", "modernbert", tokenizer=False)
-    dense = {
-        "in_features": 32,
-        "out_features": 16,
-        "bias": False,
-        "activation_function": "torch.nn.modules.linear.Identity",
-    }
-    modules(
-        directory,
-        ("", "sentence_transformers.models.Transformer"),
-        ("1_Dense", "pylate.models.Dense.Dense"),
-        at_1_Dense=dense,
-    )
-    weight = drawn(16, 32)
-    tiny.save(directory / "1_Dense" / "model.safetensors", {"linear.weight": weight})
-    checkpoint = read_checkpoint(directory)
-    assert chosen_recipe(checkpoint).pooling is Pooling.TOKENS
-    found = running(build(checkpoint, chosen_recipe(checkpoint)), tmp_path / "graph")(TEXTS)
-    for place, tokens in enumerate(tokens_of(checkpoint, tmp_path / "tokens")):
-        assert cosines(found[place, : len(tokens)], tokens @ weight.T).min() > 0.99999
+        expected = (tokens @ weight.T)[:, : recipe.dimensions]
+        assert cosines(found[place, : len(tokens)], expected).min() > 0.99999
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "xlm-roberta", "electra", "deberta-v3"])
@@ -328,9 +270,7 @@ def test_heads_that_a_model_lacks_or_that_do_not_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma3-causal"])
-def test_a_classifier_on_the_last_token_passes_over_padding_that_the_tokenizer_appends(
-    family: str, tmp_path: Path
-) -> None:
+def test_a_classifier_on_the_last_token_passes_over_appended_padding(family: str, tmp_path: Path) -> None:
     checkpoint = read_checkpoint(tiny.model(tmp_path / "model", family, labels=3, pad_token_id=1))
     run = running(build(checkpoint, Recipe(Pooling.LOGITS)), tmp_path / "graph")
     plain, padded = run(TEXTS), run([np.append(text, [1] * place) for place, text in enumerate(TEXTS)])
@@ -353,19 +293,15 @@ def test_how_much_likelier_yes_is_than_no(family: str, tmp_path: Path) -> None:
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
     checkpoint = read_checkpoint(directory)
     table = load_file(directory / "model.safetensors")["embed_tokens.weight"]
-    model = opened(directory, tmp_path, pooling="yes-no", max_length=1024)
     pair = ("what is it", "it is a weir")
-    (found,) = model.predict(model.preprocess_batch([pair]))
+    (found,) = results(directory, [pair], tmp_path, pooling="yes-no", max_length=1024)
     text = JUDGE_PAIR.format(instruction=JUDGE_INSTRUCTION, query=pair[0], document=pair[1])
-    encode = checkpoint.tokenizer().backend.encode
-    ids = [
-        number for part in (JUDGE_BEFORE, text, JUDGE_AFTER) for number in encode(part, add_special_tokens=False).ids
-    ]
-    last = running(build(checkpoint, Recipe(Pooling.SEP)), tmp_path / "last")([np.array(ids)])[0]
+    parts = [JUDGE_BEFORE, text, JUDGE_AFTER]
+    ids = [each.ids for each in checkpoint.tokenizer().backend.encode_batch(parts, add_special_tokens=False)]
+    last = running(build(checkpoint, Recipe(Pooling.SEP)), tmp_path / "last")([np.concatenate(ids)])[0]
     np.testing.assert_allclose(found, [last @ (table[words["yes"]] - table[words["no"]])], rtol=1e-4)
     separate = with_weights(directory, {"lm_head.weight": drawn(*table.shape)})
-    other = opened(separate, tmp_path, pooling="yes-no", max_length=1024)
-    assert other.predict(other.preprocess_batch([pair]))[0] != pytest.approx(found)
+    assert results(separate, [pair], tmp_path, pooling="yes-no", max_length=1024)[0] != pytest.approx(found)
 
 
 def test_models_that_cannot_answer_yes_or_no(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 """Random checkpoints of transformers' own classes, and what Weir makes of their texts: what comparisons with other libraries share."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from weir.text_models.checkpoint.reading import read_checkpoint
-from weir.text_models.model import TextEncoder
+import pytest
 
+# The libraries' own warnings are of all three kinds.
+WITH_TORCH = [
+    pytest.mark.torch,
+    *(pytest.mark.filterwarnings(f"ignore::{kind}Warning") for kind in ("Deprecation", "Future", "User")),
+]
 EXACT = 0.99999
 VOCABULARY = 200
 SIZES = {
@@ -70,29 +73,3 @@ def save(directory: Path, family: str, *, kind: str = "", **more: Any) -> Path:
                 weight.add_(1.0)
     network.save_pretrained(directory)
     return directory
-
-
-class Opened:
-    """A model as its workers run it."""
-
-    def __init__(self, directory: Path, **options: Any) -> None:
-        self._directory = directory
-        self._model = TextEncoder(str(directory), cache=str(directory / "cache"), **options)
-        self._model.load_shared()
-        self._model.load()
-
-    def ids(self, text: Any) -> list[int]:
-        """Return the token ids of a text or a pair."""
-        tokenizer = read_checkpoint(self._directory).tokenizer()
-        (found,) = tokenizer.encode([text], max_length=512)
-        assert not isinstance(found, Exception)
-        return [int.from_bytes(found.ids[place : place + 4], "little") for place in range(0, len(found.ids), 4)]
-
-    def results(self, texts: Sequence[Any]) -> list[Any]:
-        """Return the result of each text or pair."""
-        return self._model.predict(self._model.preprocess_batch(list(texts)))
-
-
-def opened(directory: Path, **options: Any) -> Opened:
-    """Open a model with these arguments of TextEncoder."""
-    return Opened(directory, **options)

@@ -16,11 +16,11 @@ from tests.rings import spread
 from tests.text_models import tiny
 from tests.text_models.graph.running import cosines
 from tests.text_models.onnx_files import export
+from tests.text_models.opening import opened
 
 import weir.embedding
 from weir.errors import SettingsError, WeirError
 from weir.text_models.checkpoint.onnx_files import file_names, is_computed, wanted_names
-from weir.text_models.model import TextEncoder
 
 TEXTS = ["first do it", "then do it right and faster than yesterday", "it"]
 SETTINGS: dict[str, Any] = {"port": 0, "executor": "thread", "threads": 1, "device_map": ["cpu"], "calibrate": False}
@@ -33,9 +33,7 @@ def edited(directory: Path, **config: Any) -> Path:
 
 
 def vectors(directory: Path, cache: Path, *outputs: str, **options: Any) -> list[Any]:
-    model = TextEncoder(str(directory), cache=str(cache), **options)
-    model.load_shared()
-    model.load()
+    model = opened(directory, cache, **options)
     return model.predict([text._replace(outputs=outputs) for text in model.preprocess_batch(TEXTS)])
 
 
@@ -49,12 +47,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "pooling",
-    spread(
-        ["mean", "max", "mean-max", "cls", "sep", "weighted-mean", "mean-sqrt", "hierarchical", "cls+mean", "none"], 4
-    ),
-)
+POOLINGS = ["mean", "max", "mean-max", "cls", "sep", "weighted-mean", "mean-sqrt", "hierarchical", "cls+mean", "none"]
+
+
+@pytest.mark.parametrize("pooling", spread(POOLINGS, 4))
 def test_each_pooling_gives_what_the_weights_give(pooling: str, folder: Path) -> None:
     here = {"pooling": pooling, "mask_special": pooling == "max", "layers": [-1]}
     expected = vectors(folder / "plain", folder, **here)
@@ -76,9 +72,8 @@ def test_a_file_that_makes_vectors_of_texts_or_labels_is_served_as_it_is(tmp_pat
     expected = vectors(model, tmp_path)
     export(model, model / "model.onnx", "sentence_embedding")
     assert cosines(np.array(vectors(model, tmp_path, runtime="onnx-file")), np.array(expected)).min() > 0.99999
-    with pytest.raises(
-        SettingsError, match=r"pooling='mean': .*model.onnx makes one vector of a text, so there is nothing to pool"
-    ):
+    rule = r"pooling='mean': .*model.onnx makes one vector of a text, so there is nothing to pool"
+    with pytest.raises(SettingsError, match=rule):
         vectors(model, tmp_path, runtime="onnx-file", pooling="mean")
     labels = tiny.model(tmp_path / "labels", "bert", labels=3, architectures=["BertForSequenceClassification"])
     export(labels, labels / "onnx" / "model.onnx", "logits")
@@ -103,9 +98,8 @@ def test_what_cannot_be_served_is_refused_in_one_line(folder: Path, tmp_path: Pa
         vectors(broken, tmp_path, runtime="onnx-file")
     (broken / "model.onnx").unlink()
     export(broken, broken / "model.onnx", stray="task_id")
-    with pytest.raises(
-        SettingsError, match=r"model.onnx: has the input 'task_id': must be among input_ids, attention_mask"
-    ):
+    rule = "model.onnx: has the input 'task_id': must be among input_ids, attention_mask"
+    with pytest.raises(SettingsError, match=rule):
         vectors(broken, tmp_path, runtime="onnx-file")
 
 
@@ -115,13 +109,10 @@ def test_an_unknown_family_is_served_from_its_file_and_the_log_says_so(
     expected = vectors(folder / "plain", folder)
     model = edited(shutil.copytree(folder / "plain", tmp_path / "new"), model_type="funnel")
     (model / "model.safetensors").unlink()
-    files = model / "onnx"
-    onnxruntime.quantization.quantize_dynamic(
-        files / "model.onnx",
-        files / "model_quantized.onnx",
-        weight_type=onnxruntime.quantization.QuantType.QInt8,
-        extra_options={"DefaultTensorType": 1},
-    )
+    whole, small = (model / "onnx" / name for name in ("model.onnx", "model_quantized.onnx"))
+    quantization = onnxruntime.quantization
+    options = {"DefaultTensorType": 1}
+    quantization.quantize_dynamic(whole, small, weight_type=quantization.QuantType.QInt8, extra_options=options)
     caplog.set_level(logging.INFO, "weir")
     settings = {**SETTINGS, "cache": str(tmp_path / "cache")}
     with weir.embedding.serve(model, **settings) as server:
@@ -132,7 +123,7 @@ def test_an_unknown_family_is_served_from_its_file_and_the_log_says_so(
         rough = httpx.post(f"{server.url}/embed", json={"inputs": TEXTS}).json()
         assert httpx.get(f"{server.url}/info").json()["model_dtype"] == "int8"
     assert 0.9 < cosines(np.array(rough), np.array(expected)).min() < 0.999999
-    (model / "onnx" / "model.onnx").unlink()
+    whole.unlink()
     with pytest.raises(SettingsError, match="model_type='funnel': must be one of"):
         weir.embedding.serve(model, **settings)
 

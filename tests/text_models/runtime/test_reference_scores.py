@@ -7,22 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.text_models import tiny_tokens
-from tests.text_models.runtime.references import opened, save
+from tests.text_models.opening import results
+from tests.text_models.runtime.references import WITH_TORCH, save
+from tests.text_models.tokens.reading import ids
 
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.texts import JUDGE_AFTER, JUDGE_BEFORE, JUDGE_INSTRUCTION, JUDGE_PAIR
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
-PAIRS = [
-    ("First do it", "then do it right"),
-    ("do", "the river rises and the mill turns"),
-    ("who reads this", "has time"),
-]
+pytestmark = WITH_TORCH
+PAIRS = [("First do it", "then do it right"), ("do", "the river rises and the mill turns"), ("who reads this", "time")]
 
 
 @pytest.mark.parametrize("family", ["bert", "albert", "deberta-v2"])
@@ -50,11 +43,12 @@ def test_pairs_have_the_types_that_the_tokenizer_gives(
         theirs = CrossEncoder(str(tmp_path), device="cpu")
     except TypeError:  # transformers makes no tokenizer of this class of these files
         pytest.skip("transformers has no such tokenizer")
+    tokenizer = read_checkpoint(tmp_path).tokenizer()
     theirs.tokenizer.pad_token = theirs.tokenizer.pad_token or "[PAD]"
-    if any(theirs.tokenizer(*pair)["input_ids"] != opened(tmp_path).ids(pair) for pair in PAIRS):
+    if any(theirs.tokenizer(*pair)["input_ids"] != ids(tokenizer.encode([pair], max_length=512)[0]) for pair in PAIRS):
         pytest.skip("transformers reads other tokens from these files")
     expected = theirs.predict(PAIRS, activation_fn=None, batch_size=1)
-    found = np.concatenate(opened(tmp_path).results(PAIRS))
+    found = np.concatenate(results(tmp_path, PAIRS))
     import torch
 
     assert np.abs(torch.sigmoid(torch.tensor(found)).numpy() - expected).max() < 1e-4
@@ -77,13 +71,12 @@ def test_yes_no_is_the_score_of_logits(family: str, tmp_path: Path) -> None:
     save(tmp_path, family, kind="CausalLM", vocab_size=vocabulary, max_position_embeddings=1024)
     network = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     score = LogitScore(true_token_id=words["yes"], false_token_id=words["no"])
-    encode = read_checkpoint(tmp_path).tokenizer().backend.encode
-    found = np.concatenate(opened(tmp_path, pooling="yes-no", max_length=1024).results(PAIRS))
+    backend = read_checkpoint(tmp_path).tokenizer().backend
+    found = np.concatenate(results(tmp_path, PAIRS, pooling="yes-no", max_length=1024))
     for (query, document), own in zip(PAIRS, found, strict=True):
         text = JUDGE_PAIR.format(instruction=JUDGE_INSTRUCTION, query=query, document=document)
-        parts = [JUDGE_BEFORE, text, JUDGE_AFTER]
-        ids = [number for part in parts for number in encode(part, add_special_tokens=False).ids]
+        parts = backend.encode_batch([JUDGE_BEFORE, text, JUDGE_AFTER], add_special_tokens=False)
         with torch.no_grad():
-            logits = network(torch.tensor([ids])).logits
+            logits = network(torch.tensor([[number for part in parts for number in part.ids]])).logits
         assert abs(float(score({"causal_logits": logits})["scores"].flatten()[0]) - own) < 1e-3
     assert np.ptp(found) > 0.01

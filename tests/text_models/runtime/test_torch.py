@@ -10,23 +10,19 @@ import pytest
 from tests.text_models import tiny, tiny_tokens
 from tests.text_models.graph.test_heads import m3
 from tests.text_models.graph.windows import highest_mean
+from tests.text_models.opening import results
+from tests.text_models.runtime.references import WITH_TORCH
 
 import weir
 from weir.errors import SettingsError
 from weir.text_models import WITH_HEAD, Pooling, Precision, Recipe
 from weir.text_models.checkpoint.reading import read_checkpoint, read_for
 from weir.text_models.checkpoint.weights import open_tensors
-from weir.text_models.model import Inputs, TextEncoder, TokenIds, padded_inputs
+from weir.text_models.model import Inputs, TokenIds, padded_inputs
 from weir.text_models.recipe import chosen_recipe
 from weir.text_models.runtime import Runtime, RuntimeOptions, open_runtime
 
-pytestmark = [
-    pytest.mark.torch,
-    # torch's and transformers' own, of all three kinds
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = WITH_TORCH
 
 
 @pytest.fixture(scope="module", params=tiny.FAMILIES)
@@ -49,11 +45,11 @@ def inputs(vocabulary: int, pad_id: int, *, mask_special: bool = False, hide_spe
 
 
 def both(directory: Path, recipe: Recipe, cache: Path) -> tuple[Runtime, Runtime]:
-    checkpoint = read_checkpoint(directory)
-    return (
-        open_runtime(checkpoint, recipe, RuntimeOptions("torch")),
-        open_runtime(checkpoint, recipe, RuntimeOptions("onnx", cache=cache)),
+    torch, onnx = (
+        open_runtime(read_checkpoint(directory), recipe, RuntimeOptions(kind, cache=cache))
+        for kind in ("torch", "onnx")
     )
+    return torch, onnx
 
 
 def cosine(one: Any, other: Any) -> float:
@@ -111,9 +107,7 @@ def test_what_no_token_attends_to_is_hidden_from_both(directory: Path, tmp_path:
     assert cosine(vectors, torch.run(*seen)) < 0.9999
 
 
-def test_a_padding_that_is_written_out_counts_as_sentence_transformers_counts_it(
-    directory: Path, tmp_path: Path
-) -> None:
+def test_padding_that_is_written_out_counts_as_in_sentence_transformers(directory: Path, tmp_path: Path) -> None:
     import sentence_transformers
 
     for file in directory.iterdir():
@@ -122,10 +116,7 @@ def test_a_padding_that_is_written_out_counts_as_sentence_transformers_counts_it
     texts = ["do it <pad> right", "<pad>", "do <pad><pad> [PAD] it, then do it better"]
     wanted = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu").encode(texts)
     for runtime in ("torch", "onnx"):
-        ours = TextEncoder(str(tmp_path), runtime=runtime, cache=str(tmp_path / "cache"))
-        ours.load_shared()
-        ours.load()
-        vectors = np.stack(ours.predict(ours.preprocess_batch(texts)))
+        vectors = np.stack(results(tmp_path, texts, runtime=runtime))
         assert cosine(vectors, wanted) > 0.999999, runtime
 
 
@@ -193,10 +184,7 @@ def test_an_architecture_that_only_transformers_knows(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="--runtime torch"):
         read_checkpoint(tmp_path)
     assert read_for("torch", tmp_path).max_length == 64  # the tokenizer's: there are 200 positions
-    model = TextEncoder(str(tmp_path), runtime="torch", pooling="cls", layers=[-1, -2])
-    model.load_shared()
-    model.load()
-    vectors = model.predict(model.preprocess_batch(["so sunny", "the weather"]))
+    vectors = results(tmp_path, ["so sunny", "the weather"], runtime="torch", pooling="cls", layers=[-1, -2])
     assert [vector.shape for vector in vectors] == [(64,), (64,)]
 
 
@@ -256,10 +244,7 @@ def test_long_texts_are_cut_where_sentence_transformers_cuts_them(
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"model_max_length": longest or 10**30}))
     tiny.sentence_files(tmp_path, pooling="lasttoken", truncate_dim=16)
     wanted = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS)
-    ours = TextEncoder(str(tmp_path), runtime="torch")
-    ours.load_shared()
-    ours.load()
-    vectors = np.stack(ours.predict(ours.preprocess_batch(TEXTS)))
+    vectors = np.stack(results(tmp_path, TEXTS, runtime="torch"))
     assert vectors.shape == (3, 16)
     assert cosine(vectors, wanted) > 0.99999
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1.0)  # theirs are shorter: they are cut last
@@ -272,9 +257,8 @@ def test_weights_that_are_no_numbers(number: float, tmp_path: Path) -> None:
     weights["embeddings.word_embeddings.weight"][7, 5] = number
     tiny.save(directory / "model.safetensors", weights)
     checkpoint = read_for("torch", directory)
-    with pytest.raises(
-        SettingsError, match=r"'embeddings.word_embeddings.weight' has a weight that is NaN or infinite"
-    ):
+    rule = "'embeddings.word_embeddings.weight' has a weight that is NaN or infinite"
+    with pytest.raises(SettingsError, match=rule):
         open_runtime(checkpoint, chosen_recipe(checkpoint), RuntimeOptions("torch"))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.text_models import tiny, tiny_tokens
 from tests.text_models.graph.running import cosines
+from tests.text_models.opening import results
 from tests.text_models.runtime.references import (
     CLASSIFIERS,
     EXACT,
@@ -19,22 +20,17 @@ from tests.text_models.runtime.references import (
     SIZES,
     SPARSE,
     VOCABULARY,
-    opened,
+    WITH_TORCH,
     save,
 )
 
 from weir.text_models import Pooling, Recipe
 from weir.text_models.checkpoint.reading import read_checkpoint
-from weir.text_models.model import TextEncoder, TokenIds, padded_inputs
+from weir.text_models.model import TokenIds, padded_inputs
 from weir.text_models.packing import Packing, quantized
 from weir.text_models.runtime import Runtime, RuntimeOptions, open_runtime
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = WITH_TORCH
 
 POOLINGS = [Pooling.NONE, Pooling.MEAN, Pooling.MAX, Pooling.CLS, Pooling.SEP, Pooling.WEIGHTED_MEAN, Pooling.MEAN_SQRT]
 
@@ -46,13 +42,18 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_vectors_are_those_of_transformers(directory: Path, pooling: Pooling, tmp_path: Path) -> None:
-    checkpoint, chance = read_checkpoint(directory), np.random.default_rng(5)
-    texts = [TokenIds(chance.integers(5, VOCABULARY, count).astype(np.int32), 0) for count in (7, 40, 1, 23)]
-    inputs = padded_inputs(texts, pad_id=checkpoint.architecture.pad_id, mask_special=False)
+    pad_id = read_checkpoint(directory).architecture.pad_id
+    inputs = padded_inputs(drawn(7, 40, 1, 23), pad_id=pad_id, mask_special=False)
     found, expected = (_opened(directory, kind, pooling, tmp_path).run(*inputs) for kind in ("onnx", "torch"))
     kept = inputs.mask > 0 if pooling is Pooling.NONE else slice(None)
     assert cosines(found[kept], expected[kept]).min() >= EXACT
     assert np.abs(found[kept] - expected[kept]).max() < 2e-4
+
+
+def drawn(*counts: int) -> list[TokenIds]:
+    """Return texts of so many tokens, always the same."""
+    chance = np.random.default_rng(5)
+    return [TokenIds(chance.integers(5, VOCABULARY, count).astype(np.int32), 0) for count in counts]
 
 
 def _opened(directory: Path, kind: str, pooling: Pooling, cache: Path) -> Runtime:
@@ -69,9 +70,7 @@ def _opened(directory: Path, kind: str, pooling: Pooling, cache: Path) -> Runtim
 def test_classifiers_are_those_of_transformers(family: str, more: dict[str, Any], tmp_path: Path) -> None:
     directory = save(tmp_path / "model", family, kind="SequenceClassification", num_labels=3, **more)
     assert read_checkpoint(directory).architecture.labels == 3
-    texts = [
-        TokenIds(np.random.default_rng(5).integers(5, VOCABULARY, count).astype(np.int32), 0) for count in (7, 40, 3)
-    ]
+    texts = drawn(7, 40, 3)
     if family in ("qwen2", "qwen3", "gemma3-causal"):  # whose tokenizers may append the padding token
         texts.append(TokenIds(np.array([7, 8, 9, 1, 1], np.int32), 0))
     inputs = padded_inputs(texts, pad_id=1, mask_special=False)
@@ -92,10 +91,7 @@ def test_texts_are_encoded_as_by_sentence_transformers(family: str, pooling: str
     tiny.sentence_files(tmp_path, pooling=pooling, prompts={"query": "find: "})
     texts = ["First do it", "then do it right, " * 4, "do"]
     theirs = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
-    ours = TextEncoder(str(tmp_path), prompt="query", cache=str(tmp_path / "cache"))
-    ours.load_shared()
-    ours.load()
-    found = np.stack(ours.predict(ours.preprocess_batch(texts)))
+    found = np.stack(results(tmp_path, texts, prompt="query"))
     assert cosines(found, theirs.encode(texts, prompt_name="query")).min() >= EXACT
 
 
@@ -119,10 +115,7 @@ def test_routes_are_those_of_sentence_transformers(whole: bool, tmp_path: Path) 
     theirs = SentenceTransformer(modules=[router] if whole else [*network(), router], device="cpu")
     theirs.save_pretrained(str(tmp_path / "model"))
     for route, encode in (("query", theirs.encode_query), ("document", theirs.encode_document)):
-        ours = TextEncoder(str(tmp_path / "model"), router=route, cache=str(tmp_path / "cache"))
-        ours.load_shared()
-        ours.load()
-        found = np.stack(ours.predict(ours.preprocess_batch(["First do it", "do"])))
+        found = np.stack(results(tmp_path / "model", ["First do it", "do"], router=route))
         assert found.shape[1] == {"query": 20, "document": 12}[route]
         assert cosines(found, encode(["First do it", "do"])).min() >= EXACT
 
@@ -150,11 +143,8 @@ def test_sparse_vectors_are_those_of_sentence_transformers(family: str, strategy
     theirs = SparseEncoder(modules=[MLMTransformer(str(tmp_path / "network")), SpladePooling(strategy)], device="cpu")
     theirs.save_pretrained(str(tmp_path / "model"))
     texts = ["First do it", "then do it right, " * 4, "do"]
-    ours = TextEncoder(str(tmp_path / "model"), cache=str(tmp_path / "cache"))
-    ours.load_shared()
-    ours.load()
     expected = theirs.encode(texts, convert_to_sparse_tensor=False)
-    for terms, row in zip(ours.predict(ours.preprocess_batch(texts)), expected, strict=True):
+    for terms, row in zip(results(tmp_path / "model", texts), expected, strict=True):
         found = np.zeros(vocabulary, np.float32)
         found[terms[:, 0].astype(int)] = terms[:, 1]
         assert cosines(found, row.numpy()) >= EXACT
@@ -167,16 +157,12 @@ def test_labels_of_tokens_are_those_of_transformers(family: str, tmp_path: Path)
 
     directory = save(tmp_path / "model", family, kind="TokenClassification", num_labels=4)
     checkpoint = read_checkpoint(directory)
-    texts = [
-        TokenIds(np.random.default_rng(5).integers(5, VOCABULARY, count).astype(np.int32), 0) for count in (7, 40, 3)
-    ]
-    inputs = padded_inputs(texts, pad_id=1, mask_special=False)
+    inputs = padded_inputs(drawn(7, 40, 3), pad_id=1, mask_special=False)
     found = open_runtime(checkpoint, Recipe(Pooling.TOKEN_LOGITS), RuntimeOptions("onnx", cache=tmp_path)).run(*inputs)
     network = transformers.AutoModelForTokenClassification.from_pretrained(directory)
+    ids, mask = (torch.tensor(each).long() for each in (inputs.ids, inputs.mask))
     with torch.inference_mode():
-        expected = network(
-            torch.tensor(inputs.ids).long(), attention_mask=torch.tensor(inputs.mask).long()
-        ).logits.numpy()
+        expected = network(ids, attention_mask=mask).logits.numpy()
     assert np.abs(found - expected)[inputs.mask > 0].max() < 2e-4
 
 
@@ -190,7 +176,7 @@ def test_a_directory_of_transformers_alone_is_served_as_by_sentence_transformers
     save(tmp_path, family, kind=kind, vocab_size=vocabulary, pad_token_id=0)
     texts = ["First do it", "then do it right, " * 4, "do"]
     theirs = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
-    assert cosines(np.stack(opened(tmp_path).results(texts)), theirs.encode(texts)).min() >= EXACT
+    assert cosines(np.stack(results(tmp_path, texts)), theirs.encode(texts)).min() >= EXACT
 
 
 def test_static_embeddings_are_those_of_sentence_transformers(tmp_path: Path) -> None:
@@ -204,7 +190,7 @@ def test_static_embeddings_are_those_of_sentence_transformers(tmp_path: Path) ->
     theirs = sentence_transformers.SentenceTransformer(modules=[module], device="cpu")
     theirs.save_pretrained(str(tmp_path / "model"))
     texts = ["First do it", "then do it right, " * 90, "do"]
-    assert cosines(np.stack(opened(tmp_path / "model").results(texts)), theirs.encode(texts)).min() >= EXACT
+    assert cosines(np.stack(results(tmp_path / "model", texts)), theirs.encode(texts)).min() >= EXACT
 
 
 @pytest.mark.parametrize("packing", [Packing.INT8, Packing.UINT8])
@@ -212,9 +198,7 @@ def test_integers_in_ranges_are_those_of_sentence_transformers(packing: Packing)
     from sentence_transformers.util.quantization import quantize_embeddings
 
     random = np.random.default_rng(5)
-    vectors, ranges = (
-        random.normal(size=(20, 32)).astype(np.float32),
-        np.sort(random.normal(size=(2, 32)), axis=0).astype(np.float32),
-    )
+    vectors = random.normal(size=(20, 32)).astype(np.float32)
+    ranges = np.sort(random.normal(size=(2, 32)), axis=0).astype(np.float32)
     expected = quantize_embeddings(vectors, precision=packing.value, ranges=ranges)
     np.testing.assert_array_equal(quantized(vectors, packing, ranges), expected)
