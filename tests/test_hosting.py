@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.catalog.repository.test_platforms import graph
+from tests.catalog.repository.graphs import double as graph
 from tests.served import CLEAN
 
 import weir

@@ -6,23 +6,22 @@ from typing import Any
 
 import pytest
 from tests.catalog.repository.shelf import plain, write
+from tests.rings import subcases
 
 from weir import InvalidRequest, ModelNotFound
 from weir.catalog.loading import ServiceMaker
 from weir.catalog.manager import Manager, without_paths
 from weir.catalog.registry import Registry
-from weir.catalog.repository.folder import FolderRepository, upload_path, versions_in
+from weir.catalog.repository.folder import upload_path, versions_in
 from weir.catalog.repository.model_files import file_within
 from weir.serving import NAME
-from weir.settings import read_model_table
 
 
-def manager_of(root: Path) -> Manager:
-    """Return a manager of the models under `root`."""
-    folder = FolderRepository(root, read_model_table)
+def manager_of(root: Path, files: dict[str, str | bytes]) -> Manager:
+    """Return a manager of these models under `root`."""
     registry = Registry([])
     registry.reserve(["v2", "metrics"])
-    return Manager(registry, folder, ServiceMaker(()), allow_files=True)
+    return Manager(registry, write(root, files), ServiceMaker(()), allow_files=True)
 
 
 @pytest.mark.parametrize(
@@ -41,22 +40,18 @@ def manager_of(root: Path) -> Manager:
 async def test_a_load_that_cannot_be_is_refused_and_the_old_one_goes_on(
     tmp_path: Path, config: dict[str, Any], message: str
 ) -> None:
-    write(tmp_path, {"one/1/model.py": plain("a"), "one/config.toml": 'executor = "inline"'})
-    manager = manager_of(tmp_path)
-    try:
-        await manager.load_model("one")
-        with pytest.raises(InvalidRequest) as refused:
-            await manager.load_model("one", config=json.loads(json.dumps(config)))
-        assert message in refused.value.message
-        assert await manager.registry.get("one").infer(0) == "a"
-        assert len(manager.registry.all) == 1
-    finally:
-        await manager.stop(0.0)
+    manager = manager_of(tmp_path, {"one/1/model.py": plain("a"), "one/config.toml": 'executor = "inline"'})
+    await manager.load_model("one")
+    with pytest.raises(InvalidRequest) as refused:
+        await manager.load_model("one", config=json.loads(json.dumps(config)))
+    assert message in refused.value.message
+    assert await manager.registry.get("one").infer(0) == "a"
+    assert len(manager.registry.all) == 1
+    await manager.stop(0.0)
 
 
 def test_a_name_is_no_longer_than_a_files_may_be(tmp_path: Path) -> None:
-    write(tmp_path, {"one/1/model.py": plain()})
-    folder = FolderRepository(tmp_path, read_model_table)
+    folder = write(tmp_path, {"one/1/model.py": plain()})
     for name in ("x" * 256, "x" * 100_000):
         with pytest.raises(ModelNotFound):
             folder.read(name)
@@ -78,8 +73,7 @@ def test_versions_are_numbers_from_one_on(tmp_path: Path) -> None:
 
 async def test_the_index_shows_no_absolute_paths(tmp_path: Path) -> None:
     broken = "raise ValueError('cannot open ' + __file__)"
-    write(tmp_path, {"one/1/model.py": broken, "two/1/model.onnx": b"no graph"})
-    manager = manager_of(tmp_path)
+    manager = manager_of(tmp_path, {"one/1/model.py": broken, "two/1/model.onnx": b"no graph"})
     for name in ("one", "two"):
         with pytest.raises(InvalidRequest):
             await manager.load_model(name)
@@ -88,7 +82,7 @@ async def test_the_index_shows_no_absolute_paths(tmp_path: Path) -> None:
     assert not any(str(tmp_path) in reason for reason in reasons)
 
 
-@pytest.mark.parametrize(
+@subcases(
     ("text", "shown"),
     [
         ("File '/srv/models/one/1/model.py', line 3", "File 'model.py', line 3"),

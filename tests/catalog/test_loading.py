@@ -1,4 +1,3 @@
-import asyncio
 import sys
 import time
 from collections.abc import Iterator
@@ -7,6 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from tests.catalog.repository.shelf import write
 
 import weir
 from weir.catalog.loading import describe_service, load_target, profile_service, worker_environment
@@ -27,6 +27,8 @@ class Outer:
         pass
 def function(batch):
     return [x + 1 for x in batch]
+class Guarded(weir.Service):
+    model = Square
 number = 3
 """
 
@@ -50,32 +52,23 @@ def refused(target: str) -> str:
     return str(caught.value)
 
 
-def test_a_module_of_the_working_directory(folder: Path) -> None:
-    (folder / "target_square.py").write_text(SQUARE)
-    model = load_target("target_square:Square")
-    assert issubclass(model, weir.Model) and model.__name__ == "Square"
-    assert load_target("target_square:Outer.Inner").__name__ == "Inner"
-
-
-def test_a_file_by_its_path_and_importable_for_workers(folder: Path) -> None:
-    (folder / "deep").mkdir()
-    (folder / "deep" / "target-file.py").write_text(SQUARE)
-    model = load_target("deep/target-file.py:Square")
-    assert model.__module__ == "target-file" and str(folder / "deep") in sys.path
-
-
-def test_a_file_of_a_package_may_import_its_neighbours(folder: Path) -> None:
-    (folder / "target_package").mkdir()
-    (folder / "target_package" / "__init__.py").touch()
-    (folder / "target_package" / "base.py").write_text(SQUARE)
-    (folder / "target_package" / "model.py").write_text("from .base import Square\nclass Own(Square): pass\n")
-    assert load_target("target_package/model.py:Own").__module__ == "target_package.model"
-    assert load_target("target_package.model:Own").__module__ == "target_package.model"
-
-
-def test_a_service(folder: Path) -> None:
-    (folder / "target_service.py").write_text(f"{SQUARE}\nclass Guarded(weir.Service):\n    model = Square\n")
-    assert issubclass(load_target("target_service:Guarded"), Service)
+def test_where_a_target_may_be(folder: Path) -> None:
+    own = "from .base import Square\nclass Own(Square): pass\n"
+    files = {"target_square.py": SQUARE, "deep/target-file.py": SQUARE}
+    write(folder, {**files, "pack/__init__.py": "", "pack/base.py": SQUARE, "pack/model.py": own})
+    for target, module, name in (
+        ("target_square:Square", "target_square", "Square"),
+        ("target_square:Outer.Inner", "target_square", "Inner"),
+        ("deep/target-file.py:Square", "target-file", "Square"),
+        ("pack/model.py:Own", "pack.model", "Own"),
+        ("pack.model:Own", "pack.model", "Own"),
+        ("target_square:function", "target_square", "function"),
+    ):
+        model = load_target(target)
+        assert issubclass(model, weir.Model) and (model.__module__, model.__name__) == (module, name)
+        assert model().predict([1, 2]) == ([2, 3] if name == "function" else [1, 4])
+    assert str(folder / "deep") in sys.path  # for workers
+    assert issubclass(load_target("target_square:Guarded"), Service)
 
 
 @pytest.mark.parametrize("target", ["square", ":Square", "square:", "", "a b:C", "dir/square:Square"])
@@ -83,31 +76,22 @@ def test_a_wrong_form_is_explained(target: str) -> None:
     assert "must be module:Class or path/file.py:Class, a function" in refused(target)
 
 
-def test_a_missing_module_says_where_was_looked(folder: Path) -> None:
-    (folder / "target_square.py").write_text(SQUARE)
-    text = refused("target_sqare:Square")
-    assert "no module 'target_sqare'" in text and str(folder) in text and "did you mean target_square?" in text
-    assert "in package 'json'" in refused("json.missing:Square")
-    assert "in package 'target_square'" in refused("target_square.deeper:Square")
-
-
-def test_a_missing_file_says_where_was_looked(folder: Path) -> None:
-    assert f"no file {folder / 'deep' / 'square.py'}" in refused("deep/square.py:Square")
-
-
-def test_a_missing_class_lists_the_candidates(folder: Path) -> None:
-    (folder / "target_square.py").write_text(SQUARE)
-    text = refused("target_square:Sqare")
-    assert "has no 'Sqare'" in text and "its models: Square" in text and str(folder) in text
-    assert "an instance of int, but must be a subclass of weir.Model" in refused("target_square:number")
-    assert "must be a subclass of weir.Model or weir.Service" in refused("target_square:Outer")
-    (folder / "target_empty.py").touch()
-    assert "it defines no model" in refused("target_empty:Square")
-
-
-def test_an_unusable_model_is_refused(folder: Path) -> None:
-    (folder / "target_none.py").write_text("import weir\nclass Nothing(weir.Model): pass\n")
-    assert "must implement predict" in refused("target_none:Nothing")
+def test_what_is_missing_says_where_was_looked_and_what_there_is(folder: Path) -> None:
+    nothing = "import weir\nclass Nothing(weir.Model): pass\n"
+    write(folder, {"target_square.py": SQUARE, "target_empty.py": "", "target_none.py": nothing})
+    for target, *said in (
+        ("target_sqare:Square", "no module 'target_sqare'", str(folder), "did you mean target_square?"),
+        ("json.missing:Square", "in package 'json'"),
+        ("target_square.deeper:Square", "in package 'target_square'"),
+        ("deep/square.py:Square", f"no file {folder / 'deep' / 'square.py'}"),
+        ("target_square:Sqare", "has no 'Sqare'", "its models: Square", str(folder)),
+        ("target_square:number", "an instance of int, but must be a subclass of weir.Model"),
+        ("target_square:Outer", "must be a subclass of weir.Model or weir.Service"),
+        ("target_empty:Square", "it defines no model"),
+        ("target_none:Nothing", "must implement predict"),
+    ):
+        text = refused(target)
+        assert all(each in text for each in said), text
 
 
 @pytest.mark.parametrize(
@@ -127,33 +111,25 @@ def test_a_module_that_cannot_be_imported_says_why_and_where(folder: Path, sourc
 
 
 def test_a_syntax_error_names_its_line(folder: Path) -> None:
-    (folder / "target_syntax.py").write_text("\nclass\n")
+    write(folder, {"target_syntax.py": "\nclass\n"})
     assert "SyntaxError" in refused("target_syntax:Square") and "line 2" in refused("target_syntax:Square")
 
 
 def test_two_files_of_one_name_are_two_modules(folder: Path) -> None:
-    for name in ("one", "two"):
-        (folder / name).mkdir()
-        (folder / name / "target_same.py").write_text(SQUARE)
+    write(
+        folder,
+        {"one/target_same.py": SQUARE, "two/target_same.py": SQUARE, "bad/target_same.py": "raise KeyError('x')"},
+    )
     first, second = load_target("one/target_same.py:Square"), load_target("two/target_same.py:Square")
     assert first is not second and first.__module__ == "target_same" != second.__module__
     assert load_target("two/target_same.py:Square") is second  # imported once
-
-
-def test_a_file_of_a_name_that_is_taken_may_fail_too(folder: Path) -> None:
-    for name, source in (("one", SQUARE), ("two", "raise KeyError('x')")):
-        (folder / name).mkdir()
-        (folder / name / "target_twice.py").write_text(source)
-    load_target("one/target_twice.py:Square")
-    assert "raised KeyError" in refused("two/target_twice.py:Square")
-    assert "raised KeyError" in refused("two/target_twice.py:Square")
+    for _ in range(2):
+        assert "raised KeyError" in refused("bad/target_same.py:Square")
 
 
 def test_two_packages_of_one_name_are_refused(folder: Path) -> None:
     for name in ("one", "two"):
-        (folder / name / "target_twin").mkdir(parents=True)
-        (folder / name / "target_twin" / "__init__.py").touch()
-        (folder / name / "target_twin" / "model.py").write_text(SQUARE)
+        write(folder / name / "target_twin", {"__init__.py": "", "model.py": SQUARE})
     load_target("one/target_twin/model.py:Square")
     assert "names of packages must differ" in refused("two/target_twin/model.py:Square")
 
@@ -177,13 +153,10 @@ def test_read_anew_a_target_is_what_its_file_says_now(folder: Path, target: str)
 
 
 def test_a_module_of_a_package_is_read_anew_with_its_neighbours_as_they_are(folder: Path) -> None:
-    package = folder / "target_anew"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "base.py").write_text(SQUARE)
-    (package / "model.py").write_text("from .base import Square\nclass Own(Square): pass\n")
+    own = "from .base import Square\nclass Own(Square): "
+    write(folder / "target_anew", {"__init__.py": "", "base.py": SQUARE, "model.py": f"{own}pass"})
     first = load_target("target_anew.model:Own")
-    (package / "model.py").write_text("from .base import Square\nclass Own(Square): number = 2\n")
+    write(folder / "target_anew", {"model.py": f"{own}number = 2"})
     second = load_target("target_anew.model:Own", fresh=True)
     assert getattr(second, "number") == 2 and first.__mro__[1] is second.__mro__[1]  # noqa: B009 - mypy knows no such name
     assert sys.modules["target_anew"].model is sys.modules["target_anew.model"]
@@ -192,18 +165,6 @@ def test_a_module_of_a_package_is_read_anew_with_its_neighbours_as_they_are(fold
 def test_a_module_of_weir_is_not_read_anew() -> None:
     """Its classes would no longer be those that others have imported, which then could not travel to workers by name."""
     assert load_target("weir.text_models.model:TextEncoder", fresh=True) is TextEncoder
-
-
-def test_what_has_no_file_of_python_is_not_read_anew(folder: Path) -> None:
-    (folder / "target_new.py").write_text(SQUARE)
-    assert load_target("target_new:Square", fresh=True) is load_target("target_new:Square")
-
-
-def test_a_function_is_served_as_a_model(folder: Path) -> None:
-    (folder / "target_function.py").write_text(SQUARE)
-    found = load_target("target_function:function")
-    assert issubclass(found, weir.Model)
-    assert (found.__name__, found().predict([1, 2])) == ("function", [2, 3])
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -262,42 +223,26 @@ def test_a_worker_is_measured_with_as_many_batches_in_flight_as_it_will_have() -
         assert depth == 2 or profile.latency_offset_ms == 0.0
 
 
-@pytest.mark.parametrize("executor", ["thread", "inline"])
-def test_other_executors_are_measured_as_they_are(executor: str) -> None:
-    profile = weir.profile(
-        Sleeper, executor=executor, max_batch_size=4, sizes=[1, 4], seconds=0.5,
-        confidence=0.1, power=30.0,
-    )  # fmt: skip
-    assert np.all(ratio_to_truth(profile) > AT_LEAST)
-    assert profile.energy_source == "stated"
-    assert profile.energy_mj == pytest.approx(30.0 * profile.service_time_ms)
-
-
 @pytest.mark.parametrize("executor", ["process", "thread", "inline"])
 def test_no_more_time_is_measured_than_passed(executor: str) -> None:
     """Batches of one size are measured one after the other, so their mean is at most the time through their number, however
     busy the machine is."""
     began = time.perf_counter()
-    profile = weir.profile(Sleeper, executor=executor, max_batch_size=1, seconds=0.5, confidence=0.05)
+    profile = weir.profile(Sleeper, executor=executor, max_batch_size=1, seconds=0.5, confidence=0.05, power=30.0)
     passed_ms = 1000.0 * (time.perf_counter() - began)
     assert profile.about["batches"] >= 5
     assert AT_LEAST * 1000.0 * (ALPHA + TAU0) < profile.service_time_ms[0] <= passed_ms / profile.about["batches"]
+    assert profile.energy_source == "stated"
+    assert profile.energy_mj == pytest.approx(30.0 * profile.service_time_ms)
 
 
-def test_the_policy_that_will_serve_does_not_matter() -> None:
+async def test_neither_a_running_loop_nor_the_policy_that_will_serve_matters() -> None:
     class Solved(Sleeper):
         """Its policy will be made of the profile that is measured here."""
 
         policy = "not-there-yet.policy.npz"
 
     assert weir.profile(Solved, executor="inline", max_batch_size=1, seconds=0.2).max_batch_size == 1
-
-
-def test_a_running_loop_does_not_matter() -> None:
-    async def notebook() -> Profile:
-        return weir.profile(Sleeper, executor="inline", max_batch_size=1, seconds=0.2)
-
-    assert asyncio.run(notebook()).max_batch_size == 1
 
 
 def test_a_service_is_measured_with_its_hooks() -> None:
@@ -343,12 +288,16 @@ def test_what_cannot_be_measured_is_reported_before_anything_is_started() -> Non
         def predict(self, batch: list[Any]) -> list[Any]:
             return batch
 
-    with pytest.raises(SettingsError, match="Bare: there is nothing to measure it with"):
-        weir.profile(Bare)
-    with pytest.raises(SettingsError, match="did you mean max_batch_size"):
-        weir.profile(Sleeper, max_batchsize=3)
-    with pytest.raises(SettingsError, match="sizes=9: must be at most max_batch_size=8"):
-        weir.profile(Sleeper, executor="inline", max_batch_size=8, sizes=[9])
+    settings: Any
+    for model, settings, rule in (
+        (Bare, {}, "Bare: there is nothing to measure it with"),
+        (Sleeper, {"max_batchsize": 3}, "did you mean max_batch_size"),
+        (Sleeper, {"max_batch_size": 8, "sizes": [9]}, "sizes=9: must be at most max_batch_size=8"),
+    ):
+        with pytest.raises(SettingsError, match=rule):
+            weir.profile(model, **settings)
+    with pytest.raises(SettingsError, match="a chain computes nothing itself: measure the models of its steps"):
+        profile_service(weir.Chain(["one"], name="line"), ProfilingSettings(), items=[1])
 
 
 def test_the_workers_environment_decides_which_gpus_are_read() -> None:
@@ -356,8 +305,3 @@ def test_the_workers_environment_decides_which_gpus_are_read() -> None:
     assert worker_environment(service)["CUDA_VISIBLE_DEVICES"] == "1"
     assert describe_service(service)["threads"] == 2
     assert "PATH" in worker_environment(weir.Service(Sleeper))
-
-
-def test_a_chain_is_not_measured() -> None:
-    with pytest.raises(SettingsError, match="a chain computes nothing itself: measure the models of its steps"):
-        profile_service(weir.Chain(["one"], name="line"), ProfilingSettings(), items=[1])

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine
 from random import Random
 from typing import Any
 
@@ -13,10 +12,6 @@ from tests.serving.kit import turns
 from weir import Draining, Forbidden, InvalidRequest, ModelError, ModelNotFound, ModelNotReady, WeirError
 from weir.catalog.manager import Manager, ModelState
 from weir.catalog.registry import Registry
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(main)
 
 
 async def test_a_model_is_loaded_replaced_and_unloaded() -> None:
@@ -41,39 +36,34 @@ async def test_a_model_is_loaded_replaced_and_unloaded() -> None:
 
 async def test_what_is_unknown_is_reported() -> None:
     shop = Workshop(one={"": "a"})
-    for change in (
-        shop.manager.load_model("two"),
-        shop.manager.unload_model("two"),
-        shop.manager.load_worker("two", {}),
-    ):
-        with pytest.raises(ModelNotFound, match="'two'"):
+    load, unload = shop.manager.load_model, shop.manager.unload_model
+    await load("one")
+    for change, unknown in (
+        (load("two"), "'two'"), (unload("two"), "'two'"), (shop.manager.load_worker("two", {}), "'two'"),
+        (shop.manager.unload_worker("two"), "'two'"),
+        (load("one", version="3"), "unknown version '3'"), (unload("one", version="3"), "unknown version '3'"),
+    ):  # fmt: skip
+        with pytest.raises(ModelNotFound, match=unknown):
             await change
-    await shop.manager.load_model("one")
-    for change in (shop.manager.load_model("one", version="3"), shop.manager.unload_model("one", version="3")):
-        with pytest.raises(ModelNotFound, match="unknown version '3'"):
-            await change
-    with pytest.raises(ModelNotFound):
-        await shop.manager.unload_worker("two")
     assert await shop.ask("one") == "a"
 
 
 @pytest.mark.parametrize("where", ["read", "start"])
 async def test_a_load_that_fails_leaves_the_old_one_serving(where: str) -> None:
-    shop = Workshop(one={"": "old"}, two={"": "broken" if where == "read" else "b"})
+    shop = Workshop(one={"": "old"}, two={"": "b"})
     await shop.manager.load_model("one")
     if where == "read":
-        shop.shelf.models["one"][""] = "broken"
+        shop.shelf.models = {"one": {"": "broken"}, "two": {"": "broken"}}
     else:
         shop.fails = ModelError("no weights", original_type="OSError")
+    expected, why = (InvalidRequest, "cannot be read") if where == "read" else (ModelError, "no weights")
     for name in ("one", "two"):
-        expected = InvalidRequest if where == "read" else ModelError
-        with pytest.raises(expected, match=f"failed to load '{name}': .*(cannot be read|no weights)"):
+        with pytest.raises(expected, match=f"failed to load '{name}': .*{why}"):
             await shop.manager.load_model(name)
     assert await shop.ask("one") == "old"
     one, two = await shop.manager.index()
     assert (one.state, two.state) == ("READY", "UNAVAILABLE")
-    assert "load failed; the old model keeps running" in one.reason
-    assert "cannot be read" in two.reason or "no weights" in two.reason
+    assert "load failed; the old model keeps running" in one.reason and why in two.reason
     shop.fails, shop.shelf.models["one"][""] = None, "new"
     await shop.manager.load_model("one")
     assert (await shop.manager.index())[0] == ModelState("one", "", "READY", "")
@@ -145,8 +135,10 @@ async def test_while_a_model_is_unloaded_what_was_accepted_is_finished() -> None
     assert await call == "late"
 
 
-def test_contradictory_changes_of_twenty_clients_end_in_one_state() -> None:
-    async def client(shop: Workshop, random: Random, told: list[str]) -> None:
+async def test_contradictory_changes_of_twenty_clients_end_in_one_state() -> None:
+    shop, random, told = Workshop(one={"": "a"}, two={"": "b"}), Random(7), list[str]()
+
+    async def client() -> None:
         for _ in range(15):
             name = random.choice(("one", "two"))
             change = random.choice(("load", "unload", "worker", "add", "remove"))
@@ -160,30 +152,25 @@ def test_contradictory_changes_of_twenty_clients_end_in_one_state() -> None:
                     await shop.manager.unload_worker(random.choice((name, f"{name}-1")))
                 else:
                     said: dict[str, Any] = {"tag": random.choice(("x", "y")), "share": change == "worker"}
-                    endpoint = await shop.manager.load_worker(name, said)
-                    assert endpoint.startswith(name)
+                    assert (await shop.manager.load_worker(name, said)).startswith(name)
                 told.append(change)
             except WeirError as error:
                 told.append(type(error).__name__)
 
-    async def main() -> None:
-        shop, random, told = Workshop(one={"": "a"}, two={"": "b"}), Random(7), list[str]()
-        await asyncio.gather(*[client(shop, random, told) for _ in range(20)])
-        assert len(told) == 20 * 15
-        assert set(told) == {"load", "unload", "worker", "add", "remove", "ModelNotFound"}
-        running = shop.registry.all
-        for service, executor in zip(shop.made, shop.executors, strict=True):
-            assert executor.stopped != (service in running)
-            if service in running:
-                assert len(executor.states()) == service.workers.workers
-        for name in list(shop.registry.services):
-            assert await shop.ask(name)
-        ready = {each.name for each in await shop.manager.index(ready_only=True)}
-        assert ready == set(shop.registry.services)
-        await shop.manager.stop(0.0)
-        assert all(executor.stopped for executor in shop.executors)
-
-    run(main())
+    await asyncio.gather(*[client() for _ in range(20)])
+    assert len(told) == 20 * 15
+    assert set(told) == {"load", "unload", "worker", "add", "remove", "ModelNotFound"}
+    running = shop.registry.all
+    for service, executor in zip(shop.made, shop.executors, strict=True):
+        assert executor.stopped != (service in running)
+        if service in running:
+            assert len(executor.states()) == service.workers.workers
+    for name in list(shop.registry.services):
+        assert await shop.ask(name)
+    ready = {each.name for each in await shop.manager.index(ready_only=True)}
+    assert ready == set(shop.registry.services)
+    await shop.manager.stop(0.0)
+    assert all(executor.stopped for executor in shop.executors)
 
 
 async def test_a_caller_who_leaves_does_not_undo_the_change_he_requested() -> None:

@@ -2,6 +2,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.rings import subcases
 from tests.serving.kit import Square, squares, turns
 
 import weir
@@ -24,9 +25,6 @@ def test_services_are_found_by_name() -> None:
     assert Registry([one]).sole is one
     with pytest.raises(ModelNotFound, match="unknown model 'three'; available: one, two"):
         registry.get("three")
-
-
-def test_two_models_of_one_name_are_refused() -> None:
     with pytest.raises(SettingsError, match="name='one': two models have this name"):
         Registry([named("one"), named("one")])
 
@@ -37,7 +35,7 @@ def test_routes_lead_to_models() -> None:
     assert registry.routes == {"/classify": one, "/embed": two, "/api/embed": two}
 
 
-def test_a_model_on_demand_all_of_whose_versions_leave_is_as_if_it_had_not_been_read() -> None:
+def test_a_model_on_demand_whose_versions_leave_is_as_if_not_read() -> None:
     async def read(name: str) -> None:
         raise AssertionError(f"{name} is not read here")
 
@@ -57,7 +55,7 @@ def test_a_model_on_demand_all_of_whose_versions_leave_is_as_if_it_had_not_been_
     assert (registry.get("one"), registry.get("one", "1")) == (two, one)
 
 
-def test_a_model_may_have_several_versions_of_which_the_highest_is_the_default() -> None:
+def test_the_highest_of_several_versions_is_the_default() -> None:
     services = {version: named("one", version=version) for version in ("2", "10", "9")}
     registry = Registry([*services.values(), named("two")], {"one": "/first"})
     assert registry.get("one") is registry.services["one"] is registry.routes["/first"] is services["10"]
@@ -65,17 +63,17 @@ def test_a_model_may_have_several_versions_of_which_the_highest_is_the_default()
     assert list(registry.versions("one")) == ["2", "9", "10"]
     assert [service.label for service in registry.all] == ["one/2", "one/10", "one/9", "two"]
     assert set(registry.not_ready_reasons) == {"one/2", "one/9", "one/10", "two"}
-    with pytest.raises(ModelNotFound, match="unknown version '3' of model 'one'; available: 2, 10, 9"):
-        registry.get("one", "3")
-    with pytest.raises(ModelNotFound, match="unknown version '1' of model 'two'; available: none"):
-        registry.get("two", "1")
+    for name, version, rule in (
+        ("one", "3", "unknown version '3' of model 'one'; available: 2, 10, 9"),
+        ("two", "1", "unknown version '1' of model 'two'; available: none"),
+    ):
+        with pytest.raises(ModelNotFound, match=rule):
+            registry.get(name, version)
     with pytest.raises(ModelNotFound, match="unknown model"):
         registry.versions("three")
 
 
-@pytest.mark.parametrize(
-    "ascending", [["1", "2", "10"], ["", "1"], ["1.2", "1.10"], ["beta", "beta2", "1"], ["1-rc", "2-rc"]]
-)
+@subcases("ascending", [["1", "2", "10"], ["", "1"], ["1.2", "1.10"], ["beta", "beta2", "1"], ["1-rc", "2-rc"]])
 def test_versions_are_ordered_as_people_count(ascending: list[str]) -> None:
     descending = ascending[::-1]
     assert sorted(descending, key=version_order) == ascending
@@ -103,22 +101,18 @@ def test_a_version_that_cannot_stand_in_a_path_is_refused() -> None:
         named("one", version="1/2")
 
 
-@pytest.mark.parametrize("path", ["", "/", "classify", "/a/", "//a", "/a b", "/a?b", "/{a}", "/a%20", "/../a", "/a/.."])
-def test_odd_paths_are_refused(path: str) -> None:
-    with pytest.raises(SettingsError, match="route="):
-        Registry([named("one")], {"one": path})
-
-
-def test_paths_of_lists_are_refused() -> None:
-    with pytest.raises(SettingsError, match="route='/a/batch': is where the route '/a' takes lists"):
-        Registry([named("one"), named("two")], {"one": "/a", "two": "/a/batch"})
-
-
-def test_a_route_leads_to_one_model_that_is_there() -> None:
-    with pytest.raises(SettingsError, match="both 'one' and 'two' claim it"):
-        Registry([named("one"), named("two")], {"one": "/a", "two": "/a"})
-    with pytest.raises(SettingsError, match="unknown model 'three'; available: one"):
-        Registry([named("one")], {"three": "/a"})
+@subcases(
+    ("routes", "rule"),
+    [
+        *(({"one": path}, "route=") for path in ("", "/", "classify", "/a/", "//a", "/a b", "/a?b", "/{a}", "/a%20", "/../a", "/a/..")),
+        ({"one": "/a", "two": "/a/batch"}, "route='/a/batch': is where the route '/a' takes lists"),
+        ({"one": "/a", "two": "/a"}, "both 'one' and 'two' claim it"),
+        ({"three": "/a"}, "unknown model 'three'; available: one, two"),
+    ],
+)  # fmt: skip
+def test_routes_that_cannot_be_are_refused(routes: dict[str, str], rule: str) -> None:
+    with pytest.raises(SettingsError, match=rule):
+        Registry([named("one"), named("two")], routes)
 
 
 class Gated(FakeExecutor):
@@ -143,17 +137,14 @@ async def test_all_models_start_at_the_same_time() -> None:
         assert await registry.get("b").infer(3) == 9
         assert set(registry.state()) == {"a", "b", "c"}
     assert registry.not_ready_reasons == dict.fromkeys("abc", "stopped")
-
-
-class Stuck(FakeExecutor):
-    """Never becomes ready."""
-
-    async def start(self, listener: Listener) -> None:
-        await asyncio.Event().wait()
+    with pytest.raises(ZeroDivisionError):
+        async with running(registry):
+            raise ZeroDivisionError
+    assert registry.not_ready_reasons == dict.fromkeys("abc", "stopped")
 
 
 async def test_when_one_fails_to_start_the_others_are_stopped() -> None:
-    well, stuck = FakeExecutor(squares), Stuck()
+    well, stuck = FakeExecutor(squares), Gated(asyncio.Barrier(2))
     broken = FakeExecutor(start_error=ModelError("no weights"))
     registry = Registry([named("well", well), named("stuck", stuck), named("broken", broken)])
     with pytest.raises(ModelError, match="no weights"):
@@ -217,14 +208,6 @@ async def test_all_models_drain_at_the_same_time() -> None:
     assert await asyncio.gather(*calls) == [9, 9]
     await registry.stop()
     assert executors[0].stopped
-
-
-async def test_a_lifespan_stops_its_models_also_after_an_error() -> None:
-    executor = FakeExecutor(squares)
-    with pytest.raises(ZeroDivisionError):
-        async with running(Registry([named("one", executor)])):
-            raise ZeroDivisionError
-    assert executor.stopped
 
 
 def test_a_server_keeps_paths_for_itself() -> None:

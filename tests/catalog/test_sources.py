@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.catalog.repository.test_platforms import graph
+from tests.catalog.repository.graphs import double
 from tests.served import serving, weir_here
 
 from weir import SettingsError
@@ -69,7 +69,7 @@ def test_a_file_without_the_name_of_a_class_says_what_to_do(tmp_path: Path) -> N
 
 
 def test_an_onnx_file_is_served_by_its_name(tmp_path: Path) -> None:
-    (tmp_path / "twice.onnx").write_bytes(graph("n", 3))
+    (tmp_path / "twice.onnx").write_bytes(double("n", 3))
     with serving(tmp_path / "twice.onnx", "--workers", "1", "--param", "intra_op=1") as (_, client):
         answer = client.post("/infer/twice", json={"x": [[1.0, 2.0, 3.0]]})
         assert (answer.status_code, answer.json()) == (200, {"y": [[2.0, 4.0, 6.0]]})

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from tests.catalog.workshop import Scaled, Workshop
+from tests.rings import subcases
 
 from weir import Conflict, Forbidden, InvalidRequest, ModelNotFound
 from weir.catalog.loading import REFUSED, apply, check_allowed
@@ -109,13 +110,7 @@ def test_a_parameter_goes_to_the_constructor_or_is_a_setting() -> None:
     assert apply({"batch": 4}, MODEL, Scaled).settings["max_batch_size"] == 4
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_parameters_without_a_meaning_here_are_refused_by_name(name: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"parameter '{name}': "):
-        apply({name: 2}, MODEL, Scaled)
-
-
-@pytest.mark.parametrize(
+@subcases(
     ("said", "message"),
     [
         (
@@ -126,12 +121,13 @@ def test_parameters_without_a_meaning_here_are_refused_by_name(name: str) -> Non
         ({"workers": True}, "parameter workers=True: must be of type int or str"),
         ({"timeout": "5ms"}, "parameter timeout='5ms': must be a number of milliseconds"),
         ({"backpressure": 1}, "parameter backpressure=1: must be of type bool"),
+        *(({name: 2}, f"parameter '{name}': ") for name in REFUSED),  # what has no meaning here
     ],
 )
 def test_wrong_parameters_are_named(said: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         apply(said, MODEL, Scaled)
-    assert refused.value.message == message
+    assert refused.value.message == message or (message.endswith(": ") and message in refused.value.message)
 
 
 async def test_a_wrong_value_is_an_invalid_request() -> None:

@@ -35,27 +35,22 @@ def of_kind(objects: list[Object], kind: str) -> Object:
 def pod_of(objects: list[Object]) -> Object:
     """Return the pod that a Deployment starts, or KServe: it appends the arguments of the service to those of the runtime."""
     if any(each["kind"] == "Deployment" for each in objects):
-        template = of_kind(objects, "Deployment")["spec"]["template"]
-        return {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": "pod", **template["metadata"]},
-            "spec": template["spec"],
-        }
-    runtime, predictor = (
-        of_kind(objects, "ServingRuntime")["spec"],
-        dict(of_kind(objects, "InferenceService")["spec"]["predictor"]),
-    )
+        return made_of(of_kind(objects, "Deployment")["spec"]["template"])
+    runtime = of_kind(objects, "ServingRuntime")["spec"]
+    predictor = dict(of_kind(objects, "InferenceService")["spec"]["predictor"])
     (container,) = runtime["containers"]
     model = predictor.pop("model")
     merged = {**container, **{key: model[key] for key in ("env", "envFrom", "resources") if key in model}}
     merged["args"] = [*container["args"], *model["args"]]
     of_kserve = ("minReplicas", "maxReplicas", "autoScaling")
     spec = {key: value for key, value in predictor.items() if key not in of_kserve}
-    return {
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"},
-        "spec": {**spec, "containers": [merged], "volumes": runtime["volumes"]},
-    }  # fmt: skip
+    return made_of({"metadata": {}, "spec": {**spec, "containers": [merged], "volumes": runtime["volumes"]}})
+
+
+def made_of(template: Object) -> Object:
+    """Return the pod that a template makes."""
+    metadata = {"name": "pod", **template["metadata"]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 
 
 def command_of(objects: list[Object]) -> list[str]:

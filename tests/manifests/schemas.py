@@ -11,19 +11,15 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 from tests.late import kserve, kubernetes, kubernetes_validate
-from tests.manifests.kit import Object
+from tests.manifests.kit import Object, made_of
 
-VERSIONS = (
-    "1.32",
-    "1.37",
-)  # of Kubernetes: the oldest in which preStop may sleep without a feature gate, and the newest known here
+# Of Kubernetes: the oldest in which preStop may sleep without a feature gate, and the newest known here.
+VERSIONS = ("1.32", "1.37")
 
 _TEXT = {"type": "string"}
 _TEXTS = {"type": "object", "additionalProperties": _TEXT}
-_DURATION = {
-    "type": "string",
-    "pattern": r"^(0|(([0-9]+)y)?(([0-9]+)w)?(([0-9]+)d)?(([0-9]+)h)?(([0-9]+)m)?(([0-9]+)s)?(([0-9]+)ms)?)$",
-}
+_PERIODS = "".join(f"(([0-9]+){unit})?" for unit in ("y", "w", "d", "h", "m", "s", "ms"))
+_DURATION = {"type": "string", "pattern": f"^(0|{_PERIODS})$"}
 
 
 def _closed(required: str = "", **properties: Any) -> dict[str, Any]:
@@ -37,9 +33,8 @@ def _list(items: dict[str, Any]) -> dict[str, Any]:
 _METADATA = _closed("name", name=_TEXT, namespace=_TEXT, labels=_TEXTS, annotations=_TEXTS)
 _SELECTOR = _closed(matchLabels=_TEXTS)
 _COUNT = {"type": "integer", "minimum": 0}
-_RULES = _closed(
-    "stabilizationWindowSeconds", stabilizationWindowSeconds={"type": "integer", "minimum": 0, "maximum": 3600}
-)
+_WINDOW = "stabilizationWindowSeconds"
+_RULES = _closed(_WINDOW, **{_WINDOW: {**_COUNT, "maximum": 3600}})
 _SPECS = {
     "ScaledObject": _closed(
         "scaleTargetRef triggers",
@@ -98,24 +93,15 @@ _SPECS["RayService"] = _closed(
         ),
     ),
 )  # fmt: skip
-_API = {
-    "RayService": "ray.io/v1",
-    "ScaledObject": "keda.sh/v1alpha1",
-    "PodMonitor": "monitoring.coreos.com/v1",
-    "PrometheusRule": "monitoring.coreos.com/v1",
-}
-SCHEMAS = {
-    kind: Draft202012Validator(
-        _closed(
-            "apiVersion kind metadata spec",
-            apiVersion={"const": _API[kind]},
-            kind={"const": kind},
-            metadata=_METADATA,
-            spec=spec,
-        )
-    )
-    for kind, spec in _SPECS.items()
-}
+_APIS = {"RayService": "ray.io/v1", "ScaledObject": "keda.sh/v1alpha1"}
+
+
+def _schema(kind: str, spec: dict[str, Any]) -> Draft202012Validator:
+    named = {"apiVersion": {"const": _APIS.get(kind, "monitoring.coreos.com/v1")}, "kind": {"const": kind}}
+    return Draft202012Validator(_closed("apiVersion kind metadata spec", **named, metadata=_METADATA, spec=spec))
+
+
+SCHEMAS = {kind: _schema(kind, spec) for kind, spec in _SPECS.items()}
 
 _PRIMITIVES: dict[str, type | tuple[type, ...]] = {
     "str": str, "int": int, "bool": bool, "object": object, "ResourceQuantity": (str, int), "V1beta1MetricQuantity": (str, int),
@@ -127,14 +113,7 @@ def check(each: Object) -> None:
     if each["kind"] == "RayService":
         cluster = each["spec"]["rayClusterConfig"]
         for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-            check(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Pod",
-                    "metadata": {"name": "pod", **group["template"]["metadata"]},
-                    "spec": group["template"]["spec"],
-                }
-            )
+            check(made_of(group["template"]))
     if each["kind"] in SCHEMAS:
         SCHEMAS[each["kind"]].validate(each)
     elif "kserve.io" in each["apiVersion"]:
@@ -158,17 +137,10 @@ def _check_model(kind: str, value: Any, path: str) -> None:
     elif kind in _PRIMITIVES:
         assert isinstance(value, _PRIMITIVES[kind]) and not (kind == "int" and isinstance(value, bool)), path
     else:
-        _check_fields(
-            getattr(kserve, kind, None) or getattr(kserve.models, kind, None) or getattr(kubernetes.client, kind),
-            value,
-            path,
-        )
-
-
-def _check_fields(model: Any, value: Any, path: str) -> None:
-    names = {written: name for name, written in model.attribute_map.items()}
-    assert isinstance(value, dict), path
-    for key, each in value.items():
-        assert key in names, f"{path}.{key}: {model.__name__} has no such field; there are {sorted(names)}"
-        _check_model(model.openapi_types[names[key]], each, f"{path}.{key}")
-    model(**{names[key]: each for key, each in value.items()})  # raises ValueError if something required is missing
+        model = next(getattr(each, kind) for each in (kserve, kserve.models, kubernetes.client) if hasattr(each, kind))
+        names = {written: name for name, written in model.attribute_map.items()}
+        assert isinstance(value, dict), path
+        for key, each in value.items():
+            assert key in names, f"{path}.{key}: {kind} has no such field; there are {sorted(names)}"
+            _check_model(model.openapi_types[names[key]], each, f"{path}.{key}")
+        model(**{names[key]: each for key, each in value.items()})  # raises ValueError if something required is missing

@@ -1,6 +1,5 @@
 """The RayService is valid, says what it was told, and its application answers Ray's health checks. What Ray does with it: test_on_ray.py."""
 
-import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -24,17 +23,11 @@ def config_of(objects: list[Object]) -> Any:
 
 
 def test_it_is_valid_and_serves_what_was_configured(tmp_path: Path) -> None:
-    (tmp_path / "weir.toml").write_text(
-        f'max_batch_size = 8\n[models.square]\ntarget = "{TARGET}"\nroute = "/sq"\ndrain_timeout = 60\n'
-    )
+    model = f'[models.square]\ntarget = "{TARGET}"\nroute = "/sq"\ndrain_timeout = 60\n'
+    (tmp_path / "weir.toml").write_text(f"max_batch_size = 8\n{model}")
     words = ["--param=depth=[1, 2]", "--explain", "--gpus=1", "--cpu=500m", "--namespace=team"]
-    objects = printed(
-        "rayservice",
-        "--config",
-        tmp_path / "weir.toml",
-        *words,
-        env={"WEIR_PIPELINE_DEPTH": "2", "WEIR_MAX_BODY_SIZE": "5"},
-    )
+    env = {"WEIR_PIPELINE_DEPTH": "2", "WEIR_MAX_BODY_SIZE": "5"}
+    objects = printed("rayservice", "--config", tmp_path / "weir.toml", *words, env=env)
     check(objects[0])
     assert objects[0]["metadata"]["namespace"] == "team"
     (application,) = config_of(objects)["applications"]
@@ -98,8 +91,8 @@ def test_what_ray_serve_cannot_have_is_refused(words: list[str], says: str) -> N
     assert refused("rayservice", *words).startswith(says)
 
 
-def test_a_replica_is_as_healthy_as_its_server_is_live() -> None:
+async def test_a_replica_is_as_healthy_as_its_server_is_live() -> None:
     model = ModelToServe("tests.manifests.models:Square", "sq", {}, [], {"executor": "inline", "max_batch_size": 2})
     app = asgi(model, liveness="models")
-    assert asyncio.run(get(app, "/health/live")) == (200, b'{"live":true}')
-    assert asyncio.run(get(app, "/health/ready"))[0] == 503  # nothing has started it
+    assert await get(app, "/health/live") == (200, b'{"live":true}')
+    assert (await get(app, "/health/ready"))[0] == 503  # nothing has started it

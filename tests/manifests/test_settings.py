@@ -85,12 +85,8 @@ def test_a_file_of_settings_goes_along(kind: str, by_variable: bool, tmp_path: P
 
 
 def test_a_variable_is_handed_on_unless_a_flag_overrides_it() -> None:
-    env = {
-        "WEIR_WORKERS": "3",
-        "WEIR_MAX_BATCH_SIZE": "7",
-        "WEIR_PORT": "tcp://10.0.0.1:8000",
-        "WEIR_SERVICE_HOST": "10.0.0.1",
-    }
+    env = {"WEIR_WORKERS": "3", "WEIR_MAX_BATCH_SIZE": "7"}
+    env |= {"WEIR_PORT": "tcp://10.0.0.1:8000", "WEIR_SERVICE_HOST": "10.0.0.1"}  # what Kubernetes sets
     objects = printed("kubernetes", TARGET, "--workers", 2, env=env)
     assert pod_of(objects)["spec"]["containers"][0]["env"] == [{"name": "WEIR_MAX_BATCH_SIZE", "value": "7"}]
     assert "--workers=2" in command_of(objects) and "--port=8000" in command_of(objects)
@@ -117,12 +113,11 @@ def test_no_key_stands_in_a_manifest(tmp_path: Path) -> None:
 def test_a_key_comes_from_a_secret() -> None:
     objects = printed("kubernetes", TARGET, "--api-key-secret", "keys", "--secret", "tokens", "--monitor")
     (container,) = pod_of(objects)["spec"]["containers"]
-    assert container["env"] == [
-        {"name": "WEIR_API_KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "api-key"}}}
-    ]
+    key = {"name": "keys", "key": "api-key"}
+    assert container["env"] == [{"name": "WEIR_API_KEY", "valueFrom": {"secretKeyRef": key}}]
     assert container["envFrom"] == [{"secretRef": {"name": "tokens"}}]
     (endpoint,) = of_kind(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
-    assert endpoint["authorization"] == {"credentials": {"name": "keys", "key": "api-key"}}
+    assert endpoint["authorization"] == {"credentials": key}
 
 
 @pytest.mark.parametrize(
@@ -168,14 +163,12 @@ def test_what_cannot_be_is_refused_in_one_line(words: list[str], says: str) -> N
 
 
 def test_the_autoscaler_of_each_platform() -> None:
-    ranged = [TARGET, "--replicas=1..2", "--autoscaler=hpa"]
-    assert refused("kserve", *ranged).startswith("--autoscaler=hpa: KServe's own knows processors and memory only")
-    assert refused("kubernetes", *ranged, "--prometheus=http://x").startswith(
-        "--prometheus=http://x: only --autoscaler keda"
-    )
-    assert refused("kubernetes", *ranged, "--target-latency=0.1").startswith(
-        "--target-latency=0.1: nothing enforces it"
-    )
+    for kind, words, says in (
+        ("kserve", [], "--autoscaler=hpa: KServe's own knows processors and memory only"),
+        ("kubernetes", ["--prometheus=http://x"], "--prometheus=http://x: only --autoscaler keda"),
+        ("kubernetes", ["--target-latency=0.1"], "--target-latency=0.1: nothing enforces it"),
+    ):
+        assert refused(kind, TARGET, "--replicas=1..2", "--autoscaler=hpa", *words).startswith(says)
 
 
 def test_its_own_settings_have_names_of_their_own() -> None:

@@ -49,6 +49,11 @@ def ids_of(runner: Runner, text: str) -> list[int]:
     return ids
 
 
+def vector_of(directory: Path, cache: str, item: Any = "so sunny", **params: Any) -> Any:
+    """Return the vector of an item by a model with these parameters."""
+    return encode(loaded(directory, cache, **params), item)[0]
+
+
 def same(one: Any, other: Any) -> bool:
     return np.asarray(one).shape == np.asarray(other).shape and np.allclose(one, other, atol=1e-5)
 
@@ -123,13 +128,11 @@ def test_an_item_that_is_no_text_fails_alone_and_says_why(directory: Path, cache
 
 def test_a_text_that_is_too_long_is_cut_or_refused(directory: Path, cache: str) -> None:
     long = "so sunny " * 100
-    (cut,) = encode(loaded(directory, cache, max_length=10), long)
     runner = loaded(directory, cache)
     ids = ids_of(runner, long)
     assert len(ids) == 64
-    assert same(cut, encode(runner, [*ids[:9], ids[-1]])[0])
-    (refused,) = encode(loaded(directory, cache, truncate=False), long)
-    assert isinstance(refused, InvalidRequest)
+    assert same(vector_of(directory, cache, long, max_length=10), encode(runner, [*ids[:9], ids[-1]])[0])
+    assert isinstance(vector_of(directory, cache, long, truncate=False), InvalidRequest)
 
 
 @pytest.mark.parametrize("mask_special", [False, True])
@@ -139,58 +142,49 @@ def test_each_token_may_have_a_vector(directory: Path, cache: str, mask_special:
     count = len(ids_of(runner, "so sunny"))
     assert long.shape == (len(ids_of(runner, "the weather is lovely")), tiny.HIDDEN)
     assert short.shape == (count, tiny.HIDDEN)
-    fixed = loaded(directory, cache, pooling="none", fixed_length=True, max_length=20, mask_special=mask_special)
-    (padded_inputs,) = encode(fixed, "so sunny")
-    assert padded_inputs.shape == (20, tiny.HIDDEN)
-    assert same(padded_inputs[:count], short)
-    assert not padded_inputs[count:].any()
+    fixed = vector_of(directory, cache, pooling="none", fixed_length=True, max_length=20, mask_special=mask_special)
+    assert fixed.shape == (20, tiny.HIDDEN)
+    assert same(fixed[:count], short)
+    assert not fixed[count:].any()
     assert bool(short[0].any()) is not mask_special
 
 
 @pytest.mark.parametrize("pooling", ["mean", "max", "mean-max", "hierarchical"])
 def test_hidden_special_tokens_are_as_if_there_were_none(directory: Path, cache: str, pooling: str) -> None:
-    said = {"pooling": pooling, "positions": False, "mask_special": True}  # they would have places otherwise
-    hidden = encode(loaded(directory, cache, hide_special=True, **said), *TEXTS)
-    assert same(
-        hidden, encode(loaded(directory, cache, special_tokens=False, **said | {"mask_special": False}), *TEXTS)
+    said: dict[str, Any] = {"pooling": pooling, "positions": False}  # they would have places otherwise
+    hidden, masked, without = (
+        encode(loaded(directory, cache, **said, **more), *TEXTS)
+        for more in ({"mask_special": True, "hide_special": True}, {"mask_special": True}, {"special_tokens": False})
     )
-    assert not same(hidden, encode(loaded(directory, cache, **said), *TEXTS))
+    assert same(hidden, without)
+    assert not same(hidden, masked)
 
 
-def test_special_tokens_are_not_hidden_from_a_pooling_that_reads_them(directory: Path, cache: str) -> None:
+def test_special_tokens_are_hidden_from_poolings_that_do_not_read_them(directory: Path, cache: str) -> None:
+    def shown_and_hidden(pooling: str, **params: Any) -> list[Any]:
+        return [vector_of(directory, cache, pooling=pooling, hide_special=hide, **params) for hide in (False, True)]
+
     for pooling in ("cls", "sep"):
-        hidden, shown = (
-            encode(loaded(directory, cache, pooling=pooling, hide_special=hide), "so it is") for hide in (True, False)
-        )
-        assert same(hidden, shown)
-
-
-def test_hidden_tokens_have_zeros_where_each_token_has_a_vector(directory: Path, cache: str) -> None:
-    hidden, masked = (
-        encode(loaded(directory, cache, pooling="none", mask_special=True, hide_special=hide), "so it is")[0]
-        for hide in (True, False)
-    )
+        assert same(*shown_and_hidden(pooling))
+    masked, hidden = shown_and_hidden("none", mask_special=True)
     assert not hidden[[0, -1]].any() and hidden[1:-1].any(axis=1).all()
     assert hidden.shape == masked.shape and not same(hidden, masked)
 
 
 def test_a_fixed_length_changes_no_vector(directory: Path, cache: str) -> None:
-    fixed, free = (loaded(directory, cache, fixed_length=length) for length in (True, False))
-    assert same(encode(fixed, "so sunny")[0], encode(free, "so sunny")[0])
+    assert same(vector_of(directory, cache, fixed_length=True), vector_of(directory, cache, fixed_length=False))
 
 
 def test_the_defaults_are_what_the_files_declare(tmp_path: Path, cache: str) -> None:
     own = tiny.sentence_model(tmp_path / "cls", "distilbert", pooling="cls", normalize=False)
-    (said,) = encode(loaded(own, cache), "so sunny")
-    assert same(said, encode(loaded(own, cache, pooling="CLS_TOKEN", normalize=False, layers=[-1]), "so sunny")[0])
     plain = tiny.model(tmp_path / "plain", "bert")
-    (said,) = encode(loaded(plain, cache), "so sunny")
-    assert same(said, encode(loaded(plain, cache, pooling="mean", layers=[-1], normalize=False), "so sunny")[0])
-    (stock,) = encode(loaded(plain, cache, bare_layer=-2), "so sunny")
-    assert same(stock, encode(loaded(plain, cache, pooling="mean", layers=[-2]), "so sunny")[0])
-    assert same(encode(loaded(own, cache, bare_layer=-2), "so sunny")[0], encode(loaded(own, cache), "so sunny")[0])
-    (wide,) = encode(loaded(plain, cache, pooling="mean-max", layers=[-1, -2], dimensions=50), "so sunny")
-    assert wide.shape == (50,)
+    stated = {"pooling": "CLS_TOKEN", "normalize": False, "layers": [-1]}
+    last = {"pooling": "mean", "layers": [-1], "normalize": False}
+    for model, given, same_as in (
+        (own, {}, stated), (plain, {}, last), (plain, {"bare_layer": -2}, {"pooling": "mean", "layers": [-2]}), (own, {"bare_layer": -2}, {}),
+    ):  # fmt: skip
+        assert same(vector_of(model, cache, **given), vector_of(model, cache, **same_as))
+    assert vector_of(plain, cache, pooling="mean-max", layers=[-1, -2], dimensions=50).shape == (50,)
 
 
 @pytest.mark.parametrize(
@@ -223,10 +217,6 @@ def read(*ids: int, second: int = 0) -> TokenIds:
     return TokenIds(np.array(ids, np.int32), second)
 
 
-def test_texts_of_like_length_run_together() -> None:
-    assert list(runs([9, 2, 8, 1, 2], 20)) == [[3, 1, 4], [2, 0]]
-
-
 def test_no_run_has_more_tokens_than_it_may_but_for_a_text_alone() -> None:
     lengths = np.random.default_rng(0).integers(1, 200, 300).tolist()
     cut = list(runs(lengths, 128))
@@ -236,17 +226,15 @@ def test_no_run_has_more_tokens_than_it_may_but_for_a_text_alone() -> None:
     assert waste < 0.02
 
 
-def test_padding_may_count_less_than_tokens() -> None:
+def test_texts_of_like_length_run_together_and_padding_may_count_less() -> None:
+    assert list(runs([], 128)) == []
+    assert list(runs([9, 2, 8, 1, 2], 20)) == [[3, 1, 4], [2, 0]]
     assert list(runs([2, 10, 4], 12)) == [[0, 2], [1]]
     assert list(runs([2, 10, 4], 20, 0.25)) == [[0, 2, 1]]  # 16 tokens, and 14 of padding: 19.5
     assert list(runs([2, 10, 4], 19, 0.25)) == [[0, 2], [1]]
 
 
-def test_nothing_makes_no_run() -> None:
-    assert list(runs([], 128)) == []
-
-
-def test_shorter_texts_are_filled_up_and_do_not_count_there() -> None:
+def test_shorter_texts_are_filled_up() -> None:
     inputs = padded_inputs([read(2, 7, 3), read(2, 5, 3, 6, 3, second=3)], pad_id=1, mask_special=False)
     assert inputs.ids.tolist() == [[2, 7, 3, 1, 1], [2, 5, 3, 6, 3]]
     assert inputs.mask.tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
@@ -255,21 +243,15 @@ def test_shorter_texts_are_filled_up_and_do_not_count_there() -> None:
     assert [array.dtype.name for array in inputs] == ["int32", "int32", "int32", "float32"]
 
 
-def test_special_tokens_do_not_count_on_request_unless_there_are_no_others() -> None:
+def test_special_tokens_do_not_count_or_are_hidden_unless_there_are_no_others() -> None:
     inputs = padded_inputs([read(2, 7, 8, 3), read(2, 3)], pad_id=0, mask_special=True)
     assert inputs.pool.tolist() == [[0, 1, 1, 0], [1, 1, 0, 0]]
-
-
-def test_hidden_tokens_are_not_there_for_the_others() -> None:
     texts = [read(2, 7, 8, 3), read(2, 3), read(2, 5, 3, 6, 3, second=3)]
     inputs = padded_inputs(texts, pad_id=0, mask_special=True, hide_special=True)
     assert inputs.mask.tolist() == [[0, 1, 1, 0, 0], [1, 1, 0, 0, 0], [0, 1, 0, 1, 0]]
     assert inputs.pool.tolist() == inputs.mask.tolist()
     shown = padded_inputs(texts, pad_id=0, mask_special=False, hide_special=True)
     assert shown.pool.tolist() == inputs.pool.tolist() and shown.ids.tolist() == inputs.ids.tolist()
-
-
-def test_a_fixed_length_fills_every_text_up() -> None:
     assert padded_inputs([read(2, 3)], pad_id=0, mask_special=False, length=4).ids.shape == (1, 4)
 
 

@@ -3,19 +3,18 @@
 Models that are ONNX files: names and shapes come from the file.
 """
 
-import asyncio
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper
+from tests.catalog.repository.graphs import ask, double, onnx_file
 from tests.catalog.repository.shelf import plain, services, write
 
-from weir import Model, Service, SettingsError
+from weir import Model, SettingsError
 from weir.catalog.loading import ServiceMaker
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
@@ -43,10 +42,8 @@ def broken() -> None:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = "tests.catalog.repository.test_platforms"
-    found = [
-        EntryPoint(name, f"{here}:{what}", "weir.platforms") for name, what in (("table", "Table"), ("bad", "broken"))
-    ]
+    here, named = "tests.catalog.repository.test_platforms", {"table": "Table", "bad": "broken"}
+    found = [EntryPoint(name, f"{here}:{what}", "weir.platforms") for name, what in named.items()]
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found)
 
 
@@ -61,10 +58,8 @@ def test_one_that_cannot_be_made_is_named(tmp_path: Path, installed: None) -> No
     with pytest.raises(SettingsError, match=r"platform='bad': .*:broken: KeyError: 'no'"):
         services(folder, "one")
     folder = write(tmp_path, {"one/1/x": "", "one/config.toml": 'platform = "none"'})
-    with pytest.raises(
-        SettingsError,
-        match="available: python, onnx, sklearn, transformers, triton_python, mlserver, ensemble, bad, table",
-    ):
+    available = "python, onnx, sklearn, transformers, triton_python, mlserver, ensemble, bad, table"
+    with pytest.raises(SettingsError, match=f"available: {available}"):
         services(folder, "one")
 
 
@@ -86,74 +81,54 @@ class Twice(weir.Model):
         return {{"OUT": batch["IN"] * 2}}
 """
 DECLARED = """
-[[inputs]]
-name = "IN"
-datatype = "FP32"
-shape = {shape}
-
-[[outputs]]
-name = "OUT"
-datatype = "FP32"
-shape = [-1, 3]
+inputs = [{{name = "IN", datatype = "FP32", shape = {shape}}}]
+outputs = [{{name = "OUT", datatype = "FP32", shape = [-1, 3]}}]
 """
+IN_CLASS = "inputs = (weir.Tensor('IN', 'FP32', (-1, 3)),)\n    outputs = (weir.Tensor('OUT', 'FP32', (-1, 3)),)"
 
 
-def test_every_version_has_neighbours_of_its_own(tmp_path: Path) -> None:
+async def test_every_version_has_neighbours_of_its_own(tmp_path: Path) -> None:
     files = {}
     for version in ("1", "2"):
         files[f"one/{version}/model.py"] = WITH_NEIGHBOUR
         files[f"one/{version}/neighbour.py"] = f"ANSWER = 'v{version}'"
         files[f"one/{version}/relative.py"] = f"NUMBER = {version}"
-
-    async def main() -> None:
-        folder = write(tmp_path, files)
-        for version, service in zip(("1", "2"), services(folder, "one"), strict=True):
-            async with service:
-                assert await service.infer(0) == [f"v{version}", int(version)]
-            source.release(service.generation)
-
-    asyncio.run(main())
+    folder = write(tmp_path, files)
+    for version, service in zip(("1", "2"), services(folder, "one"), strict=True):
+        async with service:
+            assert await service.infer(0) == [f"v{version}", int(version)]
+        source.release(service.generation)
     assert "neighbour" not in sys.modules and str(tmp_path / "one" / "1") not in sys.path
 
 
 async def test_a_model_that_changes_is_loaded_anew_and_one_that_breaks_is_not(tmp_path: Path) -> None:
     folder, registry = write(tmp_path, {"one/1/model.py": plain("a")}), Registry([])
     manager = Manager(registry, folder, ServiceMaker(()))
-    try:
+    await manager.load_model("one")
+    write(tmp_path, {"one/1/model.py": plain("b")})
+    assert await registry.get("one").infer(0) == "a"
+    await manager.load_model("one")
+    assert await registry.get("one").infer(0) == "b"
+    write(tmp_path, {"one/1/model.py": plain("c")[:-10], "one/2/model.py": plain("d")})
+    with pytest.raises(Exception, match=r"failed to load 'one': .*SyntaxError"):
         await manager.load_model("one")
-        write(tmp_path, {"one/1/model.py": plain("b")})
-        assert await registry.get("one").infer(0) == "a"
-        await manager.load_model("one")
-        assert await registry.get("one").infer(0) == "b"
-        write(tmp_path, {"one/1/model.py": plain("c")[:-10], "one/2/model.py": plain("d")})
-        with pytest.raises(Exception, match=r"failed to load 'one': .*SyntaxError"):
-            await manager.load_model("one")
-        # A worker that is replaced runs what was read, not what is in the file now.
-        await registry.get("one").add_worker()
-        assert set(await registry.get("one").infer_many([0] * 100)) == {"b"}
-        await manager.load_model("one", version="2")
-        assert [await registry.get("one", version).infer(0) for version in ("1", "2", "")] == ["b", "d", "d"]
-    finally:
-        await manager.stop(0.0)
+    # A worker that is replaced runs what was read, not what is in the file now.
+    await registry.get("one").add_worker()
+    assert set(await registry.get("one").infer_many([0] * 100)) == {"b"}
+    await manager.load_model("one", version="2")
+    assert [await registry.get("one", version).infer(0) for version in ("1", "2", "")] == ["b", "d", "d"]
+    await manager.stop(0.0)
 
 
 @pytest.mark.parametrize("shape", ["[-1, 3]", "[3]"])
-@pytest.mark.parametrize(
-    "declared",
-    ["", "inputs = (weir.Tensor('IN', 'FP32', (-1, 3)),)\n    outputs = (weir.Tensor('OUT', 'FP32', (-1, 3)),)"],
-)
+@pytest.mark.parametrize("declared", ["number = 1", IN_CLASS])
 def test_tensors_are_declared_in_the_file_or_the_class(tmp_path: Path, shape: str, declared: str) -> None:
-    code = TENSORS.format(declared=declared or "number = 1")
+    code = TENSORS.format(declared=declared)
     folder = write(tmp_path, {"one/1/model.py": code, "one/config.toml": DECLARED.format(shape=shape)})
     (service,) = services(folder, "one")
     (tensor,) = service.facts.model.inputs
     assert (tensor.name, tensor.datatype, tuple(tensor.shape)) == ("IN", "FP32", (-1, 3))
-
-    async def main(service: Service) -> Any:
-        async with service:
-            return await service.infer({"IN": np.ones((2, 3), dtype=np.float32)})
-
-    np.testing.assert_array_equal(asyncio.run(main(service))["OUT"], np.full((2, 3), 2.0, dtype=np.float32))
+    assert ask(service, {"IN": np.ones((2, 3), np.float32)})[0]["OUT"].tolist() == [[2.0] * 3] * 2
 
 
 @pytest.mark.parametrize(
@@ -165,8 +140,7 @@ def test_tensors_are_declared_in_the_file_or_the_class(tmp_path: Path, shape: st
     ],
 )  # fmt: skip
 def test_the_file_must_not_contradict_the_class(tmp_path: Path, said: str, message: str) -> None:
-    declared = "inputs = (weir.Tensor('IN', 'FP32', (-1, 3)),)\n    outputs = (weir.Tensor('OUT', 'FP32', (-1, 3)),)"
-    folder = write(tmp_path, {"one/1/model.py": TENSORS.format(declared=declared), "one/config.toml": said})
+    folder = write(tmp_path, {"one/1/model.py": TENSORS.format(declared=IN_CLASS), "one/config.toml": said})
     with pytest.raises(SettingsError) as refused:
         services(folder, "one")
     assert message in refused.value.message
@@ -186,45 +160,26 @@ def test_a_target_may_be_an_installed_module_or_a_service(tmp_path: Path) -> Non
     assert type(two).__name__ == "Own"
 
 
-def graph(*shape: Any, kind: int = TensorProto.FLOAT, op: str = "Add") -> bytes:
-    """Return a file that adds its input to itself."""
-    inputs = [helper.make_tensor_value_info("x", kind, shape)]
-    outputs = [helper.make_tensor_value_info("y", kind, shape)]
-    nodes = [helper.make_node(op, ["x"] if op == "Identity" else ["x", "x"], ["y"])]
-    made = helper.make_graph(nodes, "g", inputs, outputs)
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return bytes(model.SerializeToString())
-
-
-def ask(service: Service, *batches: Any) -> list[Any]:
-    async def main() -> list[Any]:
-        async with service:
-            return [await service.infer({"x": batch}) for batch in batches]
-
-    return asyncio.run(main())
-
-
 def test_a_file_is_served_with_the_tensors_that_it_has(tmp_path: Path) -> None:
-    folder = write(tmp_path, {"one/1/any.onnx": graph("n", 3), "one/config.toml": "[params]\nintra_op = 1"})
+    folder = write(tmp_path, {"one/1/any.onnx": double("n", 3), "one/config.toml": "[params]\nintra_op = 1"})
     (service,) = services(folder, "one")
     assert (service.facts.platform, service.facts.model.inputs[0][:3]) == ("onnx", ("x", "FP32", (-1, 3)))
-    (answer,) = ask(service, np.ones((4, 3), dtype=np.float32))
-    np.testing.assert_array_equal(answer["y"], np.full((4, 3), 2.0, dtype=np.float32))
+    assert ask(service, {"x": np.ones((4, 3), np.float32)})[0]["y"].tolist() == [[2.0] * 3] * 4
 
 
 def test_a_file_that_was_made_for_one_batch_size_gets_that(tmp_path: Path) -> None:
-    files: dict[str, str | bytes] = {"one/1/model.onnx": graph(4, 2), "one/config.toml": "max_batch_size = 4"}
+    files: dict[str, str | bytes] = {"one/1/model.onnx": double(4, 2), "one/config.toml": "max_batch_size = 4"}
     (service,) = services(write(tmp_path, files), "one")
     assert (service.facts.batching.max_batch_size, service.facts.model.allowed_batch_sizes) == (4, (4,))
-    answers = ask(service, np.ones((1, 2), dtype=np.float32), np.ones((3, 2), dtype=np.float32))
+    answers = ask(service, *({"x": np.ones((rows, 2), np.float32)} for rows in (1, 3)))
     assert [answer["y"].shape for answer in answers] == [(1, 2), (3, 2)]
 
 
 def test_texts_are_bytes(tmp_path: Path) -> None:
-    data = graph("n", 2, kind=TensorProto.STRING, op="Identity")
+    data = double("n", 2, kind=TensorProto.STRING, op="Identity")
     (service,) = services(write(tmp_path, {"one/1/model.onnx": data}), "one")
     assert service.facts.model.inputs[0].datatype == "BYTES"
-    (answer,) = ask(service, np.array([[b"a", "ü".encode()]], dtype=object))
+    (answer,) = ask(service, {"x": np.array([[b"a", "ü".encode()]], dtype=object)})
     assert answer["y"].tolist() == [[b"a", "ü".encode()]]
 
 
@@ -234,10 +189,10 @@ def test_texts_are_bytes(tmp_path: Path) -> None:
         ({"one/1/model.onnx": b"no graph"}, "one/1: model.onnx: its tensors cannot be read: "),
         ({"one/1/a.onnx": b"", "one/1/b.onnx": b""}, "there must be one .onnx file in 1/, or `file` names one; there are a.onnx, b.onnx"),
         ({"one/1/a.onnx": b"", "one/config.toml": 'file = "b.onnx"'}, "there is no such file"),
-        ({"one/1/a.onnx": graph(), "one/config.toml": "max_batch_size = 2"}, "max_batch_size must be 0: tensor 'x' is a scalar"),
-        ({"one/1/a.onnx": graph(4, 2), "one/config.toml": "max_batch_size = 8"}, "max_batch_size=8: must be at most 4"),
-        ({"one/1/a.onnx": graph("n", kind=TensorProto.COMPLEX64, op="Identity")}, "its tensors cannot be read"),
-        ({"one/1/a.onnx": graph("n", 3), "one/config.toml": '[[inputs]]\nname = "x"\ndatatype = "FP64"\nshape = [3]'}, "datatype 'FP64'"),
+        ({"one/1/a.onnx": double(), "one/config.toml": "max_batch_size = 2"}, "max_batch_size must be 0: tensor 'x' is a scalar"),
+        ({"one/1/a.onnx": double(4, 2), "one/config.toml": "max_batch_size = 8"}, "max_batch_size=8: must be at most 4"),
+        ({"one/1/a.onnx": double("n", kind=TensorProto.COMPLEX64, op="Identity")}, "its tensors cannot be read"),
+        ({"one/1/a.onnx": double("n", 3), "one/config.toml": '[[inputs]]\nname = "x"\ndatatype = "FP64"\nshape = [3]'}, "datatype 'FP64'"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_file_is_reported(tmp_path: Path, files: dict[str, Any], message: str) -> None:
@@ -247,21 +202,9 @@ def test_what_is_wrong_with_a_file_is_reported(tmp_path: Path, files: dict[str, 
 
 
 def test_amd_files_are_read(tmp_path: Path) -> None:
-    text = """
-        name = "one"
-        platform = "onnx_onnxv1"
-        [[inputs]]
-        name = "x"
-        datatype = "FP32"
-        shape = [3]
-        [[outputs]]
-        name = "y"
-        datatype = "FP32"
-        shape = [3]
-    """
-    (service,) = services(write(tmp_path, {"one/1/model.onnx": graph("n", 3), "one/config.toml": text}), "one")
+    text = 'name = "one"\nplatform = "onnx_onnxv1"\n' + shapes(3)
+    (service,) = services(write(tmp_path, {"one/1/model.onnx": double("n", 3), "one/config.toml": text}), "one")
     assert service.facts.platform == "onnx"
-    assert onnx.__version__
 
 
 def batching(folder: Path, data: bytes, config: str = "") -> tuple[str, tuple[int, ...], int]:
@@ -309,16 +252,15 @@ def shapes(*lengths: int) -> str:
 def test_the_first_dimension_is_a_batch_where_that_is_known(
     tmp_path: Path, shape: tuple[Any, ...], config: str, expected: Any
 ) -> None:
-    assert batching(tmp_path, graph(*shape), config) == expected
+    assert batching(tmp_path, double(*shape), config) == expected
 
 
-@pytest.mark.parametrize("named", [True, False])
-def test_without_a_word_of_it_the_file_is_tried(tmp_path: Path, named: bool) -> None:
-    rows = "n" if named else None
-    assert batching(tmp_path / "apart", graph(rows, 3))[0] == "required"
+def test_without_a_word_of_it_the_file_is_tried(tmp_path: Path) -> None:
     cumulative = helper.make_node("CumSum", ["x", "axis"], ["y"])
     axis = helper.make_tensor("axis", TensorProto.INT64, [], [0])
-    assert batching(tmp_path / "joined", graph_of([cumulative], (rows, 3), [axis]))[0] == "none"
+    for rows in ("n", None):
+        assert batching(tmp_path / f"apart-{rows}", double(rows, 3))[0] == "required"
+        assert batching(tmp_path / f"joined-{rows}", graph_of([cumulative], (rows, 3), [axis]))[0] == "none"
 
 
 def test_what_cannot_be_tried_is_a_batch_by_its_names(tmp_path: Path) -> None:
@@ -332,8 +274,4 @@ def test_what_cannot_be_tried_is_a_batch_by_its_names(tmp_path: Path) -> None:
 
 def graph_of(nodes: list[Any], shape: tuple[Any, ...], constants: list[Any]) -> bytes:
     """Return a file of these nodes, from x to y, which have the same shape."""
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)]
-    made = helper.make_graph(nodes, "g", inputs, outputs, constants)
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return bytes(model.SerializeToString())
+    return onnx_file(nodes, {"x": shape}, {"y": shape}, constants)

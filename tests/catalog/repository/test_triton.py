@@ -1,7 +1,6 @@
 """Configurations in the words of Triton: what they mean here, what is refused by name, and what comes back as it was said."""
 
 import ast
-import asyncio
 import importlib.util
 import json
 import logging
@@ -15,16 +14,18 @@ import numpy as np
 import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 from onnx import TensorProto, helper
+from tests.catalog.repository.graphs import ask, double, onnx_file
 from tests.catalog.repository.shelf import plain, services, write
 from tests.rings import subcases
 
 from weir import Service, SettingsError
 from weir.catalog.loading import make_service
+from weir.catalog.repository.folder import FolderRepository
 from weir.catalog.repository.triton import is_default, read_pbtxt, translated
 from weir.protocols.kserve_metadata import config
+from weir.settings import read_model_table
 from weir.wire.kserve_grpc import POOL
 
-FLOAT = TensorProto.FLOAT
 TENSORS = """
 import weir
 
@@ -37,24 +38,6 @@ class Double(weir.Model):
 """
 
 
-def onnx_file(
-    nodes: list[Any], inputs: dict[str, Any], outputs: dict[str, Any], constants: dict[str, Any] | None = None
-) -> bytes:
-    """Return a file of FP32 tensors; `inputs` and `outputs` are shapes, `constants` arrays, which inputs may be named after."""
-    made = helper.make_graph(
-        nodes, "g",
-        [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in inputs.items()],
-        [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in outputs.items()],
-        [helper.make_tensor(name, FLOAT, array.shape, array.ravel()) for name, array in (constants or {}).items()],
-    )  # fmt: skip
-    opset = [helper.make_opsetid("", 17)]
-    return bytes(helper.make_model(made, opset_imports=opset, ir_version=8).SerializeToString())
-
-
-def double(*shape: Any) -> bytes:
-    return onnx_file([helper.make_node("Add", ["x", "x"], ["y"])], {"x": shape}, {"y": shape})
-
-
 def one(folder: Path, said: str, data: bytes | str) -> Service:
     """Return the service of a model with the configuration `said`."""
     name = "model.onnx" if isinstance(data, bytes) else "model.py"
@@ -62,17 +45,14 @@ def one(folder: Path, said: str, data: bytes | str) -> Service:
     return service
 
 
-def ask(service: Service, **given: Any) -> dict[str, Any]:
-    async def main() -> Any:
-        async with service:
-            return await service.infer(given)
-
-    answer: dict[str, Any] = asyncio.run(main())
-    return answer
-
-
 def tensor(more: str, dims: str = "[3]", name: str = "x", key: str = "input") -> str:
     return f'{key} [{{ name: "{name}" data_type: TYPE_FP32 dims: {dims} {more} }}]\n'
+
+
+def reshaped(shape: str, dims: str = "[3]") -> str:
+    """Return the part of a configuration in which x and y are reshaped."""
+    more = f"reshape {{ shape: {shape} }}"
+    return tensor(more, dims) + tensor(more, dims, "y", "output")
 
 
 def refused(said: dict[str, Any]) -> str:
@@ -228,17 +208,15 @@ def _camel(key: str) -> str:
         (double("n", 3), "max_batch_size: 16 " + tensor("format: FORMAT_NONE") + tensor("", name="y", key="output")),
         (double(4, 3), "max_batch_size: 4"),
         (double(2, 3), ""),
-        (double(1, 3), "max_batch_size: 0 " + tensor("reshape { shape: [1, 3] }") + tensor("reshape { shape: [1, 3] }", name="y", key="output")),
+        (double(1, 3), "max_batch_size: 0 " + reshaped("[1, 3]")),
     ],
 )  # fmt: skip
 def test_a_model_takes_its_own_configuration_back(tmp_path: Path, data: bytes | str, said: str, form: str) -> None:
-    folder = write(
-        tmp_path, {f"one/1/{'model.onnx' if isinstance(data, bytes) else 'model.py'}": data, "one/config.pbtxt": said}
-    )
-    (service,) = services(folder, "one")
+    service = one(tmp_path, said, data)
     before = config(service)
     returned = json.loads(json.dumps(before if form == "http" else _as_texts(before)))
-    (again,) = [make_service(model, ()) for model in folder.read("one", returned).versions]
+    versions = FolderRepository(tmp_path, read_model_table).read("one", returned).versions
+    (again,) = [make_service(model, ()) for model in versions]
     returned = config(again)
     for said_of in (before, returned):
         said_of["parameters"].pop("unbatched", None)  # once it is found out, once its configuration says so
@@ -248,32 +226,18 @@ def test_a_model_takes_its_own_configuration_back(tmp_path: Path, data: bytes | 
 
 def test_a_reshape_is_between_requests_and_the_file(tmp_path: Path) -> None:
     # The first dimension is no batch, and requests know nothing of it.
-    said = (
-        "max_batch_size: 0 "
-        + tensor("reshape { shape: [1, 3] }")
-        + tensor("reshape { shape: [1, 3] }", name="y", key="output")
-    )
-    service = one(tmp_path / "a", said, double(1, 3))
+    service = one(tmp_path / "a", "max_batch_size: 0 " + reshaped("[1, 3]"), double(1, 3))
     assert (service.facts.model.inputs[0].shape, service.facts.batching.max_batch_size) == ((3,), 1)
-    np.testing.assert_array_equal(ask(service, x=np.arange(3, dtype=np.float32))["y"], [0, 2, 4])
+    assert ask(service, {"x": np.arange(3, dtype=np.float32)})[0]["y"].tolist() == [0, 2, 4]
     assert config(service)["input"][0]["reshape"] == {"shape": [1, 3]}
     # With a batch, before both.
-    said = (
-        "max_batch_size: 8 "
-        + tensor("reshape { shape: [2, -1, 2] }", "[4, -1]")
-        + tensor("", "[2, -1, 2]", "y", "output")
-    )
-    service = one(tmp_path / "b", said, double("n", 2, "m", 2))
+    halved = tensor("reshape { shape: [2, -1, 2] }", "[4, -1]") + tensor("", "[2, -1, 2]", "y", "output")
+    service = one(tmp_path / "b", "max_batch_size: 8 " + halved, double("n", 2, "m", 2))
     x = np.arange(24, dtype=np.float32).reshape(2, 4, 3)
-    assert ask(service, x=x)["y"].tolist() == (2 * x.reshape(2, 2, 3, 2)).tolist()
+    assert ask(service, {"x": x})[0]["y"].tolist() == (2 * x.reshape(2, 2, 3, 2)).tolist()
     # A scalar of each row.
-    said = (
-        "max_batch_size: 8 "
-        + tensor("reshape { shape: [] }", "[1]")
-        + tensor("reshape { shape: [] }", "[1]", "y", "output")
-    )
-    service = one(tmp_path / "c", said, double("n"))
-    assert ask(service, x=np.array([[1], [2]], np.float32))["y"].tolist() == [[2], [4]]
+    service = one(tmp_path / "c", "max_batch_size: 8 " + reshaped("[]", "[1]"), double("n"))
+    assert ask(service, {"x": np.array([[1], [2]], np.float32)})[0]["y"].tolist() == [[2], [4]]
 
 
 @pytest.mark.parametrize(
@@ -295,26 +259,15 @@ def test_what_the_model_itself_does_not_have(tmp_path: Path, said: str, data: by
 
 
 def test_an_input_that_the_file_has_a_value_for_is_optional(tmp_path: Path) -> None:
-    data = onnx_file(
-        [helper.make_node("Add", ["x", "z"], ["y"])], {"x": ("n", 3), "z": (1, 3)}, {"y": ("n", 3)},
-        {"z": np.full((1, 3), 10, np.float32)},
-    )  # fmt: skip
-    said = (
-        "max_batch_size: 0 "
-        + tensor("", "[-1, 3]")
-        + tensor("optional: true", "[1, 3]", "z")
-        + tensor("", "[-1, 3]", "y", "output")
-    )
-    service = one(tmp_path, said, data)
+    shapes, ten = {"x": ("n", 3), "z": (1, 3)}, helper.make_tensor("z", TensorProto.FLOAT, (1, 3), [10.0] * 3)
+    data = onnx_file([helper.make_node("Add", ["x", "z"], ["y"])], shapes, {"y": ("n", 3)}, [ten])
+    given = tensor("", "[-1, 3]") + tensor("optional: true", "[1, 3]", "z") + tensor("", "[-1, 3]", "y", "output")
+    service = one(tmp_path, "max_batch_size: 0 " + given, data)
     assert [tensor.optional for tensor in service.facts.model.inputs] == [False, True]
     assert config(service)["input"][1]["optional"] is True
     x = np.ones((2, 3), np.float32)
-
-    async def main() -> list[Any]:
-        async with service:
-            return [await service.infer(given) for given in ({"x": x}, {"x": x, "z": x[:1]})]
-
-    assert [answer["y"].tolist() for answer in asyncio.run(main())] == [[[11.0] * 3] * 2, [[2.0] * 3] * 2]
+    answers = ask(service, {"x": x}, {"x": x, "z": x[:1]})
+    assert [answer["y"].tolist() for answer in answers] == [[[11.0] * 3] * 2, [[2.0] * 3] * 2]
 
 
 def test_formats_are_shown(tmp_path: Path) -> None:
@@ -325,12 +278,9 @@ def test_formats_are_shown(tmp_path: Path) -> None:
 
 
 def test_examples_of_an_onnx_file_warm_it_up(tmp_path: Path) -> None:
-    files: dict[str, str | bytes] = {
-        "one/1/model.onnx": double("n", 3),
-        "one/config.toml": "examples = [{x = [[1, 2, 3]]}]",
-    }
-    (service,) = services(write(tmp_path, files), "one")
-    assert ask(service, x=np.ones((1, 3), np.float32))["y"].tolist() == [[2.0] * 3]
+    examples = "examples = [{x = [[1, 2, 3]]}]"
+    (service,) = services(write(tmp_path, {"one/1/model.onnx": double("n", 3), "one/config.toml": examples}), "one")
+    assert ask(service, {"x": np.ones((1, 3), np.float32)})[0]["y"].tolist() == [[2.0] * 3]
 
 
 TEXT = r"""
@@ -390,9 +340,8 @@ def test_the_schema_has_every_field_of_triton() -> None:
     """Those of its client, by name, number and type: a file of Triton's is never refused for a field that Weir does not know."""
     spec = importlib.util.find_spec("tritonclient")
     assert spec is not None and spec.origin is not None
-    code = (
-        Path(spec.origin).parent / "grpc/model_config_pb2.py"
-    ).read_text()  # another client has messages of these names
+    # Another client has messages of these names.
+    code = (Path(spec.origin).parent / "grpc/model_config_pb2.py").read_text()
     literals = [each.value for each in ast.walk(ast.parse(code)) if isinstance(each, ast.Constant)]
     theirs = FileDescriptorProto.FromString(max((each for each in literals if isinstance(each, bytes)), key=len))
     ours = FileDescriptorProto.FromString(POOL.FindFileByName("model_config.proto").serialized_pb)
@@ -436,4 +385,4 @@ def test_a_warm_up_of_triton_is_run(tmp_path: Path) -> None:
     model = service.facts.model
     ((example,), sizes) = model.examples, model.warmup_sizes
     assert (example["x"].shape, example["x"].dtype, sizes) == ((1, 3), np.float32, (4,))
-    assert ask(service, x=np.ones((1, 3), np.float32))["y"].tolist() == [[2.0] * 3]
+    assert ask(service, {"x": np.ones((1, 3), np.float32)})[0]["y"].tolist() == [[2.0] * 3]

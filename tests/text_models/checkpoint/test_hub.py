@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.served import weir_here
 from tests.text_models import tiny
 from tests.text_models.hub import TOKEN, Hub, hash_of, running
 from tests.text_models.onnx_files import export
@@ -17,32 +18,43 @@ from weir.errors import SettingsError
 from weir.text_models.checkpoint.hub import ModelId, RepositoryFile, parse_target, wanted_files
 from weir.text_models.checkpoint.weights import open_tensors
 
-LOAD = """
+# Runs `load`, which returns what is printed, or raises what ends the process in a line.
+MAIN = """
 import sys
-from weir.text_models.checkpoint.hub import local_directory
-from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.errors import SettingsError
+from weir.text_models.checkpoint.hub import check_id, local_directory
+{load}
 try:
-    directory = local_directory(sys.argv[1], allow_pickle="pickle" in sys.argv)
-    read_checkpoint(directory, allow_pickle="pickle" in sys.argv).tokenizer()
+    print(load(*sys.argv[1:]))
 except SettingsError as error:
     sys.exit(str(error))
-print(directory)
 """
+LOAD = """
+from weir.text_models.checkpoint.reading import read_checkpoint
+def load(target, pickle=""):
+    directory = local_directory(target, allow_pickle=bool(pickle))
+    read_checkpoint(directory, allow_pickle=bool(pickle)).tokenizer()
+    return directory
+"""
+LOAD_ONNX = """
+from functools import partial
+from weir.text_models.checkpoint.onnx_files import wanted_names
+from weir.text_models.model import TextEncoder
+def load(target, dtype=None):
+    directory = local_directory(target, onnx=partial(wanted_names, "onnx", dtype))
+    TextEncoder(str(directory), runtime="onnx-file", dtype=dtype).load_shared()
+    return directory
+"""
+CHECK_ID = "load = check_id"
+CLOSED = "http://127.0.0.1:1"  # nobody listens
 
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
     """A hub with the repository acme/small, which has files of all kinds."""
     folder = tiny.sentence_model(tmp_path / "small", dense=20)
-    for more in (
-        "README.md",
-        "train.json",
-        "tf_model.h5",
-        "onnx/model.onnx",
-        "openvino/config.json",
-        "pytorch_model.bin",
-    ):
+    further = ["README.md", "train.json", "tf_model.h5", "onnx/model.onnx", "openvino/config.json", "pytorch_model.bin"]
+    for more in further:
         (folder / more).parent.mkdir(exist_ok=True)
         (folder / more).write_bytes(b"x")
     with running(Hub({"acme/small": folder})) as hub:
@@ -64,7 +76,7 @@ class Home:
         environment |= {"HF_HOME": str(self.folder), "HF_ENDPOINT": self.hub.url, "HF_HUB_DISABLE_TELEMETRY": "1"}
         bound = None if limit is None else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         return subprocess.run(
-            [sys.executable, "-c", program, *words], env=environment | variables, capture_output=True, text=True, check=False,
+            [sys.executable, "-c", MAIN.format(load=program), *words], env=environment | variables, capture_output=True, text=True, check=False,
             preexec_fn=bound,
         )  # fmt: skip
 
@@ -76,30 +88,11 @@ class Home:
         assert line.startswith(words[0]), done.stderr
         return line
 
-    def directory(self, *words: str, **variables: str) -> Path:
+    def directory(self, word: str, **variables: str) -> Path:
         """Return the directory of a model that is loaded."""
-        done = self.load(*words, limit=None, **variables)
+        done = self.load(word, limit=None, **variables)
         assert not done.returncode, done.stderr
         return Path(done.stdout.strip())
-
-
-LOAD_ONNX = """
-import sys
-from functools import partial
-from weir.text_models.checkpoint.hub import local_directory
-from weir.text_models.checkpoint.onnx_files import wanted_names
-from weir.text_models.checkpoint.reading import read_for
-from weir.text_models.model import TextEncoder
-from weir.errors import SettingsError
-dtype = sys.argv[2] if len(sys.argv) > 2 else None
-try:
-    directory = local_directory(sys.argv[1], onnx=partial(wanted_names, "onnx", dtype))
-except SettingsError as error:
-    sys.exit(str(error))
-model = TextEncoder(str(directory), runtime="onnx-file", dtype=dtype)
-model.load_shared()
-print(directory)
-"""
 
 
 @pytest.fixture
@@ -115,9 +108,8 @@ NEEDED = [
 
 def test_only_what_is_needed_is_loaded_and_only_once(hub: Hub, home: Home) -> None:
     directory = home.directory("acme/small")
-    assert directory.is_relative_to(
-        home.folder / "hub" / "models--acme--small" / "snapshots" / hub.commit("acme/small")
-    )
+    snapshots = home.folder / "hub" / "models--acme--small" / "snapshots"
+    assert directory.is_relative_to(snapshots / hub.commit("acme/small"))
     assert sorted(hub.fetched()) == NEEDED
     hub.requests.clear()
     assert home.directory("acme/small@main") == directory
@@ -151,9 +143,8 @@ def test_of_a_family_that_is_not_computed_the_onnx_file_alone_is_loaded(tmp_path
 def test_a_commit_and_a_branch_are_revisions(hub: Hub, home: Home) -> None:
     hub.branches |= {"v1.5", "refs/pr/5"}
     commit = hub.commit("acme/small")
-    assert home.directory(f"acme/small@{commit}").name == commit
-    assert home.directory("acme/small@v1.5").name == commit
-    assert home.directory("acme/small@refs/pr/5").name == commit
+    for revision in (commit, "v1.5", "refs/pr/5"):
+        assert home.directory(f"acme/small@{revision}").name == commit
     assert f"{hub.url} has no revision 'v2' of acme/small" in home.error("acme/small@v2")
 
 
@@ -166,10 +157,12 @@ def test_what_the_hub_does_not_have_or_does_not_show(hub: Hub, home: Home) -> No
 
 def test_without_the_hub_the_cache_serves(hub: Hub, home: Home) -> None:
     assert "is not, or not wholly, in the cache" in home.error("acme/small", HF_HUB_OFFLINE="1")
-    closed = "http://127.0.0.1:1"
-    assert "http://127.0.0.1:1 cannot be read: " in home.error("acme/small", HF_ENDPOINT=closed)
+    refused = home.load("acme/small", program=CHECK_ID, HF_ENDPOINT=CLOSED).stderr.splitlines()
+    rule = f"acme/small: is not a directory here, and {CLOSED} cannot be read: "
+    assert len(refused) == 1 and refused[0].startswith(rule)
+    assert rule in home.error("acme/small", HF_ENDPOINT=CLOSED)
     directory = home.directory("acme/small")
-    done = home.load("acme/small", HF_ENDPOINT=closed)
+    done = home.load("acme/small", HF_ENDPOINT=CLOSED)
     assert done.stdout.strip() == str(directory)
     assert "cannot be reached; serving the cached files" in done.stderr
 
@@ -196,27 +189,11 @@ def test_a_file_that_is_not_what_its_hash_says_is_removed(hub: Hub, home: Home) 
     assert (home.directory("acme/small") / "model.safetensors").read_bytes() == file.read_bytes()
 
 
-CHECK_ID = """
-import sys
-from weir.text_models.checkpoint.hub import check_id
-from weir.errors import SettingsError
-try:
-    print(check_id(sys.argv[1]))
-except SettingsError as error:
-    sys.exit(str(error))
-"""
-
-
 def test_an_id_is_checked_before_another_library_tries_it(hub: Hub, home: Home) -> None:
-    closed = "http://127.0.0.1:1"
-    refused = home.load("acme/small", program=CHECK_ID, HF_ENDPOINT=closed).stderr.splitlines()
-    assert len(refused) == 1 and refused[0].startswith(
-        f"acme/small: is not a directory here, and {closed} cannot be read"
-    )
     assert "has no such model" in home.load("acme/none", program=CHECK_ID).stderr
     assert home.load("acme/small", program=CHECK_ID).stdout == "acme/small\n"
     directory = home.directory("acme/small")
-    assert home.load("acme/small", program=CHECK_ID, HF_ENDPOINT=closed).stdout == f"{directory}\n"
+    assert home.load("acme/small", program=CHECK_ID, HF_ENDPOINT=CLOSED).stdout == f"{directory}\n"
 
 
 def test_a_cache_that_cannot_grow(hub: Hub, home: Home) -> None:
@@ -231,8 +208,7 @@ def test_pickles_are_loaded_only_where_they_are_allowed(hub: Hub, home: Home) ->
     folder = hub.folders["acme/small"]
     (folder / "model.safetensors").unlink()
     error = home.error("acme/small")
-    assert "has only pickles for pytorch_model.bin" in error
-    assert "--allow-pickle" in error
+    assert "has only pickles for pytorch_model.bin" in error and "--allow-pickle" in error
     assert hub.fetched() == []
     assert "pytorch_model.bin: is damaged, or is not an archive of tensors" in home.load("acme/small", "pickle").stderr
     assert "pytorch_model.bin" in hub.fetched()
@@ -251,12 +227,8 @@ def test_targets_are_directories_or_ids(target: str, expected: ModelId | Path) -
 
 
 def chosen(*paths: str, allow_pickle: bool = False) -> list[str]:
-    return [
-        file.path
-        for file in wanted_files(
-            "it", [RepositoryFile(path, 1) for path in ("config.json", *paths)], allow_pickle=allow_pickle
-        )
-    ]
+    files = [RepositoryFile(path, 1) for path in ("config.json", *paths)]
+    return [file.path for file in wanted_files("it", files, allow_pickle=allow_pickle)]
 
 
 def test_one_form_of_the_weights_is_chosen() -> None:
@@ -275,41 +247,33 @@ def test_one_form_of_the_weights_is_chosen() -> None:
         wanted_files("it", [RepositoryFile("model.gguf", 1)])
 
 
-def test_a_server_by_id(hub: Hub, home: Home, tmp_path: Path) -> None:
+def test_a_server_by_id(home: Home, tmp_path: Path) -> None:
     program = """
 import json, urllib.request, weir.embedding
-with weir.embedding.serve("acme/small", port=0, calibrate=False, workers=1) as server:
-    body = json.dumps({"model": "small", "input": ["do it"]}).encode()
-    request = urllib.request.Request(server.url + "/v1/embeddings", body, {"Content-Type": "application/json"})
-    print(len(json.load(urllib.request.urlopen(request))["data"][0]["embedding"]))
+def load(target):
+    with weir.embedding.serve(target, port=0, calibrate=False, workers=1) as server:
+        body = json.dumps({"model": "small", "input": ["do it"]}).encode()
+        request = urllib.request.Request(server.url + "/v1/embeddings", body, {"Content-Type": "application/json"})
+        return len(json.load(urllib.request.urlopen(request))["data"][0]["embedding"])
 """
-    environment = os.environ | {
-        "HF_HOME": str(home.folder),
-        "HF_ENDPOINT": hub.url,
-        "WEIR_CACHE": str(tmp_path / "cache"),
-    }
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    done = home.load("acme/small", program=program, WEIR_CACHE=str(tmp_path / "cache"))
     assert done.stdout.strip() == "20", done.stderr
 
 
 def test_an_id_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", "from weir.cli import main; main()", "embed", "serve", "acme/small@@v1"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = weir_here("embed", "serve", "acme/small@@v1", cwd=tmp_path)
     assert done.returncode
     assert "acme/small@@v1: must be a directory with a model, or the id of one" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-LOGGED = """
+def test_what_the_hubs_library_logs_comes_once(home: Home) -> None:
+    program = """
 import logging
 from weir.text_models.checkpoint import hub
-
-logging.basicConfig(format="server: %(message)s")
-hub._library(hub.ModelId("owner/name")).hf_hub_download
-logging.getLogger("huggingface_hub.file_download").warning("slow today")
+def load(target):
+    logging.basicConfig(format="server: %(message)s")
+    hub._library(hub.ModelId(target)).hf_hub_download
+    logging.getLogger("huggingface_hub.file_download").warning("slow today")
 """
-
-
-def test_what_the_hubs_library_logs_comes_once() -> None:
-    done = subprocess.run([sys.executable, "-c", LOGGED], capture_output=True, text=True, check=True)
-    assert done.stderr.splitlines() == ["server: slow today"]
+    assert home.load("owner/name", program=program).stderr.splitlines() == ["server: slow today"]
