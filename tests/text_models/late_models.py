@@ -8,29 +8,18 @@ import numpy as np
 from safetensors.numpy import load_file
 from tests.text_models import tiny, tiny_tokens
 
-QUERIES = [
-    "First do it",
-    "who reads this, has time?",
+LONG_QUERY, LONG_DOCUMENT = (
     "the river rises and the mill turns faster than yesterday. " * 4,
-    "do",
-]
-DOCUMENTS = [
-    "then do it right, then do it better.",
     "a weir holds the water back! " * 12,
-    "no",
-    "..., a (quick) brown fox; jumps?",
-]
+)
+QUERIES = ["First do it", "who reads this, has time?", LONG_QUERY, "do"]
+DOCUMENTS = ["then do it right, then do it better.", LONG_DOCUMENT, "no", "..., a (quick) brown fox; jumps?"]
 SIZE = 16
-PYLATE = {
-    "query_prefix": "[Q] ",
-    "document_prefix": "[D] ",
-    "query_length": 16,
-    "document_length": 40,
-    "similarity_fn_name": "MaxSim",
+PYLATE = {"query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 16, "document_length": 40} | {
+    "similarity_fn_name": "MaxSim"
 }
-SEVERAL: dict[str, Any] = {
-    "layers": [{"out_features": 64, "bias": True, "use_residual": True}, {"out_features": 64, "use_residual": True}, {}]
-}
+WIDER = {"out_features": 64, "use_residual": True}
+SEVERAL: dict[str, Any] = {"layers": [{**WIDER, "bias": True}, WIDER, {}]}
 # Settings that PyLate saves, beside those above, by the name of the reference.
 CASES: dict[str, dict[str, Any]] = {
     "bert": {},
@@ -63,13 +52,8 @@ def network(directory: Path, family: str, markers: tuple[str, ...]) -> Path:
 
 def _dense(directory: Path, inputs: int = 32, **more: Any) -> int:
     """Write a dense layer, and return how many numbers it makes."""
-    config = {
-        "in_features": inputs,
-        "out_features": SIZE,
-        "bias": False,
-        "activation_function": "torch.nn.modules.linear.Identity",
-        **more,
-    }
+    identity = "torch.nn.modules.linear.Identity"
+    config = {"in_features": inputs, "out_features": SIZE, "bias": False, "activation_function": identity, **more}
     _save(directory / "config.json", config)
     random = np.random.default_rng(11)
     shapes: dict[str, tuple[int, ...]] = {"linear.weight": (config["out_features"], inputs)}
@@ -83,10 +67,8 @@ def _dense(directory: Path, inputs: int = 32, **more: Any) -> int:
 
 
 def _modules(directory: Path, *modules: tuple[str, str]) -> None:
-    _save(
-        directory / "modules.json",
-        [{"idx": place, "name": str(place), "path": path, "type": kind} for place, (path, kind) in enumerate(modules)],
-    )
+    listed = [{"idx": at, "name": str(at), "path": path, "type": kind} for at, (path, kind) in enumerate(modules)]
+    _save(directory / "modules.json", listed)
     _save(directory / "sentence_bert_config.json", {"max_seq_length": 60, "do_lower_case": False})
 
 
@@ -100,10 +82,8 @@ def pylate(directory: Path, family: str = "bert", **settings: Any) -> Path:
     size = 32
     for folder, layer in zip(folders, layers, strict=True):
         size = _dense(directory / folder, size, **layer)
-    _save(
-        directory / "config_sentence_transformers.json",
-        {"model_type": "ColBERT", "prompts": {}, "default_prompt_name": None, **PYLATE, **settings},
-    )
+    saved = {"model_type": "ColBERT", "prompts": {}, "default_prompt_name": None, **PYLATE, **settings}
+    _save(directory / "config_sentence_transformers.json", saved)
     return directory
 
 
@@ -116,23 +96,16 @@ def multi_vector(directory: Path, **settings: Any) -> Path:
         ("2_MultiVectorMask", "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"),
         ("3_Normalize", f"{base}.normalize.Normalize"),
     )  # fmt: skip
-    _dense(directory / "1_Dense", module_input_name="token_embeddings", module_output_name="token_embeddings")
-    _save(
-        directory / "2_MultiVectorMask" / "config.json",
-        {"skiplist_words": [",", "!"], "skiplist_tasks": ["document"], "keep_only_token_ids": None},
-    )
-    _save(
-        directory / "3_Normalize" / "config.json",
-        {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"},
-    )
+    of_tokens: dict[str, Any] = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
+    _dense(directory / "1_Dense", **of_tokens)
+    skipped = {"skiplist_words": [",", "!"], "skiplist_tasks": ["document"], "keep_only_token_ids": None}
+    _save(directory / "2_MultiVectorMask" / "config.json", skipped)
+    _save(directory / "3_Normalize" / "config.json", of_tokens)
     expansion = {"strategy": "fixed", "attend": False, "token": None, "length": 16}
     _save(directory / "sentence_bert_config.json", {"document_length": 40, "query_expansion": expansion, **settings})
-    saved = {
-        "model_type": "MultiVectorEncoder",
-        "prompts": {"query": "find: ", "document": "text: "},
-        "similarity_fn_name": "meanmaxsim",
-    }
-    _save(directory / "config_sentence_transformers.json", {"default_prompt_name": None, **saved})
+    saved = {"model_type": "MultiVectorEncoder", "default_prompt_name": None, "similarity_fn_name": "meanmaxsim"}
+    prompts = {"query": "find: ", "document": "text: "}
+    _save(directory / "config_sentence_transformers.json", {**saved, "prompts": prompts})
     return directory
 
 
@@ -141,13 +114,9 @@ def stanford(directory: Path, **metadata: Any) -> Path:
     network(directory, "bert", ("[unused0]", "[unused1]"))
     weights = load_file(directory / "model.safetensors")
     weight = np.random.default_rng(11).normal(0, 0.3, (SIZE, 32)).astype(np.float32)
-    tiny.save(
-        directory / "model.safetensors",
-        {**{f"bert.{name}": value for name, value in weights.items()}, "linear.weight": weight},
-    )
-    _save(
-        directory / "config.json",
-        json.loads((directory / "config.json").read_text()) | {"architectures": ["HF_ColBERT"]},
-    )
+    renamed = {f"bert.{name}": value for name, value in weights.items()}
+    tiny.save(directory / "model.safetensors", renamed | {"linear.weight": weight})
+    config = json.loads((directory / "config.json").read_text()) | {"architectures": ["HF_ColBERT"]}
+    _save(directory / "config.json", config)
     _save(directory / "artifact.metadata", {"query_maxlen": 16, "doc_maxlen": 40, "mask_punctuation": True, **metadata})
     return directory

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from tests.rings import spread
 from tests.text_models import tiny
 from tests.text_models.opening import opened
 from tests.text_server.test_server import SETTINGS
@@ -21,7 +22,7 @@ DOCUMENTS = ["first do it", "a weir holds the water back", "it", LONG, "it"]
 LABELS = {"0": "sad", "1": "glad", "2": "mad"}
 
 
-@pytest.fixture(scope="module", params=tiny.FAMILIES)
+@pytest.fixture(scope="module", params=spread(tiny.FAMILIES))
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of three models of a family: one that ranks, one that labels, and one that does neither."""
     folder = tmp_path_factory.mktemp(request.param)

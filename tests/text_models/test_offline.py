@@ -28,12 +28,9 @@ from weir.text_models.offline import (
 EAST, NORTH, WEST = [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]
 
 
-def test_classes_that_are_points_are_apart() -> None:
+def test_classes_that_are_points_are_apart_and_other_labels_say_nothing() -> None:
     found = separation(np.array([EAST, EAST, NORTH, NORTH]), ["a", "a", "b", "b"], neighbours=1)
     assert found.knn_accuracy == 1.0 and found.silhouette == pytest.approx(1.0)
-
-
-def test_labels_that_say_nothing_of_the_vectors() -> None:
     found = separation(np.array([EAST, NORTH, EAST, NORTH]), ["a", "a", "b", "b"], neighbours=1)
     # Each is at distance 1 from its own class, and 0.5 from the other on average.
     assert found.knn_accuracy == 0.0 and found.silhouette == pytest.approx(-0.5)
@@ -81,9 +78,6 @@ def test_the_plane_is_that_of_most_variance() -> None:
     assert share > 0.999
     assert abs(np.corrcoef(plane[:, 0], spread[:, 0])[0, 1]) > 0.999
     assert abs(np.corrcoef(plane[:, 1], spread[:, 1])[0, 1]) > 0.99
-
-
-def test_equal_vectors_have_no_plane() -> None:
     plane, share = principal_plane(np.ones((3, 4)))
     assert plane.tolist() == [[0.0, 0.0]] * 3 and share == 0.0
 
@@ -123,17 +117,14 @@ def test_labels_may_be_missing_where_none_are_wanted(tmp_path: Path, name: str, 
         ("x.txt", b"a\t \n", "line 1: has no text"),
         ("x.txt", b"", "has no texts"),
         ("x.txt", b"\xff", "cannot be read"),
+        ("none", None, "cannot be read"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
-    (tmp_path / name).write_bytes(content)
+def test_what_is_wrong_is_named(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(SettingsError, match=message):
         read_labelled(tmp_path / name)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="cannot be read"):
-        read_labelled(tmp_path / "nothing")
 
 
 TEXTS = ["first do it", "then do it right", "then do it better", "the weather is lovely", "it is sunny"]

@@ -19,15 +19,11 @@ TODAY = {
     "weightedmean": Pooling.WEIGHTED_MEAN, "lasttoken": Pooling.SEP,
 }  # fmt: skip
 OLD = {
-    "pooling_mode_cls_token": Pooling.CLS, "pooling_mode_max_tokens": Pooling.MAX, "pooling_mode_mean_tokens": Pooling.MEAN,
-    "pooling_mode_mean_sqrt_len_tokens": Pooling.MEAN_SQRT, "pooling_mode_weightedmean_tokens": Pooling.WEIGHTED_MEAN,
-    "pooling_mode_lasttoken": Pooling.SEP,
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.sentence_model(tmp_path_factory.mktemp("model"), dense=16)
+    name: f"pooling_mode_{name}" + ("" if name == "lasttoken" else "_token" if name == "cls" else "_tokens")
+    for name in TODAY
+}
+OLD["mean_sqrt_len_tokens"] = "pooling_mode_mean_sqrt_len_tokens"
+OTHERS = "config_sentence_transformers.json"
 
 
 def change(path: Path, **values: Any) -> None:
@@ -37,26 +33,17 @@ def change(path: Path, **values: Any) -> None:
 
 
 @pytest.mark.parametrize("name", TODAY)
-def test_poolings_of_today(name: str, tmp_path: Path) -> None:
+def test_poolings_of_today_and_switches_of_older_files(name: str, tmp_path: Path) -> None:
     checkpoint = read_checkpoint(tiny.sentence_model(tmp_path, pooling=name, normalize=False))
     assert (checkpoint.poolings, checkpoint.normalize) == ((TODAY[name],), False)
-
-
-@pytest.mark.parametrize("name", OLD)
-def test_switches_of_older_files(name: str, tmp_path: Path) -> None:
-    tiny.sentence_model(tmp_path)
-    switches = {other: other == name for other in OLD}
-    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32} | switches))
-    assert read_checkpoint(tmp_path).poolings == (OLD[name],)
-    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32}))
-    assert read_checkpoint(tmp_path).poolings == (Pooling.MEAN,)
+    for switches, expected in (({OLD[other]: other == name for other in OLD}, TODAY[name]), ({}, Pooling.MEAN)):
+        (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32} | switches))
+        assert read_checkpoint(tmp_path).poolings == (expected,)
 
 
 def test_several_poolings_are_joined_as_they_stand(tmp_path: Path) -> None:
-    assert read_checkpoint(tiny.sentence_model(tmp_path, pooling=["mean", "cls"])).poolings == (
-        Pooling.MEAN,
-        Pooling.CLS,
-    )
+    checkpoint = read_checkpoint(tiny.sentence_model(tmp_path, pooling=["mean", "cls"]))
+    assert checkpoint.poolings == (Pooling.MEAN, Pooling.CLS)
 
 
 def test_lengths_are_the_smallest_that_is_declared(tmp_path: Path) -> None:
@@ -73,7 +60,7 @@ def test_prompts(tmp_path: Path) -> None:
     checkpoint = read_checkpoint(tiny.sentence_model(tmp_path, prompts={"query": "query: ", "passage": "passage: "}))
     assert checkpoint.prompts == {"query": "query: ", "passage": "passage: "}
     assert checkpoint.layout.default_prompt is None
-    change(tmp_path / "config_sentence_transformers.json", default_prompt_name="query")
+    change(tmp_path / OTHERS, default_prompt_name="query")
     prompted = read_checkpoint(tmp_path)
     assert prompted.layout.default_prompt == "query"
     given = [prompted.tokenizer(), checkpoint.tokenizer(TokenizerOptions(prompt="query: "))]
@@ -82,7 +69,7 @@ def test_prompts(tmp_path: Path) -> None:
         texts = tokenizer.encode(["do it", ("do", "it"), ["do", "it"]], max_length=64)
         assert texts == without[0].encode(["query: do it", ("do", "it"), ["do", "it"]], max_length=64)
     assert without[0].encode(["do it"], max_length=64) == without[1].encode(["do it"], max_length=64)
-    change(tmp_path / "config_sentence_transformers.json", default_prompt_name="question")
+    change(tmp_path / OTHERS, default_prompt_name="question")
     with pytest.raises(SettingsError, match="default_prompt_name='question': must be one of query, passage"):
         read_checkpoint(tmp_path)
 
@@ -94,10 +81,8 @@ def routed(directory: Path, **config: Any) -> Path:
     router.mkdir()
     (directory / "2_Dense").rename(router / "document_0_Dense")
     (router / "query_0_Normalize").mkdir()
-    types = {
-        name: f"sentence_transformers.models.{name[name.rindex('_') + 1 :]}"
-        for name in ("document_0_Dense", "query_0_Normalize")
-    }
+    kinds = {"document_0_Dense": "Dense", "query_0_Normalize": "Normalize"}
+    types = {name: f"sentence_transformers.models.{kind}" for name, kind in kinds.items()}
     structure = {"query": ["query_0_Normalize"], "document": ["document_0_Dense"]}
     stated = {"types": types, "structure": structure, "parameters": {"default_route": "document"}, **config}
     (router / "router_config.json").write_text(json.dumps(stated))
@@ -134,38 +119,41 @@ def test_a_route_that_there_is_not_is_refused(tmp_path: Path) -> None:
 def test_the_files_say_how_vectors_are_compared(tmp_path: Path) -> None:
     tiny.sentence_model(tmp_path)
     assert read_checkpoint(tmp_path).layout.similarity == "cosine"
-    change(tmp_path / "config_sentence_transformers.json", similarity_fn_name="dot")
+    change(tmp_path / OTHERS, similarity_fn_name="dot")
     assert read_checkpoint(tmp_path).layout.similarity == "dot"
-    change(tmp_path / "config_sentence_transformers.json", similarity_fn_name="angle")
-    with pytest.raises(
-        SettingsError, match="similarity_fn_name='angle': must be one of cosine, dot, euclidean, manhattan"
-    ):
+    change(tmp_path / OTHERS, similarity_fn_name="angle")
+    rule = "similarity_fn_name='angle': must be one of cosine, dot, euclidean, manhattan"
+    with pytest.raises(SettingsError, match=rule):
         read_checkpoint(tmp_path)
 
 
 def test_vectors_are_as_long_as_the_files_say(tmp_path: Path) -> None:
     tiny.sentence_model(tmp_path, pooling="mean")
-    change(tmp_path / "config_sentence_transformers.json", truncate_dim=16)
+    change(tmp_path / OTHERS, truncate_dim=16)
     checkpoint = read_checkpoint(tmp_path)
-    assert chosen_recipe(checkpoint).dimensions == 16
-    assert chosen_recipe(checkpoint, RecipeOptions(pooling="REDUCE_MEAN", layers=[-1])).dimensions == 16
-    assert chosen_recipe(checkpoint, RecipeOptions(dimensions=20)).dimensions == 20  # the user's word counts
-    assert (
-        chosen_recipe(checkpoint, RecipeOptions(pooling="cls")).dimensions is None
-    )  # a vector that the files say nothing of
-    assert chosen_recipe(checkpoint, RecipeOptions(layers=[-1, -2])).dimensions is None
-    change(tmp_path / "config_sentence_transformers.json", truncate_dim=1000)
+    for options, expected in (
+        (RecipeOptions(), 16),
+        (RecipeOptions(pooling="REDUCE_MEAN", layers=[-1]), 16),
+        (RecipeOptions(dimensions=20), 20),  # the user's word counts
+        (RecipeOptions(pooling="cls"), None),  # a vector that the files say nothing of
+        (RecipeOptions(layers=[-1, -2]), None),
+    ):
+        assert chosen_recipe(checkpoint, options).dimensions == expected
+    change(tmp_path / OTHERS, truncate_dim=1000)
     assert chosen_recipe(read_checkpoint(tmp_path)).dimensions == 32
-    change(tmp_path / "config_sentence_transformers.json", truncate_dim=0)
+    change(tmp_path / OTHERS, truncate_dim=0)
     with pytest.raises(SettingsError, match="truncate_dim=0: must be a whole number of at least 1"):
         read_checkpoint(tmp_path)
 
 
-def test_dense_layers(directory: Path) -> None:
-    checkpoint = read_checkpoint(directory)
+def test_dense_layers(tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(tiny.sentence_model(tmp_path, dense=16))
     (layer,) = checkpoint.dense
     assert (layer.weight.shape, layer.bias is not None, layer.activation) == ((16, 32), True, "tanh")
     assert checkpoint.normalize
+    tiny.sentence_model(tmp_path, dense=16, pooling=["cls", "mean"])
+    with pytest.raises(SettingsError, match="a dense layer takes vectors of 32 numbers, but gets vectors of 64"):
+        read_checkpoint(tmp_path)
 
 
 def test_the_network_in_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -186,11 +174,8 @@ def test_texts_that_the_model_wants_in_lower_case(tmp_path: Path) -> None:
     plain = read_checkpoint(tmp_path).tokenizer()
     change(tmp_path / "sentence_bert_config.json", do_lower_case=True)
     lower = read_checkpoint(tmp_path).tokenizer()
-    assert (
-        lower.encode(["DO IT"], max_length=64)
-        == plain.encode(["do it"], max_length=64)
-        != plain.encode(["DO IT"], max_length=64)
-    )
+    same, loud = (plain.encode([text], max_length=64) for text in ("do it", "DO IT"))
+    assert lower.encode(["DO IT"], max_length=64) == same != loud
 
 
 @pytest.mark.parametrize(
@@ -207,7 +192,7 @@ def test_texts_that_the_model_wants_in_lower_case(tmp_path: Path) -> None:
         ("1_Pooling/config.json", {"embedding_dimension": 16}, "pools vectors of 16 numbers, must be 32"),
         ("2_Dense/config.json", {"module_input_name": "token_embeddings"}, "must be sentence_embedding"),
         ("sentence_bert_config.json", {"max_seq_length": "long"}, "max_seq_length='long': must be a whole number of at least 3"),
-        ("config_sentence_transformers.json", {"prompts": [1]}, "prompts must be texts by name"),
+        (OTHERS, {"prompts": [1]}, "prompts must be texts by name"),
     ],
 )  # fmt: skip
 def test_settings_that_are_not_understood(file: str, values: dict[str, Any], rule: str, tmp_path: Path) -> None:
@@ -245,10 +230,4 @@ def test_lists_of_modules_that_are_none(modules: Any, tmp_path: Path) -> None:
     tiny.sentence_model(tmp_path)
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(SettingsError, match=r"modules\.json"):
-        read_checkpoint(tmp_path)
-
-
-def test_a_dense_layer_that_does_not_fit(tmp_path: Path) -> None:
-    tiny.sentence_model(tmp_path, dense=16, pooling=["cls", "mean"])
-    with pytest.raises(SettingsError, match="a dense layer takes vectors of 32 numbers, but gets vectors of 64"):
         read_checkpoint(tmp_path)

@@ -55,10 +55,7 @@ def test_checkpoints_of_tensorflow_name_the_command(tmp_path: Path) -> None:
         ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key': must be absolute"),
         ({"is_decoder": True}, "is_decoder=True: must be false"),
         ({"max_position_embeddings": 2}, "max_position_embeddings=2: must be more than 2"),
-        (
-            {"vocab_size": 1000},
-            "'embeddings.word_embeddings.weight' has the shape [181, 32], config.json requires [1000, 32]",
-        ),
+        ({"vocab_size": 1000}, "word_embeddings.weight' has the shape [181, 32], config.json requires [1000, 32]"),
         ({"intermediate_size": 99}, "has the shape [64, 32], config.json requires [99, 32]"),
     ],
 )
@@ -88,10 +85,8 @@ def test_weights_that_are_no_numbers(number: float, kind: str, tmp_path: Path) -
     tiny.save(directory / "model.safetensors", weights, kind)
     with pytest.raises(SettingsError) as caught:
         graph_file(read_checkpoint(directory), Recipe(Pooling.MEAN), tmp_path / "cache")
-    assert (
-        f"{directory}/model.safetensors: 'encoder.layer.1.output.dense.weight' has a weight that is NaN"
-        in caught.value.message
-    )
+    said = f"{directory}/model.safetensors: 'encoder.layer.1.output.dense.weight' has a weight that is NaN or infinite"
+    assert said in caught.value.message
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "\x00", "[" * 5000])
@@ -100,18 +95,11 @@ def test_files_that_are_not_json(text: str, tmp_path: Path) -> None:
     assert f"{tmp_path / 'config.json'}: " in refused(tmp_path)
 
 
-def test_a_vocabulary_of_another_model(tmp_path: Path) -> None:
+def test_parts_of_different_models(tmp_path: Path) -> None:
     tiny.model(tmp_path, vocab_size=100)
     assert "the tokenizer's vocabulary goes up to the id 180, the weights have 100 words" in refused(tmp_path)
-
-
-def test_labels_that_are_none(tmp_path: Path) -> None:
     tiny.model(tmp_path, labels=2, id2label=[])
     assert "id2label=[]: must name at least one label" in refused(tmp_path)
-
-
-def test_a_model_of_another_kind(tmp_path: Path) -> None:
-    tiny.model(tmp_path)
     tiny.save(tmp_path / "model.safetensors", {"wte.weight": np.zeros((2, 2), np.float32)})
     assert "has no weight 'embeddings.word_embeddings.weight'" in refused(tmp_path)
 
@@ -138,6 +126,12 @@ def test_safetensors_that_are_broken(content: bytes, tmp_path: Path) -> None:
     assert refused(tmp_path).startswith(f"{path}: ")
 
 
+def test_quantised_weights(tmp_path: Path) -> None:
+    path = tiny.model(tmp_path) / "model.safetensors"
+    path.write_bytes(path.read_bytes().replace(b'"dtype": "F32"', b'"dtype": "I32"'))
+    assert "is quantised: weights must be floating-point numbers" in refused(tmp_path)
+
+
 def test_safetensors_that_are_cut_or_changed_anywhere(tmp_path: Path) -> None:
     path = tiny.model(tmp_path) / "model.safetensors"
     whole = path.read_bytes()
@@ -158,12 +152,6 @@ def test_safetensors_that_are_cut_or_changed_anywhere(tmp_path: Path) -> None:
             assert "safetensors" in error.message
             refusals += 1
     assert refusals > 100
-
-
-def test_quantised_weights(tmp_path: Path) -> None:
-    path = tiny.model(tmp_path) / "model.safetensors"
-    path.write_bytes(path.read_bytes().replace(b'"dtype": "F32"', b'"dtype": "I32"'))
-    assert "is quantised: weights must be floating-point numbers" in refused(tmp_path)
 
 
 @pytest.mark.parametrize("files", [{"a": "../model.safetensors"}, {"a": 3}, [1], None])

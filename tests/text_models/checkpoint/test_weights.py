@@ -2,11 +2,10 @@
 
 import collections
 import io
-import os
 import pickle
 import zipfile
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -20,11 +19,11 @@ from weir.text_models.checkpoint.weights import open_pickled, open_tensors
 KINDS = {"float32": "FloatStorage", "float16": "HalfStorage", "int64": "LongStorage"}
 
 
-class Named:
+class Named(NamedTuple):
     """Pickles as a name of a module that need not exist."""
 
-    def __init__(self, module: str, name: str) -> None:
-        self.module, self.name = module, name
+    module: str
+    name: str
 
 
 class Call:
@@ -62,26 +61,15 @@ class Pickler(PythonPickler):  # type: ignore[misc]  # Any is its base
 
 
 def save(
-    path: Path,
-    arrays: dict[str, NDArray[Any]],
-    *,
-    more: dict[str, Any] | None = None,
-    compression: int = zipfile.ZIP_STORED,
-) -> None:
+    path: Path, arrays: dict[str, NDArray[Any]], *, more: dict[str, Any] | None = None, compression: int = zipfile.ZIP_STORED
+) -> None:  # fmt: skip
     """Write an archive as torch.save does for a state_dict."""
     table: dict[str, Any] = {}
     for place, (name, array) in enumerate(arrays.items()):
         storage = Storage(("storage", Named("torch", KINDS[str(array.dtype)]), str(place), "cpu", array.size))
         strides = tuple(step // array.itemsize for step in array.strides)
-        table[name] = Call(
-            Named("torch._utils", "_rebuild_tensor_v2"),
-            storage,
-            0,
-            array.shape,
-            strides,
-            False,
-            Call(Named("collections", "OrderedDict")),
-        )
+        hooks = Call(Named("collections", "OrderedDict"))
+        table[name] = Call(Named("torch._utils", "_rebuild_tensor_v2"), storage, 0, array.shape, strides, False, hooks)
     text = io.BytesIO()
     Pickler(text, 2).dump(table | (more or {}))
     with zipfile.ZipFile(path, "w", compression) as archive:
@@ -92,12 +80,11 @@ def save(
 
 def test_tensors_are_those_of_the_archive(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
-    arrays: dict[str, NDArray[Any]] = {
-        "a": random.normal(size=(3, 5)).astype(np.float32), "b.half": random.normal(size=7).astype(np.float16), "ids": np.arange(4),
-    }  # fmt: skip
+    arrays: dict[str, NDArray[Any]] = {"a": random.normal(size=(3, 5)).astype(np.float32), "ids": np.arange(4)}
+    arrays["b.half"] = random.normal(size=7).astype(np.float16)
     save(tmp_path / "it.bin", arrays)
     found = open_pickled(tmp_path / "it.bin")
-    assert {name: found.shape(name) for name in found} == {"a": (3, 5), "b.half": (7,), "ids": (4,)}
+    assert {name: found.shape(name) for name in found} == {"a": (3, 5), "ids": (4,), "b.half": (7,)}
     for name, array in arrays.items():
         np.testing.assert_array_equal(found[name], array)
 
@@ -116,40 +103,29 @@ def test_a_model_of_pickles_is_that_of_safetensors(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[name], value)
 
 
-class Evil:
-    """Unpickles by running a command."""
-
-    def __init__(self, command: str) -> None:
-        self.command = command
-
-    def __reduce__(self) -> Any:
-        return os.system, (self.command,)
-
-
 def test_code_is_never_run(tmp_path: Path) -> None:
-    for place, value in enumerate(
-        (Evil(f"touch {tmp_path / 'ran'}"), Call(Named("builtins", "eval"), "1"), collections.Counter("a"))
+    for value, called in (
+        (Call(Named("posix", "system"), f"touch {tmp_path / 'ran'}"), "posix[ .]system"),
+        (Call(Named("builtins", "eval"), "1"), "builtins.eval"),
+        (collections.Counter("a"), "collections.Counter"),
     ):
-        path = tmp_path / f"{place}.bin"
-        save(path, {"a": np.zeros(3, np.float32)}, more={"other": value})
-        with pytest.raises(
-            SettingsError, match=r"its pickle would call (posix system|posix.system|builtins.eval|collections.Counter)"
-        ):
-            open_pickled(path)
+        save(tmp_path / "it.bin", {"a": np.zeros(3, np.float32)}, more={"other": value})
+        with pytest.raises(SettingsError, match=f"its pickle would call {called}"):
+            open_pickled(tmp_path / "it.bin")
     assert not (tmp_path / "ran").exists()
 
 
 def test_archives_that_are_no_tables_in_one_piece(tmp_path: Path) -> None:
     path = tmp_path / "it.bin"
-    save(path, {"a": np.arange(6, dtype=np.float32).reshape(2, 3).T})
-    with pytest.raises(SettingsError, match="the values of 'a' are not in order"):
-        open_pickled(path)
-    save(path, {"a": np.zeros(1000, np.float32)}, compression=zipfile.ZIP_DEFLATED)
-    with pytest.raises(SettingsError, match="the values of 'a' are compressed"):
-        open_pickled(path)
-    save(path, {})
-    with pytest.raises(SettingsError, match="has no tensors"):
-        open_pickled(path)
+    floats, compressed = np.arange(6, dtype=np.float32).reshape(2, 3), zipfile.ZIP_DEFLATED
+    for arrays, compression, rule in (
+        ({"a": floats.T}, zipfile.ZIP_STORED, "the values of 'a' are not in order"),
+        ({"a": np.zeros(1000, np.float32)}, compressed, "the values of 'a' are compressed"),
+        (dict[str, Any](), zipfile.ZIP_STORED, "has no tensors"),
+    ):
+        save(path, arrays, compression=compression)
+        with pytest.raises(SettingsError, match=rule):
+            open_pickled(path)
     for content in (b"", b"PK", pickle.dumps({"a": 1})):
         path.write_bytes(content)
         with pytest.raises(SettingsError, match="is damaged, or is not an archive of tensors"):

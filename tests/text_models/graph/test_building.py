@@ -1,6 +1,5 @@
 """What a graph holds, and what comes after its pooling."""
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +7,12 @@ import onnx
 import pytest
 from safetensors.numpy import load_file, save_file
 from tests.text_models import tiny
+from tests.text_models.graph.reference import gelu, silu, tanh_gelu
 from tests.text_models.graph.running import Running, running
 
 from weir.text_models import Pooling, Precision, Recipe
 from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
-from weir.text_models.graph import Assembly, Numbers, Output, balance, quantize
+from weir.text_models.graph import Assembly, Graph, Numbers, Output, balance, quantize
 from weir.text_models.graph.building import build
 
 TEXTS = [np.array([0, 5, 6, 2]), np.array([0, 2]), np.array([0, 7, 8, 9, 10, 11, 2])]
@@ -28,22 +28,17 @@ def whole(plain: Checkpoint, tmp_path: Path) -> Running:
     return running(build(plain, Recipe(Pooling.MEAN)), tmp_path / "whole")
 
 
-def test_layers_above_the_highest_that_is_read_are_not_there(plain: Checkpoint) -> None:
-    nodes = {
-        layers: [one.op_type for one in onnx.load_from_string(build(plain, Recipe(Pooling.MEAN, layers=layers)).model).graph.node]
-        for layers in ((-1,), (-2,), (-3, -2))
-    }  # fmt: skip
-    assert [found.count("MultiHeadAttention") for found in nodes.values()] == [3, 2, 2]
+def kinds_of(graph: Graph) -> list[str]:
+    return [one.op_type for one in onnx.load_from_string(graph.model).graph.node]
 
 
-def test_of_the_last_layer_only_what_is_read_is_computed(plain: Checkpoint) -> None:
-    kinds = {
-        pooling: [one.op_type for one in onnx.load_from_string(build(plain, Recipe(pooling)).model).graph.node]
-        for pooling in (Pooling.CLS, Pooling.POOLER, Pooling.SEP)
-    }
+def test_only_what_is_read_is_computed(plain: Checkpoint) -> None:
+    of_layers = [kinds_of(build(plain, Recipe(Pooling.MEAN, layers=each))) for each in ((-1,), (-2,), (-3, -2))]
+    assert [found.count("MultiHeadAttention") for found in of_layers] == [3, 2, 2]
+    last = [kinds_of(build(plain, Recipe(pooling))) for pooling in (Pooling.CLS, Pooling.POOLER, Pooling.SEP)]
     # What attention made of all tokens becomes rows of tokens again, after the ids and the types; of the first token alone it need not.
-    assert [found.count("GatherND") for found in kinds.values()] == [4, 4, 6]
-    assert [found.count("MultiHeadAttention") for found in kinds.values()] == [3, 3, 3]
+    assert [found.count("GatherND") for found in last] == [4, 4, 6]
+    assert [found.count("MultiHeadAttention") for found in last] == [3, 3, 3]
 
 
 def test_what_is_filled_up_is_not_looked_at(plain: Checkpoint, whole: Running) -> None:
@@ -107,10 +102,8 @@ def test_dense_layers_follow_the_pooling(whole: Running, tmp_path: Path) -> None
 
 def test_each_activation_is_what_its_name_says(tmp_path: Path) -> None:
     value = np.linspace(-4, 4, 33, dtype=np.float32)
-    inner = np.sqrt(2 / np.pi) * (value + 0.044715 * value**3)
     known = {
-        "gelu": value * (1 + np.vectorize(math.erf)(value / math.sqrt(2))) / 2, "gelu_new": value * (1 + np.tanh(inner)) / 2,
-        "relu": np.maximum(value, 0), "silu": value / (1 + np.exp(-value)), "tanh": np.tanh(value),
+        "gelu": gelu(value), "gelu_new": tanh_gelu(value), "relu": np.maximum(value, 0), "silu": silu(value), "tanh": np.tanh(value),
         "sigmoid": 1 / (1 + np.exp(-value)), "identity": value,
     }  # fmt: skip
     for activation, expected in known.items():
