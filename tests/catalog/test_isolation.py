@@ -255,7 +255,7 @@ async def test_a_target_that_cannot_be_loaded_leaves_no_names_taken(folder: Path
     assert "isolated_main" not in sys.modules
 
 
-async def test_the_names_of_an_unloaded_models_modules_are_free_for_another_folder(folder: Path) -> None:
+async def test_the_names_of_an_unloaded_models_modules_are_free(folder: Path) -> None:
     for name in ("Alpha", "Beta"):
         write(folder / name.lower(), name, "isolated_main.py")
     manager = manager_of("alpha/isolated_main.py:Alpha", "beta/isolated_main.py:Beta")
@@ -288,7 +288,7 @@ async def test_a_folder_keeps_its_names_while_one_of_its_models_runs(folder: Pat
     assert "utils" not in sys.modules
 
 
-async def test_a_server_that_ends_while_it_replaces_a_model_leaves_no_names_taken(folder: Path) -> None:
+async def test_a_server_that_ends_during_a_reload_leaves_no_names_taken(folder: Path) -> None:
     write(folder / "alpha", "Alpha", "isolated_main.py")
     os.mkfifo(folder / "gate")
     waits = f"    def predict(self, batch):\n        open({str(folder / 'gate')!r}).close()\n        return batch"

@@ -152,7 +152,7 @@ def test_read_anew_a_target_is_what_its_file_says_now(folder: Path, target: str)
         load_target(target, fresh=True)
 
 
-def test_a_module_of_a_package_is_read_anew_with_its_neighbours_as_they_are(folder: Path) -> None:
+def test_a_module_of_a_package_is_read_anew_without_its_neighbours(folder: Path) -> None:
     own = "from .base import Square\nclass Own(Square): "
     write(folder / "target_anew", {"__init__.py": "", "base.py": SQUARE, "model.py": f"{own}pass"})
     first = load_target("target_anew.model:Own")
@@ -215,7 +215,7 @@ def test_a_worker_process_that_takes_a_known_time_is_measured_to_take_it() -> No
     assert Profile.from_toml(profile.to_toml()).about["versions"] == about["versions"]
 
 
-def test_a_worker_is_measured_with_as_many_batches_in_flight_as_it_will_have() -> None:
+def test_a_worker_is_measured_with_its_batches_in_flight() -> None:
     """What that does to the times is held in virtual time by tests/profiling, and that a worker prepares ahead by tests/workers."""
     for depth in (1, 2):
         profile = weir.profile(Sleeper, max_batch_size=1, seconds=0.2, confidence=0.5, pipeline_depth=depth)

@@ -227,7 +227,7 @@ async def test_files_and_code_need_to_be_allowed() -> None:
     assert shop.shelf.asked == [({"a": 1}, {"1/model.py": b""})]
 
 
-async def test_a_drain_during_a_reload_finishes_what_the_replaced_model_had_accepted() -> None:
+async def test_a_drain_during_a_reload_finishes_what_was_accepted() -> None:
     """Also what a model had accepted that is being unloaded."""
     for change in ("load_model", "unload_model"):
         shop = Workshop(a={"": "one"})

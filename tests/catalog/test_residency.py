@@ -277,7 +277,7 @@ async def test_a_model_whose_folder_has_gone_before_it_was_read_is_unknown() -> 
             await house.ask("a")
 
 
-async def test_requests_that_cannot_wait_for_the_load_are_told_when_to_come_again() -> None:
+async def test_requests_that_cannot_wait_are_told_when_to_come_again() -> None:
     async with House("a", "b", memory=9.0) as house:
         house.gate.clear()
         first = asyncio.ensure_future(house.ask("a", 1))

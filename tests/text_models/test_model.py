@@ -244,7 +244,7 @@ def test_shorter_texts_are_filled_up() -> None:
     assert [array.dtype.name for array in inputs] == ["int32", "int32", "int32", "float32"]
 
 
-def test_special_tokens_do_not_count_or_are_hidden_unless_there_are_no_others() -> None:
+def test_special_tokens_do_not_count_unless_there_are_no_others() -> None:
     inputs = padded_inputs([read(2, 7, 8, 3), read(2, 3)], pad_id=0, mask_special=True)
     assert inputs.pool.tolist() == [[0, 1, 1, 0], [1, 1, 0, 0]]
     texts = [read(2, 7, 8, 3), read(2, 3), read(2, 5, 3, 6, 3, second=3)]

@@ -53,7 +53,7 @@ def test_words_are_split_as_they_are_read(family: str, whole_words: bool, tmp_pa
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_the_longer_of_two_texts_is_split_and_the_other_stands_beside_each_piece(place: int, tmp_path: Path) -> None:
+def test_the_longer_of_two_texts_is_split_beside_the_other(place: int, tmp_path: Path) -> None:
     tokenizer = Tokenizer(tiny.model(tmp_path))
     long, short = " ".join(WORDS), "do it right"
     pair = (long, short) if place == 0 else (short, long)

@@ -206,7 +206,7 @@ def test_settings_without_tensors_take_what_the_runtime_takes(address: str) -> N
 
 @pytest.mark.adapters
 @pytest.mark.filterwarnings("ignore")
-def test_the_whole_request_reaches_a_runtime_and_the_whole_response_its_caller(address: str) -> None:
+def test_the_whole_request_and_response_pass_a_runtime(address: str) -> None:
     body = {
         "id": "r1", "parameters": {"colour": "red", "timeout": 9_000_000}, "outputs": [{"name": "echo"}],
         "inputs": [{"name": "q", "datatype": "BYTES", "shape": [1], "data": ['{"a": 1}'], "parameters": {"content_type": "str"}}],

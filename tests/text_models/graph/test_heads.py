@@ -160,7 +160,7 @@ class Counted:
         return self._session.run(names, feeds)
 
 
-def test_the_model_that_workers_run_makes_all_outputs_of_bge_m3_in_one_pass(tmp_path: Path) -> None:
+def test_one_pass_makes_all_outputs_of_bge_m3(tmp_path: Path) -> None:
     checkpoint, _ = m3(tmp_path / "model")
     texts = ["do it right", "do it, do it, do it"]
     tokenized = checkpoint.tokenizer().encode(texts, max_length=64, truncate=True)

@@ -66,7 +66,7 @@ def test_four_workers_have_at_most_half_as_much_again_as_one(model: Path, tmp_pa
     assert all(float(a @ b) > 0.99999 for a, b in zip(vectors, again, strict=True))
 
 
-def test_the_threads_of_idle_workers_take_at_most_ten_megabytes_of_a_worker(model: Path, tmp_path: Path) -> None:
+def test_the_threads_of_idle_workers_take_at_most_ten_megabytes(model: Path, tmp_path: Path) -> None:
     async def measure(lone_threads: int) -> list[int]:
         async with served(model, tmp_path, 2, lone_threads=lone_threads) as service:
             for text in texts(24):  # alone, so with all threads
