@@ -139,6 +139,7 @@ ODD = {
     "six/model-settings.json": '{"name": "seven", "implementation": "a.B"}',
     "owner/eight/model-settings.json": '{"name": "nine", "implementation": "a.B"}',
     "ten/1/1/model.py": plain(),
+    "empty/notes.txt": "",
 }
 
 
@@ -146,12 +147,12 @@ def test_a_model_is_found_by_its_path_where_it_is_found_among_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, every = write(tmp_path, ODD), inline_config.models_in(tmp_path)
-    further = ["owner", "owner/notes", "four", "six", "owner/eight", "ten/1", "one/1", "a/b/c", "no"]
+    further = ["owner", "owner/notes", "six", "owner/eight", "ten", "one/1", "a/b/c", "no"]
     for name in (*every, *further):
         assert folder.folder_of(name) == every.get(name), name
-    assert {"one", "owner/two", "owner/three", "five", "seven", "nine", "ten"} <= every.keys()
+    assert sorted(every) == ["empty", "five", "four", "nine", "one", "owner/three", "owner/two", "seven", "ten/1"]
     monkeypatch.setattr(inline_config, "models_in", lambda root: pytest.fail("it looked at all folders"))
-    for name in ("one", "owner/two", "owner/three", "ten"):
+    for name in ("one", "owner/two", "owner/three", "ten/1", "empty"):
         assert folder.folder_of(name) == tmp_path / name and folder.has(name)
 
 
