@@ -9,7 +9,17 @@ WORDS = [
     "[CLS]",
     "[SEP]",
     "[MASK]",
-    *["serve", "it", "now", "a", "good", "bad", "film", ".", "once", "upon", "time"],
+    "serve",
+    "it",
+    "now",
+    "a",
+    "good",
+    "bad",
+    "film",
+    ".",
+    "once",
+    "upon",
+    "time",
 ]
 
 

@@ -86,16 +86,10 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_GET(self) -> None:
-            self._answer()
-
-        def do_HEAD(self) -> None:
-            self._answer()
-
         def log_message(self, format: str, *args: Any) -> None:
             """Print nothing."""
 
-        def _answer(self) -> None:
+        def do_GET(self) -> None:
             sent = urlsplit(self.path).path
             path = unquote(sent)
             hub.requests.append((self.command, path, self.headers.get("Range", "")))
@@ -105,6 +99,8 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 self._file(*map(unquote, found.groups()))
             else:
                 self._refuse(404, "EntryNotFound")
+
+        do_HEAD = do_GET
 
         def _is_refused(self, repository: str, revision: str) -> bool:
             """Answer with an error unless there is such a repository and revision, and it is open to the caller."""
@@ -144,22 +140,15 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 return self._refuse(404, "EntryNotFound", "Entry not found")
             content = file.read_bytes()
             tag = hash_of(file) if is_large(path) else hash_of(file)[:40]
-            headers = {
-                "ETag": f'"{hub.tags.get(path, tag)}"',
-                "X-Repo-Commit": hub.commit(repository),
-                "X-Linked-Size": str(len(content)),
-                "Accept-Ranges": "bytes",
-            }
-            begin = self._range_start()
+            headers = {"ETag": f'"{hub.tags.get(path, tag)}"', "X-Linked-Size": str(len(content))}
+            headers |= {"X-Repo-Commit": hub.commit(repository), "Accept-Ranges": "bytes"}
+            sought = re.fullmatch(r"bytes=(\d+)-\d*", self.headers.get("Range", ""))
+            begin = int(sought[1]) if sought else 0
             if self.command == "GET" and path in hub.cut:
                 return self._cut(content, hub.cut[path], begin, headers)
             if begin:
                 headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
             self._send(206 if begin else 200, content[begin:], headers)
-
-        def _range_start(self) -> int:
-            found = re.fullmatch(r"bytes=(\d+)-\d*", self.headers.get("Range", ""))
-            return int(found[1]) if found else 0
 
         def _cut(self, content: bytes, size: int, begin: int, headers: dict[str, str]) -> None:
             """Send the first `size` bytes and end the connection; a caller who wants the rest gets an error."""

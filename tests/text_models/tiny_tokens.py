@@ -90,14 +90,10 @@ def pieces(special: list[str]) -> list[str]:
 
 def _wordpiece(special: list[str], cls: str, sep: str, unk: str, pad: str, mask: str) -> tuple[Any, dict[str, Any]]:
     tokens = pieces(special)
-    made = Tokenizer(
-        models.WordPiece(
-            {token: place for place, token in enumerate(tokens)}, unk_token=unk, max_input_chars_per_word=100
-        )
-    )
-    made.normalizer = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=True
-    )
+    places = {token: place for place, token in enumerate(tokens)}
+    made = Tokenizer(models.WordPiece(places, unk_token=unk, max_input_chars_per_word=100))
+    flags: dict[str, Any] = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}
+    made.normalizer = normalizers.BertNormalizer(**flags)
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
     return _finished(made, cls, sep, unk, pad, mask, {"do_lower_case": True})
@@ -108,12 +104,8 @@ def _bytes() -> tuple[Any, dict[str, Any]]:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
-        CORPUS.split("\n"),
-        trainers.BpeTrainer(
-            vocab_size=420, special_tokens=[*ANGLE, "<mask>"], initial_alphabet=alphabet, show_progress=False
-        ),
-    )
+    sizes: dict[str, Any] = {"vocab_size": 420, "initial_alphabet": alphabet, "show_progress": False}
+    made.train_from_iterator(CORPUS.split("\n"), trainers.BpeTrainer(special_tokens=[*ANGLE, "<mask>"], **sizes))
     return _finished(made, "<s>", "</s>", "<unk>", "<pad>", "<mask>", {"add_prefix_space": False})
 
 
@@ -126,12 +118,8 @@ def _unigram() -> tuple[Any, dict[str, Any]]:
     scored += [(part, -7.0) for part, _ in parts.most_common(60) if part not in words]
     scored += [(one, -9.0) for one in ["▁", *string.ascii_letters, *string.digits, *string.punctuation, "é", "水"]]
     seen = dict(reversed(scored))
-    made = Tokenizer(
-        models.Unigram(
-            [(token, seen[token]) for token in dict.fromkeys(token for token, _ in scored)] + [("<mask>", 0.0)],
-            unk_id=3,
-        )
-    )
+    pieces = [(token, seen[token]) for token in dict.fromkeys(token for token, _ in scored)]
+    made = Tokenizer(models.Unigram([*pieces, ("<mask>", 0.0)], unk_id=3))
     made.normalizer = normalizers.Sequence([normalizers.Replace(" {2,}", " ")])
     made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
     made.decoder = decoders.Metaspace()

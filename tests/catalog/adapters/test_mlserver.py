@@ -69,9 +69,8 @@ def write(root: Path, called: str, **settings: Any) -> Path:
     folder = root / called
     folder.mkdir(parents=True)
     given = {"name": called, "implementation": "runtime.Sums", "inputs": [ROWS], "outputs": [SUMS], **settings}
-    (folder / "model-settings.json").write_text(
-        json.dumps({key: each for key, each in given.items() if each is not None})
-    )
+    stated = {key: each for key, each in given.items() if each is not None}
+    (folder / "model-settings.json").write_text(json.dumps(stated))
     return folder
 
 
@@ -107,6 +106,11 @@ def test_without_mlserver_the_error_says_what_to_install(tmp_path: Path) -> None
         weir.running(model_repository=str(tmp_path)).start()
 
 
+def with_mlserver(test: Any) -> Any:
+    """Run a test where MLServer is, whose warnings are its own."""
+    return pytest.mark.adapters(pytest.mark.filterwarnings("ignore")(test))
+
+
 ROWS_OF_TREES = np.array([[0, 1], [1, 0], [4, 5], [5, 4]] * 5, np.float32)
 
 
@@ -116,19 +120,15 @@ def train_trees(root: Path) -> None:
     import xgboost
 
     labels = ROWS_OF_TREES[:, 0] > 2
-    for called, implementation, file in (
-        ("xgboost", "mlserver_xgboost.XGBoostModel", "mushroom-xgboost.json"),
-        ("lightgbm", "mlserver_lightgbm.LightGBMModel", "iris-lightgbm.bst"),
-    ):
-        folder = write(
-            root, called, implementation=implementation, parameters={"uri": f"./{file}"}, inputs=None, outputs=None
-        )
-        if called == "xgboost":
-            xgboost.XGBClassifier(n_estimators=4, n_jobs=1).fit(ROWS_OF_TREES, labels).save_model(folder / file)
-        else:
-            options = {"objective": "binary", "min_data_in_leaf": 1, "num_threads": 1, "verbose": -1}
-            data = lightgbm.Dataset(ROWS_OF_TREES, labels, params=options)
-            lightgbm.train(options, data, 4).save_model(folder / file)
+    options = {"objective": "binary", "min_data_in_leaf": 1, "num_threads": 1, "verbose": -1}
+    data = lightgbm.Dataset(ROWS_OF_TREES, labels, params=options)
+    for called, implementation, file, trained in (
+        ("xgboost", "XGBoostModel", "mushroom.json", xgboost.XGBClassifier(n_estimators=4, n_jobs=1).fit(ROWS_OF_TREES, labels)),
+        ("lightgbm", "LightGBMModel", "iris.bst", lightgbm.train(options, data, 4)),
+    ):  # fmt: skip
+        named = {"implementation": f"mlserver_{called}.{implementation}", "parameters": {"uri": f"./{file}"}}
+        folder = write(root, called, **named, inputs=None, outputs=None)
+        trained.save_model(folder / file)
 
 
 @pytest.fixture(scope="module")
@@ -162,50 +162,47 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.address
 
 
-@pytest.mark.adapters
-@pytest.mark.filterwarnings("ignore")
-def test_a_runtime_of_the_user(address: str) -> None:
+@pytest.fixture
+def client(address: str) -> Iterator[HttpClient]:
     with HttpClient(address) as client:
-        answer = client.infer("sums", {"x": np.array([[1, 2], [3, 4]], np.float32)})
-        assert answer["sum"].tolist() == [1103, 1107] and answer["text"].tolist() == [b"1103", b"1107"]
-        with pytest.raises(weir.InvalidRequest, match="negative numbers"):
-            client.infer("sums", {"x": np.array([[-1, 2]], np.float32)})
+        yield client
 
 
-@pytest.mark.adapters
-@pytest.mark.filterwarnings("ignore")
-def test_its_runtime_of_scikit_learn(address: str) -> None:
-    with HttpClient(address) as client:
-        answer = client.infer("svm", {"x": np.array([[0, 1], [4, 5]], np.float32)}, version="v0.1.0")
-        assert answer["predict"].tolist() == [3, 7]
+@with_mlserver
+def test_a_runtime_of_the_user(client: HttpClient) -> None:
+    answer = client.infer("sums", {"x": np.array([[1, 2], [3, 4]], np.float32)})
+    assert answer["sum"].tolist() == [1103, 1107] and answer["text"].tolist() == [b"1103", b"1107"]
+    with pytest.raises(weir.InvalidRequest, match="negative numbers"):
+        client.infer("sums", {"x": np.array([[-1, 2]], np.float32)})
 
 
-@pytest.mark.adapters
-@pytest.mark.filterwarnings("ignore")
+@with_mlserver
+def test_its_runtime_of_scikit_learn(client: HttpClient) -> None:
+    answer = client.infer("svm", {"x": np.array([[0, 1], [4, 5]], np.float32)}, version="v0.1.0")
+    assert answer["predict"].tolist() == [3, 7]
+
+
+@with_mlserver
 @pytest.mark.parametrize("called", ["xgboost", "lightgbm"])
-def test_its_runtimes_of_trees(address: str, called: str) -> None:
-    with HttpClient(address) as client:
-        answer = client.infer(called, {"predict": ROWS_OF_TREES[:4]})["predict"]
-        assert (answer.ravel() > 0.5).tolist() == [False, False, True, True]
-        with pytest.raises(weir.WeirError):
-            client.infer(called, {"predict": np.zeros((1, 3), np.float32)})
+def test_its_runtimes_of_trees(client: HttpClient, called: str) -> None:
+    answer = client.infer(called, {"predict": ROWS_OF_TREES[:4]})["predict"]
+    assert (answer.ravel() > 0.5).tolist() == [False, False, True, True]
+    with pytest.raises(weir.WeirError):
+        client.infer(called, {"predict": np.zeros((1, 3), np.float32)})
 
 
-@pytest.mark.adapters
-@pytest.mark.filterwarnings("ignore")
-def test_settings_without_tensors_take_what_the_runtime_takes(address: str) -> None:
-    with HttpClient(address) as client:
-        rows = [np.array([[0, 1], [4, 5]], np.float32), np.array([[5, 4]], np.float32)] * 6
-        answers = client.infer_ordered("mnist-svm", [{"predict": each} for each in rows], at_once=12)
-        assert [each["predict"].tolist() for each in answers] == [[[3], [7]], [[7]]] * 6
-        with pytest.raises(weir.WeirError, match="2 features"):
-            client.infer("mnist-svm", {"predict": np.zeros((1, 3), np.float32)})
-        metadata = client.model_metadata("mnist-svm")
-        assert (metadata["inputs"], metadata["outputs"]) == ([], [])
+@with_mlserver
+def test_settings_without_tensors_take_what_the_runtime_takes(client: HttpClient) -> None:
+    rows = [np.array([[0, 1], [4, 5]], np.float32), np.array([[5, 4]], np.float32)] * 6
+    answers = client.infer_ordered("mnist-svm", [{"predict": each} for each in rows], at_once=12)
+    assert [each["predict"].tolist() for each in answers] == [[[3], [7]], [[7]]] * 6
+    with pytest.raises(weir.WeirError, match="2 features"):
+        client.infer("mnist-svm", {"predict": np.zeros((1, 3), np.float32)})
+    metadata = client.model_metadata("mnist-svm")
+    assert (metadata["inputs"], metadata["outputs"]) == ([], [])
 
 
-@pytest.mark.adapters
-@pytest.mark.filterwarnings("ignore")
+@with_mlserver
 def test_the_whole_request_and_response_pass_a_runtime(address: str) -> None:
     body = {
         "id": "r1", "parameters": {"colour": "red", "timeout": 9_000_000}, "outputs": [{"name": "echo"}],

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,11 @@ def test_the_environment_completes_the_settings(tmp_path: Path, monkeypatch: pyt
         weir.running(model_repository=str(tmp_path)).start()
 
 
+def with_torch(test: Any) -> Any:
+    """Run a test where torch is, whose warnings are its own."""
+    return pytest.mark.torch(pytest.mark.filterwarnings("ignore")(test))
+
+
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     at, root = tmp_path_factory.mktemp("tasks"), tmp_path_factory.mktemp("mlserver")
@@ -53,11 +59,9 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     # As in MLServer's example, with a small model in place of distilgpt2.
     write(root, "transformer", extra={"task": "text-generation", "pretrained_model": str(at / "text-generation")})
     write(root, "mood", extra={**mood, "device": -1}, max_batch_size=8, max_batch_time=0.02)
-    write(
-        root, "masked", runtime="mlserver_huggingface.runtime.HuggingFaceRuntime",
-        parameters={"uri": "./weights", "extra": {"task": "fill-mask", "framework": "pt", "intra_op_threads": 1}},
-        max_batch_size=8, max_batch_time=0.02,
-    )  # fmt: skip
+    masked = {"uri": "./weights", "extra": {"task": "fill-mask", "framework": "pt", "intra_op_threads": 1}}
+    runtime = "mlserver_huggingface.runtime.HuggingFaceRuntime"
+    write(root, "masked", runtime=runtime, parameters=masked, max_batch_size=8, max_batch_time=0.02)
     (at / "fill-mask").rename(root / "masked" / "weights")
     with (
         weir.running(model_repository=str(root), workers=1, executor="thread") as server,
@@ -81,33 +85,20 @@ def infer(client: httpx.Client, model: str, *inputs: dict[str, Any]) -> list[Any
     return found
 
 
-@pytest.mark.torch
-@pytest.mark.filterwarnings("ignore")
+@with_torch
 def test_the_example_of_mlserver(client: httpx.Client) -> None:
-    length = {
-        "name": "max_new_tokens",
-        "shape": [1],
-        "datatype": "INT64",
-        "data": [2],
-        "parameters": {"content_type": "raw"},
-    }
+    length: dict[str, Any] = {"name": "max_new_tokens", "shape": [1], "datatype": "INT64", "data": [2]}
+    length["parameters"] = {"content_type": "raw"}
     (found,) = infer(client, "transformer", texts("args", "once upon"), length)
     assert found["generated_text"].startswith("once upon")
     several = infer(client, "transformer", texts("text_inputs", "once upon", "a film now"), length)
     assert [each[0]["generated_text"].split()[0] for each in several] == ["once", "a"]
 
 
-@pytest.mark.torch
-@pytest.mark.filterwarnings("ignore")
+@with_torch
 def test_a_batch_answers_as_each_request_alone(client: httpx.Client) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    given = [
-        texts("args", "a good film"),
-        texts("args", "it"),
-        texts("array_inputs", "bad . bad .", "now"),
-        texts("args", "time"),
-    ]
+    given = [texts("args", text) for text in ("a good film", "it", "time")]
+    given.insert(2, texts("array_inputs", "bad . bad .", "now"))
     alone = [infer(client, "mood", each) for each in given]
     assert [len(each) for each in alone] == [1, 1, 2, 1] and all(set(each) == {"label", "score"} for each in alone[2])
     with ThreadPoolExecutor(8) as pool:
@@ -117,11 +108,8 @@ def test_a_batch_answers_as_each_request_alone(client: httpx.Client) -> None:
         assert [each["score"] for each in one] == pytest.approx([each["score"] for each in other], rel=1e-5)
 
 
-@pytest.mark.torch
-@pytest.mark.filterwarnings("ignore")
+@with_torch
 def test_weights_beside_the_settings_and_one_bad_request_among_good_ones(client: httpx.Client) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     def ask(text: str) -> int:
         return client.post("/v2/models/masked/infer", json={"inputs": [texts("inputs", text)]}).status_code
 
@@ -130,8 +118,7 @@ def test_weights_beside_the_settings_and_one_bad_request_among_good_ones(client:
     assert len(infer(client, "masked", texts("inputs", "a [MASK]"))) == 5
 
 
-@pytest.mark.torch
-@pytest.mark.filterwarnings("ignore")
+@with_torch
 @pytest.mark.parametrize(
     ("given", "why"),
     [

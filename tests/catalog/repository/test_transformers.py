@@ -26,14 +26,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_task_is_served_from_a_folder(folder: Path) -> None:
-    with serving(f"hf:text-classification={folder}/text-classification", "--workers", "1", "--name", "mood") as (
-        _,
-        client,
-    ):
-        one, other = (
-            client.post("/infer/mood", json="a good film").json(),
-            client.post("/infer/mood", json={"text": "it"}).json(),
-        )
+    target = f"hf:text-classification={folder}/text-classification"
+    with serving(target, "--workers", "1", "--name", "mood") as (_, client):
+        one, other = (client.post("/infer/mood", json=text).json() for text in ("a good film", {"text": "it"}))
         assert {one["label"], other["label"]} <= {"+", "-"} and 0 < one["score"] < 1
         wrong = client.post("/infer/mood", json=7)
         assert wrong.status_code == 400 and "an item must be a text, or an object with the key" in wrong.text
@@ -83,9 +78,8 @@ def test_the_log_says_what_a_worker_computes_on(folder: Path) -> None:
     with serving(f"hf:ner={folder}/ner", "--workers", "1") as (served, client):
         assert client.post("/infer/ner", json="a good film").status_code == 200
         served.until_logged(f"worker 0 computes on {device}")
-    with pytest.raises(
-        SettingsError, match=r"device='cuda:99': torch sees \d+ GPUs here; must be auto, cpu or one of them"
-    ):
+    rule = r"device='cuda:99': torch sees \d+ GPUs here; must be auto, cpu or one of them"
+    with pytest.raises(SettingsError, match=rule):
         InProcess(f"hf:ner={folder}/ner", executor="thread", params={"device": "cuda:99"}).start()
 
 

@@ -98,7 +98,8 @@ def test_files_that_are_not_json(text: str, tmp_path: Path) -> None:
 def test_parts_of_different_models(tmp_path: Path) -> None:
     tiny.model(tmp_path, vocab_size=100)
     assert "the tokenizer's vocabulary goes up to the id 180, the weights have 100 words" in refused(tmp_path)
-    tiny.model(tmp_path, labels=2, id2label=[])
+    config = json.loads((tiny.model(tmp_path, labels=2) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"id2label": []}))
     assert "id2label=[]: must name at least one label" in refused(tmp_path)
     tiny.save(tmp_path / "model.safetensors", {"wte.weight": np.zeros((2, 2), np.float32)})
     assert "has no weight 'embeddings.word_embeddings.weight'" in refused(tmp_path)

@@ -201,28 +201,24 @@ def test_a_model_that_brings_its_own_code_is_refused(bert: Path, tmp_path: Path)
         open_runtime(read_for("torch", tmp_path), Recipe(Pooling.MEAN), RuntimeOptions("torch"))
 
 
-def ernie(directory: Path) -> Path:
+def written(directory: Path, kind: str, **more: Any) -> Path:
+    """Write a small random model of a class of transformers."""
     import transformers
 
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     vocabulary = tiny_tokens.write(directory, "bert")
-    config = transformers.ErnieConfig(
-        vocab_size=vocabulary, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, max_position_embeddings=200,
-    )  # fmt: skip
-    transformers.ErnieModel(config).save_pretrained(directory)
+    config = getattr(transformers, f"{kind}Config")(vocab_size=vocabulary, max_position_embeddings=200, **sizes, **more)
+    getattr(transformers, f"{kind}Model")(config).save_pretrained(directory)
     return directory
+
+
+def ernie(directory: Path) -> Path:
+    return written(directory, "Ernie")
 
 
 def qwen(directory: Path) -> Path:
     """Write a decoder that is made into a sentence encoder: the last token's vector, normalized."""
-    import transformers
-
-    vocabulary = tiny_tokens.write(directory, "bert")
-    config = transformers.Qwen3Config(
-        vocab_size=vocabulary, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
-        intermediate_size=64, max_position_embeddings=200,
-    )  # fmt: skip
-    transformers.Qwen3Model(config).save_pretrained(directory)
-    return directory
+    return written(directory, "Qwen3", num_key_value_heads=2, head_dim=8)
 
 
 def roberta(directory: Path) -> Path:

@@ -167,9 +167,7 @@ def test_labels_of_tokens_are_those_of_transformers(family: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("family", "kind"), [("bert", "MaskedLM"), ("qwen3", "CausalLM"), ("modernbert", "")])
-def test_files_of_transformers_are_served_as_by_sentence_transformers(
-    family: str, kind: str, tmp_path: Path
-) -> None:
+def test_files_of_transformers_are_served_as_by_sentence_transformers(family: str, kind: str, tmp_path: Path) -> None:
     import sentence_transformers
 
     vocabulary = tiny_tokens.write(tmp_path, "bert")
