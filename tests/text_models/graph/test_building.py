@@ -83,7 +83,10 @@ def test_vectors_are_cut_then_brought_to_length_one(plain: Checkpoint, whole: Ru
     assert np.allclose(cut(TEXTS), expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-6)
 
 
-@pytest.mark.parametrize("pooling", [Pooling.NONE, Pooling.MEAN, Pooling.MAX, Pooling.WEIGHTED_MEAN, Pooling.MEAN_SQRT])
+OVER_TOKENS = [Pooling.NONE, Pooling.MEAN, Pooling.MAX, Pooling.WEIGHTED_MEAN, Pooling.MEAN_SQRT, Pooling.HIERARCHICAL]
+
+
+@pytest.mark.parametrize("pooling", OVER_TOKENS)
 def test_a_text_of_which_no_token_counts_becomes_zeros(pooling: Pooling, plain: Checkpoint, tmp_path: Path) -> None:
     run = running(build(plain, Recipe(pooling, mask_special=True, normalize=True)), tmp_path / "graph")
     vectors = run(TEXTS, mask_special=True)

@@ -40,11 +40,6 @@ def test_it_is_the_highest_of_the_means_over_windows(
     assert np.allclose(run(TEXTS, mask_special=mask_special, width=50), expected, atol=1e-5)
 
 
-def test_a_text_of_which_no_token_counts_becomes_zeros(plain: Checkpoint, tmp_path: Path) -> None:
-    run = running(build(plain, Recipe(Pooling.HIERARCHICAL, mask_special=True)), tmp_path / "graph")
-    assert not run([np.array([0, 2]), TEXTS[0]], mask_special=True)[0].any()
-
-
 def test_joined_poolings_stand_one_after_the_other(plain: Checkpoint, tmp_path: Path) -> None:
     poolings = (Pooling.MAX, Pooling.CLS, Pooling.MEAN_MAX)
     recipe = Recipe(poolings[0], joined=poolings[1:])
