@@ -137,7 +137,7 @@ def _check_model(kind: str, value: Any, path: str) -> None:
     elif kind in _PRIMITIVES:
         assert isinstance(value, _PRIMITIVES[kind]) and not (kind == "int" and isinstance(value, bool)), path
     else:
-        model = next(getattr(each, kind) for each in (kserve, kserve.models, kubernetes.client) if hasattr(each, kind))
+        model = next(getattr(each, kind) for each in (kserve.models, kubernetes.client) if hasattr(each, kind))
         names = {written: name for name, written in model.attribute_map.items()}
         assert isinstance(value, dict), path
         for key, each in value.items():
