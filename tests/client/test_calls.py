@@ -8,30 +8,9 @@ import numpy as np
 import pytest
 from tests.rings import subcases
 
+from weir import client as clients
 from weir import errors
-from weir.client import (
-    NEVER,
-    AsyncHttpClient,
-    ConnectionLost,
-    GrpcClient,
-    HttpClient,
-    Result,
-    Retry,
-    TensorValue,
-    Unreachable,
-    WebSocketClient,
-)
-from weir.client.calls import (
-    Program,
-    Sleep,
-    error_of_code,
-    error_of_status,
-    of_call,
-    of_client,
-    request_of,
-    retried,
-    tensor_of,
-)
+from weir.client import NEVER, ConnectionLost, Result, Retry, TensorValue, Unreachable, calls
 from weir.client.http_calls import HttpCalls, HttpReply, error_of
 from weir.errors import InvalidRequest, SettingsError
 from weir.wire.inference import InferenceResponse
@@ -41,32 +20,32 @@ from weir.wire.status import grpc_code, kserve_code
 def test_the_datatype_is_that_of_the_array() -> None:
     kinds: dict[str, Any] = {"BOOL": bool, "INT8": np.int8, "UINT64": np.uint64, "FP16": np.float16, "FP64": float}
     for datatype, dtype in kinds.items():
-        assert tensor_of("x", np.zeros(2, dtype)).datatype == datatype
-    swapped = tensor_of("x", np.array([1, 2], ">i4"))
+        assert calls.tensor_of("x", np.zeros(2, dtype)).datatype == datatype
+    swapped = calls.tensor_of("x", np.array([1, 2], ">i4"))
     assert (swapped.datatype, swapped.array.tolist(), swapped.array.dtype) == ("INT32", [1, 2], np.dtype("int32"))
 
 
 def test_texts_and_bytes_are_bytes() -> None:
     for array in (np.array(["é"]), np.array(["é".encode()]), np.array(["é"], object)):
-        assert tensor_of("x", array).array.tolist() == ["é".encode()]
+        assert calls.tensor_of("x", array).array.tolist() == ["é".encode()]
     with pytest.raises(errors.InvalidRequest, match="neither bytes nor a text"):
-        tensor_of("x", np.array([3], object))
+        calls.tensor_of("x", np.array([3], object))
 
 
 def test_other_arrays_are_refused_and_tensors_are_taken_as_they_are() -> None:
     with pytest.raises(errors.InvalidRequest, match="complex128"):
-        tensor_of("x", np.array([1j]))
+        calls.tensor_of("x", np.array([1j]))
     given = TensorValue("x", "BF16", np.zeros(2, np.uint16))
-    assert tensor_of("x", given) is given
+    assert calls.tensor_of("x", given) is given
 
 
 def test_what_is_given_beside_the_inputs() -> None:
-    said = request_of(
+    said = calls.request_of(
         "m", {}, {"version": "2", "id": "7", "outputs": ["y"], "priority": 1, "timeout": 0.5, "parameters": {"a": 1}}
     )
     assert (said.version, said.id, [each.name for each in said.outputs or ()]) == ("2", "7", ["y"])
     assert said.parameters == {"a": 1, "priority": 1, "timeout": 500_000}
-    assert request_of("m", {}, {}).outputs is None
+    assert calls.request_of("m", {}, {}).outputs is None
 
 
 def test_a_result_is_a_mapping_of_arrays() -> None:
@@ -82,7 +61,7 @@ LIVE = HttpReply(200, {}, b'{"models": ["a"]}')
 
 def waits(retry: Retry, replies: list[Any]) -> tuple[Any, list[float]]:
     """Return what comes of asking for the models while the server gives `replies`, and the waits in between."""
-    program: Program[Any] = retried(retry, HttpCalls().models)
+    program: calls.Program[Any] = calls.retried(retry, HttpCalls().models)
     waited: list[float] = []
     given: Any = None
     while True:
@@ -92,7 +71,7 @@ def waits(retry: Retry, replies: list[Any]) -> tuple[Any, list[float]]:
             return end.value, waited
         except errors.WeirError as error:
             return error, waited
-        if isinstance(step, Sleep):
+        if isinstance(step, calls.Sleep):
             waited.append(step.seconds)
             given = None
         else:
@@ -131,9 +110,9 @@ def test_what_a_model_may_have_been_given_is_never_sent_again(reply: Any, kind: 
 
 
 def test_where_there_is_no_time_for_the_wait_the_refusal_is_the_end() -> None:
-    program = retried(Retry(), HttpCalls().models)
+    program = calls.retried(Retry(), HttpCalls().models)
     next(program)
-    assert program.send(refusal(429, **{"retry-after": "60"})) == Sleep(60.0)
+    assert program.send(refusal(429, **{"retry-after": "60"})) == calls.Sleep(60.0)
     with pytest.raises(errors.Overloaded, match="no"):
         program.throw(errors.DeadlineExceeded("no time"))
 
@@ -149,8 +128,8 @@ KINDS = [
 def test_every_error_comes_back_as_what_it_was(kind: type[errors.WeirError]) -> None:
     error = kind("because")
     for back in (
-        error_of_status(kserve_code(error), "because", name=kind.__name__),
-        error_of_code(grpc_code(error), "because", name=kind.__name__),
+        calls.error_of_status(kserve_code(error), "because", name=kind.__name__),
+        calls.error_of_code(grpc_code(error), "because", name=kind.__name__),
     ):
         assert (type(back), back.message) == (kind, "because")
 
@@ -163,16 +142,16 @@ def test_every_error_comes_back_as_what_it_was(kind: type[errors.WeirError]) -> 
      (499, errors.Cancelled), (500, errors.ModelError)],
 )  # fmt: skip
 def test_an_error_without_a_name_is_what_its_status_stands_for(status: int, kind: type[errors.WeirError]) -> None:
-    assert type(error_of_status(status, "because", name="NoSuchError")) is kind
+    assert type(calls.error_of_status(status, "because", name="NoSuchError")) is kind
 
 
 def test_grpc_tells_a_refusal_from_a_broken_connection() -> None:
-    assert type(error_of_code("UNAVAILABLE", "loading", retry_after=1.0)) is errors.CapacityError
-    assert type(error_of_code("UNAVAILABLE", "failed to connect to all addresses")) is Unreachable
-    assert type(error_of_code("UNAVAILABLE", "Socket closed")) is ConnectionLost
-    assert type(error_of_code("RESOURCE_EXHAUSTED", "message larger than max")) is errors.TooLarge
-    assert type(error_of_code("RESOURCE_EXHAUSTED", "the queue is full", retry_after=1.0)) is errors.Overloaded
-    assert type(error_of_code("DATA_LOSS", "")) is errors.WeirError
+    assert type(calls.error_of_code("UNAVAILABLE", "loading", retry_after=1.0)) is errors.CapacityError
+    assert type(calls.error_of_code("UNAVAILABLE", "failed to connect to all addresses")) is Unreachable
+    assert type(calls.error_of_code("UNAVAILABLE", "Socket closed")) is ConnectionLost
+    assert type(calls.error_of_code("RESOURCE_EXHAUSTED", "message larger than max")) is errors.TooLarge
+    assert type(calls.error_of_code("RESOURCE_EXHAUSTED", "the queue is full", retry_after=1.0)) is errors.Overloaded
+    assert type(calls.error_of_code("DATA_LOSS", "")) is errors.WeirError
 
 
 def test_the_text_and_the_wait_are_kept() -> None:
@@ -192,20 +171,22 @@ NOBODY = "http://127.0.0.1:9"
 @subcases("timeout", NONE)
 def test_what_is_no_time_is_refused(timeout: Any) -> None:
     with pytest.raises(SettingsError, match=r"timeout=.*greater than 0"):
-        of_client(timeout)
+        calls.of_client(timeout)
     with pytest.raises(InvalidRequest, match=r"timeout=.*greater than 0"):
-        of_call(timeout, 60.0)
-    assert (of_client(3), of_call(None, 3.0), of_call(0.5, 3.0)) == (3.0, 3.0, 0.5)
+        calls.of_call(timeout, 60.0)
+    assert (calls.of_client(3), calls.of_call(None, 3.0), calls.of_call(0.5, 3.0)) == (3.0, 3.0, 0.5)
 
 
-@subcases(("client", "scheme"), [(HttpClient, "http"), (GrpcClient, "grpc"), (WebSocketClient, "ws")])
+@subcases(
+    ("client", "scheme"), [(clients.HttpClient, "http"), (clients.GrpcClient, "grpc"), (clients.WebSocketClient, "ws")]
+)
 def test_no_client_is_made_with_none(client: Callable[..., Any], scheme: str) -> None:
     with pytest.raises(SettingsError, match="timeout=0:"):
         client(NOBODY.replace("http", scheme), timeout=0)
 
 
 async def test_no_call_begins_with_none() -> None:
-    with HttpClient(NOBODY) as client:
+    with clients.HttpClient(NOBODY) as client:
         for ask in (
             lambda: client.infer("doubles", ONE, timeout=0),
             lambda: list(client.stream("doubles", ONE, timeout=0)),
@@ -213,7 +194,7 @@ async def test_no_call_begins_with_none() -> None:
         ):
             with pytest.raises(InvalidRequest, match="timeout=0:"):
                 ask()
-    async with AsyncHttpClient(NOBODY) as awaited:
+    async with clients.AsyncHttpClient(NOBODY) as awaited:
         with pytest.raises(InvalidRequest, match="timeout=-1:"):
             await awaited.infer("doubles", ONE, timeout=-1)
         with pytest.raises(InvalidRequest, match="timeout=-1:"):

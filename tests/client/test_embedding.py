@@ -14,20 +14,9 @@ from tests.rings import subcases
 from tests.text_server.hashing import HashingEncoder, vector_of
 from tests.text_server.served_texts import Served, served
 
+from weir import errors
 from weir.client.calls import NEVER, Retry, Unreachable
 from weir.client.embedding import ConcurrentEmbeddingClient, EmbeddingClient, EncodeCall
-from weir.errors import (
-    Cancelled,
-    Conflict,
-    DeadlineExceeded,
-    Draining,
-    InvalidRequest,
-    ModelNotFound,
-    Overloaded,
-    SettingsError,
-    Unsupported,
-    WeirError,
-)
 from weir.text_server.bert_as_service.http import Status
 from weir.text_server.texts import TextOptions, TextQuery
 
@@ -112,7 +101,7 @@ def test_a_cut_text_is_warned_of_unless_it_is_refused(running: Running, client: 
         pytest.warns(UserWarning, match="1 texts are longer than the model reads and were cut: 1 "),
     ):
         warned.encode(["short", LONG])
-    with pytest.raises(InvalidRequest, match=r"texts\[1\]"):
+    with pytest.raises(errors.InvalidRequest, match=r"texts\[1\]"):
         client.encode(["a", LONG], truncate=False)
     with EmbeddingClient(running.server.url, check_length=False) as other:
         assert other.encode([LONG]).shape == (1, 8)  # warnings are errors
@@ -137,14 +126,14 @@ def test_token_ids_of_another_model_are_warned_of(
 
 
 def test_errors_are_those_of_a_caller_in_process(running: Running, client: EmbeddingClient) -> None:
-    running.encoder.error = Overloaded("full", retry_after=2.0)
-    with pytest.raises(Overloaded) as caught:
+    running.encoder.error = errors.Overloaded("full", retry_after=2.0)
+    with pytest.raises(errors.Overloaded) as caught:
         client.encode(TEXTS, timeout=1.0)  # too little to be sent again
     assert caught.value.retry_after == 2.0
     running.encoder.error = None
-    with pytest.raises(ModelNotFound, match="available: hashing, stuck"):
+    with pytest.raises(errors.ModelNotFound, match="available: hashing, stuck"):
         client.encode(TEXTS, model="other")
-    with pytest.raises(InvalidRequest, match=r"texts\[1\]: must not be empty"):
+    with pytest.raises(errors.InvalidRequest, match=r"texts\[1\]: must not be empty"):
         client.encode(["a", ""])
 
 
@@ -163,29 +152,29 @@ def test_what_is_wrong_is_refused_before_it_is_sent(
     running: Running, client: EmbeddingClient, texts: Any, said: dict[str, Any], rule: str
 ) -> None:
     heard = len(running.encoder.heard)
-    with pytest.raises(InvalidRequest, match=rule):
+    with pytest.raises(errors.InvalidRequest, match=rule):
         client.encode(texts, **said)
     assert len(running.encoder.heard) == heard
 
 
 @subcases(("url", "said", "kind", "rule"), [
-    ("", {"timeout": -1}, SettingsError, "timeout=-1: must be a finite number of seconds greater than 0"),
-    ("", {"port_out": 5556}, SettingsError, "port_out"),
-    ("", {"output": "tensor"}, SettingsError, "ndarray or list"),
-    ("tcp://localhost:5555", {"port_out": 5556}, SettingsError, "speaks HTTP: give the server's HTTP address, such as http://localhost:8000"),
-    ("ftp://localhost", {}, SettingsError, "must begin with one of http://, https://, unix:"),
-    ("unix:", {}, SettingsError, "url='unix:': must be http://HOST:PORT, https://HOST:PORT or unix:PATH"),
+    ("", {"timeout": -1}, errors.SettingsError, "timeout=-1: must be a finite number of seconds greater than 0"),
+    ("", {"port_out": 5556}, errors.SettingsError, "port_out"),
+    ("", {"output": "tensor"}, errors.SettingsError, "ndarray or list"),
+    ("tcp://localhost:5555", {"port_out": 5556}, errors.SettingsError, "speaks HTTP: give the server's HTTP address, such as http://localhost:8000"),
+    ("ftp://localhost", {}, errors.SettingsError, "must begin with one of http://, https://, unix:"),
+    ("unix:", {}, errors.SettingsError, "url='unix:': must be http://HOST:PORT, https://HOST:PORT or unix:PATH"),
     ("http://127.0.0.1:9", {}, Unreachable, "http://127.0.0.1:9"),
 ])  # fmt: skip
-def test_what_makes_no_client(running: Running, url: str, said: Any, kind: type[WeirError], rule: str) -> None:
+def test_what_makes_no_client(running: Running, url: str, said: Any, kind: type[errors.WeirError], rule: str) -> None:
     with pytest.raises(kind, match=rule):
         EmbeddingClient(url or running.server.url, **said)
 
 
 def test_what_http_has_not_is_refused(client: EmbeddingClient) -> None:
-    with pytest.raises(Unsupported, match="ZeroMQ"):
+    with pytest.raises(errors.Unsupported, match="ZeroMQ"):
         list(client.listen())
-    with pytest.raises(InvalidRequest, match="timeout=0:"):
+    with pytest.raises(errors.InvalidRequest, match="timeout=0:"):
         client.encode_async([TEXTS], timeout=0)
     with pytest.raises(Unreachable):
         EmbeddingClient("http://127.0.0.1:9", ignore_all_checks=True, retry=NEVER).encode(TEXTS)
@@ -197,9 +186,9 @@ def test_closing_ends_what_is_under_way(running: Running) -> None:
     running.wait_for(running.entered)
     client.close()
     client.close()
-    with pytest.raises((Cancelled, CancelledError)):
+    with pytest.raises((errors.Cancelled, CancelledError)):
         future.result()
-    with pytest.raises(Cancelled):
+    with pytest.raises(errors.Cancelled):
         client.encode(TEXTS, blocking=False)
 
 
@@ -249,9 +238,9 @@ def test_what_is_fetched_later_has_its_number_and_its_deadline(client: Embedding
     client.encode(TEXTS, model="stuck", blocking=False, timeout=0.2)
     client.encode(["a"], blocking=False)
     assert next(client.fetch()).id == 6
-    with pytest.raises(DeadlineExceeded):
+    with pytest.raises(errors.DeadlineExceeded):
         client.fetch_all()
-    with pytest.raises(DeadlineExceeded):
+    with pytest.raises(errors.DeadlineExceeded):
         client.encode(TEXTS, model="stuck", timeout=0.05)
 
 
@@ -283,20 +272,20 @@ def test_a_concurrent_client_has_so_many_places(running: Running) -> None:
         with ThreadPoolExecutor(1) as threads:
             waiting = threads.submit(client.encode, TEXTS, model="stuck", timeout=20.0)
             running.wait_for(running.entered)
-            with pytest.raises(Overloaded, match="max_concurrency=1"):
+            with pytest.raises(errors.Overloaded, match="max_concurrency=1"):
                 client.encode(TEXTS)
             running.call(running.gate.set)
             np.testing.assert_array_equal(waiting.result(), EXPECTED)
         running.call(running.gate.clear)
         np.testing.assert_array_equal(client.encode(TEXTS), EXPECTED)
-        with pytest.raises(Unsupported, match="blocking=False"):
+        with pytest.raises(errors.Unsupported, match="blocking=False"):
             client.encode(TEXTS, blocking=False)
-        with pytest.raises(Unsupported, match="encode_async"):
+        with pytest.raises(errors.Unsupported, match="encode_async"):
             client.encode_async([TEXTS])
 
 
 def test_an_overloaded_server_is_tried_again(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    refusals: list[Exception] = [Overloaded("full", retry_after=0.02), Draining("for a moment")]
+    refusals: list[Exception] = [errors.Overloaded("full", retry_after=0.02), errors.Draining("for a moment")]
     encode = running.encoder.encode
 
     async def refusing(texts: Any, query: TextQuery) -> Any:
@@ -311,10 +300,11 @@ def test_an_overloaded_server_is_tried_again(running: Running, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("facts", "error"), [({"weir_version": "77.0"}, Conflict), ({"server_version": "1.10.0"}, Unsupported)]
+    ("facts", "error"),
+    [({"weir_version": "77.0"}, errors.Conflict), ({"server_version": "1.10.0"}, errors.Unsupported)],
 )
 def test_a_server_of_another_kind_is_refused(
-    running: Running, monkeypatch: pytest.MonkeyPatch, facts: dict[str, str], error: type[WeirError]
+    running: Running, monkeypatch: pytest.MonkeyPatch, facts: dict[str, str], error: type[errors.WeirError]
 ) -> None:
     monkeypatch.setattr(Status, "server_status", lambda self, client: facts)
     with pytest.raises(error, match="check_version"):

@@ -16,23 +16,7 @@ from tests.text_server.text_models import Summing
 from weir.testing import FakeClock, FakeExecutor
 from weir.text_models.texts import Tokens
 from weir.text_server import calibration
-from weir.text_server.calibration import (
-    LONGEST_SECONDS,
-    MAX_DOUBTFUL,
-    MAX_ROWS,
-    MAX_SECONDS,
-    MAX_TIMES,
-    MIN_TIMES,
-    SERVER_SECONDS,
-    SLOW_TIMES,
-    Budget,
-    MeasuringRounds,
-    Size,
-    TextsToMeasure,
-    Timed,
-    budget_for,
-    choose,
-)
+from weir.text_server.calibration import Budget, MeasuringRounds, Size, TextsToMeasure, Timed, budget_for, choose
 
 
 def budget(
@@ -190,7 +174,7 @@ def test_an_accelerator_on_which_a_batch_costs_as_much_as_a_thousand_tokens() ->
     budget = choose(timings(1e-3, 1e-6))
     assert budget.max_batch_cost >= 16_384
     assert budget.max_padding == pytest.approx(1000 / 2, rel=0.05)
-    assert budget.max_batch_size == MAX_ROWS
+    assert budget.max_batch_size == calibration.MAX_ROWS
 
 
 def test_where_nothing_is_gained_batches_are_small_but_worth_what_they_cost_the_server() -> None:
@@ -241,9 +225,9 @@ def test_sizes_double_until_one_takes_long_or_two_are_clearly_slower() -> None:
         *(Timed(rows, 64, 0.064 * rows, 0) for rows in (1, 2, 4)),
         Timed(1, 256, 0.256, 0),
     ]
-    assert sizes.count(Size(8, 16)) == sizes.count(Size(2, 64)) == MIN_TIMES
-    assert sizes.count(Size(16, 16)) == sizes.count(Size(1, 256)) == SLOW_TIMES
-    assert rounds.doubtful <= MAX_DOUBTFUL and rounds.share <= 1
+    assert sizes.count(Size(8, 16)) == sizes.count(Size(2, 64)) == calibration.MIN_TIMES
+    assert sizes.count(Size(16, 16)) == sizes.count(Size(1, 256)) == calibration.SLOW_TIMES
+    assert rounds.doubtful <= calibration.MAX_DOUBTFUL and rounds.share <= 1
 
 
 def test_what_is_shorter_is_a_quarter_as_long() -> None:
@@ -255,14 +239,17 @@ def test_what_is_shorter_is_a_quarter_as_long() -> None:
 
 
 def test_a_size_is_measured_again_until_two_times_are_close_or_in_vain() -> None:
-    rounds, sizes = measured(lambda size, time: LONGEST_SECONDS * (1 + (time if time < 5 else 0)), 16)
-    assert (len(sizes), rounds.timed()[0].seconds, rounds.doubtful) == (6, LONGEST_SECONDS, 0)
+    rounds, sizes = measured(lambda size, time: calibration.LONGEST_SECONDS * (1 + (time if time < 5 else 0)), 16)
+    assert (len(sizes), rounds.timed()[0].seconds, rounds.doubtful) == (6, calibration.LONGEST_SECONDS, 0)
     rounds, sizes = measured(lambda size, time: 1.0 / 2**time, 16)
-    assert (sizes.count(Size(1, 16)), rounds.doubtful > MAX_DOUBTFUL) == (MAX_TIMES, True)
-    rounds, sizes = measured(lambda size, time: SERVER_SECONDS / 2**time, 16)
-    assert (sizes.count(Size(1, 16)), rounds.doubtful) == (MIN_TIMES, 0)  # what the server takes is more
+    assert (sizes.count(Size(1, 16)), rounds.doubtful > calibration.MAX_DOUBTFUL) == (calibration.MAX_TIMES, True)
+    rounds, sizes = measured(lambda size, time: calibration.SERVER_SECONDS / 2**time, 16)
+    assert (sizes.count(Size(1, 16)), rounds.doubtful) == (calibration.MIN_TIMES, 0)  # what the server takes is more
 
 
 def test_there_is_an_end_also_where_all_takes_long() -> None:
-    rounds, sizes = measured(lambda size, time: MAX_SECONDS / 2**time, 16, 64)
-    assert ([sizes.count(Size(1, length)) for length in (16, 64)], rounds.doubtful) == ([SLOW_TIMES, SLOW_TIMES], 1)
+    rounds, sizes = measured(lambda size, time: calibration.MAX_SECONDS / 2**time, 16, 64)
+    assert ([sizes.count(Size(1, length)) for length in (16, 64)], rounds.doubtful) == (
+        [calibration.SLOW_TIMES, calibration.SLOW_TIMES],
+        1,
+    )

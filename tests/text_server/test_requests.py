@@ -23,15 +23,8 @@ from weir.serving import LONGEST_TIMEOUT
 from weir.telemetry.tracing import Tracing
 from weir.testing import FakeClock, FakeExecutor
 from weir.text_models.texts import Tokens
-from weir.text_server.requests import (
-    MAX_SPANS,
-    REMEMBERED,
-    CallerQueue,
-    Deadline,
-    PieceVectors,
-    TextRequest,
-    deadline_of,
-)
+from weir.text_server import requests
+from weir.text_server.requests import CallerQueue, Deadline, PieceVectors, TextRequest, deadline_of
 
 
 async def traced(texts: list[Any], **options: Any) -> Kept:
@@ -79,14 +72,17 @@ async def test_a_call_has_its_reading_and_its_texts_below() -> None:
 
 
 async def test_a_large_call_has_spans_of_its_first_texts_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    count = MAX_SPANS + 40
+    count = requests.MAX_SPANS + 40
     kept = await traced([f"w{number}" for number in range(count)])
     (call,) = kept.named("encode summing")
     assert call.parent is None and attributes(call)["weir.texts"] == count
-    assert len(kept.named("infer summing")) == MAX_SPANS == len(below(kept, "infer summing", call))
+    assert len(kept.named("infer summing")) == requests.MAX_SPANS == len(below(kept, "infer summing", call))
     assert sum(attributes(span)["weir.texts"] for span in below(kept, "tokenize", call)) == count
     monkeypatch.setattr("weir.text_server.encoder.CHUNK", 1)  # as many rounds of the tokenizer
-    assert len((await traced([f"w{number}" for number in range(MAX_SPANS + 2)])).named("tokenize")) == MAX_SPANS
+    assert (
+        len((await traced([f"w{number}" for number in range(requests.MAX_SPANS + 2)])).named("tokenize"))
+        == requests.MAX_SPANS
+    )
 
 
 async def test_what_is_wrong_is_in_the_span() -> None:
@@ -263,23 +259,10 @@ def test_of_callers_who_are_away_those_are_remembered_who_had_most() -> None:
     shares.next()
     shares.charge(1.0)  # its text stays under way, and holds virtual time
     slow.ready = False
-    for number in range(10 * REMEMBERED):
+    for number in range(10 * requests.REMEMBERED):
         shares.add((0, f"{number}"), one := Work(f"{number}", 1))
         assert shares.next() is one
         shares.charge(10.0 + number)
         shares.leave(one.key, one)
-    assert len(shares._away) < 2 * REMEMBERED
-    assert max(shares._away.values()) > 10 * REMEMBERED
-
-
-def test_who_is_away_is_forgotten_once_the_others_have_had_as_much() -> None:
-    shares: CallerQueue[Work] = CallerQueue()
-    for number in range(3 * REMEMBERED):
-        shares.add((0, f"{number}"), Work(f"{number}", 1))
-        serve(shares, 1)
-    assert len(shares._away) <= REMEMBERED
-    shares.add((0, "stays"), Work("stays", 10))
-    for number in range(3 * REMEMBERED):
-        shares.add((0, f"again {number}"), work := Work(f"again {number}", 1))
-        shares.leave(work.key, work)
-    assert len(shares._away) <= REMEMBERED
+    assert len(shares._away) < 2 * requests.REMEMBERED
+    assert max(shares._away.values()) > 10 * requests.REMEMBERED

@@ -12,17 +12,8 @@ from tests.text_models import tiny
 
 from weir.errors import SettingsError
 from weir.settings import declared_settings, read_settings, value_of
-from weir.text_server import CallerSettings
-from weir.text_server.server_settings import (
-    INFINITY_VARIABLES,
-    OTHER_FLAGS,
-    TEI_VARIABLES,
-    TEXTS,
-    ZeroMqSettings,
-    from_other_servers,
-    split_target,
-    translated,
-)
+from weir.text_server import CallerSettings, server_settings
+from weir.text_server.server_settings import OTHER_FLAGS, TEXTS, from_other_servers, split_target, translated
 from weir.text_server.text_model import TARGET, read_model
 from weir.workers.cpus import cpu_count
 
@@ -68,7 +59,7 @@ def test_a_file_may_say_all_and_flags_win(tmp_path: Path) -> None:
     assert (first.text.pooling, first.text.layers, first.text.max_length) == ("cls", [-2, -1], 64)
     assert (second.text.pooling, second.text.layers, second.settings["workers"]) == ("mean", [], 3)
     assert settings.more["Callers"] == CallerSettings(max_texts=10)
-    assert settings.more["ZeroMQ"] == ZeroMqSettings(zmq_port=5555)
+    assert settings.more["ZeroMQ"] == server_settings.ZeroMqSettings(zmq_port=5555)
 
 
 @subcases(("text", "rule"), [
@@ -233,7 +224,7 @@ def test_the_variables_of_their_images_are_read() -> None:
     infinity = {f"INFINITY_{name}": value for name, value in infinity.items()}
     assert meant_by({}, **infinity) == (["x=a/b", "y=c/d"], {"port": ["7997"], "max_batch_size": ["8"]})
     known = {*OTHER_FLAGS, *declared_settings(TEXTS), "model_id", "revision", "served_model_name"}
-    assert {*TEI_VARIABLES, *INFINITY_VARIABLES} <= known
+    assert {*server_settings.TEI_VARIABLES, *server_settings.INFINITY_VARIABLES} <= known
 
 
 @subcases(("given", "environment", "message"), [

@@ -15,15 +15,8 @@ from tests.text_server.text_models import Words
 
 from weir.errors import Draining, InvalidRequest, ModelError
 from weir.text_models.texts import Text, Tokenized
-from weir.text_server.tokenizing import (
-    AT_ONCE_CHARACTERS,
-    CHUNK,
-    INLINE_CHARACTERS,
-    URGENT_CHARACTERS,
-    LengthRule,
-    TokenizeRequest,
-    TokenizerThreads,
-)
+from weir.text_server import tokenizing
+from weir.text_server.tokenizing import CHUNK, LengthRule, TokenizeRequest, TokenizerThreads
 
 
 def read(
@@ -32,7 +25,7 @@ def read(
     *,
     urgent: bool = True,
     max_length: int = 9,
-    characters: float = URGENT_CHARACTERS,
+    characters: float = tokenizing.URGENT_CHARACTERS,
     then: Callable[[], object] | None = None,
 ) -> "asyncio.Future[Any]":
     """Have texts read, as if they had so many characters, and call `then` at their end."""
@@ -124,10 +117,10 @@ async def test_the_loop_reads_what_is_brief_for_a_small_share_of_its_time(monkey
     with reading(words, 2) as readers:
         own = threading.current_thread().name
         for _ in range(30):
-            await read(readers, ["a"], characters=INLINE_CHARACTERS)
+            await read(readers, ["a"], characters=tokenizing.INLINE_CHARACTERS)
         assert words.threads[0] == own
         assert 1 < words.threads.count(own) < 6
-        await read(readers, ["a"], characters=INLINE_CHARACTERS + 1)
+        await read(readers, ["a"], characters=tokenizing.INLINE_CHARACTERS + 1)
         assert words.threads[-1] == "weir-read-0"
 
 
@@ -158,11 +151,11 @@ class Quick(Words):
 async def test_texts_of_known_words_are_tokenized_before_add_returns() -> None:
     rounds_seen: list[int] = []
     with reading(Quick(), 1, lambda began, ended, texts: rounds_seen.append(texts)) as readers:
-        found = [read(readers, ["a", "b c"], characters=AT_ONCE_CHARACTERS) for _ in range(3)]
+        found = [read(readers, ["a", "b c"], characters=tokenizing.AT_ONCE_CHARACTERS) for _ in range(3)]
 
         assert [len(each.result()) for each in found] == [2, 2, 2]
         assert rounds_seen == [2, 2, 2]
-        slow, many = read(readers, ["slow"]), read(readers, ["a"], characters=AT_ONCE_CHARACTERS + 1)
+        slow, many = read(readers, ["slow"]), read(readers, ["a"], characters=tokenizing.AT_ONCE_CHARACTERS + 1)
         fault = read(readers, ["fault"], characters=1)
         assert not (slow.done() or many.done() or fault.done())
         assert [len(await each) for each in (slow, many, fault)] == [1, 1, 1]

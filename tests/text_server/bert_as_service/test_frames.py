@@ -8,22 +8,7 @@ from tests.rings import subcases
 from weir.errors import InvalidRequest, Overloaded, TooLarge, WeirError
 from weir.text_models.texts import Text
 from weir.text_server.bert_as_service import frames
-from weir.text_server.bert_as_service.frames import (
-    COMMAND,
-    GREETING,
-    LONG,
-    MORE,
-    Event,
-    Received,
-    RefusedRequest,
-    Subscribed,
-    ZeroMqRequest,
-    ZmtpParser,
-    ZmtpReply,
-    frame,
-    pack,
-    ready,
-)
+from weir.text_server.bert_as_service.frames import COMMAND, GREETING, MORE, Received, ZeroMqRequest, frame, pack, ready
 
 STOCK = [b"me", b'["a", "b"]', b"12", b"2"]
 
@@ -164,17 +149,17 @@ def test_vectors_go_as_bytes() -> None:
 def test_facts_and_errors_go_as_json() -> None:
     assert frames.write_facts(asking(b"", 0), {"a": 1}) == [b"me", b'{"a":1}', b"7"]
     failed = frames.refusal_of(Overloaded("full", retry_after=2.0), 429)
-    assert failed == RefusedRequest("Overloaded", "full", 429, 2.0)
+    assert failed == frames.RefusedRequest("Overloaded", "full", 429, 2.0)
 
 
 BEGIN = GREETING + ready("PUSH")
 
 
-def pull(**limits: int) -> ZmtpParser:
-    return ZmtpParser("PULL", **{"max_message": 1000, "max_frames": 3, **limits})
+def pull(**limits: int) -> frames.ZmtpParser:
+    return frames.ZmtpParser("PULL", **{"max_message": 1000, "max_frames": 3, **limits})
 
 
-def events(parser: ZmtpParser, data: bytes, step: int = 1 << 30) -> list[Event]:
+def events(parser: frames.ZmtpParser, data: bytes, step: int = 1 << 30) -> list[frames.Event]:
     return [event for start in range(0, len(data), step) for event in parser.feed(data[start : start + step])]
 
 
@@ -196,16 +181,16 @@ def test_what_has_not_come_whole_is_held() -> None:
 
 
 def test_subscriptions_have_two_forms() -> None:
-    parser = ZmtpParser("PUB", 1024, 1)
+    parser = frames.ZmtpParser("PUB", 1024, 1)
     said = frame(b"\1a") + frame(b"\0a") + frame(b"\x09SUBSCRIBEb", COMMAND) + frame(b"\x06CANCELb", COMMAND)
     assert events(parser, GREETING + ready("SUB") + said) == [
-        Subscribed(b"a", True), Subscribed(b"a", False), Subscribed(b"b", True), Subscribed(b"b", False),
+        frames.Subscribed(b"a", True), frames.Subscribed(b"a", False), frames.Subscribed(b"b", True), frames.Subscribed(b"b", False),
     ]  # fmt: skip
 
 
 def test_a_ping_is_answered_and_other_commands_mean_nothing() -> None:
     said = frame(b"\x04PING\x00\x01abc", COMMAND) + frame(b"\x05OTHER", COMMAND) + frame(b"\x09SUBSCRIBEb", COMMAND)
-    assert events(pull(), BEGIN + said) == [ZmtpReply(frame(b"\x04PONGabc", COMMAND))]
+    assert events(pull(), BEGIN + said) == [frames.ZmtpReply(frame(b"\x04PONGabc", COMMAND))]
 
 
 def test_what_cannot_become_a_greeting_is_refused_at_once() -> None:
@@ -236,7 +221,7 @@ def test_a_wrong_handshake_is_refused() -> None:
 def test_a_first_frame_that_is_too_large_is_refused_by_its_head() -> None:
     assert len(events(pull(), BEGIN + frame(b"x" * 1000))) == 1
     with pytest.raises(TooLarge, match="more than 1000 bytes"):
-        events(pull(), BEGIN + bytes((LONG,)) + struct.pack(">Q", 1001))
+        events(pull(), BEGIN + bytes((frames.LONG,)) + struct.pack(">Q", 1001))
     with pytest.raises(TooLarge, match="more than 3 frames"):
         events(pull(), BEGIN + frame(b"", MORE) * 4)
 
@@ -244,7 +229,7 @@ def test_a_first_frame_that_is_too_large_is_refused_by_its_head() -> None:
 @pytest.mark.parametrize("step", [1, 7, 4096, 1 << 20])
 def test_of_a_message_that_is_too_large_the_small_frames_are_kept(step: int) -> None:
     stream = BEGIN + b"".join(pack([b"me", b"x" * 300_000, b"7"])) + b"".join(pack([b"me", b"y" * 900, b"8"]))
-    parser, found, held = pull(), list[Event](), 0
+    parser, found, held = pull(), list[frames.Event](), 0
     for start in range(0, len(stream), step):
         found += parser.feed(stream[start : start + step])
         held = max(held, parser.held)
@@ -268,7 +253,7 @@ def test_a_large_frame_is_not_copied(step: int) -> None:
 
 def test_a_part_of_a_message_is_unfinished_whatever_is_kept_of_it() -> None:
     parser, found = pull(), []
-    for said in (BEGIN, frame(b"me", MORE) + bytes((LONG | MORE,)) + struct.pack(">Q", 1 << 40) + b"x" * 5000):
+    for said in (BEGIN, frame(b"me", MORE) + bytes((frames.LONG | MORE,)) + struct.pack(">Q", 1 << 40) + b"x" * 5000):
         assert events(parser, said) == []
         found.append((parser.unfinished, parser.held))
     assert found == [(False, 0), (True, 2)]
@@ -277,6 +262,6 @@ def test_a_part_of_a_message_is_unfinished_whatever_is_kept_of_it() -> None:
 def test_a_wrong_subscription_is_refused() -> None:
     for said in (frame(b"\2a"), frame(b"")):
         with pytest.raises(InvalidRequest, match="not a subscription"):
-            events(ZmtpParser("PUB", 1024, 1), GREETING + ready("XSUB") + said)
+            events(frames.ZmtpParser("PUB", 1024, 1), GREETING + ready("XSUB") + said)
     with pytest.raises(TooLarge, match="has 301 bytes"):
-        events(ZmtpParser("PUB", 1024, 1), GREETING + ready("SUB") + frame(b"\1" + b"x" * 301))
+        events(frames.ZmtpParser("PUB", 1024, 1), GREETING + ready("SUB") + frame(b"\1" + b"x" * 301))
