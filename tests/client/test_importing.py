@@ -14,12 +14,8 @@ SERVERS = {
 # the transport's own dependencies.
 COMMON = ("weir", "numpy", "msgspec", "typing_extensions")
 HTTP = ("httpx", "httpcore", "anyio", "certifi", "h11", "idna", "sniffio")
-NEEDS = {
-    "HttpClient": HTTP,
-    "AsyncHttpClient": HTTP,
-    "GrpcClient": ("grpc", "google"),
-    "WebSocketClient": (*HTTP, "websockets"),
-}
+NEEDS: dict[str, tuple[str, ...]] = dict.fromkeys(("HttpClient", "AsyncHttpClient"), HTTP)
+NEEDS |= {"GrpcClient": ("grpc", "google"), "WebSocketClient": (*HTTP, "websockets")}
 
 HIDING = """
 import importlib.abc, sys

@@ -90,14 +90,9 @@ def busy_budget(patch: pytest.MonkeyPatch, folder: Path, waited: float = 0.5, **
     patch.setattr(calibration, "Contention", contention)
     executor = FakeExecutor(answer)
     executor.states()[0].pid = WORKER
-    options: dict[str, Any] = {
-        "safe_tokens": 512,
-        "identity": {},
-        "folder": folder,
-        "executor": executor,
-        "clock": clock,
-    }
-    return asyncio.run(budget_for(Summing, {}, TextsToMeasure(256), **options, **more))
+    options: dict[str, Any] = {"safe_tokens": 512, "identity": {}, "folder": folder, **more}
+    options |= {"executor": executor, "clock": clock}
+    return asyncio.run(budget_for(Summing, {}, TextsToMeasure(256), **options))
 
 
 def test_busy_processes_beside_one_thread_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,21 +22,19 @@ from weir.text_server.tokenizing import CHUNK, LengthRule, TokenizeRequest, Toke
 def read(
     readers: TokenizerThreads,
     texts: list[Any],
-    *,
     urgent: bool = True,
-    max_length: int = 9,
-    characters: float = tokenizing.URGENT_CHARACTERS,
-    then: Callable[[], object] | None = None,
+    then: Callable[[], object] = lambda: None,
+    **how: Any,
 ) -> "asyncio.Future[Any]":
     """Have texts read, as if they had so many characters, and call `then` at their end."""
     future = asyncio.get_running_loop().create_future()
 
     def done(results: Sequence[Any]) -> None:
         future.set_result(results)
-        if then is not None:
-            then()
+        then()
 
-    readers.add(TokenizeRequest(texts, LengthRule(max_length, True), done), characters if urgent else inf)
+    characters = how.get("characters", tokenizing.URGENT_CHARACTERS) if urgent else inf
+    readers.add(TokenizeRequest(texts, LengthRule(how.get("max_length", 9), True), done), characters)
     return future
 
 

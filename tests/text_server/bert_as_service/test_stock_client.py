@@ -1,6 +1,5 @@
 """The client of bert-as-service, as PyPI has it, against the frontend."""
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,20 +13,10 @@ import zmq
 from bert_serving.client import BertClient, ConcurrentBertClient
 from tests.text_server.bert_as_service.hashing import DIMENSIONS, MAX_LENGTH, vector_of
 from tests.text_server.bert_as_service.opened import Connect, Opened
-from tests.text_server.text_models import Summing, Words
 
-from weir import Service
 from weir.errors import ModelNotReady, Overloaded
-from weir.protocols import HttpSettings
 from weir.serving import LONGEST_TIMEOUT
-from weir.testing import FakeClock
 from weir.text_server.bert_as_service.port import Port
-from weir.text_server.bert_as_service.zeromq import ZeroMqFrontend
-from weir.text_server.encoder import Encoder, TextShape
-from weir.text_server.exchange import EmbeddingContext
-from weir.text_server.metrics import TextCounts
-from weir.text_server.server_settings import ZeroMqSettings
-from weir.text_server.tokenizing import TokenizerThreads
 
 TEXTS = ["First do it", "then do it right", "then do it better"]
 
@@ -171,31 +160,6 @@ def test_what_a_full_line_refuses_waits(connect: Connect, opened: Opened) -> Non
     refusals = [Overloaded("full", retry_after=0.01), ModelNotReady("not yet")]
     opened.call(lambda: opened.encoder.refusals.extend(refusals))
     assert (client.encode(TEXTS) == expected(TEXTS)).all()
-
-
-async def test_what_takes_longer_than_requests_may_is_answered_to_a_stock_client() -> None:
-    words = Words()
-    words.gate.clear()
-
-    def ask(port: int, port_out: int) -> Any:
-        with BertClient("127.0.0.1", port, port_out, timeout=20_000) as client:
-            return client.encode([f"{number} times" for number in range(100)])
-
-    clock = FakeClock()
-    async with Service(Summing, executor="inline", clock=clock, max_batch_size=8, timeout=0.05) as service:
-        encoder = Encoder(service, TokenizerThreads(words), TextShape(DIMENSIONS, MAX_LENGTH))
-        frontend = ZeroMqFrontend(
-            EmbeddingContext({"words": encoder}, HttpSettings(), 1, TextCounts()), ZeroMqSettings(zmq_port=0)
-        )
-        await frontend.start()
-        asked = asyncio.create_task(asyncio.to_thread(ask, frontend.port, frontend.port_out))
-        await asyncio.to_thread(words.began.wait)
-        clock.advance(0.1)
-        words.gate.set()
-        assert (await asked).shape == (100, 4)
-        assert words.rounds == [64, 36]  # read by a thread, which the gate holds up
-        await frontend.stop()
-        encoder.close()
 
 
 def test_a_question_about_the_server_holds_up_nobody(connect: Connect) -> None:

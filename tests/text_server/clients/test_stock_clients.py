@@ -41,12 +41,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     key.write_text(KEY)
     key.chmod(0o600)
     models = [folder / name for name in MODELS]
-    env = {
-        "WEIR_EXECUTOR": "thread",
-        "WEIR_THREADS": "1",
-        "WEIR_CALIBRATE": "false",
-        "WEIR_CACHE": str(folder / "cache"),
-    }
+    env = {"WEIR_EXECUTOR": "thread", "WEIR_CALIBRATE": "false", "WEIR_CACHE": str(folder / "cache")}
     with Served(*models, "--grpc-port", 0, "--api-key-file", key, command="embed serve", env=env) as served:
         served.until_grpc()
         served.until_logged(r"\bready\b.*models=")
