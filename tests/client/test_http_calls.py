@@ -108,7 +108,7 @@ def test_a_connection_is_kept_and_a_small_request_arrives_in_one_piece() -> None
     assert second.startswith(b"GET /below/status ") and b"content-length" not in second.lower()
 
 
-def test_a_connection_that_ends_before_the_answer_is_lost_and_the_next_request_has_another() -> None:
+def test_after_a_lost_connection_the_next_request_has_another() -> None:
     with asking(GOOD, Last(), GOOD) as (_, client):
         client.send(ASKED, LONG)
         with pytest.raises(ConnectionLost, match="ended before the response"):
@@ -150,7 +150,7 @@ def test_a_body_that_drips_is_not_waited_for() -> None:
         client.send(ASKED, 0.05)
 
 
-def test_who_finds_no_place_in_time_is_late_and_who_waits_learns_of_the_end() -> None:
+def test_who_finds_no_place_is_late_and_who_waits_learns_of_the_end() -> None:
     cancelled = []
     with asking(b"", most=1) as (peer, client):
 

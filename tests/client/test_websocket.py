@@ -23,7 +23,7 @@ def test_each_answer_goes_to_whoever_waits_for_it() -> None:
     assert answered(two) == [ErrorMessage(f"no {second}", id=second, status=400)]
 
 
-def test_a_reader_who_stays_behind_gets_what_was_kept_and_holds_back_nobody() -> None:
+def test_a_reader_who_stays_behind_holds_back_nobody() -> None:
     mail, slow, quick = AnswerRouter("ws://x"), SimpleQueue[Received](), SimpleQueue[Received]()
     own, other = mail.expect(slow), mail.expect(quick)
     for _ in range(MAX_KEPT + 100):
@@ -35,7 +35,7 @@ def test_a_reader_who_stays_behind_gets_what_was_kept_and_holds_back_nobody() ->
     assert quick.qsize() == 1
 
 
-def test_the_end_of_the_connection_reaches_those_who_wait_and_those_who_come_late() -> None:
+def test_the_end_reaches_those_who_wait_and_those_who_come_late() -> None:
     mail, early, late = AnswerRouter("ws://x"), SimpleQueue[Received](), SimpleQueue[Received]()
     mail.expect(early)
     assert not mail.deliver("{no JSON")

@@ -153,7 +153,7 @@ async def test_a_file_that_was_cut_fails_its_job(tmp_path: Path) -> None:
     assert played.account.held_bytes == 0
 
 
-async def test_requests_without_an_answer_are_expired_though_the_clock_was_set_back(tmp_path: Path) -> None:
+async def test_requests_without_an_answer_expire_though_the_clock_is_set_back(tmp_path: Path) -> None:
     """The window ends by a clock that nobody sets. The job must not be completed without them."""
 
     async def unanswered(path: str, body: bytes) -> Reply:

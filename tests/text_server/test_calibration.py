@@ -165,14 +165,14 @@ def test_a_cpu_on_which_larger_batches_are_slower() -> None:
     assert budget.tokens_per_second == pytest.approx(1e5, rel=0.2)
 
 
-def test_an_accelerator_on_which_a_batch_costs_as_much_as_a_thousand_tokens() -> None:
+def test_an_accelerator_whose_batch_costs_as_much_as_a_thousand_tokens() -> None:
     budget = choose(timings(1e-3, 1e-6))
     assert budget.max_batch_cost >= 16_384
     assert budget.max_padding == pytest.approx(1000 / 2, rel=0.05)
     assert budget.max_batch_size == calibration.MAX_ROWS
 
 
-def test_where_nothing_is_gained_batches_are_small_but_worth_what_they_cost_the_server() -> None:
+def test_where_nothing_is_gained_batches_are_small_but_worth_their_cost() -> None:
     assert choose(timings(0.0, 1e-3)).settings() == {
         "padded": True, "max_batch_cost": 16.0, "max_batch_size": 2, "max_padding": 0.5, "padding_cost": 1.0,
     }  # fmt: skip

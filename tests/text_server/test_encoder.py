@@ -366,7 +366,7 @@ async def test_what_cannot_be_done_in_time_is_refused_as_soon_as_that_is_known()
         encoder.close()
 
 
-async def test_what_was_measured_at_the_start_refuses_before_anything_is_computed() -> None:
+async def test_what_was_measured_at_the_start_refuses_before_computing() -> None:
     executor = FakeExecutor()
     async with Service(Summing, executor=executor, clock=FakeClock(), max_batch_size=10) as service:
         # 10 texts of 2 tokens.
@@ -381,7 +381,7 @@ async def test_what_was_measured_at_the_start_refuses_before_anything_is_compute
         encoder.close()
 
 
-async def test_texts_that_wait_go_to_the_service_that_is_there_when_their_turn_comes() -> None:
+async def test_texts_that_wait_go_to_the_service_of_their_turn() -> None:
     former, latter = FakeExecutor(), FakeExecutor(Summing().predict)
     settings: dict[str, Any] = {"clock": FakeClock(), "max_batch_size": 8}
     async with (
@@ -510,7 +510,7 @@ async def test_a_request_goes_on_when_the_one_before_it_of_the_same_caller_ends(
         words.gates["held"].set()
 
 
-async def test_what_the_line_calls_too_late_after_it_was_withdrawn_is_counted_once() -> None:
+async def test_what_is_too_late_after_it_was_withdrawn_is_counted_once() -> None:
     """What cannot make it any more is left out of a batch first and told a moment later."""
     async with serving(policy="full", max_queue_delay=PATIENCE, max_batch_size=64) as encoder:
         asked = asyncio.ensure_future(of(encoder, numbered(20)))

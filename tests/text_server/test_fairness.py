@@ -75,7 +75,7 @@ async def bench(places: int = 1, **options: Any) -> AsyncIterator[Bench]:
 
 
 @pytest.mark.parametrize("places", [1, 2])
-async def test_who_has_one_sentence_waits_three_batches_at_most_whatever_others_send(places: int) -> None:
+async def test_who_has_one_sentence_waits_three_batches_at_most(places: int) -> None:
     async with bench(places) as served:
         waits = []
         for turn in range(20):

@@ -61,7 +61,7 @@ def test_the_clients_heard_of_last_are_remembered() -> None:
     assert len(clients._sizes) == len(clients._intervals) == 3
 
 
-def test_a_client_whose_token_ids_are_of_another_model_is_named_in_the_log_once(
+def test_a_client_that_sends_ids_of_another_model_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clients = TextClients()

@@ -65,7 +65,7 @@ async def test_a_text_alone_gets_what_it_gets_among_others() -> None:
         assert nothing_left(encoder)
 
 
-async def test_a_worker_writes_the_vector_of_a_text_alone_where_the_answer_is_just_that() -> None:
+async def test_a_worker_writes_the_vector_of_a_text_alone() -> None:
     async with serving(Writing, known_words()) as encoder:
         one = await One(encoder, "a b c", as_json=True).found
         assert one.written is not None

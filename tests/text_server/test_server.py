@@ -102,7 +102,7 @@ def test_every_endpoint_gives_the_same_vectors(
     assert {"/encode", "/v1/embeddings", "/infer/small"} <= set(http.get("/openapi.json").json()["paths"])
 
 
-def test_tokens_are_shown_and_put_together_again_and_the_model_is_described(http: httpx.Client) -> None:
+def test_tokens_are_shown_and_joined_and_the_model_is_described(http: httpx.Client) -> None:
     shown = http.post("/tokenize", json={"inputs": "then do it right", "prompt_name": "query"}).json()
     assert http.post("/decode", json={"ids": [each["id"] for each in shown[0]]}).json() == ["do : then do it right"]
     info = http.get("/info").json()

@@ -20,7 +20,7 @@ from weir.workers.cpus import cpu_count
 text_settings = partial(read_settings, kind=TEXTS)
 
 
-def test_names_of_a_model_are_its_directory_its_id_its_short_name_and_those_given() -> None:
+def test_names_of_a_model_are_its_id_its_short_name_and_those_given() -> None:
     targets = ["a/small", "b/small", "x/mine,other=c/big@main", "plain=./folder", "./models/a=b", "models/bge-small"]
     settings = text_settings(targets, {"port": ["0"]}, {})
     assert [(model.name, model.target, model.aliases) for model in settings.models] == [

@@ -48,7 +48,7 @@ def test_models_share_the_cpus(
     ({}, 1, 1), ({}, 2, 2), ({}, 64, 64), ({"workers": 2}, 2, 2), ({"workers": 1}, 8, 8), ({"workers": 2}, 16, 16), ({"threads": 1}, 2, 1),
     ({"threads": 2}, 8, 2), ({"cpu_affinity": [[0], [1]]}, 2, 1), ({"executor": "thread"}, 8, 8), ({"device_group": "a"}, 8, 1),
 ])  # fmt: skip
-def test_a_batch_alone_has_the_threads_of_all_workers_unless_their_number_is_stated(
+def test_a_batch_alone_has_the_threads_of_all_workers_unless_stated(
     stated: dict[str, Any], cpus: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weir.text_server.text_model.cpu_count", lambda: cpus)

@@ -159,7 +159,7 @@ async def test_texts_of_known_words_are_tokenized_before_add_returns() -> None:
         assert [len(await each) for each in (slow, many, fault)] == [1, 1, 1]
 
 
-async def test_what_is_not_urgent_is_read_by_the_thread_that_was_woken_for_it_and_did_the_urgent_first() -> None:
+async def test_a_thread_woken_for_bulk_reads_it_after_what_is_urgent() -> None:
     words = Held("first", "second")
     with reading(words, 2) as readers:
         first = read(readers, ["first"])

@@ -60,7 +60,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("path", ENCODING)
-def test_an_error_of_the_encoder_keeps_its_status_and_has_the_form_of_the_api(
+def test_an_error_of_the_encoder_has_its_status_in_the_form_of_the_api(
     path: str, standing: Standing, encoder: HashingEncoder, caplog: pytest.LogCaptureFixture, handed_over: list[bytes]
 ) -> None:
     for error, status, wait, kind in ERRORS:
