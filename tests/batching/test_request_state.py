@@ -90,3 +90,12 @@ def test_a_request_is_gone_once_its_last_piece_is_dispatched() -> None:
         dispatch(request, stop, 3)
         left.append((rows_left(request), is_gone(request)))
     assert left == [(6, False), (4, False), (0, True)]
+
+
+def test_tensors_are_joined_in_order() -> None:
+    gather = TensorGather(5)
+    assert not gather.put(3, 5, {"x": numpy.array([3, 4])})
+    assert not gather.put(3, 5, {"x": numpy.array([9, 9])})
+    assert gather.put(0, 3, {"x": numpy.array([0, 1, 2])})
+    assert gather.has(0)
+    assert gather.result()["x"].tolist() == [0, 1, 2, 3, 4]

@@ -430,3 +430,13 @@ def test_a_reservation_ends_with_its_worker_or_its_model() -> None:
     course.shared.gave_up(first, 0, course.now)
     again.release()
     assert (again.granted, course.shared.holders(0)) == (1, [])
+
+
+def test_a_reservation_may_be_given_up_before_it_is_granted() -> None:
+    course = Course(workers=1)
+    measured, busy = course.join("measured"), course.join("busy")
+    busy.ask(8)
+    reserving = Reserving(course, measured)
+    reserving.release()
+    course.run()
+    assert (reserving.granted, len(course.ran)) == (0, 2)

@@ -42,9 +42,6 @@ class IndexedHeap(Generic[M]):
     def __len__(self) -> int:
         return len(self.entries)
 
-    def __contains__(self, member: M) -> bool:
-        return member in self.entries
-
     def put(self, member: M, rank: Rank) -> None:
         """Add `member`, or move it to `rank`."""
         self._puts += 1
