@@ -287,7 +287,7 @@ def in_runs(mill: Mill, runs: list[list[Asked]], *, alike: bool) -> list[list[in
 
 
 @pytest.mark.parametrize("kind", ["plain", "keys", "timeouts", "rows", "padded", "a full queue", "short timeouts"])
-def test_requests_that_are_alike_are_queued_together_as_they_would_be_one_by_one(kind: str) -> None:
+def test_requests_that_are_alike_are_queued_as_they_would_be_one_by_one(kind: str) -> None:
     chance = Random(kind)
     settings: dict[str, Any] = {}
     if kind == "padded":
@@ -406,7 +406,7 @@ def test_abandoning_settles_everything() -> None:
     assert cut.rows == 1
 
 
-def test_a_worker_that_leaves_finishes_what_it_has_and_the_policy_counts_the_others() -> None:
+def test_a_worker_that_leaves_finishes_what_it_has() -> None:
     mill = Mill(workers=2)
     first, second = mill.submit(*many(1)) + mill.submit(*many(1))
     assert not mill.batcher.worker_leaves(first.worker)

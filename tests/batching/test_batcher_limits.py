@@ -330,7 +330,7 @@ def test_a_policy_may_let_more_wait_once_the_line_is_full() -> None:
     assert isinstance(mill.batcher.policy_error, ValueError)
 
 
-def test_a_policy_that_lets_none_wait_is_asked_all_the_same_when_no_batch_runs() -> None:
+def test_a_policy_that_lets_none_wait_is_called_when_no_batch_runs() -> None:
     policy = Moody(rows=2)
     policy.max_waiting = 0
     mill = Mill(policy, max_queue_size=9)

@@ -52,7 +52,7 @@ class Notes:
 # Batches of bulk work only.
 
 
-def test_the_first_batch_is_one_item_and_later_ones_take_the_time_that_they_may() -> None:
+def test_the_first_batch_is_one_item_and_later_ones_take_what_they_may() -> None:
     mill = grown(0.0, bulk_delay=0.005)
     (cut,) = mill.submit(*bulk(600))
     assert (cut.rows, cut.bulk, cut.reason, cut.waiting) == (1, 1, Reason.BULK, 600)
@@ -93,7 +93,7 @@ def test_no_policy_sees_bulk_work() -> None:
     assert mill.batcher.arrivals == 2
 
 
-def test_interactive_requests_go_before_bulk_work_that_is_older_and_more_urgent() -> None:
+def test_interactive_requests_go_before_older_and_more_urgent_bulk_work() -> None:
     mill = grown(8.0)
     (first,) = mill.submit(*many(1))
     mill.submit(*bulk(5, timeout=0.5))
@@ -135,7 +135,7 @@ def test_the_last_worker_is_kept_for_a_wait_that_is_about_to_end() -> None:
     assert (cut.reason, cut.bulk) == (Reason.DELAY, 1)
 
 
-def test_a_worker_with_two_places_gets_bulk_work_only_when_it_has_nothing_to_do() -> None:
+def test_a_worker_with_two_places_gets_bulk_work_only_when_idle() -> None:
     mill = Mill(places=2)
     (first,) = mill.submit(*many(1))
     assert mill.submit(*bulk(2)) == []
@@ -185,7 +185,7 @@ def test_what_a_bulk_batch_has_added_is_not_added_again() -> None:
     assert cut.reason is Reason.BULK
 
 
-def test_beside_a_request_that_found_an_idle_worker_all_of_the_time_is_left() -> None:
+def test_beside_a_request_that_found_an_idle_worker_all_time_is_left() -> None:
     mill = grown(4.0, workers=2, max_queue_delay=0.0)
     mill.submit(*many(1))
     mill.batcher._bulk._left = 0.0

@@ -90,7 +90,7 @@ def test_a_request_past_its_deadline_is_a_miss_of_each_of_its_batches() -> None:
     assert one.missed and other.missed
 
 
-def test_a_batch_of_which_something_was_left_out_teaches_only_that_batches_take_longer() -> None:
+def test_a_batch_of_which_something_left_teaches_only_longer_times() -> None:
     def after(seconds: float) -> float:
         mill = overloaded(waiting=0)
         (running,) = mill.batcher.running.values()

@@ -59,7 +59,7 @@ def test_another_kind_is_taken_if_none_of_the_chosen_one_is_free() -> None:
     assert [cut.worker for cut in made.poll(1.0, ARRIVAL)] == [1, 0]
 
 
-def test_the_bound_on_waits_holds_and_the_kind_that_was_waited_for_is_preferred() -> None:
+def test_the_bound_on_waits_holds_and_the_awaited_kind_is_preferred() -> None:
     policy = Scripted(Decision(0, kind=1), Decision(0, kind=1))
     made = batcher(policy)
     arrive(made, 1.0)

@@ -250,7 +250,7 @@ def test_a_batch_with_brief_requests_is_short() -> None:
     assert take(crowd(*many), 64, 200.0, 3.0).cost == 200.0
 
 
-def test_whose_turn_is_next_goes_before_others_of_that_length_where_some_are_brief() -> None:
+def test_whose_turn_is_next_goes_before_others_of_that_length() -> None:
     far = [tagged(10.0, 1000.0 + number) for number in range(40)]
     near = [tagged(11.0, 2.0 + number, 5.0) for number in range(4)]
     group = filled(*far, tagged(10.0, 1.0, 5.0, brief=True), *near)

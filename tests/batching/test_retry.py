@@ -85,7 +85,7 @@ def test_who_has_had_a_part_does_not_run_again() -> None:
     assert requests[1].ends == [1]
 
 
-def test_a_worker_that_is_ready_before_the_timer_has_gone_off_runs_no_expired_suspects() -> None:
+def test_a_worker_that_is_ready_before_the_timer_runs_no_expired_suspects() -> None:
     mill = Mill(max_batch_size=8)
     early, late = many(2, timeout=1.0), many(2)
     mill.submit(*early, *late)

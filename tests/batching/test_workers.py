@@ -142,7 +142,7 @@ def test_busy_models_get_equal_shares_of_the_time() -> None:
     assert counts["quick"] == pytest.approx(3 * counts["slow"], abs=6)
 
 
-def test_a_model_with_little_to_do_waits_for_one_batch_and_saves_nothing_up() -> None:
+def test_a_model_with_little_to_do_waits_for_one_batch() -> None:
     course = Course(workers=1)
     busy, rare = course.join("busy"), course.join("rare")
     busy.ask(400)
@@ -245,7 +245,7 @@ class Urgent(Greedy):
         return self.each * waiting
 
 
-def test_the_most_urgent_model_is_first_where_policies_say_how_urgent_they_are() -> None:
+def test_the_most_urgent_model_is_first_where_policies_have_an_urgency() -> None:
     course = Course(workers=1, order="solved")
     calm = course.join("calm", own_policy=Urgent(0.1), max_queue_delay=1e3)
     urgent = course.join("urgent", own_policy=Urgent(1.0), max_queue_delay=1e3)
@@ -320,7 +320,7 @@ def test_how_long_each_model_had_the_workers_and_why_it_was_next() -> None:
     assert [turn and turn.waiting for turn in compared.turns.values()] == [None, 3, 2]
 
 
-def test_why_a_model_is_next_whose_requests_must_begin_or_whose_rivals_wait_for_more() -> None:
+def test_why_a_model_is_next_that_must_begin_or_whose_rivals_wait() -> None:
     course = Course(workers=1, order="solved")
     pressed = course.join("pressed", own_policy=Urgent(0.1), max_queue_delay=0.5)
     patient = course.join("patient", own_policy=ControlLimit(4), max_queue_delay=1e3)
@@ -384,7 +384,7 @@ def test_a_reserved_worker_runs_no_batch_of_another_model() -> None:
 
 
 @pytest.mark.parametrize("end", ["release", "lost"])
-def test_what_a_model_does_with_a_reservation_does_not_count_against_its_requests(end: str) -> None:
+def test_a_reservation_does_not_count_against_the_models_requests(end: str) -> None:
     course = Course(workers=1)
     first, second = course.join("first"), course.join("second")
     reserving = Reserving(course, first)

@@ -50,7 +50,7 @@ def test_the_cpu_has_a_name_also_where_nobody_says_it(tmp_path: Path) -> None:
     assert cpu_name(tmp_path / "missing")
 
 
-def test_meters_that_are_there_are_found_and_why_the_others_are_not_is_reported() -> None:
+def test_meters_are_found_and_why_others_are_not_is_reported() -> None:
     def absent() -> Meter:
         raise SettingsError("NVML: no driver")
 
@@ -166,7 +166,7 @@ def test_the_energy_of_a_batch_is_what_is_used_beyond_the_idle_machine() -> None
     assert reading.rise_w == pytest.approx(100.0)
 
 
-def test_the_first_meter_whose_power_rises_counts_and_without_one_time_or_what_is_stated() -> None:
+def test_the_first_meter_whose_power_rises_counts_or_what_is_stated() -> None:
     energy = judged(read([0.0, 100.0], [1, 8]))
     assert energy.source == "nvml"
     assert energy.batch_mj == pytest.approx({1: 1200.0, 8: 2600.0})

@@ -61,7 +61,7 @@ def test_a_time_that_falls_is_flattened_and_warned_of() -> None:
     )
 
 
-def test_with_two_batches_in_flight_the_profile_is_of_the_cycle_and_says_what_a_caller_waits_beyond_it() -> None:
+def test_with_two_batches_in_flight_the_profile_is_of_the_cycle() -> None:
     profile = profiled(lambda b: 0.001 * b + 0.002, 8, places=2, ahead=0.0015)
     assert profile.service_time_ms == pytest.approx(np.arange(1, 9) + 2.0)
     assert profile.latency_offset_ms == pytest.approx(1.5)
@@ -147,7 +147,7 @@ def test_a_model_that_fails_on_an_item_is_an_error() -> None:
         asyncio.run(story(InvalidRequest("too long")))
 
 
-def test_items_too_large_for_any_batch_are_refused_and_sizes_that_they_cannot_fill_left_out() -> None:
+def test_items_too_large_are_refused_and_sizes_they_cannot_fill_left_out() -> None:
     async def story(max_batch_size: int) -> Profile:
         executor = TimedExecutor(FakeClock(), lambda b: 0.001 * b)
         measuring = await started(executor)

@@ -86,7 +86,7 @@ def test_when_the_time_is_up_it_ends_but_every_size_has_been_measured() -> None:
     assert {size: len(durations) for size, durations in sampler.durations.items()} == {1: FEWEST, 2: FEWEST, 3: FEWEST}
 
 
-def test_only_a_share_of_the_time_may_be_used_and_what_is_sure_is_not_measured_again() -> None:
+def test_a_share_of_the_time_is_used_and_what_is_sure_not_measured_again() -> None:
     async def act(sampler: ServiceTimeSampler) -> None:
         await sampler.settle([1, 2], 0.5)
         assert 5.0 <= sampler.elapsed <= 6.0
@@ -209,7 +209,7 @@ async def listening(executor: FakeExecutor, clock: FakeClock | None = None) -> M
     return measuring
 
 
-async def test_a_batch_is_timed_from_its_dispatch_to_its_last_events_and_its_memory_given_back() -> None:
+async def test_a_batch_is_timed_to_its_last_events_and_its_memory_given_back() -> None:
     clock, executor, block = FakeClock(), FakeExecutor(), FakeBlock(10)
     measuring = await listening(executor, clock)
     assert measuring.places == {0: 1}
@@ -224,7 +224,7 @@ async def test_a_batch_is_timed_from_its_dispatch_to_its_last_events_and_its_mem
         await measuring.run(3, [1], OBJECT, OBJECT)
 
 
-async def test_a_lost_worker_fails_what_it_ran_and_what_comes_then_until_it_is_back() -> None:
+async def test_a_lost_worker_fails_its_batches_until_it_is_back() -> None:
     executor = FakeExecutor()
     measuring = await listening(executor)
     under_way = measuring.run(0, [1], OBJECT, OBJECT)
@@ -250,7 +250,7 @@ async def test_a_batch_that_the_executor_refuses_leaves_nothing_behind() -> None
     executor.lose(0)  # and there is nothing to fail
 
 
-async def test_it_steps_aside_for_a_listener_that_hears_of_all_workers_as_they_are() -> None:
+async def test_it_steps_aside_for_a_listener_that_hears_of_all_workers() -> None:
     executor, heard = FakeExecutor(workers=2, places=2), Heard()
     measuring = await listening(executor)
     executor.lose(0, "it was killed")
@@ -283,7 +283,7 @@ def waited(proc: Path, pid: int, thread: int, nanoseconds: int) -> None:
     (folder / "schedstat").write_text(f"123456789 {nanoseconds} 17\n")
 
 
-def test_of_a_process_the_thread_that_waited_most_counts_and_processes_add_up(tmp_path: Path) -> None:
+def test_the_thread_that_waited_most_counts_and_processes_add_up(tmp_path: Path) -> None:
     for pid, thread in ((7, 7), (7, 8), (9, 9)):
         waited(tmp_path, pid, thread, 1_000_000_000)
     contention = Contention([7, 9], tmp_path)
@@ -305,7 +305,7 @@ def test_waking_up_is_no_contention(tmp_path: Path) -> None:
         assert contention.since(before) == pytest.approx(seconds)
 
 
-def test_a_kernel_that_does_not_count_and_a_process_that_has_ended_have_waited_for_nothing(tmp_path: Path) -> None:
+def test_an_unknown_kernel_and_an_ended_process_have_waited_for_nothing(tmp_path: Path) -> None:
     waited(tmp_path, 7, 7, 1)
     (tmp_path / "7" / "task" / "7" / "schedstat").write_text("")
     contention = Contention([7, 8], tmp_path)

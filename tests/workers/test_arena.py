@@ -50,7 +50,7 @@ def test_a_block_is_freed_with_its_last_share(arena: Arena) -> None:
     assert arena.free_bytes == MIB
 
 
-def test_a_share_too_many_given_back_is_refused_and_frees_nobody_elses_place(arena: Arena) -> None:
+def test_a_share_too_many_given_back_is_refused(arena: Arena) -> None:
     block = reserved(arena, 64)
     block.release()
     _other = reserved(arena, 64)
@@ -166,7 +166,7 @@ def test_memory_is_found_by_its_address_while_its_place_is_taken(arena: Arena) -
     assert arena.find(address - second.offset + first.offset, 100) is None
 
 
-def test_the_shortest_place_that_suffices_is_taken_and_the_lowest_of_equals() -> None:
+def test_the_shortest_place_that_suffices_is_taken() -> None:
     allocator = Allocator(64 * 10)
     offsets = [allocator.allocate(size) for size in (128, 64, 64, 64, 64, 64)]
     for position in (0, 2, 4):  # places of 128, 64 and 64 bytes

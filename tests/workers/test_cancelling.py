@@ -55,7 +55,7 @@ async def test_what_is_cancelled_before_predict_is_left_out_of_it(
             assert output == (item, size)
 
 
-async def test_what_is_cancelled_too_late_is_answered_and_the_next_batch_is_untouched(tmp_path: Path) -> None:
+async def test_what_is_cancelled_too_late_is_answered(tmp_path: Path) -> None:
     async with gated(tmp_path, "predict", 1) as (pool, gate):
         batch = pool.send("gate", "b")
         await gate.wait()

@@ -70,7 +70,7 @@ async def test_a_worker_that_ends_is_replaced_under_its_index(item: str, reason:
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_a_worker_that_is_killed_while_it_computes_in_c_is_noticed_and_replaced(run: Callable[[Any], None]) -> None:
+def test_a_worker_that_is_killed_while_it_computes_in_c_is_replaced(run: Callable[[Any], None]) -> None:
     async def main() -> None:
         async with started(Obedient, workers=2) as pool:
             pool.send("spin", worker=1)
@@ -87,7 +87,7 @@ def test_a_worker_that_is_killed_while_it_computes_in_c_is_noticed_and_replaced(
     run(main())
 
 
-async def test_answers_sent_before_the_end_are_heard_and_a_lost_worker_takes_no_batch() -> None:
+async def test_answers_before_the_end_are_heard_and_no_batch_is_taken_after_it() -> None:
     async with started(Obedient, pipeline_depth=2) as pool:
         first, last = pool.send("index"), pool.send("exit")
         await pool.heard.until(lambda: bool(pool.heard.lost))
@@ -173,7 +173,7 @@ async def test_a_fork_that_comes_back_or_exits_ends_alone_and_sys_exit_is_logged
     assert re.search(r"sys\.exit\(4\) in .*models\.py, line \d+, ends this worker", capfd.readouterr().err)
 
 
-async def test_signals_that_are_meant_for_the_server_do_not_end_workers_but_what_these_fork() -> None:
+async def test_signals_for_the_server_end_no_workers_but_what_these_fork() -> None:
     async with started(Obedient) as pool:
         (forked,) = await pool.ask("fork")
         worker = pool.pool.states()[0].pid
@@ -187,7 +187,7 @@ async def test_signals_that_are_meant_for_the_server_do_not_end_workers_but_what
         assert pool.heard.lost == []
 
 
-async def test_workers_that_do_not_load_any_more_are_tried_for_ever_and_come_back(
+async def test_workers_that_do_not_load_any_more_are_tried_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = tmp_path / "weights"

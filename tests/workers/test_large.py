@@ -14,7 +14,7 @@ from weir.workers.arena import SharedBlock
 LARGE = 600_000
 
 
-async def test_arrays_travel_out_of_band_both_ways_and_belong_to_whoever_gets_them() -> None:
+async def test_arrays_travel_out_of_band_and_belong_to_whoever_gets_them() -> None:
     async with started(Echo) as pool:
         before = pool.free_bytes
         sent = numpy.arange(LARGE // 8, dtype=numpy.float64).reshape(3, -1)
@@ -28,7 +28,7 @@ async def test_arrays_travel_out_of_band_both_ways_and_belong_to_whoever_gets_th
         assert pool.pool.gauges()["results_held_bytes"] == 0
 
 
-async def test_a_reserved_place_is_read_where_it_is_and_stays_until_the_batch_is_answered() -> None:
+async def test_a_reserved_place_stays_until_the_batch_is_answered() -> None:
     async with started(Echo) as pool:
         before = pool.free_bytes
         block = pool.pool.reserve(LARGE)

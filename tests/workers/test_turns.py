@@ -86,7 +86,7 @@ async def test_the_place_of_a_worker_that_dies_is_free_for_the_others(tmp_path: 
         assert await second.infer(4) == 4
 
 
-async def test_a_model_that_stops_leaves_the_device_to_the_others_and_may_come_back(tmp_path: Path) -> None:
+async def test_a_model_that_stops_leaves_the_device_and_may_come_back(tmp_path: Path) -> None:
     async with taking_turns(tmp_path, DeviceGroup("gpu0"), Exclusive, Other) as (first, second):
         await first.stop()
         assert await second.infer(1) == 1

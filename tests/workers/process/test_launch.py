@@ -113,7 +113,7 @@ async def test_a_worker_that_dies_is_forked_again_and_the_reason_reported() -> N
         assert "signal 9" in killed and exited == (0, "it exited with code 7")
 
 
-async def test_workers_end_with_what_they_are_forked_from_and_load_by_themselves_then() -> None:
+async def test_workers_end_with_what_they_are_forked_from() -> None:
     async with started(Forked, workers=2) as pool:
         template = (await pool.ask("tell"))[0]["loaded_by"]
         os.kill(template, signal.SIGKILL)

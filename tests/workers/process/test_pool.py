@@ -287,7 +287,7 @@ def policies(pid: int) -> set[int]:
     return {os.sched_getscheduler(int(thread)) for thread in os.listdir(f"/proc/{pid}/task")}
 
 
-async def test_bulk_workers_start_when_they_are_wanted_and_are_idle_for_the_kernel() -> None:
+async def test_bulk_workers_start_when_wanted_and_are_idle_for_the_kernel() -> None:
     async with started(Obedient, workers=1, bulk_workers=2) as pool:
         assert pool.heard.ready == [(0, 1)]
         for _ in range(2):  # once is enough

@@ -272,7 +272,7 @@ async def test_models_whose_folders_have_modules_of_one_name_share_no_workers(tm
         await asyncio.gather(*[each.stop() for each in services])
 
 
-def test_the_cpus_of_a_server_are_divided_among_those_that_share_and_those_that_do_not() -> None:
+def test_the_cpus_of_a_server_are_divided_among_pools() -> None:
     needs = [WorkersNeed("a"), WorkersNeed(None), WorkersNeed(None, 2), WorkersNeed(None), WorkersNeed("a")]
     first, alone, own, other, second = share_workers(needs, 9)
     assert [each.cpus for each in (first, alone, own, other, second)] == [3, 2, None, 2, 3]

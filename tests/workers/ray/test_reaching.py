@@ -167,7 +167,7 @@ finally:
 """
 
 
-def test_batches_for_other_nodes_are_encrypted_with_the_certificates_of_ray(tmp_path: Path) -> None:
+def test_batches_for_other_nodes_are_encrypted_with_rays_certificates(tmp_path: Path) -> None:
     from ray.util import get_node_ip_address
 
     done = subprocess.run(
@@ -194,9 +194,7 @@ def elsewhere(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("elsewhere", ["refuses", "is silent"], indirect=True)
-def test_an_actor_that_cannot_be_reached_is_refused_with_the_reason_and_leaves_nothing(
-    nodes: Nodes, elsewhere: str
-) -> None:
+def test_an_actor_that_cannot_be_reached_is_refused_with_the_reason(nodes: Nodes, elsewhere: str) -> None:
     before = actors()
     for detached in (None, "far"):
         executor = weir.Ray(

@@ -293,7 +293,7 @@ class Table:
         return iter(("labels", "scores"))
 
 
-def test_an_iterator_without_an_end_is_not_read_to_it_where_batches_are_filled_up() -> None:
+def test_an_endless_iterator_is_not_read_where_batches_are_filled_up() -> None:
     class Filled(Model):
         allowed_batch_sizes = (4,)
 

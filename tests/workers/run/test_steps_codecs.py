@@ -305,7 +305,7 @@ def test_a_list_for_one_item_is_refused_with_the_path_for_several(model: type[Mo
     assert "batch" not in other.message
 
 
-def test_a_body_without_its_content_type_is_refused_with_the_types_that_are_read() -> None:
+def test_a_body_without_its_type_is_refused_with_the_types_that_are_read() -> None:
     (refused,) = read(Numbers, [b"\x89PNG\r\n"], JSON)
     assert type(refused) is InvalidRequest
     assert refused.message.endswith("; the model reads text/numbers: curl -H 'Content-Type: text/numbers'")

@@ -374,7 +374,7 @@ def test_an_answer_is_the_same_in_every_company(model: type[Model], sizes: Any) 
 
 
 @pytest.mark.parametrize("kind", ["joined", "separate", "streaming", "unbatched"])
-def test_only_where_requests_are_joined_one_needs_a_tensor_that_states_its_rows(kind: str) -> None:
+def test_only_requests_that_are_joined_need_a_tensor_with_rows(kind: str) -> None:
     batch = NONE if kind == "unbatched" else REQUIRED
     model_class = type(
         "AllOptional", (Model,),
