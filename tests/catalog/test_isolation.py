@@ -27,7 +27,7 @@ from weir.protocols.exchange import once_read
 from weir.settings import read_model_table
 from weir.testing import FakeClock
 from weir.workers import source
-from weir.workers.source import FOLDER, ModelFolder, folder_of, loaded_apart
+from weir.workers.source import ModelFolder, folder_of, loaded_apart
 
 MODEL = """
 import weir
@@ -167,16 +167,6 @@ def test_a_module_that_the_program_has_already_keeps_its_place(folder: Path) -> 
     put(folder / "isolated_json", json=wrong, weir=wrong, model=SIMPLE.format(name="Plain", module="json"))
     model = load_target("isolated_json/model.py:Plain")
     assert sys.modules[model.__module__].json is importlib.import_module("json")
-
-
-def test_a_name_is_apart_only_where_it_is_taken(folder: Path) -> None:
-    for where in ("one", "two"):
-        put(folder / where, isolated_taken="NAME = 1")
-    one, two = folder_of(str(folder / "one")), folder_of(str(folder / "two"))
-    assert one.name_of("isolated_taken") == "isolated_taken" != two.name_of("isolated_taken")
-    assert one.name_of("isolated_missing") == "isolated_missing"
-    module = importlib.import_module(two.name_of("isolated_taken"))
-    assert getattr(module, FOLDER) is two and module.__file__ == str(folder / "two" / "isolated_taken.py")
 
 
 PICKLED = r"""

@@ -60,6 +60,8 @@ def test_compose_starts_a_server_that_prometheus_finds() -> None:
     (job,) = prometheus["scrape_configs"]
     assert job["static_configs"] == [{"targets": [f"weir:{variables['WEIR_PORT']}"]}]
     assert service["ports"] == ["127.0.0.1:8000:8000"]
+    assert not [word for word in service["command"] if word.startswith("--drain-timeout")]
+    assert service["stop_grace_period"] == "45s"  # 30 to drain, fifteen to end
     assert any(each.startswith("./models:/srv/models") for each in service["volumes"])
     with reserve_ports(1) as (port,):
         process = subprocess.Popen(
@@ -83,6 +85,7 @@ def test_the_files_of_compose_are_there_and_name_each_other() -> None:
     services = read("compose.yaml")["services"]
     mounted = {}
     for service in services.values():
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"])  # nothing listens beyond this machine
         for volume in service["volumes"]:
             here, there, *_ = volume.split(":")
             if here.startswith("."):
@@ -99,19 +102,8 @@ def test_the_files_of_compose_are_there_and_name_each_other() -> None:
     assert source["jsonData"]["timeInterval"] == read("prometheus/prometheus.yaml")["global"]["scrape_interval"]
 
 
-def test_nothing_of_compose_listens_beyond_this_machine() -> None:
-    for service in read("compose.yaml")["services"].values():
-        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
-
-
 def test_rules_ask_for_the_job_of_prometheus() -> None:
     (job,) = read("prometheus/prometheus.yaml")["scrape_configs"]
     for group in read("prometheus/rules.yaml")["groups"]:
         for rule in group["rules"]:
             assert f'job="{job["job_name"]}"' in rule["expr"]
-
-
-def test_the_times_of_compose_fit_each_other() -> None:
-    service = read("compose.yaml")["services"]["weir"]
-    assert not [word for word in service["command"] if word.startswith("--drain-timeout")]
-    assert service["stop_grace_period"] == "45s"  # 30 to drain, fifteen to end

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from safetensors.numpy import load_file, save_file
 from tests.text_models import tiny
@@ -12,7 +11,7 @@ from tests.text_models.graph.running import Running, running
 
 from weir.text_models import Pooling, Precision, Recipe
 from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint
-from weir.text_models.graph import Assembly, Graph, Numbers, Output, balance, quantize
+from weir.text_models.graph import Assembly, Numbers, Output
 from weir.text_models.graph.building import build
 
 TEXTS = [np.array([0, 5, 6, 2]), np.array([0, 2]), np.array([0, 7, 8, 9, 10, 11, 2])]
@@ -26,19 +25,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 @pytest.fixture
 def whole(plain: Checkpoint, tmp_path: Path) -> Running:
     return running(build(plain, Recipe(Pooling.MEAN)), tmp_path / "whole")
-
-
-def kinds_of(graph: Graph) -> list[str]:
-    return [one.op_type for one in onnx.load_from_string(graph.model).graph.node]
-
-
-def test_only_what_is_read_is_computed(plain: Checkpoint) -> None:
-    of_layers = [kinds_of(build(plain, Recipe(Pooling.MEAN, layers=each))) for each in ((-1,), (-2,), (-3, -2))]
-    assert [found.count("MultiHeadAttention") for found in of_layers] == [3, 2, 2]
-    last = [kinds_of(build(plain, Recipe(pooling))) for pooling in (Pooling.CLS, Pooling.POOLER, Pooling.SEP)]
-    # What attention made of all tokens becomes rows of tokens again, after the ids and the types; of the first token alone it need not.
-    assert [found.count("GatherND") for found in last] == [4, 4, 6]
-    assert [found.count("MultiHeadAttention") for found in last] == [3, 3, 3]
 
 
 def test_what_is_filled_up_is_not_looked_at(plain: Checkpoint, whole: Running) -> None:
@@ -66,15 +52,6 @@ def test_padding_within_a_text_has_no_place(family: str, tmp_path: Path) -> None
     found = running(build(one, Recipe(Pooling.MEAN)), tmp_path / "graph")(texts)
     expected = running(build(read_checkpoint(other), Recipe(Pooling.MEAN)), tmp_path / "other-graph")(same)
     assert np.allclose(found, expected, atol=1e-6)
-
-
-def test_only_vectors_leave_it_and_only_what_is_used_goes_in(plain: Checkpoint, tmp_path: Path) -> None:
-    cls = running(build(plain, Recipe(Pooling.CLS)), tmp_path / "cls")
-    assert set(cls.types) == {"ids", "mask", "types"}
-    roberta = read_checkpoint(tiny.model(tmp_path / "roberta", "roberta", tokenizer=False))
-    mean = running(build(roberta, Recipe(Pooling.MEAN)), tmp_path / "mean")
-    assert set(mean.types) == {"ids", "mask", "pool"}
-    assert [(one.name, one.shape) for one in mean.session.get_outputs()] == [("vectors", ["batch", 32])]
 
 
 def test_vectors_are_cut_then_brought_to_length_one(plain: Checkpoint, whole: Running, tmp_path: Path) -> None:
@@ -122,21 +99,3 @@ def test_each_activation_is_what_its_name_says(tmp_path: Path) -> None:
             found = run.session.run(["vectors"], {"pool": value[None]})[0].ravel()
             # Eight bits have steps of 8 / 255.
             assert np.abs(found - expected).max() < (1e-5 if precision is Precision.FP32 else 0.04)
-
-
-@pytest.mark.parametrize("bits", [8, 7])
-def test_whole_numbers_and_scales_are_the_matrix(bits: int) -> None:
-    weight = np.random.RandomState(0).standard_normal((50, 20)).astype(np.float32)
-    weight[:, 3] = 0
-    values, scale = quantize(weight, bits)
-    assert np.abs(values).max() == 2 ** (bits - 1) - 1
-    assert np.abs(values * scale - weight).max() <= scale.max() / 2 * 1.001
-
-
-def test_balancing_leaves_the_product_as_it_is_and_evens_the_inputs() -> None:
-    random = np.random.RandomState(0)
-    weight, reach = random.standard_normal((6, 8)), np.array([1, 1, 1, 100, 1, 1, 1, 1e-9])
-    factors = balance(weight, reach)
-    value = random.standard_normal(8) * reach
-    assert np.allclose((value / factors) @ (weight * factors).T, value @ weight.T)
-    assert (reach / factors)[:7].max() / (reach / factors)[:7].min() < 25

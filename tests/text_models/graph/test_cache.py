@@ -49,15 +49,6 @@ def test_it_is_made_once_and_again_where_it_is_broken(checkpoint: Checkpoint, tm
     assert sorted(one.suffix for one in (tmp_path / "graphs").iterdir()) == ["", ".lock"]
 
 
-def test_weights_begin_at_pages(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    import onnx
-
-    graph = onnx.load(str(graph_file(checkpoint, MEAN, tmp_path)), load_external_data=False).graph
-    offsets = [int(entry.value) for one in graph.initializer for entry in one.external_data if entry.key == "offset"]
-    assert len(offsets) > 10
-    assert all(offset % 4096 == 0 for offset in offsets)
-
-
 def test_what_decides_the_vectors_decides_the_file(checkpoint: Checkpoint, tmp_path: Path) -> None:
     recipes = [MEAN, Recipe(Pooling.CLS), Recipe(Pooling.MEAN, layers=(-2,)), replace(MEAN, precision=Precision.FP16)]
     assert len({graph_file(checkpoint, recipe, tmp_path) for recipe in recipes}) == len(recipes)

@@ -107,13 +107,6 @@ def test_earlier_layers_are_not_normalized_as_the_last(made: Callable[[str], Mad
     assert np.allclose(both[:, 32:], expected[0], atol=1e-4)
 
 
-def test_all_layers_of_albert_share_their_weights(made: Callable[[str], Made]) -> None:
-    checkpoint, _ = made("albert")
-    graph = build(checkpoint, Recipe(Pooling.MEAN))
-    one = sum(weight.nbytes for _, weight in graph.weights)
-    assert one < sum(value.nbytes for value in checkpoint.weights().values()) * 1.2
-
-
 def test_slopes_of_numbers_of_heads_that_are_no_powers_of_two() -> None:
     assert np.allclose(alibi_slopes(8), 2.0 ** -np.arange(1, 9))
     assert np.allclose(alibi_slopes(12), [*2.0 ** -np.arange(1, 9), *2.0 ** -np.array([0.5, 1.5, 2.5, 3.5])])

@@ -1,16 +1,11 @@
 """tokenizer.py: token ids that the model's own tokenizer would not make of the text that they stand for."""
 
-from pathlib import Path
-
 import pytest
 from tests.text_models import tiny
 
 from weir.text_models.checkpoint.reading import read_checkpoint
 from weir.text_models.texts import Tokenized
 from weir.text_models.tokenizer import Tokenizer
-from weir.text_server.exchange import FOREIGN
-from weir.text_server.http import _marks
-from weir.text_server.texts import Encoded
 
 
 @pytest.fixture(name="tokenizer", scope="module", params=["bert", "roberta"])
@@ -45,11 +40,3 @@ def test_ids_that_it_would_not_make_are_foreign(tokenizer: Tokenizer) -> None:
     ]  # "right" is one token, or two
     found = tokenizer.encode([letters, [*first, *letters, *last]], max_length=64)
     assert [isinstance(each, Tokenized) and each.foreign for each in found] == [True, True]
-
-
-def test_an_answer_says_how_many_texts_came_so(tmp_path: Path) -> None:
-    import numpy
-
-    encoded = Encoded(numpy.zeros((2, 1), numpy.float32), [1, 1], [False, False], foreign=2)
-    assert _marks(encoded) == [(FOREIGN, b"2")]
-    assert _marks(encoded._replace(foreign=0)) == []
