@@ -1,7 +1,10 @@
 """Models are loaded, replaced and unloaded: one change at a time, each caller with what is true."""
 
 import asyncio
+import gc
+import sys
 import threading
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -9,8 +12,8 @@ import pytest
 from tests.catalog.workshop import Workshop
 from tests.serving.kit import turns
 
-from weir import Draining, Forbidden, InvalidRequest, ModelError, ModelNotFound, ModelNotReady, WeirError
-from weir.catalog.manager import Manager, ModelState
+from weir import Draining, Forbidden, InvalidRequest, ModelError, ModelNotFound, ModelNotReady, Overloaded, WeirError
+from weir.catalog.manager import IMPORT_SWITCH_INTERVAL, MAX_CHANGES, ChangeQueue, Manager, ModelState, import_in_thread
 from weir.catalog.registry import Registry
 
 
@@ -251,3 +254,62 @@ async def test_a_drain_during_a_reload_finishes_what_was_accepted() -> None:
             await changed
         await shop.manager.stop(0.0)
         assert former.stopped
+
+
+async def test_changes_are_made_in_the_order_in_which_they_were_requested() -> None:
+    changes, made = ChangeQueue(), list[int]()
+
+    async def change(number: int) -> int:
+        for _ in range(10 - number):
+            await asyncio.sleep(0)
+        made.append(number)
+        return number
+
+    asked = [changes.make(partial(change, number)) for number in range(10)]
+    assert await asyncio.gather(*asked) == made == list(range(10))
+
+
+async def test_a_change_that_fails_stops_nobody() -> None:
+    async def divide(by: int) -> int:
+        return 3 // by
+
+    changes = ChangeQueue()
+    made = [changes.make(partial(divide, by)) for by in (0, 1)]
+    failed, succeeded = await asyncio.gather(*made, return_exceptions=True)
+    assert isinstance(failed, ZeroDivisionError) and succeeded == 3
+
+
+async def test_the_line_is_bounded_and_ends_with_the_server() -> None:
+    changes = ChangeQueue()
+
+    async def for_ever() -> None:
+        await asyncio.Event().wait()
+
+    asked = [asyncio.ensure_future(changes.make(for_ever)) for _ in range(MAX_CHANGES)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="pending, which is the maximum"):
+        await changes.make(for_ever)
+    left = asked.pop()
+    left.cancel()
+    await asyncio.sleep(0)
+    await changes.close()
+    for each in asked:
+        with pytest.raises(Draining):
+            await each
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    with pytest.raises(Draining):
+        await changes.make(for_ever)
+
+
+async def test_work_is_done_in_a_thread_that_lets_the_loop_go_on() -> None:
+    def work() -> tuple[bool, float, bool]:
+        return threading.current_thread() is threading.main_thread(), sys.getswitchinterval(), gc.isenabled()
+
+    before = sys.getswitchinterval(), gc.isenabled()
+    main, interval, collects = await import_in_thread(work)
+    assert not main and interval == pytest.approx(IMPORT_SWITCH_INTERVAL) and not collects
+    assert (sys.getswitchinterval(), gc.isenabled()) == before
+    with pytest.raises(ZeroDivisionError):
+        await import_in_thread(lambda: 1 // 0)
+    assert (sys.getswitchinterval(), gc.isenabled()) == before

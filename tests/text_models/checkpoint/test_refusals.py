@@ -10,7 +10,7 @@ from tests.text_models import tiny
 
 from weir.errors import SettingsError
 from weir.text_models import Pooling, Recipe
-from weir.text_models.checkpoint.reading import read_checkpoint
+from weir.text_models.checkpoint.reading import read_checkpoint, read_for
 from weir.text_models.checkpoint.weights import open_tensors
 from weir.text_models.graph.cache import graph_file
 
@@ -163,3 +163,17 @@ def test_indices_of_parts_that_are_wrong(files: Any, tmp_path: Path) -> None:
     assert "model.safetensors.index.json: " in refused(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
     assert "gone.safetensors: cannot be read" in refused(tmp_path)
+
+
+def test_a_model_with_a_decoder_is_refused_by_name(tmp_path: Path) -> None:
+    directory = tiny.model(tmp_path / "model")
+    config = json.loads((directory / "config.json").read_text())
+    sizes = {"model_type": "t5", "is_encoder_decoder": True, "d_model": 32, "num_layers": 2, "num_heads": 4}
+    (directory / "config.json").write_text(json.dumps(config | sizes))
+    with pytest.raises(SettingsError, match="is_encoder_decoder=True: must be false: t5 has a decoder"):
+        read_for("torch", directory)
+    with pytest.raises(
+        SettingsError,
+        match=r"model_type='t5': .* others are served from an ONNX file that the model has, or with --runtime torch",
+    ):
+        read_for("onnx", directory)

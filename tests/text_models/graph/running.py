@@ -54,3 +54,11 @@ def cosines(first: Array, second: Array) -> Array:
     lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
     equal = np.all(first == second, axis=-1)
     return np.where(equal, 1.0, (first * second).sum(axis=-1) / np.where(lengths == 0, 1, lengths))
+
+
+def highest_mean(vectors: Array, window: int) -> Array:
+    """Return the hierarchical pooling of the tokens [count, size] of a text, as Shen et al. (2018) describe it: the highest of the means over windows."""
+    size = min(window, len(vectors))
+    means = [vectors[start : start + size].mean(axis=0) for start in range(len(vectors) - size + 1)]
+    highest: Array = np.max(means, axis=0)
+    return highest

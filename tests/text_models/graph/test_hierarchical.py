@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.text_models import tiny
-from tests.text_models.graph.running import Array, Running, running
-from tests.text_models.graph.windows import highest_mean
+from tests.text_models.graph.running import Array, Running, highest_mean, running
 
 from weir.text_models import Pooling, Recipe
 from weir.text_models.checkpoint.reading import Checkpoint, read_checkpoint

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.text_models import tiny, tiny_tokens
+from tests.text_models.graph.running import highest_mean
 from tests.text_models.graph.test_heads import m3
-from tests.text_models.graph.windows import highest_mean
 from tests.text_models.opening import results
 from tests.text_models.runtime.references import WITH_TORCH
 
